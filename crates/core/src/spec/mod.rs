@@ -1,0 +1,231 @@
+//! `raftsman.yaml` as text → a checked [`Spec`], or everything that is wrong with it and where.
+
+mod check;
+mod decode;
+mod diagnostic;
+mod document;
+mod fault;
+mod secrecy;
+pub mod types;
+pub mod units;
+mod values;
+
+pub use diagnostic::{Diagnostic, Path, Segment, Severity};
+pub use types::*;
+pub use units::{ByteSize, Duration, EtcdVersion, Name, UnitError};
+
+use indexmap::IndexMap;
+
+use decode::section;
+use document::{Entry, Kind, Node, Span};
+use fault::nearest;
+use units::quoted;
+
+/// As many errors, and as many warnings, are listed; more would hide the first ones.
+const LISTED: usize = 50;
+
+/// What came of reading a file.
+#[derive(Debug, Clone)]
+pub struct Reading {
+    /// The file's meaning. There is none while there are errors.
+    pub spec: Option<Spec>,
+    /// What is wrong or questionable, in the order of the file.
+    pub diagnostics: Vec<Diagnostic>,
+    /// Secrets that stand in the text itself: never shown.
+    masks: Vec<Span>,
+}
+
+impl Reading {
+    /// How many errors there are.
+    pub fn errors(&self) -> usize {
+        self.diagnostics.iter().filter(|diagnostic| diagnostic.is_error()).count()
+    }
+
+    /// How many warnings there are.
+    pub fn warnings(&self) -> usize {
+        self.diagnostics.len() - self.errors()
+    }
+
+    /// All diagnostics as text, each with the line of the file it speaks of. Empty if there are none.
+    ///
+    /// The text must be the one that was read. Secrets in it are masked.
+    pub fn render(&self, file_name: &str, text: &str, colour: bool) -> String {
+        diagnostic::render(&self.diagnostics, &self.masks, file_name, text, colour)
+    }
+}
+
+/// Reads a file. Never fails: what is wrong is in the diagnostics, all of it at once.
+pub fn read(text: &str) -> Reading {
+    let (root, mut diagnostics) = document::load(text);
+    let (spec, masks) = match root {
+        Some(mut root) => {
+            let mut tainted = Vec::new();
+            let spec = decode_file(&mut root, &mut diagnostics, &mut tainted);
+            if let Some(spec) = &spec {
+                diagnostics.extend(check::check(spec, &root, &tainted, LISTED));
+            }
+            (spec, if diagnostics.is_empty() { Vec::new() } else { secrecy::places(&root) })
+        }
+        None if diagnostics.is_empty() => {
+            diagnostics.push(empty());
+            (None, Vec::new())
+        }
+        None => (None, secrecy::places_in_text(text)),
+    };
+    let spec = spec.filter(|_| !diagnostics.iter().any(Diagnostic::is_error));
+    Reading { spec, diagnostics: finish(diagnostics, text), masks }
+}
+
+/// The JSON schema of the file, for editors.
+pub fn schema() -> serde_json::Value {
+    let mut schema = schemars::schema_for!(Spec);
+    schema.insert("title".to_owned(), "raftsman.yaml".into());
+    schema.to_value()
+}
+
+fn empty() -> Diagnostic {
+    Diagnostic::error("empty-file", Path::root(), 0..0, "the file is empty")
+        .help("the shortest useful file:\n\nfleet: shop\netcd:\n  main:\n    members: 3")
+}
+
+/// Sorts, cuts the list at its limit, and adds lines and columns.
+fn finish(mut diagnostics: Vec<Diagnostic>, text: &str) -> Vec<Diagnostic> {
+    diagnostics.sort_by_key(|diagnostic| (diagnostic.span.start, diagnostic.severity));
+    for severity in [Severity::Error, Severity::Warning] {
+        let mut seen = 0;
+        let mut last = 0..0;
+        diagnostics.retain(|diagnostic| {
+            seen += usize::from(diagnostic.severity == severity);
+            let kept = diagnostic.severity != severity || seen <= LISTED;
+            if kept && diagnostic.severity == severity {
+                last = diagnostic.span.clone();
+            }
+            kept
+        });
+        if seen > LISTED {
+            let what = if severity == Severity::Error { "errors" } else { "warnings" };
+            let mut more = Diagnostic::new(severity, "and-more", Path::root(), last, format!("… and more {what} after these {LISTED}"));
+            more.help = Some("what is wrong in one cluster is often wrong in all: start with the first".to_owned());
+            diagnostics.push(more);
+        }
+    }
+    let lines = diagnostic::Lines::new(text);
+    for diagnostic in &mut diagnostics {
+        (diagnostic.line, diagnostic.column) = lines.position(diagnostic.span.start);
+    }
+    diagnostics
+}
+
+const TOP: [&str; 4] = ["fleet", "state", "machines", "etcd"];
+
+/// Decodes section by section and cluster by cluster, so that an error costs no more than its section.
+fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut Vec<Path>) -> Option<Spec> {
+    if root.is_null() {
+        diagnostics.push(empty());
+        return None;
+    }
+    let head = root.head();
+    let Kind::Map(map) = &mut root.kind else {
+        let message = "the file must be a mapping: `key: value` on each line";
+        diagnostics.push(Diagnostic::error("wrong-type", Path::root(), head, message).help("the keys are `fleet`, `state`, `machines`, `etcd`"));
+        return None;
+    };
+    // One more than is listed, so that it shows when there are more.
+    let limit = LISTED + 1;
+    let (mut fleet, mut state, mut machines, mut etcd) = (None, None, None, IndexMap::new());
+    let mut lost = Vec::new();
+    for entry in &mut map.entries {
+        let path = Path::root().key(&entry.key);
+        match entry.key.as_str() {
+            "fleet" => fleet = Some(value::<Name>(entry, &path, limit, diagnostics, tainted)),
+            "state" => state = Some(value::<String>(entry, &path, limit, diagnostics, tainted)),
+            "machines" => machines = value::<Machines>(entry, &path, limit, diagnostics, tainted),
+            "etcd" => etcd = clusters(entry, &path, limit, diagnostics, tainted),
+            unknown => {
+                let meant = nearest(unknown, &TOP);
+                lost.extend(meant);
+                tainted.push(path.clone());
+                tainted.extend(meant.map(|meant| Path::root().key(meant)));
+                let help = match meant {
+                    Some(meant) => format!("did you mean `{meant}`?"),
+                    None => "the keys here are `fleet`, `state`, `machines`, `etcd`".to_owned(),
+                };
+                let message = format!("unknown key {}", quoted(unknown));
+                diagnostics.push(Diagnostic::error("unknown-key", path, entry.key_span.clone(), message).help(help));
+            }
+        }
+    }
+    if fleet.is_none() && !lost.contains(&"fleet") {
+        diagnostics.push(
+            Diagnostic::error("missing-key", Path::root(), head, "the key `fleet` is missing").help("add `fleet: shop`, with your own name for it"),
+        );
+    }
+    // Checks of the rest need some name here; the file is refused all the same.
+    let fleet = fleet.flatten().unwrap_or_else(|| {
+        tainted.push(Path::of(&["fleet"]));
+        Name::fixed("fleet")
+    });
+    let default = Spec { fleet, state: default_state(), machines: Machines::default(), etcd };
+    Some(Spec { state: state.flatten().unwrap_or_else(|| default.state.clone()), machines: machines.unwrap_or_default(), ..default })
+}
+
+/// Decodes the value of one key, and makes it point at the key where nothing was written.
+fn value<T: for<'x> serde::Deserialize<'x>>(
+    entry: &mut Entry,
+    path: &Path,
+    limit: usize,
+    diagnostics: &mut Vec<Diagnostic>,
+    tainted: &mut Vec<Path>,
+) -> Option<T> {
+    let before = diagnostics.len();
+    let decoded = section(&mut entry.value, path, limit, diagnostics, tainted);
+    let head = entry.value.head();
+    for diagnostic in &mut diagnostics[before..] {
+        if diagnostic.span.is_empty() || diagnostic.code == "missing-key" && diagnostic.span == head {
+            diagnostic.span = entry.key_span.clone();
+        }
+    }
+    decoded
+}
+
+fn clusters(
+    entry: &mut Entry,
+    path: &Path,
+    limit: usize,
+    diagnostics: &mut Vec<Diagnostic>,
+    tainted: &mut Vec<Path>,
+) -> IndexMap<Name, EtcdCluster> {
+    let mut clusters = IndexMap::new();
+    if entry.value.is_null() {
+        return clusters;
+    }
+    let Kind::Map(map) = &mut entry.value.kind else {
+        tainted.push(path.clone());
+        let message = "expected the clusters by name, found something else";
+        diagnostics.push(
+            Diagnostic::error("wrong-type", path.clone(), entry.key_span.clone(), message)
+                .help("write each cluster as a key of its own:\n\netcd:\n  main:\n    members: 3"),
+        );
+        return clusters;
+    };
+    for cluster in &mut map.entries {
+        if diagnostics.len() >= limit {
+            break;
+        }
+        let path = path.clone().key(&cluster.key);
+        let decoded = value::<EtcdCluster>(cluster, &path, limit, diagnostics, tainted);
+        match (Name::parse(&cluster.key), decoded) {
+            (Ok(name), Some(decoded)) => {
+                clusters.insert(name, decoded);
+            }
+            (Ok(_), None) => tainted.push(Path::of(&["etcd"])),
+            (Err(error), _) => {
+                tainted.push(Path::of(&["etcd"]));
+                let mut diagnostic = Diagnostic::error("invalid-value", path, cluster.key_span.clone(), error.what);
+                diagnostic.help = error.help;
+                diagnostics.push(diagnostic);
+            }
+        }
+    }
+    clusters
+}

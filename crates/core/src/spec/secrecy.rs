@@ -1,0 +1,88 @@
+//! A file's text → the places in it that no message may show.
+
+use super::document::{Kind, Node, Span};
+
+/// Keys whose value is a secret, in this format.
+const KEYS: [&str; 5] = ["root_password", "console_password", "shared_key", "password", "key"];
+
+/// Whether a value under this key is, or was meant to be, a secret: misspelt keys count.
+pub(super) fn is_secret_key(key: &str) -> bool {
+    let key = key.trim().to_ascii_lowercase();
+    if key.len() > 64 {
+        return false;
+    }
+    let telling = ["pass", "secret", "private", "credential"];
+    telling.iter().any(|word| key.contains(word))
+        || key.ends_with("key")
+        || KEYS[..4].iter().any(|known| known.len().abs_diff(key.len()) <= 2 && strsim::osa_distance(known, &key) <= 2)
+}
+
+/// The places of all secrets written into the file, in order. A reference to a file or a variable is none.
+pub(super) fn places(root: &Node) -> Vec<Span> {
+    let mut found = Vec::new();
+    walk(root, false, &mut found);
+    found.sort_by_key(|span| span.start);
+    found
+}
+
+fn walk(node: &Node, secret: bool, found: &mut Vec<Span>) {
+    match &node.kind {
+        Kind::Scalar { .. } => {
+            if secret && !node.span.is_empty() {
+                found.push(node.span.clone());
+            }
+        }
+        Kind::List(items) => items.iter().for_each(|item| walk(item, secret, found)),
+        Kind::Map(map) => {
+            for entry in &map.entries {
+                let reference = secret && matches!(entry.key.as_str(), "file" | "env") && matches!(entry.value.kind, Kind::Scalar { .. });
+                if secret && !matches!(entry.key.as_str(), "file" | "env") && !is_secret_key(&entry.key) {
+                    // `password: { hunter2: }`: the key itself may be the secret.
+                    found.push(entry.key_span.clone());
+                }
+                walk(&entry.value, !reference && (secret || is_secret_key(&entry.key)), found);
+            }
+        }
+    }
+}
+
+/// The same for a text that is not YAML: line by line, and rather too much than too little.
+pub(super) fn places_in_text(text: &str) -> Vec<Span> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    // The indentation of the secret's key while the lines below it are its value.
+    let mut inside: Option<usize> = None;
+    for line in text.split_inclusive('\n') {
+        let body = line.trim_end();
+        let indent = body.len() - body.trim_start().len();
+        if inside.is_some_and(|outer| indent <= outer && !body.is_empty()) {
+            inside = None;
+        }
+        if inside.is_some() && !body.is_empty() {
+            let reference = ["file:", "env:"].iter().any(|key| body.trim_start().starts_with(key));
+            if !reference {
+                found.push(at + indent..at + body.len());
+            }
+        } else if let Some(from) = secret_value(body) {
+            inside = Some(indent);
+            let value = body[from..].trim_start();
+            let reference = ["{file:", "{env:"].iter().any(|open| value.replace(' ', "").starts_with(open));
+            if !value.is_empty() && !reference {
+                found.push(at + body.len() - value.len()..at + body.len());
+            }
+        }
+        at += line.len();
+    }
+    found
+}
+
+/// Where, in a line, the value of a key that names a secret starts. One line may hold several keys.
+fn secret_value(line: &str) -> Option<usize> {
+    let separators = |c: char| c.is_whitespace() || matches!(c, '{' | '[' | ',' | '-' | '"' | '\'' | '?' | ':' | '=');
+    line.match_indices([':', '=']).find_map(|(colon, _)| {
+        let before = line[..colon].trim_end_matches(['"', '\'', ' ']);
+        // A key may hold a hyphen, so only what stands before it is cut off.
+        let start = before.rfind(|c: char| separators(c) && c != '-').map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
+        is_secret_key(&before[start..]).then_some(colon + 1)
+    })
+}

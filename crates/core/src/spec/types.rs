@@ -1,0 +1,528 @@
+//! What may be written in `raftsman.yaml` → the types it is read into, and its JSON schema.
+//!
+//! The doc comments here are what editors show: they become the schema's descriptions.
+
+use std::net::IpAddr;
+
+use indexmap::IndexMap;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::units::{ByteSize, Duration, EtcdVersion, Name};
+
+/// One fleet: the machines, and the clusters that stand on them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    /// The fleet's name. It appears in certificates and in the names of machines.
+    pub fleet: Name,
+    /// Where raftsman keeps what cannot be observed: CA keys (encrypted), passwords, the lock, the journal.
+    /// A directory, relative to this file.
+    #[serde(default = "default_state")]
+    pub state: String,
+    /// Where machines come from, and what every machine of the fleet has in common.
+    #[serde(default)]
+    pub machines: Machines,
+    /// The etcd clusters, by name.
+    #[serde(default)]
+    pub etcd: IndexMap<Name, EtcdCluster>,
+}
+
+/// Where machines come from, and what they have in common.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Machines {
+    /// Who makes the machines.
+    pub provider: Provider,
+    /// Local provider: where the machines' directories are, relative to this file. Below the state by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
+    /// Local provider: the loopback network that the machines' addresses are taken from, such as `127.0.42.0/24`.
+    /// Chosen by raftsman by default, so that two fleets on one computer do not collide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// Virtual CPUs of a machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vcpus: Option<u32>,
+    /// Memory of a machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ByteSize>,
+    /// Size of a machine's system disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<ByteSize>,
+    /// Size of a separate disk for etcd's data, kept when the machine is rebuilt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_disk: Option<ByteSize>,
+    /// The image that machines boot from: a name or id as the provider knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// How people get into the machines.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin: Option<Admin>,
+    /// Time servers (chrony).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+    /// Log forwarding (fluent-bit).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logs: Option<Logs>,
+    /// Whether the first boot installs packages; `false` when the image carries everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub install_dependencies: Option<bool>,
+}
+
+/// Who makes the machines.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Provider {
+    /// This computer: every machine is a directory, an agent and a loopback address.
+    #[default]
+    Local,
+    /// Hosts that exist already, reached by SSH once.
+    Hosts,
+    /// Incus containers or virtual machines.
+    Incus,
+    /// KVM through libvirt.
+    Libvirt,
+    /// OpenStack servers.
+    Openstack,
+    /// AWS EC2 instances.
+    Aws,
+}
+
+/// How people get into the machines.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Admin {
+    /// The user with sudo.
+    #[serde(default = "default_admin_user")]
+    pub user: Name,
+    /// Public SSH keys that may log in as this user.
+    #[serde(default)]
+    pub ssh_keys: Vec<String>,
+    /// A password for the console. It does not open SSH to passwords.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub console_password: Option<Secret>,
+}
+
+/// Time servers (chrony).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Time {
+    /// Single servers.
+    pub servers: Vec<TimeSource>,
+    /// Pools of servers.
+    pub pools: Vec<TimeSource>,
+    /// When to step the clock rather than slew it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub makestep: Option<MakeStep>,
+}
+
+/// One time server or pool.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TimeSource {
+    /// Its name or address.
+    pub url: String,
+    /// chrony's options for it, such as `iburst`.
+    #[serde(default)]
+    pub options: Vec<String>,
+}
+
+/// When chrony steps the clock.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MakeStep {
+    /// Step when the offset is larger than this many seconds.
+    pub threshold: f64,
+    /// Only in the first so many updates; -1 for always.
+    pub limit: i32,
+}
+
+/// Log forwarding (fluent-bit).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Logs {
+    /// Tag of etcd's logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etcd_tag: Option<String>,
+    /// Tag of the node exporter's logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_exporter_tag: Option<String>,
+    /// Forward to another fluentd or fluent-bit over TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forward: Option<LogForward>,
+    /// Fetch fluent-bit's configuration from an etcd prefix.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dynamic: Option<LogDynamic>,
+}
+
+/// Where logs are forwarded to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LogForward {
+    /// Name or address of the receiver.
+    pub host: String,
+    /// Port of the receiver.
+    #[serde(default = "default_forward_port")]
+    pub port: u16,
+    /// What the machine calls itself there; its own name by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+    /// The key shared with the receiver.
+    pub shared_key: Secret,
+    /// The CA certificate that signed the receiver's: a file, relative to this one.
+    pub ca_cert: String,
+}
+
+/// An etcd that holds fluent-bit's configuration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LogDynamic {
+    /// The prefix of the keys that hold the configuration.
+    pub key_prefix: String,
+    /// `address:port` of each member.
+    pub endpoints: Vec<String>,
+    /// The CA certificate of that etcd: a file.
+    pub ca_cert: String,
+    /// A client certificate: a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
+    /// The client certificate's key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<Secret>,
+    /// A user name, instead of a certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub username: Option<String>,
+    /// That user's password.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password: Option<Secret>,
+}
+
+/// A secret, by reference: never the value itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Secret {
+    /// The contents of this file, without the last line break. Relative to this file.
+    File(String),
+    /// The value of this environment variable of the command that applies the file.
+    Env(String),
+}
+
+/// One etcd cluster.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EtcdCluster {
+    /// How many members, or each of them.
+    pub members: Members,
+    /// The version of etcd.
+    #[serde(default)]
+    pub version: EtcdVersion,
+    /// Where the etcd binary comes from.
+    #[serde(default)]
+    pub source: Source,
+    /// Tells clusters apart while they form. `<fleet>-<cluster>` by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
+    /// How clients prove who they are.
+    #[serde(default)]
+    pub auth: Auth,
+    /// The JSON gateway (`/v3/...`), which Patroni needs. On by default with passwords, off with certificates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<bool>,
+    /// The v2 REST API, which etcd had up to 3.5.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub v2_api: bool,
+    /// Which old revisions etcd drops by itself.
+    #[serde(default)]
+    pub auto_compaction: AutoCompaction,
+    /// The size at which the database stops taking writes.
+    #[serde(default = "default_quota")]
+    pub quota: ByteSize,
+    /// Heartbeat and election time-outs.
+    #[serde(default)]
+    pub timers: Timers,
+    /// Checks against silent divergence of members.
+    #[serde(default)]
+    pub corruption_checks: CorruptionChecks,
+    /// How much etcd logs.
+    #[serde(default)]
+    pub log_level: LogLevel,
+    /// Certificate authorities: made by raftsman, or brought.
+    #[serde(default)]
+    pub ca: Authorities,
+    /// The members' certificates.
+    #[serde(default)]
+    pub certificates: Certificates,
+    /// Further settings of etcd's configuration file, by etcd's own names.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub flags: IndexMap<String, FlagValue>,
+}
+
+/// How many members, or each of them.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Members {
+    /// So many members, named `<cluster>-1` and on; addresses chosen by the provider.
+    Count(u32),
+    /// Each member.
+    List(Vec<Member>),
+}
+
+/// One member of a cluster, and the machine it lives on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Member {
+    /// The member's name, which is its machine's name too.
+    pub name: Name,
+    /// The machine's address. Chosen by the provider by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+}
+
+/// Where the etcd binary comes from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// `etcd` on the PATH of the command that applies the file. Its version is checked.
+    #[default]
+    Path,
+    /// This binary. Relative to this file.
+    File(String),
+    /// A directory with one directory a version: `<directory>/3.6.15/etcd`.
+    Directory(String),
+    /// The binary that this Debian package installed, such as `etcd-server`.
+    Package(String),
+    /// A release archive (`etcd-v3.6.15-linux-amd64.tar.gz`), checked by its SHA-256.
+    Archive(Archive),
+}
+
+/// A release archive.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Archive {
+    /// The archive's file, relative to this one.
+    pub file: String,
+    /// Its SHA-256, as published beside the archive.
+    pub sha256: String,
+}
+
+/// How clients prove who they are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Auth {
+    /// `certificate`: the certificate's common name is the user. `password`: a user and a password, over TLS.
+    pub mode: AuthMode,
+    /// Password mode: the password of `root`. Made by raftsman and kept encrypted in the state by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub root_password: Option<Secret>,
+}
+
+/// How clients prove who they are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AuthMode {
+    /// The certificate's common name is the user.
+    #[default]
+    Certificate,
+    /// A user and a password, over TLS.
+    Password,
+}
+
+/// Which old revisions etcd drops by itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AutoCompaction {
+    /// By age or by number of revisions.
+    pub mode: CompactionMode,
+    /// `periodic`: keep this long (`1h`). `revision`: keep so many revisions. `0` turns compaction off.
+    pub retention: Retention,
+}
+
+/// By age or by number of revisions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CompactionMode {
+    /// Keep what is younger than the retention.
+    Periodic,
+    /// Keep the last so many revisions.
+    #[default]
+    Revision,
+}
+
+/// How much history is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Retention {
+    /// So many revisions.
+    Revisions(u64),
+    /// This long.
+    Age(Duration),
+}
+
+/// Heartbeat and election time-outs, the same on every member.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Timers {
+    /// How often the leader makes itself heard: about one round trip between members.
+    pub heartbeat: Duration,
+    /// How long a follower waits before it stands for election: at least ten heartbeats.
+    pub election: Duration,
+}
+
+/// Checks against silent divergence of members.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CorruptionChecks {
+    /// Compare with the other members before serving.
+    pub initial: bool,
+    /// Compare hashes after each compaction (3.5 and later).
+    pub compact_hash: bool,
+}
+
+/// How much etcd logs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// Everything.
+    Debug,
+    /// The ordinary course of things.
+    #[default]
+    Info,
+    /// What may need a look.
+    Warn,
+    /// What went wrong.
+    Error,
+}
+
+/// Certificate authorities: separate for peers and clients, so that no client can join as a peer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Authorities {
+    /// Signs the certificates that members show each other.
+    pub peers: Authority,
+    /// Signs the certificates of clients, and those that members show to clients.
+    pub clients: Authority,
+    /// Key algorithm of the authorities that raftsman makes.
+    pub algorithm: KeyAlgorithm,
+}
+
+/// One certificate authority.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Authority {
+    /// Made by raftsman, its key encrypted in the state.
+    #[default]
+    Made,
+    /// Brought by you.
+    Brought(BroughtAuthority),
+}
+
+/// A certificate authority that you bring.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BroughtAuthority {
+    /// Its certificate, PEM: a file, relative to this one.
+    pub certificate: String,
+    /// Its private key, PEM (PKCS#8).
+    pub key: Secret,
+}
+
+/// A key algorithm.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum KeyAlgorithm {
+    /// ECDSA on P-256.
+    #[default]
+    #[serde(rename = "ecdsa-p256")]
+    EcdsaP256,
+    /// ECDSA on P-384.
+    #[serde(rename = "ecdsa-p384")]
+    EcdsaP384,
+    /// RSA with 2048 bits.
+    #[serde(rename = "rsa-2048")]
+    Rsa2048,
+    /// RSA with 4096 bits.
+    #[serde(rename = "rsa-4096")]
+    Rsa4096,
+}
+
+/// The members' certificates.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Certificates {
+    /// The organization in their subject.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub organization: Option<String>,
+    /// Further DNS names under which clients reach the members.
+    pub extra_names: Vec<String>,
+    /// Further addresses under which clients reach the members.
+    pub extra_addresses: Vec<IpAddr>,
+    /// How long a certificate is valid.
+    pub validity: Duration,
+    /// How long before its end it is renewed.
+    pub renew_before: Duration,
+    /// How long the authorities that raftsman makes are valid.
+    pub ca_validity: Duration,
+}
+
+/// A value of a further setting.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum FlagValue {
+    /// Yes or no.
+    Bool(bool),
+    /// A whole number.
+    Integer(i64),
+    /// Anything else.
+    Text(String),
+}
+
+pub(super) fn default_state() -> String {
+    ".raftsman".to_owned()
+}
+
+fn default_admin_user() -> Name {
+    Name::fixed("admin")
+}
+
+fn default_forward_port() -> u16 {
+    24224
+}
+
+fn default_quota() -> ByteSize {
+    ByteSize::gib(8)
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+impl Default for AutoCompaction {
+    fn default() -> Self {
+        Self { mode: CompactionMode::Revision, retention: Retention::Revisions(1000) }
+    }
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Self { heartbeat: Duration::from_millis(100), election: Duration::from_millis(1000) }
+    }
+}
+
+impl Default for CorruptionChecks {
+    fn default() -> Self {
+        Self { initial: true, compact_hash: true }
+    }
+}
+
+impl Default for Certificates {
+    fn default() -> Self {
+        Self {
+            organization: None,
+            extra_names: Vec::new(),
+            extra_addresses: Vec::new(),
+            validity: Duration::from_days(90),
+            renew_before: Duration::from_days(30),
+            ca_validity: Duration::from_days(3650),
+        }
+    }
+}

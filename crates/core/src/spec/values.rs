@@ -1,0 +1,102 @@
+//! Values of more than one shape → members, retention, flags, with a message of their own each.
+
+use std::fmt;
+
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::types::{FlagValue, Members, Retention};
+use super::units::{Duration, UnitError};
+
+impl<'de> Deserialize<'de> for Members {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Shapes;
+        impl<'de> Visitor<'de> for Shapes {
+            type Value = Members;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of members such as `3`, or a list of them")
+            }
+            fn visit_u64<E: Error>(self, count: u64) -> Result<Members, E> {
+                u32::try_from(count).map(Members::Count).map_err(|_| E::invalid_value(Unexpected::Unsigned(count), &self))
+            }
+            fn visit_i64<E: Error>(self, count: i64) -> Result<Members, E> {
+                u32::try_from(count).map(Members::Count).map_err(|_| E::invalid_value(Unexpected::Signed(count), &self))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Members, A::Error> {
+                Deserialize::deserialize(SeqAccessDeserializer::new(list)).map(Members::List)
+            }
+            fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Members, A::Error> {
+                Err(A::Error::custom(
+                    "expected a number of members such as `3`, or a list of them, found a mapping\nwrite each member as an item of a list: `- name: etcd-1`",
+                ))
+            }
+        }
+        deserializer.deserialize_any(Shapes)
+    }
+}
+
+impl<'de> Deserialize<'de> for Retention {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Shapes;
+        impl Visitor<'_> for Shapes {
+            type Value = Retention;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of revisions such as `1000`, or a duration such as `1h`")
+            }
+            fn visit_u64<E: Error>(self, revisions: u64) -> Result<Retention, E> {
+                Ok(Retention::Revisions(revisions))
+            }
+            fn visit_i64<E: Error>(self, revisions: i64) -> Result<Retention, E> {
+                u64::try_from(revisions)
+                    .map(Retention::Revisions)
+                    .map_err(|_| E::invalid_value(Unexpected::Signed(revisions), &self))
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Retention, E> {
+                // etcd's own examples quote the number: `"1000"`.
+                if let Ok(revisions) = text.parse() {
+                    return Ok(Retention::Revisions(revisions));
+                }
+                Duration::parse(text).map(Retention::Age).map_err(|mut error| {
+                    error.what = error.what.replace("expected a duration such as `10m`", &format!("expected {}", &self as &dyn serde::de::Expected));
+                    UnitError::into_serde(error)
+                })
+            }
+        }
+        deserializer.deserialize_any(Shapes)
+    }
+}
+
+impl<'de> Deserialize<'de> for FlagValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Shapes;
+        impl<'de> Visitor<'de> for Shapes {
+            type Value = FlagValue;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`true`, `false`, a whole number or a text")
+            }
+            fn visit_bool<E: Error>(self, value: bool) -> Result<FlagValue, E> {
+                Ok(FlagValue::Bool(value))
+            }
+            fn visit_i64<E: Error>(self, value: i64) -> Result<FlagValue, E> {
+                Ok(FlagValue::Integer(value))
+            }
+            fn visit_u64<E: Error>(self, value: u64) -> Result<FlagValue, E> {
+                i64::try_from(value).map(FlagValue::Integer).map_err(|_| E::invalid_value(Unexpected::Unsigned(value), &self))
+            }
+            fn visit_f64<E: Error>(self, value: f64) -> Result<FlagValue, E> {
+                Ok(FlagValue::Text(value.to_string()))
+            }
+            fn visit_str<E: Error>(self, value: &str) -> Result<FlagValue, E> {
+                Ok(FlagValue::Text(value.to_owned()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<FlagValue, A::Error> {
+                Err(A::Error::custom("a flag takes one value, not a list\njoin the items with commas, as on etcd's command line"))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<FlagValue, A::Error> {
+                Err(A::Error::custom("a flag takes one value, not a mapping"))
+            }
+        }
+        deserializer.deserialize_any(Shapes)
+    }
+}
