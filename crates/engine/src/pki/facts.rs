@@ -1,0 +1,107 @@
+//! A certificate → what is written in it, in plain types.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::FromDer;
+
+use super::{PkiError, pem};
+
+/// What is written in a certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateFacts {
+    /// Whom it is for.
+    pub subject: String,
+    /// Who signed it.
+    pub issuer: String,
+    /// Its serial number, in hexadecimal digits.
+    pub serial: String,
+    /// SHA-256 of the whole certificate, in hexadecimal digits.
+    pub fingerprint: String,
+    /// When it begins.
+    pub not_before: Timestamp,
+    /// When it ends.
+    pub not_after: Timestamp,
+    /// The DNS names and addresses it is valid for.
+    pub names: Vec<String>,
+    /// Whether it is a CA.
+    pub is_ca: bool,
+    /// SHA-256 of its public key info, in hexadecimal digits: the same as long as the key is the same.
+    pub public_key_sha256: String,
+}
+
+/// Describes the first certificate in a PEM text.
+pub fn describe(text: &str) -> Result<CertificateFacts, PkiError> {
+    of_der(&pem::certificates(text)?[0])
+}
+
+pub(super) fn parse(der: &[u8]) -> Result<X509Certificate<'_>, PkiError> {
+    let (rest, certificate) =
+        X509Certificate::from_der(der).map_err(|error| PkiError::Certificate { detail: error.to_string() })?;
+    if rest.is_empty() {
+        Ok(certificate)
+    } else {
+        Err(PkiError::Certificate { detail: format!("{} bytes too many", rest.len()) })
+    }
+}
+
+pub(super) fn of_der(der: &[u8]) -> Result<CertificateFacts, PkiError> {
+    let certificate = parse(der)?;
+    let validity = certificate.validity();
+    let mut names = Vec::new();
+    let alternative = certificate
+        .subject_alternative_name()
+        .map_err(|error| PkiError::Certificate { detail: error.to_string() })?;
+    for name in alternative.iter().flat_map(|extension| &extension.value.general_names) {
+        match name {
+            GeneralName::DNSName(name) => names.push((*name).to_owned()),
+            GeneralName::IPAddress(bytes) => names.push(address(bytes)),
+            GeneralName::URI(uri) => names.push((*uri).to_owned()),
+            other => names.push(other.to_string()),
+        }
+    }
+    Ok(CertificateFacts {
+        subject: certificate.subject().to_string(),
+        issuer: certificate.issuer().to_string(),
+        serial: hex(certificate.raw_serial()),
+        fingerprint: sha256_hex(der),
+        not_before: timestamp(validity.not_before.timestamp())?,
+        not_after: timestamp(validity.not_after.timestamp())?,
+        names,
+        is_ca: certificate.is_ca(),
+        public_key_sha256: sha256_hex(certificate.public_key().raw),
+    })
+}
+
+pub(super) fn raw_issuer(der: &[u8]) -> Result<Vec<u8>, PkiError> {
+    Ok(parse(der)?.issuer().as_raw().to_vec())
+}
+
+pub(super) fn raw_subject(der: &[u8]) -> Result<Vec<u8>, PkiError> {
+    Ok(parse(der)?.subject().as_raw().to_vec())
+}
+
+pub(super) fn sha256_hex(bytes: &[u8]) -> String {
+    hex(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn address(bytes: &[u8]) -> String {
+    if let Ok(octets) = <[u8; 4]>::try_from(bytes) {
+        Ipv4Addr::from(octets).to_string()
+    } else if let Ok(octets) = <[u8; 16]>::try_from(bytes) {
+        Ipv6Addr::from(octets).to_string()
+    } else {
+        hex(bytes)
+    }
+}
+
+fn timestamp(second: i64) -> Result<Timestamp, PkiError> {
+    Timestamp::from_second(second).map_err(|error| PkiError::Certificate { detail: error.to_string() })
+}

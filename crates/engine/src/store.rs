@@ -1,0 +1,353 @@
+//! A directory → what cannot be observed: the fleet's identity, secrets, certificates, the lock, the journal.
+//!
+//! Everything is read and written by key, one file a key, each replaced as a whole: what a killed process leaves
+//! behind is either the old file or the new one.
+
+mod error;
+mod files;
+mod journal;
+mod lock;
+mod secrets;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use age::x25519;
+use jiff::Timestamp;
+use secrecy::SecretString;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+pub use error::StoreError;
+pub use journal::{Entry, Filter};
+pub use lock::{Lock, LockInfo};
+pub use secrets::{IdentitySource, Secrets};
+
+use files::{PRIVATE, PUBLIC};
+
+/// The format that this version writes, and the newest that it reads.
+const FORMAT: u32 = 1;
+
+const FLEET: &str = "fleet.json";
+const IDENTITY: &str = "identity.txt";
+const IDENTITY_ENCRYPTED: &str = "identity.age";
+const RECIPIENT: &str = "recipient";
+const GENERATION: &str = "generation";
+const LOCK: &str = "lock";
+const JOURNAL: &str = "journal.jsonl";
+
+/// The directories, each with the ending of the files that raftsman keeps in it.
+const SECRETS: Shelf = Shelf { directory: "secrets", ending: "age", mode: PRIVATE };
+const CERTIFICATES: Shelf = Shelf { directory: "certificates", ending: "pem", mode: PUBLIC };
+const CLUSTERS: Shelf = Shelf { directory: "clusters", ending: "json", mode: PRIVATE };
+
+/// One directory of the state: files by name.
+#[derive(Debug, Clone, Copy)]
+struct Shelf {
+    directory: &'static str,
+    ending: &'static str,
+    mode: u32,
+}
+
+/// The fleet whose state this is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fleet {
+    /// The format of the directory.
+    pub format: u32,
+    /// 16 random bytes in hexadecimal digits: tells two fleets of one name apart.
+    pub id: String,
+    /// The fleet's name.
+    pub name: String,
+    /// The loopback network of the local provider, such as `127.0.42.0/24`.
+    pub network: Option<String>,
+    /// When the state was made.
+    pub created: Timestamp,
+}
+
+/// How the identity that decrypts the secrets is kept.
+#[derive(Debug)]
+pub enum Protection {
+    /// In a file that only the user can read.
+    IdentityFile,
+    /// In a file encrypted by this passphrase.
+    Passphrase(SecretString),
+}
+
+/// Where the identity that decrypts the secrets is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IdentityPlace {
+    /// In the state, readable.
+    File,
+    /// In the state, encrypted by a passphrase.
+    EncryptedFile,
+    /// Elsewhere: the user knows.
+    Elsewhere,
+}
+
+/// What a removal left where it was.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Removal {
+    /// Files and directories that raftsman did not make.
+    pub left: Vec<PathBuf>,
+}
+
+/// The state of one fleet, in a directory.
+#[derive(Debug, Clone)]
+pub struct Store {
+    dir: PathBuf,
+    fleet: Fleet,
+}
+
+impl Store {
+    /// Makes the state of a new fleet. What an earlier, killed call left is completed.
+    ///
+    /// `fleet.json` is written last: without it there is no state yet, and nothing in the directory is of value.
+    pub fn create(
+        dir: &Path,
+        fleet_name: &str,
+        network: Option<&str>,
+        protection: Protection,
+        now: Timestamp,
+    ) -> Result<Self, StoreError> {
+        files::make_directory(dir)?;
+        // Two that create at once must not write two identities.
+        let _guard = lock::guard(dir)?;
+        if dir.join(FLEET).exists() {
+            return Err(StoreError::Exists { dir: dir.to_owned() });
+        }
+        for shelf in [SECRETS, CERTIFICATES, CLUSTERS] {
+            // Secrets without a fleet are not the rest of a killed create: somebody lost fleet.json.
+            if !shelf.names(dir)?.is_empty() {
+                return Err(StoreError::damaged(dir.join(FLEET), "it is missing, though there is state beside it"));
+            }
+            files::make_directory(&dir.join(shelf.directory))?;
+        }
+        files::sweep(dir)?;
+        files::remove_if_there(&dir.join(IDENTITY))?;
+        files::remove_if_there(&dir.join(IDENTITY_ENCRYPTED))?;
+        let recipient = secrets::make_identity(dir, protection)?;
+        files::write(&dir.join(RECIPIENT), format!("{recipient}\n").as_bytes(), PRIVATE)?;
+        // A generation that is there already stays: it must never go back.
+        if !dir.join(GENERATION).exists() {
+            files::write(&dir.join(GENERATION), b"0\n", PRIVATE)?;
+        }
+        let fleet = Fleet {
+            format: FORMAT,
+            id: crate::secrets::random_hex::<16>().map_err(|_| StoreError::Random)?,
+            name: fleet_name.to_owned(),
+            network: network.map(str::to_owned),
+            created: now,
+        };
+        files::write_json(&dir.join(FLEET), &fleet)?;
+        Ok(Self { dir: dir.to_owned(), fleet })
+    }
+
+    /// Opens the state of a fleet.
+    pub fn open(dir: &Path, fleet_name: &str) -> Result<Self, StoreError> {
+        let path = dir.join(FLEET);
+        let Some(bytes) = files::read(&path)? else {
+            let made = [LOCK, RECIPIENT, IDENTITY, IDENTITY_ENCRYPTED, GENERATION];
+            return Err(if made.iter().any(|file| dir.join(file).exists()) {
+                StoreError::Unfinished { dir: dir.to_owned() }
+            } else {
+                StoreError::Missing { dir: dir.to_owned() }
+            });
+        };
+        #[derive(Deserialize)]
+        struct Format {
+            format: u32,
+        }
+        // The format alone first: a newer one may look different in all the rest.
+        let Format { format } = files::parse_json(&path, &bytes)?;
+        if format > FORMAT {
+            return Err(StoreError::NewerFormat { dir: dir.to_owned(), found: format, known: FORMAT });
+        }
+        let fleet: Fleet = files::parse_json(&path, &bytes)?;
+        if fleet.name != fleet_name {
+            let dir = dir.to_owned();
+            return Err(StoreError::OtherFleet { dir, expected: fleet_name.to_owned(), found: fleet.name });
+        }
+        files::check_mode(dir, 0o022)?;
+        files::check_mode(&dir.join(IDENTITY), 0o077)?;
+        Ok(Self { dir: dir.to_owned(), fleet })
+    }
+
+    /// The fleet.
+    pub fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Keeps the network of the local provider.
+    pub fn set_network(&mut self, network: Option<String>) -> Result<(), StoreError> {
+        let fleet = Fleet { network, ..self.fleet.clone() };
+        files::write_json(&self.dir.join(FLEET), &fleet)?;
+        self.fleet = fleet;
+        Ok(())
+    }
+
+    /// Where the identity is, so that the caller knows what to ask the user for.
+    pub fn identity_place(&self) -> IdentityPlace {
+        if self.dir.join(IDENTITY).exists() {
+            IdentityPlace::File
+        } else if self.dir.join(IDENTITY_ENCRYPTED).exists() {
+            IdentityPlace::EncryptedFile
+        } else {
+            IdentityPlace::Elsewhere
+        }
+    }
+
+    /// Opens the secrets. With a passphrase this takes about a second, once.
+    pub fn unlock(&self, source: IdentitySource) -> Result<Secrets, StoreError> {
+        Secrets::unlock(&self.dir, source)
+    }
+
+    /// Takes the lock that all who change anything must hold, with a generation greater than every one before.
+    pub fn lock(&self, info: LockInfo) -> Result<Lock, StoreError> {
+        Lock::take(&self.dir, info)
+    }
+
+    /// Who holds the lock now, if someone does and said so.
+    pub fn lock_holder(&self) -> Result<Option<LockInfo>, StoreError> {
+        lock::holder(&self.dir)
+    }
+
+    /// The certificate of this name.
+    pub fn get_certificate(&self, name: &str) -> Result<Option<String>, StoreError> {
+        let path = CERTIFICATES.path(&self.dir, name)?;
+        let Some(bytes) = files::read(&path)? else { return Ok(None) };
+        String::from_utf8(bytes).map(Some).map_err(|_| StoreError::damaged(path, "it is not text"))
+    }
+
+    /// Keeps a certificate.
+    pub fn put_certificate(&self, name: &str, pem: &str) -> Result<(), StoreError> {
+        CERTIFICATES.write(&self.dir, name, pem.as_bytes())
+    }
+
+    /// Forgets a certificate; says whether there was one.
+    pub fn delete_certificate(&self, name: &str) -> Result<bool, StoreError> {
+        files::remove_if_there(&CERTIFICATES.path(&self.dir, name)?)
+    }
+
+    /// The names of all certificates, in order.
+    pub fn certificates(&self) -> Result<Vec<String>, StoreError> {
+        CERTIFICATES.names(&self.dir)
+    }
+
+    /// What was last known of a cluster.
+    pub fn get_cluster<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StoreError> {
+        let path = CLUSTERS.path(&self.dir, name)?;
+        files::read(&path)?.map(|bytes| files::parse_json(&path, &bytes)).transpose()
+    }
+
+    /// Keeps what is known of a cluster.
+    pub fn put_cluster<T: Serialize>(&self, name: &str, cluster: &T) -> Result<(), StoreError> {
+        files::write_json(&CLUSTERS.path(&self.dir, name)?, cluster)
+    }
+
+    /// Forgets a cluster; says whether there was one.
+    pub fn delete_cluster(&self, name: &str) -> Result<bool, StoreError> {
+        files::remove_if_there(&CLUSTERS.path(&self.dir, name)?)
+    }
+
+    /// The names of all clusters, in order.
+    pub fn clusters(&self) -> Result<Vec<String>, StoreError> {
+        CLUSTERS.names(&self.dir)
+    }
+
+    /// Writes one line to the journal; when this returns, it is on the disk.
+    pub fn append(&self, entry: &Entry) -> Result<(), StoreError> {
+        journal::append(&self.dir.join(JOURNAL), entry)
+    }
+
+    /// The lines of the journal that the filter lets through, oldest first.
+    pub fn journal(&self, filter: &Filter) -> Result<Vec<Entry>, StoreError> {
+        journal::read(&self.dir.join(JOURNAL), filter)
+    }
+
+    /// Deletes everything that raftsman made here, and nothing else. The directory goes too, if nothing is left in it.
+    pub fn remove(self, lock: Lock) -> Result<Removal, StoreError> {
+        let removal = clear(&self.dir);
+        drop(lock);
+        removal
+    }
+
+    /// Deletes what a killed `create` or `remove` left: what [`StoreError::Unfinished`] speaks of.
+    pub fn remove_unfinished(dir: &Path) -> Result<Removal, StoreError> {
+        let _guard = lock::guard(dir)?;
+        if dir.join(FLEET).exists() {
+            return Err(StoreError::Exists { dir: dir.to_owned() });
+        }
+        clear(dir)
+    }
+}
+
+/// The secrets first: a kill at any point leaves less than there was, and a state that can be removed again.
+fn clear(dir: &Path) -> Result<Removal, StoreError> {
+    files::sweep(dir)?;
+    for shelf in [SECRETS, CERTIFICATES, CLUSTERS] {
+        for name in shelf.names(dir)? {
+            files::remove_if_there(&shelf.path(dir, &name)?)?;
+        }
+        files::remove_directory_if_empty(&dir.join(shelf.directory))?;
+    }
+    for file in [IDENTITY, IDENTITY_ENCRYPTED, RECIPIENT, JOURNAL, FLEET, GENERATION, LOCK] {
+        files::remove_if_there(&dir.join(file))?;
+    }
+    files::remove_directory_if_empty(dir)?;
+    let mut removal = Removal::default();
+    for shelf in [SECRETS, CERTIFICATES, CLUSTERS] {
+        removal.left.extend(files::list(&dir.join(shelf.directory))?);
+    }
+    let shelves = [SECRETS, CERTIFICATES, CLUSTERS].map(|shelf| dir.join(shelf.directory));
+    removal.left.extend(files::list(dir)?.into_iter().filter(|path| !shelves.contains(path)));
+    removal.left.sort();
+    Ok(removal)
+}
+
+impl Shelf {
+    /// The file of a name. Names are checked, so that none leads out of the directory or hides a file.
+    fn path(self, dir: &Path, name: &str) -> Result<PathBuf, StoreError> {
+        if !good_name(name) {
+            return Err(StoreError::Name { name: name.to_owned() });
+        }
+        Ok(dir.join(self.directory).join(format!("{name}.{}", self.ending)))
+    }
+
+    fn write(self, dir: &Path, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        files::write(&self.path(dir, name)?, bytes, self.mode)
+    }
+
+    fn names(self, dir: &Path) -> Result<Vec<String>, StoreError> {
+        let mut names: Vec<String> = files::list(&dir.join(self.directory))?
+            .iter()
+            .filter_map(|path| path.file_name()?.to_str()?.strip_suffix(self.ending)?.strip_suffix('.'))
+            .filter(|name| good_name(name))
+            .map(str::to_owned)
+            .collect();
+        names.sort();
+        Ok(names)
+    }
+}
+
+fn good_name(name: &str) -> bool {
+    name.len() <= 128
+        && name.starts_with(|first: char| first.is_ascii_lowercase() || first.is_ascii_digit())
+        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_.".contains(&byte))
+}
+
+fn recipient(dir: &Path) -> Result<x25519::Recipient, StoreError> {
+    let path = dir.join(RECIPIENT);
+    let Some(bytes) = files::read(&path)? else {
+        return Err(StoreError::damaged(path, "it is missing"));
+    };
+    std::str::from_utf8(&bytes)
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .ok_or_else(|| StoreError::damaged(path, "it is not an age recipient (age1…)"))
+}

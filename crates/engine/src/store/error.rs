@@ -1,0 +1,208 @@
+//! What can be wrong with the state → words that say what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::LockInfo;
+
+/// Why the state cannot be read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is none.
+    #[error("there is no state in {dir}; `raftsman init` or the first `raftsman apply` makes it", dir = dir.display())]
+    Missing {
+        /// Where it was looked for.
+        dir: PathBuf,
+    },
+    /// Its making or its removal was cut short.
+    #[error(
+        "the state in {dir} is unfinished: its making or its removal was cut short, and nothing of value is in it; \
+         run `raftsman init` to complete it, or `raftsman destroy` to clear it away",
+        dir = dir.display()
+    )]
+    Unfinished {
+        /// Where it is.
+        dir: PathBuf,
+    },
+    /// There is one already.
+    #[error("there is a state in {dir} already; use it, or name another directory with `state:` in the file", dir = dir.display())]
+    Exists {
+        /// Where it is.
+        dir: PathBuf,
+    },
+    /// It is another fleet's.
+    #[error(
+        "the state in {dir} belongs to the fleet `{found}`, but the file says `fleet: {expected}`; correct the name, or \
+         name another directory with `state:`",
+        dir = dir.display()
+    )]
+    OtherFleet {
+        /// Where it is.
+        dir: PathBuf,
+        /// The fleet in the file.
+        expected: String,
+        /// The fleet in the state.
+        found: String,
+    },
+    /// A newer raftsman wrote it.
+    #[error(
+        "the state in {dir} has format {found}, this raftsman knows formats up to {known}; use the newer raftsman that \
+         wrote it",
+        dir = dir.display()
+    )]
+    NewerFormat {
+        /// Where it is.
+        dir: PathBuf,
+        /// Its format.
+        found: u32,
+        /// The newest known one.
+        known: u32,
+    },
+    /// Others can read or change it.
+    #[error(
+        "{path} is open to other users (mode {mode:04o}); close it: chmod {wanted:o} {path}",
+        path = path.display()
+    )]
+    Permissions {
+        /// What is too open.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+        /// The mode it should have.
+        wanted: u32,
+    },
+    /// A file is not what raftsman wrote.
+    #[error("{file} is damaged: {detail}; restore the state's directory from a backup", file = file.display())]
+    Damaged {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// Someone else holds the lock.
+    #[error("{}", held(holder.as_ref()))]
+    Locked {
+        /// Who, if the lock says so.
+        holder: Option<LockInfo>,
+    },
+    /// A name that cannot be a key of the state.
+    #[error("`{name}` cannot be a name in the state: small letters, digits, `-`, `_` and `.` only, a letter or digit first")]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// The state holds no identity, and none was given.
+    #[error(
+        "{dir} holds no identity to decrypt the secrets with; if you keep it elsewhere, name its file: \
+         RAFTSMAN_IDENTITY=<file>",
+        dir = dir.display()
+    )]
+    NoIdentity {
+        /// Where it was looked for.
+        dir: PathBuf,
+    },
+    /// The file of the identity is not there.
+    #[error("the identity file {path} does not exist; RAFTSMAN_IDENTITY must name the file that `raftsman init` made", path = path.display())]
+    IdentityMissing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file holds no identity.
+    #[error("{path} holds no age identity (a line that begins with AGE-SECRET-KEY-1)", path = path.display())]
+    IdentityUnreadable {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The identity is encrypted and no passphrase was given.
+    #[error("the identity in {path} is protected by a passphrase; give it when asked, on a terminal", path = path.display())]
+    PassphraseNeeded {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Not the passphrase.
+    #[error("wrong passphrase for {path}; try again", path = path.display())]
+    WrongPassphrase {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Not the identity of this state.
+    #[error(
+        "the identity in {path} is not the one of this state: it opens {found}, the secrets are encrypted to {expected}",
+        path = path.display()
+    )]
+    WrongIdentity {
+        /// The file of the identity.
+        path: PathBuf,
+        /// The state's recipient.
+        expected: String,
+        /// The identity's recipient.
+        found: String,
+    },
+    /// A secret cannot be encrypted.
+    #[error("`{name}` cannot be encrypted: {source}")]
+    Encrypt {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: age::EncryptError,
+    },
+    /// A secret cannot be decrypted.
+    #[error("{file} cannot be decrypted: {source}; restore it from a backup of the state's directory", file = file.display())]
+    Decrypt {
+        /// Its file.
+        file: PathBuf,
+        /// Why.
+        source: age::DecryptError,
+    },
+    /// A value cannot be written as JSON.
+    #[error("{file} cannot be written: {source}; please report this as a bug of raftsman", file = file.display())]
+    Encode {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// The system said no.
+    #[error("cannot {doing} {path}: {source}{hint}", path = path.display(), hint = hint(source))]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// No random numbers.
+    #[error("the system gives no random numbers; nothing secret can be made on this computer")]
+    Random,
+}
+
+impl StoreError {
+    pub(super) fn damaged(file: PathBuf, detail: impl Into<String>) -> Self {
+        Self::Damaged { file, detail: detail.into() }
+    }
+
+    pub(super) fn io(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { doing, path, source }
+    }
+}
+
+fn held(holder: Option<&LockInfo>) -> String {
+    match holder {
+        Some(LockInfo { verb, user, host, pid, since }) => format!(
+            "{user}@{host} is running `raftsman {verb}` on this state since {since} (process {pid}); wait until it is done"
+        ),
+        None => "another raftsman is changing this state; wait until it is done".to_owned(),
+    }
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull => "; free some space on that file system, then run the same command again",
+        io::ErrorKind::QuotaExceeded => "; your disk quota is used up: free some space, then run the same command again",
+        io::ErrorKind::PermissionDenied => "; run raftsman as the user that owns the state's directory",
+        io::ErrorKind::ReadOnlyFilesystem => "; the file system is mounted read-only: the state must be on one that can be written",
+        _ => "",
+    }
+}

@@ -1,0 +1,137 @@
+//! Bytes → a file that is there as a whole or not at all, also after a power cut.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{CERTIFICATES, CLUSTERS, SECRETS, StoreError};
+
+pub(super) const PRIVATE: u32 = 0o600;
+pub(super) const PUBLIC: u32 = 0o644;
+
+/// How the names of files begin that are not finished yet.
+const UNFINISHED: &str = ".tmp-";
+
+/// Makes a directory for the user alone. One that is there stays as it is: it may be the user's own.
+pub(super) fn make_directory(path: &Path) -> Result<(), StoreError> {
+    if path.is_dir() {
+        return check_mode(path, 0o022);
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(StoreError::io("make the directory", path))?;
+    sync_parent(path)
+}
+
+/// Replaces a file.
+pub(super) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreError> {
+    let failed = || StoreError::io("write", path);
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new()
+        .prefix(UNFINISHED)
+        .permissions(Permissions::from_mode(mode))
+        .tempfile_in(dir)
+        .map_err(failed())?;
+    file.write_all(bytes).map_err(failed())?;
+    file.as_file().sync_all().map_err(failed())?;
+    file.persist(path).map_err(|error| error.error).map_err(failed())?;
+    sync_parent(path)
+}
+
+/// Replaces a file by a value as JSON.
+pub(super) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
+    let mut text = serde_json::to_vec_pretty(value)
+        .map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
+    text.push(b'\n');
+    write(path, &text, PRIVATE)
+}
+
+/// A file's contents; `None` when there is no such file.
+pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(StoreError::io("read", path)(error)),
+    }
+}
+
+/// The value in a JSON file.
+pub(super) fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, StoreError> {
+    serde_json::from_slice(bytes).map_err(|error| StoreError::damaged(path.to_owned(), error.to_string()))
+}
+
+/// Deletes a file; says whether there was one.
+pub(super) fn remove_if_there(path: &Path) -> Result<bool, StoreError> {
+    match fs::remove_file(path) {
+        Ok(()) => sync_parent(path).map(|()| true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(StoreError::io("delete", path)(error)),
+    }
+}
+
+/// Deletes a directory, unless something is in it.
+pub(super) fn remove_directory_if_empty(path: &Path) -> Result<(), StoreError> {
+    match fs::remove_dir(path) {
+        Ok(()) => sync_parent(path),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => Ok(()),
+        Err(error) => Err(StoreError::io("delete", path)(error)),
+    }
+}
+
+/// What is in a directory, in order; nothing when there is no such directory.
+pub(super) fn list(path: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(StoreError::io("list", path)(error)),
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        paths.push(entry.map_err(StoreError::io("list", path))?.path());
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// Deletes the unfinished files that killed processes left. Only for who holds the lock: else they may be in use.
+pub(super) fn sweep(dir: &Path) -> Result<(), StoreError> {
+    let shelves = [SECRETS, CERTIFICATES, CLUSTERS].map(|shelf| dir.join(shelf.directory));
+    for dir in shelves.iter().map(PathBuf::as_path).chain([dir]) {
+        for path in list(dir)? {
+            if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes())) {
+                remove_if_there(&path)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses what others than its owner can reach. `forbidden` are the bits that must not be set.
+pub(super) fn check_mode(path: &Path, forbidden: u32) -> Result<(), StoreError> {
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(StoreError::io("read", path)(error)),
+    };
+    let mode = metadata.permissions().mode() & 0o7777;
+    if mode & forbidden == 0 {
+        return Ok(());
+    }
+    let wanted = if metadata.is_dir() { 0o700 } else { 0o600 };
+    Err(StoreError::Permissions { path: path.to_owned(), mode, wanted })
+}
+
+/// Makes a change of a directory (a new, renamed or deleted file) outlive a power cut.
+pub(super) fn sync_parent(path: &Path) -> Result<(), StoreError> {
+    let dir = match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    match File::open(dir).and_then(|dir| dir.sync_all()) {
+        // A directory that was removed in the meantime has nothing left to keep.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io("sync", dir)(error)),
+        _ => Ok(()),
+    }
+}

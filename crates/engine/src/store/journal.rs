@@ -1,0 +1,121 @@
+//! What was done → one line of JSON each, on the disk before the next step begins.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{StoreError, files};
+
+/// One line of the journal.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// When.
+    pub at: Timestamp,
+    /// Who: `user@host`.
+    pub who: String,
+    /// Under which lock.
+    pub generation: u64,
+    /// Which run of apply, or of another verb.
+    pub run: String,
+    /// Which cluster; none for what concerns the whole fleet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+    /// What kind of event, such as `started`.
+    pub kind: String,
+    /// The event. It must hold no secret.
+    pub event: serde_json::Value,
+}
+
+/// Which lines are wanted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Those of this cluster only.
+    pub cluster: Option<String>,
+    /// The last so many only.
+    pub last: Option<usize>,
+}
+
+pub(super) fn append(path: &Path, entry: &Entry) -> Result<(), StoreError> {
+    let failed = || StoreError::io("write", path);
+    let mut line =
+        serde_json::to_vec(entry).map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
+    line.push(b'\n');
+    let new = !path.exists();
+    let mut file = OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .mode(files::PRIVATE)
+        .open(path)
+        .map_err(failed())?;
+    // Not all who write a line hold the state's lock: lines must not run into each other.
+    file.lock().map_err(StoreError::io("lock", path))?;
+    repair(&mut file).map_err(failed())?;
+    file.write_all(&line).map_err(failed())?;
+    file.sync_data().map_err(failed())?;
+    if new { files::sync_parent(path) } else { Ok(()) }
+}
+
+/// A process that is killed while it writes leaves half a line at the end. It was never acknowledged: it goes.
+fn repair(file: &mut File) -> io::Result<()> {
+    let length = file.metadata()?.len();
+    let mut end = length;
+    let mut tail = Vec::new();
+    const BLOCK: u64 = 4096;
+    while end > 0 {
+        let start = end.saturating_sub(BLOCK);
+        let mut block = Vec::new();
+        file.seek(SeekFrom::Start(start))?;
+        Read::by_ref(file).take(end - start).read_to_end(&mut block)?;
+        if let Some(position) = block.iter().rposition(|byte| *byte == b'\n') {
+            tail.splice(0..0, block.drain(position + 1..));
+            break;
+        }
+        tail.splice(0..0, block);
+        end = start;
+    }
+    if tail.is_empty() {
+        return Ok(());
+    }
+    if serde_json::from_slice::<Entry>(&tail).is_ok() {
+        // Only the line break is missing.
+        return file.write_all(b"\n");
+    }
+    file.set_len(length - tail.len() as u64)
+}
+
+pub(super) fn read(path: &Path, filter: &Filter) -> Result<Vec<Entry>, StoreError> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(StoreError::io("read", path)(error)),
+    };
+    let mut reader = BufReader::new(file);
+    let mut entries = VecDeque::new();
+    let mut line = Vec::new();
+    for number in 1.. {
+        line.clear();
+        if reader.read_until(b'\n', &mut line).map_err(StoreError::io("read", path))? == 0 {
+            break;
+        }
+        let entry: Entry = match serde_json::from_slice(&line) {
+            Ok(entry) => entry,
+            // Torn, or just being written.
+            Err(_) if !line.ends_with(b"\n") => break,
+            Err(error) => return Err(StoreError::damaged(path.to_owned(), format!("line {number}: {error}"))),
+        };
+        if filter.cluster.is_some() && filter.cluster != entry.cluster {
+            continue;
+        }
+        entries.push_back(entry);
+        if filter.last.is_some_and(|last| entries.len() > last) {
+            entries.pop_front();
+        }
+    }
+    Ok(entries.into())
+}

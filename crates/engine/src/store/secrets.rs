@@ -1,0 +1,145 @@
+//! An age identity → the secrets of the state, decrypted one by one.
+
+use std::io::Read;
+use std::iter;
+use std::path::{Path, PathBuf};
+
+use age::{DecryptError, Decryptor, Identity, Recipient, scrypt, x25519};
+use secrecy::{ExposeSecret, SecretString};
+use zeroize::{Zeroize, Zeroizing};
+
+use super::{IDENTITY, IDENTITY_ENCRYPTED, Protection, SECRETS, StoreError, files, recipient};
+
+/// As much as the age command takes by default: about a second, once an unlock.
+const WORK: u8 = 18;
+
+/// More than this is an attack on the one who opens the file, or a mistake.
+const MOST_WORK: u8 = 22;
+
+/// Where the identity comes from.
+#[derive(Debug)]
+pub enum IdentitySource {
+    /// From the state, with the passphrase if it is protected by one.
+    State(Option<SecretString>),
+    /// From this file, with the passphrase if it is protected by one.
+    File(PathBuf, Option<SecretString>),
+}
+
+/// The secrets of the state, unlocked. The identity is in memory only.
+pub struct Secrets {
+    dir: PathBuf,
+    identity: x25519::Identity,
+    recipient: x25519::Recipient,
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Secrets").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+impl Secrets {
+    pub(super) fn unlock(dir: &Path, source: IdentitySource) -> Result<Self, StoreError> {
+        let (path, passphrase) = match source {
+            IdentitySource::File(path, passphrase) => (path, passphrase),
+            IdentitySource::State(passphrase) => {
+                let kept = [IDENTITY, IDENTITY_ENCRYPTED].map(|file| dir.join(file)).into_iter().find(|p| p.exists());
+                (kept.ok_or_else(|| StoreError::NoIdentity { dir: dir.to_owned() })?, passphrase)
+            }
+        };
+        let identity = read_identity(&path, passphrase)?;
+        let recipient = recipient(dir)?;
+        let found = identity.to_public().to_string();
+        if found != recipient.to_string() {
+            return Err(StoreError::WrongIdentity { path, expected: recipient.to_string(), found });
+        }
+        Ok(Self { dir: dir.to_owned(), identity, recipient })
+    }
+
+    /// The secret of this name.
+    pub fn get(&self, name: &str) -> Result<Option<SecretString>, StoreError> {
+        let file = SECRETS.path(&self.dir, name)?;
+        let Some(bytes) = files::read(&file)? else { return Ok(None) };
+        let mut plain = match decrypt(&self.identity, &bytes) {
+            Ok(plain) => plain,
+            Err(source) => return Err(StoreError::Decrypt { file, source }),
+        };
+        match std::str::from_utf8(&plain) {
+            Ok(text) => {
+                let secret = SecretString::from(text);
+                plain.zeroize();
+                Ok(Some(secret))
+            }
+            Err(_) => Err(StoreError::damaged(file, "the secret in it is not text")),
+        }
+    }
+
+    /// Keeps a secret.
+    pub fn put(&self, name: &str, secret: &SecretString) -> Result<(), StoreError> {
+        let bytes = encrypt(&self.recipient, name, secret.expose_secret().as_bytes())?;
+        SECRETS.write(&self.dir, name, &bytes)
+    }
+
+    /// Forgets a secret; says whether there was one.
+    pub fn delete(&self, name: &str) -> Result<bool, StoreError> {
+        files::remove_if_there(&SECRETS.path(&self.dir, name)?)
+    }
+
+    /// The names of all secrets, in order.
+    pub fn names(&self) -> Result<Vec<String>, StoreError> {
+        SECRETS.names(&self.dir)
+    }
+}
+
+/// Makes an identity and writes it; gives the recipient that belongs to it.
+pub(super) fn make_identity(dir: &Path, protection: Protection) -> Result<x25519::Recipient, StoreError> {
+    let identity = x25519::Identity::generate();
+    let public = identity.to_public();
+    // The form that the age command reads and writes.
+    let text = Zeroizing::new(format!("# public key: {public}\n{}\n", identity.to_string().expose_secret()));
+    match protection {
+        Protection::IdentityFile => files::write(&dir.join(IDENTITY), text.as_bytes(), files::PRIVATE)?,
+        Protection::Passphrase(passphrase) => {
+            let mut recipient = scrypt::Recipient::new(passphrase);
+            recipient.set_work_factor(WORK);
+            let bytes = encrypt(&recipient, "identity", text.as_bytes())?;
+            files::write(&dir.join(IDENTITY_ENCRYPTED), &bytes, files::PRIVATE)?;
+        }
+    }
+    Ok(public)
+}
+
+fn read_identity(path: &Path, passphrase: Option<SecretString>) -> Result<x25519::Identity, StoreError> {
+    files::check_mode(path, 0o077)?;
+    let bytes = files::read(path)?.ok_or_else(|| StoreError::IdentityMissing { path: path.to_owned() })?;
+    let mut text = Zeroizing::new(bytes);
+    if text.starts_with(b"age-encryption.org/") {
+        let Some(passphrase) = passphrase else {
+            return Err(StoreError::PassphraseNeeded { path: path.to_owned() });
+        };
+        let mut key = scrypt::Identity::new(passphrase);
+        key.set_max_work_factor(MOST_WORK);
+        text = decrypt(&key, &text).map_err(|source| match source {
+            DecryptError::DecryptionFailed | DecryptError::KeyDecryptionFailed => {
+                StoreError::WrongPassphrase { path: path.to_owned() }
+            }
+            source => StoreError::Decrypt { file: path.to_owned(), source },
+        })?;
+    }
+    std::str::from_utf8(&text)
+        .ok()
+        .and_then(|text| text.lines().map(str::trim).find(|line| line.starts_with("AGE-SECRET-KEY-1")))
+        .and_then(|line| line.parse().ok())
+        .ok_or_else(|| StoreError::IdentityUnreadable { path: path.to_owned() })
+}
+
+fn encrypt(recipient: &impl Recipient, name: &str, plain: &[u8]) -> Result<Vec<u8>, StoreError> {
+    age::encrypt(recipient, plain).map_err(|source| StoreError::Encrypt { name: name.to_owned(), source })
+}
+
+fn decrypt(identity: &dyn Identity, bytes: &[u8]) -> Result<Zeroizing<Vec<u8>>, DecryptError> {
+    // Room for all of it at once: a buffer that grows leaves copies behind that nobody wipes.
+    let mut plain = Zeroizing::new(Vec::with_capacity(bytes.len()));
+    Decryptor::new_buffered(bytes)?.decrypt(iter::once(identity))?.read_to_end(&mut plain)?;
+    Ok(plain)
+}
