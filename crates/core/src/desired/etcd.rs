@@ -1,0 +1,144 @@
+//! One cluster of the file → its members with their configuration and certificates.
+
+use std::net::IpAddr;
+
+use super::addresses::Allotment;
+use super::{Cluster, DesireError, Member};
+use crate::render;
+use crate::spec::{AuthMode, EtcdCluster, Members, Name};
+
+/// Where an agent listens.
+pub const AGENT_PORT: u16 = 2378;
+/// Where etcd listens for clients.
+pub const CLIENT_PORT: u16 = 2379;
+/// Where etcd listens for other members.
+pub const PEER_PORT: u16 = 2380;
+
+/// What a certificate must say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeafProfile {
+    /// Common name.
+    pub common_name: String,
+    /// Organization.
+    pub organization: String,
+    /// Names, sorted.
+    pub names: Vec<String>,
+    /// Addresses, sorted.
+    pub addresses: Vec<IpAddr>,
+    /// What it may be used for.
+    pub usage: Usage,
+    /// How long it is valid, in milliseconds.
+    pub validity_ms: u64,
+    /// How long before its end it is renewed, in milliseconds.
+    pub renew_before_ms: u64,
+}
+
+/// What a certificate may be used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Usage {
+    /// To be a server.
+    Server,
+    /// To be a server and a client: peers are both.
+    ServerAndClient,
+}
+
+impl LeafProfile {
+    /// Names and addresses as a certificate's facts list them.
+    pub fn all_names(&self) -> Vec<String> {
+        let mut all: Vec<String> = self.names.clone();
+        all.extend(self.addresses.iter().map(ToString::to_string));
+        all.sort();
+        all
+    }
+}
+
+pub(super) fn url(address: IpAddr, port: u16) -> String {
+    format!("https://{}", std::net::SocketAddr::new(address, port))
+}
+
+pub(super) fn resolve(
+    fleet: &Name,
+    name: &Name,
+    spec: &EtcdCluster,
+    addresses: &mut Allotment,
+) -> Result<Cluster, DesireError> {
+    let mut places: Vec<(Name, IpAddr)> = Vec::new();
+    match &spec.members {
+        Members::Count(count) => {
+            for index in 1..=*count {
+                let member = Name::parse(&format!("{name}-{index}"))
+                    .map_err(|_| DesireError::NameTooLong { cluster: name.clone() })?;
+                let address = addresses.allot(name, &member)?;
+                places.push((member, address));
+            }
+        }
+        Members::List(list) => {
+            for member in list {
+                let address = match member.address {
+                    Some(address) => address,
+                    None => addresses.allot(name, &member.name)?,
+                };
+                places.push((member.name.clone(), address));
+            }
+        }
+    }
+    let token = spec.token.clone().unwrap_or_else(|| format!("{fleet}-{name}"));
+    let organization = spec.certificates.organization.clone().unwrap_or_else(|| fleet.to_string());
+    let initial_cluster =
+        places.iter().map(|(n, a)| format!("{n}={}", url(*a, PEER_PORT))).collect::<Vec<_>>().join(",");
+    let members = places
+        .into_iter()
+        .map(|(member, address)| {
+            let config = render::etcd::config(&render::etcd::Member {
+                name: &member,
+                client_url: url(address, CLIENT_PORT),
+                peer_url: url(address, PEER_PORT),
+                initial_cluster: &initial_cluster,
+                token: &token,
+                gateway: spec.gateway.unwrap_or(spec.auth.mode == AuthMode::Password),
+                cluster: spec,
+            });
+            let profile = |usage, names: Vec<String>, addresses: Vec<IpAddr>| {
+                let (mut names, mut addresses) = (names, addresses);
+                names.sort();
+                names.dedup();
+                addresses.sort();
+                addresses.dedup();
+                LeafProfile {
+                    common_name: member.to_string(),
+                    organization: organization.clone(),
+                    names,
+                    addresses,
+                    usage,
+                    validity_ms: spec.certificates.validity.as_millis(),
+                    renew_before_ms: spec.certificates.renew_before.as_millis(),
+                }
+            };
+            let extra = &spec.certificates;
+            let mut server_names = extra.extra_names.clone();
+            server_names.push(member.to_string());
+            let mut server_addresses = extra.extra_addresses.clone();
+            server_addresses.push(address);
+            Member {
+                config_digest: render::digest(&config),
+                config,
+                peer: profile(Usage::ServerAndClient, vec![member.to_string()], vec![address]),
+                server: profile(Usage::Server, server_names, server_addresses),
+                name: member,
+                address,
+            }
+        })
+        .collect();
+    Ok(Cluster {
+        name: name.clone(),
+        version: spec.version,
+        source: spec.source.clone(),
+        auth: spec.auth.mode,
+        root_password: spec.auth.root_password.clone(),
+        authorities: spec.ca.clone(),
+        organization,
+        algorithm: spec.ca.algorithm,
+        ca_validity_ms: spec.certificates.ca_validity.as_millis(),
+        members,
+    })
+}

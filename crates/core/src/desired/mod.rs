@@ -1,0 +1,143 @@
+//! A valid Spec and the fleet's identity → Desired, in which every choice is made.
+
+mod addresses;
+mod etcd;
+
+use std::net::IpAddr;
+
+use crate::spec::{AuthMode, Authorities, EtcdVersion, KeyAlgorithm, Name, Provider, Secret, Source, Spec};
+
+pub use addresses::{LoopbackNetwork, NetworkError};
+pub use etcd::{AGENT_PORT, CLIENT_PORT, LeafProfile, PEER_PORT, Usage};
+
+/// What the state adds to the file: who this fleet is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The fleet's id, which no other fleet has.
+    pub id: String,
+    /// Local provider: the network that addresses are taken from.
+    pub network: Option<LoopbackNetwork>,
+}
+
+/// Everything that should be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Desired {
+    /// The fleet's name.
+    pub fleet: Name,
+    /// Who makes the machines.
+    pub provider: Provider,
+    /// Its clusters, in the order of the file.
+    pub clusters: Vec<Cluster>,
+}
+
+/// One cluster that should be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cluster {
+    /// Its name.
+    pub name: Name,
+    /// Its version of etcd.
+    pub version: EtcdVersion,
+    /// Where the binary comes from.
+    pub source: Source,
+    /// How clients prove who they are.
+    pub auth: AuthMode,
+    /// The password of `root`, when the file refers to one.
+    pub root_password: Option<Secret>,
+    /// Made or brought authorities.
+    pub authorities: Authorities,
+    /// Organization in certificates.
+    pub organization: String,
+    /// Key algorithm of the authorities that are made.
+    pub algorithm: KeyAlgorithm,
+    /// How long made authorities are valid, in milliseconds.
+    pub ca_validity_ms: u64,
+    /// Its members, in order.
+    pub members: Vec<Member>,
+}
+
+/// One member that should be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Member {
+    /// Its name, and its machine's.
+    pub name: Name,
+    /// Its machine's address.
+    pub address: IpAddr,
+    /// etcd's configuration file.
+    pub config: String,
+    /// SHA-256 of it, in hexadecimal.
+    pub config_digest: String,
+    /// The certificate that it shows to other members.
+    pub peer: LeafProfile,
+    /// The certificate that it shows to clients.
+    pub server: LeafProfile,
+}
+
+/// Why no Desired could be made of a valid file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DesireError {
+    /// The network has too few addresses.
+    #[error(
+        "the network {network} has {free} free addresses and cluster `{cluster}` needs one more: \
+         give the fleet fewer members, or spread it over two files"
+    )]
+    NetworkFull {
+        /// The network.
+        network: LoopbackNetwork,
+        /// How many addresses it has.
+        free: usize,
+        /// The cluster that found it full.
+        cluster: Name,
+    },
+    /// Members named after the cluster would have names that no host can have.
+    #[error(
+        "cluster `{cluster}` has too long a name for its members to be named after it: shorten it, or name each member"
+    )]
+    NameTooLong {
+        /// The cluster.
+        cluster: Name,
+    },
+    /// The provider chooses no addresses.
+    #[error("member `{member}` has no address: this provider needs `address:` for each member")]
+    NoAddress {
+        /// The member.
+        member: Name,
+    },
+}
+
+/// Makes every choice that the file leaves open.
+pub fn resolve(spec: &Spec, identity: &Identity) -> Result<Desired, DesireError> {
+    let mut addresses = addresses::Allotment::new(spec, identity);
+    let clusters = spec
+        .etcd
+        .iter()
+        .map(|(name, cluster)| etcd::resolve(&spec.fleet, name, cluster, &mut addresses))
+        .collect::<Result<_, _>>()?;
+    Ok(Desired { fleet: spec.fleet.clone(), provider: spec.machines.provider, clusters })
+}
+
+impl Cluster {
+    /// The member of this name.
+    pub fn member(&self, name: &Name) -> Option<&Member> {
+        self.members.iter().find(|m| m.name == *name)
+    }
+}
+
+impl Member {
+    /// Where clients reach it.
+    pub fn client_url(&self) -> String {
+        etcd::url(self.address, CLIENT_PORT)
+    }
+
+    /// Where other members reach it.
+    pub fn peer_url(&self) -> String {
+        etcd::url(self.address, PEER_PORT)
+    }
+
+    /// The certificate for this purpose.
+    pub fn profile(&self, purpose: crate::observed::Purpose) -> &LeafProfile {
+        match purpose {
+            crate::observed::Purpose::Peer => &self.peer,
+            crate::observed::Purpose::Server => &self.server,
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Raftsman's pure decisions: no I/O, no clock, no randomness, no async.
+//!
+//! ```text
+//! raftsman.yaml ── spec ──► Spec ── desired ──► Desired ─┐
+//!                                                        ├─ plan ──► Plan { steps, waiting }
+//! what the engine saw ──────────── observed ──► Observed ─┘              │
+//!                                                    model ◄── action ◄──┘
+//! ```
+//!
+//! | room | input → output |
+//! |---|---|
+//! | [`spec`] | the text of `raftsman.yaml` → a valid [`spec::Spec`], or diagnostics that point at the line |
+//! | [`desired`] | Spec and the fleet's identity → every choice made |
+//! | [`observed`] | facts with their age → the cluster as a whole |
+//! | [`plan`] | (Desired, Observed, now) → what to do next, and for all that is not done, why not |
+//! | [`action`] | all that may be done |
+//! | [`model`] | an action on a simulated world → its effect; the forecast |
+//! | [`render`] | Desired → the text of files |
+//!
+//! The engine gathers `Observed` and carries out `Action`s; nothing here touches the world.
+
+pub mod action;
+pub mod desired;
+pub mod model;
+pub mod observed;
+pub mod plan;
+pub mod render;
+pub mod spec;

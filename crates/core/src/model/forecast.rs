@@ -1,0 +1,112 @@
+//! (Desired, Observed, now) → every step until nothing is left to do, if the world behaves.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::World;
+use crate::desired::Cluster;
+use crate::observed::{Fact, Observed, Tolerance};
+use crate::plan::{Patience, Pause, Plan, Step, Waiting, plan};
+
+/// More waves than any sound plan has: a planner that goes round in circles is cut off here.
+const MAX_WAVES: usize = 200;
+
+/// What `apply` would do, wave by wave.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Forecast {
+    /// What the cluster can lose now.
+    pub now: Tolerance,
+    /// The waves of steps, in order.
+    pub waves: Vec<Wave>,
+    /// What stands in the way at the end.
+    pub waiting: Vec<Waiting>,
+    /// Whether the end is reached: nothing left to do or to wait for.
+    pub converges: bool,
+}
+
+/// Steps that are carried out at the same time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Wave {
+    /// They.
+    pub steps: Vec<Step>,
+}
+
+impl Forecast {
+    /// All steps in order.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.waves.iter().flat_map(|w| &w.steps)
+    }
+
+    /// The longest pause to expect.
+    pub fn longest_pause(&self) -> Pause {
+        self.steps().map(|s| s.pause).filter(|p| *p != Pause::NotServing).max().unwrap_or(Pause::None)
+    }
+}
+
+/// Runs the planner against the model until nothing is left to do.
+pub fn forecast(desired: &Cluster, observed: &Observed, now: Timestamp) -> Forecast {
+    forecast_by(plan, desired, observed, now)
+}
+
+fn forecast_by(
+    planner: impl Fn(&Cluster, &Observed, Timestamp) -> Plan,
+    desired: &Cluster,
+    observed: &Observed,
+    now: Timestamp,
+) -> Forecast {
+    let mut world = World::from_observed(desired, observed, now);
+    let mut waves = Vec::new();
+    let mut seen = observed.clone();
+    let tolerance = crate::observed::View::of(observed).tolerance();
+    loop {
+        let next = planner(desired, &seen, now);
+        if next.steps.is_empty() || waves.len() >= MAX_WAVES {
+            let converges = next.is_done();
+            let waiting =
+                next.waiting.into_iter().filter(|w| converges || w.patience() != Patience::Soon || stuck(w)).collect();
+            return Forecast { now: tolerance, waves, waiting, converges };
+        }
+        for step in &next.steps {
+            if world.act(desired, &step.action, 0).is_err() {
+                // What the model finds impossible is not forecast: it shows as whatever the planner waits for then.
+                let waiting = vec![Waiting::Unsafe {
+                    verb: step.action.verb().to_owned(),
+                    machine: step.action.machine().cloned(),
+                    refusal: "its effect cannot be foreseen".to_owned(),
+                }];
+                return Forecast { now: tolerance, waves, waiting, converges: false };
+            }
+        }
+        waves.push(Wave { steps: next.steps });
+        world.pass_time();
+        world.remember();
+        seen = still_unreachable(world.observe(desired), observed);
+    }
+}
+
+/// At the end of a forecast, what would mend itself has mended: only what nobody could reach still matters.
+fn stuck(waiting: &Waiting) -> bool {
+    matches!(
+        waiting,
+        Waiting::MachineUnknown { .. }
+            | Waiting::AgentUnreachable { .. }
+            | Waiting::NoMajority { .. }
+            | Waiting::NoQuorumYet { .. }
+            | Waiting::EtcdStarting { .. }
+            | Waiting::WouldLoseQuorum { .. }
+    )
+}
+
+/// What could not be reached now cannot be reached in the forecast either, except where a step of ours opens it up.
+fn still_unreachable(mut seen: Observed, observed: &Observed) -> Observed {
+    for (name, member) in &mut seen.members {
+        let Some(before) = observed.members.get(name) else { continue };
+        if let Fact::Unreachable { .. } = before.machine {
+            *member = before.clone();
+        }
+        if let (Fact::Unreachable { .. }, Fact::Unreachable { .. }) = (&before.agent, &member.agent) {
+            member.agent = before.agent.clone();
+        }
+    }
+    seen
+}

@@ -1,0 +1,109 @@
+//! The simulated world → what an observer would see of it.
+
+use std::collections::BTreeMap;
+
+use super::{MachineModel, World};
+use crate::desired::Cluster;
+use crate::observed::{
+    Agent, AgentReport, ClusterId, Data, EtcdFacts, EtcdOnMachine, Fact, Machine, MemberObserved, Observed, Power,
+    Service, ServiceState,
+};
+use crate::spec::Name;
+
+impl World {
+    /// A look at everything, without faults.
+    pub fn observe(&self, desired: &Cluster) -> Observed {
+        let members = desired.members.iter().map(|m| (m.name.clone(), self.observe_member(desired, &m.name))).collect();
+        let strangers = self
+            .machines
+            .iter()
+            .filter(|(name, m)| m.exists && desired.member(name).is_none())
+            .map(|(name, _)| name.clone())
+            .collect();
+        Observed { ledger: self.ledger.clone(), members, strangers }
+    }
+
+    fn observe_member(&self, desired: &Cluster, name: &Name) -> MemberObserved {
+        let at = self.now;
+        let Some(machine) = self.machines.get(name).filter(|m| m.exists) else {
+            return MemberObserved {
+                machine: Fact::Absent { at },
+                agent: Fact::Absent { at },
+                etcd: Fact::Absent { at },
+            };
+        };
+        let agent = if machine.power == Power::Stopped {
+            Fact::Absent { at }
+        } else if !machine.agent_up {
+            Fact::Unreachable { error: "connection refused".to_owned(), since: at }
+        } else if machine.claimed {
+            Fact::Seen { value: Agent::Claimed(Box::new(report(name, machine))), at }
+        } else {
+            Fact::Seen { value: Agent::Unclaimed, at }
+        };
+        let etcd = match machine.cluster() {
+            Some(cluster) if machine.answers() => Fact::Seen { value: self.etcd(desired, machine, cluster), at },
+            _ if machine.process.state == ServiceState::Stopped => Fact::Absent { at },
+            _ => Fact::Unreachable { error: "connection refused".to_owned(), since: at },
+        };
+        MemberObserved { machine: Fact::Seen { value: Machine { power: machine.power }, at }, agent, etcd }
+    }
+
+    fn etcd(&self, desired: &Cluster, machine: &MachineModel, cluster: ClusterId) -> EtcdFacts {
+        let leader = self.leader(cluster);
+        let agreed = self.agreed.get(&cluster);
+        let member = match machine.data {
+            Data::Present { member, .. } => member,
+            Data::Empty | Data::Unreadable { .. } => crate::observed::MemberId(0),
+        };
+        EtcdFacts {
+            member,
+            cluster,
+            leader,
+            raft_term: 2,
+            raft_index: 10,
+            revision: 1,
+            version: machine.process.version.unwrap_or(desired.version),
+            db_size: 0,
+            db_in_use: 0,
+            learner: false,
+            read_error: leader.is_none().then(|| "no leader".to_owned()),
+            members: agreed.map(|a| a.members.clone()).unwrap_or_default(),
+            alarms: agreed.map(|a| a.alarms.clone()).unwrap_or_default(),
+            auth: leader.and(agreed).map(|a| a.auth),
+            root: agreed.map_or(crate::observed::Root::Unknown, |a| a.root),
+            doors: agreed.filter(|a| a.auth && leader.is_some()).map(|a| a.doors.clone()),
+        }
+    }
+}
+
+fn report(name: &Name, machine: &MachineModel) -> AgentReport {
+    let process = &machine.process;
+    let running = process.state == ServiceState::Running;
+    AgentReport {
+        machine: name.clone(),
+        incarnation: machine.incarnation.clone(),
+        version: "model".to_owned(),
+        generation: 0,
+        clock_offset_ms: machine.clock_offset_ms,
+        certificate: None,
+        disk: machine.disk,
+        etcd: EtcdOnMachine {
+            installed: machine.installed.iter().map(|v| (*v, String::new())).collect::<BTreeMap<_, _>>(),
+            config: machine.config.clone(),
+            running_config: process.config.clone().filter(|_| running),
+            running_version: process.version.filter(|_| running),
+            certificates: machine.certificates.clone(),
+            service: Service {
+                state: process.state,
+                pid: running.then_some(1),
+                since: None,
+                restarts: process.restarts,
+                last_exit: (process.restarts > 0).then(|| "signal 9".to_owned()),
+            },
+            data: machine.data.clone(),
+            ports_taken: machine.ports_taken.clone(),
+            had_data: machine.had_data,
+        },
+    }
+}

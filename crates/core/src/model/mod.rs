@@ -1,0 +1,261 @@
+//! A simulated world: every action has its predicted effect on it. The forecast runs on it, and so do the simulations.
+
+mod effects;
+mod forecast;
+mod look;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+pub use effects::Impossible;
+pub use forecast::{Forecast, Wave, forecast};
+
+use crate::desired::Cluster;
+use crate::observed::{
+    Agent, Alarm, CertificateFacts, ClusterId, Data, Disk, Doors, EtcdFacts, Ledger, ListedMember, MemberId, Observed,
+    PortTaken, Power, Purpose, Root, ServiceState,
+};
+use crate::spec::{EtcdVersion, Name};
+
+/// One cluster and its machines, as they truly are.
+#[derive(Debug, Clone)]
+pub struct World {
+    /// The clock of the world.
+    pub now: Timestamp,
+    /// The state's memory.
+    pub ledger: Ledger,
+    /// The machines, by name: the desired ones and any other.
+    pub machines: BTreeMap<Name, MachineModel>,
+    /// What the clusters have agreed upon, by id: it outlives any process.
+    pub agreed: BTreeMap<ClusterId, Agreed>,
+    /// Counts machines, so that each has an incarnation of its own.
+    pub made: u64,
+}
+
+/// One machine, as it truly is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MachineModel {
+    /// Whether it exists.
+    pub exists: bool,
+    /// Whether it runs.
+    pub power: Power,
+    /// Whether its agent answers.
+    pub agent_up: bool,
+    /// Whether its agent has a certificate of the fleet.
+    pub claimed: bool,
+    /// Which machine of this name it is.
+    pub incarnation: String,
+    /// Its clock less ours.
+    pub clock_offset_ms: i64,
+    /// Room on its disk.
+    pub disk: Disk,
+    /// Installed versions.
+    pub installed: BTreeSet<EtcdVersion>,
+    /// Certificates.
+    pub certificates: BTreeMap<Purpose, CertificateFacts>,
+    /// Digest of the configuration file.
+    pub config: Option<String>,
+    /// The data directory.
+    pub data: Data,
+    /// Whether there ever was data.
+    pub had_data: bool,
+    /// The process.
+    pub process: Process,
+    /// Ports that others hold.
+    pub ports_taken: Vec<PortTaken>,
+}
+
+/// etcd's process on a machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Process {
+    /// Whether it runs.
+    pub state: ServiceState,
+    /// What it was started with.
+    pub config: Option<String>,
+    /// What it was started with.
+    pub version: Option<EtcdVersion>,
+    /// How often it ended by itself.
+    pub restarts: u32,
+    /// Looks at the world that must pass before it answers: real processes take their time.
+    pub warm_up: u32,
+}
+
+/// What a cluster has agreed upon.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Agreed {
+    /// Its members.
+    pub members: Vec<ListedMember>,
+    /// Its superuser.
+    pub root: Root,
+    /// Whether auth is on.
+    pub auth: bool,
+    /// Whether it ever had a leader.
+    pub formed: bool,
+    /// Alarms.
+    pub alarms: Vec<Alarm>,
+    /// Whether strangers are refused.
+    pub doors: Doors,
+}
+
+impl MachineModel {
+    /// A machine that does not exist.
+    pub fn none() -> Self {
+        Self {
+            exists: false,
+            power: Power::Stopped,
+            agent_up: false,
+            claimed: false,
+            incarnation: String::new(),
+            clock_offset_ms: 0,
+            disk: Disk { free: 1 << 34, total: 1 << 35 },
+            installed: BTreeSet::new(),
+            certificates: BTreeMap::new(),
+            config: None,
+            data: Data::Empty,
+            had_data: false,
+            process: Process::none(),
+            ports_taken: Vec::new(),
+        }
+    }
+
+    /// Whether its etcd runs and has finished starting. On this computer a machine counts as stopped when its agent is
+    /// gone, and etcd may well run on.
+    fn answers(&self) -> bool {
+        self.exists && self.process.state == ServiceState::Running && self.process.warm_up == 0
+    }
+
+    fn cluster(&self) -> Option<ClusterId> {
+        match self.data {
+            Data::Present { cluster, .. } => Some(cluster),
+            Data::Empty | Data::Unreadable { .. } => None,
+        }
+    }
+}
+
+impl Process {
+    /// No process.
+    pub fn none() -> Self {
+        Self { state: ServiceState::Stopped, config: None, version: None, restarts: 0, warm_up: 0 }
+    }
+}
+
+impl World {
+    /// A world in which nothing exists yet.
+    pub fn empty(desired: &Cluster, now: Timestamp) -> Self {
+        let machines = desired.members.iter().map(|m| (m.name.clone(), MachineModel::none())).collect();
+        Self { now, ledger: Ledger::default(), machines, agreed: BTreeMap::new(), made: 0 }
+    }
+
+    /// The world that an observation shows. What could not be reached is modelled as it must be for nothing to be
+    /// done to it: it is marked unreachable again at every look.
+    pub fn from_observed(desired: &Cluster, observed: &Observed, now: Timestamp) -> Self {
+        let mut world = Self::empty(desired, now);
+        world.ledger = observed.ledger.clone();
+        for (name, seen) in &observed.members {
+            let machine = world.machines.entry(name.clone()).or_insert_with(MachineModel::none);
+            if let Some(m) = seen.machine.seen() {
+                machine.exists = true;
+                machine.power = m.power;
+                machine.incarnation = format!("seen-{name}");
+            }
+            machine.agent_up = seen.agent.seen().is_some();
+            if let Some(Agent::Claimed(report)) = seen.agent.seen() {
+                let etcd = &report.etcd;
+                machine.claimed = true;
+                machine.incarnation.clone_from(&report.incarnation);
+                machine.clock_offset_ms = report.clock_offset_ms;
+                machine.disk = report.disk;
+                machine.installed = etcd.installed.keys().copied().collect();
+                machine.certificates.clone_from(&etcd.certificates);
+                machine.config.clone_from(&etcd.config);
+                machine.data = etcd.data.clone();
+                machine.had_data = etcd.had_data;
+                machine.ports_taken.clone_from(&etcd.ports_taken);
+                machine.process = Process {
+                    state: etcd.service.state,
+                    config: etcd.running_config.clone(),
+                    version: etcd.running_version,
+                    restarts: etcd.service.restarts,
+                    warm_up: 0,
+                };
+            }
+            if let Some(etcd) = seen.etcd.seen() {
+                world.adopt(etcd);
+            }
+        }
+        world
+    }
+
+    fn adopt(&mut self, etcd: &EtcdFacts) {
+        let shut = crate::observed::Door::Shut;
+        let agreed = self.agreed.entry(etcd.cluster).or_insert_with(|| Agreed {
+            members: etcd.members.clone(),
+            root: etcd.root,
+            auth: etcd.auth.unwrap_or(false),
+            formed: etcd.leader.is_some(),
+            alarms: etcd.alarms.clone(),
+            doors: Doors { anonymous: shut.clone(), plaintext: shut.clone(), foreign: shut },
+        });
+        agreed.formed |= etcd.leader.is_some();
+        agreed.auth |= etcd.auth.unwrap_or(false);
+        if etcd.root == Root::Ready {
+            agreed.root = Root::Ready;
+        }
+        if let Some(doors) = &etcd.doors {
+            agreed.doors = doors.clone();
+        }
+        if agreed.members.is_empty() {
+            agreed.members.clone_from(&etcd.members);
+        }
+    }
+
+    /// Members of this cluster whose etcd answers.
+    pub fn answering(&self, cluster: ClusterId) -> impl Iterator<Item = (&Name, &MachineModel)> {
+        self.machines.iter().filter(move |(_, m)| m.answers() && m.cluster() == Some(cluster))
+    }
+
+    /// Whether a majority of the cluster's voters answers.
+    pub fn has_quorum(&self, cluster: ClusterId) -> bool {
+        self.agreed.get(&cluster).is_some_and(|agreed| {
+            let voters = agreed.members.iter().filter(|m| !m.learner).count();
+            self.answering(cluster).count() >= crate::observed::quorum(voters)
+        })
+    }
+
+    /// The leader: the model's choice is the first member that answers.
+    pub fn leader(&self, cluster: ClusterId) -> Option<MemberId> {
+        if !self.has_quorum(cluster) {
+            return None;
+        }
+        self.answering(cluster).find_map(|(_, m)| match m.data {
+            Data::Present { member, .. } => Some(member),
+            Data::Empty | Data::Unreadable { .. } => None,
+        })
+    }
+
+    /// Lets the processes get on with what they do by themselves: start up, elect, be restarted by their agent.
+    pub fn pass_time(&mut self) {
+        for machine in self.machines.values_mut().filter(|m| m.exists) {
+            match machine.process.state {
+                ServiceState::Running => {
+                    machine.process.warm_up = machine.process.warm_up.saturating_sub(1);
+                    // As agents do after a while of good running.
+                    machine.process.restarts = 0;
+                    machine.had_data |= matches!(machine.data, Data::Present { .. });
+                }
+                ServiceState::Backoff if machine.agent_up && machine.data != Data::Empty => {
+                    machine.process.state = ServiceState::Running;
+                    machine.process.config.clone_from(&machine.config);
+                }
+                ServiceState::Backoff | ServiceState::Stopped => {}
+            }
+        }
+        let formed: Vec<ClusterId> = self.agreed.keys().copied().filter(|id| self.has_quorum(*id)).collect();
+        for id in formed {
+            if let Some(agreed) = self.agreed.get_mut(&id) {
+                agreed.formed = true;
+            }
+        }
+    }
+}

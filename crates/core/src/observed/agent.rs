@@ -1,0 +1,169 @@
+//! The agent's report → what is installed, configured, running and stored on its machine.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::etcd::{ClusterId, MemberId};
+use crate::spec::{EtcdVersion, Name};
+
+/// What answered where the machine's agent should be.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "agent", rename_all = "lowercase")]
+pub enum Agent {
+    /// A new agent that holds the join token of this machine and no certificate yet.
+    Unclaimed,
+    /// An agent of this fleet.
+    Claimed(Box<AgentReport>),
+}
+
+/// An agent's word on its machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AgentReport {
+    /// The machine that the agent takes itself for.
+    pub machine: Name,
+    /// Made at the agent's first start on an empty disk: a rebuilt machine has another.
+    pub incarnation: String,
+    /// The agent's version.
+    pub version: String,
+    /// The newest generation of the lock that it has obeyed.
+    pub generation: u64,
+    /// The machine's clock less ours, in milliseconds.
+    pub clock_offset_ms: i64,
+    /// The agent's own certificate.
+    pub certificate: Option<CertificateFacts>,
+    /// Room on the disk.
+    pub disk: Disk,
+    /// etcd on this machine.
+    pub etcd: EtcdOnMachine,
+}
+
+/// Room on the disk that holds etcd's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disk {
+    /// Free for us.
+    pub free: u64,
+    /// In all.
+    pub total: u64,
+}
+
+/// etcd on one machine, as its agent sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EtcdOnMachine {
+    /// Installed versions, with the SHA-256 of their binary.
+    pub installed: BTreeMap<EtcdVersion, String>,
+    /// Digest of the configuration file.
+    pub config: Option<String>,
+    /// Digest of the configuration that the running process was started with.
+    pub running_config: Option<String>,
+    /// Version that the running process was started with.
+    pub running_version: Option<EtcdVersion>,
+    /// Certificates by purpose.
+    pub certificates: BTreeMap<Purpose, CertificateFacts>,
+    /// The process.
+    pub service: Service,
+    /// The data directory.
+    pub data: Data,
+    /// Ports that etcd needs and others hold.
+    pub ports_taken: Vec<PortTaken>,
+    /// Whether a member's data was ever seen here: remembered outside the data directory, so that a wiped directory is
+    /// told from one that never was.
+    pub had_data: bool,
+}
+
+/// What a certificate is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Purpose {
+    /// Members show it to each other.
+    Peer,
+    /// Members show it to clients.
+    Server,
+}
+
+impl Purpose {
+    /// Every certificate that a member needs.
+    pub const ALL: [Self; 2] = [Self::Peer, Self::Server];
+
+    /// Its name in plans and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Peer => "peer",
+            Self::Server => "server",
+        }
+    }
+}
+
+/// What is known of a certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateFacts {
+    /// SHA-256 of the certificate.
+    pub fingerprint: String,
+    /// Valid from.
+    pub not_before: Timestamp,
+    /// Valid until.
+    pub not_after: Timestamp,
+    /// Names and addresses in it, sorted.
+    pub names: Vec<String>,
+    /// Subject, as text.
+    pub subject: String,
+    /// SHA-256 of the public key of the authority that signed it.
+    pub issuer_key: String,
+}
+
+/// A service and how it fares.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Service {
+    /// Its state.
+    pub state: ServiceState,
+    /// The process, while it runs.
+    pub pid: Option<u32>,
+    /// In this state since.
+    pub since: Option<Timestamp>,
+    /// How often it ended by itself since it was last asked to start.
+    pub restarts: u32,
+    /// How it ended last.
+    pub last_exit: Option<String>,
+}
+
+/// Whether a service runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ServiceState {
+    /// Not running, and not meant to.
+    Stopped,
+    /// Running.
+    Running,
+    /// It ended by itself and is started again after a pause.
+    Backoff,
+}
+
+/// A data directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "data", rename_all = "lowercase")]
+pub enum Data {
+    /// Nothing there.
+    Empty,
+    /// A member's data, and whose.
+    Present {
+        /// The member.
+        member: MemberId,
+        /// The cluster.
+        cluster: ClusterId,
+    },
+    /// Something is there that is not a member's data.
+    Unreadable {
+        /// Why.
+        problem: String,
+    },
+}
+
+/// A port that somebody else holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortTaken {
+    /// The port.
+    pub port: u16,
+    /// Who, where it can be told.
+    pub holder: String,
+}

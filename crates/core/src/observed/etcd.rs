@@ -1,0 +1,158 @@
+//! etcd's own answers → who is in the cluster, who leads, who may come in.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::spec::EtcdVersion;
+
+/// etcd's id of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterId(pub u64);
+
+/// etcd's id of a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub u64);
+
+/// Ids are shown and kept in hexadecimal, as etcd prints them.
+macro_rules! hexadecimal {
+    ($id:ident) => {
+        impl fmt::Display for $id {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:x}", self.0)
+            }
+        }
+
+        impl Serialize for $id {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $id {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = String::deserialize(deserializer)?;
+                u64::from_str_radix(&text, 16).map(Self).map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+
+hexadecimal!(ClusterId);
+hexadecimal!(MemberId);
+
+/// What one member answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EtcdFacts {
+    /// Its id.
+    pub member: MemberId,
+    /// Its cluster's id.
+    pub cluster: ClusterId,
+    /// The leader that it follows.
+    pub leader: Option<MemberId>,
+    /// Its term.
+    pub raft_term: u64,
+    /// The last index of its log.
+    pub raft_index: u64,
+    /// Its revision.
+    pub revision: i64,
+    /// Its version.
+    pub version: EtcdVersion,
+    /// Size of its database file.
+    pub db_size: i64,
+    /// Of that, in use.
+    pub db_in_use: i64,
+    /// Whether it is a learner, without a vote.
+    pub learner: bool,
+    /// Why a linearizable read through it failed; `None` when it succeeded, which proves quorum.
+    pub read_error: Option<String>,
+    /// The members that it knows.
+    pub members: Vec<ListedMember>,
+    /// Alarms that it knows of.
+    pub alarms: Vec<Alarm>,
+    /// Whether auth is on; `None` when it did not say.
+    pub auth: Option<bool>,
+    /// The superuser, looked at while auth is off.
+    pub root: Root,
+    /// Whether strangers are refused, tried once auth is on.
+    pub doors: Option<Doors>,
+}
+
+impl EtcdFacts {
+    /// Whether a linearizable read through this member succeeded.
+    pub fn healthy(&self) -> bool {
+        self.read_error.is_none()
+    }
+
+    /// Whether it leads.
+    pub fn leads(&self) -> bool {
+        self.leader == Some(self.member)
+    }
+}
+
+/// A member as listed by etcd.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedMember {
+    /// Its id.
+    pub id: MemberId,
+    /// Its name; empty while it never started.
+    pub name: String,
+    /// Where other members reach it.
+    pub peer_urls: Vec<String>,
+    /// Whether it is a learner.
+    pub learner: bool,
+}
+
+/// An alarm of etcd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Alarm {
+    /// The quota is used up: no writes.
+    NoSpace,
+    /// Members differ in their data.
+    Corrupt,
+}
+
+/// The superuser.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Root {
+    /// Not looked at.
+    Unknown,
+    /// There is no user `root`, or it lacks the role `root`.
+    Missing,
+    /// There is, with the role.
+    Ready,
+}
+
+/// Whether those who should be refused are refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Doors {
+    /// A client without credentials.
+    pub anonymous: Door,
+    /// A client without TLS.
+    pub plaintext: Door,
+    /// A client whose certificate a foreign authority signed.
+    pub foreign: Door,
+}
+
+impl Doors {
+    /// The doors that are not shut, with what was seen there.
+    pub fn not_shut(&self) -> impl Iterator<Item = (&'static str, &Door)> {
+        [("an anonymous", &self.anonymous), ("a plaintext", &self.plaintext), ("a foreign-CA", &self.foreign)]
+            .into_iter()
+            .filter(|(_, door)| !matches!(door, Door::Shut))
+    }
+}
+
+/// One door.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Door {
+    /// The stranger was refused.
+    Shut,
+    /// The stranger was let in.
+    Open,
+    /// It could not be told.
+    Unclear(String),
+}

@@ -1,0 +1,56 @@
+//! One look at one thing → seen, absent, or unreachable: three answers that are never confused.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// The outcome of looking at one thing.
+///
+/// `Unreachable` is not `Absent`: nothing may be created, replaced or destroyed because it could not be reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "fact", rename_all = "lowercase")]
+pub enum Fact<T> {
+    /// It is there, and this is what it looks like.
+    Seen {
+        /// What was seen.
+        value: T,
+        /// When.
+        at: Timestamp,
+    },
+    /// Somebody who knows said that it is not there.
+    Absent {
+        /// When.
+        at: Timestamp,
+    },
+    /// Nobody who knows could be asked.
+    Unreachable {
+        /// What stood in the way.
+        error: String,
+        /// Since when it could not be reached, as far as this run knows.
+        since: Timestamp,
+    },
+}
+
+impl<T> Fact<T> {
+    /// What was seen, if anything was.
+    pub fn seen(&self) -> Option<&T> {
+        match self {
+            Self::Seen { value, .. } => Some(value),
+            Self::Absent { .. } | Self::Unreachable { .. } => None,
+        }
+    }
+
+    /// Whether somebody who knows said that it is not there.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Absent { .. })
+    }
+
+    /// Carries the beginning of an outage over from the look before.
+    pub fn since_before(self, before: Option<&Self>) -> Self {
+        match (self, before) {
+            (Self::Unreachable { error, .. }, Some(Self::Unreachable { since, .. })) => {
+                Self::Unreachable { error, since: *since }
+            }
+            (fact, _) => fact,
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The world, as far as it was seen → facts with their age, and what follows from them.
+
+mod agent;
+mod etcd;
+mod fact;
+mod ledger;
+mod member;
+mod view;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+pub use agent::{
+    Agent, AgentReport, CertificateFacts, Data, Disk, EtcdOnMachine, PortTaken, Purpose, Service, ServiceState,
+};
+pub use etcd::{Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
+pub use fact::Fact;
+pub use ledger::{AuthorityRecord, Ledger};
+pub use view::{Tolerance, View, quorum};
+
+use crate::spec::Name;
+
+/// All that was seen of one cluster at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Observed {
+    /// What the state remembers: what no look at the world can tell.
+    pub ledger: Ledger,
+    /// Every desired member's machine, bottom up.
+    pub members: BTreeMap<Name, MemberObserved>,
+    /// Machines that carry this cluster's tag and that the file does not name.
+    pub strangers: Vec<Name>,
+}
+
+/// What was seen of one member: its machine, the agent there, and the etcd that answers at its address.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MemberObserved {
+    /// The provider's word on the machine.
+    pub machine: Fact<Machine>,
+    /// The agent's word on its machine.
+    pub agent: Fact<Agent>,
+    /// The answer of etcd itself at the member's client address.
+    pub etcd: Fact<EtcdFacts>,
+}
+
+/// The provider's word on a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Whether it runs.
+    pub power: Power,
+}
+
+/// Whether a machine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Power {
+    /// It runs.
+    Running,
+    /// It exists and does not run.
+    Stopped,
+}

@@ -1,0 +1,213 @@
+//! Members that should run, members that run → first start, restarts, and whose cluster this is.
+
+use std::collections::BTreeMap;
+
+use super::machines::Ready;
+use super::{Draft, Reason, Step, Waiting};
+use crate::action::{Action, StartData};
+use crate::observed::{ClusterId, Data, Fact, ServiceState, quorum};
+use crate::spec::Name;
+
+/// After so many ends a process does not come up by itself any more.
+const CRASHES: u32 = 5;
+
+/// Whether it is clear whose cluster this is. Where it is not, nothing at all is done.
+pub(super) fn identity_is_clear(draft: &mut Draft<'_>) -> bool {
+    let ledger = &draft.observed.ledger;
+    if !draft.observed.strangers.is_empty() {
+        draft.waiting.push(Waiting::Strangers { machines: draft.observed.strangers.clone() });
+    }
+    let expected = match (ledger.cluster, draft.view.clusters.len()) {
+        (Some(cluster), _) => Some(cluster),
+        (None, 0 | 1) => draft.view.clusters.keys().next().copied(),
+        (None, _) => {
+            let found = draft.view.clusters.iter();
+            let found = found.map(|(id, names)| (*id, names.iter().map(|n| (*n).clone()).collect())).collect();
+            draft.waiting.push(Waiting::SeveralClusters { found });
+            return false;
+        }
+    };
+    let strangers_before = draft.waiting.len();
+    if let Some(expected) = expected {
+        foreign_members(draft, expected);
+    }
+    members_differ(draft);
+    if let Some(cluster) = ledger.cluster
+        && draft.observed.members.values().all(|m| m.report().is_some_and(|r| r.etcd.data == Data::Empty))
+        && draft.view.answering.is_empty()
+    {
+        draft.waiting.push(Waiting::AllDataLost { cluster });
+    }
+    draft.waiting.len() == strangers_before
+}
+
+fn foreign_members(draft: &mut Draft<'_>, expected: ClusterId) {
+    for (name, member) in &draft.observed.members {
+        if let Some(found) = member.etcd.seen().map(|e| e.cluster).filter(|c| *c != expected) {
+            draft.waiting.push(Waiting::ForeignMember { machine: name.clone(), found, expected });
+        } else if let Some(found) = member.cluster_on_disk().filter(|c| *c != expected) {
+            draft.waiting.push(Waiting::ForeignData { machine: name.clone(), found, expected });
+        }
+    }
+}
+
+/// The cluster's own list is the truth; while nobody can be asked, the list that it was first started with is.
+fn members_differ(draft: &mut Draft<'_>) {
+    let wanted: BTreeMap<String, String> =
+        draft.desired.members.iter().map(|m| (m.peer_url(), m.name.to_string())).collect();
+    let found: BTreeMap<String, String> = match draft.view.listed {
+        // A member that never started has no name yet, only its address.
+        Some(list) => list.iter().flat_map(|m| m.peer_urls.iter().map(|url| (url.clone(), m.name.clone()))).collect(),
+        None => draft.observed.ledger.members.iter().map(|(n, url)| (url.clone(), n.to_string())).collect(),
+    };
+    if found.is_empty() {
+        return;
+    }
+    let differs = |url: &String, name: &String, others: &BTreeMap<String, String>| {
+        others.get(url).is_none_or(|other| other != name && !other.is_empty() && !name.is_empty())
+    };
+    let only = |these: &BTreeMap<String, String>, others: &BTreeMap<String, String>| -> Vec<String> {
+        let mine = these.iter().filter(|(url, name)| differs(url, name, others));
+        mine.map(|(url, name)| format!("{name} ({url})")).collect()
+    };
+    let (missing, surplus) = (only(&wanted, &found), only(&found, &wanted));
+    if !missing.is_empty() || !surplus.is_empty() {
+        draft.waiting.push(Waiting::MembersDiffer { missing, surplus });
+    }
+}
+
+/// Brings members up, and carries a changed configuration through them one by one.
+pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
+    let mut startable: Vec<(&Ready<'_>, StartData)> = Vec::new();
+    let mut up = 0;
+    for r in ready {
+        match r.report.etcd.service.state {
+            ServiceState::Running => {
+                up += 1;
+                await_health(draft, &r.member.name);
+            }
+            ServiceState::Backoff => {
+                up += 1;
+                await_restart(draft, r);
+            }
+            ServiceState::Stopped => {
+                if let Some(data) = may_start(draft, r) {
+                    startable.push((r, data));
+                }
+            }
+        }
+    }
+    if formed(draft) {
+        for (r, data) in startable {
+            let reason = if data == StartData::Empty { Reason::Missing } else { Reason::NotRunning };
+            draft.steps.push(start(draft, r, data, reason));
+        }
+        if draft.steps.is_empty() {
+            roll(draft, ready);
+        }
+        return;
+    }
+    let of = draft.desired.members.len();
+    let progressing = draft.desired.members.iter().any(|m| draft.has_step_for(&m.name));
+    if progressing || startable.is_empty() {
+        return;
+    }
+    // Started one by one, members wait for each other for ever: a majority comes up together or not at all.
+    if up + startable.len() < quorum(of) {
+        draft.wait(Waiting::NoMajority { ready: up + startable.len(), needed: quorum(of) });
+        return;
+    }
+    let starting = startable.len();
+    for (r, data) in startable {
+        draft.steps.push(start(draft, r, data, Reason::FirstStart { starting, of }));
+    }
+}
+
+/// Whether the cluster exists: it was seen once, or it answers now.
+fn formed(draft: &Draft<'_>) -> bool {
+    draft.observed.ledger.cluster.is_some()
+        || draft.view.has_quorum()
+        || draft.view.answering.values().any(|e| e.leader.is_some())
+}
+
+fn start(draft: &Draft<'_>, ready: &Ready<'_>, data: StartData, reason: Reason) -> Step {
+    let version = draft.desired.version;
+    Step::new(Action::StartEtcd { machine: ready.member.name.clone(), version, data }, reason)
+}
+
+/// What a stopped member's data directory must hold for its start, or nothing when it must not be started.
+fn may_start(draft: &mut Draft<'_>, ready: &Ready<'_>) -> Option<StartData> {
+    let name = &ready.member.name;
+    let etcd = &ready.report.etcd;
+    if let Some(taken) = etcd.ports_taken.first() {
+        let (port, holder) = (taken.port, taken.holder.clone());
+        draft.wait(Waiting::PortTaken { machine: name.clone(), port, holder });
+        return None;
+    }
+    match etcd.data {
+        Data::Present { cluster, .. } => Some(StartData::Of(cluster)),
+        // An empty member under an old id has forgotten what it voted for: it must never come back like this.
+        Data::Empty if etcd.had_data => {
+            draft.wait(Waiting::DataLost { machine: name.clone() });
+            None
+        }
+        Data::Empty => Some(StartData::Empty),
+        Data::Unreadable { .. } => None,
+    }
+}
+
+fn await_health(draft: &mut Draft<'_>, name: &Name) {
+    let Some(member) = draft.observed.members.get(name) else { return };
+    match &member.etcd {
+        Fact::Seen { value, .. } => {
+            if let Some(error) = &value.read_error {
+                draft.wait(Waiting::NoQuorumYet { machine: name.clone(), error: error.clone() });
+            }
+        }
+        Fact::Unreachable { error, .. } => {
+            draft.wait(Waiting::EtcdStarting { machine: name.clone(), error: error.clone() });
+        }
+        Fact::Absent { .. } => {
+            draft.wait(Waiting::EtcdStarting { machine: name.clone(), error: "nothing listens yet".to_owned() });
+        }
+    }
+}
+
+fn await_restart(draft: &mut Draft<'_>, ready: &Ready<'_>) {
+    let machine = ready.member.name.clone();
+    let service = &ready.report.etcd.service;
+    let last_exit = service.last_exit.clone().unwrap_or_else(|| "for an unknown reason".to_owned());
+    let waiting = if let Some(taken) = ready.report.etcd.ports_taken.first() {
+        Waiting::PortTaken { machine, port: taken.port, holder: taken.holder.clone() }
+    } else if service.restarts >= CRASHES {
+        Waiting::EtcdCrashes { machine, restarts: service.restarts, last_exit }
+    } else {
+        Waiting::EtcdStarting { machine, error: last_exit }
+    };
+    draft.wait(waiting);
+}
+
+/// Carries a changed configuration through the cluster: the unhealthy first, then followers, the leader last.
+fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
+    let mut stale: Vec<&Ready<'_>> = ready
+        .iter()
+        // One that is down for a moment comes back on the new configuration by itself.
+        .filter(|r| r.report.etcd.service.state == ServiceState::Running)
+        .filter(|r| r.report.etcd.running_config.as_ref() != Some(&r.member.config_digest))
+        .collect();
+    let rank = |r: &&Ready<'_>| {
+        let name = &r.member.name;
+        (draft.view.healthy.contains(name), draft.view.leader == Some(name))
+    };
+    stale.sort_by_key(rank);
+    let mut stale = stale.into_iter();
+    let Some(first) = stale.next() else { return };
+    let Data::Present { cluster, .. } = first.report.etcd.data else { return };
+    let name = &first.member.name;
+    // Whether this one may go now is for `safety` to say.
+    let action = Action::RestartEtcd { machine: name.clone(), version: draft.desired.version, cluster };
+    draft.steps.push(Step::new(action, Reason::Changed));
+    for r in stale {
+        draft.waiting.push(Waiting::Turn { machine: r.member.name.clone(), verb: "restart etcd".to_owned() });
+    }
+}

@@ -1,0 +1,76 @@
+//! (Desired, Observed, now) → Plan: what to do next, and for all that is not done, why not.
+
+mod auth;
+mod etcd;
+mod machines;
+mod pki;
+pub mod safety;
+mod step;
+mod waiting;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+pub use step::{Pause, Reason, Step};
+pub use waiting::{Patience, Waiting};
+
+use crate::desired::Cluster;
+use crate::observed::{Observed, View};
+use crate::spec::Name;
+
+/// What to do next with one cluster.
+///
+/// `steps` is one wave: every step in it is safe beside every other, so they are carried out at the same time, and then
+/// the world is looked at again. A step that takes anything away is alone in its wave.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// What to do now.
+    pub steps: Vec<Step>,
+    /// What is not done, and why.
+    pub waiting: Vec<Waiting>,
+}
+
+impl Plan {
+    /// Whether nothing is left to do or to wait for.
+    pub fn is_done(&self) -> bool {
+        self.steps.is_empty() && self.waiting.iter().all(|w| w.patience() == Patience::Note)
+    }
+
+    /// What no waiting will mend.
+    pub fn blocked(&self) -> impl Iterator<Item = &Waiting> {
+        self.waiting.iter().filter(|w| w.patience() == Patience::Blocked)
+    }
+}
+
+/// Plans the next wave for one cluster.
+pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut draft = Draft { desired, observed, view: View::of(observed), now, steps: Vec::new(), waiting: Vec::new() };
+    // Whose cluster is this? Before that is clear, nothing is touched.
+    if etcd::identity_is_clear(&mut draft) {
+        pki::authorities(&mut draft);
+        let ready = machines::prepare(&mut draft);
+        etcd::run(&mut draft, &ready);
+        auth::secure(&mut draft);
+    }
+    safety::gate(draft)
+}
+
+/// A plan in the making.
+struct Draft<'a> {
+    desired: &'a Cluster,
+    observed: &'a Observed,
+    view: View<'a>,
+    now: Timestamp,
+    steps: Vec<Step>,
+    waiting: Vec<Waiting>,
+}
+
+impl Draft<'_> {
+    fn wait(&mut self, waiting: Waiting) {
+        self.waiting.push(waiting);
+    }
+
+    fn has_step_for(&self, machine: &Name) -> bool {
+        self.steps.iter().any(|s| s.action.machine() == Some(machine))
+    }
+}

@@ -1,0 +1,185 @@
+//! Every step, whoever thought of it → what it costs, or why it must not be done.
+//!
+//! The one place where safety is judged: the planner passes every wave through `gate`, and whoever carries a step out
+//! calls `judge` again, on a fresh look at the world, just before.
+
+use super::{Draft, Pause, Plan, Waiting};
+use crate::action::{Action, StartData};
+use crate::desired::Cluster;
+use crate::observed::{
+    Agent, AgentReport, Data, Fact, MemberObserved, Observed, Power, Root, ServiceState, Tolerance, View,
+};
+use crate::spec::Name;
+
+/// What a step costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cost {
+    /// What the cluster can lose before.
+    pub before: Tolerance,
+    /// What it can lose meanwhile.
+    pub during: Tolerance,
+    /// How long no write is acknowledged.
+    pub pause: Pause,
+}
+
+/// Why a step must not be done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It would take the cluster below a majority.
+    #[error("{healthy} of {of} members are healthy: quorum would be lost")]
+    WouldLoseQuorum {
+        /// Healthy members.
+        healthy: usize,
+        /// Of so many.
+        of: usize,
+    },
+    /// It needs a majority, and there is none.
+    #[error("the cluster has no quorum")]
+    NoQuorum,
+    /// It takes something away and must be the only step of its wave.
+    #[error("it takes a member away and is not alone in its wave")]
+    NotAlone,
+    /// What it rests on was not seen.
+    #[error("{0} was not seen")]
+    NotSeen(&'static str),
+    /// What it rests on is otherwise.
+    #[error("{0}")]
+    Otherwise(String),
+}
+
+/// Judges one action of a wave.
+pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &Action) -> Result<Cost, Refusal> {
+    let view = View::of(observed);
+    let before = view.tolerance();
+    let unharmed = Cost { before, during: before, pause: Pause::None };
+    if action.disruptive() && wave.len() > 1 {
+        return Err(Refusal::NotAlone);
+    }
+    match action {
+        Action::MakeAuthorities => Ok(unharmed),
+        Action::CreateMachine { machine } => {
+            let member = member(observed, machine)?;
+            if !member.machine.is_absent() {
+                return Err(Refusal::NotSeen("that the machine is absent"));
+            }
+            if observed.ledger.started.contains_key(machine) {
+                return Err(Refusal::Otherwise("etcd ran on a machine of this name: its data is not there".into()));
+            }
+            Ok(unharmed)
+        }
+        Action::StartMachine { machine } => match member(observed, machine)?.machine.seen() {
+            Some(seen) if seen.power == Power::Stopped => Ok(unharmed),
+            Some(_) => Err(Refusal::Otherwise("the machine runs".into())),
+            None => Err(Refusal::NotSeen("the machine")),
+        },
+        Action::Enroll { machine } => match &member(observed, machine)?.agent {
+            Fact::Seen { value: Agent::Unclaimed, .. } => Ok(unharmed),
+            _ => Err(Refusal::NotSeen("a new agent")),
+        },
+        Action::InstallEtcd { machine, .. }
+        | Action::IssueCertificate { machine, .. }
+        | Action::ConfigureEtcd { machine, .. } => report(observed, machine).map(|_| unharmed),
+        Action::StartEtcd { machine, data, .. } => {
+            start(observed, machine, *data)?;
+            let pause = if before == Tolerance::NoQuorum { Pause::NotServing } else { Pause::None };
+            Ok(Cost { pause, ..unharmed })
+        }
+        Action::RestartEtcd { machine, cluster, .. } => {
+            let report = report(observed, machine)?;
+            if !matches!(report.etcd.data, Data::Present { cluster: found, .. } if found == *cluster) {
+                return Err(Refusal::Otherwise("its data is not that of the cluster".into()));
+            }
+            restart(desired, &view, machine)
+        }
+        Action::CreateRoot | Action::EnableAuth if !view.has_quorum() => Err(Refusal::NoQuorum),
+        Action::CreateRoot => Ok(unharmed),
+        Action::EnableAuth => {
+            let ready = view.answering.values().any(|e| e.root == Root::Ready);
+            if ready { Ok(unharmed) } else { Err(Refusal::NotSeen("the superuser `root` with its role")) }
+        }
+    }
+}
+
+fn member<'a>(observed: &'a Observed, machine: &Name) -> Result<&'a MemberObserved, Refusal> {
+    observed.members.get(machine).ok_or(Refusal::NotSeen("the machine"))
+}
+
+fn report<'a>(observed: &'a Observed, machine: &Name) -> Result<&'a AgentReport, Refusal> {
+    let report = member(observed, machine)?.report().ok_or(Refusal::NotSeen("the agent's report"))?;
+    match observed.ledger.started.get(machine) {
+        Some(incarnation) if *incarnation != report.incarnation => {
+            Err(Refusal::Otherwise("this is another machine than the one that etcd was started on".into()))
+        }
+        _ => Ok(report),
+    }
+}
+
+/// A member may be born once; afterwards it comes back with its data or not at all.
+fn start(observed: &Observed, machine: &Name, data: StartData) -> Result<(), Refusal> {
+    let etcd = &report(observed, machine)?.etcd;
+    if etcd.service.state != ServiceState::Stopped {
+        return Err(Refusal::Otherwise("etcd runs already".into()));
+    }
+    match (data, &etcd.data) {
+        (StartData::Empty, Data::Empty) if etcd.had_data => {
+            Err(Refusal::Otherwise("the member had data, and the directory is empty".into()))
+        }
+        (StartData::Empty, Data::Empty) => Ok(()),
+        (StartData::Of(wanted), Data::Present { cluster, .. }) if wanted == *cluster => match observed.ledger.cluster {
+            Some(known) if known != wanted => Err(Refusal::Otherwise(format!("the cluster is {known}, not {wanted}"))),
+            _ => Ok(()),
+        },
+        _ => Err(Refusal::Otherwise("the data directory is not as expected".into())),
+    }
+}
+
+fn restart(desired: &Cluster, view: &View<'_>, machine: &Name) -> Result<Cost, Refusal> {
+    let (before, during) = (view.tolerance(), view.tolerance_without(machine));
+    // A member that was not seen healthy may still be the one that makes the majority: only the others count.
+    let others_suffice = during != Tolerance::NoQuorum;
+    let was_healthy = view.healthy.contains(machine);
+    let others_healthy = desired.members.iter().all(|m| m.name == *machine || view.healthy.contains(&m.name));
+    if !others_suffice || (was_healthy && !others_healthy) {
+        return Err(Refusal::WouldLoseQuorum { healthy: view.healthy.len(), of: view.voters });
+    }
+    let pause = if view.leader == Some(machine) { Pause::LEADER_STOPPED } else { Pause::None };
+    Ok(Cost { before, during, pause })
+}
+
+/// The draft's steps, each judged; what must not be done becomes something to wait for.
+pub(super) fn gate(draft: Draft<'_>) -> Plan {
+    let Draft { desired, observed, view, steps, mut waiting, .. } = draft;
+    let wave: Vec<&Action> = steps.iter().map(|s| &s.action).collect();
+    let verdicts: Vec<Result<Cost, Refusal>> = wave.iter().map(|a| judge(desired, observed, &wave, a)).collect();
+    let coming_up: Vec<Name> = steps
+        .iter()
+        .filter(|s| matches!(s.action, Action::StartEtcd { .. } | Action::RestartEtcd { .. }))
+        .filter_map(|s| s.action.machine().cloned())
+        .collect();
+    let after = view.tolerance_with(&coming_up);
+    let mut kept = Vec::with_capacity(steps.len());
+    for (mut step, verdict) in steps.into_iter().zip(verdicts) {
+        match verdict {
+            Ok(cost) => {
+                step.before = cost.before;
+                step.during = cost.during;
+                step.after = after;
+                step.pause = cost.pause;
+                kept.push(step);
+            }
+            Err(refusal) => waiting.push(refused(&step.action, refusal)),
+        }
+    }
+    Plan { steps: kept, waiting }
+}
+
+/// A refused action as something to wait for.
+pub fn refused(action: &Action, refusal: Refusal) -> Waiting {
+    let verb = action.verb().to_owned();
+    match (refusal, action.machine()) {
+        (Refusal::WouldLoseQuorum { healthy, of }, Some(machine)) => {
+            Waiting::WouldLoseQuorum { verb, machine: machine.clone(), healthy, of }
+        }
+        (refusal, machine) => Waiting::Unsafe { verb, machine: machine.cloned(), refusal: refusal.to_string() },
+    }
+}

@@ -1,0 +1,454 @@
+//! What a plan does not do → why not, and what somebody can do about it.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::observed::{Alarm, ClusterId};
+use crate::spec::{EtcdVersion, Name};
+
+/// Something that is not done, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "waiting", rename_all = "snake_case")]
+pub enum Waiting {
+    /// The provider could not be asked about the machine.
+    MachineUnknown {
+        /// Which.
+        machine: Name,
+        /// What stood in the way.
+        error: String,
+    },
+    /// The machine runs and its agent does not answer.
+    AgentUnreachable {
+        /// Which.
+        machine: Name,
+        /// What stood in the way.
+        error: String,
+        /// Since when.
+        since: Timestamp,
+    },
+    /// The machine is gone, and a member of the cluster with it.
+    MachineLost {
+        /// Which.
+        machine: Name,
+    },
+    /// The machine is a new one under an old name: the member's data went with the old one.
+    MachineRebuilt {
+        /// Which.
+        machine: Name,
+    },
+    /// etcd ran on this machine, and its data is gone.
+    DataLost {
+        /// Which.
+        machine: Name,
+    },
+    /// Another machine answers at this one's address.
+    WrongMachine {
+        /// The machine that should answer.
+        machine: Name,
+        /// The one that does.
+        found: Name,
+    },
+    /// The data directory holds something that is not a member's data.
+    DataUnreadable {
+        /// Which.
+        machine: Name,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The data on the disk belongs to another cluster.
+    ForeignData {
+        /// Which.
+        machine: Name,
+        /// Whose data it is.
+        found: ClusterId,
+        /// Whose it should be.
+        expected: ClusterId,
+    },
+    /// A member of another cluster answers at this member's address.
+    ForeignMember {
+        /// Which.
+        machine: Name,
+        /// Whose member answers.
+        found: ClusterId,
+        /// Whose should.
+        expected: ClusterId,
+    },
+    /// The machines hold the data of different clusters, and nothing says which is the right one.
+    SeveralClusters {
+        /// What was found where.
+        found: Vec<(ClusterId, Vec<Name>)>,
+    },
+    /// The cluster formed once, and no member has data.
+    AllDataLost {
+        /// The cluster that was.
+        cluster: ClusterId,
+    },
+    /// The machine's clock and ours differ too much for certificates to be trusted.
+    ClockSkew {
+        /// Which.
+        machine: Name,
+        /// By how many milliseconds it is ahead of ours.
+        offset_ms: i64,
+    },
+    /// The disk is nearly full.
+    DiskFull {
+        /// Which.
+        machine: Name,
+        /// Free bytes.
+        free: u64,
+    },
+    /// Somebody else holds a port that etcd needs.
+    PortTaken {
+        /// Where.
+        machine: Name,
+        /// Which port.
+        port: u16,
+        /// Who.
+        holder: String,
+    },
+    /// etcd ends again and again.
+    EtcdCrashes {
+        /// Where.
+        machine: Name,
+        /// How often.
+        restarts: u32,
+        /// How it ended last.
+        last_exit: String,
+    },
+    /// etcd runs and has not answered yet.
+    EtcdStarting {
+        /// Where.
+        machine: Name,
+        /// What was tried.
+        error: String,
+    },
+    /// etcd answers, and no linearizable read went through it yet.
+    NoQuorumYet {
+        /// Where.
+        machine: Name,
+        /// What the read said.
+        error: String,
+    },
+    /// Too few members can be started for a majority.
+    NoMajority {
+        /// So many can.
+        ready: usize,
+        /// So many are needed.
+        needed: usize,
+    },
+    /// The step would cost quorum.
+    WouldLoseQuorum {
+        /// What would be done.
+        verb: String,
+        /// Where.
+        machine: Name,
+        /// Healthy members.
+        healthy: usize,
+        /// Of so many.
+        of: usize,
+    },
+    /// The step's precondition does not hold.
+    Unsafe {
+        /// What would be done.
+        verb: String,
+        /// Where.
+        machine: Option<Name>,
+        /// What does not hold.
+        refusal: String,
+    },
+    /// Another disruptive step goes first.
+    Turn {
+        /// Who waits.
+        machine: Name,
+        /// What for.
+        verb: String,
+    },
+    /// A running member has another version than the file.
+    VersionDiffers {
+        /// Where.
+        machine: Name,
+        /// What runs.
+        running: EtcdVersion,
+        /// What the file says.
+        wanted: EtcdVersion,
+    },
+    /// The members of the file and those of the cluster are not the same.
+    MembersDiffer {
+        /// In the file only.
+        missing: Vec<String>,
+        /// In the cluster only.
+        surplus: Vec<String>,
+    },
+    /// Machines carry this cluster's tag and are not in the file.
+    Strangers {
+        /// Which.
+        machines: Vec<Name>,
+    },
+    /// The authority that signs certificates has expired.
+    AuthorityExpired {
+        /// Which: `peers` or `clients`.
+        authority: String,
+    },
+    /// etcd raised an alarm.
+    AlarmRaised {
+        /// Which.
+        alarm: Alarm,
+    },
+    /// Somebody gets in who should not.
+    DoorOpen {
+        /// Where.
+        machine: Name,
+        /// Who.
+        who: String,
+    },
+    /// Whether strangers are refused could not be told yet.
+    DoorUnclear {
+        /// Where.
+        machine: Name,
+        /// What was seen.
+        error: String,
+    },
+}
+
+/// Whether waiting helps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Patience {
+    /// It mends itself: look again.
+    Soon,
+    /// Somebody must do something.
+    Blocked,
+    /// Worth knowing; nothing waits for it.
+    Note,
+}
+
+impl Waiting {
+    /// Whether waiting helps.
+    pub fn patience(&self) -> Patience {
+        match self {
+            Self::MachineUnknown { .. }
+            | Self::AgentUnreachable { .. }
+            | Self::EtcdStarting { .. }
+            | Self::NoQuorumYet { .. }
+            | Self::NoMajority { .. }
+            | Self::Turn { .. }
+            | Self::DoorUnclear { .. } => Patience::Soon,
+            // With one or two members no other can take over: waiting never helps.
+            Self::WouldLoseQuorum { of, .. } if *of < 3 => Patience::Blocked,
+            Self::WouldLoseQuorum { .. } => Patience::Soon,
+            Self::Unsafe { .. }
+            | Self::MachineLost { .. }
+            | Self::MachineRebuilt { .. }
+            | Self::DataLost { .. }
+            | Self::WrongMachine { .. }
+            | Self::DataUnreadable { .. }
+            | Self::ForeignData { .. }
+            | Self::ForeignMember { .. }
+            | Self::SeveralClusters { .. }
+            | Self::AllDataLost { .. }
+            | Self::ClockSkew { .. }
+            | Self::DiskFull { .. }
+            | Self::PortTaken { .. }
+            | Self::EtcdCrashes { .. }
+            | Self::VersionDiffers { .. }
+            | Self::MembersDiffer { .. }
+            | Self::AuthorityExpired { .. }
+            | Self::AlarmRaised { .. }
+            | Self::DoorOpen { .. } => Patience::Blocked,
+            Self::Strangers { .. } => Patience::Note,
+        }
+    }
+
+    /// The machine that it is about.
+    pub fn machine(&self) -> Option<&Name> {
+        match self {
+            Self::MachineUnknown { machine, .. }
+            | Self::AgentUnreachable { machine, .. }
+            | Self::MachineLost { machine }
+            | Self::MachineRebuilt { machine }
+            | Self::DataLost { machine }
+            | Self::WrongMachine { machine, .. }
+            | Self::DataUnreadable { machine, .. }
+            | Self::ForeignData { machine, .. }
+            | Self::ForeignMember { machine, .. }
+            | Self::ClockSkew { machine, .. }
+            | Self::DiskFull { machine, .. }
+            | Self::PortTaken { machine, .. }
+            | Self::EtcdCrashes { machine, .. }
+            | Self::EtcdStarting { machine, .. }
+            | Self::NoQuorumYet { machine, .. }
+            | Self::WouldLoseQuorum { machine, .. }
+            | Self::Turn { machine, .. }
+            | Self::VersionDiffers { machine, .. }
+            | Self::DoorOpen { machine, .. }
+            | Self::DoorUnclear { machine, .. } => Some(machine),
+            Self::Unsafe { machine, .. } => machine.as_ref(),
+            Self::SeveralClusters { .. }
+            | Self::AllDataLost { .. }
+            | Self::NoMajority { .. }
+            | Self::MembersDiffer { .. }
+            | Self::Strangers { .. }
+            | Self::AuthorityExpired { .. }
+            | Self::AlarmRaised { .. } => None,
+        }
+    }
+
+    /// What somebody can do about it.
+    pub fn next(&self) -> String {
+        match self {
+            Self::MachineUnknown { .. } => "check that the provider answers".to_owned(),
+            Self::AgentUnreachable { machine, .. } => {
+                format!("look at the agent's log: `raftsman logs {machine} --agent`, and at the machine itself")
+            }
+            Self::MachineLost { machine } | Self::MachineRebuilt { machine } => format!(
+                "bring the old machine `{machine}` back with its disk; replacing a lost member is not in this version yet"
+            ),
+            Self::DataLost { machine } => format!(
+                "bring the data of `{machine}` back; an empty member must never rejoin under its old id, \
+                 and replacing a member is not in this version yet"
+            ),
+            Self::WrongMachine { .. } => "give each machine an address of its own".to_owned(),
+            Self::DataUnreadable { machine, .. } => {
+                format!("move what is in the data directory of `{machine}` away, and apply again")
+            }
+            Self::ForeignData { machine, .. } => {
+                format!("move the foreign data directory of `{machine}` away, or bring the right one back")
+            }
+            Self::ForeignMember { machine, .. } => {
+                format!("find out who runs that etcd at the address of `{machine}`, or give the member another address")
+            }
+            Self::SeveralClusters { .. } => {
+                "move the wrong data directories away: raftsman does not guess which cluster is yours".to_owned()
+            }
+            Self::AllDataLost { .. } => {
+                "bring the data back, or `raftsman destroy` the cluster and apply again to start with an empty one"
+                    .to_owned()
+            }
+            Self::ClockSkew { machine, .. } => format!("set the clock of `{machine}`, or of this computer, right"),
+            Self::DiskFull { machine, .. } => format!("make room on the disk of `{machine}`"),
+            Self::PortTaken { holder, .. } => format!("stop {holder}, or give the member another address"),
+            Self::EtcdCrashes { machine, .. } => format!("read etcd's log: `raftsman logs {machine}`"),
+            Self::EtcdStarting { machine, .. } => {
+                format!("if it takes long, read etcd's log: `raftsman logs {machine}`")
+            }
+            Self::NoQuorumYet { .. } => "it needs a majority of the members to answer each other".to_owned(),
+            Self::NoMajority { .. } => "see above why the other members are not ready".to_owned(),
+            Self::Unsafe { .. } => "look at `raftsman status`, and apply again once it holds".to_owned(),
+            Self::WouldLoseQuorum { of, .. } if *of < 3 => {
+                format!("a cluster of {of} has no member to spare: give it three members")
+            }
+            Self::WouldLoseQuorum { .. } => "heal the unhealthy members first".to_owned(),
+            Self::Turn { .. } => "one at a time".to_owned(),
+            Self::VersionDiffers { running, .. } => {
+                format!(
+                    "write `version: {running}`: changing the version of a running cluster is not in this version yet"
+                )
+            }
+            Self::MembersDiffer { .. } => {
+                "make the file's members those of the cluster: changing the members of a running cluster is not in \
+                 this version yet"
+                    .to_owned()
+            }
+            Self::Strangers { machines } => {
+                format!("if they should go: `raftsman destroy --machine {}`", join(machines.iter()))
+            }
+            Self::AuthorityExpired { .. } => "rotating an authority is not in this version yet".to_owned(),
+            Self::AlarmRaised { alarm: Alarm::NoSpace } => {
+                "free room with `etcdctl compact`, `etcdctl defrag` and `etcdctl alarm disarm`".to_owned()
+            }
+            Self::AlarmRaised { alarm: Alarm::Corrupt } => {
+                "compare `etcdctl endpoint hashkv --cluster` before anything else: one member differs".to_owned()
+            }
+            Self::DoorOpen { .. } => "take the cluster off the network until this is understood".to_owned(),
+            Self::DoorUnclear { .. } => "it is tried again".to_owned(),
+        }
+    }
+}
+
+fn join<T: fmt::Display>(items: impl Iterator<Item = T>) -> String {
+    items.map(|i| i.to_string()).collect::<Vec<_>>().join(" ")
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MachineUnknown { machine, error } => write!(f, "{machine}: the provider could not be asked: {error}"),
+            Self::AgentUnreachable { machine, error, .. } => write!(f, "{machine}: the agent does not answer: {error}"),
+            Self::MachineLost { machine } => write!(f, "{machine}: the machine is gone, and a member's data with it"),
+            Self::MachineRebuilt { machine } => {
+                write!(f, "{machine}: this is another machine than the one that etcd was started on")
+            }
+            Self::DataLost { machine } => {
+                write!(f, "{machine}: etcd ran here and its data directory is empty")
+            }
+            Self::WrongMachine { machine, found } => {
+                write!(f, "{machine}: at its address answers the machine `{found}`")
+            }
+            Self::DataUnreadable { machine, problem } => {
+                write!(f, "{machine}: the data directory holds no member's data: {problem}")
+            }
+            Self::ForeignData { machine, found, expected } => {
+                write!(f, "{machine}: the data on its disk belongs to cluster {found}, not to {expected}")
+            }
+            Self::ForeignMember { machine, found, expected } => {
+                write!(f, "{machine}: a member of cluster {found} answers at its address, not one of {expected}")
+            }
+            Self::SeveralClusters { found } => {
+                f.write_str("the machines hold data of different clusters:")?;
+                for (cluster, names) in found {
+                    write!(f, " {cluster} on {};", join(names.iter()))?;
+                }
+                Ok(())
+            }
+            Self::AllDataLost { cluster } => write!(f, "cluster {cluster} existed, and no member has data any more"),
+            Self::ClockSkew { machine, offset_ms } => {
+                let (seconds, word) =
+                    (offset_ms.unsigned_abs() / 1000, if *offset_ms > 0 { "ahead of" } else { "behind" });
+                write!(f, "{machine}: its clock is {seconds} s {word} ours")
+            }
+            Self::DiskFull { machine, free } => {
+                write!(f, "{machine}: its disk has {} MiB free, etcd needs at least 64", free / (1024 * 1024))
+            }
+            Self::PortTaken { machine, port, holder } => write!(f, "{machine}: port {port} is held by {holder}"),
+            Self::EtcdCrashes { machine, restarts, last_exit } => {
+                write!(f, "{machine}: etcd ended {restarts} times: {last_exit}")
+            }
+            Self::EtcdStarting { machine, .. } => write!(f, "{machine}: etcd is starting"),
+            Self::NoQuorumYet { machine, .. } => write!(f, "{machine}: no linearizable read through it yet"),
+            Self::NoMajority { ready, needed } => {
+                write!(f, "{ready} members can be started, a majority is {needed}")
+            }
+            Self::WouldLoseQuorum { verb, machine, healthy, of } => {
+                write!(f, "{machine}: {verb} would cost quorum: {healthy} of {of} members are healthy")
+            }
+            Self::Unsafe { verb, machine: Some(machine), refusal } => {
+                write!(f, "{machine}: not safe to {verb}: {refusal}")
+            }
+            Self::Unsafe { verb, machine: None, refusal } => write!(f, "not safe to {verb}: {refusal}"),
+            Self::Turn { machine, verb } => write!(f, "{machine}: {verb} waits for its turn"),
+            Self::VersionDiffers { machine, running, wanted } => {
+                write!(f, "{machine}: runs etcd {running}, the file says {wanted}")
+            }
+            Self::MembersDiffer { missing, surplus } => {
+                f.write_str("the cluster's members are not those of the file:")?;
+                if !missing.is_empty() {
+                    write!(f, " only in the file: {}", join(missing.iter()))?;
+                }
+                if !surplus.is_empty() {
+                    write!(f, " only in the cluster: {}", join(surplus.iter()))?;
+                }
+                Ok(())
+            }
+            Self::Strangers { machines } => {
+                write!(f, "machines of this cluster that the file does not name: {}", join(machines.iter()))
+            }
+            Self::AuthorityExpired { authority } => write!(f, "the authority of the {authority} has expired"),
+            Self::AlarmRaised { alarm: Alarm::NoSpace } => f.write_str("etcd takes no writes: its quota is used up"),
+            Self::AlarmRaised { alarm: Alarm::Corrupt } => f.write_str("etcd says that a member's data is corrupt"),
+            Self::DoorOpen { machine, who } => write!(f, "{machine}: {who} client was let in"),
+            Self::DoorUnclear { machine, error } => write!(f, "{machine}: strangers could not be tried: {error}"),
+        }
+    }
+}

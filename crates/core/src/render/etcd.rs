@@ -1,0 +1,119 @@
+//! One member and its cluster's settings → etcd's configuration file.
+
+use std::fmt::Write as _;
+
+use crate::spec::{AuthMode, CompactionMode, EtcdCluster, FlagValue, LogLevel, Name, Retention};
+
+/// What a member's configuration is made of.
+pub struct Member<'a> {
+    /// The member's name.
+    pub name: &'a Name,
+    /// Where clients reach it.
+    pub client_url: String,
+    /// Where other members reach it.
+    pub peer_url: String,
+    /// All members as `name=url`, in the order of the file.
+    pub initial_cluster: &'a str,
+    /// The cluster's token.
+    pub token: &'a str,
+    /// Whether the JSON gateway is on.
+    pub gateway: bool,
+    /// The cluster's settings.
+    pub cluster: &'a EtcdCluster,
+}
+
+/// etcd's configuration file. `{root}` stands for the machine's own directory, which only its agent knows.
+pub fn config(member: &Member<'_>) -> String {
+    let spec = member.cluster;
+    let minor = spec.version.minor_line();
+    let mut out = String::with_capacity(1536);
+    let mut set = |key: &str, value: &dyn std::fmt::Display| {
+        let _ = writeln!(out, "{key}: {value}");
+    };
+    set("name", &quoted(member.name.as_ref()));
+    set("data-dir", &quoted("{root}/etcd/data"));
+    set("listen-client-urls", &quoted(&member.client_url));
+    set("advertise-client-urls", &quoted(&member.client_url));
+    set("listen-peer-urls", &quoted(&member.peer_url));
+    set("initial-advertise-peer-urls", &quoted(&member.peer_url));
+    set("initial-cluster", &quoted(member.initial_cluster));
+    set("initial-cluster-token", &quoted(member.token));
+    set("initial-cluster-state", &"new");
+    set("strict-reconfig-check", &true);
+    set("heartbeat-interval", &spec.timers.heartbeat.as_millis());
+    set("election-timeout", &spec.timers.election.as_millis());
+    set("quota-backend-bytes", &spec.quota.bytes());
+    set("auto-compaction-mode", &quoted(compaction_mode(spec.auto_compaction.mode)));
+    set("auto-compaction-retention", &quoted(&retention(spec.auto_compaction.retention)));
+    set("enable-grpc-gateway", &member.gateway);
+    if minor <= (3, 5) {
+        // The flag is gone in 3.6, and etcd refuses keys that it does not know.
+        set("enable-v2", &spec.v2_api);
+    }
+    set("logger", &"zap");
+    set("log-level", &log_level(spec.log_level));
+    set("log-outputs", &"[stderr]");
+    // The names of these checks moved twice: experimental flags up to 3.5, feature gates from 3.6 on.
+    if minor >= (3, 6) {
+        let gates = [
+            ("InitialCorruptCheck", spec.corruption_checks.initial),
+            ("CompactHashCheck", spec.corruption_checks.compact_hash),
+        ];
+        let list = gates.iter().map(|(gate, on)| format!("{gate}={on}")).collect::<Vec<_>>().join(",");
+        set("feature-gates", &quoted(&list));
+    } else {
+        set("experimental-initial-corrupt-check", &spec.corruption_checks.initial);
+        if minor == (3, 5) {
+            set("experimental-compact-hash-check-enabled", &spec.corruption_checks.compact_hash);
+        }
+    }
+    for (flag, value) in &spec.flags {
+        match value {
+            FlagValue::Bool(yes) => set(flag, yes),
+            FlagValue::Integer(number) => set(flag, number),
+            FlagValue::Text(text) => set(flag, &quoted(text)),
+        }
+    }
+    out.push_str("client-transport-security:\n");
+    out.push_str("  cert-file: \"{root}/etcd/tls/server/current/tls.crt\"\n");
+    out.push_str("  key-file: \"{root}/etcd/tls/server/current/tls.key\"\n");
+    if spec.auth.mode == AuthMode::Certificate {
+        out.push_str("  client-cert-auth: true\n");
+        out.push_str("  trusted-ca-file: \"{root}/etcd/tls/server/current/ca.crt\"\n");
+    }
+    out.push_str("peer-transport-security:\n");
+    out.push_str("  cert-file: \"{root}/etcd/tls/peer/current/tls.crt\"\n");
+    out.push_str("  key-file: \"{root}/etcd/tls/peer/current/tls.key\"\n");
+    out.push_str("  client-cert-auth: true\n");
+    out.push_str("  trusted-ca-file: \"{root}/etcd/tls/peer/current/ca.crt\"\n");
+    out
+}
+
+/// A YAML string that no value can break out of.
+fn quoted(text: &str) -> String {
+    serde_json::Value::String(text.to_owned()).to_string()
+}
+
+fn compaction_mode(mode: CompactionMode) -> &'static str {
+    match mode {
+        CompactionMode::Periodic => "periodic",
+        CompactionMode::Revision => "revision",
+    }
+}
+
+/// etcd reads a bare number as revisions or as hours, by mode; a Go duration only in periodic mode.
+fn retention(retention: Retention) -> String {
+    match retention {
+        Retention::Revisions(count) => count.to_string(),
+        Retention::Age(age) => format!("{}ms", age.as_millis()),
+    }
+}
+
+fn log_level(level: LogLevel) -> &'static str {
+    match level {
+        LogLevel::Debug => "debug",
+        LogLevel::Info => "info",
+        LogLevel::Warn => "warn",
+        LogLevel::Error => "error",
+    }
+}

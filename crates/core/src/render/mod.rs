@@ -1,0 +1,14 @@
+//! Desired → the text of files, and their digests.
+
+pub mod etcd;
+
+use sha2::{Digest, Sha256};
+
+/// SHA-256 of a text, in hexadecimal.
+pub fn digest(text: &str) -> String {
+    use std::fmt::Write as _;
+    Sha256::digest(text.as_bytes()).iter().fold(String::with_capacity(64), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}

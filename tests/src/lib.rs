@@ -1,0 +1,5 @@
+//! What the tests share: files to start from, seeded dice, the simulator, the lab of real servers.
+
+pub mod dice;
+pub mod fixtures;
+pub mod sim;
