@@ -1,7 +1,10 @@
 //! A tree of values → the types of the file, with every error and its place.
 
 use serde::de::value::StrDeserializer;
-use serde::de::{DeserializeSeed, Deserializer, EnumAccess, Error as _, IntoDeserializer, MapAccess, SeqAccess, VariantAccess, Visitor};
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, Error as _, IntoDeserializer, MapAccess, SeqAccess, VariantAccess,
+    Visitor,
+};
 use serde::{Deserialize, forward_to_deserialize_any};
 
 use super::diagnostic::{Diagnostic, Path};
@@ -184,10 +187,12 @@ impl<'t> Value<'t> {
 
     fn integer<V: Visitor<'t>>(self, visitor: V, least: i128, most: i128) -> Result<V::Value, Fault> {
         match self.scalar() {
-            Some(Core::Integer(number)) if (least..=most).contains(&number) => self.placed(match u64::try_from(number) {
-                Ok(number) => visitor.visit_u64(number),
-                Err(_) => visitor.visit_i64(i64::try_from(number).unwrap_or(i64::MIN)),
-            }),
+            Some(Core::Integer(number)) if (least..=most).contains(&number) => {
+                self.placed(match u64::try_from(number) {
+                    Ok(number) => visitor.visit_u64(number),
+                    Err(_) => visitor.visit_i64(i64::try_from(number).unwrap_or(i64::MIN)),
+                })
+            }
             _ => self.expected(&format!("a whole number from {least} to {most}")),
         }
     }
@@ -280,7 +285,12 @@ impl<'t> Deserializer<'t> for Value<'t> {
         }
     }
 
-    fn deserialize_struct<V: Visitor<'t>>(self, _: &'static str, keys: &'static [&'static str], visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_struct<V: Visitor<'t>>(
+        self,
+        _: &'static str,
+        keys: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
         match &self.node.kind {
             Kind::Map(map) => self.placed(visitor.visit_map(Entries::new(map, self.hush))),
             _ if self.node.is_null() => self.placed(visitor.visit_map(Entries::new(&NOTHING, false))),
@@ -291,7 +301,12 @@ impl<'t> Deserializer<'t> for Value<'t> {
         }
     }
 
-    fn deserialize_enum<V: Visitor<'t>>(self, name: &'static str, known: &'static [&'static str], visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_enum<V: Visitor<'t>>(
+        self,
+        name: &'static str,
+        known: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
         let secret = name == "Secret";
         let inner = Value { node: self.node, hush: self.hush || secret };
         match &self.node.kind {
@@ -426,7 +441,11 @@ impl<'t> EnumAccess<'t> for Choice<'t> {
                 return self.place.expected("`{ file: … }` or `{ env: … }`");
             }
             let (word, known) = (self.word.to_owned(), self.known);
-            let fault = Fault::new(if self.value.is_some() { Cause::UnknownKey { key: word, known } } else { Cause::UnknownWord { word, known } });
+            let fault = Fault::new(if self.value.is_some() {
+                Cause::UnknownKey { key: word, known }
+            } else {
+                Cause::UnknownWord { word, known }
+            });
             return Err(match self.value {
                 Some((index, _)) => fault.step(index),
                 None => fault.at(&self.place.node.span),
@@ -444,7 +463,9 @@ impl<'t> VariantAccess<'t> for Choice<'t> {
         match self.value {
             Some((index, value)) if !value.node.is_null() => {
                 let word = self.word;
-                Err(Fault::said("wrong-type", format!("`{word}` takes no value"), format!("write `{word}` alone")).at(&value.node.head()).step(index))
+                Err(Fault::said("wrong-type", format!("`{word}` takes no value"), format!("write `{word}` alone"))
+                    .at(&value.node.head())
+                    .step(index))
             }
             _ => Ok(()),
         }
@@ -455,7 +476,12 @@ impl<'t> VariantAccess<'t> for Choice<'t> {
             Some((index, value)) => seed.deserialize(value).map_err(|fault| fault.step(index)),
             None => {
                 let word = self.word;
-                Err(Fault::said("wrong-type", format!("`{word}` needs a value"), format!("write it below: `{{ {word}: … }}`")).at(&self.place.node.span))
+                Err(Fault::said(
+                    "wrong-type",
+                    format!("`{word}` needs a value"),
+                    format!("write it below: `{{ {word}: … }}`"),
+                )
+                .at(&self.place.node.span))
             }
         }
     }

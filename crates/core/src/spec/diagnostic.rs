@@ -132,7 +132,13 @@ pub struct Diagnostic {
 }
 
 impl Diagnostic {
-    pub(super) fn new(severity: Severity, code: &'static str, path: Path, span: Span, message: impl Into<String>) -> Self {
+    pub(super) fn new(
+        severity: Severity,
+        code: &'static str,
+        path: Path,
+        span: Span,
+        message: impl Into<String>,
+    ) -> Self {
         let message = message.into();
         Self { severity, code, path, span, line: 1, column: 1, message, why: None, help: None, also: Vec::new() }
     }
@@ -266,7 +272,7 @@ fn window(lines: &Lines<'_>, masks: &[Span], span: &Span) -> Result<Window, (usi
     Ok(Window { line, source, span: from..to })
 }
 
-/// Writes all diagnostics, each with the line it speaks of, and a last line that counts them.
+/// Writes all diagnostics, each with the line it speaks of.
 pub(super) fn render(diagnostics: &[Diagnostic], masks: &[Span], file: &str, text: &str, colour: bool) -> String {
     let renderer = if colour { Renderer::styled() } else { Renderer::plain() };
     let renderer = renderer.decor_style(DecorStyle::Ascii).term_width(120);

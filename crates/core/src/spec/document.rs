@@ -1,6 +1,6 @@
 //! Text → a tree of values, each with its place, and what is wrong with the YAML itself.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError, Tag};
@@ -203,8 +203,8 @@ struct Stop(Diagnostic);
 pub(super) fn load(text: &str) -> (Option<Node>, Vec<Diagnostic>) {
     if text.len() > LARGEST {
         let message = format!("the file is larger than {} MiB", LARGEST >> 20);
-        let diagnostic = Diagnostic::error("file-too-large", Path::root(), 0..0, message)
-            .help("split the fleet into several files");
+        let diagnostic =
+            Diagnostic::error("file-too-large", Path::root(), 0..0, message).help("split the fleet into several files");
         return (None, vec![diagnostic]);
     }
     let mut loader = Loader {
@@ -249,15 +249,19 @@ impl Loader<'_> {
                     let node = Node { span, pruned: false, kind: Kind::Scalar { text: value.into_owned(), plain } };
                     self.place(node, anchor)?;
                 }
-                Event::SequenceStart(anchor, tag) => self.start(anchor, tag.as_deref(), span, Collection::List(Vec::new()))?,
-                Event::MappingStart(anchor, tag) => self.start(anchor, tag.as_deref(), span, Collection::Map(Vec::new(), None))?,
+                Event::SequenceStart(anchor, tag) => {
+                    self.start(anchor, tag.as_deref(), span, Collection::List(Vec::new()))?
+                }
+                Event::MappingStart(anchor, tag) => {
+                    self.start(anchor, tag.as_deref(), span, Collection::Map(Vec::new(), None))?
+                }
                 Event::SequenceEnd | Event::MappingEnd => {
                     let end = self.places.byte(span.end);
                     if let Some(open) = self.open.pop() {
                         let span = open.start..end.max(open.start);
                         let kind = match open.collection {
                             Collection::List(items) => Kind::List(items),
-                            Collection::Map(entries, _) => Kind::Map(self.without_duplicates(entries, open.hush)),
+                            Collection::Map(entries, _) => Kind::Map(self.mark_duplicates(entries, open.hush)),
                         };
                         self.place(Node { span, pruned: false, kind }, open.anchor)?;
                     }
@@ -300,7 +304,13 @@ impl Loader<'_> {
         }
     }
 
-    fn start(&mut self, anchor: usize, tag: Option<&Tag>, span: saphyr_parser::Span, collection: Collection) -> Result<(), Stop> {
+    fn start(
+        &mut self,
+        anchor: usize,
+        tag: Option<&Tag>,
+        span: saphyr_parser::Span,
+        collection: Collection,
+    ) -> Result<(), Stop> {
         let span = self.places.span(span);
         self.tag(tag, &span)?;
         if self.open.len() >= DEEPEST {
@@ -353,8 +363,12 @@ impl Loader<'_> {
                     Kind::Scalar { text, .. } => *pending = Some((text, node.span)),
                     Kind::List(_) | Kind::Map(_) => {
                         let help = "quote the value if it starts with `{` or `[`; a template such as `{{ name }}` must be filled in before raftsman reads the file";
-                        let diagnostic =
-                            Diagnostic::error("yaml-key", Path::root(), node.head(), "a key must be plain text, not a list or a mapping");
+                        let diagnostic = Diagnostic::error(
+                            "yaml-key",
+                            Path::root(),
+                            node.head(),
+                            "a key must be plain text, not a list or a mapping",
+                        );
                         return Err(Stop(diagnostic.help(help)));
                     }
                 },
@@ -363,16 +377,33 @@ impl Loader<'_> {
         Ok(())
     }
 
-    fn without_duplicates(&mut self, entries: Vec<Entry>, hush: bool) -> Mapping {
+    /// The way to where the next value goes; not into what may be secret.
+    fn open_path(&self) -> Path {
+        let mut path = Path::root();
+        for open in self.open.iter().take_while(|open| !open.hush) {
+            path = match &open.collection {
+                Collection::List(items) => path.index(items.len()),
+                Collection::Map(_, Some((key, _))) => path.key(key),
+                Collection::Map(_, None) => path,
+            };
+        }
+        path
+    }
+
+    fn mark_duplicates(&mut self, entries: Vec<Entry>, hush: bool) -> Mapping {
         let mut seen: HashMap<&str, usize> = HashMap::with_capacity(entries.len());
-        let mut twice = HashSet::new();
+        let mut twice = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
             let first = *seen.entry(entry.key.as_str()).or_insert(index);
             if first != index {
-                twice.insert(index);
-                let message =
-                    if hush { "this key is given twice".to_owned() } else { format!("the key {} is given twice", quoted(&entry.key)) };
-                let path = if hush { Path::root() } else { Path::root().key(&entry.key) };
+                twice.push(index);
+                let above = self.open_path();
+                let message = if hush {
+                    "this key is given twice".to_owned()
+                } else {
+                    format!("the key {} is given twice", quoted(&entry.key))
+                };
+                let path = if hush { above } else { above.key(&entry.key) };
                 self.diagnostics.push(
                     Diagnostic::error("duplicate-key", path, entry.key_span.clone(), message)
                         .also(entries[first].key_span.clone(), "first given here")
@@ -382,12 +413,11 @@ impl Loader<'_> {
             }
         }
         drop(seen);
-        let mut index = 0;
+        // Kept, but passed over: their values may hold secrets, which have to be found.
         let mut entries = entries;
-        entries.retain(|_| {
-            index += 1;
-            !twice.contains(&(index - 1))
-        });
+        for index in twice {
+            entries[index].value.pruned = true;
+        }
         Mapping { entries, lost: Vec::new() }
     }
 
@@ -396,7 +426,10 @@ impl Loader<'_> {
         let (message, help) = explain(error.info());
         let mut at = at..at;
         // At the end of a line there is nothing to point at: point at the line's last word instead.
-        if text.get(at.start..).is_none_or(|rest| rest.trim_start_matches([' ', '\r']).starts_with('\n') || rest.trim().is_empty()) {
+        if text
+            .get(at.start..)
+            .is_none_or(|rest| rest.trim_start_matches([' ', '\r']).starts_with('\n') || rest.trim().is_empty())
+        {
             let before = text.get(..at.start).unwrap_or_default().trim_end();
             let word = before.rfind(char::is_whitespace).map_or(0, |at| at + 1);
             at = word..before.len();
@@ -415,41 +448,65 @@ fn too_deep(at: Span) -> Diagnostic {
 /// The parser's words → what it means to someone who wrote the file.
 fn explain(info: &str) -> (String, Option<&'static str>) {
     let (message, help) = match info {
-        "mapping values are not allowed in this context" | "illegal placement of ':' indicator" => {
-            ("a `:` that starts a value cannot stand here", "check the indentation of this line; quote a text with `: ` in it")
-        }
+        "mapping values are not allowed in this context" | "illegal placement of ':' indicator" => (
+            "a `:` that starts a value cannot stand here",
+            "check the indentation of this line; quote a text with `: ` in it",
+        ),
         "tabs disallowed within this context (block indentation)"
         | "tabs disallowed in this context"
         | "tab cannot be used as indentation"
         | "a block scalar content cannot start with a tab"
-        | "while scanning a plain scalar, found a tab" => ("a tab in the indentation", "YAML allows spaces only: use two a level"),
-        "while parsing node, found unknown anchor" => ("this alias refers to an anchor that is not above it", "define it first: `&name`; quote a text that starts with `*`"),
-        "simple key expected" | "simple key expect ':'" => ("a key without `:`", "every line of a mapping is `key: value`"),
-        "while parsing a block mapping, did not find expected key" => {
-            ("a line that is neither a key nor the end of this mapping", "check the indentation: keys of one mapping stand in one column")
+        | "while scanning a plain scalar, found a tab" => {
+            ("a tab in the indentation", "YAML allows spaces only: use two a level")
         }
-        "while parsing a block collection, did not find expected '-' indicator" => {
-            ("a line that is not an item of this list", "check the indentation: items of one list stand in one column, each with `- `")
+        "while parsing node, found unknown anchor" => (
+            "this alias refers to an anchor that is not above it",
+            "define it first: `&name`; quote a text that starts with `*`",
+        ),
+        "simple key expected" | "simple key expect ':'" => {
+            ("a key without `:`", "every line of a mapping is `key: value`")
         }
+        "while parsing a block mapping, did not find expected key" => (
+            "a line that is neither a key nor the end of this mapping",
+            "check the indentation: keys of one mapping stand in one column",
+        ),
+        "while parsing a block collection, did not find expected '-' indicator" => (
+            "a line that is not an item of this list",
+            "check the indentation: items of one list stand in one column, each with `- `",
+        ),
         "block sequence entries are not allowed in this context" => {
             ("a list cannot start here", "put `- ` on a line of its own, below the key and indented")
         }
-        "while parsing a flow mapping, did not find expected ',' or '}'" => ("a `{` that is not closed, or a `,` is missing", "close it with `}`"),
-        "while parsing a flow sequence, expected ',' or ']'" => ("a `[` that is not closed, or a `,` is missing", "close it with `]`"),
-        "while scanning a quoted scalar, found unexpected end of stream" => ("a quote that is not closed", "close it with the same quote"),
+        "while parsing a flow mapping, did not find expected ',' or '}'" => {
+            ("a `{` that is not closed, or a `,` is missing", "close it with `}`")
+        }
+        "while parsing a flow sequence, expected ',' or ']'" => {
+            ("a `[` that is not closed, or a `,` is missing", "close it with `]`")
+        }
+        "while scanning a quoted scalar, found unexpected end of stream" => {
+            ("a quote that is not closed", "close it with the same quote")
+        }
         "while parsing a quoted scalar, found unknown escape character" => {
             ("an unknown escape after `\\`", "write `\\\\` for a backslash, or use single quotes")
         }
-        "invalid trailing content after double-quoted scalar" => ("something follows the closing quote", "quote the whole value, or remove the rest"),
+        "invalid trailing content after double-quoted scalar" => {
+            ("something follows the closing quote", "quote the whole value, or remove the rest")
+        }
         "misplaced bracket" => ("a bracket that was not opened", "remove it, or quote the value"),
-        "invalid indentation" | "wrongly indented line in block scalar" | "invalid indentation in flow construct" | "invalid indentation in quoted scalar" => {
+        "invalid indentation"
+        | "wrongly indented line in block scalar"
+        | "invalid indentation in flow construct"
+        | "invalid indentation in quoted scalar" => {
             ("wrong indentation", "indent with two spaces a level, the same for all keys of one mapping")
         }
         "recursion limit exceeded" => ("the file nests too deep", "check the brackets"),
-        "a byte order mark must not appear inside a document" => ("a byte order mark inside the file", "remove it: it is invisible, and stands where two files were joined"),
-        other if other.starts_with("unexpected character") => {
-            ("a character that cannot start a value", "quote the value: `@`, `` ` `` and `%` mean something else to YAML")
+        "a byte order mark must not appear inside a document" => {
+            ("a byte order mark inside the file", "remove it: it is invisible, and stands where two files were joined")
         }
+        other if other.starts_with("unexpected character") => (
+            "a character that cannot start a value",
+            "quote the value: `@`, `` ` `` and `%` mean something else to YAML",
+        ),
         other => return (format!("this is not YAML: {other}"), None),
     };
     (message.to_owned(), Some(help))

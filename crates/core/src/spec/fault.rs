@@ -22,11 +22,21 @@ struct Inner {
 #[derive(Debug)]
 pub(super) enum Cause {
     /// A sentence, and perhaps a second one with the remedy.
-    Said { code: &'static str, message: String, help: Option<String> },
+    Said {
+        code: &'static str,
+        message: String,
+        help: Option<String>,
+    },
     /// Something else was expected here.
     Expected(String),
-    UnknownKey { key: String, known: &'static [&'static str] },
-    UnknownWord { word: String, known: &'static [&'static str] },
+    UnknownKey {
+        key: String,
+        known: &'static [&'static str],
+    },
+    UnknownWord {
+        word: String,
+        known: &'static [&'static str],
+    },
     MissingKey(&'static str),
 }
 
@@ -105,7 +115,9 @@ impl Cause {
             Self::UnknownKey { key, known } => {
                 let meant = nearest(&key, known);
                 let help = match (meant, key.as_str()) {
-                    (_, "<<") => "YAML 1.2 has no merge keys: alias a whole value instead, such as `timers: *slow`".to_owned(),
+                    (_, "<<") => {
+                        "YAML 1.2 has no merge keys: alias a whole value instead, such as `timers: *slow`".to_owned()
+                    }
                     (Some(meant), _) => format!("did you mean `{meant}`?"),
                     (None, _) => listed("the keys here are", known),
                 };
@@ -116,7 +128,12 @@ impl Cause {
                     Some(meant) => format!("did you mean `{meant}`? {}", listed("One of", known)),
                     None => listed("write one of", known),
                 };
-                told("unknown-value", format!("{} is not one of the values this key takes", quoted(&word)), Some(help), None)
+                told(
+                    "unknown-value",
+                    format!("{} is not one of the values this key takes", quoted(&word)),
+                    Some(help),
+                    None,
+                )
             }
         }
     }
@@ -160,7 +177,9 @@ pub(super) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     known
         .iter()
         .map(|known| (strsim::osa_distance(&plain, &known.replace('-', "_")), *known))
-        .filter(|(distance, known)| *distance <= known.len().min(plain.len()).div_ceil(3))
+        .filter(|(distance, known)| {
+            *distance <= known.len().min(plain.len()).div_ceil(3) || plain.len() > 2 && known.starts_with(&plain)
+        })
         .min()
         .map(|(_, known)| known)
 }

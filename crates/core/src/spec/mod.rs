@@ -104,7 +104,13 @@ fn finish(mut diagnostics: Vec<Diagnostic>, text: &str) -> Vec<Diagnostic> {
         });
         if seen > LISTED {
             let what = if severity == Severity::Error { "errors" } else { "warnings" };
-            let mut more = Diagnostic::new(severity, "and-more", Path::root(), last, format!("… and more {what} after these {LISTED}"));
+            let mut more = Diagnostic::new(
+                severity,
+                "and-more",
+                Path::root(),
+                last,
+                format!("… and more {what} after these {LISTED}"),
+            );
             more.help = Some("what is wrong in one cluster is often wrong in all: start with the first".to_owned());
             diagnostics.push(more);
         }
@@ -127,14 +133,17 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
     let head = root.head();
     let Kind::Map(map) = &mut root.kind else {
         let message = "the file must be a mapping: `key: value` on each line";
-        diagnostics.push(Diagnostic::error("wrong-type", Path::root(), head, message).help("the keys are `fleet`, `state`, `machines`, `etcd`"));
+        diagnostics.push(
+            Diagnostic::error("wrong-type", Path::root(), head, message)
+                .help("the keys are `fleet`, `state`, `machines`, `etcd`"),
+        );
         return None;
     };
     // One more than is listed, so that it shows when there are more.
     let limit = LISTED + 1;
     let (mut fleet, mut state, mut machines, mut etcd) = (None, None, None, IndexMap::new());
     let mut lost = Vec::new();
-    for entry in &mut map.entries {
+    for entry in map.entries.iter_mut().filter(|entry| !entry.value.pruned) {
         let path = Path::root().key(&entry.key);
         match entry.key.as_str() {
             "fleet" => fleet = Some(value::<Name>(entry, &path, limit, diagnostics, tainted)),
@@ -157,7 +166,8 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
     }
     if fleet.is_none() && !lost.contains(&"fleet") {
         diagnostics.push(
-            Diagnostic::error("missing-key", Path::root(), head, "the key `fleet` is missing").help("add `fleet: shop`, with your own name for it"),
+            Diagnostic::error("missing-key", Path::root(), head, "the key `fleet` is missing")
+                .help("add `fleet: shop`, with your own name for it"),
         );
     }
     // Checks of the rest need some name here; the file is refused all the same.
@@ -166,7 +176,11 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
         Name::fixed("fleet")
     });
     let default = Spec { fleet, state: default_state(), machines: Machines::default(), etcd };
-    Some(Spec { state: state.flatten().unwrap_or_else(|| default.state.clone()), machines: machines.unwrap_or_default(), ..default })
+    Some(Spec {
+        state: state.flatten().unwrap_or_else(|| default.state.clone()),
+        machines: machines.unwrap_or_default(),
+        ..default
+    })
 }
 
 /// Decodes the value of one key, and makes it point at the key where nothing was written.
@@ -208,7 +222,7 @@ fn clusters(
         );
         return clusters;
     };
-    for cluster in &mut map.entries {
+    for cluster in map.entries.iter_mut().filter(|entry| !entry.value.pruned) {
         if diagnostics.len() >= limit {
             break;
         }

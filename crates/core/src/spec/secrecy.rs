@@ -27,15 +27,17 @@ pub(super) fn places(root: &Node) -> Vec<Span> {
 
 fn walk(node: &Node, secret: bool, found: &mut Vec<Span>) {
     match &node.kind {
-        Kind::Scalar { .. } => {
-            if secret && !node.span.is_empty() {
+        Kind::Scalar { text, .. } => {
+            if (secret || text.contains("PRIVATE KEY")) && !node.span.is_empty() {
                 found.push(node.span.clone());
             }
         }
         Kind::List(items) => items.iter().for_each(|item| walk(item, secret, found)),
         Kind::Map(map) => {
             for entry in &map.entries {
-                let reference = secret && matches!(entry.key.as_str(), "file" | "env") && matches!(entry.value.kind, Kind::Scalar { .. });
+                let reference = secret
+                    && matches!(entry.key.as_str(), "file" | "env")
+                    && matches!(entry.value.kind, Kind::Scalar { .. });
                 if secret && !matches!(entry.key.as_str(), "file" | "env") && !is_secret_key(&entry.key) {
                     // `password: { hunter2: }`: the key itself may be the secret.
                     found.push(entry.key_span.clone());
@@ -82,7 +84,9 @@ fn secret_value(line: &str) -> Option<usize> {
     line.match_indices([':', '=']).find_map(|(colon, _)| {
         let before = line[..colon].trim_end_matches(['"', '\'', ' ']);
         // A key may hold a hyphen, so only what stands before it is cut off.
-        let start = before.rfind(|c: char| separators(c) && c != '-').map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
+        let start = before
+            .rfind(|c: char| separators(c) && c != '-')
+            .map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
         is_secret_key(&before[start..]).then_some(colon + 1)
     })
 }

@@ -72,7 +72,12 @@ impl Name {
         let what = if text.is_empty() {
             "the name is empty".to_owned()
         } else if text.len() > Self::LONGEST && text.chars().all(fine) {
-            format!("the name {} is {} characters long, at most {} are allowed", quoted(text), text.len(), Self::LONGEST)
+            format!(
+                "the name {} is {} characters long, at most {} are allowed",
+                quoted(text),
+                text.len(),
+                Self::LONGEST
+            )
         } else if !text.chars().all(fine) || text.starts_with('-') || text.ends_with('-') {
             format!("{} is not a valid name", quoted(text))
         } else {
@@ -80,7 +85,11 @@ impl Name {
         };
         let near: String = text.to_lowercase().chars().map(|c| if fine(c) { c } else { '-' }).collect();
         let near = near.trim_matches('-');
-        let plausible = near.chars().any(|c| c.is_ascii_alphanumeric()) && near.len() <= Self::LONGEST && near != text;
+        // A guess that drops letters is worse than none.
+        let plausible = text.is_ascii()
+            && near.chars().any(|c| c.is_ascii_alphanumeric())
+            && near.len() <= Self::LONGEST
+            && near != text;
         Err(if plausible && !text.is_empty() {
             UnitError::new(what, format!("{RULE}: `{near}` would do"))
         } else {
@@ -162,7 +171,8 @@ impl ByteSize {
         let text = text.trim();
         let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
         let unit = unit.trim();
-        let bad = |help: String| UnitError::new(format!("expected a size such as `8GiB`, found {}", quoted(text)), help);
+        let bad =
+            |help: String| UnitError::new(format!("expected a size such as `8GiB`, found {}", quoted(text)), help);
         const UNITS: &str = "a size is a whole number and one of KiB, MiB, GiB, TiB, kB, MB, GB, TB";
         if number.is_empty() {
             return Err(bad(UNITS.to_owned()));
@@ -174,14 +184,19 @@ impl ByteSize {
             let near = SIZE_UNITS[..4].iter().find(|(name, _)| name.chars().next() == first);
             return Err(bad(match near {
                 Some((name, _)) if unit.len() <= 3 && unit.is_ascii() => format!("write `{number}{name}`"),
-                _ if unit.starts_with('.') => format!("{UNITS}; for a part of one use the next smaller unit, such as `1536MiB`"),
+                _ if unit.starts_with('.') => {
+                    format!("{UNITS}; for a part of one use the next smaller unit, such as `1536MiB`")
+                }
                 _ => UNITS.to_owned(),
             }));
         };
         let count: Option<u64> = number.parse().ok();
         match count.and_then(|count| count.checked_mul(*factor)) {
             Some(bytes) => Ok(Self(bytes)),
-            None => Err(UnitError::new(format!("the size {} is too large", quoted(text)), "the largest is 16383PiB or so; 8GiB is a usual quota")),
+            None => Err(UnitError::new(
+                format!("the size {} is too large", quoted(text)),
+                "the largest is 16383PiB or so; 8GiB is a usual quota",
+            )),
         }
     }
 }
@@ -213,6 +228,9 @@ const TIME_UNITS: [(&str, u64); 7] =
 const LONGEST: u64 = 200 * 365 * DAY;
 
 impl Duration {
+    /// No time at all.
+    pub const ZERO: Self = Self(0);
+
     /// So many milliseconds.
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis)
@@ -242,7 +260,8 @@ impl Duration {
     pub fn parse(text: &str) -> Result<Self, UnitError> {
         const UNITS: &str = "the units are ms, s, m (minutes), h, d, w and y; sums such as `1h30m` are fine";
         let text = text.trim();
-        let bad = |help: String| UnitError::new(format!("expected a duration such as `10m`, found {}", quoted(text)), help);
+        let bad =
+            |help: String| UnitError::new(format!("expected a duration such as `10m`, found {}", quoted(text)), help);
         if text == "0" {
             return Ok(Self(0));
         }
@@ -254,9 +273,16 @@ impl Duration {
         while !rest.is_empty() {
             let (number, after) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len()));
             if number.is_empty() {
-                return Err(bad(if rest.starts_with('-') { "a duration cannot be negative".to_owned() } else { UNITS.to_owned() }));
+                return Err(bad(if rest.starts_with('-') {
+                    "a duration cannot be negative".to_owned()
+                } else {
+                    UNITS.to_owned()
+                }));
             }
             let (unit, after) = after.split_at(after.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(after.len()));
+            if unit.is_empty() && after.starts_with(' ') {
+                return Err(bad(format!("without spaces: `{}`", text.replace(' ', ""))));
+            }
             if unit.is_empty() && after.starts_with('.') {
                 return Err(bad("only whole numbers: write `1h30m` rather than `1.5h`".to_owned()));
             }
@@ -283,7 +309,9 @@ impl Duration {
             let part = number.parse::<u64>().ok().and_then(|count| count.checked_mul(*factor));
             total = match part.and_then(|part| total.checked_add(part)) {
                 Some(total) if total <= LONGEST => total,
-                _ => return Err(UnitError::new(format!("the duration {} is too long", quoted(text)), "at most `200y`")),
+                _ => {
+                    return Err(UnitError::new(format!("the duration {} is too long", quoted(text)), "at most `200y`"));
+                }
             };
             rest = after;
         }
@@ -332,14 +360,17 @@ impl EtcdVersion {
     pub fn parse(text: &str) -> Result<Self, UnitError> {
         let bare = text.trim();
         let bare = bare.strip_prefix('v').unwrap_or(bare);
-        let bad = |help: &str| UnitError::new(format!("expected a version such as `3.6.15`, found {}", quoted(text)), help);
+        let bad =
+            |help: &str| UnitError::new(format!("expected a version such as `3.6.15`, found {}", quoted(text)), help);
         let mut numbers = [0u64; 3];
         let mut count = 0;
         for part in bare.split('.') {
             let plain = !part.is_empty() && part.len() < 10 && part.bytes().all(|b| b.is_ascii_digit());
             match (numbers.get_mut(count), part.parse()) {
                 (Some(slot), Ok(number)) if plain => *slot = number,
-                _ if part.contains(['-', '+']) => return Err(bad("only released versions: no pre-releases, no build tags")),
+                _ if part.contains(['-', '+']) => {
+                    return Err(bad("only released versions: no pre-releases, no build tags"));
+                }
                 _ => return Err(bad("three whole numbers with dots between: major.minor.patch")),
             }
             count += 1;

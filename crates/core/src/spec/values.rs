@@ -18,7 +18,9 @@ impl<'de> Deserialize<'de> for Members {
                 f.write_str("a number of members such as `3`, or a list of them")
             }
             fn visit_u64<E: Error>(self, count: u64) -> Result<Members, E> {
-                u32::try_from(count).map(Members::Count).map_err(|_| E::invalid_value(Unexpected::Unsigned(count), &self))
+                u32::try_from(count)
+                    .map(Members::Count)
+                    .map_err(|_| E::invalid_value(Unexpected::Unsigned(count), &self))
             }
             fn visit_i64<E: Error>(self, count: i64) -> Result<Members, E> {
                 u32::try_from(count).map(Members::Count).map_err(|_| E::invalid_value(Unexpected::Signed(count), &self))
@@ -58,7 +60,10 @@ impl<'de> Deserialize<'de> for Retention {
                     return Ok(Retention::Revisions(revisions));
                 }
                 Duration::parse(text).map(Retention::Age).map_err(|mut error| {
-                    error.what = error.what.replace("expected a duration such as `10m`", &format!("expected {}", &self as &dyn serde::de::Expected));
+                    error.what = error.what.replace(
+                        "expected a duration such as `10m`",
+                        &format!("expected {}", &self as &dyn serde::de::Expected),
+                    );
                     UnitError::into_serde(error)
                 })
             }
@@ -82,7 +87,9 @@ impl<'de> Deserialize<'de> for FlagValue {
                 Ok(FlagValue::Integer(value))
             }
             fn visit_u64<E: Error>(self, value: u64) -> Result<FlagValue, E> {
-                i64::try_from(value).map(FlagValue::Integer).map_err(|_| E::invalid_value(Unexpected::Unsigned(value), &self))
+                i64::try_from(value)
+                    .map(FlagValue::Integer)
+                    .map_err(|_| E::invalid_value(Unexpected::Unsigned(value), &self))
             }
             fn visit_f64<E: Error>(self, value: f64) -> Result<FlagValue, E> {
                 Ok(FlagValue::Text(value.to_string()))
@@ -91,7 +98,9 @@ impl<'de> Deserialize<'de> for FlagValue {
                 Ok(FlagValue::Text(value.to_owned()))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<FlagValue, A::Error> {
-                Err(A::Error::custom("a flag takes one value, not a list\njoin the items with commas, as on etcd's command line"))
+                Err(A::Error::custom(
+                    "a flag takes one value, not a list\njoin the items with commas, as on etcd's command line",
+                ))
             }
             fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<FlagValue, A::Error> {
                 Err(A::Error::custom("a flag takes one value, not a mapping"))

@@ -1,0 +1,203 @@
+//! Certificates and authorities → lifetimes that do not fit, names that cannot be, authorities that are one.
+
+use std::net::IpAddr;
+
+use super::super::diagnostic::Path;
+use super::super::types::{Authority, EtcdCluster, Secret};
+use super::super::units::{Duration, Name, quoted};
+use super::{Finding, Findings};
+
+pub(super) fn check(findings: &mut Findings<'_>, name: &Name, cluster: &EtcdCluster) {
+    let at = |keys: &[&str]| keys.iter().fold(Path::of(&["etcd", name.as_str()]), |path, key| path.key(key));
+    lifetimes(findings, &at, cluster);
+    names(findings, &at, cluster);
+    authorities(findings, &at, cluster);
+}
+
+fn lifetimes(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &EtcdCluster) {
+    let certificates = &cluster.certificates;
+    let (validity, renew, ca) = (certificates.validity, certificates.renew_before, certificates.ca_validity);
+    let here = |key: &str| at(&["certificates", key]);
+    if validity < Duration::from_hours(1) {
+        findings.add(
+            Finding::error(
+                "validity-short",
+                here("validity"),
+                format!("a certificate that is valid for {validity} expires before it can be renewed safely"),
+            )
+            .why("clocks differ, and a renewal needs someone to run it")
+            .help("`90d` is the default; `1h` is the least"),
+        );
+    } else if renew >= validity {
+        findings.add(
+            Finding::error(
+                "renew-too-early",
+                here("renew_before"),
+                format!(
+                    "renewal {renew} before the end of a certificate that is valid for {validity} would never stop"
+                ),
+            )
+            .also(here("validity"), "the validity")
+            .help(format!("about a third of the validity, such as `{}`", Duration::from_millis(third(validity)))),
+        );
+    } else if renew == Duration::ZERO {
+        findings.add(
+            Finding::error("renew-never", here("renew_before"), "renewal at the very end comes too late")
+                .why("certificates that expire take the whole cluster down")
+                .help(format!("about a third of the validity, such as `{}`", Duration::from_millis(third(validity)))),
+        );
+    }
+    if validity > Duration::from_days(825) {
+        findings.add(
+            Finding::warning(
+                "validity-long",
+                here("validity"),
+                format!("a certificate that is valid for {validity} outlives any mistake made with its key"),
+            )
+            .why("etcd checks no revocation unless told to: a lost key works until the certificate ends")
+            .help("`90d` is the default: renewal is raftsman's work, not yours"),
+        );
+    }
+    let made = [&cluster.ca.peers, &cluster.ca.clients].iter().any(|authority| matches!(authority, Authority::Made));
+    if made && validity > ca {
+        findings.add(
+            Finding::error(
+                "ca-validity-short",
+                here("ca_validity"),
+                format!("the authorities, valid for {ca}, end before the certificates they sign, valid for {validity}"),
+            )
+            .also(here("validity"), "the certificates")
+            .help("make `ca_validity` several times `validity`; `10y` is the default"),
+        );
+    }
+}
+
+/// A third, in whole days or hours: a number that someone would write.
+fn third(validity: Duration) -> u64 {
+    let third = validity.as_millis() / 3;
+    [Duration::from_days(1), Duration::from_hours(1), Duration::from_millis(60_000)]
+        .iter()
+        .map(|unit| third - third % unit.as_millis())
+        .find(|rounded| *rounded > 0)
+        .unwrap_or(third)
+}
+
+fn names(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &EtcdCluster) {
+    let certificates = &cluster.certificates;
+    if let Some(organization) = &certificates.organization {
+        let here = || at(&["certificates", "organization"]);
+        if organization.trim().is_empty()
+            || organization.chars().count() > 64
+            || organization.contains(|c: char| c.is_control())
+        {
+            findings.add(
+                Finding::error("organization-invalid", here(), "an organization is 1 to 64 characters")
+                    .help("shorten it, or remove the key"),
+            );
+        }
+    }
+    for (index, name) in certificates.extra_names.iter().enumerate() {
+        let here = || at(&["certificates", "extra_names"]).index(index);
+        if name.parse::<IpAddr>().is_ok() {
+            findings.add(
+                Finding::error("name-is-address", here(), format!("`{name}` is an address, not a name"))
+                    .why("TLS looks for addresses and names in different places of a certificate")
+                    .help("move it to `extra_addresses`"),
+            );
+        } else if let Err(reason) = dns_name(name, true) {
+            findings.add(
+                Finding::error("dns-name-invalid", here(), format!("{} is not a DNS name: {reason}", quoted(name)))
+                    .help("such as `etcd.example.com`: no scheme, no port"),
+            );
+        } else if certificates.extra_names[..index].contains(name) {
+            findings.add(
+                Finding::warning("name-listed-twice", here(), format!("`{name}` is listed twice"))
+                    .help("remove one of them"),
+            );
+        }
+    }
+    for (index, address) in certificates.extra_addresses.iter().enumerate() {
+        if address.is_unspecified() || address.is_multicast() {
+            findings.add(
+                Finding::error(
+                    "address-impossible",
+                    at(&["certificates", "extra_addresses"]).index(index),
+                    format!("no client can reach a member at {address}"),
+                )
+                .help("list only addresses that clients connect to"),
+            );
+        }
+    }
+}
+
+/// Checks a DNS name; the first label may be `*` where wildcards make sense.
+pub(super) fn dns_name(text: &str, wildcard: bool) -> Result<(), &'static str> {
+    let name = if wildcard { text.strip_prefix("*.").unwrap_or(text) } else { text };
+    if text.is_empty() {
+        return Err("it is empty");
+    }
+    if text.contains("://") || text.contains('/') {
+        return Err("it has a scheme or a path");
+    }
+    if text.contains(':') {
+        return Err("it has a port");
+    }
+    if name.len() > 253 {
+        return Err("it is longer than 253 characters");
+    }
+    for label in name.split('.') {
+        if label.is_empty() {
+            return Err("two dots, or a dot at an end, leave a part empty");
+        }
+        if label.len() > 63 {
+            return Err("a part is longer than 63 characters");
+        }
+        if !label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+            return Err("only letters, digits, hyphens and dots");
+        }
+        if label.starts_with('-') || label.ends_with('-') {
+            return Err("a part starts or ends with a hyphen");
+        }
+    }
+    if name.split('.').all(|label| label.bytes().all(|b| b.is_ascii_digit())) {
+        return Err("it is made of numbers only");
+    }
+    Ok(())
+}
+
+fn authorities(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &EtcdCluster) {
+    let here = |who: &str, key: &str| at(&["ca", who, "brought", key]);
+    for (who, authority) in [("peers", &cluster.ca.peers), ("clients", &cluster.ca.clients)] {
+        let Authority::Brought(brought) = authority else { continue };
+        findings.file(|| here(who, "certificate"), &brought.certificate);
+        findings.secret(|| here(who, "key"), &brought.key);
+        if matches!(&brought.key, Secret::File(file) if same_file(file, &brought.certificate)) {
+            findings.add(
+                Finding::error(
+                    "ca-key-is-certificate",
+                    here(who, "key").key("file"),
+                    "the key and the certificate are the same file",
+                )
+                .also(here(who, "certificate"), "the certificate")
+                .why("the certificate is handed to every machine and client, the key to none")
+                .help("put the private key into a file of its own"),
+            );
+        }
+    }
+    if let (Authority::Brought(peers), Authority::Brought(clients)) = (&cluster.ca.peers, &cluster.ca.clients)
+        && same_file(&peers.certificate, &clients.certificate)
+    {
+        findings.add(
+            Finding::error("ca-shared", here("clients", "certificate"), "peers and clients share one authority")
+                .also(here("peers", "certificate"), "also here")
+                .why("every client certificate would then open the peer port, and could join the cluster (CIS benchmark 2.7)")
+                .help("bring two authorities, or let raftsman make one of them"),
+        );
+    }
+}
+
+/// Whether two paths are spelt for the same file: core cannot look.
+fn same_file(a: &str, b: &str) -> bool {
+    let plain = |path: &str| path.split('/').filter(|part| !matches!(*part, "" | ".")).collect::<Vec<_>>().join("/");
+    !a.trim().is_empty() && a.starts_with('/') == b.starts_with('/') && plain(a) == plain(b)
+}

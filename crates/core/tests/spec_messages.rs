@@ -1,0 +1,257 @@
+//! Wrong or questionable files → the words people see, one snapshot each.
+
+use raftsman_core::spec::read;
+
+/// A file with one cluster, `main`, that has these lines besides three members.
+fn cluster(lines: &str) -> String {
+    let lines: Vec<String> = lines.lines().map(|line| format!("    {line}")).collect();
+    format!("fleet: shop\netcd:\n  main:\n    members: 3\n{}\n", lines.join("\n"))
+}
+
+/// A file with these lines under `machines`.
+fn machines(lines: &str) -> String {
+    let lines: Vec<String> = lines.lines().map(|line| format!("  {line}")).collect();
+    format!("fleet: shop\nmachines:\n{}\netcd: {{ main: {{ members: 3 }} }}\n", lines.join("\n"))
+}
+
+/// A file with one cluster, `main`, that has these members.
+fn members(lines: &str) -> String {
+    let lines: Vec<String> = lines.lines().map(|line| format!("      {line}")).collect();
+    format!("fleet: shop\netcd:\n  main:\n    members:\n{}\n", lines.join("\n"))
+}
+
+fn whole(text: &str) -> String {
+    text.to_owned()
+}
+
+fn snapshot(name: &str, text: &str) {
+    let reading = read(text);
+    assert_eq!(reading.spec.is_some(), reading.errors() == 0);
+    assert!(!reading.diagnostics.is_empty(), "{name} reads clean");
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("spec_snapshots");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| insta::assert_snapshot!(name, reading.render("raftsman.yaml", text, false).trim_end()));
+}
+
+macro_rules! cases {
+    ($($name:ident: $shape:ident($text:expr);)*) => {
+        $(#[test] fn $name() { snapshot(stringify!($name), &$shape($text)); })*
+    };
+}
+
+// The YAML itself.
+cases! {
+    yaml_empty: whole("");
+    yaml_only_comments: whole("# nothing yet\n");
+    yaml_tab: whole("fleet: shop\netcd:\n\tmain:\n\t\tmembers: 3\n");
+    yaml_unclosed_quote: whole("fleet: \"shop\netcd: {}\n");
+    yaml_unclosed_bracket: whole("fleet: shop\netcd: { main: { members: 3 }\n");
+    yaml_indentation: whole("fleet: shop\netcd:\n  main:\n    members: 3\n   version: 3.6.15\n");
+    yaml_colon: whole("fleet: shop: 2\netcd:\n  main: { members: 3 }\n");
+    yaml_missing_colon: whole("fleet: shop\netcd\n");
+    yaml_two_documents: whole("fleet: shop\netcd: { main: { members: 3 } }\n---\nfleet: other\n");
+    yaml_duplicate_key: cluster("version: 3.6.15\nquota: 2GiB\nversion: 3.5.34");
+    yaml_duplicate_cluster: whole("fleet: shop\netcd:\n  main: { members: 3 }\n  spare: { members: 3 }\n  main: { members: 5 }\n");
+    yaml_alias_unknown: cluster("timers: *slow");
+    yaml_alias_in_itself: cluster("flags: &a\n  max-wals: *a");
+    yaml_alias_bomb: whole(concat!(
+        "a: &a [x, x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a, *a]\n",
+        "c: &c [*b, *b, *b, *b, *b, *b, *b, *b, *b, *b]\nd: &d [*c, *c, *c, *c, *c, *c, *c, *c, *c, *c]\n",
+        "e: &e [*d, *d, *d, *d, *d, *d, *d, *d, *d, *d]\n",
+    ));
+    yaml_too_deep: whole(&"[".repeat(1000));
+    yaml_tag: cluster("quota: !size 8");
+    yaml_merge_key: cluster("timers:\n  <<: { heartbeat: 100ms }");
+    yaml_list_as_key: whole("fleet: {{ name }}\n");
+    yaml_not_a_mapping: whole("- fleet: shop\n");
+    yaml_windows_and_umlauts: whole("fleet: shop\r\n# für später\r\netcd:\r\n  main:\r\n    members: drei\r\n");
+}
+
+// Keys and types.
+cases! {
+    key_unknown_top: whole("fleet: shop\nclusters: {}\netcd: { main: { members: 3 } }\n");
+    key_misspelt_top: whole("flet: shop\netcd: { main: { members: 3 } }\n");
+    key_misspelt: whole("fleet: shop\netcd:\n  main:\n    membres: 3\n");
+    key_unknown: cluster("replicas: 3");
+    key_hyphen: cluster("log-level: info");
+    key_missing_fleet: whole("etcd: { main: { members: 3 } }\n");
+    key_missing_members: whole("fleet: shop\netcd:\n  main:\n    version: 3.6.15\n");
+    key_missing_members_of_nothing: whole("fleet: shop\netcd:\n  main:\n");
+    key_missing_in_item: members("- name: etcd-1\n- address: 127.0.42.2\n- name: etcd-3");
+    type_fleet_name: whole("fleet: My Shop\netcd: { main: { members: 3 } }\n");
+    type_fleet_empty: whole("fleet:\netcd: { main: { members: 3 } }\n");
+    type_cluster_name: whole("fleet: shop\netcd:\n  Main_1: { members: 3 }\n");
+    type_clusters_as_list: whole("fleet: shop\netcd:\n  - name: main\n    members: 3\n");
+    type_members_text: whole("fleet: shop\netcd: { main: { members: three } }\n");
+    type_members_mapping: members("etcd-1: 127.0.42.1");
+    type_members_negative: whole("fleet: shop\netcd: { main: { members: -3 } }\n");
+    type_bool_yes: cluster("gateway: yes");
+    type_bool_quoted: cluster("v2_api: \"true\"");
+    type_size_kubernetes: cluster("quota: 8Gi");
+    type_size_fraction: cluster("quota: 1.5GiB");
+    type_size_nothing: cluster("quota:");
+    type_duration_without_unit: cluster("timers: { heartbeat: 100 }");
+    type_duration_word: cluster("certificates: { validity: 90 days }");
+    type_duration_spelled: cluster("certificates: { validity: 90days }");
+    type_duration_negative: cluster("certificates: { validity: -1d }");
+    type_duration_list: cluster("certificates: { validity: [90d] }");
+    type_version_two_numbers: cluster("version: 3.6");
+    type_version_prerelease: cluster("version: 3.7.0-rc.1");
+    type_retention: cluster("auto_compaction: { retention: an hour }");
+    type_choice: cluster("auth: { mode: passwort }");
+    type_choice_unknown: cluster("log_level: loud");
+    type_source_word: cluster("source: archive");
+    type_source_two: cluster("source: { file: etcd, directory: bin }");
+    type_source_unknown: cluster("source: { url: https://example.com/etcd }");
+    type_source_nothing: cluster("source: {}");
+    type_source_path_with_value: cluster("source: { path: /usr/bin/etcd }");
+    type_address: members("- { name: a, address: 127.0.42.300 }\n- { name: b, address: \"127.0.42.2:2379\" }\n- { name: c }");
+    type_struct: cluster("timers: fast");
+    type_list: cluster("certificates: { extra_names: etcd.example.com }");
+    type_flag_list: cluster("flags:\n  cors: [a, b]");
+    type_port: machines("logs:\n  forward: { host: logs, port: 70000, ca_cert: ca.pem, shared_key: { file: k } }");
+    type_authority_without_key: cluster("ca:\n  peers:\n    brought: { certificate: ca.pem }");
+}
+
+// Secrets: never shown.
+cases! {
+    secret_inline: cluster("auth:\n  mode: password\n  root_password: hunter2");
+    secret_inline_number: cluster("auth:\n  mode: password\n  root_password: 123456");
+    secret_wrong_key: cluster("auth:\n  mode: password\n  root_password: { value: hunter2 }");
+    secret_list: cluster("auth:\n  mode: password\n  root_password: [hunter2]");
+    secret_misspelt_key: cluster("auth:\n  mode: password\n  root_pasword: hunter2");
+    secret_block: cluster("ca:\n  peers:\n    brought:\n      certificate: ca.pem\n      key: |\n        hunter2\n        hunter2");
+    secret_syntax_error: cluster("auth:\n  root_password: \"hunter2\" hunter2");
+    secret_env_with_dollar: cluster("auth:\n  mode: password\n  root_password: { env: $hunter2 }");
+    secret_file_empty: cluster("auth:\n  mode: password\n  root_password: { file: \"\" }");
+    secret_private_ssh_key: machines("admin:\n  ssh_keys:\n    - \"-----BEGIN OPENSSH PRIVATE KEY----- hunter2\"");
+}
+
+// Machines.
+cases! {
+    provider_not_yet: machines("provider: libvirt");
+    provider_unknown: machines("provider: vmware");
+    provider_ignores: machines("vcpus: 2\nmemory: 4GiB\ndisk: 10GiB\nimage: debian-13\ninstall_dependencies: false");
+    network_not_loopback: machines("network: 10.0.0.0/24");
+    network_prefix: machines("network: 127.0.0.0/8");
+    network_not_first: machines("network: 127.0.42.1/24");
+    network_localhost: machines("network: 127.0.0.0/24");
+    network_full: whole("fleet: shop\nmachines: { network: 127.0.42.0/24 }\netcd:\n  main: { members: 300 }\n");
+    size_small: machines("memory: 64MiB\nvcpus: 0");
+    admin_bad_keys: machines("admin:\n  user: root\n  ssh_keys: [\"ssh-dss AAAA\", \"ssh-ed25519 AAAAC3\", nonsense]");
+    admin_locked_out: machines("admin: { user: ops }");
+    time_sources: machines("time:\n  servers: [{ url: \"ntp://time.example.com\" }]\n  makestep: { threshold: 0, limit: 0 }");
+    time_none: machines("time: {}");
+    log_endpoints: machines("logs:\n  dynamic: { key_prefix: /f/, endpoints: [10.0.0.5, \"https://10.0.0.6:2379\", \"fd00::5:2379\"], ca_cert: ca.pem, username: u, password: { file: p } }");
+    log_auth_both: machines("logs:\n  dynamic: { key_prefix: /f/, endpoints: [\"10.0.0.5:2379\"], ca_cert: ca.pem, certificate: c.pem, username: u, password: { file: p } }");
+    log_host_with_port: machines("logs:\n  forward: { host: \"logs:24224\", port: 0, ca_cert: ca.pem, shared_key: { env: SHARED_KEY } }");
+    logs_nowhere: machines("logs: { etcd_tag: \"a b\" }");
+    state_home: whole("fleet: shop\nstate: ~/raftsman\netcd: { main: { members: 3 } }\n");
+    state_empty: whole("fleet: shop\nstate: \"\"\netcd: { main: { members: 3 } }\n");
+}
+
+// Members.
+cases! {
+    clusters_none: whole("fleet: shop\n");
+    clusters_empty: whole("fleet: shop\netcd:\n");
+    members_none: whole("fleet: shop\netcd: { main: { members: 0 } }\n");
+    members_empty_list: whole("fleet: shop\netcd: { main: { members: [] } }\n");
+    members_one: whole("fleet: shop\netcd: { main: { members: 1 } }\n");
+    members_two: whole("fleet: shop\netcd: { main: { members: 2 } }\n");
+    members_four: whole("fleet: shop\netcd: { main: { members: 4 } }\n");
+    members_eight: whole("fleet: shop\netcd: { main: { members: 8 } }\n");
+    members_eleven: whole("fleet: shop\netcd: { main: { members: 11 } }\n");
+    member_twice: members("- name: etcd-1\n- name: etcd-2\n- name: etcd-1");
+    member_in_two_clusters: whole("fleet: shop\netcd:\n  a: { members: [{ name: x }, { name: y }, { name: z }] }\n  b: { members: [{ name: u }, { name: y }, { name: w }] }\n");
+    member_named_like_generated: whole("fleet: shop\netcd:\n  main: { members: 3 }\n  spare: { members: [{ name: main-2 }, { name: s-2 }, { name: s-3 }] }\n");
+    member_name_too_long: whole(&format!("fleet: shop\netcd:\n  {}: {{ members: 3 }}\n", "a".repeat(62)));
+    address_twice: members("- { name: a, address: 127.0.42.1 }\n- { name: b, address: 127.0.42.1 }\n- { name: c, address: 127.0.42.3 }");
+    address_impossible: members("- { name: a, address: 0.0.0.0 }\n- { name: b, address: 224.0.0.1 }\n- { name: c, address: 255.255.255.255 }");
+    address_not_local: members("- { name: a, address: 10.0.0.1 }\n- { name: b, address: \"::1\" }\n- { name: c, address: 127.0.0.1 }");
+    address_outside: whole("fleet: shop\nmachines: { network: 127.0.42.0/24 }\netcd:\n  main:\n    members:\n      - { name: a, address: 127.0.43.1 }\n      - { name: b, address: 127.0.42.255 }\n      - { name: c }\n");
+    token_twice: whole("fleet: shop\netcd:\n  a: { members: 3, token: same }\n  b: { members: 3, token: same }\n");
+    token_like_default: whole("fleet: shop\netcd:\n  a: { members: 3 }\n  b: { members: 3, token: shop-a }\n");
+    token_empty: cluster("token: \"\"");
+}
+
+// A cluster's settings.
+cases! {
+    version_too_old: cluster("version: 3.3.27");
+    version_too_new: cluster("version: 3.8.0");
+    version_end_of_life: cluster("version: 3.4.45");
+    version_corrupts: cluster("version: 3.5.2");
+    version_auth_bypass: cluster("version: 3.6.13");
+    v2_api_gone: cluster("v2_api: true");
+    v2_api_old: cluster("version: 3.5.34\nv2_api: true");
+    gateway_with_certificates: cluster("gateway: true");
+    gateway_off_with_password: cluster("auth: { mode: password }\ngateway: false");
+    password_with_certificates: cluster("auth: { root_password: { file: root.txt } }");
+    quota_zero: cluster("quota: 0");
+    quota_large: cluster("quota: 16GiB");
+    quota_small: cluster("quota: 1MiB");
+    compaction_off: cluster("auto_compaction: { retention: 0 }");
+    compaction_age_by_revision: cluster("auto_compaction: { retention: 1h }");
+    compaction_revisions_by_age: cluster("auto_compaction:\n  mode: periodic\n  retention: 1000");
+    compaction_short: cluster("auto_compaction: { retention: 5 }");
+    election_short: cluster("timers: { heartbeat: 200ms }");
+    election_short_both: cluster("timers:\n  heartbeat: 500ms\n  election: 2s");
+    election_long: cluster("timers: { election: 1m }");
+    heartbeat_zero: cluster("timers: { heartbeat: 0 }");
+    heartbeat_short: cluster("timers: { heartbeat: 1ms }");
+    corruption_checks_off: cluster("corruption_checks: { initial: false, compact_hash: false }");
+    renew_too_early: cluster("certificates: { validity: 24h }");
+    renew_never: cluster("certificates: { renew_before: 0 }");
+    validity_short: cluster("certificates: { validity: 10m, renew_before: 1m }");
+    validity_long: cluster("certificates: { validity: 9y }");
+    ca_validity_short: cluster("certificates: { ca_validity: 30d }");
+    extra_names: cluster("certificates:\n  organization: \"\"\n  extra_names: [\"https://etcd.example.com\", 10.0.0.5, etcd_1, \"*.ok.example.com\", \"a..b\"]\n  extra_addresses: [0.0.0.0]");
+    ca_shared: cluster("ca:\n  peers: { brought: { certificate: ca.pem, key: { file: ca.key } } }\n  clients: { brought: { certificate: ./ca.pem, key: { file: ca.key } } }");
+    ca_key_is_certificate: cluster("ca:\n  peers: { brought: { certificate: ca.pem, key: { file: ca.pem } } }");
+    archive_sha256: cluster("source:\n  archive: { file: etcd-v3.6.15-linux-amd64.tar.gz, sha256: abc }");
+    archive_of_other_version: cluster(&format!("source:\n  archive: {{ file: dl/etcd-v3.5.34-linux-amd64.tar.gz, sha256: {} }}", "0".repeat(64)));
+    archive_url: cluster(&format!("source:\n  archive: {{ file: \"https://example.com/etcd.tar.gz\", sha256: {} }}", "0".repeat(64)));
+    package_invalid: cluster("source: { package: \"etcd-server=3.6\" }");
+    one_binary_two_versions: whole("fleet: shop\netcd:\n  a: { members: 3, version: 3.6.15 }\n  b: { members: 3, version: 3.5.34 }\n");
+    flag_owned: cluster("flags:\n  heartbeat-interval: 100\n  listen-client-urls: http://0.0.0.0:2379\n  data-dir: /var/lib/etcd");
+    flag_harmful: cluster("flags:\n  force-new-cluster: true\n  unsafe-no-fsync: true\n  strict-reconfig-check: false");
+    flag_name: cluster("flags:\n  --max-request-bytes: 10485760\n  max_txn_ops: 10");
+    flag_experimental_gone: cluster("version: 3.7.2\nflags:\n  experimental-corrupt-check-time: 60m");
+    flag_experimental_old: cluster("flags:\n  experimental-corrupt-check-time: 60m");
+    flag_unknown: cluster("flags:\n  max-request-byte: 10485760\n  colour: blue");
+    flag_of_later_line: cluster("version: 3.5.34\nflags:\n  max-learners: 2");
+}
+
+// Many at once.
+cases! {
+    many_errors: whole("fleet: Shop\nstat: x\nmachines:\n  provider: locl\n  memory: 8G\netcd:\n  main:\n    membres: 3\n    version: 3.6\n    timers: { heartbeat: 100, election: 1 s }\n    gateway: yes\n  b:\n    members:\n      - { name: b_1, address: 127.0.0.300 }\n      - { nam: b-2 }\n      - { name: b-3 }\n    quota: 0\n    v2_api: true\n  c:\n    members: 4\n    auth: { mode: certificate, root_password: hunter2 }\n    gateway: true\n    flags: { name: x }\n");
+    no_errors_from_errors: cluster("version: three\nv2_api: true\ntimers: { heartbeat: 1s, election: slow }\nauto_compaction: { mode: periodc, retention: 1h }\nauth: { mode: pasword }\ngateway: true");
+    more_than_listed: whole(&format!("fleet: shop\netcd:\n{}", (1..=60).map(|n| format!("  c{n}: {{ members: 0 }}\n")).collect::<String>()));
+}
+
+#[test]
+fn json_has_place_code_and_words() {
+    let reading = read("fleet: shop\netcd:\n  main:\n    members: 4\n");
+    insta::assert_snapshot!(serde_json::to_string_pretty(&reading.diagnostics).unwrap_or_default(), @"");
+}
+
+#[test]
+fn no_secret_is_ever_shown() {
+    let shapes = [
+        "root_password: hunter2", "root_password: \"hunter2\"", "root_password: [hunter2, hunter2]", "root_password: {hunter2: hunter2}",
+        "root_password: {file: [hunter2]}", "root_password: !x hunter2", "root_password: &a hunter2", "root_password: {file: x, value: hunter2}",
+        "root_password: |\n  hunter2", "root_password: >\n  hunter2\n  hunter2", "root_password: hunter2: hunter2", "root_password: {fil: hunter2",
+        "root_password:\n  - hunter2\n  - hunter2", "rootpassword: hunter2", "password: hunter2", "Root_Password: hunter2", "root-password: hunter2",
+        "root_password: \"hunter2", "root_password: 'hunter2' x", "root_password: {hunter2: 1, hunter2: 2}", "root_password: {env: \"hunter2!\"}",
+        "root_password:\n  hunter2", "root_password: {value: {value: hunter2}}", "{root_password: hunter2", "root_password: *hunter2",
+    ];
+    for shape in shapes {
+        let text = cluster(&format!("auth:\n  {}", shape.replace('\n', "\n  ")));
+        let reading = read(&text);
+        let json = serde_json::to_string(&reading.diagnostics).unwrap_or_default();
+        let shown = reading.render("raftsman.yaml", &text, true) + &json;
+        assert!(!reading.diagnostics.is_empty(), "{shape}");
+        assert!(!shown.contains("hunter2"), "{shape}:\n{shown}");
+    }
+}
