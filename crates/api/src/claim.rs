@@ -54,10 +54,7 @@ impl JoinToken {
 
     /// The token that hexadecimal text stands for.
     pub fn from_hex(text: &str) -> Result<Self, ClaimError> {
-        hex::decode(text.trim())
-            .filter(|bytes| bytes.len() >= 16)
-            .map(Self)
-            .ok_or(ClaimError::MalformedToken)
+        hex::decode(text.trim()).filter(|bytes| bytes.len() >= 16).map(Self).ok_or(ClaimError::MalformedToken)
     }
 
     /// The token as text, for boot data and the sealed state only.
@@ -80,16 +77,9 @@ pub fn nonce() -> Result<Vec<u8>, ClaimError> {
 }
 
 /// The agent's side: the proof for this connection.
-pub fn prove(
-    token: &JoinToken,
-    nonce: &[u8],
-    server: &CertificateDer<'_>,
-    csr_der: &[u8],
-) -> Vec<u8> {
+pub fn prove(token: &JoinToken, nonce: &[u8], server: &CertificateDer<'_>, csr_der: &[u8]) -> Vec<u8> {
     let key = hmac::Key::new(hmac::HMAC_SHA256, &token.0);
-    hmac::sign(&key, &message(nonce, server, csr_der))
-        .as_ref()
-        .to_vec()
+    hmac::sign(&key, &message(nonce, server, csr_der)).as_ref().to_vec()
 }
 
 /// The workstation's side: whether the proof fits the certificate that was seen on this connection. Takes the same time
@@ -128,10 +118,7 @@ mod tests {
         let wrong = Err(ClaimError::WrongProof);
         let other_token = JoinToken::generate().expect("token");
         assert_eq!(verify(&other_token, &nonce, &server, b"csr", &proof), wrong);
-        assert_eq!(
-            verify(&token, b"another nonce!!!", &server, b"csr", &proof),
-            wrong
-        );
+        assert_eq!(verify(&token, b"another nonce!!!", &server, b"csr", &proof), wrong);
         let other_server = CertificateDer::from(b"middle".to_vec());
         assert_eq!(verify(&token, &nonce, &other_server, b"csr", &proof), wrong);
         assert_eq!(verify(&token, &nonce, &server, b"other csr", &proof), wrong);

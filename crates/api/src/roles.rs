@@ -23,14 +23,10 @@ pub enum RoleError {
     #[error("the client certificate cannot be parsed")]
     Malformed,
     /// No organisation, or one that is not ours.
-    #[error(
-        "the client certificate names no raftsman role: its subject needs O=raftsman:reader, operator or admin"
-    )]
+    #[error("the client certificate names no raftsman role: its subject needs O=raftsman:reader, operator or admin")]
     Missing,
     /// More than one organisation: which one counts would be a guess.
-    #[error(
-        "the client certificate names more than one organisation: its subject must have exactly one"
-    )]
+    #[error("the client certificate names more than one organisation: its subject must have exactly one")]
     Ambiguous,
 }
 
@@ -46,8 +42,7 @@ impl Role {
 
     /// The role that a client certificate's subject names.
     pub fn of(certificate: &CertificateDer<'_>) -> Result<Self, RoleError> {
-        let (_, parsed) =
-            X509Certificate::from_der(certificate).map_err(|_| RoleError::Malformed)?;
+        let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| RoleError::Malformed)?;
         let mut organizations = parsed.subject().iter_organization();
         let only = organizations.next().ok_or(RoleError::Missing)?;
         if organizations.next().is_some() {
@@ -81,9 +76,7 @@ mod tests {
         let key = KeyPair::generate().expect("key");
         let mut params = CertificateParams::default();
         if let Some(name) = organization {
-            params
-                .distinguished_name
-                .push(DnType::OrganizationName, name);
+            params.distinguished_name.push(DnType::OrganizationName, name);
         }
         params.self_signed(&key).expect("certificate").der().clone()
     }
@@ -99,13 +92,7 @@ mod tests {
     #[test]
     fn other_subjects_have_no_role() {
         assert_eq!(Role::of(&certificate(None)), Err(RoleError::Missing));
-        assert_eq!(
-            Role::of(&certificate(Some("raftsman:root"))),
-            Err(RoleError::Missing)
-        );
-        assert_eq!(
-            Role::of(&CertificateDer::from(vec![1, 2, 3])),
-            Err(RoleError::Malformed)
-        );
+        assert_eq!(Role::of(&certificate(Some("raftsman:root"))), Err(RoleError::Missing));
+        assert_eq!(Role::of(&CertificateDer::from(vec![1, 2, 3])), Err(RoleError::Malformed));
     }
 }

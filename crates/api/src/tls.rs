@@ -52,9 +52,7 @@ pub enum TlsError {
     #[error("the fleet's CA certificate cannot be used to check clients")]
     ClientVerifier(#[source] rustls::server::VerifierBuilderError),
     /// A name that cannot stand in a certificate.
-    #[error(
-        "`{name}` cannot stand in a certificate: the machine's name and the fleet's id must be DNS labels"
-    )]
+    #[error("`{name}` cannot stand in a certificate: the machine's name and the fleet's id must be DNS labels")]
     Name {
         /// The name.
         name: String,
@@ -73,45 +71,30 @@ impl Identity {
     /// Reads both from PEM text.
     pub fn from_pem(chain_pem: &str, key_pem: &str) -> Result<Self, TlsError> {
         let chain = certificates(chain_pem, "certificate chain")?;
-        let key =
-            PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(|source| TlsError::Pem {
-                what: "private key",
-                source,
-            })?;
+        let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes())
+            .map_err(|source| TlsError::Pem { what: "private key", source })?;
         Ok(Self { chain, key })
     }
 }
 
 impl Clone for Identity {
     fn clone(&self) -> Self {
-        Self {
-            chain: self.chain.clone(),
-            key: self.key.clone_key(),
-        }
+        Self { chain: self.chain.clone(), key: self.key.clone_key() }
     }
 }
 
 impl std::fmt::Debug for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Identity")
-            .field("certificates", &self.chain.len())
-            .finish_non_exhaustive()
+        f.debug_struct("Identity").field("certificates", &self.chain.len()).finish_non_exhaustive()
     }
 }
 
 /// All certificates in a PEM text; at least one. `what` names the text in errors.
-pub fn certificates(
-    pem: &str,
-    what: &'static str,
-) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+pub fn certificates(pem: &str, what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let found = CertificateDer::pem_slice_iter(pem.as_bytes())
         .collect::<Result<Vec<_>, _>>()
         .map_err(|source| TlsError::Pem { what, source })?;
-    if found.is_empty() {
-        Err(TlsError::Empty { what })
-    } else {
-        Ok(found)
-    }
+    if found.is_empty() { Err(TlsError::Empty { what }) } else { Ok(found) }
 }
 
 /// The one crypto provider, passed by hand so that no process-wide default is needed.
@@ -124,9 +107,7 @@ pub fn roots(ca_pem: &str) -> Result<Arc<RootCertStore>, TlsError> {
     const WHAT: &str = "fleet's CA certificate";
     let mut store = RootCertStore::empty();
     for certificate in certificates(ca_pem, WHAT)? {
-        store
-            .add(certificate)
-            .map_err(|source| TlsError::Rejected { what: WHAT, source })?;
+        store.add(certificate).map_err(|source| TlsError::Rejected { what: WHAT, source })?;
     }
     Ok(Arc::new(store))
 }

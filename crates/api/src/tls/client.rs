@@ -44,9 +44,7 @@ pub struct Connected {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// Nothing listens there.
-    #[error(
-        "{address}: connection refused: no agent listens there; start the machine, or look at its agent.log"
-    )]
+    #[error("{address}: connection refused: no agent listens there; start the machine, or look at its agent.log")]
     Refused {
         /// Where.
         address: SocketAddr,
@@ -92,27 +90,24 @@ pub enum ConnectError {
 
 impl ClientTls {
     /// For an agent that belongs to the fleet: its certificate must come from the fleet's CA and name the machine.
-    pub fn claimed(
-        identity: &Identity,
-        fleet_ca_pem: &str,
-        machine: &str,
-        fleet_id: &str,
-    ) -> Result<Self, TlsError> {
-        let verifier =
-            WebPkiServerVerifier::builder_with_provider(roots(fleet_ca_pem)?, provider())
-                .build()
-                .map_err(TlsError::ClientVerifier)?;
+    pub fn claimed(identity: &Identity, fleet_ca_pem: &str, machine: &str, fleet_id: &str) -> Result<Self, TlsError> {
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots(fleet_ca_pem)?, provider())
+            .build()
+            .map_err(TlsError::ClientVerifier)?;
         Self::new(identity, verifier, machine, fleet_id)
     }
 
     /// For an agent that was never claimed: any certificate will do, and the claim's proof decides. Ask nothing but
     /// `Claim` and `FinishClaim` over such a channel.
     pub fn unclaimed(identity: &Identity, machine: &str, fleet_id: &str) -> Result<Self, TlsError> {
-        let verifier = Arc::new(FirstSeen {
-            provider: provider(),
-            seen: Mutex::new(None),
-        });
+        let verifier = Arc::new(FirstSeen { provider: provider(), seen: Mutex::new(None) });
         Self::new(identity, verifier, machine, fleet_id)
+    }
+
+    /// For another gRPC server than an agent, such as etcd: what to trust and whom to expect is all in the arguments.
+    pub fn custom(mut config: ClientConfig, name: ServerName<'static>) -> Self {
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        Self { config: Arc::new(config), name, timeout: CONNECT_TIMEOUT }
     }
 
     /// The same with another limit on the time for connecting (3 s unless told).
@@ -129,8 +124,7 @@ impl ClientTls {
         fleet_id: &str,
     ) -> Result<Self, TlsError> {
         let name = machine_name(machine, fleet_id);
-        let server_name =
-            ServerName::try_from(name.clone()).map_err(|_| TlsError::Name { name })?;
+        let server_name = ServerName::try_from(name.clone()).map_err(|_| TlsError::Name { name })?;
         let Identity { chain, key } = identity.clone();
         let what = "client certificate or key";
         let mut config = ClientConfig::builder_with_provider(provider())
@@ -143,11 +137,7 @@ impl ClientTls {
         config.alpn_protocols = vec![ALPN.to_vec()];
         // A resumed session shows no certificate, and the claim is bound to the certificate.
         config.resumption = rustls::client::Resumption::disabled();
-        Ok(Self {
-            config: Arc::new(config),
-            name: server_name,
-            timeout: CONNECT_TIMEOUT,
-        })
+        Ok(Self { config: Arc::new(config), name: server_name, timeout: CONNECT_TIMEOUT })
     }
 }
 
@@ -163,9 +153,7 @@ pub async fn connect(address: SocketAddr, tls: &ClientTls) -> Result<Connected, 
         async move {
             match kept {
                 Some(stream) => Ok(TokioIo::new(stream)),
-                None => dial(address, &tls)
-                    .await
-                    .map(|(_, stream)| TokioIo::new(stream)),
+                None => dial(address, &tls).await.map(|(_, stream)| TokioIo::new(stream)),
             }
         }
     });
@@ -176,10 +164,7 @@ pub async fn connect(address: SocketAddr, tls: &ClientTls) -> Result<Connected, 
         .connect_with_connector(connector)
         .await
         .map_err(|source| ConnectError::Transport { address, source })?;
-    Ok(Connected {
-        channel,
-        server_certificate,
-    })
+    Ok(Connected { channel, server_certificate })
 }
 
 async fn dial(
@@ -187,12 +172,7 @@ async fn dial(
     tls: &ClientTls,
 ) -> Result<(CertificateDer<'static>, TlsStream<TcpStream>), ConnectError> {
     let limit = tls.timeout;
-    timeout(limit, handshake(address, tls))
-        .await
-        .unwrap_or(Err(ConnectError::Timeout {
-            address,
-            timeout: limit,
-        }))
+    timeout(limit, handshake(address, tls)).await.unwrap_or(Err(ConnectError::Timeout { address, timeout: limit }))
 }
 
 async fn handshake(
@@ -203,17 +183,11 @@ async fn handshake(
         io::ErrorKind::ConnectionRefused => ConnectError::Refused { address },
         _ => ConnectError::Network { address, source },
     };
-    let untrusted = |source| ConnectError::Untrusted {
-        address,
-        expected: tls.name.to_str().into_owned(),
-        source,
-    };
+    let untrusted = |source| ConnectError::Untrusted { address, expected: tls.name.to_str().into_owned(), source };
     let tcp = TcpStream::connect(address).await.map_err(network)?;
     tcp.set_nodelay(true).map_err(network)?;
-    let mut stream = TlsConnector::from(Arc::clone(&tls.config))
-        .connect(tls.name.clone(), tcp)
-        .await
-        .map_err(untrusted)?;
+    let mut stream =
+        TlsConnector::from(Arc::clone(&tls.config)).connect(tls.name.clone(), tcp).await.map_err(untrusted)?;
     // In TLS 1.3 the server judges our certificate after our side of the handshake is done. It speaks first once it has
     // accepted us (HTTP/2 settings), so waiting for that tells a refusal here and not in some later call.
     if stream.fill_buf().await.map_err(untrusted)?.is_empty() {
@@ -221,9 +195,7 @@ async fn handshake(
     }
     let (_, connection) = stream.get_ref();
     if connection.alpn_protocol() != Some(ALPN) {
-        return Err(untrusted(io::Error::other(
-            "the server does not speak HTTP/2",
-        )));
+        return Err(untrusted(io::Error::other("the server does not speak HTTP/2")));
     }
     let certificate = connection
         .peer_certificates()
@@ -255,9 +227,7 @@ impl ServerCertVerifier for FirstSeen {
         if first.as_ref() == end_entity.as_ref() {
             Ok(ServerCertVerified::assertion())
         } else {
-            Err(Error::InvalidCertificate(
-                CertificateError::ApplicationVerificationFailure,
-            ))
+            Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
         }
     }
 
@@ -276,17 +246,10 @@ impl ServerCertVerifier for FirstSeen {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(
-            message,
-            cert,
-            dss,
-            &self.provider.signature_verification_algorithms,
-        )
+        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }

@@ -42,10 +42,7 @@ impl ServerTls {
         let clients = WebPkiClientVerifier::builder_with_provider(fleet_ca, provider())
             .build()
             .map_err(TlsError::ClientVerifier)?;
-        Ok(Self {
-            clients,
-            shown: Arc::new(RwLock::new(certified(identity)?)),
-        })
+        Ok(Self { clients, shown: Arc::new(RwLock::new(certified(identity)?)) })
     }
 
     /// Shows another identity from the next connection on.
@@ -60,11 +57,7 @@ impl ServerTls {
         tcp.set_nodelay(true)?;
         // The configuration is made for each connection, so that it is certain which certificate was shown on it.
         let shown = Arc::clone(&self.shown.read().unwrap_or_else(PoisonError::into_inner));
-        let server_certificate = shown
-            .end_entity_cert()
-            .map_err(io::Error::other)?
-            .clone()
-            .into_owned();
+        let server_certificate = shown.end_entity_cert().map_err(io::Error::other)?.clone().into_owned();
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(io::Error::other)?
@@ -74,31 +67,16 @@ impl ServerTls {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         let stream = TlsAcceptor::from(Arc::new(config)).accept(tcp).await?;
-        let client = stream
-            .get_ref()
-            .1
-            .peer_certificates()
-            .and_then(<[_]>::first);
-        let role = client
-            .map_or(Err(RoleError::Missing), Role::of)
-            .map_err(Arc::new);
-        Ok(ServerStream {
-            stream,
-            peer: Peer {
-                role,
-                server_certificate,
-            },
-        })
+        let client = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let role = client.map_or(Err(RoleError::Missing), Role::of).map_err(Arc::new);
+        Ok(ServerStream { stream, peer: Peer { role, server_certificate } })
     }
 }
 
 fn certified(identity: Identity) -> Result<Arc<CertifiedKey>, TlsError> {
     CertifiedKey::from_der(identity.chain, identity.key, &provider())
         .map(Arc::new)
-        .map_err(|source| TlsError::Rejected {
-            what: "server certificate or key",
-            source,
-        })
+        .map_err(|source| TlsError::Rejected { what: "server certificate or key", source })
 }
 
 /// A connection after its handshake; for tonic's `serve_with_incoming`. Handlers find its [`Peer`] in the request's
@@ -118,21 +96,13 @@ impl Connected for ServerStream {
 }
 
 impl AsyncRead for ServerStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for ServerStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 

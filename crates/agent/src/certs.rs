@@ -1,0 +1,374 @@
+//! a new key → a signing request → its certificate, swapped in together with the key.
+//!
+//! One directory a purpose: `gen-N.new/tls.key` waits for its certificate, `gen-N/{tls.key,tls.crt,ca.crt}` is complete,
+//! and the link `current` names the generation in use. Moving the link changes key and certificate in one step.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use raftsman_api::hex;
+use raftsman_api::tls::{self, Identity, TlsError};
+use raftsman_api::v1;
+use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData};
+use rustls_pki_types::CertificateDer;
+use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::files::{self, FileError};
+
+/// Generations that are kept: the one in use and the one before.
+const KEPT: u64 = 2;
+
+/// Why a certificate was not made, stored or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CertsError {
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// What was sent is not usable.
+    #[error("the certificates that were sent cannot be used")]
+    Sent(#[source] TlsError),
+    /// What is stored is not usable.
+    #[error("the certificate in {} cannot be used: request a new one", dir.display())]
+    Stored {
+        /// Where.
+        dir: PathBuf,
+        /// Why.
+        #[source]
+        source: TlsError,
+    },
+    /// Bytes that are no certificate.
+    #[error("the leaf certificate cannot be parsed")]
+    Malformed,
+    /// A certificate for some other key.
+    #[error("the certificate is not for the key that this machine made last: request a certificate and sign that")]
+    OtherKey,
+    /// No key waits for a certificate.
+    #[error("no key waits for this certificate: request one first")]
+    NothingPending,
+    /// etcd needs to know whom to trust.
+    #[error("the trust bundle is missing: send the CA certificates that the other side is checked against")]
+    NoTrust,
+    /// The key could not be made or read.
+    #[error("the key could not be made or read")]
+    Key(#[source] rcgen::Error),
+}
+
+/// Keys and certificates for one purpose.
+#[derive(Clone, Debug)]
+pub struct Store {
+    dir: PathBuf,
+}
+
+impl Store {
+    /// The store in this directory.
+    pub fn new(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
+    /// The directory in use; `None` when nothing was stored yet.
+    pub fn current_dir(&self) -> Option<PathBuf> {
+        let link = self.dir.join("current");
+        link.join("tls.crt").is_file().then_some(link)
+    }
+
+    /// Makes a new key and drops an older one that still waits; returns a signing request for it.
+    pub fn request(&self) -> Result<Vec<u8>, CertsError> {
+        files::make_dir(&self.dir, 0o700)?;
+        let (newest, waiting) = self.generations()?;
+        for number in waiting {
+            files::remove_dir(&self.waiting(number))?;
+        }
+        let dir = self.waiting(newest + 1);
+        files::make_dir(&dir, 0o700)?;
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CertsError::Key)?;
+        files::write(&dir.join("tls.key"), key.serialize_pem().as_bytes(), 0o600)?;
+        signing_request(&key)
+    }
+
+    /// The key that waits for its certificate.
+    pub fn pending(&self) -> Result<Option<KeyPair>, CertsError> {
+        let (_, waiting) = self.generations()?;
+        let Some(number) = waiting.last() else { return Ok(None) };
+        let Some(pem) = files::read(&self.waiting(*number).join("tls.key"))? else { return Ok(None) };
+        KeyPair::from_pem(&pem).map(Some).map_err(CertsError::Key)
+    }
+
+    /// Swaps in the certificate of the key that waits. Storing what is stored already does nothing.
+    pub fn store(&self, chain_pem: &str, trust_pem: Option<&str>) -> Result<(), CertsError> {
+        let chain = tls::certificates(chain_pem, "certificate chain").map_err(CertsError::Sent)?;
+        if let Some(trust) = trust_pem {
+            if trust.trim().is_empty() {
+                return Err(CertsError::NoTrust);
+            }
+            for certificate in tls::certificates(trust, "trust bundle").map_err(CertsError::Sent)? {
+                X509Certificate::from_der(&certificate).map_err(|_| CertsError::Malformed)?;
+            }
+        }
+        let (_, leaf) = X509Certificate::from_der(&chain[0]).map_err(|_| CertsError::Malformed)?;
+        let (_, waiting) = self.generations()?;
+        let matches = |key: &KeyPair| key.subject_public_key_info() == leaf.public_key().raw;
+        let pending = self.pending()?;
+        let number = match (waiting.last(), pending) {
+            (Some(number), Some(key)) if matches(&key) => *number,
+            _ if self.holds(chain_pem, trust_pem)? => return Ok(()),
+            (_, Some(_)) => return Err(CertsError::OtherKey),
+            _ => return Err(CertsError::NothingPending),
+        };
+        let dir = self.waiting(number);
+        files::write(&dir.join("tls.crt"), chain_pem.as_bytes(), 0o644)?;
+        if let Some(trust) = trust_pem {
+            files::write(&dir.join("ca.crt"), trust.as_bytes(), 0o644)?;
+        }
+        let complete = self.complete(number);
+        fs::rename(&dir, &complete).map_err(FileError::of("complete", &complete))?;
+        files::point(&self.dir.join("current"), Path::new(&format!("gen-{number}")))?;
+        self.prune(number)
+    }
+
+    /// The key and certificate in use, for the agent's own server.
+    pub fn identity(&self) -> Result<Option<Identity>, CertsError> {
+        let Some(dir) = self.current_dir() else { return Ok(None) };
+        // Through one resolved directory, so that the two are of the same generation.
+        let dir = dir.canonicalize().map_err(FileError::of("resolve", &dir))?;
+        let chain = files::read(&dir.join("tls.crt"))?.unwrap_or_default();
+        let key = files::read(&dir.join("tls.key"))?.unwrap_or_default();
+        Identity::from_pem(&chain, &key).map(Some).map_err(|source| CertsError::Stored { dir, source })
+    }
+
+    /// What is in use, as the report tells it. `more_pem` holds further CA certificates to look for the issuer in.
+    pub fn describe(&self, purpose: v1::Purpose, more_pem: &str) -> Result<Option<v1::Certificate>, CertsError> {
+        let Some(link) = self.current_dir() else { return Ok(None) };
+        let dir = link.canonicalize().map_err(FileError::of("resolve", &link))?;
+        let chain_pem = files::read(&dir.join("tls.crt"))?.unwrap_or_default();
+        let trust_pem = files::read(&dir.join("ca.crt"))?;
+        let stored = |source| CertsError::Stored { dir: dir.clone(), source };
+        let chain = tls::certificates(&chain_pem, "certificate chain").map_err(stored)?;
+        let mut issuers: Vec<_> = chain[1..].to_vec();
+        for pem in [trust_pem.as_deref().unwrap_or_default(), more_pem] {
+            if !pem.is_empty() {
+                issuers.extend(tls::certificates(pem, "trust bundle").map_err(stored)?);
+            }
+        }
+        let (_, leaf) = X509Certificate::from_der(&chain[0]).map_err(|_| CertsError::Malformed)?;
+        Ok(Some(v1::Certificate {
+            purpose: purpose.into(),
+            fingerprint: hex::sha256(&chain[0]),
+            not_before: Some(timestamp(leaf.validity().not_before.timestamp())),
+            not_after: Some(timestamp(leaf.validity().not_after.timestamp())),
+            subject: leaf.subject().to_string(),
+            issuer: leaf.issuer().to_string(),
+            names: names(&leaf),
+            trust_digest: trust_pem.map(|pem| hex::sha256(pem.as_bytes())).unwrap_or_default(),
+            issuer_key: issuer_key(&leaf, &issuers).unwrap_or_default(),
+        }))
+    }
+
+    fn holds(&self, chain_pem: &str, trust_pem: Option<&str>) -> Result<bool, CertsError> {
+        let current = self.dir.join("current");
+        let same_chain = files::read(&current.join("tls.crt"))?.as_deref() == Some(chain_pem);
+        Ok(same_chain && files::read(&current.join("ca.crt"))?.as_deref() == trust_pem)
+    }
+
+    /// The highest number in use, and the numbers that wait for a certificate, ascending.
+    fn generations(&self) -> Result<(u64, Vec<u64>), CertsError> {
+        let entries = match fs::read_dir(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((0, Vec::new())),
+            entries => entries.map_err(FileError::of("list", &self.dir))?,
+        };
+        let (mut newest, mut waiting) = (0, Vec::new());
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some(rest) = name.to_str().and_then(|name| name.strip_prefix("gen-")) else { continue };
+            let (number, waits) = rest.strip_suffix(".new").map_or((rest, false), |number| (number, true));
+            let Ok(number) = number.parse() else { continue };
+            newest = newest.max(number);
+            if waits {
+                waiting.push(number);
+            }
+        }
+        waiting.sort_unstable();
+        Ok((newest, waiting))
+    }
+
+    fn prune(&self, newest: u64) -> Result<(), CertsError> {
+        for entry in fs::read_dir(&self.dir).map_err(FileError::of("list", &self.dir))?.flatten() {
+            let name = entry.file_name();
+            let number = name.to_str().and_then(|name| name.strip_prefix("gen-")).and_then(|rest| rest.parse().ok());
+            if number.is_some_and(|number: u64| number.saturating_add(KEPT) <= newest) {
+                files::remove_dir(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn waiting(&self, number: u64) -> PathBuf {
+        self.dir.join(format!("gen-{number}.new"))
+    }
+
+    fn complete(&self, number: u64) -> PathBuf {
+        self.dir.join(format!("gen-{number}"))
+    }
+}
+
+/// A signing request that says nothing but the key: names and usages are the signer's choice.
+pub fn signing_request(key: &KeyPair) -> Result<Vec<u8>, CertsError> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    let request = params.serialize_request(key).map_err(CertsError::Key)?;
+    Ok(request.der().to_vec())
+}
+
+fn names(leaf: &X509Certificate<'_>) -> Vec<String> {
+    let Ok(Some(extension)) = leaf.subject_alternative_name() else { return Vec::new() };
+    let mut names: Vec<String> = extension
+        .value
+        .general_names
+        .iter()
+        .filter_map(|name| match name {
+            GeneralName::DNSName(name) => Some((*name).to_owned()),
+            GeneralName::URI(uri) => Some((*uri).to_owned()),
+            GeneralName::IPAddress(bytes) => match bytes.len() {
+                4 => <[u8; 4]>::try_from(*bytes).ok().map(|ip| std::net::Ipv4Addr::from(ip).to_string()),
+                16 => <[u8; 16]>::try_from(*bytes).ok().map(|ip| std::net::Ipv6Addr::from(ip).to_string()),
+                _ => None,
+            },
+            _ => None,
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+/// The digest of the issuing CA's public key. Two CAs may bear the same name while one replaces the other, so the key
+/// identifier decides where there is one.
+fn issuer_key(leaf: &X509Certificate<'_>, issuers: &[CertificateDer<'static>]) -> Option<String> {
+    let wanted = leaf.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::AuthorityKeyIdentifier(id) => id.key_identifier.as_ref().map(|key| key.0),
+        _ => None,
+    });
+    let mut found: Vec<String> = Vec::new();
+    for der in issuers {
+        let Ok((_, issuer)) = X509Certificate::from_der(der) else { continue };
+        let id = issuer.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0),
+            _ => None,
+        });
+        let named = issuer.subject().as_raw() == leaf.issuer().as_raw();
+        let fits = !matches!((wanted, id), (Some(wanted), Some(id)) if wanted != id);
+        if named && fits {
+            found.push(hex::sha256(issuer.public_key().raw));
+        }
+    }
+    found.dedup();
+    match found.as_slice() {
+        [only] => Some(only.clone()),
+        _ => None,
+    }
+}
+
+/// A moment as the protocol has it.
+pub fn timestamp(seconds: i64) -> prost_types::Timestamp {
+    prost_types::Timestamp { seconds, nanos: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rcgen::{CertificateSigningRequestParams, Issuer};
+
+    use super::*;
+
+    struct Ca {
+        issuer: Issuer<'static, KeyPair>,
+        pem: String,
+    }
+
+    fn ca() -> Ca {
+        let key = KeyPair::generate().expect("key");
+        let mut params = CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).expect("ca").pem();
+        Ca { issuer: Issuer::new(params, key), pem }
+    }
+
+    impl Ca {
+        fn sign(&self, csr: &[u8]) -> String {
+            let mut csr = CertificateSigningRequestParams::from_der(&csr.to_vec().into()).expect("csr");
+            csr.params.subject_alt_names = vec![
+                rcgen::SanType::DnsName("etcd-1".try_into().expect("name")),
+                rcgen::SanType::IpAddress("127.77.0.1".parse().expect("address")),
+            ];
+            csr.params.use_authority_key_identifier_extension = true;
+            csr.signed_by(&self.issuer).expect("sign").pem()
+        }
+    }
+
+    #[test]
+    fn only_the_newest_key_is_served() {
+        let dir = tempfile::tempdir().expect("dir");
+        let store = Store::new(dir.path().join("peer"));
+        let ca = ca();
+        assert!(matches!(store.store(&ca.pem, Some(&ca.pem)), Err(CertsError::NothingPending)));
+        let old = ca.sign(&store.request().expect("request"));
+        let new = ca.sign(&store.request().expect("request"));
+        assert!(matches!(store.store(&old, Some(&ca.pem)), Err(CertsError::OtherKey)));
+        assert!(matches!(store.store(&new, Some("")), Err(CertsError::NoTrust)));
+        assert!(matches!(store.store(&new, Some("junk")), Err(CertsError::Sent(_))));
+        store.store(&new, Some(&ca.pem)).expect("store");
+        store.store(&new, Some(&ca.pem)).expect("again, after a lost reply");
+        let described = store.describe(v1::Purpose::EtcdPeer, "").expect("describe").expect("some");
+        assert_eq!(described.names, ["127.77.0.1", "etcd-1"]);
+        assert_eq!(described.trust_digest, hex::sha256(ca.pem.as_bytes()));
+        assert_eq!(described.issuer_key.len(), 64);
+        let key = dir.path().join("peer/current/tls.key");
+        assert_eq!(fs::metadata(key).expect("key").permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn two_generations_are_kept() {
+        let dir = tempfile::tempdir().expect("dir");
+        let store = Store::new(dir.path().to_path_buf());
+        let ca = ca();
+        for _ in 0..5 {
+            let chain = ca.sign(&store.request().expect("request"));
+            store.store(&chain, Some(&ca.pem)).expect("store");
+        }
+        let count = fs::read_dir(dir.path()).expect("list").count();
+        assert_eq!(count, 3, "two generations and the link");
+    }
+
+    #[test]
+    fn key_and_certificate_change_together() {
+        let dir = tempfile::tempdir().expect("dir");
+        let store = Store::new(dir.path().to_path_buf());
+        let ca = ca();
+        let renew = |store: &Store| {
+            let chain = ca.sign(&store.request().expect("request"));
+            store.store(&chain, Some(&ca.pem)).expect("store");
+        };
+        renew(&store);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut reads = 0;
+                while !done.load(Ordering::Relaxed) || reads == 0 {
+                    // A generation may be pruned under a reader that resolved it two swaps ago; never may the two differ.
+                    let Ok(Some(identity)) = store.identity() else { continue };
+                    let key = KeyPair::try_from(&identity.key).expect("key");
+                    let (_, leaf) = X509Certificate::from_der(&identity.chain[0]).expect("leaf");
+                    assert_eq!(key.subject_public_key_info(), leaf.public_key().raw);
+                    reads += 1;
+                }
+            });
+            for _ in 0..50 {
+                renew(&store);
+            }
+            done.store(true, Ordering::Relaxed);
+            reader.join().expect("reader");
+        });
+    }
+}

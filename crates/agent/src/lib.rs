@@ -1,0 +1,195 @@
+//! a root directory, an address → the agent of one machine, serving until it is killed.
+//!
+//! A library only so that tests reach its parts; the program is `main.rs`.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use raftsman_api::hex;
+use raftsman_api::tls::{ServerStream, ServerTls};
+use raftsman_api::v1::agent_server::AgentServer;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::boot::{Boot, BootError};
+use crate::claim::{Claim, ClaimError};
+use crate::fence::{Fence, FenceError};
+use crate::files::FileError;
+use crate::root::Root;
+use crate::service::{Service, ServiceError};
+
+pub mod boot;
+pub mod certs;
+pub mod claim;
+pub mod etcd;
+pub mod fence;
+pub mod files;
+pub mod ports;
+pub mod process;
+pub mod report;
+pub mod root;
+pub mod server;
+pub mod service;
+pub mod status;
+pub mod wal;
+
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+const MOST_HANDSHAKES: usize = 64;
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+const LOCK_TRIES: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// Why the agent does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// Another one does.
+    #[error("another agent runs on {}: it holds agent.lock", root.display())]
+    Running {
+        /// The root.
+        root: PathBuf,
+    },
+    /// The address is not free.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The boot data is at fault.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// The machine's identity is at fault.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// The generation is at fault.
+    #[error(transparent)]
+    Fence(#[from] FenceError),
+    /// etcd's record is at fault.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    /// The server ended.
+    #[error("the gRPC server failed")]
+    Serve(#[from] tonic::transport::Error),
+    /// The system has no randomness to give.
+    #[error("the system's random number generator failed")]
+    Randomness,
+}
+
+/// All parts of a running agent.
+#[derive(Debug)]
+pub struct Agent {
+    /// Where everything lives.
+    pub root: Root,
+    /// Whose machine this is.
+    pub claim: Claim,
+    /// Which operator is obeyed.
+    pub fence: Fence,
+    /// etcd's process.
+    pub service: Service,
+}
+
+/// Runs the agent until it fails or is killed.
+pub async fn run(root: &Path, listen: SocketAddr) -> Result<(), AgentError> {
+    let root = Root::open(root)?;
+    let _lock = lock(&root).await?;
+    root.prepare()?;
+    let boot = Boot::read(&root)?;
+    // Before etcd is touched: an agent that cannot be reached must not do anything either.
+    let listener = TcpListener::bind(listen).await.map_err(|source| AgentError::Listen { address: listen, source })?;
+    let incarnation = incarnation(&root)?;
+    let fence = Fence::open(root.generation())?;
+    let address = boot.address;
+    let claim = Claim::open(&root, boot, incarnation)?;
+    let service = Service::open(root.clone(), address).await?;
+    let tls = claim.tls().clone();
+    tracing::info!(%listen, root = %root.path().display(), claimed = claim.is_claimed(), "agent serves");
+    let server = server::Server::new(Arc::new(Agent { root, claim, fence, service }));
+    tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE))
+        .add_service(AgentServer::new(server))
+        .serve_with_incoming(ReceiverStream::new(accept(listener, tls)))
+        .await?;
+    Ok(())
+}
+
+/// Connections after their handshakes, which go on side by side so that a slow client holds up nobody.
+fn accept(listener: TcpListener, tls: ServerTls) -> mpsc::Receiver<io::Result<ServerStream>> {
+    let (accepted, connections) = mpsc::channel(16);
+    let places = Arc::new(Semaphore::new(MOST_HANDSHAKES));
+    tokio::spawn(async move {
+        loop {
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            let (tcp, from) = match listener.accept().await {
+                Ok(connection) => connection,
+                Err(error) => {
+                    // Such as too many open files: it passes, and must not be tried in a hot loop.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            let (tls, accepted) = (tls.clone(), accepted.clone());
+            tokio::spawn(async move {
+                let _place = place;
+                match timeout(HANDSHAKE_LIMIT, tls.accept(tcp)).await {
+                    Ok(Ok(stream)) => drop(accepted.send(Ok(stream)).await),
+                    // Whoever looks whether the port is open hangs up at once.
+                    Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {}
+                    Ok(Err(error)) => tracing::warn!(%from, %error, "client refused in the handshake"),
+                    Err(_) => tracing::warn!(%from, "client refused: the handshake took too long"),
+                }
+            });
+        }
+    });
+    connections
+}
+
+/// The lock that says that an agent lives here; released by the system when the agent ends, however it ends.
+async fn lock(root: &Root) -> Result<File, AgentError> {
+    let path = root.lock();
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(FileError::of("open", &path))?;
+    for attempt in 1.. {
+        match file.try_lock() {
+            Ok(()) => break,
+            // Whoever looks whether an agent lives here holds the lock for a moment.
+            Err(TryLockError::WouldBlock) if attempt < LOCK_TRIES => sleep(LOCK_PAUSE).await,
+            Err(TryLockError::WouldBlock) => return Err(AgentError::Running { root: root.path().to_path_buf() }),
+            Err(TryLockError::Error(error)) => return Err(FileError::of("lock", &path)(error).into()),
+        }
+    }
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(FileError::of("write", &path))?;
+    Ok(file)
+}
+
+/// The machine's life, made at the agent's first start.
+fn incarnation(root: &Root) -> Result<String, AgentError> {
+    let path = root.incarnation();
+    if let Some(text) = files::read(&path)? {
+        return Ok(text.trim().to_owned());
+    }
+    let mut bytes = [0_u8; 16];
+    aws_lc_rs::rand::fill(&mut bytes).map_err(|_| AgentError::Randomness)?;
+    let text = hex::encode(&bytes);
+    files::write(&path, text.as_bytes(), 0o600)?;
+    Ok(text)
+}

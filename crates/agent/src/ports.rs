@@ -1,0 +1,116 @@
+//! addresses that etcd needs → which of them another process holds, and who that is.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+
+use crate::process;
+
+/// A port that etcd needs and does not get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The port.
+    pub port: u16,
+    /// Who holds it, as far as can be told.
+    pub holder: String,
+}
+
+/// The addresses that etcd's configuration listens on; the usual two on the machine's address when it names none.
+pub fn wanted(config: &str, address: IpAddr) -> Vec<SocketAddr> {
+    const KEYS: [&str; 3] = ["listen-client-urls:", "listen-peer-urls:", "listen-metrics-urls:"];
+    let mut found: Vec<SocketAddr> = config
+        .lines()
+        .filter_map(|line| KEYS.iter().find_map(|key| line.strip_prefix(key)))
+        .flat_map(|urls| urls.split(','))
+        .filter_map(|url| url.trim_matches([' ', '"', '\'']).split_once("://"))
+        .filter_map(|(_, rest)| rest.trim_end_matches('/').parse().ok())
+        .collect();
+    if found.is_empty() {
+        found = [2379, 2380].map(|port| SocketAddr::new(address, port)).to_vec();
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// Those of the addresses that cannot be bound now.
+pub fn taken(addresses: &[SocketAddr]) -> Vec<Taken> {
+    addresses
+        .iter()
+        .filter_map(|address| {
+            let error = TcpListener::bind(address).err()?;
+            let holder = match error.kind() {
+                io::ErrorKind::AddrInUse => holder(*address).unwrap_or_else(|| "another process".to_owned()),
+                io::ErrorKind::AddrNotAvailable => {
+                    format!("nobody: this machine does not have the address {}", address.ip())
+                }
+                _ => format!("nobody: {error}"),
+            };
+            Some(Taken { port: address.port(), holder })
+        })
+        .collect()
+}
+
+fn holder(address: SocketAddr) -> Option<String> {
+    let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .filter_map(|table| fs::read_to_string(table).ok())
+        .find_map(|table| listening_inode(&table, address))?;
+    let pid = process::holding(&format!("socket:[{inode}]"))?;
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(format!("{} (pid {pid})", name.trim()))
+}
+
+fn listening_inode(table: &str, address: SocketAddr) -> Option<String> {
+    const LISTEN: &str = "0A";
+    table.lines().skip(1).find_map(|line| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let (ip, port) = fields.get(1)?.split_once(':')?;
+        let same_port = u16::from_str_radix(port, 16).ok()? == address.port();
+        let ip = kernel_address(ip)?;
+        let same_ip = ip == address.ip() || ip.is_unspecified();
+        (same_port && same_ip && *fields.get(3)? == LISTEN).then(|| fields.get(9).map(|inode| (*inode).to_owned()))?
+    })
+}
+
+/// The kernel prints each 32 bit word of an address in the machine's byte order.
+fn kernel_address(text: &str) -> Option<IpAddr> {
+    let word = |at: usize| u32::from_str_radix(text.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
+    match text.len() {
+        8 => word(0).map(|bytes| Ipv4Addr::from(bytes).into()),
+        32 => {
+            let mut bytes = [0_u8; 16];
+            for part in 0..4 {
+                bytes[part * 4..part * 4 + 4].copy_from_slice(&word(part * 8)?);
+            }
+            Some(Ipv6Addr::from(bytes).to_canonical())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_come_from_the_configuration() {
+        let config = "name: a\nlisten-client-urls: \"https://127.0.0.1:2379,https://127.77.0.9:2379\"\n\
+                      listen-peer-urls: https://127.77.0.9:2380\nadvertise-client-urls: https://127.77.0.9:9999\n";
+        let addresses = wanted(config, "127.77.0.9".parse().expect("address"));
+        let shown: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["127.0.0.1:2379", "127.77.0.9:2379", "127.77.0.9:2380"]);
+        assert_eq!(wanted("", "127.77.0.9".parse().expect("address")).len(), 2);
+    }
+
+    #[test]
+    fn the_holder_is_named() {
+        let listener = TcpListener::bind("127.77.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("address");
+        let found = taken(&[address]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].holder.contains(&format!("(pid {})", std::process::id())), "{found:?}");
+        drop(listener);
+        assert!(taken(&[address]).is_empty());
+    }
+}

@@ -1,0 +1,114 @@
+//! the machine as it is → the report. Reads only, and waits for nothing.
+
+use jiff::Timestamp;
+use raftsman_api::v1;
+
+use crate::Agent;
+use crate::certs::{CertsError, Store};
+use crate::etcd::{self, EtcdError};
+use crate::files::FileError;
+use crate::ports;
+use crate::service::{self, State, View};
+use crate::wal::{self, Data};
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// A certificate could not be read.
+    #[error(transparent)]
+    Certs(#[from] CertsError),
+    /// etcd's files could not be read.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    /// A file could not be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// All facts about the machine.
+pub fn report(agent: &Agent) -> Result<v1::ReportReply, ReportError> {
+    let boot = agent.claim.boot();
+    let (free_bytes, total_bytes) = service::disk(&agent.root)?;
+    Ok(v1::ReportReply {
+        fleet_id: boot.fleet_id,
+        machine: boot.machine,
+        incarnation: agent.claim.incarnation().to_owned(),
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        generation: agent.fence.newest(),
+        now: Some(moment(Timestamp::now())),
+        agent_certificate: agent.claim.describe()?,
+        etcd: Some(etcd_report(agent)?),
+        disk: Some(v1::Disk { free_bytes, total_bytes }),
+    })
+}
+
+fn etcd_report(agent: &Agent) -> Result<v1::EtcdReport, ReportError> {
+    let root = &agent.root;
+    let config = etcd::configuration(root)?;
+    let mut certificates = Vec::new();
+    for (purpose, dir) in [(v1::Purpose::EtcdPeer, root.peer_tls()), (v1::Purpose::EtcdServer, root.server_tls())] {
+        certificates.extend(Store::new(dir).describe(purpose, "")?);
+    }
+    // Looked at last, so that the ports are not taken for another's while etcd starts.
+    let View { record, state } = agent.service.view();
+    let runs = matches!(state, State::Running(_));
+    let ports_taken = match &config {
+        Some((_, text)) if state == State::Stopped => {
+            let taken = ports::taken(&ports::wanted(text, agent.claim.boot().address));
+            // A start may have come in between.
+            if agent.service.view().state == State::Stopped { taken } else { Vec::new() }
+        }
+        _ => Vec::new(),
+    };
+    let (service_state, pid) = match state {
+        State::Stopped => (v1::ServiceState::Stopped, 0),
+        State::Running(pid) => (v1::ServiceState::Running, pid),
+        State::Backoff => (v1::ServiceState::Backoff, 0),
+    };
+    Ok(v1::EtcdReport {
+        installed: etcd::installed(root)
+            .into_iter()
+            .map(|(version, sha256)| v1::InstalledVersion { version, sha256 })
+            .collect(),
+        current_version: etcd::current(root).unwrap_or_default(),
+        config_digest: config.map(|(digest, _)| digest).unwrap_or_default(),
+        running_config_digest: if runs { record.config_digest } else { String::new() },
+        running_version: if runs { record.version } else { String::new() },
+        certificates,
+        service: Some(v1::Service {
+            state: service_state.into(),
+            pid,
+            since: record.since.map(moment),
+            restarts: record.restarts,
+            last_exit: record.last_exit,
+        }),
+        data: Some(data(agent)),
+        ports_taken: ports_taken
+            .into_iter()
+            .map(|taken| v1::PortTaken { port: u32::from(taken.port), holder: taken.holder })
+            .collect(),
+        ever_started: record.ever_started,
+    })
+}
+
+fn data(agent: &Agent) -> v1::Data {
+    let dir = agent.root.data();
+    let empty = v1::Data { state: v1::DataState::Empty.into(), ..v1::Data::default() };
+    match wal::look(&dir) {
+        Data::Empty => empty,
+        Data::Present(ids) => v1::Data {
+            state: v1::DataState::Present.into(),
+            member_id: ids.member,
+            cluster_id: ids.cluster,
+            bytes: wal::bytes(&dir),
+            problem: String::new(),
+        },
+        Data::Unreadable(problem) => {
+            v1::Data { state: v1::DataState::Unreadable.into(), bytes: wal::bytes(&dir), problem, ..empty }
+        }
+    }
+}
+
+fn moment(at: Timestamp) -> prost_types::Timestamp {
+    prost_types::Timestamp { seconds: at.as_second(), nanos: at.subsec_nanosecond() }
+}

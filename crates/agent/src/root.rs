@@ -1,0 +1,117 @@
+//! the root directory → where each thing of the agent lives below it.
+
+use std::path::{Path, PathBuf};
+
+use crate::files::{self, FileError};
+
+/// The directory below which everything of one machine lives.
+#[derive(Clone, Debug)]
+pub struct Root(PathBuf);
+
+impl Root {
+    /// The root at this directory, which must exist. Its path is made absolute, because it goes into etcd's configuration
+    /// and is how the agent knows its own etcd again.
+    pub fn open(dir: &Path) -> Result<Self, FileError> {
+        dir.canonicalize().map(Self).map_err(FileError::of("open the root", dir))
+    }
+
+    /// Makes the directories that are always there.
+    pub fn prepare(&self) -> Result<(), FileError> {
+        for dir in [self.0.join("agent"), self.agent_tls(), self.etcd(), self.versions()] {
+            if !dir.is_dir() {
+                files::make_dir(&dir, 0o700)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The root itself.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Held locked while an agent lives.
+    pub fn lock(&self) -> PathBuf {
+        self.0.join("agent.lock")
+    }
+
+    /// The agent's log, written by whoever started it.
+    pub fn agent_log(&self) -> PathBuf {
+        self.0.join("agent.log")
+    }
+
+    /// What the machine was ordered to be.
+    pub fn boot(&self) -> PathBuf {
+        self.0.join("agent/boot.json")
+    }
+
+    /// The machine's life: a rebuilt machine has another.
+    pub fn incarnation(&self) -> PathBuf {
+        self.0.join("agent/incarnation")
+    }
+
+    /// The newest generation obeyed.
+    pub fn generation(&self) -> PathBuf {
+        self.0.join("agent/generation")
+    }
+
+    /// The agent's own key and certificate.
+    pub fn agent_tls(&self) -> PathBuf {
+        self.0.join("agent/tls")
+    }
+
+    /// A binary that came with the machine.
+    pub fn artifact(&self, version: &str) -> PathBuf {
+        self.0.join("artifacts").join(format!("etcd-{version}"))
+    }
+
+    /// All of etcd's.
+    pub fn etcd(&self) -> PathBuf {
+        self.0.join("etcd")
+    }
+
+    /// Installed versions, a directory each.
+    pub fn versions(&self) -> PathBuf {
+        self.0.join("etcd/versions")
+    }
+
+    /// The link to the version that the next start uses.
+    pub fn current(&self) -> PathBuf {
+        self.0.join("etcd/current")
+    }
+
+    /// etcd's configuration file.
+    pub fn config(&self) -> PathBuf {
+        self.0.join("etcd/etcd.yaml")
+    }
+
+    /// The argument that etcd is started with, and that it is known by.
+    pub fn config_argument(&self) -> String {
+        format!("--config-file={}", self.config().display())
+    }
+
+    /// etcd's key and certificate towards other members.
+    pub fn peer_tls(&self) -> PathBuf {
+        self.0.join("etcd/tls/peer")
+    }
+
+    /// etcd's key and certificate towards clients.
+    pub fn server_tls(&self) -> PathBuf {
+        self.0.join("etcd/tls/server")
+    }
+
+    /// etcd's data.
+    pub fn data(&self) -> PathBuf {
+        self.0.join("etcd/data")
+    }
+
+    /// etcd's log.
+    pub fn etcd_log(&self) -> PathBuf {
+        self.0.join("etcd/etcd.log")
+    }
+
+    /// What etcd was last asked to do, and with what it was started.
+    pub fn service(&self) -> PathBuf {
+        self.0.join("etcd/service.json")
+    }
+}

@@ -1,0 +1,298 @@
+//! a call → admitted by role and fence, then handed to the topic that it is about.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use raftsman_api::fence;
+use raftsman_api::roles::Role;
+use raftsman_api::tls::Peer;
+use raftsman_api::v1::agent_server::Agent as AgentService;
+use raftsman_api::v1::install_etcd_request::Part;
+use raftsman_api::v1::{self, Purpose};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::timeout;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::Agent;
+use crate::certs::Store;
+use crate::etcd::{self, Download, Wanted};
+use crate::files;
+use crate::report;
+use crate::service::{Expected, told};
+use crate::status::Coded;
+
+/// A stream of bytes that stands still longer than this ends; it holds up every other change.
+const CHUNK_LIMIT: Duration = Duration::from_secs(30);
+const USUAL_GRACE: u32 = 10;
+const LONGEST_GRACE: u32 = 600;
+const MOST_LINES: usize = 1000;
+const MOST_LOG_BYTES: u64 = 1 << 20;
+
+/// The agent as a gRPC service.
+#[derive(Clone, Debug)]
+pub struct Server {
+    agent: Arc<Agent>,
+    changes: Arc<Mutex<()>>,
+}
+
+/// Held while a change goes on: there is one at a time.
+type Turn = OwnedMutexGuard<()>;
+
+impl Server {
+    /// Serves this agent.
+    pub fn new(agent: Arc<Agent>) -> Self {
+        Self { agent, changes: Arc::default() }
+    }
+
+    /// The role check for every call.
+    fn allow<'r, T>(request: &'r Request<T>, needed: Role) -> Result<&'r Peer, Status> {
+        let peer = request
+            .extensions()
+            .get::<Peer>()
+            .ok_or_else(|| Status::unauthenticated("the connection has no client certificate"))?;
+        match &peer.role {
+            Ok(role) if *role >= needed => Ok(peer),
+            Ok(role) => Err(Status::permission_denied(format!(
+                "this call needs the role {needed}, the client certificate has the role {role}"
+            ))),
+            Err(error) => Err(Status::permission_denied(format!("this call needs the role {needed}: {error}"))),
+        }
+    }
+
+    /// The role, claim and fence checks for every change, and its turn.
+    async fn admit<T>(&self, request: &Request<T>) -> Result<Turn, Status> {
+        Self::allow(request, Role::Operator)?;
+        let generation = fence::read(request)?;
+        if !self.agent.claim.is_claimed() {
+            return Err(Status::failed_precondition("this machine is not claimed yet: claim it first"));
+        }
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        // Checked when its turn has come: whoever took over while this call waited goes first.
+        self.agent.fence.pass(generation).map_err(|error| error.status())?;
+        Ok(turn)
+    }
+
+    /// Runs a change to its end, even when the caller goes away in the middle.
+    async fn change<R, E>(
+        &self,
+        turn: Turn,
+        work: impl FnOnce(&Agent) -> Result<R, E> + Send + 'static,
+    ) -> Result<Response<R>, Status>
+    where
+        R: Send + 'static,
+        E: Coded + Send + 'static,
+    {
+        let agent = Arc::clone(&self.agent);
+        finish(spawn_blocking(move || {
+            let _turn = turn;
+            work(&agent)
+        }))
+        .await
+    }
+}
+
+async fn finish<R, E: Coded>(task: JoinHandle<Result<R, E>>) -> Result<Response<R>, Status> {
+    match task.await {
+        Ok(Ok(reply)) => Ok(Response::new(reply)),
+        Ok(Err(error)) => {
+            let status = error.status();
+            tracing::warn!(code = ?status.code(), error = status.message(), "call refused or failed");
+            Err(status)
+        }
+        Err(error) => Err(Status::internal(format!("the agent failed: {}", told(&error)))),
+    }
+}
+
+fn purpose(number: i32) -> Result<Purpose, Status> {
+    match Purpose::try_from(number) {
+        Ok(purpose) if purpose != Purpose::Unspecified => Ok(purpose),
+        _ => Err(Status::invalid_argument("the purpose must be agent, etcd peer or etcd server")),
+    }
+}
+
+#[tonic::async_trait]
+impl AgentService for Server {
+    async fn claim(&self, request: Request<v1::ClaimRequest>) -> Result<Response<v1::ClaimReply>, Status> {
+        let server = Self::allow(&request, Role::Operator)?.server_certificate.clone();
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let nonce = request.into_inner().nonce;
+        self.change(turn, move |agent| agent.claim.prove(&nonce, &server)).await
+    }
+
+    async fn finish_claim(
+        &self,
+        request: Request<v1::FinishClaimRequest>,
+    ) -> Result<Response<v1::FinishClaimReply>, Status> {
+        Self::allow(&request, Role::Operator)?;
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        let chain_pem = request.into_inner().chain_pem;
+        self.change(turn, move |agent| {
+            agent.claim.finish(&chain_pem)?;
+            tracing::info!("claimed");
+            Ok::<_, crate::claim::ClaimError>(v1::FinishClaimReply {})
+        })
+        .await
+    }
+
+    async fn report(&self, request: Request<v1::ReportRequest>) -> Result<Response<v1::ReportReply>, Status> {
+        Self::allow(&request, Role::Reader)?;
+        let agent = Arc::clone(&self.agent);
+        finish(spawn_blocking(move || report::report(&agent))).await
+    }
+
+    async fn install_etcd(
+        &self,
+        request: Request<Streaming<v1::InstallEtcdRequest>>,
+    ) -> Result<Response<v1::InstallEtcdReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let mut parts = request.into_inner();
+        let head = match next(&mut parts).await? {
+            Some(Part::Head(head)) => head,
+            _ => return Err(Status::invalid_argument("the first message must be the head")),
+        };
+        let wanted = Wanted::new(&head.version, &head.sha256).map_err(|error| error.status())?;
+        let version = head.version;
+        let reply = |bytes_needed| Ok(Response::new(v1::InstallEtcdReply { bytes_needed }));
+
+        let (agent, local) = (Arc::clone(&self.agent), wanted.clone());
+        let there = finish(spawn_blocking(move || {
+            etcd::clean(&agent.root);
+            Ok::<_, etcd::EtcdError>(local.is_installed(&agent.root)? || local.install_artifact(&agent.root)?)
+        }))
+        .await?
+        .into_inner();
+        if there {
+            tracing::info!(version, "etcd installed");
+            return reply(false);
+        }
+        let Some(mut part) = next(&mut parts).await? else { return reply(true) };
+
+        let root = self.agent.root.clone();
+        let mut download = finish(spawn_blocking(move || Download::begin(&root, wanted))).await?.into_inner();
+        loop {
+            let Part::Chunk(bytes) = part else {
+                return Err(Status::invalid_argument("only chunks may follow the head"));
+            };
+            download = finish(spawn_blocking(move || download.write(&bytes).map(|()| download))).await?.into_inner();
+            match next(&mut parts).await? {
+                Some(more) => part = more,
+                None => break,
+            }
+        }
+        self.change(turn, move |agent| {
+            download.finish(&agent.root)?;
+            tracing::info!(version, "etcd installed from the bytes that were sent");
+            Ok::<_, etcd::EtcdError>(v1::InstallEtcdReply { bytes_needed: false })
+        })
+        .await
+    }
+
+    async fn request_certificate(
+        &self,
+        request: Request<v1::RequestCertificateRequest>,
+    ) -> Result<Response<v1::RequestCertificateReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let purpose = purpose(request.into_inner().purpose)?;
+        self.change(turn, move |agent| {
+            let csr_der = match purpose {
+                Purpose::EtcdPeer => Store::new(agent.root.peer_tls()).request()?,
+                Purpose::EtcdServer => Store::new(agent.root.server_tls()).request()?,
+                Purpose::Agent | Purpose::Unspecified => agent.claim.request()?,
+            };
+            Ok::<_, crate::claim::ClaimError>(v1::RequestCertificateReply { csr_der })
+        })
+        .await
+    }
+
+    async fn store_certificate(
+        &self,
+        request: Request<v1::StoreCertificateRequest>,
+    ) -> Result<Response<v1::StoreCertificateReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let v1::StoreCertificateRequest { purpose: number, chain_pem, trust_pem } = request.into_inner();
+        let purpose = purpose(number)?;
+        self.change(turn, move |agent| {
+            match purpose {
+                Purpose::EtcdPeer => Store::new(agent.root.peer_tls()).store(&chain_pem, Some(&trust_pem))?,
+                Purpose::EtcdServer => Store::new(agent.root.server_tls()).store(&chain_pem, Some(&trust_pem))?,
+                Purpose::Agent | Purpose::Unspecified => agent.claim.renew(&chain_pem)?,
+            }
+            tracing::info!(purpose = purpose.as_str_name(), "certificate stored");
+            Ok::<_, crate::claim::ClaimError>(v1::StoreCertificateReply {})
+        })
+        .await
+    }
+
+    async fn configure_etcd(
+        &self,
+        request: Request<v1::ConfigureEtcdRequest>,
+    ) -> Result<Response<v1::ConfigureEtcdReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let v1::ConfigureEtcdRequest { config, digest } = request.into_inner();
+        self.change(turn, move |agent| {
+            etcd::configure(&agent.root, &config, &digest)?;
+            tracing::info!(digest, "etcd configured");
+            Ok::<_, etcd::EtcdError>(v1::ConfigureEtcdReply {})
+        })
+        .await
+    }
+
+    async fn start_etcd(&self, request: Request<v1::StartEtcdRequest>) -> Result<Response<v1::StartEtcdReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let request = request.into_inner();
+        let expected = match (request.expected_data(), request.expected_cluster_id) {
+            (v1::DataState::Empty, _) => Expected::Empty,
+            (v1::DataState::Present, cluster) if cluster != 0 => Expected::Cluster(cluster),
+            (v1::DataState::Present, _) => {
+                return Err(Status::invalid_argument("say which cluster the data must belong to: expected_cluster_id"));
+            }
+            _ => return Err(Status::invalid_argument("say what data is expected: empty or present")),
+        };
+        let service = self.agent.service.clone();
+        finish(tokio::spawn(async move {
+            let _turn = turn;
+            service.start(request.version, expected).await.map(|pid| v1::StartEtcdReply { pid })
+        }))
+        .await
+    }
+
+    async fn stop_etcd(&self, request: Request<v1::StopEtcdRequest>) -> Result<Response<v1::StopEtcdReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let grace = match request.into_inner().grace_seconds {
+            0 => USUAL_GRACE,
+            seconds => seconds.min(LONGEST_GRACE),
+        };
+        let service = self.agent.service.clone();
+        finish(tokio::spawn(async move {
+            let _turn = turn;
+            service.stop(Duration::from_secs(grace.into())).await.map(|()| v1::StopEtcdReply {})
+        }))
+        .await
+    }
+
+    async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<v1::LogsReply>, Status> {
+        Self::allow(&request, Role::Reader)?;
+        let request = request.into_inner();
+        let path = match request.log() {
+            v1::LogOf::Etcd => self.agent.root.etcd_log(),
+            v1::LogOf::Agent => self.agent.root.agent_log(),
+            v1::LogOf::Unspecified => return Err(Status::invalid_argument("say which log: etcd or agent")),
+        };
+        let lines = usize::try_from(request.lines).unwrap_or(MOST_LINES).min(MOST_LINES);
+        finish(spawn_blocking(move || {
+            files::tail(&path, lines, MOST_LOG_BYTES, 0).map(|lines| v1::LogsReply { lines })
+        }))
+        .await
+    }
+}
+
+async fn next(parts: &mut Streaming<v1::InstallEtcdRequest>) -> Result<Option<Part>, Status> {
+    let message = timeout(CHUNK_LIMIT, parts.message())
+        .await
+        .map_err(|_| Status::deadline_exceeded("the bytes stopped coming: nothing was installed"))??;
+    match message {
+        None => Ok(None),
+        Some(message) => message.part.map(Some).ok_or_else(|| Status::invalid_argument("a message without a part")),
+    }
+}

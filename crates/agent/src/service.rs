@@ -1,0 +1,577 @@
+//! wanted running or stopped → etcd as a supervised process that outlives the agent.
+//!
+//! One task owns the process; everybody else sends it a command or looks at its [`View`]. There is no pid file: after a
+//! restart the agent finds its etcd by the argument that only this etcd has.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::certs::Store;
+use crate::etcd::{self, EtcdError};
+use crate::files::{self, FileError};
+use crate::ports;
+use crate::process::{self, Handle};
+use crate::root::Root;
+use crate::wal::{self, Data, Ids};
+
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const LONGEST_DELAY: Duration = Duration::from_secs(10);
+/// A run of this length was a good one.
+const GOOD_RUN: Duration = Duration::from_secs(10);
+const LOOK_FOR_IDS: Duration = Duration::from_millis(200);
+/// How long a process that ignores SIGKILL is waited for, such as one that hangs in a dead disk.
+const KILL_LIMIT: Duration = Duration::from_secs(30);
+/// The grace when a stop that was interrupted is finished.
+const USUAL_GRACE: Duration = Duration::from_secs(10);
+const LEAST_FREE: u64 = 64 << 20;
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Why etcd was not started or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// Not there yet.
+    #[error("etcd {0} is not installed: install it first")]
+    NotInstalled(String),
+    /// Not there yet.
+    #[error("etcd is not configured: write its configuration first")]
+    NotConfigured,
+    /// Not there yet.
+    #[error("etcd has no {0} certificate: request and store one first")]
+    NoCertificate(&'static str),
+    /// Somebody else listens.
+    #[error("port {port} is held by {holder}: etcd cannot listen on it")]
+    PortTaken {
+        /// The port.
+        port: u16,
+        /// Who holds it.
+        holder: String,
+    },
+    /// The data is not what the caller believes.
+    #[error("etcd's data is not as expected: {0}")]
+    OtherData(String),
+    /// No room.
+    #[error("only {} MiB are free on the machine's disk: etcd needs at least {}", free >> 20, LEAST_FREE >> 20)]
+    DiskFull {
+        /// Free bytes.
+        free: u64,
+    },
+    /// Another version runs.
+    #[error("etcd {running} is running: stop it before starting {wanted}")]
+    OtherVersion {
+        /// What runs.
+        running: String,
+        /// What was asked for.
+        wanted: String,
+    },
+    /// The process could not be made.
+    #[error("etcd could not be started")]
+    Spawn(#[source] io::Error),
+    /// The process could not be signalled or watched.
+    #[error("etcd's process {pid} could not be signalled or watched")]
+    Process {
+        /// Its number.
+        pid: u32,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It does not die.
+    #[error("etcd's process {pid} did not end after SIGKILL: its disk may hang")]
+    Immortal {
+        /// Its number.
+        pid: u32,
+    },
+    /// etcd's files are at fault.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The record is not what it should be.
+    #[error("service.json is malformed")]
+    Malformed(#[source] serde_json::Error),
+    /// The agent ends.
+    #[error("the agent is shutting down")]
+    Closed,
+}
+
+/// What the data directory must hold before a start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// Nothing.
+    Empty,
+    /// A member's data of this cluster.
+    Cluster(u64),
+}
+
+/// What etcd was last asked to do, and with what it was started. Kept in `service.json`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Record {
+    /// Whether etcd should run.
+    pub running: bool,
+    /// The version of the last start.
+    pub version: String,
+    /// The digest of the configuration of the last start.
+    pub config_digest: String,
+    /// Whether etcd was ever started here.
+    pub ever_started: bool,
+    /// When it was started or stopped last.
+    pub since: Option<Timestamp>,
+    /// Restarts since it was last asked to start.
+    pub restarts: u32,
+    /// How the last run ended.
+    pub last_exit: String,
+    /// Whose data it ran on: a member that lost its data must not come back under the same name.
+    pub ids: Option<Ids>,
+}
+
+/// What the process does at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum State {
+    /// Nothing.
+    #[default]
+    Stopped,
+    /// Runs as this process.
+    Running(u32),
+    /// Ended by itself, will be started again.
+    Backoff,
+}
+
+/// The service as everybody may see it.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    /// What was asked.
+    pub record: Record,
+    /// What is.
+    pub state: State,
+}
+
+enum Ask {
+    Start { version: String, expected: Expected, reply: oneshot::Sender<Result<u32, ServiceError>> },
+    Stop { grace: Duration, reply: oneshot::Sender<Result<(), ServiceError>> },
+}
+
+/// The way to the task that owns etcd's process.
+#[derive(Clone, Debug)]
+pub struct Service {
+    asks: mpsc::Sender<Ask>,
+    view: watch::Receiver<View>,
+}
+
+impl Service {
+    /// Takes up what was wanted: adopts the etcd that runs, or starts it when it should run and does not.
+    pub async fn open(root: Root, address: IpAddr) -> Result<Self, ServiceError> {
+        let record: Record = match files::read(&root.service())? {
+            Some(text) => serde_json::from_str(&text).map_err(ServiceError::Malformed)?,
+            None => Record::default(),
+        };
+        let (asks, inbox) = mpsc::channel(8);
+        let (shown, view) = watch::channel(View::default());
+        let mut keeper = Keeper { root, address, record, phase: Phase::Stopped, delay: FIRST_DELAY, shown };
+        if keeper.record.ever_started {
+            keeper.take_up().await;
+        }
+        keeper.show();
+        tokio::spawn(keeper.run(inbox));
+        Ok(Self { asks, view })
+    }
+
+    /// The service now.
+    pub fn view(&self) -> View {
+        self.view.borrow().clone()
+    }
+
+    /// Starts etcd and keeps it running; its process number.
+    pub async fn start(&self, version: String, expected: Expected) -> Result<u32, ServiceError> {
+        let (reply, answer) = oneshot::channel();
+        self.asks.send(Ask::Start { version, expected, reply }).await.map_err(|_| ServiceError::Closed)?;
+        answer.await.map_err(|_| ServiceError::Closed)?
+    }
+
+    /// Stops etcd and keeps it stopped; returns when it is gone.
+    pub async fn stop(&self, grace: Duration) -> Result<(), ServiceError> {
+        let (reply, answer) = oneshot::channel();
+        self.asks.send(Ask::Stop { grace, reply }).await.map_err(|_| ServiceError::Closed)?;
+        answer.await.map_err(|_| ServiceError::Closed)?
+    }
+}
+
+struct Running {
+    handle: Handle,
+    /// `None` when it was adopted: how it ends cannot be told then.
+    child: Option<Child>,
+    since: Instant,
+    /// Where this run begins in the log.
+    log_from: u64,
+}
+
+enum Phase {
+    Stopped,
+    Running(Running),
+    Backoff(Instant),
+}
+
+enum Event {
+    Ask(Option<Ask>),
+    Ended,
+    Due,
+    LookForIds,
+}
+
+struct Keeper {
+    root: Root,
+    address: IpAddr,
+    record: Record,
+    phase: Phase,
+    delay: Duration,
+    shown: watch::Sender<View>,
+}
+
+impl Keeper {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Ask>) {
+        loop {
+            let event = match &self.phase {
+                Phase::Stopped => Event::Ask(inbox.recv().await),
+                Phase::Backoff(due) => tokio::select! {
+                    ask = inbox.recv() => Event::Ask(ask),
+                    () = sleep_until(*due) => Event::Due,
+                },
+                Phase::Running(running) => tokio::select! {
+                    ask = inbox.recv() => Event::Ask(ask),
+                    ended = running.handle.ended() => match ended {
+                        Ok(()) => Event::Ended,
+                        Err(error) => {
+                            tracing::error!(%error, "etcd's process cannot be watched");
+                            sleep(LOOK_FOR_IDS).await;
+                            Event::LookForIds
+                        }
+                    },
+                    () = sleep(LOOK_FOR_IDS), if self.record.ids.is_none() => Event::LookForIds,
+                },
+            };
+            match event {
+                Event::Ask(None) => return,
+                Event::Ask(Some(Ask::Start { version, expected, reply })) => {
+                    let started = self.start(&version, expected);
+                    self.show();
+                    let _ = reply.send(started);
+                }
+                Event::Ask(Some(Ask::Stop { grace, reply })) => {
+                    let stopped = self.stop(grace).await;
+                    self.show();
+                    let _ = reply.send(stopped);
+                }
+                Event::Ended => self.ended(),
+                Event::Due => self.restart(),
+                Event::LookForIds => self.remember_ids(),
+            }
+            self.show();
+        }
+    }
+
+    fn show(&self) {
+        let state = match &self.phase {
+            Phase::Stopped => State::Stopped,
+            Phase::Running(running) => State::Running(running.handle.pid()),
+            Phase::Backoff(_) => State::Backoff,
+        };
+        self.shown.send_replace(View { record: self.record.clone(), state });
+    }
+
+    async fn take_up(&mut self) {
+        self.adopt();
+        match (matches!(self.phase, Phase::Running(_)), self.record.running) {
+            (true, true) | (false, false) => {}
+            (false, true) => self.restart(),
+            (true, false) => {
+                // A stop was interrupted together with the agent.
+                if let Err(error) = self.stop(USUAL_GRACE).await {
+                    tracing::error!(error = told(&error), "etcd should be stopped and is not");
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, version: &str, expected: Expected) -> Result<u32, ServiceError> {
+        if !matches!(self.phase, Phase::Running(_)) {
+            self.adopt();
+        }
+        if let Phase::Running(running) = &self.phase {
+            if self.record.version != version {
+                let (running, wanted) = (self.record.version.clone(), version.to_owned());
+                return Err(ServiceError::OtherVersion { running, wanted });
+            }
+            let pid = running.handle.pid();
+            if !self.record.running {
+                self.record.running = true;
+                self.save()?;
+            }
+            return Ok(pid);
+        }
+        let (digest, ids) = self.check(version, expected)?;
+        files::make_dir(&self.root.data(), 0o700)?;
+        etcd::choose(&self.root, version)?;
+        let before = self.record.clone();
+        self.record.version = version.to_owned();
+        self.record.restarts = 0;
+        self.record.ids = ids;
+        self.record.running = true;
+        self.delay = FIRST_DELAY;
+        let started = self.spawn(digest);
+        if matches!(started, Err(ServiceError::Spawn(_))) {
+            // Nothing ran, so nothing is to be remembered or tried again.
+            self.record = before;
+            self.try_save();
+        }
+        started
+    }
+
+    /// All that can be known to go wrong, before anything is changed.
+    fn check(&self, version: &str, expected: Expected) -> Result<(String, Option<Ids>), ServiceError> {
+        if !etcd::has(&self.root, version) {
+            return Err(ServiceError::NotInstalled(version.to_owned()));
+        }
+        let (digest, config) = etcd::configuration(&self.root)?.ok_or(ServiceError::NotConfigured)?;
+        for (purpose, dir) in [("peer", self.root.peer_tls()), ("server", self.root.server_tls())] {
+            Store::new(dir).current_dir().ok_or(ServiceError::NoCertificate(purpose))?;
+        }
+        let ids = match (wal::look(&self.root.data()), expected) {
+            (Data::Empty, Expected::Empty) => None,
+            (Data::Present(ids), Expected::Cluster(cluster)) if ids.cluster == cluster => Some(ids),
+            (found, expected) => {
+                let expected = match expected {
+                    Expected::Empty => "no data".to_owned(),
+                    Expected::Cluster(cluster) => format!("data of the cluster {cluster:x}"),
+                };
+                let found = match found {
+                    Data::Empty => "there is none".to_owned(),
+                    Data::Present(ids) => {
+                        format!("found data of the cluster {:x}, member {:x}", ids.cluster, ids.member)
+                    }
+                    Data::Unreadable(problem) => problem,
+                };
+                return Err(ServiceError::OtherData(format!("expected {expected}, but {found}")));
+            }
+        };
+        let free = free_bytes(&self.root)?;
+        if free < LEAST_FREE {
+            return Err(ServiceError::DiskFull { free });
+        }
+        if let Some(taken) = ports::taken(&ports::wanted(&config, self.address)).into_iter().next() {
+            return Err(ServiceError::PortTaken { port: taken.port, holder: taken.holder });
+        }
+        Ok((digest, ids))
+    }
+
+    /// The intent is on disk before the process is there: whoever finds the process knows what it is.
+    fn spawn(&mut self, config_digest: String) -> Result<u32, ServiceError> {
+        self.record.config_digest = config_digest;
+        self.record.ever_started = true;
+        self.record.since = Some(Timestamp::now());
+        self.save()?;
+        let path = self.root.etcd_log();
+        let log = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(FileError::of("open", &path))?;
+        let log_from = log.metadata().map_err(FileError::of("read", &path))?.len();
+        let errors = log.try_clone().map_err(FileError::of("open", &path))?;
+        // A plain file and a process group of its own: etcd outlives the agent. A clean environment: etcd would take
+        // ETCD_ variables for settings.
+        let child = Command::new(self.root.current().join("etcd"))
+            .arg(self.root.config_argument())
+            .env_clear()
+            .env("PATH", PATH)
+            .current_dir(self.root.etcd())
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors)
+            .process_group(0)
+            .spawn()
+            .map_err(ServiceError::Spawn)?;
+        let pid = child.id();
+        let handle = Handle::open(pid).map_err(|source| ServiceError::Process { pid, source })?;
+        tracing::info!(pid, version = self.record.version, "etcd started");
+        self.phase = Phase::Running(Running { handle, child: Some(child), since: Instant::now(), log_from });
+        Ok(pid)
+    }
+
+    /// Takes an etcd of ours that somebody else started: an agent before us.
+    fn adopt(&mut self) {
+        let argument = self.root.config_argument();
+        let Some(pid) = process::with_argument(&argument) else { return };
+        // The number could have changed hands before the handle was opened, so it is looked at once more.
+        match Handle::open(pid) {
+            Ok(handle) if process::has_argument(pid, &argument) => {
+                tracing::info!(pid, "etcd runs already: adopted");
+                let log_from = fs::metadata(self.root.etcd_log()).map_or(0, |found| found.len());
+                self.phase = Phase::Running(Running { handle, child: None, since: Instant::now(), log_from });
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(pid, %error, "etcd ended before it could be adopted"),
+        }
+    }
+
+    fn ended(&mut self) {
+        let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Stopped) else { return };
+        let lived = running.since.elapsed();
+        self.record.last_exit = self.obituary(running);
+        self.record.since = Some(Timestamp::now());
+        if lived >= GOOD_RUN {
+            self.delay = FIRST_DELAY;
+        }
+        tracing::warn!(how = self.record.last_exit, delay = ?self.delay, "etcd ended by itself: it will be started again");
+        self.back_off();
+    }
+
+    fn back_off(&mut self) {
+        self.phase = Phase::Backoff(Instant::now() + self.delay);
+        self.delay = (self.delay * 2).min(LONGEST_DELAY);
+        self.try_save();
+    }
+
+    /// Starts etcd again as it was, on the data that it had.
+    fn restart(&mut self) {
+        self.adopt();
+        if matches!(self.phase, Phase::Running(_)) {
+            return;
+        }
+        if let Some(known) = self.record.ids {
+            let problem = match wal::look(&self.root.data()) {
+                Data::Present(ids) if ids == known => None,
+                Data::Present(_) => Some("its data directory belongs to another member now".to_owned()),
+                Data::Empty => Some("its data is gone".to_owned()),
+                Data::Unreadable(problem) => Some(problem),
+            };
+            if let Some(problem) = problem {
+                // A member that forgot what it promised could vote twice. The plan has to replace it.
+                self.record.last_exit = format!("not started again: {problem}");
+                tracing::error!(problem, "etcd is not started again");
+                self.phase = Phase::Stopped;
+                self.try_save();
+                return;
+            }
+        }
+        self.record.restarts = self.record.restarts.saturating_add(1);
+        let started = etcd::configuration(&self.root)
+            .map_err(ServiceError::from)
+            .and_then(|config| config.ok_or(ServiceError::NotConfigured))
+            .and_then(|(digest, _)| self.spawn(digest));
+        if let Err(error) = started {
+            self.record.last_exit = told(&error);
+            tracing::error!(error = self.record.last_exit, "etcd could not be started again");
+            self.back_off();
+        }
+    }
+
+    async fn stop(&mut self, grace: Duration) -> Result<(), ServiceError> {
+        self.record.running = false;
+        self.save()?;
+        if !matches!(self.phase, Phase::Running(_)) {
+            self.phase = Phase::Stopped;
+            if self.record.ever_started {
+                self.adopt();
+            }
+        }
+        let Phase::Running(running) = &self.phase else { return Ok(()) };
+        let handle = &running.handle;
+        let pid = handle.pid();
+        let process = |source| ServiceError::Process { pid, source };
+        self.shown.send_modify(|view| view.record.running = false);
+        handle.signal(Signal::TERM).map_err(process)?;
+        if let Ok(ended) = timeout(grace, handle.ended()).await {
+            ended.map_err(process)?;
+        } else {
+            tracing::warn!(pid, ?grace, "etcd did not end within its grace period: killed");
+            handle.signal(Signal::KILL).map_err(process)?;
+            timeout(KILL_LIMIT, handle.ended()).await.map_err(|_| ServiceError::Immortal { pid })?.map_err(process)?;
+        }
+        if let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Stopped) {
+            self.record.last_exit = format!("stopped as asked ({})", self.obituary(running));
+        }
+        self.record.since = Some(Timestamp::now());
+        tracing::info!(pid, "etcd stopped");
+        self.save()
+    }
+
+    fn remember_ids(&mut self) {
+        if let Data::Present(ids) = wal::look(&self.root.data()) {
+            self.record.ids = Some(ids);
+            self.try_save();
+        }
+    }
+
+    /// How a run ended, with etcd's own last words.
+    fn obituary(&self, running: Running) -> String {
+        let how = match running.child.map(|mut child| child.wait()) {
+            Some(Ok(status)) => exit(status),
+            Some(Err(error)) => format!("unknown: {error}"),
+            None => "unknown: it was started by an agent before this one".to_owned(),
+        };
+        let words = files::tail(&self.root.etcd_log(), 50, 64 * 1024, running.log_from).unwrap_or_default();
+        let fatal = |line: &&String| {
+            line.contains(r#""level":"fatal""#) || line.contains(r#""level":"panic""#) || line.starts_with("panic:")
+        };
+        match words.iter().rev().find(fatal) {
+            Some(line) => format!("{how}: {}", line.chars().take(600).collect::<String>()),
+            None => how,
+        }
+    }
+
+    fn save(&self) -> Result<(), ServiceError> {
+        let text = serde_json::to_vec_pretty(&self.record).map_err(ServiceError::Malformed)?;
+        Ok(files::write(&self.root.service(), &text, 0o600)?)
+    }
+
+    /// For facts that are good to have, where a full disk must not stop the supervision.
+    fn try_save(&self) {
+        if let Err(error) = self.save() {
+            tracing::warn!(error = told(&error), "service.json could not be written");
+        }
+    }
+}
+
+/// The bytes that are free on the disk that the root is on.
+pub fn free_bytes(root: &Root) -> Result<u64, FileError> {
+    disk(root).map(|(free, _)| free)
+}
+
+/// Free and total bytes of the disk that the root is on.
+pub fn disk(root: &Root) -> Result<(u64, u64), FileError> {
+    let found =
+        rustix::fs::statvfs(root.path()).map_err(|error| FileError::of("measure", root.path())(error.into()))?;
+    Ok((found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize))
+}
+
+fn exit(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "unknown".to_owned(),
+    }
+}
+
+/// An error with all its causes in one line.
+pub fn told(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text
+}

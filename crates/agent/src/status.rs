@@ -1,0 +1,104 @@
+//! the agent's errors → gRPC status codes: whose fault it is, and all causes in one line.
+
+use tonic::{Code, Status};
+
+use crate::boot::BootError;
+use crate::certs::CertsError;
+use crate::claim::ClaimError;
+use crate::etcd::EtcdError;
+use crate::fence::FenceError;
+use crate::files::FileError;
+use crate::report::ReportError;
+use crate::service::{ServiceError, told};
+
+/// An error that knows what it means to the caller.
+pub trait Coded: std::error::Error + Sized {
+    /// The gRPC code.
+    fn code(&self) -> Code;
+
+    /// The status to answer with.
+    fn status(&self) -> Status {
+        Status::new(self.code(), told(self))
+    }
+}
+
+impl Coded for FileError {
+    fn code(&self) -> Code {
+        match self.source.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Code::ResourceExhausted,
+            _ => Code::Internal,
+        }
+    }
+}
+
+impl Coded for FenceError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Older { .. } => Code::FailedPrecondition,
+            Self::File(error) => error.code(),
+            Self::Malformed { .. } => Code::Internal,
+        }
+    }
+}
+
+impl Coded for CertsError {
+    fn code(&self) -> Code {
+        match self {
+            Self::File(error) => error.code(),
+            Self::Sent(_) | Self::Malformed | Self::OtherKey | Self::NoTrust => Code::InvalidArgument,
+            Self::NothingPending => Code::FailedPrecondition,
+            Self::Stored { .. } | Self::Key(_) => Code::Internal,
+        }
+    }
+}
+
+impl Coded for ClaimError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Claimed { .. } | Self::TooLate { .. } | Self::NoToken => Code::FailedPrecondition,
+            Self::ShortNonce | Self::Unfit { .. } => Code::InvalidArgument,
+            Self::Certs(error) => error.code(),
+            Self::Boot(BootError::File(error)) => error.code(),
+            Self::Boot(_) | Self::Token(_) | Self::Tls(_) | Self::SelfSigned(_) => Code::Internal,
+        }
+    }
+}
+
+impl Coded for EtcdError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Version(_) | Self::Digest(_) | Self::OtherBytes { .. } | Self::OtherConfig { .. } => {
+                Code::InvalidArgument
+            }
+            Self::File(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for ServiceError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NotInstalled(_)
+            | Self::NotConfigured
+            | Self::NoCertificate(_)
+            | Self::PortTaken { .. }
+            | Self::OtherData(_)
+            | Self::DiskFull { .. }
+            | Self::OtherVersion { .. } => Code::FailedPrecondition,
+            Self::Etcd(error) => error.code(),
+            Self::File(error) => error.code(),
+            Self::Closed => Code::Unavailable,
+            Self::Spawn(_) | Self::Process { .. } | Self::Immortal { .. } | Self::Malformed(_) => Code::Internal,
+        }
+    }
+}
+
+impl Coded for ReportError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Certs(error) => error.code(),
+            Self::Etcd(error) => error.code(),
+            Self::File(error) => error.code(),
+        }
+    }
+}
