@@ -3,9 +3,14 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
 
 fn pids() -> impl Iterator<Item = u32> {
     fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -34,15 +39,33 @@ pub fn holding(link: &str) -> Option<u32> {
 #[derive(Debug)]
 pub struct Handle {
     pid: u32,
-    fd: AsyncFd<OwnedFd>,
+    fd: Arc<OwnedFd>,
+    ended: watch::Receiver<bool>,
 }
 
 impl Handle {
     /// The process with this number.
     pub fn open(pid: u32) -> io::Result<Self> {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
-        let fd = pidfd_open(number, PidfdFlags::NONBLOCK)?;
-        Ok(Self { pid, fd: AsyncFd::register(fd)? })
+        let fd = Arc::new(pidfd_open(number, PidfdFlags::empty())?);
+        let (tell, ended) = watch::channel(false);
+        let watched = Arc::clone(&fd);
+        // A thread that sleeps until the end: tokio's own way to wait for a descriptor is unsafe code.
+        thread::Builder::new().name("watch etcd".to_owned()).stack_size(64 * 1024).spawn(move || {
+            loop {
+                match poll(&mut [PollFd::new(&*watched, PollFlags::IN)], None) {
+                    Err(Errno::INTR) => {}
+                    Err(error) => {
+                        // Memory is short: look again soon, because not to notice the end is worse.
+                        tracing::warn!(%error, "cannot watch etcd's process");
+                        thread::sleep(Duration::from_millis(200));
+                    }
+                    Ok(_) => break,
+                }
+            }
+            tell.send_replace(true);
+        })?;
+        Ok(Self { pid, fd, ended })
     }
 
     /// Its number.
@@ -52,14 +75,15 @@ impl Handle {
 
     /// Sends a signal; fine when the process is gone.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
-        match pidfd_send_signal(self.fd.get_ref(), signal) {
-            Err(rustix::io::Errno::SRCH) => Ok(()),
+        match pidfd_send_signal(&*self.fd, signal) {
+            Err(Errno::SRCH) => Ok(()),
             sent => Ok(sent?),
         }
     }
 
     /// Returns once the process has ended.
-    pub async fn ended(&self) -> io::Result<()> {
-        self.fd.readable().await.map(drop)
+    pub async fn ended(&self) {
+        // The thread ends only after it told, so an error says the same.
+        let _ = self.ended.clone().wait_for(|ended| *ended).await;
     }
 }

@@ -250,14 +250,7 @@ impl Keeper {
                 },
                 Phase::Running(running) => tokio::select! {
                     ask = inbox.recv() => Event::Ask(ask),
-                    ended = running.handle.ended() => match ended {
-                        Ok(()) => Event::Ended,
-                        Err(error) => {
-                            tracing::error!(%error, "etcd's process cannot be watched");
-                            sleep(LOOK_FOR_IDS).await;
-                            Event::LookForIds
-                        }
-                    },
+                    () = running.handle.ended() => Event::Ended,
                     () = sleep(LOOK_FOR_IDS), if self.record.ids.is_none() => Event::LookForIds,
                 },
             };
@@ -493,12 +486,10 @@ impl Keeper {
         let process = |source| ServiceError::Process { pid, source };
         self.shown.send_modify(|view| view.record.running = false);
         handle.signal(Signal::TERM).map_err(process)?;
-        if let Ok(ended) = timeout(grace, handle.ended()).await {
-            ended.map_err(process)?;
-        } else {
+        if timeout(grace, handle.ended()).await.is_err() {
             tracing::warn!(pid, ?grace, "etcd did not end within its grace period: killed");
             handle.signal(Signal::KILL).map_err(process)?;
-            timeout(KILL_LIMIT, handle.ended()).await.map_err(|_| ServiceError::Immortal { pid })?.map_err(process)?;
+            timeout(KILL_LIMIT, handle.ended()).await.map_err(|_| ServiceError::Immortal { pid })?;
         }
         if let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Stopped) {
             self.record.last_exit = format!("stopped as asked ({})", self.obituary(running));

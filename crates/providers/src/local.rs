@@ -1,0 +1,480 @@
+//! orders → machines on this computer: `<dir>/<name>/` and an agent process that serves it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpStream;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use crate::process::{self, Proved};
+use crate::{Boot, MachineOrder, MachineRecord, Power};
+
+const POLL: Duration = Duration::from_millis(2);
+const START_LIMIT: Duration = Duration::from_secs(15);
+const END_LIMIT: Duration = Duration::from_secs(15);
+
+/// Where the local provider keeps its machines.
+#[derive(Clone, Debug)]
+pub struct LocalSettings {
+    /// The directory that holds a directory for each machine.
+    pub dir: PathBuf,
+    /// The fleet that the machines belong to.
+    pub fleet_id: String,
+    /// The `raftsman-agent` program.
+    pub agent: PathBuf,
+}
+
+/// Machines on this computer.
+#[derive(Clone, Debug)]
+pub struct Local {
+    settings: LocalSettings,
+}
+
+/// Why the local provider did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// A file operation failed.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// A name that cannot be a directory's and a certificate's.
+    #[error("`{0}` cannot be a machine's name: use lower-case letters, digits and hyphens, at most 63")]
+    Name(String),
+    /// The directory belongs to somebody else.
+    #[error(
+        "{} is a machine of the fleet {found}, not of {expected}: use another directory, or delete that fleet first",
+        dir.display()
+    )]
+    ForeignMachine {
+        /// The machine's directory.
+        dir: PathBuf,
+        /// The fleet in its tag.
+        found: String,
+        /// Our fleet.
+        expected: String,
+    },
+    /// The tag cannot be read.
+    #[error("{} is malformed: nothing was touched; remove the directory by hand if it is not needed", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// Something is in the way.
+    #[error("{} exists, but raftsman did not make it: move it away", dir.display())]
+    NotOurs {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// No such machine.
+    #[error("there is no machine {0}: create it first")]
+    NoMachine(String),
+    /// A machine cannot move.
+    #[error("the machine {name} has the address {found}, the order says {wanted}: delete it and create it again")]
+    OtherAddress {
+        /// The machine.
+        name: String,
+        /// What it has.
+        found: SocketAddr,
+        /// What was ordered.
+        wanted: SocketAddr,
+    },
+    /// The program could not be started.
+    #[error("the agent {} could not be started: is raftsman-agent installed beside raftsman?", path.display())]
+    Spawn {
+        /// The program.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It ended at once.
+    #[error("the agent of {name} ended at once; its log says:\n{log}")]
+    Ended {
+        /// The machine.
+        name: String,
+        /// The last lines of its log.
+        log: String,
+    },
+    /// It does not serve.
+    #[error("the agent of {name} does not serve on {address} after {} s; its log says:\n{log}", START_LIMIT.as_secs())]
+    Silent {
+        /// The machine.
+        name: String,
+        /// Where it should.
+        address: SocketAddr,
+        /// The last lines of its log.
+        log: String,
+    },
+    /// A process could not be ended.
+    #[error("the process {pid} of {name} did not end: end it by hand, then delete the machine again")]
+    Immortal {
+        /// The machine.
+        name: String,
+        /// Its process.
+        pid: u32,
+    },
+    /// Somebody holds the lock who cannot be proved to be the agent.
+    #[error(
+        "{} is locked, but by no process that is provably this machine's agent: nothing was killed; see \
+         `fuser` on that file",
+        lock.display()
+    )]
+    Unproved {
+        /// The lock.
+        lock: PathBuf,
+    },
+    /// The work was broken off.
+    #[error("the work on this computer's files was broken off")]
+    Broken(#[from] tokio::task::JoinError),
+}
+
+/// The tag that says whose machine a directory is. Written first of all.
+#[derive(Debug, Serialize, Deserialize)]
+struct Tag {
+    fleet_id: String,
+    name: String,
+    address: IpAddr,
+    agent_port: u16,
+}
+
+impl Tag {
+    fn socket(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.agent_port)
+    }
+}
+
+fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> LocalError + use<'a> {
+    move |source| LocalError::File { action, path: path.to_path_buf(), source }
+}
+
+impl Local {
+    /// The provider with these settings. Nothing is touched.
+    pub fn new(settings: LocalSettings) -> Self {
+        Self { settings }
+    }
+
+    /// The fleet's machines, by name. A directory that bears another fleet's tag is an error.
+    pub async fn inventory(&self) -> Result<Vec<MachineRecord>, LocalError> {
+        let this = self.clone();
+        spawn_blocking(move || this.list()).await?
+    }
+
+    /// Makes a machine, or completes one that was made in part, and starts it.
+    pub async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, LocalError> {
+        let (this, order) = (self.clone(), order.clone());
+        let tag = spawn_blocking(move || this.lay_out(&order)).await??;
+        self.wake(&tag).await?;
+        Ok(MachineRecord { power: Power::Running, name: tag.name, address: tag.address, agent_port: tag.agent_port })
+    }
+
+    /// Starts the machine's agent unless it runs.
+    pub async fn start(&self, name: &str) -> Result<(), LocalError> {
+        let root = self.root(name)?;
+        let tag = self.tag(&root)?.ok_or_else(|| LocalError::NoMachine(name.to_owned()))?;
+        self.wake(&tag).await
+    }
+
+    /// Ends the machine's processes and removes its directory; fine when there is none.
+    pub async fn delete(&self, name: &str) -> Result<(), LocalError> {
+        let root = self.root(name)?;
+        if self.tag(&root)?.is_none() {
+            // An empty directory: we died between making it and its tag.
+            return match fs::remove_dir(&root) {
+                Ok(()) => Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                Err(_) => Err(LocalError::NotOurs { dir: root }),
+            };
+        }
+        // Without symbolic links, as the agent itself sees its root.
+        let root = root.canonicalize().map_err(failed("resolve", &root))?;
+        // The agent first: it would start etcd again.
+        self.end_agent(name, &root).await?;
+        self.end_etcd(name, &root).await?;
+        let this = root.clone();
+        spawn_blocking(move || remove(&this)).await?
+    }
+
+    fn root(&self, name: &str) -> Result<PathBuf, LocalError> {
+        let fits = (1..=63).contains(&name.len())
+            && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+            && !name.starts_with('-')
+            && !name.ends_with('-');
+        if fits { Ok(self.settings.dir.join(name)) } else { Err(LocalError::Name(name.to_owned())) }
+    }
+
+    /// The machine's tag; `None` when there is none.
+    fn tag(&self, root: &Path) -> Result<Option<Tag>, LocalError> {
+        let path = root.join("machine.json");
+        let text = match fs::read_to_string(&path) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok(None);
+            }
+            read => read.map_err(failed("read", &path))?,
+        };
+        let tag: Tag = serde_json::from_str(&text).map_err(|source| LocalError::Malformed { path, source })?;
+        if tag.fleet_id == self.settings.fleet_id {
+            Ok(Some(tag))
+        } else {
+            Err(LocalError::ForeignMachine {
+                dir: root.to_path_buf(),
+                found: tag.fleet_id,
+                expected: self.settings.fleet_id.clone(),
+            })
+        }
+    }
+
+    fn list(&self) -> Result<Vec<MachineRecord>, LocalError> {
+        let dir = &self.settings.dir;
+        let entries = match fs::read_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed("list", dir))?,
+        };
+        let mut machines = Vec::new();
+        for entry in entries {
+            let root = entry.map_err(failed("list", dir))?.path();
+            let Some(tag) = self.tag(&root)? else { continue };
+            let lock = root.join("agent.lock");
+            let runs = process::is_locked(&lock).map_err(failed("look at", &lock))?;
+            let power = if runs { Power::Running } else { Power::Stopped };
+            machines.push(MachineRecord { name: tag.name, address: tag.address, agent_port: tag.agent_port, power });
+        }
+        machines.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(machines)
+    }
+
+    fn lay_out(&self, order: &MachineOrder) -> Result<Tag, LocalError> {
+        let root = self.root(&order.name)?;
+        let wanted = Tag {
+            fleet_id: self.settings.fleet_id.clone(),
+            name: order.name.clone(),
+            address: order.address,
+            agent_port: order.agent_port,
+        };
+        match self.tag(&root)? {
+            Some(found) if found.socket() != wanted.socket() => {
+                return Err(LocalError::OtherAddress {
+                    name: found.name.clone(),
+                    found: found.socket(),
+                    wanted: wanted.socket(),
+                });
+            }
+            Some(_) => {}
+            None => {
+                if fs::read_dir(&root).is_ok_and(|mut entries| entries.next().is_some()) {
+                    return Err(LocalError::NotOurs { dir: root });
+                }
+                make_dir(&root)?;
+                write_json(&root.join("machine.json"), &wanted)?;
+            }
+        }
+        let agent = root.join("agent");
+        make_dir(&agent)?;
+        // A claimed agent has its certificate, and a running one has read its boot data: both keep what they have.
+        let running = process::is_locked(&root.join("agent.lock")).map_err(failed("look at", &root))?;
+        let boot = agent.join("boot.json");
+        if !agent.join("tls/current").exists() && !(running && boot.exists()) {
+            write_json::<Boot>(&boot, &order.boot)?;
+        }
+        let artifacts = root.join("artifacts");
+        make_dir(&artifacts)?;
+        for artifact in &order.artifacts {
+            let target = artifacts.join(format!("etcd-{}", artifact.version));
+            if !target.exists() {
+                put(&artifact.path, &target)?;
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// Starts the agent when its lock is free, and waits until it serves.
+    async fn wake(&self, tag: &Tag) -> Result<(), LocalError> {
+        let root = self.root(&tag.name)?;
+        let root = root.canonicalize().map_err(failed("resolve", &root))?;
+        let lock = root.join("agent.lock");
+        let mut child = match process::is_locked(&lock).map_err(failed("look at", &lock))? {
+            true => None,
+            false => Some(self.spawn(&root, tag)?),
+        };
+        let begun = Instant::now();
+        loop {
+            // The lock and who holds it are looked at before the port: another process may listen there.
+            let ours = process::is_locked(&lock).map_err(failed("look at", &lock))?
+                && child.as_ref().is_none_or(|child| holder(&lock) == Some(child.id()));
+            if ours && TcpStream::connect(tag.socket()).await.is_ok() {
+                return Ok(());
+            }
+            let ended = match &mut child {
+                Some(child) => child.try_wait().map_err(failed("watch the agent of", &root))?.is_some(),
+                None => !process::is_locked(&lock).map_err(failed("look at", &lock))?,
+            };
+            if ended && !ours {
+                return Err(LocalError::Ended { name: tag.name.clone(), log: last_lines(&root) });
+            }
+            if begun.elapsed() > START_LIMIT {
+                return Err(LocalError::Silent {
+                    name: tag.name.clone(),
+                    address: tag.socket(),
+                    log: last_lines(&root),
+                });
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    fn spawn(&self, root: &Path, tag: &Tag) -> Result<Child, LocalError> {
+        let path = root.join("agent.log");
+        let log =
+            OpenOptions::new().append(true).create(true).mode(0o600).open(&path).map_err(failed("open", &path))?;
+        let errors = log.try_clone().map_err(failed("open", &path))?;
+        Command::new(&self.settings.agent)
+            .arg("--root")
+            .arg(root)
+            .arg("--listen")
+            .arg(tag.socket().to_string())
+            .arg("--detach")
+            .current_dir(root)
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors)
+            .spawn()
+            .map_err(|source| LocalError::Spawn { path: self.settings.agent.clone(), source })
+    }
+
+    async fn end_agent(&self, name: &str, root: &Path) -> Result<(), LocalError> {
+        let lock = root.join("agent.lock");
+        let begun = Instant::now();
+        let mut killed = None;
+        while process::is_locked(&lock).map_err(failed("look at", &lock))? {
+            if killed.is_none()
+                && let Some(pid) = holder(&lock)
+            {
+                let root = root.as_os_str().as_encoded_bytes();
+                let proved = Proved::open(pid, |arguments| {
+                    arguments.windows(2).any(|pair| pair[0] == b"--root" && pair[1] == root) && self.is_agent(pid)
+                });
+                if let Some(agent) = proved.map_err(failed("look at the holder of", &lock))? {
+                    agent.kill().map_err(failed("kill the holder of", &lock))?;
+                    killed = Some(agent.pid);
+                }
+            }
+            // A lock that is just being taken has no number in it yet, and others look at it for a moment.
+            if begun.elapsed() > if killed.is_some() { END_LIMIT } else { Duration::from_secs(1) } {
+                return Err(match killed {
+                    Some(pid) => LocalError::Immortal { name: name.to_owned(), pid },
+                    None => LocalError::Unproved { lock },
+                });
+            }
+            sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// Whether the process runs a program of the agent's name; the program's file may have been replaced since.
+    fn is_agent(&self, pid: u32) -> bool {
+        let Ok(running) = fs::read_link(format!("/proc/{pid}/exe")) else { return false };
+        let running = running.to_string_lossy().trim_end_matches(" (deleted)").to_owned();
+        let Some(expected) = self.settings.agent.file_name() else { return false };
+        Path::new(&running).file_name() == Some(expected)
+    }
+
+    async fn end_etcd(&self, name: &str, root: &Path) -> Result<(), LocalError> {
+        let mut argument = b"--config-file=".to_vec();
+        argument.extend_from_slice(root.join("etcd/etcd.yaml").as_os_str().as_encoded_bytes());
+        let begun = Instant::now();
+        loop {
+            let found = process::with_argument(&argument);
+            let Some(first) = found.first() else { return Ok(()) };
+            if begun.elapsed() > END_LIMIT {
+                return Err(LocalError::Immortal { name: name.to_owned(), pid: *first });
+            }
+            for pid in found {
+                let proved = Proved::open(pid, |arguments| arguments.iter().skip(1).any(|found| *found == argument))
+                    .map_err(failed("look at the processes of", root))?;
+                if let Some(process) = proved {
+                    process.kill().map_err(failed("kill a process of", root))?;
+                }
+            }
+            sleep(POLL).await;
+        }
+    }
+}
+
+fn holder(lock: &Path) -> Option<u32> {
+    fs::read_to_string(lock).ok()?.trim().parse().ok()
+}
+
+fn make_dir(path: &Path) -> Result<(), LocalError> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed("make the directory", path))
+}
+
+/// Whole or not at all, and for nobody else's eyes.
+fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), LocalError> {
+    let text = serde_json::to_vec_pretty(value)
+        .map_err(|source| LocalError::Malformed { path: path.to_path_buf(), source })?;
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    let write = || -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)?;
+        File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+    };
+    write().map_err(failed("write", path))
+}
+
+/// A hard link where that is possible, else a copy; whole or not at all.
+fn put(from: &Path, to: &Path) -> Result<(), LocalError> {
+    let temporary = to.with_extension(format!("{}.tmp", std::process::id()));
+    let _ = fs::remove_file(&temporary);
+    if fs::hard_link(from, &temporary).is_err() {
+        fs::copy(from, &temporary)
+            .and_then(|_| fs::set_permissions(&temporary, fs::Permissions::from_mode(0o755)))
+            .map_err(failed("copy", from))?;
+    }
+    fs::rename(&temporary, to).map_err(failed("put in place", to))
+}
+
+/// The tag goes last, so that a removal that was interrupted is known and can be finished.
+fn remove(root: &Path) -> Result<(), LocalError> {
+    for entry in fs::read_dir(root).map_err(failed("list", root))?.flatten() {
+        let path = entry.path();
+        if path.file_name().is_some_and(|name| name == "machine.json") {
+            continue;
+        }
+        let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let removed = if is_dir { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        removed.map_err(failed("remove", &path))?;
+    }
+    fs::remove_dir_all(root).map_err(failed("remove", root))
+}
+
+fn last_lines(root: &Path) -> String {
+    let read = || -> io::Result<String> {
+        let mut file = File::open(root.join("agent.log"))?;
+        let start = file.metadata()?.len().saturating_sub(4096);
+        file.seek(SeekFrom::Start(start))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        Ok(lines[lines.len().saturating_sub(5)..].join("\n"))
+    };
+    read().unwrap_or_else(|error| format!("(its log cannot be read: {error})"))
+}

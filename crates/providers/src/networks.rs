@@ -1,0 +1,328 @@
+//! a fleet → a loopback network of its own on this computer, so that two fleets do not get in each other's way.
+//!
+//! The registry is a directory with a file for each network in use, made exclusively: whoever makes the file has the
+//! network. Networks are `127.0.x.0/24`, which need no privilege and no set-up.
+
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The ports that a fleet uses on each address: agent, etcd's clients, etcd's peers.
+const PORTS: [u16; 3] = [2378, 2379, 2380];
+/// The addresses that are looked at before a network is taken.
+const LOOKED_AT: std::ops::RangeInclusive<u8> = 1..=9;
+
+/// A loopback network, `127.0.x.0/24`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Network(u8);
+
+impl Network {
+    /// The network with this third number; `None` for 0, which is everybody's.
+    pub fn new(number: u8) -> Option<Self> {
+        (number != 0).then_some(Self(number))
+    }
+
+    /// An address in the network.
+    pub fn host(self, number: u8) -> Ipv4Addr {
+        Ipv4Addr::new(127, 0, self.0, number)
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "127.0.{}.0/24", self.0)
+    }
+}
+
+impl FromStr for Network {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<Self, NetworkError> {
+        text.strip_prefix("127.0.")
+            .and_then(|rest| rest.strip_suffix(".0/24"))
+            .and_then(|number| number.parse().ok())
+            .and_then(Self::new)
+            .ok_or_else(|| NetworkError::Malformed(text.to_owned()))
+    }
+}
+
+/// Why a fleet got no network.
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkError {
+    /// Not such a network.
+    #[error("`{0}` is not a local network: write 127.0.1.0/24 to 127.0.255.0/24")]
+    Malformed(String),
+    /// Another fleet has it.
+    #[error("the network {network} belongs to the fleet {fleet_id} in {}: name another, or delete that fleet", state_dir.display())]
+    Taken {
+        /// The network.
+        network: Network,
+        /// Its owner.
+        fleet_id: String,
+        /// Where its owner keeps its state.
+        state_dir: PathBuf,
+    },
+    /// Something listens in it.
+    #[error("something listens on {address}:{port}: name another network, or stop it")]
+    Busy {
+        /// The address.
+        address: Ipv4Addr,
+        /// The port.
+        port: u16,
+    },
+    /// All are in use.
+    #[error("no local network is free: delete fleets that are not needed any more; {} lists them", registry.display())]
+    None {
+        /// The registry.
+        registry: PathBuf,
+    },
+    /// A file operation failed.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    fleet_id: String,
+    state_dir: PathBuf,
+}
+
+/// The networks in use on this computer by one person.
+#[derive(Clone, Debug)]
+pub struct Networks {
+    registry: PathBuf,
+}
+
+fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> NetworkError + use<'a> {
+    move |source| NetworkError::File { action, path: path.to_path_buf(), source }
+}
+
+impl Networks {
+    /// The registry in this directory, which need not exist.
+    pub fn new(registry: PathBuf) -> Self {
+        Self { registry }
+    }
+
+    /// The fleet's network: the one it has, else the wanted one, else a free one. The same fleet tends to get the same
+    /// network again.
+    pub fn claim(&self, fleet_id: &str, state_dir: &Path, wanted: Option<Network>) -> Result<Network, NetworkError> {
+        if let Some(own) = self.of(fleet_id)?
+            && wanted.is_none_or(|wanted| wanted == own)
+        {
+            return Ok(own);
+        }
+        if let Some(wanted) = wanted {
+            self.take(wanted, fleet_id, state_dir)?;
+            return Ok(wanted);
+        }
+        let first = hash(fleet_id) % 255;
+        for step in 0..255 {
+            let number = u8::try_from((first + step) % 255 + 1).ok().and_then(Network::new);
+            let Some(network) = number else { continue };
+            match self.take(network, fleet_id, state_dir) {
+                Ok(()) => return Ok(network),
+                Err(NetworkError::Taken { .. } | NetworkError::Busy { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(NetworkError::None { registry: self.registry.clone() })
+    }
+
+    /// The network that the fleet has.
+    pub fn of(&self, fleet_id: &str) -> Result<Option<Network>, NetworkError> {
+        Ok(self.entries()?.into_iter().find(|(_, entry)| entry.fleet_id == fleet_id).map(|(network, _)| network))
+    }
+
+    /// Gives the fleet's networks back; fine when it has none.
+    pub fn release(&self, fleet_id: &str) -> Result<(), NetworkError> {
+        for (network, entry) in self.entries()? {
+            if entry.fleet_id == fleet_id {
+                remove(&self.path(network))?;
+            }
+        }
+        // Only removes it when it is empty.
+        let _ = fs::remove_dir(&self.registry);
+        Ok(())
+    }
+
+    fn take(&self, network: Network, fleet_id: &str, state_dir: &Path) -> Result<(), NetworkError> {
+        if let Some(entry) = self.entry(network)? {
+            if entry.state_dir.exists() {
+                let Entry { fleet_id, state_dir } = entry;
+                return Err(NetworkError::Taken { network, fleet_id, state_dir });
+            }
+            // Its fleet is gone without a word.
+            remove(&self.path(network))?;
+        }
+        if let Some((address, port)) = busy(network) {
+            return Err(NetworkError::Busy { address, port });
+        }
+        self.enter(network, &Entry { fleet_id: fleet_id.to_owned(), state_dir: state_dir.to_path_buf() })
+    }
+
+    /// Whole and exclusive: the entry is written aside and linked to its name, which fails when the name is there.
+    fn enter(&self, network: Network, entry: &Entry) -> Result<(), NetworkError> {
+        let registry = &self.registry;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(registry)
+            .map_err(failed("make the directory", registry))?;
+        let path = self.path(network);
+        let aside = registry.join(format!(".{}-{}-{:?}", network.0, std::process::id(), std::thread::current().id()));
+        let text = serde_json::to_vec_pretty(entry).map_err(|error| failed("write", &path)(error.into()))?;
+        let written = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&aside)
+            .and_then(|mut file| file.write_all(&text))
+            .map_err(failed("write", &aside));
+        let linked = written.map(|()| fs::hard_link(&aside, &path));
+        let _ = fs::remove_file(&aside);
+        match linked? {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                // Another fleet was quicker.
+                let found = self.entry(network)?;
+                let (fleet_id, state_dir) = found.map(|entry| (entry.fleet_id, entry.state_dir)).unwrap_or_default();
+                Err(NetworkError::Taken { network, fleet_id, state_dir })
+            }
+            linked => linked.map_err(failed("make", &path)),
+        }
+    }
+
+    fn path(&self, network: Network) -> PathBuf {
+        self.registry.join(format!("127.0.{}", network.0))
+    }
+
+    fn entry(&self, network: Network) -> Result<Option<Entry>, NetworkError> {
+        let path = self.path(network);
+        match fs::read_to_string(&path) {
+            Ok(text) => {
+                serde_json::from_str(&text).map(Some).map_err(|error| failed("understand", &path)(error.into()))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("read", &path)(error)),
+        }
+    }
+
+    fn entries(&self) -> Result<Vec<(Network, Entry)>, NetworkError> {
+        let names = match fs::read_dir(&self.registry) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed("list", &self.registry))?,
+        };
+        let mut found = Vec::new();
+        for name in names.flatten() {
+            let number = name.file_name().to_str().and_then(|name| name.strip_prefix("127.0.")?.parse().ok());
+            if let Some(network) = number.and_then(Network::new)
+                && let Some(entry) = self.entry(network)?
+            {
+                found.push((network, entry));
+            }
+        }
+        found.sort_by_key(|(network, _)| *network);
+        Ok(found)
+    }
+}
+
+fn remove(path: &Path) -> Result<(), NetworkError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// FNV-1a: the same on every computer and in every version.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn busy(network: Network) -> Option<(Ipv4Addr, u16)> {
+    LOOKED_AT
+        .flat_map(|host| PORTS.map(|port| (network.host(host), port)))
+        .find(|address| TcpListener::bind(*address).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn networks() -> (tempfile::TempDir, Networks) {
+        let dir = tempfile::tempdir().expect("dir");
+        let networks = Networks::new(dir.path().join("networks"));
+        (dir, networks)
+    }
+
+    #[test]
+    fn a_fleet_keeps_its_network() {
+        let (dir, networks) = networks();
+        let one = networks.claim("one", dir.path(), None).expect("claim");
+        assert_eq!(networks.claim("one", dir.path(), None).expect("again"), one);
+        assert_eq!(networks.of("one").expect("look"), Some(one));
+        let taken = networks.claim("two", dir.path(), Some(one));
+        assert!(matches!(taken, Err(NetworkError::Taken { .. })), "{taken:?}");
+        networks.release("one").expect("release");
+        networks.release("one").expect("twice");
+        assert!(!dir.path().join("networks").exists());
+    }
+
+    #[test]
+    fn networks_never_collide() {
+        let (dir, networks) = networks();
+        let found: Vec<Network> = std::thread::scope(|scope| {
+            let claims: Vec<_> = (0..32)
+                .map(|number| {
+                    let (networks, dir) = (networks.clone(), dir.path());
+                    // Two threads for each fleet's hash neighbourhood make them meet.
+                    scope.spawn(move || networks.claim(&format!("fleet-{number}"), dir, None).expect("claim"))
+                })
+                .collect();
+            claims.into_iter().map(|claim| claim.join().expect("thread")).collect()
+        });
+        assert_eq!(found.iter().collect::<HashSet<_>>().len(), found.len());
+    }
+
+    #[test]
+    fn a_dead_fleets_network_is_free() {
+        let (dir, networks) = networks();
+        let network = Network::new(201).expect("network");
+        networks.claim("dead", &dir.path().join("gone"), Some(network)).expect("claim");
+        networks.claim("living", dir.path(), Some(network)).expect("claim");
+        assert_eq!(networks.of("dead").expect("look"), None);
+    }
+
+    #[test]
+    fn a_listener_is_in_the_way() {
+        let (dir, networks) = networks();
+        let network = Network::new(202).expect("network");
+        let _listener = TcpListener::bind((network.host(3), 2380)).expect("bind");
+        let busy = networks.claim("one", dir.path(), Some(network));
+        assert!(matches!(busy, Err(NetworkError::Busy { port: 2380, .. })), "{busy:?}");
+    }
+
+    #[test]
+    fn text() {
+        let network: Network = "127.0.42.0/24".parse().expect("network");
+        assert_eq!(network.to_string(), "127.0.42.0/24");
+        assert_eq!(network.host(1).to_string(), "127.0.42.1");
+        assert!("127.0.0.0/24".parse::<Network>().is_err());
+        assert!("10.0.1.0/24".parse::<Network>().is_err());
+    }
+}
