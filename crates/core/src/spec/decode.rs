@@ -11,6 +11,7 @@ use super::diagnostic::{Diagnostic, Path};
 use super::document::{Kind, Mapping, Node};
 use super::fault::{Cause, Fault};
 use super::secrecy;
+use super::units::quoted;
 
 /// Decodes one section; what is wrong is recorded, cut out, and the rest tried again, so that all errors
 /// of the section come at once. The cost of an error is one more pass over its section.
@@ -273,6 +274,12 @@ impl<'t> Deserializer<'t> for Value<'t> {
         match &self.node.kind {
             Kind::List(items) => self.placed(visitor.visit_seq(Items { items, at: 0, hush: self.hush })),
             _ if self.node.is_null() => self.placed(visitor.visit_seq(Items { items: &[], at: 0, hush: false })),
+            Kind::Scalar { text, .. } if !self.hush && text.len() <= 40 => Err(Fault::said(
+                "wrong-type",
+                format!("expected a list, found {}", quoted(text)),
+                "put it in brackets: `[…]`",
+            )
+            .at(&self.node.span)),
             _ => self.expected("a list"),
         }
     }

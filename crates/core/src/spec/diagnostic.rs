@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use annotate_snippets::renderer::DecorStyle;
-use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
+use annotate_snippets::{Annotation, AnnotationKind, Group, Level, Origin, Renderer, Snippet};
 use serde::{Serialize, Serializer};
 
 use super::document::Span;
@@ -220,6 +220,20 @@ struct Window {
     span: Range<usize>,
 }
 
+impl Window {
+    /// Whether the other window's line shows this one's place too.
+    fn shows(&self, other: &Self) -> bool {
+        self.line == other.line
+            && self.span.end <= other.source.len()
+            && other.source.is_char_boundary(self.span.start)
+            && other.source.is_char_boundary(self.span.end)
+    }
+}
+
+fn snippet<'a>(window: &Window, file: &str) -> Snippet<'a, Annotation<'a>> {
+    Snippet::source(window.source.clone()).line_start(window.line).path(file.to_owned())
+}
+
 /// Beyond this column a snippet shows nothing that a person could read.
 const WIDEST: usize = 2000;
 
@@ -284,20 +298,32 @@ pub(super) fn render(diagnostics: &[Diagnostic], masks: &[Span], file: &str, tex
             Severity::Warning => Level::WARNING,
         };
         let mut group: Group<'_> = Group::with_title(level.primary_title(&diagnostic.message).id(diagnostic.code));
-        let places = std::iter::once((AnnotationKind::Primary, &diagnostic.span, None))
-            .chain(diagnostic.also.iter().map(|also| (AnnotationKind::Context, &also.span, Some(also.label))));
-        for (kind, span, label) in places {
-            group = match window(&lines, masks, span) {
-                Ok(window) if !text.is_empty() => group.element(
-                    Snippet::source(window.source)
-                        .line_start(window.line)
-                        .path(file.to_owned())
-                        .annotation(kind.span(window.span).label(label)),
-                ),
-                Ok(window) => group.element(Origin::path(file.to_owned()).line(window.line).char_column(1)),
-                Err((line, column)) => group.element(Origin::path(file.to_owned()).line(line).char_column(column)),
-            };
-        }
+        let primary = window(&lines, masks, &diagnostic.span);
+        let also: Vec<_> = diagnostic.also.iter().map(|also| (window(&lines, masks, &also.span), also.label)).collect();
+        group = match primary {
+            Ok(primary) if !text.is_empty() => {
+                let near = also.iter().filter_map(|(window, label)| match window {
+                    Ok(window) if window.shows(&primary) => {
+                        Some(AnnotationKind::Context.span(window.span.clone()).label(*label))
+                    }
+                    _ => None,
+                });
+                let snippet = snippet(&primary, file).annotation(AnnotationKind::Primary.span(primary.span.clone()));
+                let snippet = snippet.annotations(near);
+                also.iter().fold(group.element(snippet), |group, (window, label)| match window {
+                    Ok(window) if window.shows(&primary) => group,
+                    Ok(window) => {
+                        let there = AnnotationKind::Context.span(window.span.clone()).label(*label);
+                        group.element(self::snippet(window, file).annotation(there))
+                    }
+                    Err((line, column)) => {
+                        group.element(Origin::path(file.to_owned()).line(*line).char_column(*column))
+                    }
+                })
+            }
+            Ok(window) => group.element(Origin::path(file.to_owned()).line(window.line).char_column(1)),
+            Err((line, column)) => group.element(Origin::path(file.to_owned()).line(line).char_column(column)),
+        };
         if let Some(why) = &diagnostic.why {
             group = group.element(Level::NOTE.message(why));
         }

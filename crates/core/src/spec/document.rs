@@ -87,26 +87,26 @@ impl Node {
 
 /// Where a path leads in a text.
 impl Node {
-    /// The place of what the path names, or of its nearest ancestor that exists.
-    pub(super) fn locate(&self, path: &Path, on_key: bool) -> Span {
+    /// The place of what the path names, or of its nearest ancestor that exists; and whether it is the former.
+    pub(super) fn locate(&self, path: &Path, on_key: bool) -> (Span, bool) {
         let mut node = self;
         let mut place = self.head();
         for segment in path.segments() {
             match (segment, &node.kind) {
                 (Segment::Key(key), Kind::Map(map)) => {
-                    let Some(entry) = map.entries.iter().find(|entry| entry.key == *key) else { break };
+                    let Some(entry) = map.entries.iter().find(|entry| entry.key == *key) else { return (place, false) };
                     place = if on_key { entry.key_span.clone() } else { entry.value_place() };
                     node = &entry.value;
                 }
                 (Segment::Index(index), Kind::List(items)) => {
-                    let Some(item) = items.get(*index) else { break };
+                    let Some(item) = items.get(*index) else { return (place, false) };
                     place = item.head();
                     node = item;
                 }
-                _ => break,
+                _ => return (place, false),
             }
         }
-        place
+        (place, true)
     }
 
     /// Where to point at for the whole of a value: a scalar itself, or the first key of what is below.
@@ -243,7 +243,7 @@ impl Loader<'_> {
                     }
                 }
                 Event::Scalar(value, style, anchor, tag) => {
-                    let span = self.scalar_span(text, span, style);
+                    let span = self.scalar_span(text, span);
                     let forced = self.tag(tag.as_deref(), &span)?;
                     let plain = matches!(style, ScalarStyle::Plain) && !forced;
                     let node = Node { span, pruned: false, kind: Kind::Scalar { text: value.into_owned(), plain } };
@@ -277,14 +277,11 @@ impl Loader<'_> {
         Ok(())
     }
 
-    /// Block scalars end after their last line break: leave trailing white space out of what is pointed at.
-    fn scalar_span(&mut self, text: &str, span: saphyr_parser::Span, style: ScalarStyle) -> Span {
+    /// The parser's spans may take in white space and line breaks behind a scalar: leave them out.
+    fn scalar_span(&mut self, text: &str, span: saphyr_parser::Span) -> Span {
         let span = self.places.span(span);
-        if matches!(style, ScalarStyle::Literal | ScalarStyle::Folded | ScalarStyle::Plain) {
-            let kept = text.get(span.clone()).map_or(0, |text| text.trim_end().len());
-            return span.start..span.start + kept;
-        }
-        span
+        let kept = text.get(span.clone()).map_or(0, |text| text.trim_end().len());
+        span.start..span.start + kept
     }
 
     /// Whether the tag makes a string of the scalar.
@@ -433,6 +430,12 @@ impl Loader<'_> {
             let before = text.get(..at.start).unwrap_or_default().trim_end();
             let word = before.rfind(char::is_whitespace).map_or(0, |at| at + 1);
             at = word..before.len();
+        }
+        if message.contains("a tab") {
+            // The parser stands behind the tab.
+            let line = text.get(..at.start).and_then(|before| before.rfind('\n')).map_or(0, |end| end + 1);
+            let tab = text.get(line..).and_then(|line| line.lines().next()).and_then(|line| line.find('\t'));
+            at = tab.map_or(at, |tab| line + tab..line + tab + 1);
         }
         let mut diagnostic = Diagnostic::new(Severity::Error, "yaml-syntax", Path::root(), at, message);
         diagnostic.help = help.map(str::to_owned);

@@ -232,9 +232,9 @@ fn clusters(
             (Ok(name), Some(decoded)) => {
                 clusters.insert(name, decoded);
             }
-            (Ok(_), None) => tainted.push(Path::of(&["etcd"])),
+            (Ok(_), None) => tainted.push(path),
             (Err(error), _) => {
-                tainted.push(Path::of(&["etcd"]));
+                tainted.push(path.clone());
                 let mut diagnostic = Diagnostic::error("invalid-value", path, cluster.key_span.clone(), error.what);
                 diagnostic.help = error.help;
                 diagnostics.push(diagnostic);

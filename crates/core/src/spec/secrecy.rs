@@ -17,6 +17,13 @@ pub(super) fn is_secret_key(key: &str) -> bool {
         || KEYS[..4].iter().any(|known| known.len().abs_diff(key.len()) <= 2 && strsim::osa_distance(known, &key) <= 2)
 }
 
+/// Whether this can be the name of an environment variable. If not, it may be the secret itself.
+pub(super) fn is_variable(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
+
 /// The places of all secrets written into the file, in order. A reference to a file or a variable is none.
 pub(super) fn places(root: &Node) -> Vec<Span> {
     let mut found = Vec::new();
@@ -36,8 +43,11 @@ fn walk(node: &Node, secret: bool, found: &mut Vec<Span>) {
         Kind::Map(map) => {
             for entry in &map.entries {
                 let reference = secret
-                    && matches!(entry.key.as_str(), "file" | "env")
-                    && matches!(entry.value.kind, Kind::Scalar { .. });
+                    && match (entry.key.as_str(), &entry.value.kind) {
+                        ("file", Kind::Scalar { .. }) => true,
+                        ("env", Kind::Scalar { text, .. }) => is_variable(text),
+                        _ => false,
+                    };
                 if secret && !matches!(entry.key.as_str(), "file" | "env") && !is_secret_key(&entry.key) {
                     // `password: { hunter2: }`: the key itself may be the secret.
                     found.push(entry.key_span.clone());

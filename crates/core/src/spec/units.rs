@@ -281,7 +281,10 @@ impl Duration {
             }
             let (unit, after) = after.split_at(after.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(after.len()));
             if unit.is_empty() && after.starts_with(' ') {
-                return Err(bad(format!("without spaces: `{}`", text.replace(' ', ""))));
+                return Err(match Self::parse(&text.replace(' ', "")) {
+                    Ok(meant) => bad(format!("without spaces: `{meant}`")),
+                    Err(error) => error,
+                });
             }
             if unit.is_empty() && after.starts_with('.') {
                 return Err(bad("only whole numbers: write `1h30m` rather than `1.5h`".to_owned()));

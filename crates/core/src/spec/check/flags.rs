@@ -55,7 +55,7 @@ const HARMFUL: &[(&str, Option<bool>, &str)] = &[
         Some(true),
         "a power cut then loses writes that clients were told are safe, and can corrupt the member",
     ),
-    ("strict-reconfig-check", Some(false), "it keeps membership changes from costing the quorum"),
+    ("strict-reconfig-check", Some(false), "without it a membership change can cost the quorum"),
     ("auto-tls", Some(true), "self-signed certificates let anyone in the middle read and write"),
     ("peer-auto-tls", Some(true), "self-signed certificates let anyone join as a peer"),
     ("peer-skip-client-san-verification", Some(true), "it lets a peer's certificate be used from any machine"),

@@ -9,6 +9,7 @@ mod source;
 
 use super::diagnostic::{Diagnostic, Path, Severity};
 use super::document::Node;
+use super::secrecy;
 use super::types::{Secret, Spec};
 use super::units::quoted;
 
@@ -124,10 +125,7 @@ impl Findings<'_> {
         match secret {
             Secret::File(file) => self.file(|| path().key("file"), file),
             Secret::Env(name) => {
-                let valid = !name.is_empty()
-                    && !name.starts_with(|c: char| c.is_ascii_digit())
-                    && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
-                if !valid {
+                if !secrecy::is_variable(name) {
                     // Not repeated: it may be the secret itself.
                     self.add(
                         Finding::error(
@@ -167,16 +165,22 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], limit: usize) ->
 }
 
 fn placed(finding: Finding, root: &Node) -> Diagnostic {
-    let span = root.locate(&finding.path, finding.on_key);
+    let (mut span, exact) = root.locate(&finding.path, finding.on_key);
+    let mut also: Vec<_> = finding
+        .also
+        .iter()
+        .filter_map(|(path, label)| match root.locate(path, false) {
+            (span, true) => Some((span, *label)),
+            // It is a default, and not written.
+            (_, false) => None,
+        })
+        .collect();
+    if !exact && also.len() == 1 {
+        // Of two values that do not fit together only the other one is written: point there.
+        span = also.remove(0).0;
+    }
     let mut diagnostic = Diagnostic::new(finding.severity, finding.code, finding.path, span, finding.message);
     diagnostic.why = finding.why;
     diagnostic.help = finding.help;
-    for (path, label) in finding.also {
-        let span = root.locate(&path, false);
-        // The same place twice says nothing: the other one is a default, and not written.
-        if span != diagnostic.span {
-            diagnostic = diagnostic.also(span, label);
-        }
-    }
-    diagnostic
+    also.into_iter().fold(diagnostic, |diagnostic, (span, label)| diagnostic.also(span, label))
 }
