@@ -31,8 +31,8 @@ pub use facts::{CertificateFacts, describe};
 /// Certificates begin this long before they are made, for machines whose clock is behind.
 const BACKDATED: Duration = Duration::from_secs(5 * 60);
 
-/// RFC 5280's "never": no certificate can be written that ends later than 9999-12-31T23:59:59Z.
-const LAST_SECOND: i64 = 253_402_300_799;
+/// The end of year 9999, as far as [`Timestamp`] can tell it: no certificate can be written that ends later.
+const LAST_SECOND: i64 = 253_402_207_200;
 
 /// The longest common name or organization that X.509 has room for.
 const LONGEST_NAME: usize = 64;
@@ -253,12 +253,7 @@ impl Authority {
         Ok((chain, SecretString::from(key.0.serialize_pem())))
     }
 
-    fn sign(
-        &self,
-        key: &impl rcgen::PublicKeyData,
-        profile: &LeafProfile,
-        now: Timestamp,
-    ) -> Result<String, PkiError> {
+    fn sign(&self, key: &impl rcgen::PublicKeyData, profile: &LeafProfile, now: Timestamp) -> Result<String, PkiError> {
         if now >= self.facts.not_after {
             return Err(PkiError::AuthorityEnded { subject: self.facts.subject.clone(), at: self.facts.not_after });
         }
@@ -284,9 +279,8 @@ impl Authority {
         let begin = second_before(now, BACKDATED).max(self.facts.not_before.as_second());
         let end = second_after(now, profile.validity).min(self.facts.not_after.as_second());
         set_validity(&mut params, begin, end);
-        let leaf = params
-            .signed_by(key, &self.issuer)
-            .map_err(|source| PkiError::Make { what: "a certificate", source })?;
+        let leaf =
+            params.signed_by(key, &self.issuer).map_err(|source| PkiError::Make { what: "a certificate", source })?;
         Ok(leaf.pem() + &self.chain_pem)
     }
 
@@ -325,7 +319,8 @@ fn make_key(algorithm: KeyAlgorithm) -> Result<Key, PkiError> {
 
 fn subject(common_name: &str, organization: Option<&str>) -> Result<DistinguishedName, PkiError> {
     let mut name = DistinguishedName::new();
-    for (kind, value) in [(DnType::OrganizationName, organization.unwrap_or_default()), (DnType::CommonName, common_name)]
+    for (kind, value) in
+        [(DnType::OrganizationName, organization.unwrap_or_default()), (DnType::CommonName, common_name)]
     {
         if value.chars().count() > LONGEST_NAME {
             return Err(PkiError::NameTooLong { name: value.to_owned() });

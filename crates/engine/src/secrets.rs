@@ -57,7 +57,9 @@ pub enum SecretError {
         source: io::Error,
     },
     /// The variable is not set.
-    #[error("the environment variable {name} is not set; set it for the command, without writing the value into the shell's history: read -rs {name} && export {name}")]
+    #[error(
+        "the environment variable {name} is not set; set it for the command, without writing the value into the shell's history: read -rs {name} && export {name}"
+    )]
     Unset {
         /// The variable.
         name: String,
@@ -165,4 +167,83 @@ pub(crate) fn random_hex<const BYTES: usize>() -> Result<String, SecretError> {
         }
     }
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+
+    use secrecy::ExposeSecret;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn write(dir: &Path, name: &str, bytes: &[u8], mode: u32) -> Secret {
+        fs::write(dir.join(name), bytes).unwrap();
+        fs::set_permissions(dir.join(name), Permissions::from_mode(mode)).unwrap();
+        Secret::File(name.to_owned())
+    }
+
+    #[test]
+    fn a_file_gives_its_text_without_the_last_line_break() {
+        let dir = TempDir::new().unwrap();
+        for (text, wanted) in
+            [("s3cret\n", "s3cret"), ("s3cret\r\n", "s3cret"), ("s3cret", "s3cret"), (" a\n\n", " a\n")]
+        {
+            let secret = write(dir.path(), "secret", text.as_bytes(), 0o600);
+            assert_eq!(resolve(&secret, dir.path()).unwrap().expose_secret(), wanted);
+        }
+        write(dir.path(), "secret", b"for the group", 0o640);
+        let absolute = Secret::File(dir.path().join("secret").to_str().unwrap().to_owned());
+        assert_eq!(resolve(&absolute, Path::new("/nowhere")).unwrap().expose_secret(), "for the group");
+    }
+
+    #[test]
+    fn a_variable_gives_its_value() {
+        let secret = Secret::Env("CARGO_PKG_NAME".to_owned());
+        assert_eq!(resolve(&secret, Path::new("")).unwrap().expose_secret(), "raftsman-engine");
+    }
+
+    #[test]
+    fn messages_name_the_reference_and_never_the_value() {
+        let dir = TempDir::new().unwrap();
+        let base = dir.path();
+        let large = vec![b'x'; 1024 * 1024 + 1];
+        let cases = [
+            ("missing", resolve(&Secret::File("missing".into()), base)),
+            ("open to all", resolve(&write(base, "open", b"canary", 0o604), base)),
+            ("empty", resolve(&write(base, "empty", b"", 0o600), base)),
+            ("only a line break", resolve(&write(base, "break", b"\n", 0o600), base)),
+            ("not text", resolve(&write(base, "binary", b"canary\xff", 0o600), base)),
+            ("too large", resolve(&write(base, "large", &large, 0o600), base)),
+            ("below a file", resolve(&Secret::File("empty/x".into()), base)),
+            ("unset", resolve(&Secret::Env("RAFTSMAN_NO_SUCH_VARIABLE".into()), base)),
+            ("empty variable", from_variable("ROOT_PASSWORD", Some(OsString::new()))),
+            ("variable not text", {
+                use std::os::unix::ffi::OsStringExt;
+                from_variable("ROOT_PASSWORD", Some(OsString::from_vec(b"canary\xff".to_vec())))
+            }),
+        ];
+        let mut text = String::new();
+        for (case, result) in cases {
+            text += &format!("{case}:\n  {}\n", result.unwrap_err());
+        }
+        let text = text.replace(base.to_str().unwrap(), "/base");
+        assert!(!text.contains("canary"));
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn what_is_random_is_long_and_needs_no_quoting() {
+        for _ in 0..200 {
+            let password = random_password().unwrap();
+            let password = password.expose_secret();
+            assert_eq!(password.len(), 32);
+            assert!(password.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)));
+            assert!(password.starts_with(|first: char| first.is_ascii_alphabetic()));
+        }
+        let [one, two] = [random_token().unwrap(), random_token().unwrap()];
+        assert_eq!(one.expose_secret().len(), 64);
+        assert_ne!(one.expose_secret(), two.expose_secret());
+    }
 }

@@ -116,11 +116,8 @@ impl Store {
         if dir.join(FLEET).exists() {
             return Err(StoreError::Exists { dir: dir.to_owned() });
         }
+        check_worthless(dir)?;
         for shelf in [SECRETS, CERTIFICATES, CLUSTERS] {
-            // Secrets without a fleet are not the rest of a killed create: somebody lost fleet.json.
-            if !shelf.names(dir)?.is_empty() {
-                return Err(StoreError::damaged(dir.join(FLEET), "it is missing, though there is state beside it"));
-            }
             files::make_directory(&dir.join(shelf.directory))?;
         }
         files::sweep(dir)?;
@@ -147,6 +144,7 @@ impl Store {
     pub fn open(dir: &Path, fleet_name: &str) -> Result<Self, StoreError> {
         let path = dir.join(FLEET);
         let Some(bytes) = files::read(&path)? else {
+            check_worthless(dir)?;
             let made = [LOCK, RECIPIENT, IDENTITY, IDENTITY_ENCRYPTED, GENERATION];
             return Err(if made.iter().any(|file| dir.join(file).exists()) {
                 StoreError::Unfinished { dir: dir.to_owned() }
@@ -283,8 +281,22 @@ impl Store {
         if dir.join(FLEET).exists() {
             return Err(StoreError::Exists { dir: dir.to_owned() });
         }
+        check_worthless(dir)?;
         clear(dir)
     }
+}
+
+/// Without `fleet.json` a killed `create` or `remove` leaves no secret, no cluster and no journal. If there is one,
+/// somebody lost `fleet.json`, and the rest must not be touched.
+fn check_worthless(dir: &Path) -> Result<(), StoreError> {
+    let mut worth = dir.join(JOURNAL).exists();
+    for shelf in [SECRETS, CERTIFICATES, CLUSTERS] {
+        worth |= !shelf.names(dir)?.is_empty();
+    }
+    if worth {
+        return Err(StoreError::damaged(dir.join(FLEET), "it is missing, though there is state beside it"));
+    }
+    Ok(())
 }
 
 /// The secrets first: a kill at any point leaves less than there was, and a state that can be removed again.

@@ -52,9 +52,8 @@ pub(super) fn of_der(der: &[u8]) -> Result<CertificateFacts, PkiError> {
     let certificate = parse(der)?;
     let validity = certificate.validity();
     let mut names = Vec::new();
-    let alternative = certificate
-        .subject_alternative_name()
-        .map_err(|error| PkiError::Certificate { detail: error.to_string() })?;
+    let alternative =
+        certificate.subject_alternative_name().map_err(|error| PkiError::Certificate { detail: error.to_string() })?;
     for name in alternative.iter().flat_map(|extension| &extension.value.general_names) {
         match name {
             GeneralName::DNSName(name) => names.push((*name).to_owned()),
@@ -102,6 +101,8 @@ fn address(bytes: &[u8]) -> String {
     }
 }
 
+/// RFC 5280's "never", the last second of year 9999, is a day more than [`Timestamp`] holds: it is cut.
 fn timestamp(second: i64) -> Result<Timestamp, PkiError> {
-    Timestamp::from_second(second).map_err(|error| PkiError::Certificate { detail: error.to_string() })
+    Timestamp::from_second(second.min(Timestamp::MAX.as_second()))
+        .map_err(|error| PkiError::Certificate { detail: error.to_string() })
 }

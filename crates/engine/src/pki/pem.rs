@@ -22,6 +22,10 @@ pub(super) fn certificates(text: &str) -> Result<Vec<Vec<u8>>, PkiError> {
 
 /// The one private key in a text.
 pub(super) fn private_key(text: &SecretString) -> Result<KeyPair, PkiError> {
+    // The old forms carry their encryption in a header, which the parser does not know.
+    if text.expose_secret().contains("Proc-Type: 4,ENCRYPTED") {
+        return Err(PkiError::KeyEncrypted);
+    }
     for block in Pem::iter_from_buffer(text.expose_secret().as_bytes()) {
         let Ok(block) = block else { return Err(PkiError::NoKey) };
         let label = block.label;
@@ -32,10 +36,6 @@ pub(super) fn private_key(text: &SecretString) -> Result<KeyPair, PkiError> {
                     .map_err(|source| PkiError::Key { source });
             }
             "ENCRYPTED PRIVATE KEY" => return Err(PkiError::KeyEncrypted),
-            // The old forms carry their encryption in a header, not in the label.
-            "RSA PRIVATE KEY" | "EC PRIVATE KEY" if text.expose_secret().contains("Proc-Type: 4,ENCRYPTED") => {
-                return Err(PkiError::KeyEncrypted);
-            }
             "RSA PRIVATE KEY" => {
                 return Err(PkiError::KeyForm { form: "PKCS#1 (RSA PRIVATE KEY)", command: CONVERT });
             }

@@ -80,13 +80,15 @@ pub enum StoreError {
         detail: String,
     },
     /// Someone else holds the lock.
-    #[error("{}", held(holder.as_ref()))]
+    #[error("{}", held(holder.as_deref()))]
     Locked {
         /// Who, if the lock says so.
-        holder: Option<LockInfo>,
+        holder: Option<Box<LockInfo>>,
     },
     /// A name that cannot be a key of the state.
-    #[error("`{name}` cannot be a name in the state: small letters, digits, `-`, `_` and `.` only, a letter or digit first")]
+    #[error(
+        "`{name}` cannot be a name in the state: small letters, digits, `-`, `_` and `.` only, a letter or digit first"
+    )]
     Name {
         /// The name.
         name: String,
@@ -144,7 +146,7 @@ pub enum StoreError {
         /// Its name.
         name: String,
         /// Why.
-        source: age::EncryptError,
+        source: Box<age::EncryptError>,
     },
     /// A secret cannot be decrypted.
     #[error("{file} cannot be decrypted: {source}; restore it from a backup of the state's directory", file = file.display())]
@@ -152,7 +154,7 @@ pub enum StoreError {
         /// Its file.
         file: PathBuf,
         /// Why.
-        source: age::DecryptError,
+        source: Box<age::DecryptError>,
     },
     /// A value cannot be written as JSON.
     #[error("{file} cannot be written: {source}; please report this as a bug of raftsman", file = file.display())]
@@ -200,9 +202,13 @@ fn held(holder: Option<&LockInfo>) -> String {
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull => "; free some space on that file system, then run the same command again",
-        io::ErrorKind::QuotaExceeded => "; your disk quota is used up: free some space, then run the same command again",
+        io::ErrorKind::QuotaExceeded => {
+            "; your disk quota is used up: free some space, then run the same command again"
+        }
         io::ErrorKind::PermissionDenied => "; run raftsman as the user that owns the state's directory",
-        io::ErrorKind::ReadOnlyFilesystem => "; the file system is mounted read-only: the state must be on one that can be written",
+        io::ErrorKind::ReadOnlyFilesystem => {
+            "; the file system is mounted read-only: the state must be on one that can be written"
+        }
         _ => "",
     }
 }

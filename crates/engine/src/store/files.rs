@@ -42,8 +42,8 @@ pub(super) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreErr
 
 /// Replaces a file by a value as JSON.
 pub(super) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
-    let mut text = serde_json::to_vec_pretty(value)
-        .map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
+    let mut text =
+        serde_json::to_vec_pretty(value).map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
     text.push(b'\n');
     write(path, &text, PRIVATE)
 }

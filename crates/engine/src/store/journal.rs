@@ -42,17 +42,11 @@ pub struct Filter {
 
 pub(super) fn append(path: &Path, entry: &Entry) -> Result<(), StoreError> {
     let failed = || StoreError::io("write", path);
-    let mut line =
-        serde_json::to_vec(entry).map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
+    let mut line = serde_json::to_vec(entry).map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
     line.push(b'\n');
     let new = !path.exists();
-    let mut file = OpenOptions::new()
-        .read(true)
-        .append(true)
-        .create(true)
-        .mode(files::PRIVATE)
-        .open(path)
-        .map_err(failed())?;
+    let mut file =
+        OpenOptions::new().read(true).append(true).create(true).mode(files::PRIVATE).open(path).map_err(failed())?;
     // Not all who write a line hold the state's lock: lines must not run into each other.
     file.lock().map_err(StoreError::io("lock", path))?;
     repair(&mut file).map_err(failed())?;

@@ -38,8 +38,7 @@ impl Lock {
         let mut file = guard(dir)?;
         let path = dir.join(LOCK);
         let failed = || StoreError::io("write", &path);
-        let mut text =
-            serde_json::to_vec(&info).map_err(|source| StoreError::Encode { file: path.clone(), source })?;
+        let mut text = serde_json::to_vec(&info).map_err(|source| StoreError::Encode { file: path.clone(), source })?;
         text.push(b'\n');
         // In place, not by rename: the lock is on this very file.
         file.set_len(0).map_err(failed())?;
@@ -83,7 +82,9 @@ pub(super) fn guard(dir: &Path) -> Result<File, StoreError> {
             .map_err(StoreError::io("open", &path))?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(StoreError::Locked { holder: read_info(&mut file) }),
+            Err(TryLockError::WouldBlock) => {
+                return Err(StoreError::Locked { holder: read_info(&mut file).map(Box::new) });
+            }
             Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &path)(error)),
         }
         // Whoever held it before may have removed the state: a lock on a file that is gone locks nothing.

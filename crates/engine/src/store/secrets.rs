@@ -62,7 +62,7 @@ impl Secrets {
         let Some(bytes) = files::read(&file)? else { return Ok(None) };
         let mut plain = match decrypt(&self.identity, &bytes) {
             Ok(plain) => plain,
-            Err(source) => return Err(StoreError::Decrypt { file, source }),
+            Err(source) => return Err(StoreError::Decrypt { file, source: source.into() }),
         };
         match std::str::from_utf8(&plain) {
             Ok(text) => {
@@ -123,7 +123,7 @@ fn read_identity(path: &Path, passphrase: Option<SecretString>) -> Result<x25519
             DecryptError::DecryptionFailed | DecryptError::KeyDecryptionFailed => {
                 StoreError::WrongPassphrase { path: path.to_owned() }
             }
-            source => StoreError::Decrypt { file: path.to_owned(), source },
+            source => StoreError::Decrypt { file: path.to_owned(), source: source.into() },
         })?;
     }
     std::str::from_utf8(&text)
@@ -134,7 +134,8 @@ fn read_identity(path: &Path, passphrase: Option<SecretString>) -> Result<x25519
 }
 
 fn encrypt(recipient: &impl Recipient, name: &str, plain: &[u8]) -> Result<Vec<u8>, StoreError> {
-    age::encrypt(recipient, plain).map_err(|source| StoreError::Encrypt { name: name.to_owned(), source })
+    age::encrypt(recipient, plain)
+        .map_err(|source| StoreError::Encrypt { name: name.to_owned(), source: source.into() })
 }
 
 fn decrypt(identity: &dyn Identity, bytes: &[u8]) -> Result<Zeroizing<Vec<u8>>, DecryptError> {

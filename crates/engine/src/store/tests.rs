@@ -1,0 +1,476 @@
+//! A directory, kills, crowds and canaries → a state that is whole, or an error that says what to do.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::thread;
+use std::time::Instant;
+
+use secrecy::ExposeSecret;
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+
+const CANARY: &str = "canary-3f1c9a-do-not-leak";
+
+fn now() -> Timestamp {
+    "2026-03-01T12:00:00Z".parse().unwrap()
+}
+
+fn fresh() -> (TempDir, PathBuf) {
+    let scratch = TempDir::new().unwrap();
+    let dir = scratch.path().join("deep/.raftsman");
+    (scratch, dir)
+}
+
+fn create(dir: &Path) -> Result<Store, StoreError> {
+    Store::create(dir, "lab", Some("127.0.42.0/24"), Protection::IdentityFile, now())
+}
+
+fn info(verb: &str) -> LockInfo {
+    LockInfo { verb: verb.into(), user: "alice".into(), host: "desk".into(), pid: 4711, since: now() }
+}
+
+fn entry(number: u64, cluster: Option<&str>) -> Entry {
+    Entry {
+        at: now(),
+        who: "alice@desk".into(),
+        generation: number,
+        run: "r1".into(),
+        cluster: cluster.map(str::to_owned),
+        kind: "started".into(),
+        event: json!({"step": format!("step {number}")}),
+    }
+}
+
+fn secret(text: &str) -> SecretString {
+    SecretString::from(text)
+}
+
+fn every_file(dir: &Path) -> BTreeMap<PathBuf, fs::Metadata> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let metadata = fs::metadata(&path).unwrap();
+        if metadata.is_dir() {
+            found.extend(every_file(&path));
+        }
+        found.insert(path, metadata);
+    }
+    found
+}
+
+fn filled(dir: &Path) -> Store {
+    let store = create(dir).unwrap();
+    let secrets = store.unlock(IdentitySource::State(None)).unwrap();
+    secrets.put("main-peers-ca", &secret(CANARY)).unwrap();
+    store.put_certificate("main-peers", "-----BEGIN CERTIFICATE-----").unwrap();
+    store.put_cluster("main", &json!({"members": 3})).unwrap();
+    store.append(&entry(1, Some("main"))).unwrap();
+    drop(store.lock(info("apply")).unwrap());
+    store
+}
+
+#[test]
+fn what_is_put_can_be_got_by_another_process() {
+    let (_scratch, dir) = fresh();
+    let made = filled(&dir);
+    let store = Store::open(&dir, "lab").unwrap();
+    assert_eq!(store.fleet(), made.fleet());
+    assert_eq!(store.fleet().id.len(), 32);
+    assert_eq!(store.fleet().network.as_deref(), Some("127.0.42.0/24"));
+    assert_eq!(store.identity_place(), IdentityPlace::File);
+    let secrets = store.unlock(IdentitySource::State(None)).unwrap();
+    assert_eq!(secrets.get("main-peers-ca").unwrap().unwrap().expose_secret(), CANARY);
+    assert_eq!(secrets.names().unwrap(), ["main-peers-ca"]);
+    assert!(secrets.get("none").unwrap().is_none());
+    assert_eq!(store.get_cluster::<serde_json::Value>("main").unwrap(), Some(json!({"members": 3})));
+    assert_eq!(store.clusters().unwrap(), ["main"]);
+    assert_eq!(store.get_certificate("main-peers").unwrap().unwrap(), "-----BEGIN CERTIFICATE-----");
+    assert!(secrets.delete("main-peers-ca").unwrap());
+    assert!(!secrets.delete("main-peers-ca").unwrap());
+    assert!(store.delete_cluster("main").unwrap());
+    assert!(store.get_cluster::<serde_json::Value>("main").unwrap().is_none());
+}
+
+#[test]
+fn only_the_owner_can_read_it() {
+    let (_scratch, dir) = fresh();
+    filled(&dir);
+    assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
+    for (path, metadata) in every_file(&dir) {
+        let public = path.parent().unwrap().ends_with("certificates");
+        let wanted = if metadata.is_dir() {
+            0o700
+        } else if public {
+            0o644
+        } else {
+            0o600
+        };
+        // A stricter umask may take more away.
+        assert_eq!(metadata.permissions().mode() & 0o777 & !wanted, 0, "{}", path.display());
+    }
+}
+
+#[test]
+fn no_secret_is_in_any_file() {
+    let (_scratch, dir) = fresh();
+    let store = filled(&dir);
+    let secrets = store.unlock(IdentitySource::State(None)).unwrap();
+    assert!(!format!("{store:?} {secrets:?}").contains(CANARY));
+    for (path, metadata) in every_file(&dir) {
+        if metadata.is_file() {
+            let bytes = fs::read(&path).unwrap();
+            let found = bytes.windows(CANARY.len()).any(|window| window == CANARY.as_bytes());
+            assert!(!found, "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn a_kill_while_it_is_made_can_be_made_good() {
+    let (_scratch, whole) = fresh();
+    create(&whole).unwrap();
+    // In the order in which they are written: a kill leaves some first ones of them.
+    let order = [LOCK, SECRETS.directory, CERTIFICATES.directory, CLUSTERS.directory, IDENTITY, RECIPIENT, GENERATION];
+    for count in 0..=order.len() {
+        let (_scratch, dir) = fresh();
+        fs::create_dir_all(&dir).unwrap();
+        fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
+        for name in &order[..count] {
+            if whole.join(name).is_dir() {
+                fs::create_dir(dir.join(name)).unwrap();
+            } else {
+                fs::copy(whole.join(name), dir.join(name)).unwrap();
+            }
+        }
+        fs::write(dir.join(".tmp-half"), "{\"form").unwrap();
+        match Store::open(&dir, "lab").unwrap_err() {
+            StoreError::Missing { .. } => assert_eq!(count, 0),
+            StoreError::Unfinished { .. } => assert!(count > 0),
+            other => panic!("{other}"),
+        }
+        let store = create(&dir).unwrap();
+        store.unlock(IdentitySource::State(None)).unwrap().put("a", &secret("b")).unwrap();
+        assert!(!dir.join(".tmp-half").exists());
+        assert!(matches!(create(&dir), Err(StoreError::Exists { .. })));
+        Store::open(&dir, "lab").unwrap();
+    }
+}
+
+#[test]
+fn a_kill_while_it_is_removed_can_be_made_good() {
+    let (_scratch, whole) = fresh();
+    filled(&whole);
+    let all: Vec<_> = every_file(&whole).into_keys().filter(|path| path.is_file()).collect();
+    let last = [IDENTITY, IDENTITY_ENCRYPTED, RECIPIENT, JOURNAL, FLEET, GENERATION, LOCK];
+    let mut order: Vec<_> = all.iter().filter(|path| path.parent() != Some(&whole)).cloned().collect();
+    order.extend(last.iter().map(|name| whole.join(name)).filter(|path| path.exists()));
+    for count in 0..order.len() {
+        let (_scratch, dir) = fresh();
+        filled(&dir);
+        for path in &order[..count] {
+            fs::remove_file(dir.join(path.strip_prefix(&whole).unwrap())).unwrap();
+        }
+        let removal = match Store::open(&dir, "lab") {
+            Ok(store) => {
+                let lock = store.lock(info("destroy")).unwrap();
+                store.remove(lock).unwrap()
+            }
+            Err(StoreError::Unfinished { .. }) => Store::remove_unfinished(&dir).unwrap(),
+            Err(other) => panic!("{count}: {other}"),
+        };
+        assert_eq!(removal, Removal::default());
+        assert!(!dir.exists(), "{count}");
+    }
+}
+
+#[test]
+fn what_raftsman_did_not_make_stays() {
+    let (_scratch, dir) = fresh();
+    let store = filled(&dir);
+    fs::write(dir.join("notes"), "mine").unwrap();
+    fs::write(dir.join("secrets/Mine.age"), "mine").unwrap();
+    let lock = store.lock(info("destroy")).unwrap();
+    let removal = store.remove(lock).unwrap();
+    assert_eq!(removal.left, [dir.join("notes"), dir.join("secrets/Mine.age")]);
+    assert_eq!(every_file(&dir).len(), 3);
+    // The lock is released, and the place can be used again.
+    create(&dir).unwrap();
+}
+
+#[test]
+fn unfinished_files_of_the_dead_are_swept() {
+    let (_scratch, dir) = fresh();
+    let store = filled(&dir);
+    for place in [".tmp-1", "secrets/.tmp-2", "clusters/.tmp-3", "certificates/.tmp-4"] {
+        fs::write(dir.join(place), "half").unwrap();
+    }
+    let secrets = store.unlock(IdentitySource::State(None)).unwrap();
+    assert_eq!(secrets.names().unwrap(), ["main-peers-ca"]);
+    let _lock = store.lock(info("apply")).unwrap();
+    assert!(every_file(&dir).keys().all(|path| !path.display().to_string().contains(".tmp-")));
+}
+
+#[test]
+fn generations_only_grow() {
+    let (_scratch, dir) = fresh();
+    let store = create(&dir).unwrap();
+    for expected in 1..=100 {
+        assert_eq!(store.lock(info("apply")).unwrap().generation(), expected);
+    }
+    assert_eq!(fs::read_to_string(dir.join(GENERATION)).unwrap(), "100\n");
+}
+
+#[test]
+fn one_at_a_time_in_one_process() {
+    let (_scratch, dir) = fresh();
+    let store = create(&dir).unwrap();
+    assert_eq!(store.lock_holder().unwrap(), None);
+    let lock = store.lock(info("apply")).unwrap();
+    assert_eq!(store.lock_holder().unwrap(), Some(info("apply")));
+    let other = store.clone();
+    let refused = thread::spawn(move || other.lock(info("plan")).unwrap_err()).join().unwrap();
+    assert!(matches!(refused, StoreError::Locked { holder: Some(holder) } if *holder == info("apply")));
+    // Readers need none.
+    Store::open(&dir, "lab").unwrap().clusters().unwrap();
+    drop(lock);
+    assert_eq!(store.lock(info("plan")).unwrap().generation(), 2);
+}
+
+#[test]
+fn a_crowd_gets_different_generations() {
+    let (_scratch, dir) = fresh();
+    let store = create(&dir).unwrap();
+    let crowd: Vec<_> = (0..8)
+        .map(|_| {
+            let store = store.clone();
+            thread::spawn(move || {
+                let mut got = Vec::new();
+                while got.len() < 10 {
+                    match store.lock(info("apply")) {
+                        Ok(lock) => got.push(lock.generation()),
+                        Err(StoreError::Locked { .. }) => thread::yield_now(),
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+                got
+            })
+        })
+        .collect();
+    let mut all: Vec<_> = crowd.into_iter().flat_map(|one| one.join().unwrap()).collect();
+    all.sort_unstable();
+    assert_eq!(all, (1..=80).collect::<Vec<_>>());
+}
+
+/// The other process of the test below: this very test binary, told by a variable where the state is.
+#[test]
+fn lock_holder_process() {
+    let Some(dir) = std::env::var_os("RAFTSMAN_TEST_HOLD_LOCK") else { return };
+    let store = Store::open(Path::new(&dir), "lab").unwrap();
+    let _lock = store.lock(info("apply")).unwrap();
+    fs::write(Path::new(&dir).join("held"), "").unwrap();
+    thread::sleep(std::time::Duration::from_secs(60));
+}
+
+#[test]
+fn a_killed_process_leaves_no_lock() {
+    let (_scratch, dir) = fresh();
+    let store = create(&dir).unwrap();
+    let mut other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "store::tests::lock_holder_process"])
+        .env("RAFTSMAN_TEST_HOLD_LOCK", &dir)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let begin = Instant::now();
+    while !dir.join("held").exists() {
+        assert!(begin.elapsed().as_secs() < 30, "the other process did not start");
+        thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let refused = store.lock(info("destroy")).unwrap_err();
+    assert!(matches!(&refused, StoreError::Locked { holder: Some(holder) } if holder.verb == "apply"), "{refused}");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(store.lock_holder().unwrap(), None);
+    assert_eq!(store.lock(info("destroy")).unwrap().generation(), 2);
+}
+
+#[test]
+fn a_torn_line_is_passed_over_and_repaired() {
+    let (_scratch, dir) = fresh();
+    let store = create(&dir).unwrap();
+    let path = dir.join(JOURNAL);
+    assert!(store.journal(&Filter::default()).unwrap().is_empty());
+    store.append(&entry(1, Some("main"))).unwrap();
+    let first = fs::read(&path).unwrap();
+    store.append(&entry(2, Some("main"))).unwrap();
+    let whole = fs::read(&path).unwrap();
+    for length in first.len()..=whole.len() {
+        fs::write(&path, &whole[..length]).unwrap();
+        let complete = length + 1 >= whole.len();
+        let read = store.journal(&Filter::default()).unwrap();
+        assert_eq!(read.len(), if complete { 2 } else { 1 }, "{length}");
+        store.append(&entry(3, None)).unwrap();
+        let numbers: Vec<_> = store.journal(&Filter::default()).unwrap().iter().map(|e| e.generation).collect();
+        assert_eq!(numbers, if complete { vec![1, 2, 3] } else { vec![1, 3] }, "{length}");
+    }
+    // Longer than the block in which the end is searched.
+    fs::write(&path, [first.as_slice(), &[b'x'; 20_000]].concat()).unwrap();
+    store.append(&entry(4, None)).unwrap();
+    assert_eq!(store.journal(&Filter::default()).unwrap(), [entry(1, Some("main")), entry(4, None)]);
+}
+
+#[test]
+fn the_journal_is_filtered() {
+    let (_scratch, dir) = fresh();
+    let store = create(&dir).unwrap();
+    for number in 0..20 {
+        store.append(&entry(number, [None, Some("a"), Some("b")][number as usize % 3])).unwrap();
+    }
+    let filter = Filter { cluster: Some("a".into()), last: Some(2) };
+    let numbers: Vec<_> = store.journal(&filter).unwrap().iter().map(|entry| entry.generation).collect();
+    assert_eq!(numbers, [16, 19]);
+    assert_eq!(store.journal(&Filter { cluster: None, last: Some(0) }).unwrap(), []);
+}
+
+#[test]
+fn a_crowd_writes_whole_lines() {
+    let (_scratch, dir) = fresh();
+    let store = create(&dir).unwrap();
+    thread::scope(|scope| {
+        for number in 0..8 {
+            let store = &store;
+            scope.spawn(move || (0..20).for_each(|_| store.append(&entry(number, None)).unwrap()));
+        }
+    });
+    assert_eq!(store.journal(&Filter::default()).unwrap().len(), 160);
+}
+
+#[test]
+fn a_passphrase_is_asked_once_and_never_a_secret() {
+    let (_scratch, dir) = fresh();
+    let protection = Protection::Passphrase(secret("correct horse"));
+    let store = Store::create(&dir, "lab", None, protection, now()).unwrap();
+    assert_eq!(store.identity_place(), IdentityPlace::EncryptedFile);
+    let unlock = |text: Option<&str>| store.unlock(IdentitySource::State(text.map(secret)));
+    assert!(matches!(unlock(None), Err(StoreError::PassphraseNeeded { .. })));
+    assert!(matches!(unlock(Some("wrong")), Err(StoreError::WrongPassphrase { .. })));
+    let secrets = unlock(Some("correct horse")).unwrap();
+    let begin = Instant::now();
+    for number in 0..20 {
+        secrets.put(&format!("s{number}"), &secret(CANARY)).unwrap();
+        assert_eq!(secrets.get(&format!("s{number}")).unwrap().unwrap().expose_secret(), CANARY);
+    }
+    assert!(begin.elapsed().as_secs() < 2, "{:?}", begin.elapsed());
+    // The user moves it elsewhere.
+    let elsewhere = dir.parent().unwrap().join("key");
+    fs::rename(dir.join(IDENTITY_ENCRYPTED), &elsewhere).unwrap();
+    assert_eq!(store.identity_place(), IdentityPlace::Elsewhere);
+    assert!(matches!(unlock(None), Err(StoreError::NoIdentity { .. })));
+    let secrets = store.unlock(IdentitySource::File(elsewhere, Some(secret("correct horse")))).unwrap();
+    assert_eq!(secrets.get("s0").unwrap().unwrap().expose_secret(), CANARY);
+}
+
+#[test]
+fn names_cannot_lead_elsewhere() {
+    let (_scratch, dir) = fresh();
+    let store = create(&dir).unwrap();
+    let long = "x".repeat(129);
+    for name in ["", ".", "..", "../x", "a/b", "/etc/passwd", ".hidden", "A", "a b", "a\0b", "ä", long.as_str()] {
+        assert!(matches!(store.put_cluster(name, &1), Err(StoreError::Name { .. })), "{name}");
+        assert!(matches!(store.put_certificate(name, ""), Err(StoreError::Name { .. })), "{name}");
+    }
+    store.put_cluster("a.b-c_1", &1).unwrap();
+}
+
+#[test]
+fn messages() {
+    let (_scratch, dir) = fresh();
+    let mut text = String::new();
+    let mut show = |case: &str, error: StoreError| text += &format!("{case}:\n  {error}\n");
+    show("missing", Store::open(&dir, "lab").unwrap_err());
+    fs::create_dir_all(&dir).unwrap();
+    fs::set_permissions(&dir, Permissions::from_mode(0o777)).unwrap();
+    show("directory open to all", create(&dir).unwrap_err());
+    fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
+    fs::write(dir.join(RECIPIENT), "").unwrap();
+    show("unfinished", Store::open(&dir, "lab").unwrap_err());
+    let store = create(&dir).unwrap();
+    show("exists", create(&dir).unwrap_err());
+    show("other fleet", Store::open(&dir, "prod").unwrap_err());
+    let lock = store.lock(info("apply")).unwrap();
+    show("locked", store.lock(info("apply")).unwrap_err());
+    drop(lock);
+    show("locked by nobody known", StoreError::Locked { holder: None });
+    show("name", store.put_cluster("../x", &1).unwrap_err());
+
+    let identity = dir.join(IDENTITY);
+    fs::set_permissions(&identity, Permissions::from_mode(0o644)).unwrap();
+    show("identity open to all", Store::open(&dir, "lab").unwrap_err());
+    fs::set_permissions(&identity, Permissions::from_mode(0o600)).unwrap();
+    let secrets = store.unlock(IdentitySource::State(None)).unwrap();
+    secrets.put("token", &secret(CANARY)).unwrap();
+    let mut bytes = fs::read(dir.join("secrets/token.age")).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(dir.join("secrets/token.age"), &bytes).unwrap();
+    show("secret altered", secrets.get("token").unwrap_err());
+    fs::write(dir.join("secrets/token.age"), "").unwrap();
+    show("secret emptied", secrets.get("token").unwrap_err());
+    fs::write(dir.join("clusters/main.json"), "{").unwrap();
+    show("cluster damaged", store.get_cluster::<serde_json::Value>("main").unwrap_err());
+    fs::write(dir.join(JOURNAL), "{}\n").unwrap();
+    show("journal damaged", store.journal(&Filter::default()).unwrap_err());
+    fs::write(dir.join(GENERATION), "many\n").unwrap();
+    show("generation damaged", store.lock(info("apply")).unwrap_err());
+
+    let file = |name: &str| store.unlock(IdentitySource::File(dir.join(name), None)).unwrap_err();
+    show("identity file missing", file("none"));
+    fs::set_permissions(dir.join(RECIPIENT), Permissions::from_mode(0o600)).unwrap();
+    show("no identity in the file", file(RECIPIENT));
+    let (_other_scratch, other) = fresh();
+    create(&other).unwrap();
+    fs::copy(other.join(IDENTITY), dir.join("other")).unwrap();
+    show("wrong identity", file("other"));
+    show("passphrase needed", StoreError::PassphraseNeeded { path: dir.join(IDENTITY_ENCRYPTED) });
+    show("wrong passphrase", StoreError::WrongPassphrase { path: dir.join(IDENTITY_ENCRYPTED) });
+    fs::rename(&identity, dir.join("moved")).unwrap();
+    show("no identity", store.unlock(IdentitySource::State(None)).unwrap_err());
+    fs::rename(dir.join("moved"), &identity).unwrap();
+    fs::write(dir.join(RECIPIENT), "age1nonsense").unwrap();
+    show("recipient damaged", store.unlock(IdentitySource::State(None)).unwrap_err());
+
+    fs::write(dir.join(FLEET), r#"{"format": 2, "shape": "unknown"}"#).unwrap();
+    show("newer format", Store::open(&dir, "lab").unwrap_err());
+    fs::write(dir.join(FLEET), r#"{"format": 1, "name": "lab"}"#).unwrap();
+    show("fleet damaged", Store::open(&dir, "lab").unwrap_err());
+    fs::remove_file(dir.join(FLEET)).unwrap();
+    show("fleet lost", create(&dir).unwrap_err());
+    show("fleet lost, opened", Store::open(&dir, "lab").unwrap_err());
+    show("fleet lost, removed", Store::remove_unfinished(&dir).unwrap_err());
+
+    // As the kernel says them: full disks and foreign owners cannot be had in every test run.
+    for (case, code) in [("disk full", 28), ("no permission", 13), ("read-only", 30), ("quota", 122), ("disk error", 5)]
+    {
+        show(case, StoreError::io("write", "/base/fleet.json")(std::io::Error::from_raw_os_error(code)));
+    }
+    let text = text.replace(dir.to_str().unwrap(), "/base");
+    assert!(!text.contains(CANARY));
+    insta::with_settings!({filters => vec![("age1[0-9a-z]{58}", "<recipient>")]}, {
+        insta::assert_snapshot!(text);
+    });
+}
+
+#[test]
+fn a_write_that_fails_leaves_nothing_behind() {
+    let (_scratch, dir) = fresh();
+    let store = filled(&dir);
+    // A directory cannot be replaced by a file: the last of the steps fails.
+    fs::create_dir(dir.join("clusters/other.json")).unwrap();
+    let before = every_file(&dir).len();
+    let error = store.put_cluster("other", &1).unwrap_err();
+    assert!(error.to_string().contains("clusters/other.json"), "{error}");
+    assert_eq!(every_file(&dir).len(), before);
+}

@@ -1,0 +1,196 @@
+//! `source:` and `version:` of a cluster → an etcd binary that is what it should be, and its SHA-256.
+//!
+//! All of it blocks (files are hashed, `etcd --version` is run): call it where that does no harm.
+
+mod archive;
+mod error;
+mod probe;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use raftsman_core::spec::{EtcdVersion, Source};
+
+pub use error::ArtifactError;
+
+/// A binary that was checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Artifact {
+    /// What it says it is.
+    pub version: EtcdVersion,
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its SHA-256, in hexadecimal digits.
+    pub sha256: String,
+}
+
+/// A file, as long as nobody changes it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Identity {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+}
+
+/// What was learnt of a file.
+#[derive(Debug, Clone)]
+struct Known {
+    version: EtcdVersion,
+    sha256: String,
+}
+
+/// Finds binaries. A file that did not change is run and hashed once, however many clusters use it.
+#[derive(Debug, Clone)]
+pub struct Artifacts {
+    cache_dir: PathBuf,
+    known: Arc<Mutex<HashMap<Identity, Known>>>,
+}
+
+impl Artifacts {
+    /// `cache_dir` is where the binaries out of archives are kept; it is made when it is needed.
+    pub fn new(cache_dir: PathBuf) -> Self {
+        Self { cache_dir, known: Arc::default() }
+    }
+
+    /// Finds the binary that a source names, relative to `base_dir`, and checks that it is of this version.
+    pub fn locate(&self, source: &Source, version: EtcdVersion, base_dir: &Path) -> Result<Artifact, ArtifactError> {
+        let search = std::env::var_os("PATH").unwrap_or_default();
+        self.locate_with(source, version, base_dir, &search)
+    }
+
+    fn locate_with(
+        &self,
+        source: &Source,
+        version: EtcdVersion,
+        base_dir: &Path,
+        search: &OsStr,
+    ) -> Result<Artifact, ArtifactError> {
+        let path = match source {
+            Source::Path => on_path(search, version)?,
+            Source::File(file) => base_dir.join(file),
+            Source::Directory(directory) => {
+                let directory = base_dir.join(directory);
+                let path = directory.join(version.to_string()).join("etcd");
+                if !path.exists() {
+                    let there = versions_in(&directory);
+                    return Err(ArtifactError::NotInDirectory { directory, version, there });
+                }
+                path
+            }
+            Source::Package(package) => in_package(package)?,
+            Source::Archive(archive) => {
+                archive::unpack(&base_dir.join(&archive.file), &archive.sha256, version, &self.cache_dir)?
+            }
+        };
+        let known = self.examine(&path)?;
+        if known.version != version {
+            let advice = advice(source, known.version);
+            return Err(ArtifactError::WrongVersion { path, found: known.version, wanted: version, advice });
+        }
+        Ok(Artifact { version, path, sha256: known.sha256 })
+    }
+
+    fn examine(&self, path: &Path) -> Result<Known, ArtifactError> {
+        let metadata = match fs::metadata(path) {
+            Ok(metadata) => metadata,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(ArtifactError::NoSuchFile { path: path.to_owned() });
+            }
+            Err(source) => return Err(ArtifactError::Unreadable { path: path.to_owned(), source }),
+        };
+        if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 {
+            return Err(ArtifactError::NotExecutable { path: path.to_owned() });
+        }
+        let identity = Identity::of(path, &metadata);
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&identity).cloned();
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        // Outside of the lock: others need not wait. At worst the same file is looked at twice.
+        let sha256 = probe::sha256(path)?;
+        let version = probe::version(path)?;
+        let known = Known { version, sha256 };
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(identity, known.clone());
+        Ok(known)
+    }
+}
+
+impl Identity {
+    fn of(path: &Path, metadata: &Metadata) -> Self {
+        Self {
+            path: path.to_owned(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
+}
+
+fn on_path(search: &OsStr, version: EtcdVersion) -> Result<PathBuf, ArtifactError> {
+    // Relative entries depend on where the command is run: they are not looked at.
+    std::env::split_paths(search)
+        .filter(|directory| directory.is_absolute())
+        .map(|directory| directory.join("etcd"))
+        .find(|path| fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0))
+        .ok_or(ArtifactError::NotOnPath { version })
+}
+
+fn versions_in(directory: &Path) -> Vec<EtcdVersion> {
+    let mut versions: Vec<_> = fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.path().join("etcd").exists())
+        .filter_map(|entry| EtcdVersion::parse(entry.file_name().to_str()?).ok())
+        .collect();
+    versions.sort();
+    versions
+}
+
+fn in_package(package: &str) -> Result<PathBuf, ArtifactError> {
+    let name = || package.to_owned();
+    // What begins with a dash would be an option.
+    let good = package.starts_with(|first: char| first.is_ascii_lowercase() || first.is_ascii_digit())
+        && package.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"+-.:".contains(&byte));
+    if !good {
+        return Err(ArtifactError::PackageName { package: name() });
+    }
+    let listed = Command::new("dpkg-query")
+        .args(["-L", package])
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| ArtifactError::NoDpkg { source })?;
+    if !listed.status.success() {
+        return Err(ArtifactError::NotInstalled { package: name() });
+    }
+    etcd_among(&String::from_utf8_lossy(&listed.stdout)).ok_or_else(|| ArtifactError::NotInPackage { package: name() })
+}
+
+/// Of the files that a package installed, directories and documentation among them, the program.
+fn etcd_among(files: &str) -> Option<PathBuf> {
+    files.lines().map(Path::new).find(|path| path.ends_with("bin/etcd") && path.is_file()).map(Path::to_owned)
+}
+
+/// What to write in the file, or to do, so that source and version agree.
+fn advice(source: &Source, found: EtcdVersion) -> String {
+    let other = match source {
+        Source::Path => "install the other version, or name it with `source:`",
+        Source::File(_) => "name another binary with `source: {file: …}`",
+        Source::Directory(_) => "put the right binary there",
+        Source::Package(_) => "install the other version of the package",
+        Source::Archive(_) => "name the archive of the other version",
+    };
+    format!("write `version: {found}`, or {other}")
+}

@@ -1,0 +1,93 @@
+//! A release archive and its SHA-256 → the one binary that is needed of it.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use flate2::read::GzDecoder;
+use raftsman_core::spec::EtcdVersion;
+use tar::{Archive, EntryType};
+
+use super::ArtifactError;
+use super::probe::hex;
+
+/// No release of etcd is near this; more is not unpacked.
+const LARGEST: u64 = 1024 * 1024 * 1024;
+
+/// Unpacks etcd into the cache, unless it is there. No name out of the archive is ever used as a path.
+pub(super) fn unpack(
+    path: &Path,
+    sha256: &str,
+    version: EtcdVersion,
+    cache_dir: &Path,
+) -> Result<PathBuf, ArtifactError> {
+    let wanted = sha256.trim().to_ascii_lowercase();
+    if wanted.len() != 64 || !wanted.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(ArtifactError::NotAHash { sha256: sha256.to_owned() });
+    }
+    // The archive's hash is in the name: another archive of the same version is not taken for this one.
+    let target = cache_dir.join(format!("etcd-{version}-{}", &wanted[..16]));
+    if target.exists() {
+        return Ok(target);
+    }
+    // Read once, so that what is unpacked is what was hashed.
+    let bytes = fs::read(path).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => ArtifactError::NoSuchFile { path: path.to_owned() },
+        _ => ArtifactError::Unreadable { path: path.to_owned(), source },
+    })?;
+    let found = hex(digest(&SHA256, &bytes).as_ref());
+    if found != wanted {
+        return Err(ArtifactError::HashMismatch { path: path.to_owned(), found, wanted });
+    }
+    let unreadable = |source| ArtifactError::Archive { path: path.to_owned(), source };
+    let mut archive = Archive::new(GzDecoder::new(bytes.as_slice()));
+    for entry in archive.entries().map_err(unreadable)? {
+        let mut entry = entry.map_err(unreadable)?;
+        if entry.header().entry_type() != EntryType::Regular || !is_etcd(&entry.path().map_err(unreadable)?) {
+            continue;
+        }
+        if entry.size() > LARGEST {
+            return Err(unreadable(io::Error::new(io::ErrorKind::InvalidData, "etcd in it is larger than 1 GiB")));
+        }
+        write(&mut entry, &target, cache_dir, unreadable)?;
+        return Ok(target);
+    }
+    Err(ArtifactError::NotInArchive { path: path.to_owned() })
+}
+
+/// `etcd-v3.6.15-linux-amd64/etcd`, with or without `./` before it.
+fn is_etcd(path: &Path) -> bool {
+    let mut parts = path.components().filter(|part| *part != Component::CurDir);
+    matches!(parts.next(), Some(Component::Normal(_)))
+        && parts.next() == Some(Component::Normal("etcd".as_ref()))
+        && parts.next().is_none()
+}
+
+fn write(
+    entry: &mut impl io::Read,
+    target: &Path,
+    cache_dir: &Path,
+    unreadable: impl FnOnce(io::Error) -> ArtifactError,
+) -> Result<(), ArtifactError> {
+    let failed = |source| ArtifactError::Unwritable { path: target.to_owned(), source };
+    DirBuilder::new().recursive(true).mode(0o700).create(cache_dir).map_err(failed)?;
+    let mut file = tempfile::Builder::new()
+        .prefix(".tmp-")
+        .permissions(Permissions::from_mode(0o700))
+        .tempfile_in(cache_dir)
+        .map_err(failed)?;
+    let mut buffer = vec![0; 256 * 1024];
+    loop {
+        let count = match entry.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) => return Err(unreadable(error)),
+        };
+        io::Write::write_all(&mut file, &buffer[..count]).map_err(failed)?;
+    }
+    file.as_file().sync_all().map_err(failed)?;
+    file.persist(target).map_err(|error| failed(error.error))?;
+    fs::File::open(cache_dir).and_then(|dir| dir.sync_all()).map_err(failed)
+}

@@ -1,0 +1,177 @@
+//! What can be wrong with a binary → words that say what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+use raftsman_core::spec::EtcdVersion;
+
+/// Why there is no binary to install.
+#[derive(Debug, thiserror::Error)]
+pub enum ArtifactError {
+    /// Nothing on the PATH.
+    #[error(
+        "etcd is not on the PATH; install it (Debian: apt install etcd-server), or say in the file where it is: \
+         `source: {{archive: {{file: etcd-v{version}-linux-amd64.tar.gz, sha256: …}}}}`, `source: {{file: …}}` or \
+         `source: {{directory: …}}`"
+    )]
+    NotOnPath {
+        /// What was looked for.
+        version: EtcdVersion,
+    },
+    /// The file is not there.
+    #[error("{path} does not exist; correct `source:` in the file", path = path.display())]
+    NoSuchFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The directory has no such version.
+    #[error(
+        "{directory} has no {version}/etcd ({}); put the binary there, or change `version:`",
+        listed(there),
+        directory = directory.display()
+    )]
+    NotInDirectory {
+        /// The directory.
+        directory: PathBuf,
+        /// What was looked for.
+        version: EtcdVersion,
+        /// What is in it.
+        there: Vec<EtcdVersion>,
+    },
+    /// Not the name of a package.
+    #[error("`{package}` is not the name of a Debian package; the one with the server is `etcd-server`")]
+    PackageName {
+        /// The name.
+        package: String,
+    },
+    /// No dpkg here.
+    #[error("dpkg-query cannot be run ({source}): this computer seems not to be a Debian; use another `source:`")]
+    NoDpkg {
+        /// Why not.
+        source: io::Error,
+    },
+    /// The package is not installed.
+    #[error("the package `{package}` is not installed; install it: apt install {package}")]
+    NotInstalled {
+        /// The package.
+        package: String,
+    },
+    /// The package has no etcd in it.
+    #[error("the package `{package}` installs no bin/etcd; the one with the server is `etcd-server`")]
+    NotInPackage {
+        /// The package.
+        package: String,
+    },
+    /// It may not be run.
+    #[error("{path} is not an executable file; if it is the right one: chmod +x {path}", path = path.display())]
+    NotExecutable {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is for other machines.
+    #[error(
+        "{path} is not a program for this computer ({here}): it is {found}; take the one for {here}",
+        path = path.display()
+    )]
+    WrongArchitecture {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        found: String,
+        /// What is needed.
+        here: &'static str,
+    },
+    /// It is another version.
+    #[error("{path} is etcd {found}, the file says {wanted}; {advice}", path = path.display())]
+    WrongVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: EtcdVersion,
+        /// The version in the file.
+        wanted: EtcdVersion,
+        /// What to do.
+        advice: String,
+    },
+    /// It does not answer as etcd does.
+    #[error("{path} does not answer `--version` as etcd does ({said}); is it etcd?", path = path.display())]
+    NotEtcd {
+        /// The file.
+        path: PathBuf,
+        /// What it did instead.
+        said: String,
+    },
+    /// It cannot be run.
+    #[error("{path} cannot be run: {source}{hint}", path = path.display(), hint = run_hint(source))]
+    CannotRun {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The hash in the file is none.
+    #[error("`{sha256}` is not a SHA-256 (64 hexadecimal digits); it is in the SHA256SUMS file beside the release")]
+    NotAHash {
+        /// What was written.
+        sha256: String,
+    },
+    /// The archive is not the one that was meant.
+    #[error(
+        "{path} has the SHA-256 {found}, the file says {wanted}; download the archive again, and compare with the \
+         release's SHA256SUMS before you change the file",
+        path = path.display()
+    )]
+    HashMismatch {
+        /// The archive.
+        path: PathBuf,
+        /// Its hash.
+        found: String,
+        /// The hash in the file.
+        wanted: String,
+    },
+    /// The archive has no etcd in it.
+    #[error("{path} holds no etcd; a release archive such as etcd-v3.6.15-linux-amd64.tar.gz is expected", path = path.display())]
+    NotInArchive {
+        /// The archive.
+        path: PathBuf,
+    },
+    /// The archive cannot be unpacked.
+    #[error("{path} is not a readable .tar.gz: {source}", path = path.display())]
+    Archive {
+        /// The archive.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Something cannot be read.
+    #[error("cannot read {path}: {source}", path = path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The binary out of the archive cannot be written.
+    #[error("cannot write {path}: {source}; it needs about 30 MB, and to be writable by you", path = path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn listed(versions: &[EtcdVersion]) -> String {
+    if versions.is_empty() {
+        return "no version is there".to_owned();
+    }
+    let versions: Vec<_> = versions.iter().map(ToString::to_string).collect();
+    format!("there are {}", versions.join(", "))
+}
+
+fn run_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "; is it on a file system mounted noexec?",
+        _ => "",
+    }
+}

@@ -1,0 +1,121 @@
+//! A file → its SHA-256, and the version it says it is.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aws_lc_rs::digest::{Context, SHA256};
+use raftsman_core::spec::EtcdVersion;
+
+use super::ArtifactError;
+
+/// Far more than etcd needs even on a slow, busy computer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// `ENOEXEC`, for which the standard library has no name.
+const NOT_A_PROGRAM_HERE: i32 = 8;
+
+pub(super) fn sha256(path: &Path) -> Result<String, ArtifactError> {
+    let failed = |source| ArtifactError::Unreadable { path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(failed)?;
+    let mut context = Context::new(&SHA256);
+    let mut buffer = vec![0; 256 * 1024];
+    loop {
+        match file.read(&mut buffer).map_err(failed)? {
+            0 => break,
+            count => context.update(&buffer[..count]),
+        }
+    }
+    Ok(hex(context.finish().as_ref()))
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Runs `etcd --version`, in an empty environment: etcd takes every flag from variables too.
+pub(super) fn version(path: &Path) -> Result<EtcdVersion, ArtifactError> {
+    let mut child = start(path)?;
+    let refused = |said: &str| ArtifactError::NotEtcd { path: path.to_owned(), said: said.to_owned() };
+    let broken = |source| ArtifactError::CannotRun { path: path.to_owned(), source };
+    let begin = Instant::now();
+    let mut pause = Duration::from_millis(1);
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(broken)? {
+            break status;
+        }
+        if begin.elapsed() > PATIENCE {
+            // It may have ended just now; then there is nothing to kill, and nothing to say about it.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(refused("no answer for 20 seconds"));
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    };
+    if !status.success() {
+        return Err(refused(&status.to_string()));
+    }
+    let mut text = String::new();
+    if let Some(out) = child.stdout.take() {
+        // Whatever it is that is not text, or more than this, is not etcd's answer.
+        let _ = out.take(4096).read_to_string(&mut text);
+    }
+    text.lines()
+        .find_map(|line| EtcdVersion::parse(line.strip_prefix("etcd Version:")?).ok())
+        .ok_or_else(|| refused("its answer has no line `etcd Version: …`"))
+}
+
+fn start(path: &Path) -> Result<Child, ArtifactError> {
+    let mut tries = 0;
+    loop {
+        let started = Command::new(path)
+            .arg("--version")
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn();
+        match started {
+            Ok(child) => return Ok(child),
+            // A file that was just unpacked stays open in a process that another thread is just starting.
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && tries < 50 => {
+                tries += 1;
+                thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) if error.raw_os_error() == Some(NOT_A_PROGRAM_HERE) => {
+                let path = path.to_owned();
+                let found = kind(&path);
+                return Err(ArtifactError::WrongArchitecture { path, found, here: std::env::consts::ARCH });
+            }
+            Err(source) => return Err(ArtifactError::CannotRun { path: path.to_owned(), source }),
+        }
+    }
+}
+
+/// What a file is that the system does not run, from its ELF header.
+fn kind(path: &Path) -> String {
+    let mut header = [0; 20];
+    if File::open(path).and_then(|mut file| file.read_exact(&mut header)).is_err() || !header.starts_with(b"\x7fELF") {
+        return "no Linux program".to_owned();
+    }
+    // Byte 5 tells the order of the bytes; 18 and 19 the machine.
+    let machine = match header[5] {
+        2 => u16::from_be_bytes([header[18], header[19]]),
+        _ => u16::from_le_bytes([header[18], header[19]]),
+    };
+    match machine {
+        3 => "for x86".to_owned(),
+        21 => "for powerpc64".to_owned(),
+        22 => "for s390x".to_owned(),
+        40 => "for arm".to_owned(),
+        62 => "for x86_64".to_owned(),
+        183 => "for aarch64".to_owned(),
+        243 => "for riscv".to_owned(),
+        other => format!("for an unknown machine (ELF machine {other})"),
+    }
+}
