@@ -4,6 +4,8 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -71,6 +73,7 @@ impl Drop for Lock {
 /// Locks the directory without a generation: for its making and its removal.
 pub(super) fn guard(dir: &Path) -> Result<File, StoreError> {
     let path = dir.join(LOCK);
+    let mut tries = 0;
     loop {
         let mut file = OpenOptions::new()
             .read(true)
