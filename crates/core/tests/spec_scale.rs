@@ -1,0 +1,69 @@
+//! Files of 1,000 and 10,000 clusters → reading time that grows with the file, and no faster.
+//!
+//! A test binary of its own, so that no other test runs beside it.
+
+use std::time::{Duration, Instant};
+
+use raftsman_core::spec::{Reading, read};
+
+fn fleet(clusters: usize) -> String {
+    let mut text = "fleet: shop\netcd:\n".to_owned();
+    for number in 1..=clusters {
+        text += &format!(
+            "  cluster-{number}:\n    members:\n      - name: c{number}-a\n      - name: c{number}-b\n      - name: c{number}-c\n    version: 3.6.15\n    quota: 4GiB\n    timers: {{ heartbeat: 100ms, election: 1s }}\n    certificates:\n      validity: 60d\n      renew_before: 20d\n"
+        );
+    }
+    text
+}
+
+fn time(text: &str, check: impl Fn(&Reading)) -> Duration {
+    let start = Instant::now();
+    let reading = read(text);
+    let shown = reading.render("raftsman.yaml", text, false);
+    let took = start.elapsed();
+    check(&reading);
+    drop(shown);
+    took
+}
+
+/// Ten times the clusters may take twelve times as long: more means something is not linear. Medians of runs
+/// that take turns, and three tries, because the machine may have other things to do.
+fn assert_linear(what: &str, text: impl Fn(usize) -> String, check: impl Fn(&Reading)) {
+    let (small, large) = (text(1_000), text(10_000));
+    let mut ratio = f64::MAX;
+    for _ in 0..3 {
+        let (mut a, mut b): (Vec<_>, Vec<_>) = (0..5).map(|_| (time(&small, &check), time(&large, &check))).unzip();
+        a.sort();
+        b.sort();
+        ratio = b[2].as_secs_f64() / a[2].as_secs_f64();
+        println!("{what}: 1,000 clusters {:?}, 10,000 clusters {:?}, ratio {ratio:.1}", a[2], b[2]);
+        if ratio <= 12.0 {
+            return;
+        }
+    }
+    panic!("{what}: ratio {ratio:.1}");
+}
+
+#[test]
+fn scale() {
+    let listed = |errors, warnings| {
+        move |reading: &Reading| assert_eq!((reading.errors(), reading.warnings()), (errors, warnings))
+    };
+    assert_linear("clean", fleet, listed(0, 0));
+    assert_linear(
+        "an error in each",
+        |clusters| fleet(clusters).replace("renew_before: 20d", "renew_befor: 20d"),
+        listed(51, 0),
+    );
+    assert_linear(
+        "a warning in each",
+        |clusters| fleet(clusters).replace("quota: 4GiB", "quota: 40GiB"),
+        listed(0, 51),
+    );
+    assert_linear(
+        "one error at the end",
+        |clusters| fleet(clusters) + "  last: { members: 3, quota: 8G }\n",
+        listed(1, 0),
+    );
+    assert_linear("not YAML at the end", |clusters| fleet(clusters) + "  last: [\n", listed(1, 0));
+}
