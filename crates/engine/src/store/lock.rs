@@ -85,6 +85,12 @@ pub(super) fn guard(dir: &Path) -> Result<File, StoreError> {
             .map_err(StoreError::io("open", &path))?;
         match file.try_lock() {
             Ok(()) => {}
+            // One who only asks who holds it has it for a moment too, and a new holder has not said its name yet.
+            Err(TryLockError::WouldBlock) if tries < 5 => {
+                tries += 1;
+                thread::sleep(Duration::from_millis(10));
+                continue;
+            }
             Err(TryLockError::WouldBlock) => {
                 return Err(StoreError::Locked { holder: read_info(&mut file).map(Box::new) });
             }
