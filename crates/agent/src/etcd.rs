@@ -87,9 +87,13 @@ impl Wanted {
         let incoming = Incoming::new(root, self)?;
         let target = incoming.dir.join("etcd");
         let executable = fs::metadata(&artifact).is_ok_and(|found| found.permissions().mode() & 0o555 == 0o555);
-        // A hard link costs no space, but shares its mode with the artifact, which is not ours to change.
+        // A hard link costs no space, but shares content and mode with the artifact, which are not ours to change: so a
+        // copy goes into a file that is provably new.
         if !executable || fs::hard_link(&artifact, &target).is_err() {
-            fs::copy(&artifact, &target).map_err(FileError::of("copy", &artifact))?;
+            let copy = || -> io::Result<()> {
+                io::copy(&mut File::open(&artifact)?, &mut files::create(&target, 0o755)?).map(drop)
+            };
+            copy().map_err(FileError::of("copy", &artifact))?;
         }
         incoming.finish(root, self)?;
         Ok(true)

@@ -439,14 +439,23 @@ fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), LocalError> {
     write().map_err(failed("write", path))
 }
 
-/// A hard link where that is possible, else a copy; whole or not at all.
+/// A hard link where that is possible, else a copy; whole or not at all. The copy goes into a file that is provably new:
+/// to write into one that is already there could mean to write into the source, through an earlier link.
 fn put(from: &Path, to: &Path) -> Result<(), LocalError> {
     let temporary = to.with_extension(format!("{}.tmp", std::process::id()));
-    let _ = fs::remove_file(&temporary);
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &temporary)(error)),
+        _ => {}
+    }
     if fs::hard_link(from, &temporary).is_err() {
-        fs::copy(from, &temporary)
-            .and_then(|_| fs::set_permissions(&temporary, fs::Permissions::from_mode(0o755)))
-            .map_err(failed("copy", from))?;
+        let copy = || -> io::Result<()> {
+            let mut source = File::open(from)?;
+            let mut target = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&temporary)?;
+            io::copy(&mut source, &mut target)?;
+            target.set_permissions(fs::Permissions::from_mode(0o755))?;
+            target.sync_all()
+        };
+        copy().map_err(failed("copy", from))?;
     }
     fs::rename(&temporary, to).map_err(failed("put in place", to))
 }

@@ -1,0 +1,104 @@
+//! calls of every role and generation → done or refused, also over restarts.
+
+use raftsman_api::roles::Role;
+use raftsman_api::v1::{self, Purpose};
+use raftsman_api::{fence, hex};
+use tonic::{Code, Request};
+
+use crate::harness::{Client, Fleet, Machine, configure, report};
+
+fn request() -> v1::RequestCertificateRequest {
+    v1::RequestCertificateRequest { purpose: Purpose::EtcdPeer.into() }
+}
+
+#[tokio::test]
+async fn roles_are_kept_apart() {
+    let fleet = Fleet::new("f2");
+    let (machine, _) = Machine::claimed(&fleet, [127, 77, 2, 1]).await;
+    let mut reader = machine.client(&fleet, Role::Reader).await;
+    report(&mut reader).await;
+    let refused = reader.request_certificate(fence::stamp(Request::new(request()), 1)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    assert_eq!(refused.message(), "this call needs the role operator, the client certificate has the role reader");
+    let refused = reader.claim(v1::ClaimRequest { nonce: vec![0; 32] }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    for role in [Role::Operator, Role::Admin] {
+        let mut client = machine.client(&fleet, role).await;
+        client.request_certificate(fence::stamp(Request::new(request()), 1)).await.unwrap();
+    }
+    let connected = machine.connect_as(&fleet, "raftsman:nobody").await.unwrap();
+    let refused = Client::new(connected.channel).report(v1::ReportRequest {}).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn an_older_generation_is_refused_for_ever() {
+    let fleet = Fleet::new("f2");
+    let (mut machine, mut client) = Machine::claimed(&fleet, [127, 77, 2, 2]).await;
+    let unstamped = client.request_certificate(request()).await.unwrap_err();
+    assert_eq!(unstamped.code(), Code::InvalidArgument);
+    client.request_certificate(fence::stamp(Request::new(request()), 5)).await.unwrap();
+    client.request_certificate(fence::stamp(Request::new(request()), 5)).await.unwrap();
+    for restart in [false, true] {
+        if restart {
+            machine.kill_agent();
+            machine.start_agent().await;
+            client = machine.client(&fleet, Role::Operator).await;
+        }
+        let refused = client.request_certificate(fence::stamp(Request::new(request()), 3)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert!(refused.message().starts_with("generation 3 is older than 5: another operator"), "{refused:?}");
+        assert_eq!(report(&mut client).await.generation, 5);
+    }
+    client.request_certificate(fence::stamp(Request::new(request()), 6)).await.unwrap();
+    assert_eq!(report(&mut client).await.generation, 6);
+}
+
+#[tokio::test]
+async fn an_unclaimed_machine_does_nothing() {
+    let fleet = Fleet::new("f2");
+    let machine = Machine::start(&fleet, [127, 77, 2, 3]).await;
+    let mut client = Client::new(machine.unclaimed(&fleet).await.unwrap().channel);
+    let refused = client.request_certificate(fence::stamp(Request::new(request()), 1)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+}
+
+#[tokio::test]
+async fn certificates_are_renewed() {
+    let fleet = Fleet::new("f2");
+    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 2, 4]).await;
+    let before = report(&mut client).await.agent_certificate.unwrap().fingerprint;
+    machine.certify(&fleet, &mut client, Purpose::Agent).await;
+    let after = report(&mut client).await.agent_certificate.unwrap().fingerprint;
+    assert_ne!(before, after);
+    let shown = machine.connect_as(&fleet, Role::Reader.organization()).await.unwrap().server_certificate;
+    assert_eq!(hex::sha256(&shown), after, "served from the next connection on");
+
+    let first = machine.certify(&fleet, &mut client, Purpose::EtcdServer).await;
+    client.request_certificate(fence::stamp(Request::new(request()), 1)).await.unwrap();
+    let foreign = v1::StoreCertificateRequest {
+        purpose: Purpose::EtcdPeer.into(),
+        chain_pem: first,
+        trust_pem: fleet.ca_pem.clone(),
+    };
+    let refused = client.store_certificate(fence::stamp(Request::new(foreign), 1)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
+}
+
+#[tokio::test]
+async fn configuration_and_logs() {
+    let fleet = Fleet::new("f2");
+    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 2, 5]).await;
+    let config = "data-dir: {root}/etcd/data\n";
+    configure(&mut client, config).await.unwrap();
+    let etcd = report(&mut client).await.etcd.unwrap();
+    assert_eq!(etcd.config_digest, hex::sha256(config.as_bytes()));
+    assert_eq!((etcd.running_config_digest.as_str(), etcd.ever_started), ("", false));
+    let wrong = v1::ConfigureEtcdRequest { config: config.to_owned(), digest: "00".to_owned() };
+    let refused = client.configure_etcd(fence::stamp(Request::new(wrong), 1)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    let request = v1::LogsRequest { log: v1::LogOf::Agent.into(), lines: 1 };
+    let lines = client.logs(request).await.unwrap().into_inner().lines;
+    assert_eq!(lines.len(), 1);
+    assert!(machine.log().contains(&lines[0]));
+}

@@ -1,0 +1,142 @@
+//! the first connection of a machine → claimed once, by the holder of the token, and by nobody in between.
+
+use std::fs;
+
+use raftsman_api::claim::{self, JoinToken};
+use raftsman_api::roles::Role;
+use raftsman_api::tls::{ConnectError, Identity, ServerTls, machine_name, roots};
+use raftsman_api::v1;
+use rcgen::{CertificateParams, KeyPair};
+use rustls_pki_types::PrivatePkcs8KeyDer;
+use tokio::net::TcpListener;
+use tonic::Code;
+
+use crate::harness::{Client, Fleet, Machine, report};
+
+#[tokio::test]
+async fn a_machine_is_claimed_once() {
+    let fleet = Fleet::new("f1");
+    let mut machine = Machine::start(&fleet, [127, 77, 1, 1]).await;
+    let early = machine.connect_as(&fleet, Role::Operator.organization()).await;
+    assert!(matches!(early, Err(ConnectError::Untrusted { .. })), "its certificate is nobody's yet");
+
+    machine.claim(&fleet, &machine.token).await.unwrap();
+    let boot = fs::read_to_string(machine.root().boot()).unwrap();
+    assert!(!boot.contains("join_token") && !boot.contains(&machine.token.to_hex()), "the token is dead");
+
+    let mut client = machine.client(&fleet, Role::Reader).await;
+    let seen = report(&mut client).await;
+    assert_eq!((seen.fleet_id.as_str(), seen.machine.as_str()), ("f1", "etcd-1"));
+    let certificate = seen.agent_certificate.unwrap();
+    assert_eq!(certificate.names, ["127.77.1.1", "etcd-1.f1.raftsman"]);
+    assert_eq!(certificate.issuer_key.len(), 64);
+
+    // The token again, over a connection that still trusts anybody.
+    let again = machine.claim(&fleet, &machine.token).await;
+    assert_eq!(again, Err("already claimed by fleet test (f1)".to_owned()));
+
+    // All of it is still so after a restart.
+    machine.kill_agent();
+    machine.start_agent().await;
+    let mut client = machine.client(&fleet, Role::Reader).await;
+    assert_eq!(report(&mut client).await.incarnation, seen.incarnation);
+    assert!(machine.claim(&fleet, &machine.token).await.is_err());
+    assert!(!machine.log().contains(&machine.token.to_hex()), "no secret in the log");
+}
+
+#[tokio::test]
+async fn another_token_is_not_believed() {
+    let fleet = Fleet::new("f1");
+    let machine = Machine::start(&fleet, [127, 77, 1, 2]).await;
+    let other = JoinToken::generate().unwrap();
+    let refused = machine.claim(&fleet, &other).await.unwrap_err();
+    assert!(refused.contains("could not prove"), "{refused}");
+    machine.claim(&fleet, &machine.token).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_claim_goes_on_after_a_restart_in_the_middle() {
+    let fleet = Fleet::new("f1");
+    let mut machine = Machine::start(&fleet, [127, 77, 1, 3]).await;
+    let mut client = Client::new(machine.unclaimed(&fleet).await.unwrap().channel);
+    let nonce = claim::nonce().unwrap();
+    let csr = client.claim(v1::ClaimRequest { nonce }).await.unwrap().into_inner().csr_der;
+    machine.kill_agent();
+    machine.start_agent().await;
+    let mut client = Client::new(machine.unclaimed(&fleet).await.unwrap().channel);
+    let name = machine_name(machine.name, fleet.id);
+    // Certificates that would lock everybody out are refused.
+    let stranger = Fleet::new("f1").sign(&csr, &name, machine.address.ip());
+    let misnamed = fleet.sign(&csr, "etcd-2.f1.raftsman", machine.address.ip());
+    let key = KeyPair::generate().unwrap();
+    let other_csr = CertificateParams::default().serialize_request(&key).unwrap();
+    let other_key = fleet.sign(other_csr.der(), &name, machine.address.ip());
+    for chain_pem in [stranger, misnamed, other_key, "junk".to_owned()] {
+        let refused = client.finish_claim(v1::FinishClaimRequest { chain_pem }).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
+    }
+    let chain_pem = fleet.sign(&csr, &name, machine.address.ip());
+    client.finish_claim(v1::FinishClaimRequest { chain_pem }).await.unwrap();
+    machine.client(&fleet, Role::Reader).await;
+}
+
+#[tokio::test]
+async fn somebody_in_between_is_noticed() {
+    let fleet = Fleet::new("f1");
+    let machine = Machine::start(&fleet, [127, 77, 1, 4]).await;
+    // The one in between shows a certificate of its own; let it even be able to call the agent.
+    let key = KeyPair::generate().unwrap();
+    let shown = CertificateParams::default().self_signed(&key).unwrap().der().clone();
+    let identity = Identity { chain: vec![shown], key: PrivatePkcs8KeyDer::from(key.serialize_der()).into() };
+    let tls = ServerTls::new(identity, roots(&fleet.ca_pem).unwrap()).unwrap();
+    let listener = TcpListener::bind("127.77.1.5:0").await.unwrap();
+    let between = listener.local_addr().unwrap();
+    let served = tokio::spawn(async move {
+        let (tcp, _) = listener.accept().await.unwrap();
+        let mut stream = tls.accept(tcp).await.unwrap();
+        // An empty SETTINGS frame: as far as HTTP/2 goes.
+        tokio::io::AsyncWriteExt::write_all(&mut stream, &[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    });
+    let workstation = fleet.identity(Role::Operator.organization());
+    let tls = raftsman_api::tls::ClientTls::unclaimed(&workstation, machine.name, fleet.id).unwrap();
+    let seen = raftsman_api::tls::connect(between, &tls).await.unwrap().server_certificate;
+    // It passes the workstation's nonce on to the real agent and the agent's proof back.
+    let nonce = claim::nonce().unwrap();
+    let mut passed_on = Client::new(machine.unclaimed(&fleet).await.unwrap().channel);
+    let reply = passed_on.claim(v1::ClaimRequest { nonce: nonce.clone() }).await.unwrap().into_inner();
+    let verdict = claim::verify(&machine.token, &nonce, &seen, &reply.csr_der, &reply.proof);
+    assert_eq!(verdict, Err(claim::ClaimError::WrongProof));
+    served.abort();
+}
+
+#[tokio::test]
+async fn nobody_claims_after_the_deadline() {
+    let fleet = Fleet::new("f1");
+    let mut machine = Machine::lay_out(&fleet, [127, 77, 1, 6], Some("2020-01-01T00:00:00Z"));
+    machine.start_agent().await;
+    let refused = machine.claim(&fleet, &machine.token).await.unwrap_err();
+    assert!(refused.contains("ended at 2020-01-01"), "{refused}");
+    assert!(!fs::read_to_string(machine.root().boot()).unwrap().contains("join_token"));
+}
+
+#[tokio::test]
+async fn connecting_fails_fast_and_says_why() {
+    let fleet = Fleet::new("f1");
+    let (machine, _) = Machine::claimed(&fleet, [127, 77, 1, 7]).await;
+    let stranger = Fleet::new("f2");
+    let identity = stranger.identity(Role::Admin.organization());
+    let tls = raftsman_api::tls::ClientTls::claimed(&identity, &fleet.ca_pem, machine.name, fleet.id).unwrap();
+    let refused = raftsman_api::tls::connect(machine.address, &tls).await;
+    assert!(matches!(refused, Err(ConnectError::Untrusted { .. })), "{refused:?}");
+
+    let identity = fleet.identity(Role::Admin.organization());
+    let tls = raftsman_api::tls::ClientTls::claimed(&identity, &fleet.ca_pem, "etcd-2", fleet.id).unwrap();
+    let other_machine = raftsman_api::tls::connect(machine.address, &tls).await;
+    assert!(matches!(other_machine, Err(ConnectError::Untrusted { .. })), "{other_machine:?}");
+
+    let begun = std::time::Instant::now();
+    let nobody = raftsman_api::tls::connect("127.77.1.8:2378".parse().unwrap(), &tls).await;
+    assert!(matches!(nobody, Err(ConnectError::Refused { .. })), "{nobody:?}");
+    assert!(begun.elapsed() < std::time::Duration::from_millis(200));
+}

@@ -1,0 +1,326 @@
+//! a fleet's CA and a directory → machines with a running agent, and clients of every role.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use raftsman_agent::process;
+use raftsman_agent::root::Root;
+use raftsman_api::claim::{self, JoinToken};
+use raftsman_api::roles::Role;
+use raftsman_api::tls::{ClientTls, ConnectError, Connected, Identity, connect, machine_name};
+use raftsman_api::v1::agent_client::AgentClient;
+use raftsman_api::v1::{self, Purpose};
+use raftsman_api::{fence, hex};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, SanType,
+};
+use rustix::process::Signal;
+use tokio::time::sleep;
+use tonic::transport::Channel;
+use tonic::{Request, Status};
+
+pub(crate) type Client = AgentClient<Channel>;
+
+pub(crate) const PORT: u16 = 2378;
+pub(crate) const VERSION: &str = "3.6.15";
+
+pub(crate) struct Fleet {
+    pub(crate) id: &'static str,
+    issuer: Issuer<'static, KeyPair>,
+    pub(crate) ca_pem: String,
+}
+
+impl Fleet {
+    pub(crate) fn new(id: &'static str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, format!("{id} CA"));
+        let ca_pem = params.self_signed(&key).unwrap().pem();
+        Self { id, issuer: Issuer::new(params, key), ca_pem }
+    }
+
+    pub(crate) fn identity(&self, organization: &str) -> Identity {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::OrganizationName, organization);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let chain = params.signed_by(&key, &self.issuer).unwrap().pem();
+        Identity::from_pem(&chain, &key.serialize_pem()).unwrap()
+    }
+
+    pub(crate) fn sign(&self, csr_der: &[u8], name: &str, address: IpAddr) -> String {
+        let mut csr = CertificateSigningRequestParams::from_der(&csr_der.to_vec().into()).unwrap();
+        csr.params.subject_alt_names = vec![SanType::DnsName(name.try_into().unwrap()), SanType::IpAddress(address)];
+        csr.params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        csr.params.use_authority_key_identifier_extension = true;
+        csr.signed_by(&self.issuer).unwrap().pem()
+    }
+}
+
+pub(crate) struct Machine {
+    dir: tempfile::TempDir,
+    pub(crate) name: &'static str,
+    pub(crate) address: SocketAddr,
+    pub(crate) token: JoinToken,
+    child: Option<Child>,
+}
+
+impl Machine {
+    /// A machine with boot data, its agent not yet started. The address must be this test's own.
+    pub(crate) fn lay_out(fleet: &Fleet, address: [u8; 4], deadline: Option<&str>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let token = JoinToken::generate().unwrap();
+        let address = SocketAddr::from((Ipv4Addr::from(address), PORT));
+        let mut boot = serde_json::json!({
+            "fleet_id": fleet.id, "fleet": "test", "machine": "etcd-1", "address": address.ip(), "agent_port": PORT,
+            "fleet_ca_pem": fleet.ca_pem, "join_token": token.to_hex(),
+        });
+        if let Some(deadline) = deadline {
+            boot["join_deadline"] = deadline.into();
+        }
+        fs::create_dir(dir.path().join("agent")).unwrap();
+        fs::write(dir.path().join("agent/boot.json"), boot.to_string()).unwrap();
+        Self { dir, name: "etcd-1", address, token, child: None }
+    }
+
+    pub(crate) async fn start(fleet: &Fleet, address: [u8; 4]) -> Self {
+        let mut machine = Self::lay_out(fleet, address, None);
+        machine.start_agent().await;
+        machine
+    }
+
+    /// Claimed, with a client of the operator role.
+    pub(crate) async fn claimed(fleet: &Fleet, address: [u8; 4]) -> (Self, Client) {
+        let machine = Self::start(fleet, address).await;
+        machine.claim(fleet, &machine.token).await.unwrap();
+        let client = machine.client(fleet, Role::Operator).await;
+        (machine, client)
+    }
+
+    /// How long it took until the agent listened.
+    pub(crate) async fn start_agent(&mut self) -> Duration {
+        let log = fs::OpenOptions::new().append(true).create(true).open(self.path().join("agent.log")).unwrap();
+        let begun = Instant::now();
+        let child = Command::new(env!("CARGO_BIN_EXE_raftsman-agent"))
+            .arg("--root")
+            .arg(self.path())
+            .args(["--listen", &self.address.to_string(), "--detach"])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        self.child = Some(child);
+        while tokio::net::TcpStream::connect(self.address).await.is_err() {
+            let ended = self.child.as_mut().unwrap().try_wait().unwrap();
+            assert!(ended.is_none(), "the agent ended: {}", self.log());
+            sleep(Duration::from_micros(200)).await;
+        }
+        begun.elapsed()
+    }
+
+    pub(crate) fn kill_agent(&mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn root(&self) -> Root {
+        Root::open(self.path()).unwrap()
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.path().join("agent.log")).unwrap_or_default()
+    }
+
+    pub(crate) fn etcd_pid(&self) -> Option<u32> {
+        process::with_argument(&self.root().config_argument())
+    }
+
+    pub(crate) async fn unclaimed(&self, fleet: &Fleet) -> Result<Connected, ConnectError> {
+        let identity = fleet.identity(Role::Operator.organization());
+        connect(self.address, &ClientTls::unclaimed(&identity, self.name, fleet.id).unwrap()).await
+    }
+
+    /// As the engine does it.
+    pub(crate) async fn claim(&self, fleet: &Fleet, token: &JoinToken) -> Result<(), String> {
+        let Connected { channel, server_certificate } =
+            self.unclaimed(fleet).await.map_err(|error| error.to_string())?;
+        let mut client = Client::new(channel);
+        let nonce = claim::nonce().unwrap();
+        let reply = client
+            .claim(v1::ClaimRequest { nonce: nonce.clone() })
+            .await
+            .map_err(|status| status.message().to_owned())?
+            .into_inner();
+        claim::verify(token, &nonce, &server_certificate, &reply.csr_der, &reply.proof)
+            .map_err(|error| error.to_string())?;
+        let chain_pem = fleet.sign(&reply.csr_der, &machine_name(self.name, fleet.id), self.address.ip());
+        client
+            .finish_claim(v1::FinishClaimRequest { chain_pem })
+            .await
+            .map_err(|status| status.message().to_owned())?;
+        Ok(())
+    }
+
+    pub(crate) async fn connect_as(&self, fleet: &Fleet, organization: &str) -> Result<Connected, ConnectError> {
+        let identity = fleet.identity(organization);
+        connect(self.address, &ClientTls::claimed(&identity, &fleet.ca_pem, self.name, fleet.id).unwrap()).await
+    }
+
+    pub(crate) async fn client(&self, fleet: &Fleet, role: Role) -> Client {
+        Client::new(self.connect_as(fleet, role.organization()).await.unwrap().channel)
+    }
+
+    /// Everything that etcd needs but its start.
+    pub(crate) async fn ready_etcd(&self, fleet: &Fleet, client: &mut Client, version: &str) {
+        put_artifact(&self.root(), version);
+        let head = install_head(version, &etcd_digest(version));
+        let reply = client.install_etcd(stamp(tokio_stream::iter([head]))).await.unwrap();
+        assert!(!reply.into_inner().bytes_needed);
+        for purpose in [Purpose::EtcdPeer, Purpose::EtcdServer] {
+            self.certify(fleet, client, purpose).await;
+        }
+        configure(client, &self.config()).await.unwrap();
+    }
+
+    pub(crate) async fn certify(&self, fleet: &Fleet, client: &mut Client, purpose: Purpose) -> String {
+        let request = v1::RequestCertificateRequest { purpose: purpose.into() };
+        let csr = client.request_certificate(stamp(request)).await.unwrap().into_inner().csr_der;
+        let name = match purpose {
+            Purpose::Agent => machine_name(self.name, fleet.id),
+            _ => self.name.to_owned(),
+        };
+        let chain_pem = fleet.sign(&csr, &name, self.address.ip());
+        let request = v1::StoreCertificateRequest {
+            purpose: purpose.into(),
+            chain_pem: chain_pem.clone(),
+            trust_pem: fleet.ca_pem.clone(),
+        };
+        client.store_certificate(stamp(request)).await.unwrap();
+        chain_pem
+    }
+
+    pub(crate) fn config(&self) -> String {
+        let ip = self.address.ip();
+        let security = |purpose: &str| {
+            format!(
+                "  cert-file: {{root}}/etcd/tls/{purpose}/current/tls.crt\n  \
+                 key-file: {{root}}/etcd/tls/{purpose}/current/tls.key\n  \
+                 trusted-ca-file: {{root}}/etcd/tls/{purpose}/current/ca.crt\n  client-cert-auth: true\n"
+            )
+        };
+        format!(
+            "name: etcd-1\ndata-dir: {{root}}/etcd/data\nlogger: zap\n\
+             listen-client-urls: https://{ip}:2379\nadvertise-client-urls: https://{ip}:2379\n\
+             listen-peer-urls: https://{ip}:2380\ninitial-advertise-peer-urls: https://{ip}:2380\n\
+             initial-cluster: etcd-1=https://{ip}:2380\ninitial-cluster-state: new\n\
+             client-transport-security:\n{}peer-transport-security:\n{}",
+            security("server"),
+            security("peer")
+        )
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        while let Some(pid) = self.etcd_pid() {
+            kill(pid);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if std::thread::panicking() {
+            let log = self.log();
+            let etcd = fs::read_to_string(self.root().etcd_log()).unwrap_or_default();
+            let last: Vec<&str> = etcd.lines().rev().take(5).collect();
+            eprintln_lines(&format!("agent.log:\n{log}\nend of etcd.log:\n{}", last.join("\n")));
+        }
+    }
+}
+
+#[allow(clippy::print_stderr, reason = "a failed test tells what happened")]
+fn eprintln_lines(text: &str) {
+    eprintln!("{text}");
+}
+
+pub(crate) fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    let _ = rustix::process::kill_process(pid, Signal::KILL);
+}
+
+/// A call under the first generation.
+pub(crate) fn stamp<T>(message: T) -> Request<T> {
+    fence::stamp(Request::new(message), 1)
+}
+
+pub(crate) fn install_head(version: &str, sha256: &str) -> v1::InstallEtcdRequest {
+    let head = v1::InstallEtcdHead { version: version.to_owned(), sha256: sha256.to_owned() };
+    v1::InstallEtcdRequest { part: Some(v1::install_etcd_request::Part::Head(head)) }
+}
+
+pub(crate) fn chunk(bytes: &[u8]) -> v1::InstallEtcdRequest {
+    v1::InstallEtcdRequest { part: Some(v1::install_etcd_request::Part::Chunk(bytes.to_vec())) }
+}
+
+pub(crate) async fn configure(client: &mut Client, config: &str) -> Result<(), Status> {
+    let digest = hex::sha256(config.as_bytes());
+    client.configure_etcd(stamp(v1::ConfigureEtcdRequest { config: config.to_owned(), digest })).await.map(drop)
+}
+
+pub(crate) async fn start_empty(client: &mut Client, version: &str) -> Result<u32, Status> {
+    let request = v1::StartEtcdRequest {
+        version: version.to_owned(),
+        expected_data: v1::DataState::Empty.into(),
+        expected_cluster_id: 0,
+    };
+    client.start_etcd(stamp(request)).await.map(|reply| reply.into_inner().pid)
+}
+
+pub(crate) async fn report(client: &mut Client) -> v1::ReportReply {
+    client.report(v1::ReportRequest {}).await.unwrap().into_inner()
+}
+
+/// Reports until one is as wanted.
+pub(crate) async fn until(client: &mut Client, what: &str, wanted: impl Fn(&v1::EtcdReport) -> bool) -> v1::EtcdReport {
+    let begun = Instant::now();
+    loop {
+        let etcd = report(client).await.etcd.unwrap();
+        if wanted(&etcd) {
+            return etcd;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "waited in vain for: {what}; last seen: {etcd:?}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+pub(crate) fn etcd_dir() -> PathBuf {
+    let dir = std::env::var_os("RAFTSMAN_ETCD_DIR");
+    PathBuf::from(
+        dir.expect("RAFTSMAN_ETCD_DIR is not set: run `just lab` first; it fetches etcd and names the directory"),
+    )
+}
+
+pub(crate) fn etcd_digest(version: &str) -> String {
+    hex::sha256(&fs::read(etcd_dir().join(version).join("etcd")).unwrap())
+}
+
+/// A copy, never a hard link: nothing that a test does may reach the lab's own binaries.
+pub(crate) fn put_artifact(root: &Root, version: &str) {
+    let artifact = root.artifact(version);
+    if !artifact.exists() {
+        fs::create_dir_all(artifact.parent().unwrap()).unwrap();
+        fs::copy(etcd_dir().join(version).join("etcd"), &artifact).unwrap();
+    }
+}

@@ -1,0 +1,8 @@
+//! the agent's binary, as a workstation sees it → every promise of its protocol, kept.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod admission;
+mod claim;
+mod etcd;
+mod harness;
+mod supervise;

@@ -1,0 +1,162 @@
+//! etcd or its agent killed → etcd runs on, or runs again.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use raftsman_api::roles::Role;
+use raftsman_api::v1::{self, ServiceState};
+use tokio::time::sleep;
+
+use crate::harness::{Client, Fleet, Machine, VERSION, configure, kill, report, stamp, start_empty, until};
+
+fn state(etcd: &v1::EtcdReport) -> ServiceState {
+    etcd.service.as_ref().unwrap().state()
+}
+
+async fn running(client: &mut Client) -> v1::EtcdReport {
+    until(client, "etcd with data", |etcd| {
+        state(etcd) == ServiceState::Running && etcd.data.as_ref().unwrap().member_id != 0
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_killed_etcd_is_started_again() {
+    let fleet = Fleet::new("f5");
+    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 5, 1]).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    let first = start_empty(&mut client, VERSION).await.unwrap();
+    let ids = running(&mut client).await.data.unwrap();
+    kill(first);
+    let after = until(&mut client, "a new process", |etcd| {
+        state(etcd) == ServiceState::Running && etcd.service.as_ref().unwrap().pid != first
+    })
+    .await;
+    let service = after.service.unwrap();
+    assert_eq!((service.restarts, service.last_exit.as_str()), (1, "signal 9"));
+    assert_eq!(after.data.unwrap().member_id, ids.member_id);
+
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5 })).await.unwrap();
+    let stopped = report(&mut client).await.etcd.unwrap();
+    assert_eq!(state(&stopped), ServiceState::Stopped);
+    assert!(stopped.service.unwrap().last_exit.starts_with("stopped as asked"));
+    assert_eq!(machine.etcd_pid(), None);
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5 })).await.unwrap();
+    sleep(Duration::from_millis(300)).await;
+    assert_eq!(machine.etcd_pid(), None, "stopped is stopped");
+}
+
+#[tokio::test]
+async fn a_hopeless_etcd_is_tried_less_and_less() {
+    let fleet = Fleet::new("f5");
+    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 5, 2]).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    configure(&mut client, &machine.config().replace("initial-cluster: etcd-1=", "initial-cluster: nobody="))
+        .await
+        .unwrap();
+    start_empty(&mut client, VERSION).await.unwrap();
+    let begun = Instant::now();
+    let failing = until(&mut client, "three restarts", |etcd| etcd.service.as_ref().unwrap().restarts >= 3).await;
+    assert!(begun.elapsed() > Duration::from_millis(700), "100 + 200 + 400 ms");
+    let last = failing.service.unwrap().last_exit;
+    assert!(last.starts_with("exit code 1: ") && last.contains("fatal"), "etcd's last words: {last}");
+    // Stopping works in the pause, too.
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 1 })).await.unwrap();
+    assert_eq!(state(&report(&mut client).await.etcd.unwrap()), ServiceState::Stopped);
+}
+
+#[tokio::test]
+async fn etcd_outlives_its_agent_and_is_adopted() {
+    let fleet = Fleet::new("f5");
+    let (mut machine, mut client) = Machine::claimed(&fleet, [127, 77, 5, 3]).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    let pid = start_empty(&mut client, VERSION).await.unwrap();
+    let before = running(&mut client).await;
+    machine.kill_agent();
+    assert_eq!(machine.etcd_pid(), Some(pid), "etcd does not notice");
+    machine.start_agent().await;
+    let mut client = machine.client(&fleet, Role::Operator).await;
+    let adopted = report(&mut client).await.etcd.unwrap();
+    assert_eq!(adopted.service.as_ref().unwrap().pid, pid);
+    assert_eq!(adopted.running_config_digest, before.running_config_digest);
+    assert_eq!(adopted.running_version, VERSION);
+    // It is watched like one's own.
+    kill(pid);
+    until(&mut client, "a new process", |etcd| {
+        state(etcd) == ServiceState::Running && etcd.service.as_ref().unwrap().pid != pid
+    })
+    .await;
+    // Both die, as in a power cut: the new agent starts etcd by itself.
+    running(&mut client).await;
+    machine.kill_agent();
+    kill(machine.etcd_pid().unwrap());
+    while machine.etcd_pid().is_some() {
+        sleep(Duration::from_millis(2)).await;
+    }
+    machine.start_agent().await;
+    let mut client = machine.client(&fleet, Role::Operator).await;
+    running(&mut client).await;
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5 })).await.unwrap();
+    // Stopped stays stopped over a restart.
+    machine.kill_agent();
+    machine.start_agent().await;
+    let mut client = machine.client(&fleet, Role::Operator).await;
+    assert_eq!(state(&report(&mut client).await.etcd.unwrap()), ServiceState::Stopped);
+    assert_eq!(machine.etcd_pid(), None);
+}
+
+#[tokio::test]
+async fn a_member_without_its_memory_is_not_started_again() {
+    let fleet = Fleet::new("f5");
+    let (mut machine, mut client) = Machine::claimed(&fleet, [127, 77, 5, 4]).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    let pid = start_empty(&mut client, VERSION).await.unwrap();
+    running(&mut client).await;
+    // The agent takes down whose data it is within a moment.
+    let begun = Instant::now();
+    while !fs::read_to_string(machine.root().service()).unwrap().contains("\"member\"") {
+        assert!(begun.elapsed() < Duration::from_secs(5));
+        sleep(Duration::from_millis(20)).await;
+    }
+    machine.kill_agent();
+    kill(pid);
+    while machine.etcd_pid().is_some() {
+        sleep(Duration::from_millis(2)).await;
+    }
+    fs::remove_dir_all(machine.root().data()).unwrap();
+    machine.start_agent().await;
+    let mut client = machine.client(&fleet, Role::Operator).await;
+    let etcd = report(&mut client).await.etcd.unwrap();
+    assert_eq!(state(&etcd), ServiceState::Stopped);
+    assert_eq!(etcd.service.unwrap().last_exit, "not started again: its data is gone");
+    assert!(etcd.ever_started);
+    assert_eq!(machine.etcd_pid(), None);
+}
+
+#[tokio::test]
+async fn only_one_agent_lives_in_a_root() {
+    let fleet = Fleet::new("f5");
+    let (machine, _) = Machine::claimed(&fleet, [127, 77, 5, 5]).await;
+    let second = std::process::Command::new(env!("CARGO_BIN_EXE_raftsman-agent"))
+        .arg("--root")
+        .arg(machine.path())
+        .args(["--listen", "127.77.5.6:2378"])
+        .output()
+        .unwrap();
+    assert!(!second.status.success());
+    assert!(String::from_utf8_lossy(&second.stderr).contains("another agent runs"));
+}
+
+#[tokio::test]
+async fn the_agent_starts_quickly() {
+    let fleet = Fleet::new("f5");
+    let (mut machine, _) = Machine::claimed(&fleet, [127, 77, 5, 7]).await;
+    let mut times = Vec::new();
+    for _ in 0..9 {
+        machine.kill_agent();
+        times.push(machine.start_agent().await);
+    }
+    times.sort();
+    // Generous, because tests run side by side on small computers; the usual time is a few milliseconds.
+    assert!(times[4] < Duration::from_millis(500), "{times:?}");
+}

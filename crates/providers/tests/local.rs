@@ -1,0 +1,171 @@
+//! orders → machines on this computer, made once, known again, and gone without a trace.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use raftsman_providers::{
+    Artifact, Boot, Connection, LocalError, LocalSettings, MachineOrder, Power, ProviderError, Settings, connect,
+};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+
+fn agent() -> PathBuf {
+    let beside = std::env::current_exe().unwrap();
+    let path = beside.parent().unwrap().parent().unwrap().join("raftsman-agent");
+    assert!(path.is_file(), "{} is missing: run `cargo build --release -p raftsman-agent` first", path.display());
+    path
+}
+
+fn provider(dir: &Path, fleet_id: &str) -> Connection {
+    connect(Settings::Local(LocalSettings { dir: dir.to_path_buf(), fleet_id: fleet_id.to_owned(), agent: agent() }))
+}
+
+fn order(name: &str, address: &str) -> MachineOrder {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let address: IpAddr = address.parse().unwrap();
+    MachineOrder {
+        name: name.to_owned(),
+        address,
+        agent_port: 2378,
+        boot: Boot {
+            fleet_id: "f1".to_owned(),
+            fleet: "test".to_owned(),
+            machine: name.to_owned(),
+            address,
+            agent_port: 2378,
+            fleet_ca_pem: params.self_signed(&key).unwrap().pem(),
+            join_token: "00112233445566778899aabbccddeeff".to_owned(),
+            join_deadline: None,
+        },
+        artifacts: Vec::new(),
+    }
+}
+
+fn pid(dir: &Path, name: &str) -> u32 {
+    fs::read_to_string(dir.join(name).join("agent.lock")).unwrap().trim().parse().unwrap()
+}
+
+fn is_alive(pid: u32) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+}
+
+/// Some process that is started with etcd's argument, as a stand-in for etcd.
+struct Stand(Child);
+
+impl Stand {
+    fn new(config: &Path) -> Self {
+        let argument = format!("--config-file={}", config.display());
+        Self(Command::new("sh").args(["-c", "while :; do sleep 1; done", &argument]).spawn().unwrap())
+    }
+
+    fn is_alive(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Stand {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_machine_comes_and_goes() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("machines");
+    let provider = provider(&dir, "f1");
+    assert!(provider.inventory().await.unwrap().is_empty());
+    let binary = home.path().join("etcd");
+    fs::write(&binary, "binary").unwrap();
+    let mut order = order("etcd-1", "127.77.10.1");
+    order.artifacts.push(Artifact { version: "3.6.15".to_owned(), path: binary });
+
+    let made = provider.create(&order).await.unwrap();
+    assert_eq!((made.name.as_str(), made.power), ("etcd-1", Power::Running));
+    assert_eq!(provider.inventory().await.unwrap(), [made.clone()]);
+    assert!(dir.join("etcd-1/artifacts/etcd-3.6.15").is_file());
+    let first = pid(&dir, "etcd-1");
+    assert_eq!(provider.create(&order).await.unwrap(), made, "again, after a lost reply");
+    provider.start("etcd-1").await.unwrap();
+    assert_eq!(pid(&dir, "etcd-1"), first, "the same agent");
+
+    let number = rustix::process::Pid::from_raw(i32::try_from(first).unwrap()).unwrap();
+    rustix::process::kill_process(number, rustix::process::Signal::KILL).unwrap();
+    while provider.inventory().await.unwrap()[0].power == Power::Running {
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    provider.start("etcd-1").await.unwrap();
+    assert_eq!(provider.inventory().await.unwrap()[0].power, Power::Running);
+
+    let agent = pid(&dir, "etcd-1");
+    let mut ours = Stand::new(&dir.join("etcd-1").canonicalize().unwrap().join("etcd/etcd.yaml"));
+    let mut other = Stand::new(&dir.join("etcd-11/etcd/etcd.yaml"));
+    provider.delete("etcd-1").await.unwrap();
+    assert!(!is_alive(agent));
+    assert!(!ours.is_alive(), "etcd goes with its machine");
+    assert!(other.is_alive(), "another machine's does not");
+    assert!(!dir.join("etcd-1").exists());
+    assert!(provider.inventory().await.unwrap().is_empty());
+    provider.delete("etcd-1").await.unwrap();
+    let gone = provider.start("etcd-1").await;
+    assert!(matches!(gone, Err(ProviderError::Local(LocalError::NoMachine(_)))), "{gone:?}");
+}
+
+#[tokio::test]
+async fn a_half_made_machine_is_completed() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = provider(dir.path(), "f1");
+    let order = order("etcd-2", "127.77.10.2");
+    fs::create_dir(dir.path().join("etcd-2")).unwrap();
+    let tag = r#"{"fleet_id":"f1","name":"etcd-2","address":"127.77.10.2","agent_port":2378}"#;
+    fs::write(dir.path().join("etcd-2/machine.json"), tag).unwrap();
+    assert_eq!(provider.inventory().await.unwrap()[0].power, Power::Stopped);
+    provider.create(&order).await.unwrap();
+    let mut moved = order.clone();
+    moved.address = "127.77.10.3".parse().unwrap();
+    let refused = provider.create(&moved).await;
+    assert!(matches!(refused, Err(ProviderError::Local(LocalError::OtherAddress { .. }))), "{refused:?}");
+    provider.delete("etcd-2").await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_not_ours_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let foreign = dir.path().join("etcd-3");
+    fs::create_dir(&foreign).unwrap();
+    let tag = r#"{"fleet_id":"f2","name":"etcd-3","address":"127.77.10.4","agent_port":2378}"#;
+    fs::write(foreign.join("machine.json"), tag).unwrap();
+    let provider = provider(dir.path(), "f1");
+    let is_foreign = |error: &ProviderError| matches!(error, ProviderError::Local(LocalError::ForeignMachine { .. }));
+    assert!(provider.inventory().await.is_err_and(|error| is_foreign(&error)));
+    assert!(provider.create(&order("etcd-3", "127.77.10.4")).await.is_err_and(|error| is_foreign(&error)));
+    assert!(provider.delete("etcd-3").await.is_err_and(|error| is_foreign(&error)));
+    assert!(foreign.exists());
+    fs::remove_dir_all(&foreign).unwrap();
+
+    fs::create_dir(dir.path().join("photos")).unwrap();
+    fs::write(dir.path().join("photos/cat"), "meow").unwrap();
+    assert!(provider.inventory().await.unwrap().is_empty());
+    let refused = provider.delete("photos").await;
+    assert!(matches!(refused, Err(ProviderError::Local(LocalError::NotOurs { .. }))), "{refused:?}");
+    let outside = provider.delete("../photos").await;
+    assert!(matches!(outside, Err(ProviderError::Local(LocalError::Name(_)))), "{outside:?}");
+}
+
+#[tokio::test]
+async fn an_agent_that_cannot_serve_is_reported_with_its_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = provider(dir.path(), "f1");
+    let _listener = std::net::TcpListener::bind("127.77.10.5:2378").unwrap();
+    let failed = provider.create(&order("etcd-5", "127.77.10.5")).await;
+    match failed {
+        Err(ProviderError::Local(LocalError::Ended { log, .. })) => assert!(log.contains("cannot listen"), "{log}"),
+        other => panic!("{other:?}"),
+    }
+    provider.delete("etcd-5").await.unwrap();
+}
