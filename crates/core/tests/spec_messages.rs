@@ -217,8 +217,9 @@ cases! {
     flag_owned: cluster("flags:\n  heartbeat-interval: 100\n  listen-client-urls: http://0.0.0.0:2379\n  data-dir: /var/lib/etcd");
     flag_harmful: cluster("flags:\n  force-new-cluster: true\n  unsafe-no-fsync: true\n  strict-reconfig-check: false");
     flag_name: cluster("flags:\n  --max-request-bytes: 10485760\n  max_txn_ops: 10");
-    flag_experimental_gone: cluster("version: 3.7.2\nflags:\n  experimental-corrupt-check-time: 60m");
-    flag_experimental_old: cluster("flags:\n  experimental-corrupt-check-time: 60m");
+    flag_experimental_gone: cluster("version: 3.7.2\nflags:\n  experimental-corrupt-check-time: 3600000000000");
+    flag_experimental_old: cluster("flags:\n  experimental-corrupt-check-time: 3600000000000");
+    flag_type: cluster("flags:\n  corrupt-check-time: 60m\n  max-request-bytes: \"10485760\"\n  pre-vote: \"on\"\n  cipher-suites: TLS_AES_128_GCM_SHA256");
     flag_unknown: cluster("flags:\n  max-request-byte: 10485760\n  colour: blue");
     flag_of_later_line: cluster("version: 3.5.34\nflags:\n  max-learners: 2");
 }
@@ -284,6 +285,9 @@ fn no_secret_is_ever_shown() {
         "root_password: {value: {value: hunter2}}",
         "{root_password: hunter2",
         "root_password: *hunter2",
+        "mode: x # root_password: hunter2",
+        "mode: |\n  root_password: hunter2",
+        "mode: \"root_password: hunter2\"",
     ];
     for shape in shapes {
         let text = cluster(&format!("auth:\n  {}", shape.replace('\n', "\n  ")));

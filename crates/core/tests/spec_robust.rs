@@ -1,4 +1,5 @@
 //! Mutated and hostile files → an answer, quickly, and never a panic.
+#![allow(clippy::print_stdout)] // Timings, for whoever runs it with --nocapture.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -170,12 +171,12 @@ fn try_one(number: u64) -> Result<Duration, String> {
     let start = Instant::now();
     let run = || {
         let reading = read(&text);
-        let shown = reading.render("raftsman.yaml", &text, number % 8 == 0);
+        let shown = reading.render("raftsman.yaml", &text, number.is_multiple_of(8));
         assert_eq!(reading.spec.is_some(), reading.errors() == 0, "a spec means no errors");
         assert_eq!(shown.is_empty(), reading.diagnostics.is_empty(), "every diagnostic is shown");
         let raw = shown.bytes().filter(|byte| *byte == 0 || *byte == b'\r').count();
         assert_eq!(raw, 0, "control characters stay out of the terminal");
-        assert!(number % 8 == 0 || !shown.contains('\u{1b}'), "escape sequences stay out of the terminal");
+        assert!(number.is_multiple_of(8) || !shown.contains('\u{1b}'), "escape sequences stay out of the terminal");
     };
     let outcome = catch_unwind(AssertUnwindSafe(run));
     let took = start.elapsed();
@@ -226,8 +227,7 @@ fn mutated() {
 
 #[test]
 fn hostile_shapes_are_answered_quickly() {
-    let aliases: String =
-        (0..30).map(|n| format!("a{n}: &a{n} [{}]\n", format!("*a{},", n as i32 - 1).repeat(10))).collect();
+    let aliases: String = (0..30).map(|n| format!("a{n}: &a{n} [{}]\n", format!("*a{},", n - 1).repeat(10))).collect();
     let shapes = [
         "[".repeat(100_000),
         "{".repeat(100_000),

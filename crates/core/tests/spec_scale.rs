@@ -1,6 +1,7 @@
 //! Files of 1,000 and 10,000 clusters → reading time that grows with the file, and no faster.
 //!
 //! A test binary of its own, so that no other test runs beside it.
+#![allow(clippy::print_stdout)] // Timings, for whoever runs it with --nocapture.
 
 use std::time::{Duration, Instant};
 

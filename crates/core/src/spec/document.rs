@@ -142,7 +142,8 @@ struct Places<'t> {
 impl<'t> Places<'t> {
     fn new(text: &'t str) -> Self {
         let bytes = text.as_bytes();
-        let mut lines = vec![0];
+        // The parser does not count a byte order mark.
+        let mut lines = vec![if text.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 }];
         for (at, byte) in bytes.iter().enumerate() {
             if *byte == b'\n' || *byte == b'\r' && bytes.get(at + 1) != Some(&b'\n') {
                 lines.push(at + 1);
@@ -197,7 +198,13 @@ struct Loader<'t> {
 }
 
 /// Stops the reading: what follows cannot be trusted.
-struct Stop(Diagnostic);
+struct Stop(Box<Diagnostic>);
+
+impl Stop {
+    fn at(diagnostic: Diagnostic) -> Self {
+        Self(Box::new(diagnostic))
+    }
+}
 
 /// Reads the text. There is no tree when the YAML itself is broken.
 pub(super) fn load(text: &str) -> (Option<Node>, Vec<Diagnostic>) {
@@ -218,7 +225,7 @@ pub(super) fn load(text: &str) -> (Option<Node>, Vec<Diagnostic>) {
     match loader.run(text) {
         Ok(()) => (loader.root, loader.diagnostics),
         Err(Stop(diagnostic)) => {
-            loader.diagnostics.push(diagnostic);
+            loader.diagnostics.push(*diagnostic);
             (None, loader.diagnostics)
         }
     }
@@ -235,7 +242,7 @@ impl Loader<'_> {
                     documents += 1;
                     if documents > 1 {
                         let at = self.places.span(span);
-                        return Err(Stop(
+                        return Err(Stop::at(
                             Diagnostic::error("yaml-documents", Path::root(), at, "a second document starts here")
                                 .why("raftsman reads one document a file")
                                 .help("remove the `---`, or move the rest to a file of its own"),
@@ -311,7 +318,7 @@ impl Loader<'_> {
         let span = self.places.span(span);
         self.tag(tag, &span)?;
         if self.open.len() >= DEEPEST {
-            return Err(Stop(too_deep(span)));
+            return Err(Stop::at(too_deep(span)));
         }
         let hush = self.open.last().is_some_and(|open| {
             open.hush || matches!(&open.collection, Collection::Map(_, Some((key, _))) if secrecy::is_secret_key(key))
@@ -322,7 +329,7 @@ impl Loader<'_> {
 
     fn resolve(&mut self, anchor: usize, at: Span) -> Result<Node, Stop> {
         let stop = |message: &str, help: &str| {
-            Stop(Diagnostic::error("yaml-alias", Path::root(), at.clone(), message).help(help))
+            Stop::at(Diagnostic::error("yaml-alias", Path::root(), at.clone(), message).help(help))
         };
         let too_much = || {
             stop(
@@ -336,7 +343,7 @@ impl Loader<'_> {
             Some(Some(node)) => {
                 let (count, depth) = node.measure(COPIES - self.copies).ok_or_else(too_much)?;
                 if self.open.len() + depth > DEEPEST {
-                    return Err(Stop(too_deep(at)));
+                    return Err(Stop::at(too_deep(at)));
                 }
                 self.copies += count;
                 Ok(node.clone())
@@ -366,7 +373,7 @@ impl Loader<'_> {
                             node.head(),
                             "a key must be plain text, not a list or a mapping",
                         );
-                        return Err(Stop(diagnostic.help(help)));
+                        return Err(Stop::at(diagnostic.help(help)));
                     }
                 },
             },
@@ -439,7 +446,7 @@ impl Loader<'_> {
         }
         let mut diagnostic = Diagnostic::new(Severity::Error, "yaml-syntax", Path::root(), at, message);
         diagnostic.help = help.map(str::to_owned);
-        Stop(diagnostic)
+        Stop::at(diagnostic)
     }
 }
 
@@ -513,4 +520,43 @@ fn explain(info: &str) -> (String, Option<&'static str>) {
         other => return (format!("this is not YAML: {other}"), None),
     };
     (message.to_owned(), Some(help))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scalars(node: &Node, found: &mut Vec<(String, Span)>) {
+        match &node.kind {
+            Kind::Scalar { text, .. } => found.push((text.clone(), node.span.clone())),
+            Kind::List(items) => items.iter().for_each(|item| scalars(item, found)),
+            Kind::Map(map) => map.entries.iter().for_each(|entry| {
+                found.push((entry.key.clone(), entry.key_span.clone()));
+                scalars(&entry.value, found);
+            }),
+        }
+    }
+
+    #[test]
+    fn every_span_holds_its_text() {
+        let texts = [
+            "a: b\nc:\n  - d\n  - e: 'f'\n",
+            "# größer — 日本\nschlüssel: wert # für später\nñ: [é, \"ü\", {ö: 🦀}] # ∞\nz: 1\n",
+            "a: b\r\n# é\r\nc: { d: e, f: \"g\" }\r\n",
+            "a: b\rc: d\r",
+            "\u{feff}a: b\nc: d\n",
+            "a: &x [é, b]\nc: *x\n",
+            "a: é   \nb: c\n\n\n",
+        ];
+        for text in texts {
+            let (root, diagnostics) = load(text);
+            assert!(diagnostics.is_empty(), "{text:?}: {diagnostics:?}");
+            let mut found = Vec::new();
+            scalars(&root.unwrap(), &mut found);
+            assert!(found.len() >= 4, "{text:?}");
+            for (value, span) in found {
+                assert_eq!(text[span].trim_matches(['"', '\'']), value, "in {text:?}");
+            }
+        }
+    }
 }

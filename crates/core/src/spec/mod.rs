@@ -64,7 +64,7 @@ pub fn read(text: &str) -> Reading {
             if let Some(spec) = &spec {
                 diagnostics.extend(check::check(spec, &root, &tainted, LISTED));
             }
-            (spec, if diagnostics.is_empty() { Vec::new() } else { secrecy::places(&root) })
+            (spec, if diagnostics.is_empty() { Vec::new() } else { secrecy::places(&root, text) })
         }
         None if diagnostics.is_empty() => {
             diagnostics.push(empty());

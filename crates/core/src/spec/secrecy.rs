@@ -25,9 +25,17 @@ pub(super) fn is_variable(name: &str) -> bool {
 }
 
 /// The places of all secrets written into the file, in order. A reference to a file or a variable is none.
-pub(super) fn places(root: &Node) -> Vec<Span> {
+pub(super) fn places(root: &Node, text: &str) -> Vec<Span> {
     let mut found = Vec::new();
     walk(root, false, &mut found);
+    found.sort_by_key(|span| span.start);
+    // What stands in comments, or was swallowed by another value, is in no key of the tree.
+    let apart = |span: &Span| {
+        let next = found.partition_point(|known| known.end <= span.start);
+        found.get(next).is_none_or(|known| known.start >= span.end)
+    };
+    let others: Vec<Span> = places_in_text(text).into_iter().filter(apart).collect();
+    found.extend(others);
     found.sort_by_key(|span| span.start);
     found
 }

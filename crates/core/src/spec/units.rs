@@ -7,6 +7,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::secrecy;
+
 /// Why a text is not the value it should be, and what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
@@ -34,10 +36,14 @@ impl UnitError {
 /// Quotes a piece of the user's text in a message: short, and without anything a terminal would obey.
 pub(super) fn quoted(text: &str) -> String {
     const LONGEST: usize = 40;
+    if !secrecy::places_in_text(text).is_empty() {
+        return "`********`".to_owned();
+    }
     let mut out = String::with_capacity(text.len().min(LONGEST) + 2);
     out.push('`');
     for (count, c) in text.chars().enumerate() {
-        if count == LONGEST {
+        // One line is enough to be recognised, and what follows may be anything.
+        if count == LONGEST || c == '\n' {
             out.push('…');
             break;
         }
@@ -206,7 +212,7 @@ impl fmt::Display for ByteSize {
         if self.0 == 0 {
             return f.pad("0");
         }
-        let (name, factor) = SIZE_UNITS.iter().find(|(_, factor)| self.0 % factor == 0).unwrap_or(&("B", 1));
+        let (name, factor) = SIZE_UNITS.iter().find(|(_, factor)| self.0.is_multiple_of(*factor)).unwrap_or(&("B", 1));
         f.pad(&format!("{}{name}", self.0 / factor))
     }
 }

@@ -3,7 +3,7 @@
 use super::super::diagnostic::Path;
 use super::super::fault::nearest;
 use super::super::types::{EtcdCluster, FlagValue};
-use super::super::units::{EtcdVersion, Name, quoted};
+use super::super::units::{Duration, EtcdVersion, Name, quoted};
 use super::{Finding, Findings};
 
 /// Settings that raftsman writes itself, and the key that governs them.
@@ -191,10 +191,87 @@ fn one(findings: &mut Findings<'_>, at: Path, version_at: Path, version: EtcdVer
                 .why(*why)
                 .help("remove it"),
         );
+    } else if let Some((message, help)) = misfit(flag, value) {
+        findings.add(
+            Finding::error("flag-type", at, message)
+                .why("etcd does not start with a value of another kind in its configuration file")
+                .help(help),
+        );
     } else if let Some(stable) = flag.strip_prefix("experimental-") {
         experimental(findings, at, version_at, version, flag, stable);
     } else {
         known(findings, at, version_at, version, flag);
+    }
+}
+
+/// What etcd's configuration file takes for a setting, tried with 3.4.45, 3.5.34, 3.6.15 and 3.7.2. Settings that
+/// are not listed take any text.
+const NUMBERS: &[&str] = &[
+    "auth-token-ttl",
+    "backend-batch-limit",
+    "bcrypt-cost",
+    "bootstrap-defrag-threshold-megabytes",
+    "compaction-batch-limit",
+    "max-concurrent-streams",
+    "max-learners",
+    "max-request-bytes",
+    "max-snapshots",
+    "max-txn-ops",
+    "max-wals",
+    "snapshot-catchup-entries",
+    "snapshot-count",
+];
+const TIMES: &[&str] = &[
+    "backend-batch-interval",
+    "compact-hash-check-time",
+    "compaction-sleep-interval",
+    "corrupt-check-time",
+    "downgrade-check-time",
+    "grpc-keepalive-interval",
+    "grpc-keepalive-min-time",
+    "grpc-keepalive-timeout",
+    "warning-apply-duration",
+    "warning-unary-request-duration",
+    "watch-progress-notify-interval",
+];
+const SWITCHES: &[&str] = &[
+    "enable-distributed-tracing",
+    "enable-log-rotation",
+    "enable-pprof",
+    "memory-mlock",
+    "pre-vote",
+    "strict-reconfig-check",
+];
+const LISTS: &[&str] = &["cipher-suites", "log-outputs"];
+
+/// What is wrong with a value, and what to write instead.
+fn misfit(flag: &str, value: &FlagValue) -> Option<(String, String)> {
+    let plain = flag.strip_prefix("experimental-").unwrap_or(flag);
+    if LISTS.contains(&plain) {
+        let message = format!("`{flag}` takes a list, which raftsman cannot pass on yet");
+        return Some((message, "remove it".to_owned()));
+    }
+    match value {
+        FlagValue::Integer(_) if SWITCHES.contains(&plain) => {
+            Some((format!("`{flag}` takes `true` or `false`"), "write one of them, without quotes".to_owned()))
+        }
+        FlagValue::Text(_) if SWITCHES.contains(&plain) => {
+            Some((format!("`{flag}` takes `true` or `false`"), "write one of them, without quotes".to_owned()))
+        }
+        FlagValue::Text(_) | FlagValue::Bool(_) if NUMBERS.contains(&plain) => {
+            Some((format!("`{flag}` takes a whole number"), "write digits only, without quotes".to_owned()))
+        }
+        FlagValue::Text(text) if TIMES.contains(&plain) => {
+            let help = match Duration::parse(text) {
+                Ok(time) => format!("write {time} as `{}`", u128::from(time.as_millis()) * 1_000_000),
+                Err(_) => "one second is `1000000000`".to_owned(),
+            };
+            Some((format!("`{flag}` takes a number of nanoseconds"), help))
+        }
+        FlagValue::Bool(_) if TIMES.contains(&plain) => {
+            Some((format!("`{flag}` takes a number of nanoseconds"), "one second is `1000000000`".to_owned()))
+        }
+        _ => None,
     }
 }
 

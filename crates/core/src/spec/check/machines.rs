@@ -274,7 +274,7 @@ fn time(findings: &mut Findings<'_>, time: &Time) {
         }
     }
     if let Some(step) = time.makestep {
-        if !(step.threshold > 0.0) {
+        if step.threshold.is_nan() || step.threshold <= 0.0 {
             findings.add(
                 Finding::error(
                     "makestep-invalid",
