@@ -46,7 +46,7 @@ impl Server {
     }
 
     /// The role check for every call.
-    fn allow<'r, T>(request: &'r Request<T>, needed: Role) -> Result<&'r Peer, Status> {
+    fn allow<T>(request: &Request<T>, needed: Role) -> Result<&Peer, Status> {
         let peer = request
             .extensions()
             .get::<Peer>()

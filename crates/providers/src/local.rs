@@ -5,16 +5,17 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use crate::process::{self, Proved};
-use crate::{Boot, MachineOrder, MachineRecord, Power};
+use crate::{MachineOrder, MachineRecord, Power};
 
 const POLL: Duration = Duration::from_millis(2);
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -178,8 +179,9 @@ impl Local {
 
     /// Makes a machine, or completes one that was made in part, and starts it.
     pub async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, LocalError> {
-        let (this, order) = (self.clone(), order.clone());
-        let tag = spawn_blocking(move || this.lay_out(&order)).await??;
+        let (this, copy) = (self.clone(), order.clone());
+        let tag = spawn_blocking(move || this.lay_out(&copy)).await??;
+        self.brief(order).await?;
         self.wake(&tag).await?;
         Ok(MachineRecord { power: Power::Running, name: tag.name, address: tag.address, agent_port: tag.agent_port })
     }
@@ -281,16 +283,9 @@ impl Local {
                     return Err(LocalError::NotOurs { dir: root });
                 }
                 make_dir(&root)?;
-                write_json(&root.join("machine.json"), &wanted)?;
+                let path = root.join("machine.json");
+                write(&path, &json(&path, &wanted)?)?;
             }
-        }
-        let agent = root.join("agent");
-        make_dir(&agent)?;
-        // A claimed agent has its certificate, and a running one has read its boot data: both keep what they have.
-        let running = process::is_locked(&root.join("agent.lock")).map_err(failed("look at", &root))?;
-        let boot = agent.join("boot.json");
-        if !agent.join("tls/current").exists() && !(running && boot.exists()) {
-            write_json::<Boot>(&boot, &order.boot)?;
         }
         let artifacts = root.join("artifacts");
         make_dir(&artifacts)?;
@@ -301,6 +296,24 @@ impl Local {
             }
         }
         Ok(wanted)
+    }
+
+    /// Hands over the boot data unless the machine was claimed. An unclaimed agent that runs on other boot data, left by
+    /// an order whose token was lost, is ended: it could never be claimed.
+    async fn brief(&self, order: &MachineOrder) -> Result<(), LocalError> {
+        let root = self.root(&order.name)?;
+        let root = root.canonicalize().map_err(failed("resolve", &root))?;
+        let agent = root.join("agent");
+        make_dir(&agent)?;
+        let boot = agent.join("boot.json");
+        let claimed = agent.join("tls/current");
+        let text = json(&boot, &order.boot)?;
+        if claimed.exists() || fs::read(&boot).is_ok_and(|found| found == text) {
+            return Ok(());
+        }
+        self.end_agent(&order.name, &root).await?;
+        // It may have been claimed while it was being ended.
+        if claimed.exists() { Ok(()) } else { write(&boot, &text) }
     }
 
     /// Starts the agent when its lock is free, and waits until it serves.
@@ -316,7 +329,7 @@ impl Local {
         loop {
             // The lock and who holds it are looked at before the port: another process may listen there.
             let ours = process::is_locked(&lock).map_err(failed("look at", &lock))?
-                && child.as_ref().is_none_or(|child| holder(&lock) == Some(child.id()));
+                && child.as_ref().is_none_or(|child| holder(&lock) == child.id());
             if ours && TcpStream::connect(tag.socket()).await.is_ok() {
                 return Ok(());
             }
@@ -343,6 +356,7 @@ impl Local {
         let log =
             OpenOptions::new().append(true).create(true).mode(0o600).open(&path).map_err(failed("open", &path))?;
         let errors = log.try_clone().map_err(failed("open", &path))?;
+        // Tokio's, because it reaps the agent when that ends one day; std's would leave a zombie in a long-lived process.
         Command::new(&self.settings.agent)
             .arg("--root")
             .arg(root)
@@ -424,14 +438,16 @@ fn make_dir(path: &Path) -> Result<(), LocalError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed("make the directory", path))
 }
 
+fn json<T: Serialize>(path: &Path, value: &T) -> Result<Vec<u8>, LocalError> {
+    serde_json::to_vec_pretty(value).map_err(|source| LocalError::Malformed { path: path.to_path_buf(), source })
+}
+
 /// Whole or not at all, and for nobody else's eyes.
-fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), LocalError> {
-    let text = serde_json::to_vec_pretty(value)
-        .map_err(|source| LocalError::Malformed { path: path.to_path_buf(), source })?;
+fn write(path: &Path, text: &[u8]) -> Result<(), LocalError> {
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
     let write = || -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        file.write_all(&text)?;
+        file.write_all(text)?;
         file.sync_all()?;
         fs::rename(&temporary, path)?;
         File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()

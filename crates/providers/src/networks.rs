@@ -4,10 +4,10 @@
 //! network. Networks are `127.0.x.0/24`, which need no privilege and no set-up.
 
 use std::fmt;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -120,6 +120,7 @@ impl Networks {
     /// The fleet's network: the one it has, else the wanted one, else a free one. The same fleet tends to get the same
     /// network again.
     pub fn claim(&self, fleet_id: &str, state_dir: &Path, wanted: Option<Network>) -> Result<Network, NetworkError> {
+        let _turn = self.turn()?;
         if let Some(own) = self.of(fleet_id)?
             && wanted.is_none_or(|wanted| wanted == own)
         {
@@ -149,6 +150,10 @@ impl Networks {
 
     /// Gives the fleet's networks back; fine when it has none.
     pub fn release(&self, fleet_id: &str) -> Result<(), NetworkError> {
+        if !self.registry.exists() {
+            return Ok(());
+        }
+        let _turn = self.turn()?;
         for (network, entry) in self.entries()? {
             if entry.fleet_id == fleet_id {
                 remove(&self.path(network))?;
@@ -157,6 +162,28 @@ impl Networks {
         // Only removes it when it is empty.
         let _ = fs::remove_dir(&self.registry);
         Ok(())
+    }
+
+    /// One change at a time: what was found stale must still be so when it is removed.
+    fn turn(&self) -> Result<File, NetworkError> {
+        let registry = &self.registry;
+        loop {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(registry)
+                .map_err(failed("make the directory", registry))?;
+            let turn = match File::open(registry) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened.map_err(failed("open", registry))?,
+            };
+            turn.lock().map_err(failed("lock", registry))?;
+            // Whoever had the turn before may have removed the directory.
+            let locked = turn.metadata().map_err(failed("look at", registry))?.ino();
+            if fs::metadata(registry).is_ok_and(|found| found.ino() == locked) {
+                return Ok(turn);
+            }
+        }
     }
 
     fn take(&self, network: Network, fleet_id: &str, state_dir: &Path) -> Result<(), NetworkError> {
@@ -177,11 +204,6 @@ impl Networks {
     /// Whole and exclusive: the entry is written aside and linked to its name, which fails when the name is there.
     fn enter(&self, network: Network, entry: &Entry) -> Result<(), NetworkError> {
         let registry = &self.registry;
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(registry)
-            .map_err(failed("make the directory", registry))?;
         let path = self.path(network);
         let aside = registry.join(format!(".{}-{}-{:?}", network.0, std::process::id(), std::thread::current().id()));
         let text = serde_json::to_vec_pretty(entry).map_err(|error| failed("write", &path)(error.into()))?;

@@ -87,12 +87,19 @@ async fn a_machine_comes_and_goes() {
 
     let made = provider.create(&order).await.unwrap();
     assert_eq!((made.name.as_str(), made.power), ("etcd-1", Power::Running));
-    assert_eq!(provider.inventory().await.unwrap(), [made.clone()]);
+    assert_eq!(provider.inventory().await.unwrap(), std::slice::from_ref(&made));
     assert!(dir.join("etcd-1/artifacts/etcd-3.6.15").is_file());
     let first = pid(&dir, "etcd-1");
     assert_eq!(provider.create(&order).await.unwrap(), made, "again, after a lost reply");
     provider.start("etcd-1").await.unwrap();
     assert_eq!(pid(&dir, "etcd-1"), first, "the same agent");
+
+    // An order with another token, because the first one was lost: the agent must know the new one.
+    order.boot.join_token = "ff".repeat(16);
+    provider.create(&order).await.unwrap();
+    assert!(fs::read_to_string(dir.join("etcd-1/agent/boot.json")).unwrap().contains(&order.boot.join_token));
+    assert_ne!(pid(&dir, "etcd-1"), first, "another agent");
+    let first = pid(&dir, "etcd-1");
 
     let number = rustix::process::Pid::from_raw(i32::try_from(first).unwrap()).unwrap();
     rustix::process::kill_process(number, rustix::process::Signal::KILL).unwrap();
