@@ -149,7 +149,8 @@ impl<'t> Places<'t> {
                 lines.push(at + 1);
             }
         }
-        Self { text, lines, ascii: text.is_ascii(), last: (0, 0, 0) }
+        let last = (0, 0, lines[0]);
+        Self { text, lines, ascii: text.is_ascii(), last }
     }
 
     fn byte(&mut self, marker: Marker) -> usize {
