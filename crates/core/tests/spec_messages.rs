@@ -219,6 +219,8 @@ cases! {
     flag_name: cluster("flags:\n  --max-request-bytes: 10485760\n  max_txn_ops: 10");
     flag_experimental_gone: cluster("version: 3.7.2\nflags:\n  experimental-corrupt-check-time: 3600000000000");
     flag_experimental_old: cluster("flags:\n  experimental-corrupt-check-time: 3600000000000");
+    flag_no_effect: cluster("flags:\n  client-crl-file: revoked.pem");
+    flag_set_by_raftsman: cluster("flags:\n  feature-gates: CompactHashCheck=false\n  log-outputs: stdout\n  strict-reconfig-check: true");
     flag_type: cluster("flags:\n  corrupt-check-time: 60m\n  max-request-bytes: \"10485760\"\n  pre-vote: \"on\"\n  cipher-suites: TLS_AES_128_GCM_SHA256");
     flag_unknown: cluster("flags:\n  max-request-byte: 10485760\n  colour: blue");
     flag_of_later_line: cluster("version: 3.5.34\nflags:\n  max-learners: 2");

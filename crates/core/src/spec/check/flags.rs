@@ -36,6 +36,7 @@ const OWNED: &[(&str, &str)] = &[
     ("client-transport-security", "certificates"),
     ("peer-transport-security", "certificates"),
     ("self-signed-cert-validity", "certificates.validity"),
+    ("feature-gates", "corruption_checks"),
 ];
 
 /// Settings that raftsman writes itself, by what they start with; nothing governs them.
@@ -45,6 +46,21 @@ const OWNED_FAMILIES: &[(&str, &str)] = &[
     ("advertise-", "raftsman chooses the addresses and ports from the members' addresses"),
     ("discovery", "raftsman tells every member who the others are"),
     ("proxy", "raftsman runs members, not proxies"),
+    ("strict-reconfig-check", "it is always on: without it a membership change can cost the quorum"),
+    ("log", "raftsman reads the members' logs, and must know where they are"),
+];
+
+/// Settings that etcd takes on its command line only; tried with 3.4.45, 3.5.34, 3.6.15 and 3.7.2.
+const COMMAND_LINE_ONLY: &[&str] = &[
+    "client-cert-allowed-hostname",
+    "client-crl-file",
+    "peer-cert-allowed-cn",
+    "peer-cert-allowed-hostname",
+    "peer-crl-file",
+    "raft-read-timeout",
+    "raft-write-timeout",
+    "socket-reuse-address",
+    "socket-reuse-port",
 ];
 
 /// Settings that undo what keeps the data safe.
@@ -76,46 +92,25 @@ const KNOWN: &[(u8, &[&str])] = &[
             "backend-batch-limit",
             "bcrypt-cost",
             "cipher-suites",
-            "client-cert-allowed-hostname",
-            "client-crl-file",
             "cors",
             "enable-pprof",
             "grpc-keepalive-interval",
             "grpc-keepalive-min-time",
             "grpc-keepalive-timeout",
             "host-whitelist",
-            "log-outputs",
-            "logger",
             "max-concurrent-streams",
             "max-request-bytes",
             "max-snapshots",
             "max-txn-ops",
             "max-wals",
             "metrics",
-            "peer-cert-allowed-cn",
-            "peer-cert-allowed-hostname",
-            "peer-crl-file",
             "pre-vote",
             "snapshot-count",
-            "strict-reconfig-check",
             "tls-max-version",
             "tls-min-version",
-            "wal-dir",
         ],
     ),
-    (
-        FROM_3_5,
-        &[
-            "backend-bbolt-freelist-type",
-            "enable-log-rotation",
-            "log-rotation-config-json",
-            "raft-read-timeout",
-            "raft-write-timeout",
-            "socket-reuse-address",
-            "socket-reuse-port",
-            "v2-deprecation",
-        ],
-    ),
+    (FROM_3_5, &["backend-bbolt-freelist-type", "enable-log-rotation", "log-rotation-config-json", "v2-deprecation"]),
     (
         FROM_3_6,
         &[
@@ -130,7 +125,6 @@ const KNOWN: &[(u8, &[&str])] = &[
             "distributed-tracing-service-name",
             "downgrade-check-time",
             "enable-distributed-tracing",
-            "feature-gates",
             "log-format",
             "max-learners",
             "memory-mlock",
@@ -191,6 +185,13 @@ fn one(findings: &mut Findings<'_>, at: Path, version_at: Path, version: EtcdVer
                 .why(*why)
                 .help("remove it"),
         );
+    } else if COMMAND_LINE_ONLY.contains(&flag) {
+        findings.add(
+            Finding::error("flag-no-effect", at, format!("`{flag}` would have no effect"))
+                .on_key()
+                .why("etcd takes it on its command line only, and raftsman writes a configuration file, where etcd ignores it without a word")
+                .help("remove it, so that nobody relies on it"),
+        );
     } else if let Some((message, help)) = misfit(flag, value) {
         findings.add(
             Finding::error("flag-type", at, message)
@@ -242,7 +243,7 @@ const SWITCHES: &[&str] = &[
     "pre-vote",
     "strict-reconfig-check",
 ];
-const LISTS: &[&str] = &["cipher-suites", "log-outputs"];
+const LISTS: &[&str] = &["cipher-suites"];
 
 /// What is wrong with a value, and what to write instead.
 fn misfit(flag: &str, value: &FlagValue) -> Option<(String, String)> {
@@ -294,7 +295,7 @@ fn experimental(
     let successor = if lines(stable).is_some() {
         format!("use `{stable}`")
     } else {
-        "look for a feature gate (`feature-gates`) that took its place".to_owned()
+        "remove it: what became a feature gate cannot be set through raftsman yet".to_owned()
     };
     if version.minor_line() >= (3, 7) {
         findings.add(
