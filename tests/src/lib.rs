@@ -2,4 +2,5 @@
 
 pub mod dice;
 pub mod fixtures;
+pub mod lab;
 pub mod sim;

@@ -131,11 +131,11 @@ impl Run {
     }
 
     fn peace(&mut self) -> Result<(), Violation> {
-        for machine in self.world.machines.values_mut().filter(|m| m.exists) {
+        for machine in self.world.machines.values_mut() {
             machine.ports_taken.clear();
             machine.disk.free = 1 << 34;
             machine.clock_offset_ms = 0;
-            if machine.power == Power::Running {
+            if machine.exists && machine.power == Power::Running {
                 machine.agent_up = true;
             }
         }

@@ -87,7 +87,7 @@ fn etcd_report(agent: &Agent) -> Result<v1::EtcdReport, ReportError> {
             .into_iter()
             .map(|taken| v1::PortTaken { port: u32::from(taken.port), holder: taken.holder })
             .collect(),
-        ever_started: record.ever_started,
+        had_data: record.ids.is_some(),
     })
 }
 

@@ -1,2 +1,27 @@
-//! Placeholder.
-fn main() {}
+//! The command line: arguments → one verb of the engine → text, JSON or an exit code.
+
+mod args;
+mod exit;
+mod progress;
+mod setting;
+mod verbs;
+mod view;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+fn main() -> ExitCode {
+    let arguments = args::Arguments::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return exit::fail(&exit::Failure::other(format!("cannot start: {error}"))),
+    };
+    let outcome = runtime.block_on(verbs::run(arguments));
+    // A task that still waits for a silent machine must not hold the answer up.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(code) => code,
+        Err(failure) => exit::fail(&failure),
+    }
+}

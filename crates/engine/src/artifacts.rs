@@ -49,6 +49,11 @@ struct Known {
     sha256: String,
 }
 
+/// The version of the etcd binary in this file.
+pub fn version_of(path: &Path) -> Result<EtcdVersion, ArtifactError> {
+    probe::version(path)
+}
+
 /// Finds binaries. A file that did not change is run and hashed once, however many clusters use it.
 #[derive(Debug, Clone)]
 pub struct Artifacts {

@@ -1,6 +1,44 @@
-//! Placeholder.
+//! Raftsman's hands: it gathers what core plans from, and carries out what core decides.
+//!
+//! | room | input → output |
+//! |---|---|
+//! | [`fleet`] | a file and its state → everything that a verb needs at hand |
+//! | [`cluster`] | one cluster of a fleet → its authorities, credentials and memory |
+//! | [`observe`] | world → `Observed` |
+//! | [`act`] | one `Action` → the world |
+//! | [`apply`] | observe, plan, act, observe again |
+//! | [`ops`] | one verb of the command line each |
+//! | [`pki`] | authorities and certificates |
+//! | [`store`] | the state directory: secrets, lock, generation, journal (owns `.raftsman/`) |
+//! | [`secrets`], [`artifacts`] | what the file refers to: secrets, etcd binaries |
+//! | [`etcd`] | connections to etcd |
+//! | [`journal`] | what a run does → the audit trail |
 
+pub mod act;
+pub mod apply;
 pub mod artifacts;
+pub mod cluster;
+pub mod etcd;
+pub mod fleet;
+pub mod journal;
+pub mod observe;
+pub mod ops;
 pub mod pki;
 pub mod secrets;
 pub mod store;
+
+/// An error with everything that caused it, in one line.
+pub fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let more = source.to_string();
+        // Some errors repeat their source in their own words.
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        next = source.source();
+    }
+    text
+}

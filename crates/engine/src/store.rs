@@ -24,6 +24,7 @@ pub use journal::{Entry, Filter};
 pub use lock::{Lock, LockInfo};
 pub use secrets::{IdentitySource, Secrets};
 
+pub(crate) use files::write as write_file;
 use files::{PRIVATE, PUBLIC};
 
 /// The format that this version writes, and the newest that it reads.
@@ -258,9 +259,9 @@ impl Store {
         CLUSTERS.names(&self.dir)
     }
 
-    /// Writes one line to the journal; when this returns, it is on the disk.
-    pub fn append(&self, entry: &Entry) -> Result<(), StoreError> {
-        journal::append(&self.dir.join(JOURNAL), entry)
+    /// Writes lines to the journal; when this returns, they are on the disk.
+    pub fn append(&self, entries: &[Entry]) -> Result<(), StoreError> {
+        journal::append(&self.dir.join(JOURNAL), entries)
     }
 
     /// The lines of the journal that the filter lets through, oldest first.

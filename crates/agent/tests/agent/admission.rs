@@ -93,7 +93,7 @@ async fn configuration_and_logs() {
     configure(&mut client, config).await.unwrap();
     let etcd = report(&mut client).await.etcd.unwrap();
     assert_eq!(etcd.config_digest, hex::sha256(config.as_bytes()));
-    assert_eq!((etcd.running_config_digest.as_str(), etcd.ever_started), ("", false));
+    assert_eq!((etcd.running_config_digest.as_str(), etcd.had_data), ("", false));
     let wrong = v1::ConfigureEtcdRequest { config: config.to_owned(), digest: "00".to_owned() };
     let refused = client.configure_etcd(fence::stamp(Request::new(wrong), 1)).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);

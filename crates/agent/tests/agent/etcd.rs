@@ -68,7 +68,7 @@ async fn a_start_is_refused_with_the_reason() {
     }
     let unsaid = v1::StartEtcdRequest { version: VERSION.to_owned(), ..v1::StartEtcdRequest::default() };
     assert_eq!(client.start_etcd(stamp(unsaid)).await.unwrap_err().code(), Code::InvalidArgument);
-    assert!(!report(&mut client).await.etcd.unwrap().ever_started, "a refused start is none");
+    assert!(!report(&mut client).await.etcd.unwrap().had_data, "a refused start is none");
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn ids_are_those_that_etcd_reports() {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
         assert_eq!(etcd.running_version, *version);
-        assert!(data.bytes > 0 && etcd.ever_started);
+        assert!(data.bytes > 0 && etcd.had_data);
 
         client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 10 })).await.unwrap();
         assert_eq!(machine.etcd_pid(), None);

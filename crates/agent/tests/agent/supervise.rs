@@ -129,7 +129,7 @@ async fn a_member_without_its_memory_is_not_started_again() {
     let etcd = report(&mut client).await.etcd.unwrap();
     assert_eq!(state(&etcd), ServiceState::Stopped);
     assert_eq!(etcd.service.unwrap().last_exit, "not started again: its data is gone");
-    assert!(etcd.ever_started);
+    assert!(etcd.had_data);
     assert_eq!(machine.etcd_pid(), None);
 }
 

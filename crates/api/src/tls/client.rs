@@ -29,6 +29,8 @@ pub struct ClientTls {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
     timeout: Duration,
+    /// Agents greet as soon as they have accepted us; etcd waits for the client to begin.
+    speaks_first: bool,
 }
 
 /// A channel to an agent, and the certificate that the agent showed.
@@ -107,7 +109,7 @@ impl ClientTls {
     /// For another gRPC server than an agent, such as etcd: what to trust and whom to expect is all in the arguments.
     pub fn custom(mut config: ClientConfig, name: ServerName<'static>) -> Self {
         config.alpn_protocols = vec![ALPN.to_vec()];
-        Self { config: Arc::new(config), name, timeout: CONNECT_TIMEOUT }
+        Self { config: Arc::new(config), name, timeout: CONNECT_TIMEOUT, speaks_first: false }
     }
 
     /// The same with another limit on the time for connecting (3 s unless told).
@@ -137,7 +139,7 @@ impl ClientTls {
         config.alpn_protocols = vec![ALPN.to_vec()];
         // A resumed session shows no certificate, and the claim is bound to the certificate.
         config.resumption = rustls::client::Resumption::disabled();
-        Ok(Self { config: Arc::new(config), name: server_name, timeout: CONNECT_TIMEOUT })
+        Ok(Self { config: Arc::new(config), name: server_name, timeout: CONNECT_TIMEOUT, speaks_first: true })
     }
 }
 
@@ -190,7 +192,7 @@ async fn handshake(
         TlsConnector::from(Arc::clone(&tls.config)).connect(tls.name.clone(), tcp).await.map_err(untrusted)?;
     // In TLS 1.3 the server judges our certificate after our side of the handshake is done. It speaks first once it has
     // accepted us (HTTP/2 settings), so waiting for that tells a refusal here and not in some later call.
-    if stream.fill_buf().await.map_err(untrusted)?.is_empty() {
+    if tls.speaks_first && stream.fill_buf().await.map_err(untrusted)?.is_empty() {
         return Err(untrusted(io::ErrorKind::UnexpectedEof.into()));
     }
     let (_, connection) = stream.get_ref();

@@ -1,6 +1,6 @@
 //! One cluster of the file → its members with their configuration and certificates.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use super::addresses::Allotment;
 use super::{Cluster, DesireError, Member};
@@ -119,10 +119,15 @@ pub(super) fn resolve(
             server_names.push(member.to_string());
             let mut server_addresses = extra.extra_addresses.clone();
             server_addresses.push(address);
+            // Peers are checked by the address that they come from, and on this computer everybody comes from here.
+            let mut peer_addresses = vec![address];
+            if address.is_loopback() {
+                peer_addresses.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+            }
             Member {
                 config_digest: render::digest(&config),
                 config,
-                peer: profile(Usage::ServerAndClient, vec![member.to_string()], vec![address]),
+                peer: profile(Usage::ServerAndClient, vec![member.to_string()], peer_addresses),
                 server: profile(Usage::Server, server_names, server_addresses),
                 name: member,
                 address,

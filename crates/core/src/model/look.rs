@@ -14,13 +14,7 @@ impl World {
     /// A look at everything, without faults.
     pub fn observe(&self, desired: &Cluster) -> Observed {
         let members = desired.members.iter().map(|m| (m.name.clone(), self.observe_member(desired, &m.name))).collect();
-        let strangers = self
-            .machines
-            .iter()
-            .filter(|(name, m)| m.exists && desired.member(name).is_none())
-            .map(|(name, _)| name.clone())
-            .collect();
-        Observed { ledger: self.ledger.clone(), members, strangers }
+        Observed { ledger: self.ledger.clone(), members }
     }
 
     fn observe_member(&self, desired: &Cluster, name: &Name) -> MemberObserved {

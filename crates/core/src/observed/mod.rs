@@ -28,8 +28,6 @@ pub struct Observed {
     pub ledger: Ledger,
     /// Every desired member's machine, bottom up.
     pub members: BTreeMap<Name, MemberObserved>,
-    /// Machines that carry this cluster's tag and that the file does not name.
-    pub strangers: Vec<Name>,
 }
 
 /// What was seen of one member: its machine, the agent there, and the etcd that answers at its address.

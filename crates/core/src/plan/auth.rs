@@ -12,7 +12,9 @@ pub(super) fn secure(draft: &mut Draft<'_>) {
     let healthy = || draft.view.healthy.iter().filter_map(|name| draft.view.answering.get(name));
     // Auth goes through the log: the member that is furthest ahead knows best.
     let Some(newest) = healthy().max_by_key(|e| (e.raft_term, e.raft_index)).copied() else { return };
-    match (newest.auth, newest.root) {
+    // Looking for `root` costs a round through the log, so that not every member is asked.
+    let root = healthy().map(|e| e.root).find(|r| *r != Root::Unknown).unwrap_or(Root::Unknown);
+    match (newest.auth, root) {
         (Some(false), Root::Missing) => {
             draft.steps.push(Step::new(Action::CreateRoot, Reason::Missing));
         }

@@ -14,9 +14,6 @@ const CRASHES: u32 = 5;
 /// Whether it is clear whose cluster this is. Where it is not, nothing at all is done.
 pub(super) fn identity_is_clear(draft: &mut Draft<'_>) -> bool {
     let ledger = &draft.observed.ledger;
-    if !draft.observed.strangers.is_empty() {
-        draft.waiting.push(Waiting::Strangers { machines: draft.observed.strangers.clone() });
-    }
     let expected = match (ledger.cluster, draft.view.clusters.len()) {
         (Some(cluster), _) => Some(cluster),
         (None, 0 | 1) => draft.view.clusters.keys().next().copied(),
@@ -27,7 +24,6 @@ pub(super) fn identity_is_clear(draft: &mut Draft<'_>) -> bool {
             return false;
         }
     };
-    let strangers_before = draft.waiting.len();
     if let Some(expected) = expected {
         foreign_members(draft, expected);
     }
@@ -38,7 +34,7 @@ pub(super) fn identity_is_clear(draft: &mut Draft<'_>) -> bool {
     {
         draft.waiting.push(Waiting::AllDataLost { cluster });
     }
-    draft.waiting.len() == strangers_before
+    draft.waiting.is_empty()
 }
 
 fn foreign_members(draft: &mut Draft<'_>, expected: ClusterId) {

@@ -85,11 +85,14 @@ fn equip(draft: &mut Draft<'_>, member: &Member, report: &AgentReport) -> bool {
         draft.wait(Waiting::ClockSkew { machine: name.clone(), offset_ms: report.clock_offset_ms });
         return false;
     }
-    if let Data::Unreadable { problem } = &etcd.data {
+    let running = etcd.service.state == ServiceState::Running;
+    // While etcd runs, it is etcd that judges its data: in its first moments it is not readable yet.
+    if let Data::Unreadable { problem } = &etcd.data
+        && !running
+    {
         draft.wait(Waiting::DataUnreadable { machine: name.clone(), problem: problem.clone() });
         return false;
     }
-    let running = etcd.service.state == ServiceState::Running;
     if !running && report.disk.free < MIN_FREE_BYTES {
         draft.wait(Waiting::DiskFull { machine: name.clone(), free: report.disk.free });
         return false;

@@ -33,7 +33,7 @@ pub struct Plan {
 impl Plan {
     /// Whether nothing is left to do or to wait for.
     pub fn is_done(&self) -> bool {
-        self.steps.is_empty() && self.waiting.iter().all(|w| w.patience() == Patience::Note)
+        self.steps.is_empty() && self.waiting.is_empty()
     }
 
     /// What no waiting will mend.

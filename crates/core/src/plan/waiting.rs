@@ -181,11 +181,6 @@ pub enum Waiting {
         /// In the cluster only.
         surplus: Vec<String>,
     },
-    /// Machines carry this cluster's tag and are not in the file.
-    Strangers {
-        /// Which.
-        machines: Vec<Name>,
-    },
     /// The authority that signs certificates has expired.
     AuthorityExpired {
         /// Which: `peers` or `clients`.
@@ -220,8 +215,6 @@ pub enum Patience {
     Soon,
     /// Somebody must do something.
     Blocked,
-    /// Worth knowing; nothing waits for it.
-    Note,
 }
 
 impl Waiting {
@@ -257,7 +250,6 @@ impl Waiting {
             | Self::AuthorityExpired { .. }
             | Self::AlarmRaised { .. }
             | Self::DoorOpen { .. } => Patience::Blocked,
-            Self::Strangers { .. } => Patience::Note,
         }
     }
 
@@ -289,7 +281,6 @@ impl Waiting {
             | Self::AllDataLost { .. }
             | Self::NoMajority { .. }
             | Self::MembersDiffer { .. }
-            | Self::Strangers { .. }
             | Self::AuthorityExpired { .. }
             | Self::AlarmRaised { .. } => None,
         }
@@ -350,9 +341,6 @@ impl Waiting {
                 "make the file's members those of the cluster: changing the members of a running cluster is not in \
                  this version yet"
                     .to_owned()
-            }
-            Self::Strangers { machines } => {
-                format!("if they should go: `raftsman destroy --machine {}`", join(machines.iter()))
             }
             Self::AuthorityExpired { .. } => "rotating an authority is not in this version yet".to_owned(),
             Self::AlarmRaised { alarm: Alarm::NoSpace } => {
@@ -440,9 +428,6 @@ impl fmt::Display for Waiting {
                     write!(f, " only in the cluster: {}", join(surplus.iter()))?;
                 }
                 Ok(())
-            }
-            Self::Strangers { machines } => {
-                write!(f, "machines of this cluster that the file does not name: {}", join(machines.iter()))
             }
             Self::AuthorityExpired { authority } => write!(f, "the authority of the {authority} has expired"),
             Self::AlarmRaised { alarm: Alarm::NoSpace } => f.write_str("etcd takes no writes: its quota is used up"),

@@ -47,7 +47,7 @@ pub fn config(member: &Member<'_>) -> String {
     set("auto-compaction-retention", &quoted(&retention(spec.auto_compaction.retention)));
     set("enable-grpc-gateway", &member.gateway);
     if minor <= (3, 5) {
-        // The flag is gone in 3.6, and etcd refuses keys that it does not know.
+        // The flag is gone in 3.6. etcd ignores keys that it does not know, so that a leftover would only mislead.
         set("enable-v2", &spec.v2_api);
     }
     set("logger", &"zap");

@@ -26,7 +26,7 @@ pub(super) fn make_directory(path: &Path) -> Result<(), StoreError> {
 }
 
 /// Replaces a file.
-pub(super) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreError> {
+pub(crate) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreError> {
     let failed = || StoreError::io("write", path);
     let dir = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::Builder::new()

@@ -40,17 +40,21 @@ pub struct Filter {
     pub last: Option<usize>,
 }
 
-pub(super) fn append(path: &Path, entry: &Entry) -> Result<(), StoreError> {
+pub(super) fn append(path: &Path, entries: &[Entry]) -> Result<(), StoreError> {
     let failed = || StoreError::io("write", path);
-    let mut line = serde_json::to_vec(entry).map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
-    line.push(b'\n');
+    let mut lines = Vec::new();
+    for entry in entries {
+        let encoded = serde_json::to_writer(&mut lines, entry);
+        encoded.map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
+        lines.push(b'\n');
+    }
     let new = !path.exists();
     let mut file =
         OpenOptions::new().read(true).append(true).create(true).mode(files::PRIVATE).open(path).map_err(failed())?;
     // Not all who write a line hold the state's lock: lines must not run into each other.
     file.lock().map_err(StoreError::io("lock", path))?;
     repair(&mut file).map_err(failed())?;
-    file.write_all(&line).map_err(failed())?;
+    file.write_all(&lines).map_err(failed())?;
     file.sync_data().map_err(failed())?;
     if new { files::sync_parent(path) } else { Ok(()) }
 }

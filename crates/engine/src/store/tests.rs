@@ -68,7 +68,7 @@ fn filled(dir: &Path) -> Store {
     secrets.put("main-peers-ca", &secret(CANARY)).unwrap();
     store.put_certificate("main-peers", "-----BEGIN CERTIFICATE-----").unwrap();
     store.put_cluster("main", &json!({"members": 3})).unwrap();
-    store.append(&entry(1, Some("main"))).unwrap();
+    store.append(&[entry(1, Some("main"))]).unwrap();
     drop(store.lock(info("apply")).unwrap());
     store
 }
@@ -320,22 +320,22 @@ fn a_torn_line_is_passed_over_and_repaired() {
     let store = create(&dir).unwrap();
     let path = dir.join(JOURNAL);
     assert!(store.journal(&Filter::default()).unwrap().is_empty());
-    store.append(&entry(1, Some("main"))).unwrap();
+    store.append(&[entry(1, Some("main"))]).unwrap();
     let first = fs::read(&path).unwrap();
-    store.append(&entry(2, Some("main"))).unwrap();
+    store.append(&[entry(2, Some("main"))]).unwrap();
     let whole = fs::read(&path).unwrap();
     for length in first.len()..=whole.len() {
         fs::write(&path, &whole[..length]).unwrap();
         let complete = length + 1 >= whole.len();
         let read = store.journal(&Filter::default()).unwrap();
         assert_eq!(read.len(), if complete { 2 } else { 1 }, "{length}");
-        store.append(&entry(3, None)).unwrap();
+        store.append(&[entry(3, None)]).unwrap();
         let numbers: Vec<_> = store.journal(&Filter::default()).unwrap().iter().map(|e| e.generation).collect();
         assert_eq!(numbers, if complete { vec![1, 2, 3] } else { vec![1, 3] }, "{length}");
     }
     // Longer than the block in which the end is searched.
     fs::write(&path, [first.as_slice(), &[b'x'; 20_000]].concat()).unwrap();
-    store.append(&entry(4, None)).unwrap();
+    store.append(&[entry(4, None)]).unwrap();
     assert_eq!(store.journal(&Filter::default()).unwrap(), [entry(1, Some("main")), entry(4, None)]);
 }
 
@@ -359,7 +359,7 @@ fn a_crowd_writes_whole_lines() {
     thread::scope(|scope| {
         for number in 0..8 {
             let store = &store;
-            scope.spawn(move || (0..20).for_each(|_| store.append(&entry(number, None)).unwrap()));
+            scope.spawn(move || (0..20).for_each(|_| store.append(&[entry(number, None)]).unwrap()));
         }
     });
     assert_eq!(store.journal(&Filter::default()).unwrap().len(), 160);

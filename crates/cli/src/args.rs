@@ -1,0 +1,268 @@
+//! What may be written on the command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Provisions and operates highly available etcd clusters.
+///
+/// One file says what should be; `plan` shows what would be done, each step with the number of members that the
+/// cluster can lose meanwhile; `apply` does it, one safe wave at a time.
+#[derive(Debug, Parser)]
+#[command(name = "raftsman", version, about, propagate_version = true, arg_required_else_help = true)]
+#[command(after_help = "\
+Examples:
+  raftsman init                 a file and its state in this directory
+  raftsman apply                from nothing to a healthy cluster
+  eval \"$(raftsman env)\"        then: etcdctl put greeting hello
+  raftsman status               how every member fares
+  raftsman destroy              nothing left behind")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Common {
+    /// The file that says what should be.
+    #[arg(short, long, global = true, default_value = "raftsman.yaml", value_name = "FILE", env = "RAFTSMAN_FILE")]
+    pub(crate) file: PathBuf,
+    /// An age identity that opens the state's secrets, when it is not kept in the state.
+    #[arg(long, global = true, value_name = "FILE", env = "RAFTSMAN_IDENTITY")]
+    pub(crate) identity: Option<PathBuf>,
+    /// A file with the passphrase of the identity. Without it you are asked.
+    #[arg(long, global = true, value_name = "FILE", env = "RAFTSMAN_PASSPHRASE_FILE")]
+    pub(crate) passphrase_file: Option<PathBuf>,
+    /// The agent's binary for machines on this computer. Found beside this command by default.
+    #[arg(long, global = true, value_name = "FILE", env = "RAFTSMAN_AGENT", hide_short_help = true)]
+    pub(crate) agent_binary: Option<PathBuf>,
+    /// When to use colours and live progress.
+    #[arg(long, global = true, value_enum, default_value_t = When::Auto, hide_short_help = true)]
+    pub(crate) color: When,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum When {
+    /// On a terminal, unless NO_COLOR is set.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Write a file to start from, and make the state beside it.
+    Init(Init),
+    /// Check the file; every error at once, with its place, its reason and a remedy.
+    Check(Check),
+    /// Print the JSON schema of the file, for editors.
+    Schema,
+    /// Show what `apply` would do, step by step, with the fault tolerance of each.
+    Plan(Plan),
+    /// Make it so.
+    Apply(Apply),
+    /// Show how every cluster and member fares.
+    Status(Status),
+    /// Delete the machines with their data, and the state.
+    Destroy(Destroy),
+    /// Show who did what, when, and how it ended.
+    Journal(Journal),
+    /// Print what `etcdctl` needs, for `eval`.
+    Env(Env),
+    /// Certificates: what is signed, until when, and new ones for clients.
+    #[command(subcommand)]
+    Cert(Cert),
+    /// Show the last lines of a member's log.
+    Logs(Logs),
+    /// Print completions for a shell.
+    #[command(
+        after_help = "Example:\n  raftsman completions bash > ~/.local/share/bash-completion/completions/raftsman"
+    )]
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages into a directory.
+    #[command(hide = true)]
+    Man {
+        /// Where.
+        directory: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  raftsman init                                   three members, etcd from the PATH
+  raftsman init --members 5 --etcd /opt/etcd/etcd this binary, its version asked of it
+  raftsman init --passphrase                      the state's secrets behind a passphrase")]
+pub(crate) struct Init {
+    /// The fleet's name.
+    #[arg(long, default_value = "lab")]
+    pub(crate) fleet: String,
+    /// How many members the cluster `main` has.
+    #[arg(long, default_value_t = 3)]
+    pub(crate) members: u32,
+    /// The etcd binary, when it is not on the PATH.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) etcd: Option<PathBuf>,
+    /// Protect the state's secrets by a passphrase instead of a file with mode 0600.
+    #[arg(long)]
+    pub(crate) passphrase: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Check {
+    /// Print the diagnostics as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Warnings count as errors.
+    #[arg(long)]
+    pub(crate) strict: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes with --detailed-exitcode: 0 nothing to do, 1 error or not reachable, 2 there is something to do.")]
+pub(crate) struct Plan {
+    /// Only these clusters.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) clusters: Vec<String>,
+    /// Print the plan as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Exit with 2 when there is something to do.
+    #[arg(long)]
+    pub(crate) detailed_exitcode: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Interrupt it whenever you like: the next apply goes on from the world as it is then.
+
+Examples:
+  raftsman apply            shows the plan, asks, carries it out
+  raftsman apply --yes      without asking, for pipelines
+  raftsman apply main       only the cluster `main`")]
+pub(crate) struct Apply {
+    /// Only these clusters.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) clusters: Vec<String>,
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Print what happens as JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Give up on a cluster that made no progress for this long.
+    #[arg(long, default_value = "2m", value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exit codes: 0 all is as it should be, 1 error, 2 something is not.")]
+pub(crate) struct Status {
+    /// Only these clusters.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) clusters: Vec<String>,
+    /// Print the status as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Destroy {
+    /// Only these clusters; without any, everything and the state too.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) clusters: Vec<String>,
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Journal {
+    /// Only this cluster.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) cluster: Option<String>,
+    /// The last so many lines.
+    #[arg(short = 'n', long, default_value_t = 50)]
+    pub(crate) last: usize,
+    /// Print JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  eval \"$(raftsman env)\" && etcdctl member list")]
+pub(crate) struct Env {
+    /// Which cluster; may be left out when there is only one.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) cluster: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Cert {
+    /// List certificates: what, whose, until when, next renewal.
+    List {
+        /// Only these clusters.
+        #[arg(value_name = "CLUSTER")]
+        clusters: Vec<String>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Issue a client certificate for a user of etcd.
+    #[command(after_help = "Example:\n  raftsman cert issue alice --out certs/    writes alice.crt, alice.key, ca.crt")]
+    Issue {
+        /// The user's name in etcd; it becomes the certificate's common name.
+        user: String,
+        /// Which cluster; may be left out when there is only one.
+        #[arg(long)]
+        cluster: Option<String>,
+        /// The directory for the files.
+        #[arg(long, default_value = ".", value_name = "DIRECTORY")]
+        out: PathBuf,
+        /// How long it is valid.
+        #[arg(long, default_value = "90d", value_name = "TIME", value_parser = duration)]
+        validity: Duration,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// Which machine.
+    pub(crate) machine: String,
+    /// The agent's log instead of etcd's.
+    #[arg(long)]
+    pub(crate) agent: bool,
+    /// How many lines.
+    #[arg(short = 'n', long, default_value_t = 50)]
+    pub(crate) lines: u32,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed = raftsman_core::spec::Duration::parse(text).map_err(|e| e.to_string())?;
+    Ok(Duration::from_millis(parsed.as_millis()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_definition_is_sound() {
+        super::Arguments::command().debug_assert();
+    }
+}

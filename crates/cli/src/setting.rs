@@ -1,0 +1,136 @@
+//! Arguments and environment → where things are and who we are.
+
+use std::path::PathBuf;
+
+use raftsman_core::spec::{self, Name, Spec};
+use raftsman_engine::fleet::{Fleet, Setting};
+use raftsman_engine::store::{IdentityPlace, Store};
+use secrecy::SecretString;
+use std::sync::Arc;
+
+use crate::args::Common;
+use crate::exit::Failure;
+use crate::view::Paint;
+
+/// Reads the file; its warnings and errors are printed.
+pub(crate) fn read_file(common: &Common) -> Result<Spec, Failure> {
+    let text = file_text(common)?;
+    let reading = spec::read(&text);
+    if !reading.diagnostics.is_empty() {
+        let name = common.file.display().to_string();
+        let rendered = reading.render(&name, &text, Paint::of_stderr().on());
+        #[allow(clippy::print_stderr, reason = "diagnostics belong on standard error")]
+        {
+            eprintln!("{}", rendered.trim_end());
+        }
+    }
+    reading.spec.ok_or_else(Failure::said)
+}
+
+pub(crate) fn file_text(common: &Common) -> Result<String, Failure> {
+    let bytes = std::fs::read(&common.file).map_err(|error| {
+        let path = common.file.display();
+        Failure::other(match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                format!("there is no {path} here: `raftsman init` writes one, `--file` names another")
+            }
+            _ => format!("cannot read {path}: {error}"),
+        })
+    })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let line = 1 + error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|b| **b == b'\n').count();
+        Failure::other(format!("{}:{line}: this is not UTF-8 text: save the file as UTF-8", common.file.display()))
+    })
+}
+
+/// Everything but the file.
+pub(crate) fn setting(common: &Common) -> Result<Setting, Failure> {
+    let passphrase = match &common.passphrase_file {
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| Failure::other(format!("cannot read {}: {error}", path.display())))?;
+            Some(SecretString::from(text.trim_end_matches(['\n', '\r']).to_owned()))
+        }
+        None => None,
+    };
+    let uname = rustix::system::uname();
+    Ok(Setting {
+        file: common.file.clone(),
+        agent: agent(common)?,
+        registry: registry(),
+        identity: common.identity.clone(),
+        passphrase,
+        user: std::env::var("USER")
+            .or_else(|_| std::env::var("LOGNAME"))
+            .unwrap_or_else(|_| format!("uid {}", rustix::process::getuid().as_raw())),
+        host: uname.nodename().to_string_lossy().into_owned(),
+    })
+}
+
+/// Opens the fleet, asking for the passphrase where it takes one.
+pub(crate) fn open(spec: Spec, mut setting: Setting) -> Result<Arc<Fleet>, Failure> {
+    let store = Store::open(&setting.state_dir(&spec), spec.fleet.as_str())?;
+    if store.identity_place() == IdentityPlace::EncryptedFile
+        && setting.passphrase.is_none()
+        && setting.identity.is_none()
+    {
+        setting.passphrase = Some(ask_passphrase("Passphrase of the state: ")?);
+    }
+    Ok(Fleet::open(spec, setting, jiff::Timestamp::now())?)
+}
+
+/// The names of clusters on the command line, checked against the file.
+pub(crate) fn clusters(spec: &Spec, names: &[String]) -> Result<Vec<Name>, Failure> {
+    let known = || spec.etcd.keys().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let find = |name: &String| {
+        let found = spec.etcd.keys().find(|n| n.as_str() == name).cloned();
+        found.ok_or_else(|| Failure::other(format!("the file has no cluster `{name}`; it has: {}", known())))
+    };
+    names.iter().map(find).collect()
+}
+
+/// Asks for a secret on the terminal, without showing it.
+pub(crate) fn ask_passphrase(prompt: &str) -> Result<SecretString, Failure> {
+    use std::io::{BufRead as _, Write as _};
+    let failed = |error: std::io::Error| {
+        Failure::other(format!("no terminal to ask for the passphrase ({error}): give --passphrase-file"))
+    };
+    let tty = std::fs::OpenOptions::new().read(true).write(true).open("/dev/tty").map_err(failed)?;
+    (&tty).write_all(prompt.as_bytes()).map_err(failed)?;
+    let shown = rustix::termios::tcgetattr(&tty).map_err(|e| failed(e.into()))?;
+    let mut hidden = shown.clone();
+    hidden.local_modes.remove(rustix::termios::LocalModes::ECHO);
+    let set = |modes| rustix::termios::tcsetattr(&tty, rustix::termios::OptionalActions::Now, modes);
+    set(&hidden).map_err(|e| failed(e.into()))?;
+    let mut line = String::new();
+    let read = std::io::BufReader::new(&tty).read_line(&mut line);
+    set(&shown).map_err(|e| failed(e.into()))?;
+    let _ = (&tty).write_all(b"\n");
+    read.map_err(failed)?;
+    Ok(SecretString::from(line.trim_end_matches(['\n', '\r']).to_owned()))
+}
+
+fn agent(common: &Common) -> Result<PathBuf, Failure> {
+    if let Some(agent) = &common.agent_binary {
+        return Ok(agent.clone());
+    }
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("raftsman-agent")));
+    if let Some(found) = beside.filter(|p| p.exists()) {
+        return Ok(found);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|dir| dir.join("raftsman-agent")).find(|p| p.exists());
+    found.ok_or_else(|| {
+        Failure::other(
+            "raftsman-agent is neither beside raftsman nor on the PATH: install both, or give --agent-binary",
+        )
+    })
+}
+
+/// Where this user's fleets register the loopback networks that they use.
+fn registry() -> PathBuf {
+    let base = std::env::var_os("XDG_STATE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state")));
+    base.unwrap_or_else(std::env::temp_dir).join("raftsman").join("networks")
+}

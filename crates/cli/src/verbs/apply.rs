@@ -1,0 +1,53 @@
+//! `raftsman apply`.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use raftsman_core::spec::Name;
+use raftsman_engine::apply::Event;
+use raftsman_engine::fleet::Fleet;
+use raftsman_engine::ops::apply::{Session, apply, begin, preflight};
+use raftsman_engine::ops::plan::{plan, plan_of_new};
+
+use super::{confirmed, plan::is_new};
+use crate::args::{Apply, Common};
+use crate::exit::{Failure, OK};
+use crate::progress::Progress;
+use crate::setting::{clusters, open, read_file, setting};
+use crate::view::{self, Paint};
+
+pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failure> {
+    let spec = read_file(common)?;
+    let only = clusters(&spec, &args.clusters)?;
+    let setting = setting(common)?;
+    // Ask before anything is made, even the state.
+    let forecast = if is_new(&spec, &setting)? {
+        let mut forecast = plan_of_new(&spec)?;
+        forecast.clusters.retain(|c| only.is_empty() || only.contains(&c.cluster));
+        forecast
+    } else {
+        plan(&open(spec.clone(), setting.clone())?, &only).await?
+    };
+    if args.json {
+        view::print_json_line(&serde_json::json!({ "event": "plan", "plan": forecast }));
+    } else {
+        view::print(&view::plan::render(&forecast, Paint::of_stdout()));
+    }
+    if !forecast.has_steps() && forecast.converges() {
+        return Ok(OK);
+    }
+    if !args.yes && !confirmed("\nCarry this out? [y/N] ") {
+        return Err(Failure::other("nothing was done: answer `yes`, or give --yes"));
+    }
+    let (_, lock) = begin(&spec, &setting, "apply")?;
+    let fleet: Arc<Fleet> = open(spec, setting)?;
+    preflight(&fleet)?;
+    let progress = Arc::new(Progress::new(args.json));
+    let tell: Arc<dyn Fn(&Name, Event) + Send + Sync> = {
+        let progress = Arc::clone(&progress);
+        Arc::new(move |cluster, event| progress.hear(cluster, &event))
+    };
+    let session = Session::new(&fleet, lock);
+    let (outcomes, _) = apply(&fleet, session, &only, args.timeout, tell).await?;
+    if outcomes.iter().any(|o| o.error.is_some()) { Err(Failure::said()) } else { Ok(OK) }
+}

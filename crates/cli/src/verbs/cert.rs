@@ -1,0 +1,44 @@
+//! `raftsman cert list` and `raftsman cert issue`.
+
+use std::process::ExitCode;
+
+use raftsman_engine::ops::cert::{issue, list};
+use serde_json::json;
+
+use crate::args::{Cert, Common};
+use crate::exit::{Failure, OK};
+use crate::setting::{clusters, open, read_file, setting};
+use crate::view::{self, Paint};
+
+pub(super) async fn run(common: &Common, args: &Cert) -> Result<ExitCode, Failure> {
+    let spec = read_file(common)?;
+    match args {
+        Cert::List { clusters: names, json } => {
+            let only = clusters(&spec, names)?;
+            let fleet = open(spec, setting(common)?)?;
+            let (certificates, silent) = list(&fleet, &only).await?;
+            if *json {
+                view::print_json(&json!({ "certificates": certificates, "unreachable": silent }))?;
+            } else {
+                let now = jiff::Timestamp::now();
+                view::print(&view::cert::render(&certificates, &silent, now, Paint::of_stdout()));
+            }
+        }
+        Cert::Issue { user, cluster, out, validity, json } => {
+            let fleet = open(spec, setting(common)?)?;
+            let issued = issue(&fleet, cluster.as_deref(), user, out, *validity)?;
+            if *json {
+                view::print_json(&issued)?;
+            } else {
+                view::print(&format!(
+                    "wrote {}, {} and {}, valid until {}\n",
+                    issued.certificate.display(),
+                    issued.key.display(),
+                    issued.ca.display(),
+                    issued.not_after.strftime("%Y-%m-%d %H:%M"),
+                ));
+            }
+        }
+    }
+    Ok(OK)
+}

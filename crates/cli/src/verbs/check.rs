@@ -1,0 +1,40 @@
+//! `raftsman check`.
+
+use std::process::ExitCode;
+
+use raftsman_core::spec::{self, Severity};
+use serde_json::json;
+
+use crate::args::{Check, Common};
+use crate::exit::{Failure, OK};
+use crate::setting::file_text;
+use crate::view::{self, Paint};
+
+pub(super) fn run(common: &Common, args: &Check) -> Result<ExitCode, Failure> {
+    let text = file_text(common)?;
+    let reading = spec::read(&text);
+    let errors = reading.diagnostics.iter().filter(|d| d.severity == Severity::Error).count();
+    let warnings = reading.diagnostics.len() - errors;
+    let name = common.file.display().to_string();
+    if args.json {
+        let value = json!({ "file": name, "valid": errors == 0, "errors": errors, "warnings": warnings,
+                            "diagnostics": reading.diagnostics });
+        view::print_json(&value)?;
+    } else {
+        view::print(&reading.render(&name, &text, Paint::of_stdout().on()));
+        let spec = reading.spec.as_ref();
+        let clusters = spec.map_or(0, |s| s.etcd.len());
+        match (errors, warnings) {
+            (0, 0) => view::print(&format!("{name}: fine, {clusters} etcd cluster{}\n", plural(clusters))),
+            (0, w) => view::print(&format!("{name}: valid, with {w} warning{}\n", plural(w))),
+            (e, w) => {
+                view::print(&format!("{name}: {e} error{}, {w} warning{}\n", plural(e), plural(w)));
+            }
+        }
+    }
+    if errors > 0 || (args.strict && warnings > 0) { Err(Failure::said()) } else { Ok(OK) }
+}
+
+fn plural(n: usize) -> &'static str {
+    if n == 1 { "" } else { "s" }
+}

@@ -1,0 +1,75 @@
+//! `raftsman init`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use raftsman_core::spec::{EtcdVersion, Name};
+use raftsman_engine::artifacts::version_of;
+use raftsman_engine::ops::init::{Choices, file, make_state, write_file};
+use raftsman_engine::store::Protection;
+use secrecy::ExposeSecret as _;
+
+use crate::args::{Common, Init};
+use crate::exit::{Failure, OK};
+use crate::setting::{ask_passphrase, setting};
+use crate::view;
+
+pub(super) fn run(common: &Common, args: &Init) -> Result<ExitCode, Failure> {
+    Name::parse(&args.fleet).map_err(|e| Failure::other(format!("--fleet: {e}")))?;
+    if !(1..=9).contains(&args.members) {
+        return Err(Failure::other("--members: a cluster has 1 to 9 members, best an odd number"));
+    }
+    if common.file.exists() {
+        return Err(Failure::other(format!("{} is there already: it stays as it is", common.file.display())));
+    }
+    let setting = setting(common)?;
+    let (version, source, found) = etcd(args.etcd.as_deref())?;
+    let text = file(&Choices { fleet: args.fleet.clone(), members: args.members, version, source });
+    let protection =
+        if args.passphrase { Protection::Passphrase(new_passphrase(common)?) } else { Protection::IdentityFile };
+    // The state first: a file without its state would look as if it had been lost.
+    make_state(&text, &setting, protection)?;
+    write_file(&common.file, &text)?;
+    view::print(&format!(
+        "wrote {}: {} members of etcd on this computer\nmade .raftsman: keys and memory of this fleet; keep it, and keep it private\n{found}\nnext: raftsman plan, raftsman apply\n",
+        common.file.display(),
+        args.members,
+    ));
+    Ok(OK)
+}
+
+/// The version and the `source:` of the binary that was named, or that is on the PATH.
+fn etcd(named: Option<&Path>) -> Result<(Option<EtcdVersion>, Option<String>, String), Failure> {
+    if let Some(path) = named {
+        let path = std::path::absolute(path)?;
+        let version = version_of(&path)?;
+        let source = format!("{{ file: {} }}", serde_json::to_string(&path.display().to_string())?);
+        return Ok((Some(version), Some(source), format!("etcd {version} from {}", path.display())));
+    }
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&search).map(|dir| dir.join("etcd")).find(|p| p.is_file());
+    Ok(match on_path.map(|path| (version_of(&path), path)) {
+        Some((Ok(version), path)) => (Some(version), None, format!("etcd {version} from {}", path.display())),
+        _ => (
+            None,
+            None,
+            "no etcd on the PATH yet: install it, or say where it is with `source:` (docs/guide/etcd-binaries.md)"
+                .to_owned(),
+        ),
+    })
+}
+
+fn new_passphrase(common: &Common) -> Result<secrecy::SecretString, Failure> {
+    if let Some(given) = setting(common)?.passphrase {
+        return Ok(given);
+    }
+    let first = ask_passphrase("New passphrase of the state: ")?;
+    let second = ask_passphrase("Once more: ")?;
+    if first.expose_secret() != second.expose_secret() {
+        return Err(Failure::other("the two are not the same"));
+    }
+    if first.expose_secret().is_empty() {
+        return Err(Failure::other("an empty passphrase protects nothing"));
+    }
+    Ok(first)
+}

@@ -1,0 +1,58 @@
+//! One verb a file, thin over the engine's.
+
+mod apply;
+mod cert;
+mod check;
+mod destroy;
+mod env;
+mod init;
+mod journal;
+mod logs;
+mod manual;
+mod plan;
+mod status;
+
+use std::process::ExitCode;
+
+use crate::args::{Arguments, Verb};
+use crate::exit::{Failure, OK};
+use crate::view::{self, Paint};
+
+/// Runs the verb.
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let Arguments { common, verb } = arguments;
+    Paint::choose(common.color);
+    match verb {
+        Verb::Init(args) => init::run(&common, &args),
+        Verb::Check(args) => check::run(&common, &args),
+        Verb::Schema => {
+            view::print_json(&raftsman_core::spec::schema())?;
+            Ok(OK)
+        }
+        Verb::Plan(args) => plan::run(&common, &args).await,
+        Verb::Apply(args) => apply::run(&common, &args).await,
+        Verb::Status(args) => status::run(&common, &args).await,
+        Verb::Destroy(args) => destroy::run(&common, &args).await,
+        Verb::Journal(args) => journal::run(&common, &args),
+        Verb::Env(args) => env::run(&common, &args),
+        Verb::Cert(args) => cert::run(&common, &args).await,
+        Verb::Logs(args) => logs::run(&common, &args).await,
+        Verb::Completions { shell } => {
+            manual::completions(shell);
+            Ok(OK)
+        }
+        Verb::Man { directory } => manual::pages(&directory),
+    }
+}
+
+/// Asks a question that only `yes` answers with yes. Without a terminal the answer is no.
+fn confirmed(question: &str) -> bool {
+    use std::io::{BufRead as _, IsTerminal as _};
+    if !std::io::stdin().is_terminal() {
+        return false;
+    }
+    view::print(question);
+    let mut answer = String::new();
+    let read = std::io::stdin().lock().read_line(&mut answer);
+    read.is_ok() && matches!(answer.trim(), "y" | "yes")
+}

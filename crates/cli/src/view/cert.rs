@@ -1,0 +1,33 @@
+//! Certificates → the text of `raftsman cert list`.
+
+use jiff::Timestamp;
+use raftsman_engine::ops::cert::Certificate;
+
+use super::{Paint, Table, span};
+
+/// The whole text.
+pub(crate) fn render(certificates: &[Certificate], silent: &[String], now: Timestamp, paint: Paint) -> String {
+    let mut table = Table::default();
+    table.row(["CLUSTER", "WHAT", "WHOSE", "UNTIL", "LEFT", "RENEWAL"].map(|h| paint.dim(h)));
+    for c in certificates {
+        let left = c.not_after.duration_since(now).as_secs();
+        let left = if left < 0 { paint.red("expired") } else { span(left) };
+        table.row([
+            c.cluster.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
+            c.what.to_owned(),
+            c.whose.clone(),
+            c.not_after.strftime("%Y-%m-%d %H:%M").to_string(),
+            left,
+            c.renewal.map_or_else(|| "-".to_owned(), |r| r.strftime("%Y-%m-%d").to_string()),
+        ]);
+    }
+    let mut out = table.render();
+    if !silent.is_empty() {
+        out.push_str(&format!(
+            "{} not asked, because they do not answer: {}\n",
+            paint.yellow("note:"),
+            silent.join(", ")
+        ));
+    }
+    out
+}

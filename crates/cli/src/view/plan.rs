@@ -1,0 +1,121 @@
+//! A forecast → the text of `raftsman plan`.
+
+use raftsman_core::action::{Action, StartData};
+use raftsman_core::observed::Tolerance;
+use raftsman_core::plan::{Pause, Step};
+use raftsman_engine::ops::plan::{ClusterPlan, FleetPlan};
+
+use super::{Paint, Table, tolerance};
+
+/// The whole text.
+pub(crate) fn render(plan: &FleetPlan, paint: Paint) -> String {
+    let mut out = String::new();
+    for cluster in &plan.clusters {
+        out.push_str(&one(cluster, paint));
+        out.push('\n');
+    }
+    if !plan.strangers.is_empty() {
+        let names = plan.strangers.join(", ");
+        out.push_str(&format!(
+            "{} machines of this fleet that the file does not name, left alone: {names}\n\n",
+            paint.yellow("note:")
+        ));
+    }
+    out.push_str(&summary(plan, paint));
+    out
+}
+
+fn one(plan: &ClusterPlan, paint: Paint) -> String {
+    let forecast = &plan.forecast;
+    let members = if plan.members == 1 { "1 member".to_owned() } else { format!("{} members", plan.members) };
+    let name = paint.bold(&format!("etcd {}", plan.cluster));
+    let mut out = format!("{name}   {members}, {}, {}\n", plan.version, tolerance(forecast.now));
+    let mut table = Table::indented(2);
+    for (number, wave) in forecast.waves.iter().enumerate() {
+        for (index, row) in grouped(&wave.steps).into_iter().enumerate() {
+            let number = if index == 0 { (number + 1).to_string() } else { String::new() };
+            let [who, verb, why, cost, pause] = cells(&row, paint);
+            table.row([number, who, verb, why, cost, pause]);
+        }
+    }
+    out.push_str(&table.render());
+    for waiting in &forecast.waiting {
+        out.push_str(&format!("  {} {waiting}\n    → {}\n", paint.yellow("waits:"), waiting.next()));
+    }
+    if forecast.waves.is_empty() && forecast.converges {
+        out.push_str(&format!("  {}\n", paint.green("as it should be")));
+    }
+    out
+}
+
+/// Steps of one wave that differ in their machine only: one row.
+struct Row<'a> {
+    steps: Vec<&'a Step>,
+}
+
+fn grouped(steps: &[Step]) -> Vec<Row<'_>> {
+    let mut rows: Vec<Row<'_>> = Vec::new();
+    for step in steps {
+        let same = |row: &&mut Row<'_>| {
+            let first = row.steps[0];
+            first.action.verb() == step.action.verb() && first.reason == step.reason && first.during == step.during
+        };
+        match rows.iter_mut().find(same) {
+            Some(row) => row.steps.push(step),
+            None => rows.push(Row { steps: vec![step] }),
+        }
+    }
+    rows
+}
+
+fn cells(row: &Row<'_>, paint: Paint) -> [String; 5] {
+    let first = row.steps[0];
+    let names: Vec<&str> = row.steps.iter().filter_map(|s| s.action.machine()).map(|n| n.as_str()).collect();
+    let who = match names.as_slice() {
+        [] => "cluster".to_owned(),
+        [one] => (*one).to_owned(),
+        [one, .., last] => format!("{one} … {last} ({})", names.len()),
+    };
+    let why = match &first.action {
+        Action::StartEtcd { data: StartData::Empty, .. } => first.reason.to_string(),
+        Action::InstallEtcd { version, .. } => format!("{version}"),
+        _ => first.reason.to_string(),
+    };
+    let cost = match (first.before, first.during, first.after) {
+        (before, during, after) if before == during && during == after => tolerance(before),
+        (before, during, after) if before == during => format!("{} → {}", tolerance(before), brief(after)),
+        (before, during, after) => format!("{} → {} → {}", tolerance(before), brief(during), brief(after)),
+    };
+    let pause = match first.pause {
+        Pause::HandOver(ms) => paint.yellow(&format!("pause ~{ms} ms")),
+        Pause::None | Pause::NotServing => String::new(),
+    };
+    [who, first.action.verb().to_owned(), why, paint.dim(&cost), pause]
+}
+
+fn brief(of: Tolerance) -> String {
+    match of {
+        Tolerance::NoQuorum => "none".to_owned(),
+        Tolerance::CanLose(n) => n.to_string(),
+    }
+}
+
+fn summary(plan: &FleetPlan, paint: Paint) -> String {
+    let steps: usize = plan.clusters.iter().map(|c| c.forecast.steps().count()).sum();
+    let pause = plan.clusters.iter().map(|c| c.forecast.longest_pause()).max().unwrap_or(Pause::None);
+    let pause = match pause {
+        Pause::HandOver(ms) => format!("Longest write pause expected: {ms} ms."),
+        Pause::None | Pause::NotServing => "No write pause expected.".to_owned(),
+    };
+    let stuck = plan.clusters.iter().filter(|c| !c.forecast.converges).count();
+    let ending = match stuck {
+        0 => String::new(),
+        n => paint.yellow(&format!(" {n} of {} clusters will not get there by this alone.", plan.clusters.len())),
+    };
+    match steps {
+        0 if stuck == 0 => "Nothing to do.\n".to_owned(),
+        0 => format!("Nothing can be done now.{ending}\n"),
+        1 => format!("1 step. It does not lose quorum. {pause}{ending}\n"),
+        n => format!("{n} steps. No step loses quorum. {pause}{ending}\n"),
+    }
+}

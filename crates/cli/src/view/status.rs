@@ -1,0 +1,92 @@
+//! A status → the text of `raftsman status`.
+
+use jiff::Timestamp;
+use raftsman_core::observed::{Door, Tolerance};
+use raftsman_engine::ops::status::{ClusterStatus, FleetStatus, MemberStatus};
+
+use super::{Paint, Table, bytes, span, tolerance};
+
+/// The whole text.
+pub(crate) fn render(status: &FleetStatus, now: Timestamp, paint: Paint) -> String {
+    let mut out = String::new();
+    for cluster in &status.clusters {
+        out.push_str(&one(cluster, now, paint));
+        out.push('\n');
+    }
+    if !status.strangers.is_empty() {
+        let names = status.strangers.join(", ");
+        out.push_str(&format!("{} machines that the file does not name: {names}\n", paint.yellow("note:")));
+    }
+    out
+}
+
+fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
+    let state = match (cluster.settled, cluster.tolerance) {
+        (true, _) => paint.green("healthy"),
+        (false, Tolerance::NoQuorum) => paint.red("no quorum"),
+        (false, Tolerance::CanLose(_)) => paint.yellow("needs attention"),
+    };
+    let auth = match cluster.auth {
+        Some(true) => "auth on",
+        Some(false) => "auth off",
+        None => "auth unknown",
+    };
+    let id = cluster.id.map(|id| format!(", id {id}")).unwrap_or_default();
+    let mut out = format!(
+        "{}   {state}, {}, {auth}{id}\n",
+        paint.bold(&format!("etcd {}", cluster.cluster)),
+        tolerance(cluster.tolerance)
+    );
+    let mut table = Table::indented(2);
+    table.row(
+        ["MEMBER", "ADDRESS", "STATE", "VERSION", "DB", "REVISION", "RESTARTS", "STRANGERS"].map(|h| paint.dim(h)),
+    );
+    for member in &cluster.members {
+        table.row(row(member, paint));
+    }
+    out.push_str(&table.render());
+    for member in &cluster.members {
+        if let Some(problem) = &member.problem {
+            out.push_str(&format!("  {}: {problem}\n", member.name));
+        }
+    }
+    for waiting in &cluster.waiting {
+        out.push_str(&format!("  {} {}\n    → {}\n", paint.yellow("waits:"), waiting.message, waiting.next));
+    }
+    if cluster.pending > 0 {
+        out.push_str(&format!("  {} steps to do: see `raftsman plan`\n", cluster.pending));
+    }
+    if let Some(expiry) = cluster.first_expiry {
+        let left = span(expiry.duration_since(now).as_secs());
+        out.push_str(&format!("  first certificate ends in {left}\n"));
+    }
+    out
+}
+
+fn row(member: &MemberStatus, paint: Paint) -> [String; 8] {
+    let dash = || "-".to_owned();
+    let state = match member.state {
+        "leader" | "follower" => paint.green(member.state),
+        "starting" | "new" | "learner" => paint.yellow(member.state),
+        other => paint.red(other),
+    };
+    let strangers = member.doors.as_ref().map_or_else(dash, |doors| {
+        if doors.not_shut().next().is_none() {
+            "refused".to_owned()
+        } else if doors.not_shut().any(|(_, door)| *door == Door::Open) {
+            paint.red("LET IN")
+        } else {
+            "unclear".to_owned()
+        }
+    });
+    [
+        member.name.to_string(),
+        member.address.to_string(),
+        state,
+        member.version.map_or_else(dash, |v| v.to_string()),
+        member.db_size.map_or_else(dash, bytes),
+        member.revision.map_or_else(dash, |r| r.to_string()),
+        member.restarts.map_or_else(dash, |r| r.to_string()),
+        strangers,
+    ]
+}

@@ -1,0 +1,74 @@
+//! etcd on a machine: install, configure, start, restart.
+
+use raftsman_api::v1::install_etcd_request::Part;
+use raftsman_api::v1::{
+    ConfigureEtcdRequest, DataState, InstallEtcdHead, InstallEtcdRequest, StartEtcdRequest, StopEtcdRequest,
+};
+use raftsman_core::action::StartData;
+use raftsman_core::observed::ClusterId;
+use raftsman_core::spec::{EtcdVersion, Name};
+
+use super::{ActError, Hands};
+
+/// etcd hands its leadership over and closes its files in well under this time.
+const STOP_GRACE_SECONDS: u32 = 20;
+/// gRPC's messages are limited to 4 MiB.
+const CHUNK: usize = 1 << 20;
+
+impl Hands<'_> {
+    pub(super) async fn install_etcd(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
+        let cluster = self.cluster();
+        let fleet = &cluster.fleet;
+        let artifact = fleet.artifacts.locate(&cluster.desired.source, version, fleet.setting.base())?;
+        let head = InstallEtcdHead { version: version.to_string(), sha256: artifact.sha256 };
+        let head = InstallEtcdRequest { part: Some(Part::Head(head)) };
+        let mut client = self.link(machine)?.client().await?;
+        // Most machines carry the binary already: only where one does not are 25 MB sent.
+        let asked = client.install_etcd(self.stamped(futures::stream::iter([head.clone()]))).await?;
+        if asked.into_inner().bytes_needed {
+            let bytes = tokio::fs::read(&artifact.path).await;
+            let bytes = bytes.map_err(|source| ActError::Read { path: artifact.path.clone(), source })?;
+            let chunks: Vec<InstallEtcdRequest> = bytes
+                .chunks(CHUNK)
+                .map(|chunk| InstallEtcdRequest { part: Some(Part::Chunk(chunk.to_vec())) })
+                .collect();
+            let parts = futures::stream::iter(std::iter::once(head).chain(chunks));
+            client.install_etcd(self.stamped(parts)).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn configure_etcd(self, machine: &Name) -> Result<(), ActError> {
+        let member = self.member(machine)?;
+        let request = ConfigureEtcdRequest { config: member.config.clone(), digest: member.config_digest.clone() };
+        self.link(machine)?.client().await?.configure_etcd(self.stamped(request)).await?;
+        Ok(())
+    }
+
+    pub(super) async fn start_etcd(
+        self,
+        machine: &Name,
+        version: EtcdVersion,
+        data: StartData,
+    ) -> Result<(), ActError> {
+        let (expected_data, expected_cluster_id) = match data {
+            StartData::Empty => (DataState::Empty, 0),
+            StartData::Of(ClusterId(id)) => (DataState::Present, id),
+        };
+        let request =
+            StartEtcdRequest { version: version.to_string(), expected_data: expected_data.into(), expected_cluster_id };
+        self.link(machine)?.client().await?.start_etcd(self.stamped(request)).await?;
+        Ok(())
+    }
+
+    pub(super) async fn restart_etcd(
+        self,
+        machine: &Name,
+        version: EtcdVersion,
+        cluster: ClusterId,
+    ) -> Result<(), ActError> {
+        let request = StopEtcdRequest { grace_seconds: STOP_GRACE_SECONDS };
+        self.link(machine)?.client().await?.stop_etcd(self.stamped(request)).await?;
+        self.start_etcd(machine, version, StartData::Of(cluster)).await
+    }
+}

@@ -1,0 +1,84 @@
+//! Machines: make, start, take into the fleet.
+
+use jiff::{SignedDuration, Timestamp};
+use raftsman_api::claim::JoinToken;
+use raftsman_api::tls::machine_name;
+use raftsman_api::v1::FinishClaimRequest;
+use raftsman_core::desired::AGENT_PORT;
+use raftsman_core::spec::Name;
+use raftsman_providers::{Artifact, Boot, MachineOrder};
+use secrecy::{ExposeSecret, SecretString};
+
+use super::{ActError, Hands};
+use crate::observe::token_name;
+use crate::pki::{LeafProfile, Usages};
+
+/// A machine that nobody claimed within this time refuses for ever.
+const JOIN_WINDOW: SignedDuration = SignedDuration::from_hours(1);
+/// How long an agent's own certificate is valid.
+const AGENT_VALIDITY: std::time::Duration = std::time::Duration::from_secs(3650 * 24 * 3600);
+
+impl Hands<'_> {
+    pub(super) async fn create_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
+        let cluster = self.cluster();
+        let fleet = &cluster.fleet;
+        let member = self.member(machine)?;
+        let source = &cluster.desired.source;
+        let etcd = fleet.artifacts.locate(source, cluster.desired.version, fleet.setting.base())?;
+        let order = MachineOrder {
+            name: machine.to_string(),
+            address: member.address,
+            agent_port: AGENT_PORT,
+            boot: Boot {
+                fleet_id: fleet.id().to_owned(),
+                fleet: fleet.spec.fleet.to_string(),
+                machine: machine.to_string(),
+                address: member.address,
+                agent_port: AGENT_PORT,
+                fleet_ca_pem: fleet.authority.certificate_pem().to_owned(),
+                join_token: self.join_token(machine)?.expose_secret().to_owned(),
+                join_deadline: now.checked_add(JOIN_WINDOW).ok(),
+            },
+            artifacts: vec![Artifact { version: etcd.version.to_string(), path: etcd.path }],
+        };
+        fleet.provider.create(&order).await?;
+        Ok(())
+    }
+
+    /// The machine's token, in the state before the machine is made: a killed run finds it again.
+    fn join_token(self, machine: &Name) -> Result<SecretString, ActError> {
+        let secrets = &self.cluster().fleet.secrets;
+        let name = token_name(machine);
+        if let Some(token) = secrets.get(&name)? {
+            return Ok(token);
+        }
+        let token = SecretString::from(JoinToken::generate()?.to_hex());
+        secrets.put(&name, &token)?;
+        Ok(token)
+    }
+
+    pub(super) async fn start_machine(self, machine: &Name) -> Result<(), ActError> {
+        self.link(machine)?.hang_up().await;
+        Ok(self.cluster().fleet.provider.start(machine.as_str()).await?)
+    }
+
+    pub(super) async fn enroll(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
+        let fleet = &self.cluster().fleet;
+        let member = self.member(machine)?;
+        let link = self.link(machine)?;
+        let mut proven = link.prove(fleet).await?;
+        let profile = LeafProfile {
+            common_name: machine.to_string(),
+            organization: None,
+            dns_names: vec![machine_name(machine.as_str(), fleet.id())],
+            addresses: vec![member.address],
+            usages: Usages::Server,
+            validity: AGENT_VALIDITY,
+        };
+        let chain_pem = fleet.authority.sign_csr(&proven.reply.csr_der, &profile, now)?;
+        proven.client.finish_claim(FinishClaimRequest { chain_pem }).await?;
+        link.hang_up().await;
+        fleet.secrets.delete(&token_name(machine))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! One action → the world, and nothing beside it.
+
+mod auth;
+mod etcd;
+mod machine;
+mod pki;
+
+use jiff::Timestamp;
+use raftsman_core::action::Action;
+use raftsman_core::desired::Member;
+use raftsman_core::spec::Name;
+
+use crate::artifacts::ArtifactError;
+use crate::cluster::{ClusterAt, ClusterError};
+use crate::etcd::EtcdError;
+use crate::observe::{AgentLink, LinkError, Observer};
+use crate::pki::PkiError;
+use crate::store::StoreError;
+
+/// Why an action failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ActError {
+    /// The agent.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The agent refused.
+    #[error("the agent refused: {}", .0.message())]
+    Refused(#[from] tonic::Status),
+    /// The provider.
+    #[error("{}", crate::error_chain(.0))]
+    Provider(#[from] raftsman_providers::ProviderError),
+    /// The etcd binary.
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+    /// A certificate.
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    /// Keys or memory of the cluster.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// The state.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// etcd.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    /// The join token.
+    #[error(transparent)]
+    Claim(#[from] raftsman_api::claim::ClaimError),
+    /// A file could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// Which.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// What held when it was planned does not hold any more.
+    #[error("not done, because the world has changed since it was planned: {0}")]
+    Unsafe(raftsman_core::plan::safety::Refusal),
+    /// The file has no such member.
+    #[error("the file has no member `{0}`")]
+    NoSuchMember(Name),
+    /// No member answers.
+    #[error("no member of the cluster answers")]
+    NobodyAnswers,
+}
+
+/// Carries out actions on one cluster, under one generation of the lock.
+#[derive(Debug, Clone, Copy)]
+pub struct Hands<'a> {
+    /// The cluster and the connections to it.
+    pub observer: &'a Observer,
+    /// The lock's generation, which every change bears.
+    pub generation: u64,
+}
+
+impl Hands<'_> {
+    /// Does it.
+    pub async fn act(self, action: &Action) -> Result<(), ActError> {
+        let now = Timestamp::now();
+        match action {
+            Action::MakeAuthorities => self.make_authorities(now),
+            Action::CreateMachine { machine } => self.create_machine(machine, now).await,
+            Action::StartMachine { machine } => self.start_machine(machine).await,
+            Action::Enroll { machine } => self.enroll(machine, now).await,
+            Action::InstallEtcd { machine, version } => self.install_etcd(machine, *version).await,
+            Action::IssueCertificate { machine, purpose } => self.issue_certificate(machine, *purpose, now).await,
+            Action::ConfigureEtcd { machine, .. } => self.configure_etcd(machine).await,
+            Action::StartEtcd { machine, version, data } => self.start_etcd(machine, *version, *data).await,
+            Action::RestartEtcd { machine, version, cluster } => self.restart_etcd(machine, *version, *cluster).await,
+            Action::CreateRoot => self.create_root(now).await,
+            Action::EnableAuth => self.enable_auth(now).await,
+        }
+    }
+
+    fn cluster(&self) -> &ClusterAt {
+        self.observer.cluster()
+    }
+
+    fn member(&self, machine: &Name) -> Result<&Member, ActError> {
+        self.cluster().desired.member(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))
+    }
+
+    fn link(&self, machine: &Name) -> Result<&AgentLink, ActError> {
+        self.observer.agent(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))
+    }
+
+    fn stamped<T>(&self, message: T) -> tonic::Request<T> {
+        raftsman_api::fence::stamp(tonic::Request::new(message), self.generation)
+    }
+}

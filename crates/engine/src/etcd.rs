@@ -1,0 +1,140 @@
+//! A member's address and credentials → a connection to its etcd, or exactly why not.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{Client, ConnectOptions};
+use raftsman_api::tls::{ClientTls, ConnectError, Identity, connect, provider, roots};
+use raftsman_core::desired::CLIENT_PORT;
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use secrecy::{ExposeSecret, SecretString};
+
+/// How long a member may take to answer one call.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Why there is no connection to a member.
+#[derive(Debug, thiserror::Error)]
+pub enum EtcdError {
+    /// No connection.
+    #[error("no connection to etcd: {0}")]
+    Connect(#[from] ConnectError),
+    /// The credentials cannot be used for TLS.
+    #[error(transparent)]
+    Tls(#[from] raftsman_api::tls::TlsError),
+    /// rustls refuses the configuration.
+    #[error("the client certificate cannot be used: {0}")]
+    Rustls(#[from] rustls::Error),
+    /// etcd answered with an error.
+    #[error("{}", explain(.0))]
+    Call(#[from] etcd_client::Error),
+    /// No answer in time.
+    #[error("no answer from etcd within {} s", CALL_TIMEOUT.as_secs())]
+    Timeout,
+}
+
+impl EtcdError {
+    /// Whether nothing listens there.
+    pub fn refused(&self) -> bool {
+        matches!(self, Self::Connect(ConnectError::Refused { .. }))
+    }
+
+    /// Whether etcd says that it does not know who is asking.
+    pub fn unauthenticated(&self) -> bool {
+        match self {
+            Self::Call(etcd_client::Error::GRpcStatus(status)) => {
+                let text = status.message();
+                text.contains("user name is empty")
+                    || text.contains("invalid auth token")
+                    || text.contains("permission denied")
+                    || status.code() == tonic::Code::Unauthenticated
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether TLS itself turned us away: the server did not accept our certificate.
+    pub fn turned_away(&self) -> bool {
+        match self {
+            Self::Connect(ConnectError::Untrusted { .. }) => true,
+            Self::Call(etcd_client::Error::GRpcStatus(status)) => {
+                crate::error_chain(status).contains("received fatal alert")
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the token has to be fetched anew: it died with the member that gave it.
+    pub fn token_lost(&self) -> bool {
+        matches!(self, Self::Call(etcd_client::Error::GRpcStatus(status))
+            if status.message().contains("invalid auth token") || status.message().contains("user name is empty"))
+    }
+
+    /// Whether etcd says that this exists already.
+    pub fn already_there(&self) -> bool {
+        matches!(self, Self::Call(etcd_client::Error::GRpcStatus(status))
+            if status.message().contains("already exists") || status.message().contains("already enabled"))
+    }
+}
+
+fn explain(error: &etcd_client::Error) -> String {
+    match error {
+        etcd_client::Error::GRpcStatus(status) => status.message().to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// Who we are to etcd.
+#[derive(Clone)]
+pub struct Credentials {
+    tls: Arc<ClientConfig>,
+    password: Option<SecretString>,
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credentials").field("password", &self.password.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Credentials {
+    /// Trusts this CA, and shows this certificate if there is one.
+    pub fn new(ca_pem: &str, identity: Option<&Identity>, password: Option<SecretString>) -> Result<Self, EtcdError> {
+        let builder = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots(ca_pem)?);
+        let tls = match identity {
+            Some(identity) => builder.with_client_auth_cert(identity.chain.clone(), identity.key.clone_key())?,
+            None => builder.with_no_client_auth(),
+        };
+        Ok(Self { tls: Arc::new(tls), password })
+    }
+
+    /// The same without the password.
+    #[must_use]
+    pub fn without_password(&self) -> Self {
+        Self { tls: Arc::clone(&self.tls), password: None }
+    }
+
+    /// What to greet an HTTP/2 server with, byte by byte.
+    pub(crate) fn tls_for_http2(&self) -> Arc<ClientConfig> {
+        let mut config = (*self.tls).clone();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Arc::new(config)
+    }
+}
+
+/// Connects to one member, and to that member only. With a password in the credentials it logs in as `root`.
+pub async fn dial(address: IpAddr, credentials: &Credentials) -> Result<Client, EtcdError> {
+    let tls = ClientTls::custom((*credentials.tls).clone(), ServerName::from(address)).with_timeout(CALL_TIMEOUT);
+    let connected = connect(SocketAddr::new(address, CLIENT_PORT), &tls).await?;
+    let options =
+        credentials.password.as_ref().map(|password| ConnectOptions::new().with_user("root", password.expose_secret()));
+    bounded(async { Ok(Client::from_channel(etcd_client::Channel::Tonic(connected.channel), options).await?) }).await
+}
+
+/// Puts a limit on the time that a call to etcd may take.
+pub async fn bounded<T>(call: impl Future<Output = Result<T, EtcdError>>) -> Result<T, EtcdError> {
+    tokio::time::timeout(CALL_TIMEOUT, call).await.unwrap_or(Err(EtcdError::Timeout))
+}

@@ -1,0 +1,208 @@
+//! A file and its state → everything that a verb needs at hand: what should be, who we are, where machines come from.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use raftsman_api::roles::Role;
+use raftsman_api::tls::Identity as TlsIdentity;
+use raftsman_core::desired::{self, DesireError, Desired, LoopbackNetwork};
+use raftsman_core::spec::{Provider, Spec};
+use raftsman_providers::networks::{NetworkError, Networks};
+use raftsman_providers::{Connection, LocalSettings, Settings};
+use secrecy::{ExposeSecret, SecretString};
+
+use crate::artifacts::Artifacts;
+use crate::pki::{Authority, AuthorityKind, PkiError};
+use crate::store::{IdentitySource, Protection, Secrets, Store, StoreError};
+
+/// A command's own certificate lives no longer than this: it is made anew by every run.
+const OPERATOR_VALIDITY: Duration = Duration::from_secs(24 * 3600);
+/// How long the fleet's authority is valid.
+const FLEET_CA_VALIDITY: Duration = Duration::from_secs(3650 * 24 * 3600);
+
+/// What the command line knows and the engine needs.
+#[derive(Debug, Clone)]
+pub struct Setting {
+    /// The file.
+    pub file: PathBuf,
+    /// Where the agent's binary is.
+    pub agent: PathBuf,
+    /// Where the networks of this user's fleets are registered.
+    pub registry: PathBuf,
+    /// An age identity kept outside the state.
+    pub identity: Option<PathBuf>,
+    /// The passphrase of the identity, when the user gave one.
+    pub passphrase: Option<SecretString>,
+    /// Who runs the command.
+    pub user: String,
+    /// Where.
+    pub host: String,
+}
+
+impl Setting {
+    /// What paths in the file are relative to.
+    pub fn base(&self) -> &Path {
+        match self.file.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        }
+    }
+
+    /// Where the state of this fleet is.
+    pub fn state_dir(&self, spec: &Spec) -> PathBuf {
+        self.base().join(&spec.state)
+    }
+
+    fn identity_source(&self) -> IdentitySource {
+        match &self.identity {
+            Some(path) => IdentitySource::File(path.clone(), self.passphrase.clone()),
+            None => IdentitySource::State(self.passphrase.clone()),
+        }
+    }
+}
+
+/// Why a fleet cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum FleetError {
+    /// The state.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A certificate or key.
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    /// The loopback network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// The file cannot be carried out as it is.
+    #[error(transparent)]
+    Desire(#[from] DesireError),
+    /// The operator's own certificate.
+    #[error(transparent)]
+    Tls(#[from] raftsman_api::tls::TlsError),
+    /// The state has no fleet authority.
+    #[error("the state in {} has no {what}: it is damaged; bring the directory back from a copy", dir.display())]
+    Incomplete {
+        /// Where.
+        dir: PathBuf,
+        /// What is missing.
+        what: &'static str,
+    },
+}
+
+/// A fleet at hand.
+pub struct Fleet {
+    /// What the command line said.
+    pub setting: Setting,
+    /// The file.
+    pub spec: Spec,
+    /// What should be.
+    pub desired: Desired,
+    /// The state.
+    pub store: Store,
+    /// The state's secrets, open.
+    pub secrets: Secrets,
+    /// Where machines come from.
+    pub provider: Connection,
+    /// Finds etcd binaries.
+    pub artifacts: Artifacts,
+    /// The authority of agents and operators.
+    pub authority: Authority,
+    /// Our certificate for agents.
+    pub operator: TlsIdentity,
+}
+
+impl std::fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fleet").field("name", &self.spec.fleet).field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+const FLEET_AUTHORITY: &str = "fleet";
+
+impl Fleet {
+    /// Makes the state of a new fleet.
+    pub fn create(spec: &Spec, setting: &Setting, protection: Protection, now: Timestamp) -> Result<Store, FleetError> {
+        let dir = setting.state_dir(spec);
+        Ok(Store::create(&dir, spec.fleet.as_str(), None, protection, now)?)
+    }
+
+    /// Opens the state, completing what an earlier, killed run left half made.
+    pub fn open(spec: Spec, setting: Setting, now: Timestamp) -> Result<Arc<Self>, FleetError> {
+        let dir = setting.state_dir(&spec);
+        let mut store = Store::open(&dir, spec.fleet.as_str())?;
+        let secrets = store.unlock(setting.identity_source())?;
+        let authority = fleet_authority(&store, &secrets, now)?;
+        if spec.machines.provider == Provider::Local {
+            let wanted = spec.machines.network.as_deref();
+            if store.fleet().network.is_none() || wanted.is_some_and(|w| store.fleet().network.as_deref() != Some(w)) {
+                let networks = Networks::new(setting.registry.clone());
+                let wanted = wanted.map(str::parse).transpose()?;
+                let network = networks.claim(&store.fleet().id, &dir, wanted)?;
+                store.set_network(Some(network.to_string()))?;
+            }
+        }
+        let identity = desired_identity(&store)?;
+        let desired = desired::resolve(&spec, &identity)?;
+        let machines = match &spec.machines.directory {
+            Some(directory) => setting.base().join(directory),
+            None => dir.join("machines"),
+        };
+        let provider = raftsman_providers::connect(Settings::Local(LocalSettings {
+            dir: machines,
+            fleet_id: store.fleet().id.clone(),
+            agent: setting.agent.clone(),
+        }));
+        let who = format!("{}@{}", setting.user, setting.host);
+        let role = Role::Admin.organization();
+        let (chain, key) = authority.issue_client(&shortened(&who), Some(role), OPERATOR_VALIDITY, now)?;
+        let operator = TlsIdentity::from_pem(&chain, key.expose_secret())?;
+        let artifacts = Artifacts::new(dir.join("artifacts"));
+        Ok(Arc::new(Self { setting, spec, desired, store, secrets, provider, artifacts, authority, operator }))
+    }
+
+    /// The fleet's id.
+    pub fn id(&self) -> &str {
+        &self.store.fleet().id
+    }
+}
+
+/// A common name has room for 64 characters.
+fn shortened(name: &str) -> String {
+    name.chars().take(64).collect()
+}
+
+fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError> {
+    let incomplete = || FleetError::Incomplete { dir: store.dir().to_owned(), what: "readable network" };
+    let network = store.fleet().network.as_deref().map(str::parse::<LoopbackNetwork>);
+    let network = network.transpose().map_err(|_| incomplete())?;
+    Ok(desired::Identity { id: store.fleet().id.clone(), network })
+}
+
+/// The fleet's authority; made at the first opening, so that `init` and a killed `init` end alike.
+fn fleet_authority(store: &Store, secrets: &Secrets, now: Timestamp) -> Result<Authority, FleetError> {
+    let key = secrets.get(FLEET_AUTHORITY)?;
+    let certificate = store.get_certificate(FLEET_AUTHORITY)?;
+    match (key, certificate) {
+        (Some(key), Some(certificate)) => Ok(Authority::load(AuthorityKind::Fleet, &certificate, &key)?),
+        // The certificate is written last: without it nobody has seen the key's work yet.
+        (_, None) => {
+            let name = format!("{} fleet CA", store.fleet().name);
+            let made = Authority::make(
+                AuthorityKind::Fleet,
+                &shortened(&name),
+                Some(&store.fleet().name),
+                raftsman_core::spec::KeyAlgorithm::EcdsaP256,
+                now,
+                FLEET_CA_VALIDITY,
+            )?;
+            secrets.put(FLEET_AUTHORITY, &made.key_pem())?;
+            store.put_certificate(FLEET_AUTHORITY, made.certificate_pem())?;
+            Ok(made)
+        }
+        (None, Some(_)) => {
+            Err(FleetError::Incomplete { dir: store.dir().to_owned(), what: "key of the fleet's authority" })
+        }
+    }
+}

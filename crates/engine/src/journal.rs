@@ -1,0 +1,69 @@
+//! What a run does → lines of the journal: who, when, under which lock, which step, how it ended.
+
+use jiff::Timestamp;
+use raftsman_core::action::Action;
+use raftsman_core::plan::Step;
+use raftsman_core::spec::Name;
+use serde_json::json;
+
+use crate::act::ActError;
+use crate::fleet::Setting;
+use crate::store::{Entry, Lock, Store, StoreError};
+
+/// The journal of one run.
+#[derive(Debug)]
+pub struct Journal {
+    store: Store,
+    who: String,
+    generation: u64,
+    run: String,
+}
+
+impl Journal {
+    /// A run that holds the lock.
+    pub fn new(store: &Store, setting: &Setting, lock: &Lock) -> Self {
+        let who = format!("{}@{}", setting.user, setting.host);
+        let run = format!("{}-{}", lock.info().verb, lock.generation());
+        Self { store: store.clone(), who, generation: lock.generation(), run }
+    }
+
+    /// The lock's generation.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// A wave begins: in the journal before anything is done.
+    pub fn begun(&self, cluster: &Name, steps: &[Step]) -> Result<(), StoreError> {
+        let entries = steps.iter().map(|step| {
+            let event = json!({ "step": step.action, "reason": step.reason });
+            self.entry(Some(cluster), "begun", event)
+        });
+        self.store.append(&entries.collect::<Vec<_>>())
+    }
+
+    /// A wave has ended.
+    pub fn ended(&self, cluster: &Name, outcomes: &[(Action, Result<(), ActError>)]) -> Result<(), StoreError> {
+        let entries = outcomes.iter().map(|(action, outcome)| match outcome {
+            Ok(()) => self.entry(Some(cluster), "done", json!({ "step": action })),
+            Err(error) => self.entry(Some(cluster), "failed", json!({ "step": action, "error": error.to_string() })),
+        });
+        self.store.append(&entries.collect::<Vec<_>>())
+    }
+
+    /// Something else that is worth a line.
+    pub fn note(&self, cluster: Option<&Name>, kind: &str, event: serde_json::Value) -> Result<(), StoreError> {
+        self.store.append(&[self.entry(cluster, kind, event)])
+    }
+
+    fn entry(&self, cluster: Option<&Name>, kind: &str, event: serde_json::Value) -> Entry {
+        Entry {
+            at: Timestamp::now(),
+            who: self.who.clone(),
+            generation: self.generation,
+            run: self.run.clone(),
+            cluster: cluster.map(ToString::to_string),
+            kind: kind.to_owned(),
+            event,
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! A machine's address → what its agent reports, or what answers there instead.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use raftsman_api::claim::{self, JoinToken};
+use raftsman_api::tls::{ClientTls, ConnectError, Connected, TlsError, connect};
+use raftsman_api::v1::agent_client::AgentClient;
+use raftsman_api::v1::{self, ClaimReply, ClaimRequest, ReportRequest};
+use raftsman_core::observed::{
+    Agent, AgentReport, CertificateFacts, ClusterId, Data, Disk, EtcdOnMachine, Fact, MemberId, PortTaken, Purpose,
+    Service, ServiceState,
+};
+use raftsman_core::spec::{EtcdVersion, Name};
+use secrecy::ExposeSecret;
+use tokio::sync::Mutex;
+use tonic::transport::Channel;
+
+use crate::cluster::ClusterAt;
+use crate::fleet::Fleet;
+
+/// How long an agent may take for a report.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The way to one machine's agent.
+#[derive(Debug)]
+pub struct AgentLink {
+    machine: Name,
+    address: IpAddr,
+    claimed: ClientTls,
+    open: Mutex<Option<AgentClient<Channel>>>,
+}
+
+/// Why an agent could not be spoken to.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// No connection.
+    #[error("{}", crate::error_chain(.0))]
+    Connect(#[from] ConnectError),
+    /// The agent said no.
+    #[error("{}", .0.message())]
+    Status(#[from] tonic::Status),
+    /// It did not answer in time.
+    #[error("no answer within {} s", REPORT_TIMEOUT.as_secs())]
+    Timeout,
+    /// The agent does not hold the join token of this machine.
+    #[error(transparent)]
+    Claim(#[from] claim::ClaimError),
+    /// TLS.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The state.
+    #[error(transparent)]
+    Store(#[from] crate::store::StoreError),
+    /// The state has no token for this machine.
+    #[error(
+        "{machine} awaits a join token that the state does not have: it was made for another fleet, or by another state; delete the machine and apply again"
+    )]
+    NoToken {
+        /// Which.
+        machine: Name,
+    },
+    /// The report makes no sense.
+    #[error("the agent of {machine} reports nonsense: {what}; are agent and raftsman of the same version?")]
+    Nonsense {
+        /// Which.
+        machine: Name,
+        /// What.
+        what: String,
+    },
+}
+
+/// A new agent that proved its token, and the connection that it proved it on.
+#[derive(Debug)]
+pub struct Proven {
+    /// For `FinishClaim`.
+    pub client: AgentClient<Channel>,
+    /// What it wants signed.
+    pub reply: ClaimReply,
+}
+
+impl AgentLink {
+    /// The way to the agent of this machine.
+    pub fn new(fleet: &Fleet, machine: &Name, address: IpAddr) -> Result<Self, TlsError> {
+        let ca = fleet.authority.certificate_pem();
+        let claimed = ClientTls::claimed(&fleet.operator, ca, machine.as_str(), fleet.id())?;
+        Ok(Self { machine: machine.clone(), address, claimed, open: Mutex::new(None) })
+    }
+
+    /// A connection to the agent of ours; an open one is used again.
+    pub async fn client(&self) -> Result<AgentClient<Channel>, LinkError> {
+        let mut open = self.open.lock().await;
+        if let Some(client) = open.as_ref() {
+            return Ok(client.clone());
+        }
+        let Connected { channel, .. } = connect(ClusterAt::agent_at(self.address), &self.claimed).await?;
+        let client = AgentClient::new(channel);
+        *open = Some(client.clone());
+        Ok(client)
+    }
+
+    /// Forgets the connection: the next call makes a new one.
+    pub async fn hang_up(&self) {
+        *self.open.lock().await = None;
+    }
+
+    pub(super) async fn look(&self, fleet: &Fleet, now: Timestamp) -> Fact<Agent> {
+        match self.report().await {
+            Ok(report) => Fact::Seen { value: Agent::Claimed(Box::new(report)), at: now },
+            Err(LinkError::Connect(error @ ConnectError::Untrusted { .. })) => {
+                // Not an agent of ours: perhaps a new one, which can prove that it is meant to become one.
+                match self.prove(fleet).await {
+                    Ok(_) => Fact::Seen { value: Agent::Unclaimed, at: now },
+                    Err(LinkError::NoToken { .. } | LinkError::Connect(_)) => {
+                        Fact::Unreachable { error: crate::error_chain(&error), since: now }
+                    }
+                    Err(other) => Fact::Unreachable { error: other.to_string(), since: now },
+                }
+            }
+            Err(error) => {
+                self.hang_up().await;
+                Fact::Unreachable { error: error.to_string(), since: now }
+            }
+        }
+    }
+
+    /// Has a new agent prove its token.
+    pub async fn prove(&self, fleet: &Fleet) -> Result<Proven, LinkError> {
+        let token = fleet.secrets.get(&token_name(&self.machine))?;
+        let token = token.ok_or_else(|| LinkError::NoToken { machine: self.machine.clone() })?;
+        let token = JoinToken::from_hex(token.expose_secret())?;
+        let tls = ClientTls::unclaimed(&fleet.operator, self.machine.as_str(), fleet.id())?;
+        let connected = connect(ClusterAt::agent_at(self.address), &tls).await?;
+        let mut client = AgentClient::new(connected.channel);
+        let nonce = claim::nonce()?;
+        let request = ClaimRequest { nonce: nonce.clone() };
+        let reply = tokio::time::timeout(REPORT_TIMEOUT, client.claim(request)).await;
+        let reply = reply.map_err(|_| LinkError::Timeout)??.into_inner();
+        claim::verify(&token, &nonce, &connected.server_certificate, &reply.csr_der, &reply.proof)?;
+        Ok(Proven { client, reply })
+    }
+
+    /// The agent's report.
+    pub async fn report(&self) -> Result<AgentReport, LinkError> {
+        let mut client = self.client().await?;
+        let sent = Timestamp::now();
+        let reply = tokio::time::timeout(REPORT_TIMEOUT, client.report(ReportRequest {})).await;
+        let reply = reply.map_err(|_| LinkError::Timeout)??.into_inner();
+        let nonsense = |what: String| LinkError::Nonsense { machine: self.machine.clone(), what };
+        understand(reply, sent).map_err(nonsense)
+    }
+}
+
+/// The name under which the state keeps a machine's join token.
+pub fn token_name(machine: &Name) -> String {
+    format!("join-{machine}")
+}
+
+fn understand(reply: v1::ReportReply, sent: Timestamp) -> Result<AgentReport, String> {
+    let etcd = reply.etcd.ok_or("no word on etcd")?;
+    let their_clock = reply.now.map(timestamp).ok_or("no clock")??;
+    let disk = reply.disk.ok_or("no word on the disk")?;
+    Ok(AgentReport {
+        machine: Name::parse(&reply.machine).map_err(|e| e.to_string())?,
+        incarnation: reply.incarnation,
+        version: reply.agent_version,
+        generation: reply.generation,
+        clock_offset_ms: i64::try_from(their_clock.duration_since(sent).as_millis()).unwrap_or(i64::MAX),
+        certificate: reply.agent_certificate.map(certificate).transpose()?.map(|(_, c)| c),
+        disk: Disk { free: disk.free_bytes, total: disk.total_bytes },
+        etcd: understand_etcd(etcd)?,
+    })
+}
+
+fn understand_etcd(etcd: v1::EtcdReport) -> Result<EtcdOnMachine, String> {
+    let service = etcd.service.ok_or("no word on the service")?;
+    let data = etcd.data.ok_or("no word on the data")?;
+    let version = |text: &str| EtcdVersion::parse(text).map_err(|e| e.to_string());
+    let given = |text: String| Some(text).filter(|t| !t.is_empty());
+    let mut installed = BTreeMap::new();
+    for one in etcd.installed {
+        installed.insert(version(&one.version)?, one.sha256);
+    }
+    let mut certificates = BTreeMap::new();
+    for one in etcd.certificates {
+        if let (Some(purpose), facts) = certificate(one)? {
+            certificates.insert(purpose, facts);
+        }
+    }
+    let state = match service.state() {
+        v1::ServiceState::Stopped => ServiceState::Stopped,
+        v1::ServiceState::Running => ServiceState::Running,
+        v1::ServiceState::Backoff => ServiceState::Backoff,
+        v1::ServiceState::Unspecified => return Err("an unknown state of the service".to_owned()),
+    };
+    let data = match data.state() {
+        v1::DataState::Empty => Data::Empty,
+        v1::DataState::Present => {
+            Data::Present { member: MemberId(data.member_id), cluster: ClusterId(data.cluster_id) }
+        }
+        v1::DataState::Unreadable => Data::Unreadable { problem: data.problem },
+        v1::DataState::Unspecified => return Err("an unknown state of the data".to_owned()),
+    };
+    Ok(EtcdOnMachine {
+        installed,
+        config: given(etcd.config_digest),
+        running_config: given(etcd.running_config_digest),
+        running_version: given(etcd.running_version).map(|v| version(&v)).transpose()?,
+        certificates,
+        service: Service {
+            state,
+            pid: Some(service.pid).filter(|pid| *pid != 0),
+            since: service.since.map(timestamp).transpose()?,
+            restarts: service.restarts,
+            last_exit: given(service.last_exit),
+        },
+        data,
+        ports_taken: etcd
+            .ports_taken
+            .into_iter()
+            .map(|p| PortTaken { port: u16::try_from(p.port).unwrap_or(0), holder: p.holder })
+            .collect(),
+        had_data: etcd.had_data,
+    })
+}
+
+fn certificate(wire: v1::Certificate) -> Result<(Option<Purpose>, CertificateFacts), String> {
+    let purpose = match wire.purpose() {
+        v1::Purpose::EtcdPeer => Some(Purpose::Peer),
+        v1::Purpose::EtcdServer => Some(Purpose::Server),
+        v1::Purpose::Agent | v1::Purpose::Unspecified => None,
+    };
+    let facts = CertificateFacts {
+        fingerprint: wire.fingerprint,
+        not_before: wire.not_before.map(timestamp).ok_or("a certificate without a beginning")??,
+        not_after: wire.not_after.map(timestamp).ok_or("a certificate without an end")??,
+        names: wire.names,
+        subject: wire.subject,
+        issuer_key: wire.issuer_key,
+    };
+    Ok((purpose, facts))
+}
+
+fn timestamp(wire: prost_types::Timestamp) -> Result<Timestamp, String> {
+    Timestamp::new(wire.seconds, wire.nanos).map_err(|e| e.to_string())
+}

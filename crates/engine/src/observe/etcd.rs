@@ -1,0 +1,166 @@
+//! A member's address → what its etcd answers: who it is, whom it follows, whether it can read through a majority.
+
+use std::net::IpAddr;
+
+use etcd_client::Client;
+use jiff::Timestamp;
+use raftsman_core::observed::{Alarm, ClusterId, EtcdFacts, Fact, ListedMember, MemberId, Root};
+use raftsman_core::spec::EtcdVersion;
+use tokio::sync::Mutex;
+
+use super::doors;
+use crate::cluster::ClusterCredentials;
+use crate::etcd::{EtcdError, bounded, dial};
+
+/// A key that nobody writes: reading it through a majority proves that there is one.
+const PROBE_KEY: &str = "raftsman/probe";
+
+/// The way to one member's etcd.
+#[derive(Debug)]
+pub struct EtcdLink {
+    address: IpAddr,
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    root: Option<Client>,
+    nobody: Option<Client>,
+    /// With passwords: whether auth was on when we last looked, so that we have to log in.
+    locked: bool,
+}
+
+impl std::fmt::Debug for Open {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Open").field("locked", &self.locked).finish_non_exhaustive()
+    }
+}
+
+impl EtcdLink {
+    /// The way to the member at this address.
+    pub fn new(address: IpAddr) -> Self {
+        Self { address, open: Mutex::new(Open::default()) }
+    }
+
+    pub(super) async fn look(&self, credentials: &ClusterCredentials, now: Timestamp) -> Fact<EtcdFacts> {
+        let mut open = self.open.lock().await;
+        match self.facts(&mut open, credentials).await {
+            Ok(value) => Fact::Seen { value, at: now },
+            Err(error) => {
+                *open = Open { locked: open.locked, ..Open::default() };
+                Fact::Unreachable { error: error.to_string(), since: now }
+            }
+        }
+    }
+
+    async fn facts(&self, open: &mut Open, credentials: &ClusterCredentials) -> Result<EtcdFacts, EtcdError> {
+        let auth = self.auth(open, credentials).await;
+        if matches!(auth, Ok(true)) && !open.locked {
+            open.locked = true;
+            open.root = None;
+        }
+        let mut root = self.root_client(open, credentials).await?;
+        let status = bounded(async { Ok(root.status().await?) }).await?;
+        let header = status.header().map(|h| (h.cluster_id(), h.member_id(), h.revision()));
+        let (cluster, member, revision) = header.unwrap_or_default();
+        let read = match auth {
+            // While auth is off, nobody's read has shown already that there is a majority.
+            Ok(false) => Ok(()),
+            Ok(true) => bounded(async { Ok(root.get(PROBE_KEY, None).await?) }).await.map(|_| ()),
+            Err(ref error) => Err(EtcdError::Call(etcd_client::Error::ElectError(error.to_string()))),
+        };
+        if read.as_ref().is_err_and(EtcdError::token_lost) {
+            open.root = None;
+        }
+        let healthy = read.is_ok();
+        let members = if healthy { members(root).await? } else { Vec::new() };
+        let doors = match (&auth, healthy) {
+            (Ok(true), true) => Some(doors::try_all(self.address, credentials).await),
+            _ => None,
+        };
+        Ok(EtcdFacts {
+            member: MemberId(member),
+            cluster: ClusterId(cluster),
+            leader: Some(status.leader()).filter(|id| *id != 0).map(MemberId),
+            raft_term: status.raft_term(),
+            raft_index: status.raft_index(),
+            revision,
+            version: EtcdVersion::parse(status.version()).unwrap_or_default(),
+            db_size: status.db_size(),
+            db_in_use: status.raft_used_db_size(),
+            learner: status.is_learner(),
+            read_error: read.err().map(|e| e.to_string()),
+            members,
+            alarms: alarms(status.errors()),
+            auth: auth.ok(),
+            root: Root::Unknown,
+            doors,
+        })
+    }
+
+    /// Whether auth is on, asked as nobody: a linearizable read succeeds while it is off, and is refused once it is on.
+    async fn auth(&self, open: &mut Open, credentials: &ClusterCredentials) -> Result<bool, EtcdError> {
+        let mut nobody = match &open.nobody {
+            Some(client) => client.clone(),
+            None => open.nobody.insert(dial(self.address, &credentials.nobody).await?).clone(),
+        };
+        match bounded(async { Ok(nobody.get(PROBE_KEY, None).await?) }).await {
+            Ok(_) => Ok(false),
+            Err(error) if error.unauthenticated() => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn root_client(&self, open: &mut Open, credentials: &ClusterCredentials) -> Result<Client, EtcdError> {
+        if let Some(client) = &open.root {
+            return Ok(client.clone());
+        }
+        // Logging in fails while auth is off.
+        let credentials = if open.locked { credentials.root.clone() } else { credentials.root.without_password() };
+        Ok(open.root.insert(dial(self.address, &credentials).await?).clone())
+    }
+
+    /// Whether there is a superuser with its role. Asked while auth is off.
+    pub(super) async fn root(&self, credentials: &ClusterCredentials) -> Root {
+        let mut open = self.open.lock().await;
+        let Ok(mut client) = self.root_client(&mut open, credentials).await else { return Root::Unknown };
+        match bounded(async { Ok(client.user_get("root").await?) }).await {
+            Ok(user) if user.roles().iter().any(|r| r == "root") => Root::Ready,
+            Ok(_) => Root::Missing,
+            Err(EtcdError::Call(etcd_client::Error::GRpcStatus(status)))
+                if status.message().contains("user name not found") =>
+            {
+                Root::Missing
+            }
+            Err(_) => Root::Unknown,
+        }
+    }
+
+    /// A client to change things with: `root`, logged in where that is needed.
+    pub async fn client(&self, credentials: &ClusterCredentials) -> Result<Client, EtcdError> {
+        let mut open = self.open.lock().await;
+        self.root_client(&mut open, credentials).await
+    }
+}
+
+async fn members(mut client: Client) -> Result<Vec<ListedMember>, EtcdError> {
+    let list = bounded(async { Ok(client.member_list().await?) }).await?;
+    let members = list.members().iter().map(|m| ListedMember {
+        id: MemberId(m.id()),
+        name: m.name().to_owned(),
+        peer_urls: m.peer_urls().to_vec(),
+        learner: m.is_learner(),
+    });
+    Ok(members.collect())
+}
+
+/// Alarms are in the status too, where asking for them costs no round through the log.
+fn alarms(errors: &[String]) -> Vec<Alarm> {
+    let mut alarms = Vec::new();
+    for (text, alarm) in [("NOSPACE", Alarm::NoSpace), ("CORRUPT", Alarm::Corrupt)] {
+        if errors.iter().any(|e| e.contains(text)) {
+            alarms.push(alarm);
+        }
+    }
+    alarms
+}

@@ -1,0 +1,195 @@
+//! World → Observed: every machine, agent and member of one cluster, looked at concurrently and within bounds of time.
+
+mod agent;
+mod doors;
+mod etcd;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::future::join_all;
+use jiff::Timestamp;
+use raftsman_core::desired::Member;
+use raftsman_core::observed::{Fact, Machine, MemberObserved, Observed, Power, ServiceState, View};
+use raftsman_core::spec::Name;
+use raftsman_providers::{MachineRecord, ProviderError};
+use tokio::sync::Mutex;
+
+pub use agent::{AgentLink, LinkError, token_name};
+pub use etcd::EtcdLink;
+
+use crate::cluster::{ClusterAt, ClusterCredentials, ClusterError};
+
+/// Looks at one cluster again and again, keeping its connections open in between.
+#[derive(Debug)]
+pub struct Observer {
+    cluster: Arc<ClusterAt>,
+    links: BTreeMap<Name, Links>,
+    credentials: Mutex<Option<ClusterCredentials>>,
+    before: Mutex<Option<Observed>>,
+}
+
+#[derive(Debug)]
+struct Links {
+    agent: AgentLink,
+    etcd: EtcdLink,
+}
+
+impl Observer {
+    /// An observer without a connection yet.
+    pub fn new(cluster: Arc<ClusterAt>) -> Result<Self, raftsman_api::tls::TlsError> {
+        let mut links = BTreeMap::new();
+        for member in &cluster.desired.members {
+            let agent = AgentLink::new(&cluster.fleet, &member.name, member.address)?;
+            links.insert(member.name.clone(), Links { agent, etcd: EtcdLink::new(member.address) });
+        }
+        Ok(Self { cluster, links, credentials: Mutex::new(None), before: Mutex::new(None) })
+    }
+
+    /// The cluster that it looks at.
+    pub fn cluster(&self) -> &Arc<ClusterAt> {
+        &self.cluster
+    }
+
+    /// The connection to a machine's agent.
+    pub fn agent(&self, machine: &Name) -> Option<&AgentLink> {
+        self.links.get(machine).map(|l| &l.agent)
+    }
+
+    /// The connection to a member's etcd.
+    pub fn etcd(&self, machine: &Name) -> Option<&EtcdLink> {
+        self.links.get(machine).map(|l| &l.etcd)
+    }
+
+    /// Who we are to etcd; nobody before the cluster has authorities.
+    pub async fn credentials(&self, now: Timestamp) -> Result<Option<ClusterCredentials>, ClusterError> {
+        let mut credentials = self.credentials.lock().await;
+        if credentials.is_none() && self.cluster.ledger().clients.is_some() {
+            *credentials = Some(self.cluster.credentials(now)?);
+        }
+        Ok(credentials.clone())
+    }
+
+    /// Looks at everything once.
+    pub async fn look(&self) -> Result<Observed, ClusterError> {
+        let now = Timestamp::now();
+        let inventory = self.cluster.fleet.provider.inventory().await;
+        let credentials = self.credentials(now).await?;
+        let looks = self
+            .cluster
+            .desired
+            .members
+            .iter()
+            .map(|member| self.look_at(member, &inventory, credentials.as_ref(), now));
+        let members = join_all(looks).await.into_iter().collect();
+        let mut observed = Observed { ledger: self.cluster.ledger(), members };
+        if let Some(credentials) = &credentials {
+            self.look_for_root(&mut observed, credentials).await;
+        }
+        let mut before = self.before.lock().await;
+        if let Some(before) = before.as_ref() {
+            carry_over(&mut observed, before);
+        }
+        *before = Some(observed.clone());
+        self.learn(&observed)?;
+        Ok(observed)
+    }
+
+    async fn look_at(
+        &self,
+        member: &Member,
+        inventory: &Result<Vec<MachineRecord>, ProviderError>,
+        credentials: Option<&ClusterCredentials>,
+        now: Timestamp,
+    ) -> (Name, MemberObserved) {
+        let machine = machine_fact(inventory, member, now);
+        let nothing = || MemberObserved {
+            machine: machine.clone(),
+            agent: Fact::Absent { at: now },
+            etcd: Fact::Absent { at: now },
+        };
+        let (Some(links), Some(seen)) = (self.links.get(&member.name), machine.seen()) else {
+            return (member.name.clone(), nothing());
+        };
+        // On this computer a stopped machine is one whose agent is gone: its etcd may well run on.
+        let agent = async {
+            match seen.power {
+                Power::Running => links.agent.look(&self.cluster.fleet, now).await,
+                Power::Stopped => Fact::Absent { at: now },
+            }
+        };
+        let etcd = async {
+            match credentials {
+                Some(credentials) => links.etcd.look(credentials, now).await,
+                None => Fact::Absent { at: now },
+            }
+        };
+        let (agent, etcd) = tokio::join!(agent, etcd);
+        let observed = MemberObserved { machine, agent, etcd };
+        let stopped = observed.report().is_some_and(|r| r.etcd.service.state == ServiceState::Stopped);
+        let etcd = match observed.etcd {
+            // Nothing listens, and who should know says that nothing should.
+            Fact::Unreachable { .. } if stopped => Fact::Absent { at: now },
+            etcd => etcd,
+        };
+        (member.name.clone(), MemberObserved { etcd, ..observed })
+    }
+
+    /// Asks one healthy member for the superuser: it costs a round through the log, so that one is enough.
+    async fn look_for_root(&self, observed: &mut Observed, credentials: &ClusterCredentials) {
+        let asked = {
+            let view = View::of(observed);
+            let open = |name: &&Name| view.answering.get(*name).is_some_and(|e| e.auth == Some(false));
+            if !view.has_quorum() {
+                return;
+            }
+            view.healthy.iter().copied().find(open).cloned()
+        };
+        let Some(name) = asked else { return };
+        let Some(links) = self.links.get(&name) else { return };
+        let root = links.etcd.root(credentials).await;
+        if let Some(Fact::Seen { value, .. }) = observed.members.get_mut(&name).map(|m| &mut m.etcd) {
+            value.root = root;
+        }
+    }
+
+    /// Remembers what no later look may be able to tell: that the cluster formed, and under which id.
+    fn learn(&self, observed: &Observed) -> Result<(), ClusterError> {
+        let view = View::of(observed);
+        if !view.has_quorum() || view.clusters.len() != 1 {
+            return Ok(());
+        }
+        let cluster = view.clusters.keys().next().copied();
+        self.cluster.remember(|ledger| ledger.cluster = ledger.cluster.or(cluster))?;
+        Ok(())
+    }
+}
+
+fn machine_fact(
+    inventory: &Result<Vec<MachineRecord>, ProviderError>,
+    member: &Member,
+    at: Timestamp,
+) -> Fact<Machine> {
+    match inventory {
+        Err(error) => Fact::Unreachable { error: crate::error_chain(error), since: at },
+        Ok(records) => match records.iter().find(|r| r.name == member.name.as_str()) {
+            None => Fact::Absent { at },
+            Some(record) => {
+                let power = match record.power {
+                    raftsman_providers::Power::Running => Power::Running,
+                    raftsman_providers::Power::Stopped => Power::Stopped,
+                };
+                Fact::Seen { value: Machine { power }, at }
+            }
+        },
+    }
+}
+
+fn carry_over(observed: &mut Observed, before: &Observed) {
+    for (name, member) in &mut observed.members {
+        let Some(old) = before.members.get(name) else { continue };
+        member.machine = member.machine.clone().since_before(Some(&old.machine));
+        member.agent = member.agent.clone().since_before(Some(&old.agent));
+        member.etcd = member.etcd.clone().since_before(Some(&old.etcd));
+    }
+}

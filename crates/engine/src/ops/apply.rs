@@ -1,0 +1,85 @@
+//! `raftsman apply`: carries out what `plan` shows, every cluster by itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use raftsman_core::spec::{Name, Spec};
+use serde_json::json;
+
+use super::{OpError, for_each_cluster, lock_info};
+use crate::apply::{self, Event, Outcome};
+use crate::fleet::{Fleet, Setting};
+use crate::journal::Journal;
+use crate::store::{Lock, Protection, Store, StoreError};
+
+/// The lock and the journal of one run that changes things.
+#[derive(Debug)]
+pub struct Session {
+    lock: Lock,
+    journal: Journal,
+}
+
+/// Makes the state where there is none yet, and takes its lock.
+pub fn begin(spec: &Spec, setting: &Setting, verb: &str) -> Result<(Store, Lock), OpError> {
+    let dir = setting.state_dir(spec);
+    let store = match Store::open(&dir, spec.fleet.as_str()) {
+        Ok(store) => store,
+        Err(StoreError::Missing { .. } | StoreError::Unfinished { .. }) => {
+            Fleet::create(spec, setting, Protection::IdentityFile, jiff::Timestamp::now())?
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let lock = store.lock(lock_info(setting, verb))?;
+    Ok((store, lock))
+}
+
+impl Session {
+    /// A run that changes things, under this lock.
+    pub fn new(fleet: &Fleet, lock: Lock) -> Self {
+        let journal = Journal::new(&fleet.store, &fleet.setting, &lock);
+        Self { lock, journal }
+    }
+
+    /// The lock again.
+    pub fn into_lock(self) -> Lock {
+        self.lock
+    }
+}
+
+/// Finds every binary that will be needed: one that is missing is said before anything is changed.
+pub fn preflight(fleet: &Fleet) -> Result<(), OpError> {
+    for cluster in &fleet.desired.clusters {
+        fleet.artifacts.locate(&cluster.source, cluster.version, fleet.setting.base())?;
+    }
+    Ok(())
+}
+
+/// Applies the clusters, each by itself. `tell` hears of everything as it happens.
+pub async fn apply(
+    fleet: &Arc<Fleet>,
+    session: Session,
+    only: &[Name],
+    timeout: Duration,
+    tell: Arc<dyn Fn(&Name, Event) + Send + Sync>,
+) -> Result<(Vec<Outcome>, Session), OpError> {
+    let session = Arc::new(session);
+    let outcomes = for_each_cluster(fleet, only, |cluster| {
+        let (session, tell) = (Arc::clone(&session), Arc::clone(&tell));
+        async move {
+            let name = cluster.desired.name.clone();
+            let outcome = apply::apply(Arc::clone(&cluster), &session.journal, timeout, &|e| tell(&name, e)).await;
+            let ended = match &outcome.error {
+                None => ("converged", json!({ "steps": outcome.steps.len() })),
+                Some(error) => ("stopped", json!({ "error": error.to_string() })),
+            };
+            if let Some(revision) = outcome.observed.as_ref().and_then(apply::last_revision) {
+                cluster.remember(|ledger| ledger.last_revision = ledger.last_revision.max(revision))?;
+            }
+            session.journal.note(Some(&name), ended.0, ended.1)?;
+            Ok(outcome)
+        }
+    })
+    .await?;
+    let session = Arc::into_inner(session).ok_or(StoreError::Random)?;
+    Ok((outcomes, session))
+}

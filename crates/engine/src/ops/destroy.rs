@@ -1,0 +1,97 @@
+//! `raftsman destroy`: machines and everything that was kept about them → nothing.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use futures::future::join_all;
+use raftsman_core::spec::Name;
+use raftsman_providers::networks::Networks;
+use serde::Serialize;
+
+use super::OpError;
+use crate::fleet::Fleet;
+use crate::observe::token_name;
+use crate::store::Lock;
+
+/// What would be, or was, destroyed.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Destruction {
+    /// Machines, with their data.
+    pub machines: Vec<String>,
+    /// Clusters whose keys and memory go.
+    pub clusters: Vec<Name>,
+    /// Whether the state goes too: nothing of the fleet is left then.
+    pub state: bool,
+    /// Files in the state that raftsman did not make, and left.
+    pub left: Vec<PathBuf>,
+}
+
+/// What `destroy` would destroy: everything, or these clusters only.
+pub async fn survey(fleet: &Fleet, only: &[Name]) -> Result<Destruction, OpError> {
+    let inventory = fleet.provider.inventory().await?;
+    let goes = |name: &str| {
+        only.is_empty()
+            || fleet
+                .desired
+                .clusters
+                .iter()
+                .filter(|c| only.contains(&c.name))
+                .any(|c| c.members.iter().any(|m| m.name.as_str() == name))
+    };
+    let machines = inventory.into_iter().map(|m| m.name).filter(|name| goes(name)).collect();
+    let clusters: Vec<Name> =
+        fleet.desired.clusters.iter().map(|c| c.name.clone()).filter(|n| only.is_empty() || only.contains(n)).collect();
+    Ok(Destruction { machines, clusters, state: only.is_empty(), left: Vec::new() })
+}
+
+/// Destroys it. `tell` hears of every machine that is gone.
+pub async fn destroy(
+    fleet: Arc<Fleet>,
+    lock: Lock,
+    what: Destruction,
+    tell: &(dyn Fn(&str) + Sync),
+) -> Result<Destruction, OpError> {
+    let deleted = join_all(what.machines.iter().map(|name| async {
+        let gone = fleet.provider.delete(name).await;
+        if gone.is_ok() {
+            tell(name);
+        }
+        gone
+    }));
+    for outcome in deleted.await {
+        outcome?;
+    }
+    for cluster in &what.clusters {
+        for suffix in ["peers", "clients"] {
+            fleet.secrets.delete(&format!("{cluster}-{suffix}"))?;
+            fleet.store.delete_certificate(&format!("{cluster}-{suffix}"))?;
+        }
+        fleet.secrets.delete(&format!("{cluster}-root-password"))?;
+        let members = fleet.desired.clusters.iter().filter(|c| c.name == *cluster).flat_map(|c| &c.members);
+        for member in members {
+            fleet.secrets.delete(&token_name(&member.name))?;
+        }
+        fleet.store.delete_cluster(cluster.as_str())?;
+        remove_dir(&fleet.store.dir().join("clients").join(cluster.as_str()))?;
+    }
+    if !what.state {
+        return Ok(what);
+    }
+    for ours in ["clients", "artifacts"] {
+        remove_dir(&fleet.store.dir().join(ours))?;
+    }
+    // Only where it is empty: what is not ours stays.
+    let _ = std::fs::remove_dir(fleet.store.dir().join("machines"));
+    Networks::new(fleet.setting.registry.clone()).release(fleet.id())?;
+    let left = fleet.store.clone().remove(lock)?.left;
+    Ok(Destruction { left, ..what })
+}
+
+fn remove_dir(path: &std::path::Path) -> Result<(), OpError> {
+    match std::fs::remove_dir_all(path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(OpError::File { action: "remove", path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}

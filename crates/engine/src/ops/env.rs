@@ -1,0 +1,68 @@
+//! `raftsman env`: a cluster → the settings with which `etcdctl` speaks to it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use raftsman_core::spec::AuthMode;
+use secrecy::ExposeSecret;
+use serde::Serialize;
+
+use super::{OpError, cert, pick_cluster};
+use crate::fleet::Fleet;
+
+/// What `etcdctl` needs.
+#[derive(Debug, Clone, Serialize)]
+pub struct Settings {
+    /// Where the members are.
+    pub endpoints: Vec<String>,
+    /// Their CA.
+    pub ca: PathBuf,
+    /// A certificate to show.
+    pub certificate: Option<PathBuf>,
+    /// Its key.
+    pub key: Option<PathBuf>,
+    /// A user to log in as.
+    pub user: Option<String>,
+    /// A file with that user's password.
+    pub password_file: Option<PathBuf>,
+}
+
+/// How long the certificate is valid that `etcdctl` gets.
+const VALIDITY: Duration = Duration::from_secs(24 * 3600);
+
+/// Puts what is needed below the state, and says where.
+pub fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpError> {
+    let at = pick_cluster(fleet, cluster)?;
+    let name = at.desired.name.as_str();
+    let state = std::path::absolute(fleet.store.dir());
+    let state = state.map_err(|source| OpError::File { action: "find", path: fleet.store.dir().to_owned(), source })?;
+    let dir = state.join("clients").join(name);
+    let endpoints = at.desired.members.iter().map(|m| m.client_url()).collect();
+    // Also with passwords: it brings the CA, and the certificate does no harm.
+    let issued = cert::issue(fleet, Some(name), "root", &dir, VALIDITY)?;
+    Ok(match at.desired.auth {
+        AuthMode::Certificate => Settings {
+            endpoints,
+            ca: issued.ca,
+            certificate: Some(issued.certificate),
+            key: Some(issued.key),
+            user: None,
+            password_file: None,
+        },
+        AuthMode::Password => {
+            let file = dir.join("root.password");
+            if let Some(password) = at.root_password()? {
+                crate::store::write_file(&file, password.expose_secret().as_bytes(), 0o600)?;
+            }
+            Settings {
+                endpoints,
+                ca: issued.ca,
+                certificate: None,
+                key: None,
+                user: Some("root".to_owned()),
+                password_file: Some(file),
+            }
+        }
+    })
+}

@@ -1,0 +1,152 @@
+//! One verb of the command line each: input from the file, the state and the world → what the command shows.
+
+pub mod apply;
+pub mod cert;
+pub mod destroy;
+pub mod env;
+pub mod init;
+pub mod logs;
+pub mod plan;
+pub mod status;
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use raftsman_core::spec::Name;
+
+use crate::act::ActError;
+use crate::apply::ApplyError;
+use crate::artifacts::ArtifactError;
+use crate::cluster::{ClusterAt, ClusterError};
+use crate::etcd::EtcdError;
+use crate::fleet::{Fleet, FleetError, Setting};
+use crate::observe::LinkError;
+use crate::pki::PkiError;
+use crate::store::{LockInfo, StoreError};
+
+/// Why a verb could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum OpError {
+    /// The fleet cannot be opened.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+    /// The state.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Keys or memory of a cluster.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// An etcd binary.
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+    /// A certificate.
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    /// TLS.
+    #[error(transparent)]
+    Tls(#[from] raftsman_api::tls::TlsError),
+    /// An agent.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// etcd.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    /// An action.
+    #[error(transparent)]
+    Act(#[from] ActError),
+    /// The provider.
+    #[error("{}", crate::error_chain(.0))]
+    Provider(#[from] raftsman_providers::ProviderError),
+    /// The loopback network.
+    #[error(transparent)]
+    Network(#[from] raftsman_providers::networks::NetworkError),
+    /// Applying stopped.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// No such cluster in the file.
+    #[error("the file has no cluster `{name}`; it has: {}", known.join(", "))]
+    NoSuchCluster {
+        /// Asked for.
+        name: String,
+        /// There are.
+        known: Vec<String>,
+    },
+    /// The file has several clusters and none was named.
+    #[error("the file has several clusters: name one of {}", .0.join(", "))]
+    WhichCluster(Vec<String>),
+    /// No such machine in the file.
+    #[error("the file has no machine `{name}`; it has: {}", known.join(", "))]
+    NoSuchMachine {
+        /// Asked for.
+        name: String,
+        /// There are.
+        known: Vec<String>,
+    },
+    /// A file could not be written or read.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// With which file.
+        path: std::path::PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A task ended abnormally: a bug of ours.
+    #[error("a task of raftsman ended abnormally, which is a bug: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// Who takes the lock, and for which verb.
+fn lock_info(setting: &Setting, verb: &str) -> LockInfo {
+    LockInfo {
+        verb: verb.to_owned(),
+        user: setting.user.clone(),
+        host: setting.host.clone(),
+        pid: std::process::id(),
+        since: Timestamp::now(),
+    }
+}
+
+/// The cluster of this name; without a name, the only one.
+fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<ClusterAt, OpError> {
+    let clusters = &fleet.desired.clusters;
+    let known = || clusters.iter().map(|c| c.name.to_string()).collect();
+    let picked = match name {
+        Some(name) => {
+            let missing = || OpError::NoSuchCluster { name: name.to_owned(), known: known() };
+            clusters.iter().find(|c| c.name.as_str() == name).ok_or_else(missing)?
+        }
+        None => match clusters.as_slice() {
+            [only] => only,
+            _ => return Err(OpError::WhichCluster(known())),
+        },
+    };
+    Ok(ClusterAt::open(fleet, picked)?)
+}
+
+/// Machines of the fleet that the file does not name.
+async fn strangers(fleet: &Fleet) -> Result<Vec<String>, OpError> {
+    let inventory = fleet.provider.inventory().await?;
+    let named = |name: &str| fleet.desired.clusters.iter().flat_map(|c| &c.members).any(|m| m.name.as_str() == name);
+    Ok(inventory.into_iter().map(|m| m.name).filter(|name| !named(name)).collect())
+}
+
+/// Looks at every cluster of the fleet, several at a time, and makes something of each.
+async fn for_each_cluster<T, F, W>(fleet: &Arc<Fleet>, only: &[Name], work: W) -> Result<Vec<T>, OpError>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, OpError>> + Send + 'static,
+    W: Fn(Arc<ClusterAt>) -> F,
+{
+    use futures::StreamExt as _;
+    /// One that is stuck holds up no other, and a thousand do not exhaust this computer.
+    const AT_A_TIME: usize = 64;
+    let mut tasks = Vec::new();
+    for desired in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
+        tasks.push(work(Arc::new(ClusterAt::open(fleet, desired)?)));
+    }
+    let spawned = futures::stream::iter(tasks).map(|task| async move { tokio::spawn(task).await? });
+    let results: Vec<Result<T, OpError>> = spawned.buffered(AT_A_TIME).collect().await;
+    results.into_iter().collect()
+}

@@ -1,0 +1,171 @@
+//! `raftsman status`: the world → how every cluster and member fares.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use raftsman_core::observed::{CertificateFacts, ClusterId, Doors, Observed, Purpose, Tolerance, View};
+use raftsman_core::plan::{Waiting, plan};
+use raftsman_core::spec::{EtcdVersion, Name};
+use serde::Serialize;
+
+use super::{OpError, for_each_cluster, strangers};
+use crate::fleet::Fleet;
+use crate::observe::Observer;
+
+/// How a fleet fares.
+#[derive(Debug, Clone, Serialize)]
+pub struct FleetStatus {
+    /// Its name.
+    pub fleet: Name,
+    /// Its clusters.
+    pub clusters: Vec<ClusterStatus>,
+    /// Machines of the fleet that the file does not name.
+    pub strangers: Vec<String>,
+}
+
+/// How a cluster fares.
+#[derive(Debug, Clone, Serialize)]
+pub struct ClusterStatus {
+    /// Its name.
+    pub cluster: Name,
+    /// etcd's id of it.
+    pub id: Option<ClusterId>,
+    /// Whether it is as it should be: nothing to do, nothing to wait for.
+    pub settled: bool,
+    /// What it can lose.
+    pub tolerance: Tolerance,
+    /// The leader's name.
+    pub leader: Option<Name>,
+    /// Whether auth is on.
+    pub auth: Option<bool>,
+    /// Its members.
+    pub members: Vec<MemberStatus>,
+    /// Steps that `apply` would take first.
+    pub pending: usize,
+    /// What is wrong or waited for.
+    pub waiting: Vec<WaitingStatus>,
+    /// The certificate that ends first.
+    pub first_expiry: Option<Timestamp>,
+}
+
+/// Something that is wrong or waited for, in words.
+#[derive(Debug, Clone, Serialize)]
+pub struct WaitingStatus {
+    /// In words.
+    pub message: String,
+    /// What to do.
+    pub next: String,
+    /// As data.
+    #[serde(flatten)]
+    pub waiting: Waiting,
+}
+
+/// How a member fares.
+#[derive(Debug, Clone, Serialize)]
+pub struct MemberStatus {
+    /// Its name.
+    pub name: Name,
+    /// Its address.
+    pub address: std::net::IpAddr,
+    /// In one word: `leader`, `follower`, `unhealthy`, `starting`, `stopped`, `unreachable`, `missing`.
+    pub state: &'static str,
+    /// What stands in the way, where something does.
+    pub problem: Option<String>,
+    /// The version that runs.
+    pub version: Option<EtcdVersion>,
+    /// Size of the database.
+    pub db_size: Option<i64>,
+    /// Its revision.
+    pub revision: Option<i64>,
+    /// The process.
+    pub pid: Option<u32>,
+    /// How often it ended by itself.
+    pub restarts: Option<u32>,
+    /// Whether strangers are refused.
+    pub doors: Option<Doors>,
+    /// Its certificates.
+    pub certificates: BTreeMap<Purpose, CertificateFacts>,
+}
+
+impl FleetStatus {
+    /// Whether every cluster is as it should be.
+    pub fn settled(&self) -> bool {
+        self.clusters.iter().all(|c| c.settled)
+    }
+}
+
+/// Looks at everything.
+pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, OpError> {
+    let clusters = for_each_cluster(fleet, only, |cluster| async move {
+        let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
+        let next = plan(&cluster.desired, &observed, Timestamp::now());
+        let view = View::of(&observed);
+        let members: Vec<MemberStatus> =
+            cluster.desired.members.iter().map(|m| member(&observed, &view, &m.name, m.address)).collect();
+        let expiries = members.iter().flat_map(|m| m.certificates.values()).map(|c| c.not_after);
+        Ok(ClusterStatus {
+            id: observed.ledger.cluster.or_else(|| view.clusters.keys().next().copied()),
+            settled: next.is_done(),
+            tolerance: view.tolerance(),
+            leader: view.leader.cloned(),
+            auth: view.answering.values().find_map(|e| e.auth),
+            first_expiry: expiries.min(),
+            pending: next.steps.len(),
+            waiting: next
+                .waiting
+                .into_iter()
+                .map(|w| WaitingStatus { message: w.to_string(), next: w.next(), waiting: w })
+                .collect(),
+            cluster: cluster.desired.name.clone(),
+            members,
+        })
+    });
+    Ok(FleetStatus { clusters: clusters.await?, strangers: strangers(fleet).await?, fleet: fleet.spec.fleet.clone() })
+}
+
+fn member(observed: &Observed, view: &View<'_>, name: &Name, address: std::net::IpAddr) -> MemberStatus {
+    use raftsman_core::observed::{Fact, Power, ServiceState};
+    let seen = observed.members.get(name);
+    let report = seen.and_then(|m| m.report());
+    let etcd = seen.and_then(|m| m.etcd.seen());
+    let error = |fact: &Fact<_>| match fact {
+        Fact::Unreachable { error, .. } => Some(error.clone()),
+        _ => None,
+    };
+    let service = report.map(|r| &r.etcd.service);
+    let (state, problem) = match (seen, etcd) {
+        (_, Some(e)) if !e.healthy() => ("unhealthy", e.read_error.clone()),
+        (_, Some(_)) if view.leader == Some(name) => ("leader", None),
+        (_, Some(e)) if e.learner => ("learner", None),
+        (_, Some(_)) => ("follower", None),
+        (None, None) => ("missing", None),
+        (Some(m), None) => match (&m.machine, service.map(|s| s.state)) {
+            (Fact::Unreachable { error, .. }, _) => ("unreachable", Some(error.clone())),
+            (Fact::Absent { .. }, _) => ("missing", None),
+            (Fact::Seen { value, .. }, _) if value.power == Power::Stopped => {
+                ("stopped", Some("the machine does not run".to_owned()))
+            }
+            (_, Some(ServiceState::Stopped)) => ("stopped", None),
+            (_, Some(ServiceState::Backoff)) => ("crashing", service.and_then(|s| s.last_exit.clone())),
+            (_, Some(ServiceState::Running)) => ("starting", error(&m.etcd)),
+            (_, None) => match &m.agent {
+                Fact::Unreachable { error, .. } => ("unreachable", Some(error.clone())),
+                _ => ("new", None),
+            },
+        },
+    };
+    MemberStatus {
+        name: name.clone(),
+        address,
+        state,
+        problem,
+        version: etcd.map(|e| e.version),
+        db_size: etcd.map(|e| e.db_size),
+        revision: etcd.map(|e| e.revision),
+        pid: service.and_then(|s| s.pid),
+        restarts: service.map(|s| s.restarts),
+        doors: etcd.and_then(|e| e.doors.clone()),
+        certificates: report.map(|r| r.etcd.certificates.clone()).unwrap_or_default(),
+    }
+}

@@ -1,0 +1,45 @@
+# What people and CI run. `just` alone lists it.
+
+export RAFTSMAN_LAB := env("RAFTSMAN_LAB", justfile_directory() / "target/lab")
+export RAFTSMAN_ETCD_DIR := env("RAFTSMAN_ETCD_DIR", RAFTSMAN_LAB / "etcd")
+export RAFTSMAN_ETCDCTL := env("RAFTSMAN_ETCDCTL", RAFTSMAN_LAB / "debs/usr/bin/etcdctl")
+
+default:
+    @just --list --unsorted
+
+# Everything that must hold before a commit: format, lints, dependencies, docs, the purity of core
+check:
+    cargo fmt --check
+    cargo clippy --release --workspace --all-targets -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --quiet
+    cargo deny --offline check bans licenses sources
+    ./tools/core-is-pure
+
+# Build the two binaries
+build:
+    cargo build --release -p raftsman -p raftsman-agent
+
+# Real servers for the tests: etcd of several versions, etcdctl
+lab *versions="3.4.45 3.5.34 3.6.15 3.7.2":
+    ./tools/lab-etcd "$RAFTSMAN_ETCD_DIR" {{versions}}
+    ./tools/lab-debs trixie "$RAFTSMAN_LAB/debs" etcd-client
+
+# All tests but the long ones
+test: build lab
+    cargo nextest run --release --workspace
+
+# The long ones: every moment of a kill, a million documents, two million simulated plans
+soak: build lab
+    RAFTSMAN_SOAK=1 RAFTSMAN_MUTATIONS=1000000 RAFTSMAN_SIM_PLANS=2000000 cargo nextest run --release --workspace --no-capture
+
+# Bring-up against the bare engine: five members by hand and by raftsman, side by side
+bench-up *args: build lab
+    cargo run --release -p raftsman-tests --bin bench-up -- {{args}}
+
+# A file of 1,000 clusters: check and plan
+bench-scale: build
+    cargo run --release -p raftsman-tests --bin bench-scale
+
+# The JSON schema and the snapshots, after a change of the file's types or of a text
+accept:
+    UPDATE_SCHEMA=1 INSTA_UPDATE=always cargo test --release -p raftsman-core
