@@ -1,5 +1,12 @@
 //! Files that are right → a spec without a word; and the schema that editors use, kept beside the docs.
 
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    clippy::disallowed_macros,
+    reason = "a test reads its samples, keeps the time and prints; core itself must not"
+)]
+
 use raftsman_core::spec::{ByteSize, Duration, EtcdVersion, Members, Retention, Spec, read, schema};
 
 const MINIMAL: &str = "fleet: shop\netcd:\n  main:\n    members: 3\n";

@@ -1,6 +1,13 @@
 //! Files of 1,000 and 10,000 clusters → reading time that grows with the file, and no faster.
 //!
 //! A test binary of its own, so that no other test runs beside it.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    clippy::disallowed_macros,
+    reason = "a test reads its samples, keeps the time and prints; core itself must not"
+)]
+
 #![allow(clippy::print_stdout)] // Timings, for whoever runs it with --nocapture.
 
 use std::time::{Duration, Instant};
