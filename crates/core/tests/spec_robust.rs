@@ -5,7 +5,6 @@
     clippy::disallowed_macros,
     reason = "a test reads its samples, keeps the time and prints; core itself must not"
 )]
-
 #![allow(clippy::print_stdout)] // Timings, for whoever runs it with --nocapture.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
