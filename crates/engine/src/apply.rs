@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use jiff::Timestamp;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, StartData};
 use raftsman_core::observed::{Observed, View};
 use raftsman_core::plan::{Patience, Plan, Step, Waiting, plan, safety};
 use raftsman_core::spec::Name;
@@ -197,16 +197,31 @@ impl Run<'_> {
         let hands = Hands { observer: &self.observer, generation: self.journal.generation() };
         let tell = self.tell;
         let observer = &self.observer;
-        let deeds = steps.iter().map(|step| async move {
-            let begun = Instant::now();
-            let outcome = deed(observer, hands, &step.action).await;
-            match &outcome {
-                Ok(()) => tell(Event::Done { action: step.action.clone(), took: begun.elapsed() }),
-                Err(error) => tell(Event::Failed { action: step.action.clone(), error: error.to_string() }),
+        let perform = |action: &Action| {
+            let action = action.clone();
+            async move {
+                let begun = Instant::now();
+                let outcome = deed(observer, hands, &action).await;
+                match &outcome {
+                    Ok(()) => tell(Event::Done { action: action.clone(), took: begun.elapsed() }),
+                    Err(error) => tell(Event::Failed { action: action.clone(), error: error.to_string() }),
+                }
+                (action, outcome)
             }
-            (step.action.clone(), outcome)
-        });
-        let outcomes = join_all(deeds).await;
+        };
+        let (births, others): (Vec<&Action>, Vec<&Action>) = steps.iter().map(|s| &s.action).partition(|a| is_birth(a));
+        // A member that is born asks every other who is there. One that listens and does not serve yet keeps it waiting
+        // for a second, four of them for four: so each is born once the one before it serves, which takes a moment.
+        let births = async {
+            let mut outcomes = Vec::new();
+            for action in births {
+                outcomes.push(perform(action).await);
+                hands.await_peer_service(action).await;
+            }
+            outcomes
+        };
+        let (mut outcomes, born) = tokio::join!(join_all(others.into_iter().map(perform)), births);
+        outcomes.extend(born);
         self.journal.ended(name, &outcomes)?;
         let mut first = None;
         for (action, outcome) in outcomes {
@@ -237,10 +252,16 @@ impl Run<'_> {
         cluster.remember(|ledger| {
             if ledger.members.is_empty() {
                 ledger.members = cluster.desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
+                ledger.auth = Some(cluster.desired.auth);
             }
             ledger.started.extend(starting);
         })
     }
+}
+
+/// Whether etcd is started on an empty directory.
+fn is_birth(action: &Action) -> bool {
+    matches!(action, Action::StartEtcd { data: StartData::Empty, .. })
 }
 
 /// Does it; what takes something away is judged once more, on a fresh look, right before.

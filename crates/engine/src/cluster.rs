@@ -46,6 +46,17 @@ pub enum ClusterError {
         /// Why.
         source: std::io::Error,
     },
+    /// The cluster trusts another authority than the file names.
+    #[error(
+        "{cluster}: the {kind} CA that the file names is not the one that the cluster trusts (their keys differ); bring \
+         the old one back: rotating an authority is not in this version yet"
+    )]
+    OtherAuthority {
+        /// Which cluster.
+        cluster: raftsman_core::spec::Name,
+        /// Which authority.
+        kind: AuthorityKind,
+    },
     /// The state knows of an authority that it does not hold.
     #[error("the key of the {0} authority is not in the state: bring the state's directory back from a copy")]
     AuthorityMissing(AuthorityKind),
@@ -123,10 +134,43 @@ impl ClusterAt {
 
     /// The authority that signs for this cluster.
     pub fn authority(&self, kind: AuthorityKind, now: Timestamp) -> Result<Authority, ClusterError> {
-        match self.authority_spec(kind) {
-            spec::Authority::Brought(brought) => self.brought(kind, brought, now),
-            spec::Authority::Made => self.made(kind)?.ok_or(ClusterError::AuthorityMissing(kind)),
+        let found = match self.authority_spec(kind) {
+            spec::Authority::Brought(brought) => Some(self.brought(kind, brought, now)?),
+            spec::Authority::Made => self.made(kind)?,
+        };
+        let ledger = self.ledger();
+        let trusted = match kind {
+            AuthorityKind::EtcdPeers => ledger.peers,
+            AuthorityKind::EtcdClients | AuthorityKind::Fleet => ledger.clients,
+        };
+        match (found, trusted) {
+            (None, None) => Err(ClusterError::AuthorityMissing(kind)),
+            // The one that was brought once is not kept in the state.
+            (None, Some(_)) if self.fleet.secrets.get(&self.authority_name(kind))?.is_some() => {
+                Err(ClusterError::AuthorityMissing(kind))
+            }
+            (Some(found), trusted) if trusted.as_ref().is_none_or(|t| t.key == found.facts().public_key_sha256) => {
+                Ok(found)
+            }
+            _ => Err(ClusterError::OtherAuthority { cluster: self.desired.name.clone(), kind }),
         }
+    }
+
+    /// Whether all that the file refers to, and that carrying it out will need, is there and good.
+    pub fn check_references(&self, now: Timestamp) -> Result<(), ClusterError> {
+        let ledger = self.ledger();
+        for (kind, trusted) in [(AuthorityKind::EtcdPeers, ledger.peers), (AuthorityKind::EtcdClients, ledger.clients)]
+        {
+            match self.authority_spec(kind) {
+                spec::Authority::Brought(_) => drop(self.authority(kind, now)?),
+                spec::Authority::Made if trusted.is_some() => drop(self.authority(kind, now)?),
+                spec::Authority::Made => {}
+            }
+        }
+        if let (AuthMode::Password, Some(reference)) = (self.desired.auth, &self.desired.root_password) {
+            crate::secrets::resolve(reference, self.fleet.setting.base())?;
+        }
+        Ok(())
     }
 
     fn brought(
@@ -161,9 +205,14 @@ impl ClusterAt {
         Ok(made)
     }
 
+    /// How clients log in: as the cluster was made, whatever the file says by now.
+    pub fn auth(&self) -> AuthMode {
+        self.ledger().auth.unwrap_or(self.desired.auth)
+    }
+
     /// The password of `root`: the one that the file refers to, or one that is made once and kept.
     pub fn root_password(&self) -> Result<Option<SecretString>, ClusterError> {
-        if self.desired.auth != AuthMode::Password {
+        if self.auth() != AuthMode::Password {
             return Ok(None);
         }
         if let Some(reference) = &self.desired.root_password {
@@ -195,16 +244,21 @@ impl ClusterAt {
             ROOT_VALIDITY,
         )?;
         let by_foreigner = client(&foreign, "root")?;
-        Ok(match self.desired.auth {
+        // Without a name or an address in it, etcd does not ask where it comes from.
+        let peers = self.authority(AuthorityKind::EtcdPeers, now)?;
+        let peer = Credentials::new(peers.certificate_pem(), Some(&client(&peers, "")?), None)?;
+        Ok(match self.auth() {
             AuthMode::Certificate => ClusterCredentials {
                 root: Credentials::new(ca, Some(&client(&authority, "root")?), None)?,
                 nobody: Credentials::new(ca, Some(&client(&authority, "")?), None)?,
                 foreign: Credentials::new(ca, Some(&by_foreigner), None)?,
+                peer,
             },
             AuthMode::Password => ClusterCredentials {
                 root: Credentials::new(ca, None, self.root_password()?)?,
                 nobody: Credentials::new(ca, None, None)?,
                 foreign: Credentials::new(ca, Some(&by_foreigner), None)?,
+                peer,
             },
         })
     }
@@ -219,6 +273,8 @@ pub struct ClusterCredentials {
     pub nobody: Credentials,
     /// A client with a certificate that a foreign authority signed.
     pub foreign: Credentials,
+    /// Somebody whom the other members would listen to: only ever used to see whether they serve.
+    pub peer: Credentials,
 }
 
 /// What the planner wants in a certificate, in the signer's words.

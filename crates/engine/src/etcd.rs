@@ -10,6 +10,7 @@ use raftsman_core::desired::CLIENT_PORT;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use secrecy::{ExposeSecret, SecretString};
+use tokio_rustls::TlsConnector;
 
 /// How long a member may take to answer one call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -117,11 +118,16 @@ impl Credentials {
         Self { tls: Arc::clone(&self.tls), password: None }
     }
 
-    /// What to greet an HTTP/2 server with, byte by byte.
-    pub(crate) fn tls_for_http2(&self) -> Arc<ClientConfig> {
+    /// For a bare handshake.
+    pub(crate) fn connector(&self) -> TlsConnector {
+        TlsConnector::from(Arc::clone(&self.tls))
+    }
+
+    /// For a handshake with an HTTP/2 server.
+    pub(crate) fn http2_connector(&self) -> TlsConnector {
         let mut config = (*self.tls).clone();
         config.alpn_protocols = vec![b"h2".to_vec()];
-        Arc::new(config)
+        TlsConnector::from(Arc::new(config))
     }
 }
 

@@ -75,6 +75,17 @@ pub enum FleetError {
     /// The loopback network.
     #[error(transparent)]
     Network(#[from] NetworkError),
+    /// The fleet has another network than the file says.
+    #[error(
+        "the machines of this fleet are in the network {has}, the file says `network: {wanted}`: write {has}, or \
+         destroy the fleet and apply again"
+    )]
+    OtherNetwork {
+        /// What it has.
+        has: String,
+        /// What the file says.
+        wanted: String,
+    },
     /// The file cannot be carried out as it is.
     #[error(transparent)]
     Desire(#[from] DesireError),
@@ -135,13 +146,7 @@ impl Fleet {
         let secrets = store.unlock(setting.identity_source())?;
         let authority = fleet_authority(&store, &secrets, now)?;
         if spec.machines.provider == Provider::Local {
-            let wanted = spec.machines.network.as_deref();
-            if store.fleet().network.is_none() || wanted.is_some_and(|w| store.fleet().network.as_deref() != Some(w)) {
-                let networks = Networks::new(setting.registry.clone());
-                let wanted = wanted.map(str::parse).transpose()?;
-                let network = networks.claim(&store.fleet().id, &dir, wanted)?;
-                store.set_network(Some(network.to_string()))?;
-            }
+            settle_network(&mut store, &setting, spec.machines.network.as_deref())?;
         }
         let identity = desired_identity(&store)?;
         let desired = desired::resolve(&spec, &identity)?;
@@ -166,6 +171,25 @@ impl Fleet {
     pub fn id(&self) -> &str {
         &self.store.fleet().id
     }
+}
+
+/// Claims the network that the file wants, or any. A fleet that has clusters keeps the one that it has.
+fn settle_network(store: &mut Store, setting: &Setting, wanted: Option<&str>) -> Result<(), FleetError> {
+    let fleet = store.fleet().clone();
+    let networks = Networks::new(setting.registry.clone());
+    match (fleet.network, wanted) {
+        (Some(has), Some(wanted)) if has != wanted => {
+            if !store.clusters()?.is_empty() {
+                return Err(FleetError::OtherNetwork { has, wanted: wanted.to_owned() });
+            }
+            networks.release(&fleet.id)?;
+        }
+        (Some(_), _) => return Ok(()),
+        (None, _) => {}
+    }
+    let dir = std::path::absolute(store.dir()).unwrap_or_else(|_| store.dir().to_owned());
+    let network = networks.claim(&fleet.id, &dir, wanted.map(str::parse).transpose()?)?;
+    Ok(store.set_network(Some(network.to_string()))?)
 }
 
 /// A common name has room for 64 characters.

@@ -1,17 +1,26 @@
 //! etcd on a machine: install, configure, start, restart.
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use jiff::Timestamp;
 use raftsman_api::v1::install_etcd_request::Part;
 use raftsman_api::v1::{
     ConfigureEtcdRequest, DataState, InstallEtcdHead, InstallEtcdRequest, StartEtcdRequest, StopEtcdRequest,
 };
-use raftsman_core::action::StartData;
+use raftsman_core::action::{Action, StartData};
+use raftsman_core::desired::PEER_PORT;
 use raftsman_core::observed::ClusterId;
 use raftsman_core::spec::{EtcdVersion, Name};
+use tokio::net::TcpStream;
 
 use super::{ActError, Hands};
+use crate::etcd::Credentials;
 
 /// etcd hands its leadership over and closes its files in well under this time.
 const STOP_GRACE_SECONDS: u32 = 20;
+/// A member that takes longer than this to serve is not waited for by the next.
+const BIRTH: Duration = Duration::from_secs(1);
 /// gRPC's messages are limited to 4 MiB.
 const CHUNK: usize = 1 << 20;
 
@@ -71,4 +80,23 @@ impl Hands<'_> {
         self.link(machine)?.client().await?.stop_etcd(self.stamped(request)).await?;
         self.start_etcd(machine, version, StartData::Of(cluster)).await
     }
+
+    /// Waits until the member that was just started answers other members, or long enough.
+    pub async fn await_peer_service(self, action: &Action) {
+        let Some(member) = action.machine().and_then(|name| self.member(name).ok()) else { return };
+        let Ok(Some(credentials)) = self.observer.credentials(Timestamp::now()).await else { return };
+        let served = async {
+            while !answers(SocketAddr::new(member.address, PEER_PORT), &credentials.peer).await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        // Nothing rests on it: it only saves time.
+        let _ = tokio::time::timeout(BIRTH, served).await;
+    }
+}
+
+/// Whether a server at this address shakes hands: its socket alone may be open long before.
+async fn answers(address: SocketAddr, credentials: &Credentials) -> bool {
+    let Ok(tcp) = TcpStream::connect(address).await else { return false };
+    credentials.connector().connect(address.ip().into(), tcp).await.is_ok()
 }

@@ -29,8 +29,7 @@ async fn greeted(address: IpAddr, credentials: &Credentials) -> std::io::Result<
     const HTTP2_GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let tried = async {
         let tcp = TcpStream::connect(SocketAddr::new(address, CLIENT_PORT)).await?;
-        let connector = tokio_rustls::TlsConnector::from(credentials.tls_for_http2());
-        let Ok(mut stream) = connector.connect(address.into(), tcp).await else { return Ok(false) };
+        let Ok(mut stream) = credentials.http2_connector().connect(address.into(), tcp).await else { return Ok(false) };
         if stream.write_all(HTTP2_GREETING).await.is_err() {
             return Ok(false);
         }

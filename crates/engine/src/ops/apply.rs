@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raftsman_core::spec::{Name, Spec};
+use raftsman_providers::networks::Networks;
 use serde_json::json;
 
+use super::destroy::remove_dir;
 use super::{OpError, for_each_cluster, lock_info};
 use crate::apply::{self, Event, Outcome};
+use crate::cluster::ClusterAt;
 use crate::fleet::{Fleet, Setting};
 use crate::journal::Journal;
 use crate::store::{Lock, Protection, Store, StoreError};
@@ -46,11 +49,20 @@ impl Session {
     }
 }
 
-/// Finds every binary that will be needed: one that is missing is said before anything is changed.
-pub fn preflight(fleet: &Fleet) -> Result<(), OpError> {
-    for cluster in &fleet.desired.clusters {
+/// Finds every binary, authority and secret that will be needed: what is missing is said before anything is changed.
+pub fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError> {
+    for cluster in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
         fleet.artifacts.locate(&cluster.source, cluster.version, fleet.setting.base())?;
+        ClusterAt::open(fleet, cluster)?.check_references(jiff::Timestamp::now())?;
     }
+    Ok(())
+}
+
+/// Takes a state away again that this run made, when it turned out that nothing can be begun.
+pub fn withdraw(store: Store, setting: &Setting, lock: Lock) -> Result<(), OpError> {
+    Networks::new(setting.registry.clone()).release(&store.fleet().id)?;
+    remove_dir(&store.dir().join("artifacts"))?;
+    store.remove(lock)?;
     Ok(())
 }
 

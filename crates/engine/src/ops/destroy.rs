@@ -87,7 +87,7 @@ pub async fn destroy(
     Ok(Destruction { left, ..what })
 }
 
-fn remove_dir(path: &std::path::Path) -> Result<(), OpError> {
+pub(super) fn remove_dir(path: &std::path::Path) -> Result<(), OpError> {
     match std::fs::remove_dir_all(path) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
             Err(OpError::File { action: "remove", path: path.to_owned(), source })

@@ -41,7 +41,7 @@ pub fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpErro
     let endpoints = at.desired.members.iter().map(|m| m.client_url()).collect();
     // Also with passwords: it brings the CA, and the certificate does no harm.
     let issued = cert::issue(fleet, Some(name), "root", &dir, VALIDITY)?;
-    Ok(match at.desired.auth {
+    Ok(match at.auth() {
         AuthMode::Certificate => Settings {
             endpoints,
             ca: issued.ca,
