@@ -86,6 +86,9 @@ pub enum FleetError {
         /// What the file says.
         wanted: String,
     },
+    /// Not a loopback network.
+    #[error(transparent)]
+    NetworkName(#[from] desired::NetworkError),
     /// The file cannot be carried out as it is.
     #[error(transparent)]
     Desire(#[from] DesireError),

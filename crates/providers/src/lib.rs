@@ -126,6 +126,13 @@ impl Connection {
         }
     }
 
+    /// The machine of this name, if there is one: looking at a cluster must not cost a look at the whole fleet.
+    pub async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, ProviderError> {
+        match self {
+            Self::Local(local) => Ok(local.machine(name).await?),
+        }
+    }
+
     /// Makes a machine, or completes one that was made in part, and starts it.
     pub async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError> {
         match self {

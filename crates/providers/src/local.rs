@@ -177,6 +177,12 @@ impl Local {
         spawn_blocking(move || this.list()).await?
     }
 
+    /// The machine of this name, if there is one.
+    pub async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, LocalError> {
+        let (this, root) = (self.clone(), self.root(name)?);
+        spawn_blocking(move || this.look(&root)).await?
+    }
+
     /// Makes a machine, or completes one that was made in part, and starts it.
     pub async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, LocalError> {
         let (this, copy) = (self.clone(), order.clone());
@@ -251,14 +257,18 @@ impl Local {
         let mut machines = Vec::new();
         for entry in entries {
             let root = entry.map_err(failed("list", dir))?.path();
-            let Some(tag) = self.tag(&root)? else { continue };
-            let lock = root.join("agent.lock");
-            let runs = process::is_locked(&lock).map_err(failed("look at", &lock))?;
-            let power = if runs { Power::Running } else { Power::Stopped };
-            machines.push(MachineRecord { name: tag.name, address: tag.address, agent_port: tag.agent_port, power });
+            machines.extend(self.look(&root)?);
         }
         machines.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(machines)
+    }
+
+    fn look(&self, root: &Path) -> Result<Option<MachineRecord>, LocalError> {
+        let Some(tag) = self.tag(root)? else { return Ok(None) };
+        let lock = root.join("agent.lock");
+        let runs = process::is_locked(&lock).map_err(failed("look at", &lock))?;
+        let power = if runs { Power::Running } else { Power::Stopped };
+        Ok(Some(MachineRecord { name: tag.name, address: tag.address, agent_port: tag.agent_port, power }))
     }
 
     fn lay_out(&self, order: &MachineOrder) -> Result<Tag, LocalError> {
@@ -321,6 +331,8 @@ impl Local {
         let root = self.root(&tag.name)?;
         let root = root.canonicalize().map_err(failed("resolve", &root))?;
         let lock = root.join("agent.lock");
+        // Of its log, what this start adds is of interest.
+        let before = fs::metadata(root.join("agent.log")).map_or(0, |log| log.len());
         let mut child = match process::is_locked(&lock).map_err(failed("look at", &lock))? {
             true => None,
             false => Some(self.spawn(&root, tag)?),
@@ -338,13 +350,13 @@ impl Local {
                 None => !process::is_locked(&lock).map_err(failed("look at", &lock))?,
             };
             if ended && !ours {
-                return Err(LocalError::Ended { name: tag.name.clone(), log: last_lines(&root) });
+                return Err(LocalError::Ended { name: tag.name.clone(), log: last_lines(&root, before) });
             }
             if begun.elapsed() > START_LIMIT {
                 return Err(LocalError::Silent {
                     name: tag.name.clone(),
                     address: tag.socket(),
-                    log: last_lines(&root),
+                    log: last_lines(&root, before),
                 });
             }
             sleep(POLL).await;
@@ -490,10 +502,10 @@ fn remove(root: &Path) -> Result<(), LocalError> {
     fs::remove_dir_all(root).map_err(failed("remove", root))
 }
 
-fn last_lines(root: &Path) -> String {
+fn last_lines(root: &Path, from: u64) -> String {
     let read = || -> io::Result<String> {
         let mut file = File::open(root.join("agent.log"))?;
-        let start = file.metadata()?.len().saturating_sub(4096);
+        let start = file.metadata()?.len().saturating_sub(4096).max(from);
         file.seek(SeekFrom::Start(start))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;

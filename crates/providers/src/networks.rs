@@ -1,16 +1,15 @@
 //! a fleet → a loopback network of its own on this computer, so that two fleets do not get in each other's way.
 //!
 //! The registry is a directory with a file for each network in use, made exclusively: whoever makes the file has the
-//! network. Networks are `127.0.x.0/24`, which need no privilege and no set-up.
+//! network. Loopback networks need no privilege and no set-up; those that are not asked for by name are `127.0.x.0/24`.
 
-use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
+use raftsman_core::desired::LoopbackNetwork;
 use serde::{Deserialize, Serialize};
 
 /// The ports that a fleet uses on each address: agent, etcd's clients, etcd's peers.
@@ -18,51 +17,14 @@ const PORTS: [u16; 3] = [2378, 2379, 2380];
 /// The addresses that are looked at before a network is taken.
 const LOOKED_AT: std::ops::RangeInclusive<u8> = 1..=9;
 
-/// A loopback network, `127.0.x.0/24`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Network(u8);
-
-impl Network {
-    /// The network with this third number; `None` for 0, which is everybody's.
-    pub fn new(number: u8) -> Option<Self> {
-        (number != 0).then_some(Self(number))
-    }
-
-    /// An address in the network.
-    pub fn host(self, number: u8) -> Ipv4Addr {
-        Ipv4Addr::new(127, 0, self.0, number)
-    }
-}
-
-impl fmt::Display for Network {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "127.0.{}.0/24", self.0)
-    }
-}
-
-impl FromStr for Network {
-    type Err = NetworkError;
-
-    fn from_str(text: &str) -> Result<Self, NetworkError> {
-        text.strip_prefix("127.0.")
-            .and_then(|rest| rest.strip_suffix(".0/24"))
-            .and_then(|number| number.parse().ok())
-            .and_then(Self::new)
-            .ok_or_else(|| NetworkError::Malformed(text.to_owned()))
-    }
-}
-
 /// Why a fleet got no network.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
-    /// Not such a network.
-    #[error("`{0}` is not a local network: write 127.0.1.0/24 to 127.0.255.0/24")]
-    Malformed(String),
     /// Another fleet has it.
     #[error("the network {network} belongs to the fleet {fleet_id} in {}: name another, or delete that fleet", state_dir.display())]
     Taken {
         /// The network.
-        network: Network,
+        network: LoopbackNetwork,
         /// Its owner.
         fleet_id: String,
         /// Where its owner keeps its state.
@@ -119,7 +81,7 @@ impl Networks {
 
     /// The fleet's network: the one it has, else the wanted one, else a free one. The same fleet tends to get the same
     /// network again.
-    pub fn claim(&self, fleet_id: &str, state_dir: &Path, wanted: Option<Network>) -> Result<Network, NetworkError> {
+    pub fn claim(&self, fleet_id: &str, state_dir: &Path, wanted: Option<LoopbackNetwork>) -> Result<LoopbackNetwork, NetworkError> {
         let _turn = self.turn()?;
         if let Some(own) = self.of(fleet_id)?
             && wanted.is_none_or(|wanted| wanted == own)
@@ -132,8 +94,9 @@ impl Networks {
         }
         let first = hash(fleet_id) % 255;
         for step in 0..255 {
-            let number = u8::try_from((first + step) % 255 + 1).ok().and_then(Network::new);
-            let Some(network) = number else { continue };
+            // 127.0.0.0/24 is everybody's.
+            let Ok(third) = u8::try_from((first + step) % 255 + 1) else { continue };
+            let network = LoopbackNetwork::new(0, third);
             match self.take(network, fleet_id, state_dir) {
                 Ok(()) => return Ok(network),
                 Err(NetworkError::Taken { .. } | NetworkError::Busy { .. }) => {}
@@ -144,7 +107,7 @@ impl Networks {
     }
 
     /// The network that the fleet has.
-    pub fn of(&self, fleet_id: &str) -> Result<Option<Network>, NetworkError> {
+    pub fn of(&self, fleet_id: &str) -> Result<Option<LoopbackNetwork>, NetworkError> {
         Ok(self.entries()?.into_iter().find(|(_, entry)| entry.fleet_id == fleet_id).map(|(network, _)| network))
     }
 
@@ -186,7 +149,7 @@ impl Networks {
         }
     }
 
-    fn take(&self, network: Network, fleet_id: &str, state_dir: &Path) -> Result<(), NetworkError> {
+    fn take(&self, network: LoopbackNetwork, fleet_id: &str, state_dir: &Path) -> Result<(), NetworkError> {
         if let Some(entry) = self.entry(network)? {
             if entry.state_dir.exists() {
                 let Entry { fleet_id, state_dir } = entry;
@@ -202,10 +165,10 @@ impl Networks {
     }
 
     /// Whole and exclusive: the entry is written aside and linked to its name, which fails when the name is there.
-    fn enter(&self, network: Network, entry: &Entry) -> Result<(), NetworkError> {
+    fn enter(&self, network: LoopbackNetwork, entry: &Entry) -> Result<(), NetworkError> {
         let registry = &self.registry;
         let path = self.path(network);
-        let aside = registry.join(format!(".{}-{}-{:?}", network.0, std::process::id(), std::thread::current().id()));
+        let aside = registry.join(format!(".{}-{}-{:?}", name(network), std::process::id(), std::thread::current().id()));
         let text = serde_json::to_vec_pretty(entry).map_err(|error| failed("write", &path)(error.into()))?;
         let written = OpenOptions::new()
             .write(true)
@@ -228,11 +191,11 @@ impl Networks {
         }
     }
 
-    fn path(&self, network: Network) -> PathBuf {
-        self.registry.join(format!("127.0.{}", network.0))
+    fn path(&self, network: LoopbackNetwork) -> PathBuf {
+        self.registry.join(name(network))
     }
 
-    fn entry(&self, network: Network) -> Result<Option<Entry>, NetworkError> {
+    fn entry(&self, network: LoopbackNetwork) -> Result<Option<Entry>, NetworkError> {
         let path = self.path(network);
         match fs::read_to_string(&path) {
             Ok(text) => {
@@ -243,15 +206,15 @@ impl Networks {
         }
     }
 
-    fn entries(&self) -> Result<Vec<(Network, Entry)>, NetworkError> {
+    fn entries(&self) -> Result<Vec<(LoopbackNetwork, Entry)>, NetworkError> {
         let names = match fs::read_dir(&self.registry) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(failed("list", &self.registry))?,
         };
         let mut found = Vec::new();
         for name in names.flatten() {
-            let number = name.file_name().to_str().and_then(|name| name.strip_prefix("127.0.")?.parse().ok());
-            if let Some(network) = number.and_then(Network::new)
+            let network = name.file_name().to_str().and_then(|name| format!("{name}.0/24").parse().ok());
+            if let Some(network) = network
                 && let Some(entry) = self.entry(network)?
             {
                 found.push((network, entry));
@@ -260,6 +223,12 @@ impl Networks {
         found.sort_by_key(|(network, _)| *network);
         Ok(found)
     }
+}
+
+/// `127.0.42` for `127.0.42.0/24`.
+fn name(network: LoopbackNetwork) -> String {
+    let [first, second, third, _] = network.address(0).octets();
+    format!("{first}.{second}.{third}")
 }
 
 fn remove(path: &Path) -> Result<(), NetworkError> {
@@ -274,9 +243,9 @@ fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-fn busy(network: Network) -> Option<(Ipv4Addr, u16)> {
+fn busy(network: LoopbackNetwork) -> Option<(Ipv4Addr, u16)> {
     LOOKED_AT
-        .flat_map(|host| PORTS.map(|port| (network.host(host), port)))
+        .flat_map(|host| PORTS.map(|port| (network.address(host), port)))
         .find(|address| TcpListener::bind(*address).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse))
 }
 
@@ -308,7 +277,7 @@ mod tests {
     #[test]
     fn networks_never_collide() {
         let (dir, networks) = networks();
-        let found: Vec<Network> = std::thread::scope(|scope| {
+        let found: Vec<LoopbackNetwork> = std::thread::scope(|scope| {
             let claims: Vec<_> = (0..32)
                 .map(|number| {
                     let (networks, dir) = (networks.clone(), dir.path());
@@ -324,7 +293,7 @@ mod tests {
     #[test]
     fn a_dead_fleets_network_is_free() {
         let (dir, networks) = networks();
-        let network = Network::new(201).expect("network");
+        let network = LoopbackNetwork::new(0, 201);
         networks.claim("dead", &dir.path().join("gone"), Some(network)).expect("claim");
         networks.claim("living", dir.path(), Some(network)).expect("claim");
         assert_eq!(networks.of("dead").expect("look"), None);
@@ -333,7 +302,7 @@ mod tests {
     #[test]
     fn a_listener_is_in_the_way() {
         let (dir, networks) = networks();
-        let network = Network::new(202).expect("network");
+        let network = LoopbackNetwork::new(0, 202);
         let _listener = TcpListener::bind((network.host(3), 2380)).expect("bind");
         let busy = networks.claim("one", dir.path(), Some(network));
         assert!(matches!(busy, Err(NetworkError::Busy { port: 2380, .. })), "{busy:?}");
@@ -341,10 +310,10 @@ mod tests {
 
     #[test]
     fn text() {
-        let network: Network = "127.0.42.0/24".parse().expect("network");
+        let network: LoopbackNetwork = "127.0.42.0/24".parse().expect("network");
         assert_eq!(network.to_string(), "127.0.42.0/24");
         assert_eq!(network.host(1).to_string(), "127.0.42.1");
-        assert!("127.0.0.0/24".parse::<Network>().is_err());
-        assert!("10.0.1.0/24".parse::<Network>().is_err());
+        assert!("127.0.0.0/24".parse::<LoopbackNetwork>().is_err());
+        assert!("10.0.1.0/24".parse::<LoopbackNetwork>().is_err());
     }
 }

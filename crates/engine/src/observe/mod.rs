@@ -73,14 +73,13 @@ impl Observer {
     /// Looks at everything once.
     pub async fn look(&self) -> Result<Observed, ClusterError> {
         let now = Timestamp::now();
-        let inventory = self.cluster.fleet.provider.inventory().await;
         let credentials = self.credentials(now).await?;
         let looks = self
             .cluster
             .desired
             .members
             .iter()
-            .map(|member| self.look_at(member, &inventory, credentials.as_ref(), now));
+            .map(|member| self.look_at(member, credentials.as_ref(), now));
         let members = join_all(looks).await.into_iter().collect();
         let mut observed = Observed { ledger: self.cluster.ledger(), members };
         if let Some(credentials) = &credentials {
@@ -98,11 +97,10 @@ impl Observer {
     async fn look_at(
         &self,
         member: &Member,
-        inventory: &Result<Vec<MachineRecord>, ProviderError>,
         credentials: Option<&ClusterCredentials>,
         now: Timestamp,
     ) -> (Name, MemberObserved) {
-        let machine = machine_fact(inventory, member, now);
+        let machine = machine_fact(self.cluster.fleet.provider.machine(member.name.as_str()).await, now);
         let nothing = || MemberObserved {
             machine: machine.clone(),
             agent: Fact::Absent { at: now },
@@ -165,23 +163,17 @@ impl Observer {
     }
 }
 
-fn machine_fact(
-    inventory: &Result<Vec<MachineRecord>, ProviderError>,
-    member: &Member,
-    at: Timestamp,
-) -> Fact<Machine> {
-    match inventory {
-        Err(error) => Fact::Unreachable { error: crate::error_chain(error), since: at },
-        Ok(records) => match records.iter().find(|r| r.name == member.name.as_str()) {
-            None => Fact::Absent { at },
-            Some(record) => {
-                let power = match record.power {
-                    raftsman_providers::Power::Running => Power::Running,
-                    raftsman_providers::Power::Stopped => Power::Stopped,
-                };
-                Fact::Seen { value: Machine { power }, at }
-            }
-        },
+fn machine_fact(found: Result<Option<MachineRecord>, ProviderError>, at: Timestamp) -> Fact<Machine> {
+    match found {
+        Err(error) => Fact::Unreachable { error: crate::error_chain(&error), since: at },
+        Ok(None) => Fact::Absent { at },
+        Ok(Some(record)) => {
+            let power = match record.power {
+                raftsman_providers::Power::Running => Power::Running,
+                raftsman_providers::Power::Stopped => Power::Stopped,
+            };
+            Fact::Seen { value: Machine { power }, at }
+        }
     }
 }
 
