@@ -303,7 +303,7 @@ mod tests {
     fn a_listener_is_in_the_way() {
         let (dir, networks) = networks();
         let network = LoopbackNetwork::new(0, 202);
-        let _listener = TcpListener::bind((network.host(3), 2380)).expect("bind");
+        let _listener = TcpListener::bind((network.address(3), 2380)).expect("bind");
         let busy = networks.claim("one", dir.path(), Some(network));
         assert!(matches!(busy, Err(NetworkError::Busy { port: 2380, .. })), "{busy:?}");
     }
@@ -312,7 +312,7 @@ mod tests {
     fn text() {
         let network: LoopbackNetwork = "127.0.42.0/24".parse().expect("network");
         assert_eq!(network.to_string(), "127.0.42.0/24");
-        assert_eq!(network.host(1).to_string(), "127.0.42.1");
+        assert_eq!(network.address(1).to_string(), "127.0.42.1");
         assert!("127.0.0.0/24".parse::<LoopbackNetwork>().is_err());
         assert!("10.0.1.0/24".parse::<LoopbackNetwork>().is_err());
     }
