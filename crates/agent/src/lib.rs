@@ -18,7 +18,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::boot::{Boot, BootError};
+use crate::boot::BootError;
 use crate::claim::{Claim, ClaimError};
 use crate::fence::{Fence, FenceError};
 use crate::files::FileError;
@@ -56,10 +56,12 @@ pub enum AgentError {
         root: PathBuf,
     },
     /// The address is not free.
-    #[error("cannot listen on {address}")]
+    #[error("cannot listen on {address}{}", holder.as_ref().map(|h| format!(", which {h} holds: stop it, or give the machine another address")).unwrap_or_default())]
     Listen {
         /// The address.
         address: SocketAddr,
+        /// Who has it.
+        holder: Option<String>,
         /// Why.
         #[source]
         source: io::Error,
@@ -105,9 +107,13 @@ pub async fn run(root: &Path, listen: SocketAddr) -> Result<(), AgentError> {
     let root = Root::open(root)?;
     let _lock = lock(&root).await?;
     root.prepare()?;
-    let boot = Boot::read(&root)?;
+    let boot = boot::read(&root)?;
     // Before etcd is touched: an agent that cannot be reached must not do anything either.
-    let listener = TcpListener::bind(listen).await.map_err(|source| AgentError::Listen { address: listen, source })?;
+    let listener = TcpListener::bind(listen).await.map_err(|source| AgentError::Listen {
+        address: listen,
+        holder: ports::taken(&[listen]).into_iter().next().map(|taken| taken.holder),
+        source,
+    })?;
     let incarnation = incarnation(&root)?;
     let fence = Fence::open(root.generation())?;
     let address = boot.address;

@@ -53,7 +53,7 @@ pub enum ClusterError {
     )]
     OtherAuthority {
         /// Which cluster.
-        cluster: raftsman_core::spec::Name,
+        cluster: spec::Name,
         /// Which authority.
         kind: AuthorityKind,
     },

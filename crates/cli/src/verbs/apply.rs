@@ -6,7 +6,7 @@ use std::sync::Arc;
 use raftsman_core::spec::Name;
 use raftsman_engine::apply::Event;
 use raftsman_engine::fleet::Fleet;
-use raftsman_engine::ops::apply::{Session, apply, begin, preflight};
+use raftsman_engine::ops::apply::{Session, apply, begin, preflight, withdraw};
 use raftsman_engine::ops::plan::{plan, plan_of_new};
 
 use super::{confirmed, plan::is_new};
@@ -21,7 +21,8 @@ pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failu
     let only = clusters(&spec, &args.clusters)?;
     let setting = setting(common)?;
     // Ask before anything is made, even the state.
-    let forecast = if is_new(&spec, &setting)? {
+    let new = is_new(&spec, &setting)?;
+    let forecast = if new {
         let mut forecast = plan_of_new(&spec)?;
         forecast.clusters.retain(|c| only.is_empty() || only.contains(&c.cluster));
         forecast
@@ -39,9 +40,20 @@ pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failu
     if !args.yes && !confirmed("\nCarry this out? [y/N] ") {
         return Err(Failure::other("nothing was done: answer `yes`, or give --yes"));
     }
-    let (_, lock) = begin(&spec, &setting, "apply")?;
-    let fleet: Arc<Fleet> = open(spec, setting)?;
-    preflight(&fleet)?;
+    let (store, lock) = begin(&spec, &setting, "apply")?;
+    let checked = open(spec, setting.clone()).and_then(|fleet| {
+        preflight(&fleet, &only)?;
+        Ok(fleet)
+    });
+    let fleet: Arc<Fleet> = match checked {
+        Ok(fleet) => fleet,
+        Err(failure) => {
+            if new {
+                withdraw(store, &setting, lock)?;
+            }
+            return Err(failure);
+        }
+    };
     let progress = Arc::new(Progress::new(args.json));
     let tell: Arc<dyn Fn(&Name, Event) + Send + Sync> = {
         let progress = Arc::clone(&progress);

@@ -12,7 +12,7 @@ use crate::setting::{clusters, open, read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Destroy) -> Result<ExitCode, Failure> {
-    let spec = read_file(common)?;
+    let mut spec = read_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
     let setting = setting(common)?;
     if is_new(&spec, &setting)? {
@@ -20,6 +20,8 @@ pub(super) async fn run(common: &Common, args: &Destroy) -> Result<ExitCode, Fai
         view::print("there is nothing to destroy\n");
         return Ok(OK);
     }
+    // What the fleet has counts, not what the file would rather have.
+    spec.machines.network = None;
     let (_, lock) = begin(&spec, &setting, "destroy")?;
     let fleet = open(spec, setting)?;
     let what = survey(&fleet, &only).await?;

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 
 use anstyle::{AnsiColor, Style};
 use raftsman_core::observed::Tolerance;
+use raftsman_core::plan::Patience;
 
 pub(crate) use table::Table;
 
@@ -74,6 +75,14 @@ impl Paint {
 
     pub(crate) fn green(self, text: &str) -> String {
         self.styled(AnsiColor::Green.on_default(), text)
+    }
+
+    /// The word before what is not done.
+    pub(crate) fn patience(self, patience: Patience) -> String {
+        match patience {
+            Patience::Soon => self.yellow("waits:"),
+            Patience::Blocked => self.red("blocked:"),
+        }
     }
 
     pub(crate) fn bold(self, text: &str) -> String {

@@ -40,7 +40,8 @@ fn one(plan: &ClusterPlan, paint: Paint) -> String {
     }
     out.push_str(&table.render());
     for waiting in &forecast.waiting {
-        out.push_str(&format!("  {} {waiting}\n    → {}\n", paint.yellow("waits:"), waiting.next()));
+        let label = paint.patience(waiting.patience());
+        out.push_str(&format!("  {label} {waiting}\n    → {}\n", waiting.next()));
     }
     if forecast.waves.is_empty() && forecast.converges {
         out.push_str(&format!("  {}\n", paint.green("as it should be")));

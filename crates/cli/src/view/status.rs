@@ -32,11 +32,12 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
         None => "auth unknown",
     };
     let id = cluster.id.map(|id| format!(", id {id}")).unwrap_or_default();
-    let mut out = format!(
-        "{}   {state}, {}, {auth}{id}\n",
-        paint.bold(&format!("etcd {}", cluster.cluster)),
-        tolerance(cluster.tolerance)
-    );
+    let tolerance = match cluster.tolerance {
+        Tolerance::NoQuorum => String::new(),
+        can_lose => format!(", {}", tolerance(can_lose)),
+    };
+    let name = paint.bold(&format!("etcd {}", cluster.cluster));
+    let mut out = format!("{name}   {state}{tolerance}, {auth}{id}\n");
     let mut table = Table::indented(2);
     table.row(
         ["MEMBER", "ADDRESS", "STATE", "VERSION", "DB", "REVISION", "RESTARTS", "STRANGERS"].map(|h| paint.dim(h)),
@@ -51,7 +52,8 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
         }
     }
     for waiting in &cluster.waiting {
-        out.push_str(&format!("  {} {}\n    → {}\n", paint.yellow("waits:"), waiting.message, waiting.next));
+        let label = paint.patience(waiting.waiting.patience());
+        out.push_str(&format!("  {label} {}\n    → {}\n", waiting.message, waiting.next));
     }
     if cluster.pending > 0 {
         out.push_str(&format!("  {} steps to do: see `raftsman plan`\n", cluster.pending));

@@ -19,6 +19,13 @@ use crate::spec::Name;
 #[error("impossible: {0}")]
 pub struct Impossible(pub String);
 
+impl Agreed {
+    fn new(members: Vec<ListedMember>) -> Self {
+        let doors = Doors { anonymous: Door::Shut, plaintext: Door::Shut, foreign: Door::Shut };
+        Self { members, root: Root::Missing, auth: false, formed: false, alarms: Vec::new(), doors }
+    }
+}
+
 impl World {
     /// Does it. Processes that it starts need `warm_up` looks before they answer.
     pub fn act(&mut self, desired: &Cluster, action: &Action, warm_up: u32) -> Result<(), Impossible> {
@@ -56,6 +63,7 @@ impl World {
                 let incarnation = self.claimed(machine)?.incarnation.clone();
                 if self.ledger.members.is_empty() {
                     self.ledger.members = desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
+                    self.ledger.auth = Some(desired.auth);
                 }
                 self.ledger.started.insert(machine.clone(), incarnation);
                 self.start(desired, machine, *version, *data, warm_up)?;
@@ -85,6 +93,26 @@ impl World {
         self.ledger.cluster = self.ledger.cluster.or(formed);
     }
 
+    /// The data of a member that etcd was once started on.
+    pub(super) fn born(&self, desired: &Cluster, name: &Name, cluster: Option<ClusterId>) -> Data {
+        let ids = Ids::of(desired);
+        let listed = cluster.and_then(|id| self.agreed.get(&id)).into_iter().flat_map(|agreed| &agreed.members);
+        let listed = listed.into_iter().find(|m| m.name == name.as_str()).map(|m| m.id);
+        let member = listed.or_else(|| ids.members.get(name).copied());
+        Data::Present { member: member.unwrap_or(MemberId(0)), cluster: cluster.unwrap_or(ids.cluster) }
+    }
+
+    /// What a cluster that formed once has agreed upon, where nobody can be asked: what apply sees to before it ends.
+    pub(super) fn remembered(&mut self, desired: &Cluster) {
+        let Some(cluster) = self.ledger.cluster else { return };
+        self.agreed.entry(cluster).or_insert_with(|| Agreed {
+            root: Root::Ready,
+            auth: true,
+            formed: true,
+            ..Agreed::new(Ids::of(desired).list(desired))
+        });
+    }
+
     fn existing(&mut self, name: &Name) -> Result<&mut MachineModel, Impossible> {
         self.machines.get_mut(name).filter(|m| m.exists).ok_or_else(|| Impossible(format!("{name} does not exist")))
     }
@@ -103,7 +131,12 @@ impl World {
         if machine.claimed { Ok(machine) } else { Err(Impossible(format!("{name} has no certificate yet"))) }
     }
 
-    fn certificate(&self, desired: &Cluster, machine: &Name, purpose: Purpose) -> Result<CertificateFacts, Impossible> {
+    pub(super) fn certificate(
+        &self,
+        desired: &Cluster,
+        machine: &Name,
+        purpose: Purpose,
+    ) -> Result<CertificateFacts, Impossible> {
         let authority = match purpose {
             Purpose::Peer => &self.ledger.peers,
             Purpose::Server => &self.ledger.clients,
@@ -149,14 +182,7 @@ impl World {
         let config = machine.config.clone();
         machine.process =
             Process { state: ServiceState::Running, config, version: Some(version), restarts: 0, warm_up };
-        self.agreed.entry(ids.cluster).or_insert_with(|| Agreed {
-            members: ids.list(desired),
-            root: Root::Missing,
-            auth: false,
-            formed: false,
-            alarms: Vec::new(),
-            doors: Doors { anonymous: Door::Shut, plaintext: Door::Shut, foreign: Door::Shut },
-        });
+        self.agreed.entry(ids.cluster).or_insert_with(|| Agreed::new(ids.list(desired)));
         Ok(())
     }
 

@@ -184,7 +184,41 @@ impl World {
                 world.adopt(etcd);
             }
         }
+        world.trust_the_stopped(desired, observed);
         world
+    }
+
+    /// A stopped machine cannot be asked. It is taken to be as it was left: what etcd was started on has etcd's data.
+    fn trust_the_stopped(&mut self, desired: &Cluster, observed: &Observed) {
+        for (name, incarnation) in &observed.ledger.started {
+            let (Some(seen), Some(member)) = (observed.members.get(name), desired.member(name)) else { continue };
+            if seen.agent.seen().is_some() || seen.machine.seen().is_none_or(|m| m.power == Power::Running) {
+                continue;
+            }
+            let data = match seen.etcd.seen() {
+                Some(etcd) => Data::Present { member: etcd.member, cluster: etcd.cluster },
+                None => self.born(desired, name, observed.ledger.cluster),
+            };
+            let running = if seen.etcd.seen().is_some() { ServiceState::Running } else { ServiceState::Stopped };
+            let signed = |purpose| Some((purpose, self.certificate(desired, name, purpose).ok()?));
+            let certificates = Purpose::ALL.into_iter().filter_map(signed).collect();
+            if let Some(machine) = self.machines.get_mut(name) {
+                machine.claimed = true;
+                machine.incarnation.clone_from(incarnation);
+                machine.installed = BTreeSet::from([desired.version]);
+                machine.certificates = certificates;
+                machine.config = Some(member.config_digest.clone());
+                machine.data = data;
+                machine.had_data = true;
+                machine.process = Process {
+                    state: running,
+                    config: machine.config.clone(),
+                    version: Some(desired.version),
+                    ..Process::none()
+                };
+            }
+            self.remembered(desired);
+        }
     }
 
     fn adopt(&mut self, etcd: &EtcdFacts) {

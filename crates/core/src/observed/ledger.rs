@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::etcd::ClusterId;
-use crate::spec::Name;
+use crate::spec::{AuthMode, Name};
 
 /// What the state remembers of one cluster.
 ///
@@ -21,6 +21,9 @@ pub struct Ledger {
     pub members: BTreeMap<Name, String>,
     /// For each member that etcd was started on: the incarnation of its machine then.
     pub started: BTreeMap<Name, String>,
+    /// How clients proved who they are when the cluster was first started: its superuser is made for this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auth: Option<AuthMode>,
     /// The authority of the peers' certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peers: Option<AuthorityRecord>,

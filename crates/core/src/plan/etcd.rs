@@ -28,6 +28,9 @@ pub(super) fn identity_is_clear(draft: &mut Draft<'_>) -> bool {
         foreign_members(draft, expected);
     }
     members_differ(draft);
+    if let Some(made_for) = ledger.auth.filter(|made_for| *made_for != draft.desired.auth) {
+        draft.waiting.push(Waiting::AuthDiffers { made_for, wanted: draft.desired.auth });
+    }
     if let Some(cluster) = ledger.cluster
         && draft.observed.members.values().all(|m| m.report().is_some_and(|r| r.etcd.data == Data::Empty))
         && draft.view.answering.is_empty()

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::observed::{Alarm, ClusterId};
-use crate::spec::{EtcdVersion, Name};
+use crate::spec::{AuthMode, EtcdVersion, Name};
 
 /// Something that is not done, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -181,6 +181,13 @@ pub enum Waiting {
         /// In the cluster only.
         surplus: Vec<String>,
     },
+    /// The cluster was made for another way to prove who one is than the file says.
+    AuthDiffers {
+        /// What it was made for.
+        made_for: AuthMode,
+        /// What the file says.
+        wanted: AuthMode,
+    },
     /// The authority that signs certificates has expired.
     AuthorityExpired {
         /// Which: `peers` or `clients`.
@@ -247,6 +254,7 @@ impl Waiting {
             | Self::EtcdCrashes { .. }
             | Self::VersionDiffers { .. }
             | Self::MembersDiffer { .. }
+            | Self::AuthDiffers { .. }
             | Self::AuthorityExpired { .. }
             | Self::AlarmRaised { .. }
             | Self::DoorOpen { .. } => Patience::Blocked,
@@ -281,6 +289,7 @@ impl Waiting {
             | Self::AllDataLost { .. }
             | Self::NoMajority { .. }
             | Self::MembersDiffer { .. }
+            | Self::AuthDiffers { .. }
             | Self::AuthorityExpired { .. }
             | Self::AlarmRaised { .. } => None,
         }
@@ -302,7 +311,7 @@ impl Waiting {
             ),
             Self::WrongMachine { .. } => "give each machine an address of its own".to_owned(),
             Self::DataUnreadable { machine, .. } => {
-                format!("move what is in the data directory of `{machine}` away, and apply again")
+                format!("bring the data of `{machine}` back; if etcd never ran there, move what is there away")
             }
             Self::ForeignData { machine, .. } => {
                 format!("move the foreign data directory of `{machine}` away, or bring the right one back")
@@ -342,6 +351,10 @@ impl Waiting {
                  this version yet"
                     .to_owned()
             }
+            Self::AuthDiffers { made_for, .. } => format!(
+                "write `auth: {{ mode: {made_for} }}`: changing how the clients of a running cluster log in is not in \
+                 this version yet"
+            ),
             Self::AuthorityExpired { .. } => "rotating an authority is not in this version yet".to_owned(),
             Self::AlarmRaised { alarm: Alarm::NoSpace } => {
                 "free room with `etcdctl compact`, `etcdctl defrag` and `etcdctl alarm disarm`".to_owned()
@@ -428,6 +441,9 @@ impl fmt::Display for Waiting {
                     write!(f, " only in the cluster: {}", join(surplus.iter()))?;
                 }
                 Ok(())
+            }
+            Self::AuthDiffers { made_for, wanted } => {
+                write!(f, "the cluster's clients log in by {made_for}, the file says `mode: {wanted}`")
             }
             Self::AuthorityExpired { authority } => write!(f, "the authority of the {authority} has expired"),
             Self::AlarmRaised { alarm: Alarm::NoSpace } => f.write_str("etcd takes no writes: its quota is used up"),

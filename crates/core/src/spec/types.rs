@@ -328,6 +328,15 @@ pub enum AuthMode {
     Password,
 }
 
+impl std::fmt::Display for AuthMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Certificate => "certificate",
+            Self::Password => "password",
+        })
+    }
+}
+
 /// Which old revisions etcd drops by itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
