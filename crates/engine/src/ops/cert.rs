@@ -119,6 +119,10 @@ pub fn issue(
     dir: &Path,
     validity: Duration,
 ) -> Result<Issued, OpError> {
+    let fits = |c: char| c.is_alphanumeric() || "-_.@".contains(c);
+    if user.starts_with('.') || !user.chars().all(fits) {
+        return Err(OpError::UserName(user.to_owned()));
+    }
     let cluster = pick_cluster(fleet, cluster)?;
     let now = Timestamp::now();
     let authority = cluster.authority(AuthorityKind::EtcdClients, now)?;

@@ -82,6 +82,12 @@ pub enum OpError {
         /// There are.
         known: Vec<String>,
     },
+    /// A user's name that cannot name files.
+    #[error("`{0}` cannot be the name of a certificate's files: use letters, digits, `-`, `_`, `.` and `@`")]
+    UserName(String),
+    /// The agent's program is not there.
+    #[error("{} is not a program that can be run: install raftsman-agent beside raftsman, or give --agent-binary", .0.display())]
+    NoAgent(std::path::PathBuf),
     /// A file could not be written or read.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
