@@ -6,13 +6,14 @@ use jiff::Timestamp;
 use raftsman_api::claim::{self, JoinToken, MIN_NONCE_BYTES};
 use raftsman_api::tls::{self, Identity, ServerTls, TlsError};
 use raftsman_api::v1;
+use raftsman_core::boot::Boot;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 
-use crate::boot::{Boot, BootError};
+use crate::boot::{self, BootError};
 use crate::certs::{self, CertsError, Store};
 use crate::root::Root;
 
@@ -78,12 +79,6 @@ pub struct Claim {
     incarnation: String,
 }
 
-impl std::fmt::Debug for Boot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Boot").field("machine", &self.machine).field("fleet_id", &self.fleet_id).finish_non_exhaustive()
-    }
-}
-
 impl Claim {
     /// The claim as the disk tells it: claimed means that there is a certificate.
     pub fn open(root: &Root, mut boot: Boot, incarnation: String) -> Result<Self, ClaimError> {
@@ -93,7 +88,7 @@ impl Claim {
             Some(identity) => {
                 if boot.join_token.is_some() {
                     // We died between storing the certificate and destroying the token.
-                    boot.forget_token(root)?;
+                    boot::forget_token(&mut boot, root)?;
                 }
                 identity
             }
@@ -145,7 +140,7 @@ impl Claim {
         self.token(&mut boot)?;
         self.check(&boot, chain_pem)?;
         self.store.store(chain_pem, None)?;
-        boot.forget_token(&self.root)?;
+        boot::forget_token(&mut boot, &self.root)?;
         self.show()
     }
 
@@ -177,7 +172,7 @@ impl Claim {
         {
             if token.is_some() {
                 // For ever, also when the clock is set back later.
-                boot.forget_token(&self.root)?;
+                boot::forget_token(boot, &self.root)?;
             }
             return Err(ClaimError::TooLate { deadline });
         }

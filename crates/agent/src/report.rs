@@ -65,6 +65,7 @@ fn etcd_report(agent: &Agent) -> Result<v1::EtcdReport, ReportError> {
         State::Running(pid) => (v1::ServiceState::Running, pid),
         State::Backoff => (v1::ServiceState::Backoff, 0),
     };
+    let data = data(agent);
     Ok(v1::EtcdReport {
         installed: etcd::installed(root)
             .into_iter()
@@ -82,12 +83,12 @@ fn etcd_report(agent: &Agent) -> Result<v1::EtcdReport, ReportError> {
             restarts: record.restarts,
             last_exit: record.last_exit,
         }),
-        data: Some(data(agent)),
+        had_data: record.ids.is_some() || data.state() == v1::DataState::Present,
+        data: Some(data),
         ports_taken: ports_taken
             .into_iter()
             .map(|taken| v1::PortTaken { port: u32::from(taken.port), holder: taken.holder })
             .collect(),
-        had_data: record.ids.is_some(),
     })
 }
 

@@ -16,10 +16,12 @@
 //! | [`action`] | all that may be done |
 //! | [`model`] | an action on a simulated world → its effect; the forecast |
 //! | [`render`] | Desired → the text of files |
+//! | [`boot`] | what a new machine is told |
 //!
 //! The engine gathers `Observed` and carries out `Action`s; nothing here touches the world.
 
 pub mod action;
+pub mod boot;
 pub mod desired;
 pub mod model;
 pub mod observed;

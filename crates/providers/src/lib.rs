@@ -1,10 +1,9 @@
 //! settings → a connection to where machines come from; orders → machines.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use jiff::Timestamp;
+use raftsman_core::boot::Boot;
 use serde::{Deserialize, Serialize};
 
 pub mod local;
@@ -49,34 +48,6 @@ pub struct MachineOrder {
     pub boot: Boot,
     /// Binaries that come with it.
     pub artifacts: Vec<Artifact>,
-}
-
-/// What a new machine's agent is told. The token is worth nothing once the machine was claimed.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct Boot {
-    /// The fleet's id.
-    pub fleet_id: String,
-    /// The fleet's name, for people.
-    pub fleet: String,
-    /// The machine's name.
-    pub machine: String,
-    /// The machine's address.
-    pub address: IpAddr,
-    /// The agent's port.
-    pub agent_port: u16,
-    /// The CA certificate of the fleet, PEM.
-    pub fleet_ca_pem: String,
-    /// The join token, hexadecimal.
-    pub join_token: String,
-    /// After this moment the machine cannot be claimed any more.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub join_deadline: Option<Timestamp>,
-}
-
-impl fmt::Debug for Boot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Boot").field("machine", &self.machine).field("fleet_id", &self.fleet_id).finish_non_exhaustive()
-    }
 }
 
 /// A version of etcd that is put on the machine before its first start.

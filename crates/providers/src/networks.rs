@@ -81,7 +81,12 @@ impl Networks {
 
     /// The fleet's network: the one it has, else the wanted one, else a free one. The same fleet tends to get the same
     /// network again.
-    pub fn claim(&self, fleet_id: &str, state_dir: &Path, wanted: Option<LoopbackNetwork>) -> Result<LoopbackNetwork, NetworkError> {
+    pub fn claim(
+        &self,
+        fleet_id: &str,
+        state_dir: &Path,
+        wanted: Option<LoopbackNetwork>,
+    ) -> Result<LoopbackNetwork, NetworkError> {
         let _turn = self.turn()?;
         if let Some(own) = self.of(fleet_id)?
             && wanted.is_none_or(|wanted| wanted == own)
@@ -168,7 +173,8 @@ impl Networks {
     fn enter(&self, network: LoopbackNetwork, entry: &Entry) -> Result<(), NetworkError> {
         let registry = &self.registry;
         let path = self.path(network);
-        let aside = registry.join(format!(".{}-{}-{:?}", name(network), std::process::id(), std::thread::current().id()));
+        let aside =
+            registry.join(format!(".{}-{}-{:?}", name(network), std::process::id(), std::thread::current().id()));
         let text = serde_json::to_vec_pretty(entry).map_err(|error| failed("write", &path)(error.into()))?;
         let written = OpenOptions::new()
             .write(true)

@@ -6,8 +6,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
+use raftsman_core::boot::Boot;
 use raftsman_providers::{
-    Artifact, Boot, Connection, LocalError, LocalSettings, MachineOrder, Power, ProviderError, Settings, connect,
+    Artifact, Connection, LocalError, LocalSettings, MachineOrder, Power, ProviderError, Settings, connect,
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 
@@ -38,7 +39,7 @@ fn order(name: &str, address: &str) -> MachineOrder {
             address,
             agent_port: 2378,
             fleet_ca_pem: params.self_signed(&key).unwrap().pem(),
-            join_token: "00112233445566778899aabbccddeeff".to_owned(),
+            join_token: Some("00112233445566778899aabbccddeeff".to_owned()),
             join_deadline: None,
         },
         artifacts: Vec::new(),
@@ -95,9 +96,10 @@ async fn a_machine_comes_and_goes() {
     assert_eq!(pid(&dir, "etcd-1"), first, "the same agent");
 
     // An order with another token, because the first one was lost: the agent must know the new one.
-    order.boot.join_token = "ff".repeat(16);
+    let token = "ff".repeat(16);
+    order.boot.join_token = Some(token.clone());
     provider.create(&order).await.unwrap();
-    assert!(fs::read_to_string(dir.join("etcd-1/agent/boot.json")).unwrap().contains(&order.boot.join_token));
+    assert!(fs::read_to_string(dir.join("etcd-1/agent/boot.json")).unwrap().contains(&token));
     assert_ne!(pid(&dir, "etcd-1"), first, "another agent");
     let first = pid(&dir, "etcd-1");
 

@@ -4,9 +4,10 @@ use jiff::{SignedDuration, Timestamp};
 use raftsman_api::claim::JoinToken;
 use raftsman_api::tls::machine_name;
 use raftsman_api::v1::FinishClaimRequest;
+use raftsman_core::boot::Boot;
 use raftsman_core::desired::AGENT_PORT;
 use raftsman_core::spec::Name;
-use raftsman_providers::{Artifact, Boot, MachineOrder};
+use raftsman_providers::{Artifact, MachineOrder};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::{ActError, Hands};
@@ -36,7 +37,7 @@ impl Hands<'_> {
                 address: member.address,
                 agent_port: AGENT_PORT,
                 fleet_ca_pem: fleet.authority.certificate_pem().to_owned(),
-                join_token: self.join_token(machine)?.expose_secret().to_owned(),
+                join_token: Some(self.join_token(machine)?.expose_secret().to_owned()),
                 join_deadline: now.checked_add(JOIN_WINDOW).ok(),
             },
             artifacts: vec![Artifact { version: etcd.version.to_string(), path: etcd.path }],
