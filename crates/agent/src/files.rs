@@ -35,6 +35,23 @@ pub fn beside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()))
 }
 
+/// Removes leftovers of killed writes below a directory, but for what is below `not_in`.
+pub fn remove_unfinished(dir: &Path, not_in: &Path) -> Result<(), FileError> {
+    for entry in fs::read_dir(dir).map_err(FileError::of("list", dir))?.flatten() {
+        let path = entry.path();
+        let name = entry.file_name();
+        let name = name.as_encoded_bytes();
+        let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if name.starts_with(b".") && name.ends_with(b".tmp") {
+            let removed = if is_dir { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(FileError::of("remove", &path))?;
+        } else if is_dir && path != not_in {
+            remove_unfinished(&path, not_in)?;
+        }
+    }
+    Ok(())
+}
+
 /// Replaces the file's whole content in one step.
 pub fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
     let temporary = beside(path);

@@ -22,6 +22,10 @@ impl Root {
                 files::make_dir(&dir, 0o700)?;
             }
         }
+        // What a killed agent was writing; etcd's data is etcd's own business.
+        for dir in [self.0.join("agent"), self.etcd()] {
+            files::remove_unfinished(&dir, &self.data())?;
+        }
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use raftsman_core::spec::Name;
 use crate::act::{ActError, Hands};
 use crate::cluster::{ClusterAt, ClusterError};
 use crate::journal::Journal;
-use crate::observe::Observer;
+use crate::observe::{Observer, token_name};
 use crate::store::StoreError;
 
 /// While something is about to happen by itself, it is looked at this often.
@@ -155,7 +155,7 @@ impl Run<'_> {
             let (observed, next) = self.look_and_plan().await?;
             self.observed = Some(observed);
             if next.is_done() {
-                return Ok(());
+                return self.forget_tokens();
             }
             if !next.steps.is_empty() {
                 match self.carry_out(next.steps).await? {
@@ -234,6 +234,15 @@ impl Run<'_> {
             }
         }
         Ok(first)
+    }
+
+    /// Every machine is claimed: their tokens are dead, and where a run was killed in between, still in the state.
+    fn forget_tokens(&self) -> Result<(), ApplyError> {
+        let cluster = self.observer.cluster();
+        for member in &cluster.desired.members {
+            cluster.fleet.secrets.delete(&token_name(&member.name))?;
+        }
+        Ok(())
     }
 
     /// What a crash must not make us forget goes to the disk before anything is done.

@@ -278,6 +278,9 @@ impl Store {
 
     /// Deletes what a killed `create` or `remove` left: what [`StoreError::Unfinished`] speaks of.
     pub fn remove_unfinished(dir: &Path) -> Result<Removal, StoreError> {
+        if !dir.exists() {
+            return Ok(Removal::default());
+        }
         let _guard = lock::guard(dir)?;
         if dir.join(FLEET).exists() {
             return Err(StoreError::Exists { dir: dir.to_owned() });

@@ -111,6 +111,13 @@ impl Connection {
         }
     }
 
+    /// Whether the machine was made to its end; if not, [`Self::create`] completes it.
+    pub fn is_finished(&self, name: &str) -> Result<bool, ProviderError> {
+        match self {
+            Self::Local(local) => Ok(local.is_finished(name)?),
+        }
+    }
+
     /// Starts a machine that is there.
     pub async fn start(&self, name: &str) -> Result<(), ProviderError> {
         match self {

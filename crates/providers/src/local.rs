@@ -199,11 +199,18 @@ impl Local {
         self.wake(&tag).await
     }
 
+    /// Whether the machine was made to its end: one whose making was broken off has not got its boot data yet.
+    pub fn is_finished(&self, name: &str) -> Result<bool, LocalError> {
+        let agent = self.root(name)?.join("agent");
+        Ok(agent.join("boot.json").exists() || agent.join("tls/current").exists())
+    }
+
     /// Ends the machine's processes and removes its directory; fine when there is none.
     pub async fn delete(&self, name: &str) -> Result<(), LocalError> {
         let root = self.root(name)?;
         if self.tag(&root)?.is_none() {
             // An empty directory: we died between making it and its tag.
+            remove_unfinished_tag(&root)?;
             return match fs::remove_dir(&root) {
                 Ok(()) => Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -289,6 +296,7 @@ impl Local {
             }
             Some(_) => {}
             None => {
+                remove_unfinished_tag(&root)?;
                 if fs::read_dir(&root).is_ok_and(|mut entries| entries.next().is_some()) {
                     return Err(LocalError::NotOurs { dir: root });
                 }
@@ -299,6 +307,9 @@ impl Local {
         }
         let artifacts = root.join("artifacts");
         make_dir(&artifacts)?;
+        for dir in [&root, &artifacts, &root.join("agent")] {
+            remove_unfinished(dir)?;
+        }
         for artifact in &order.artifacts {
             let target = artifacts.join(format!("etcd-{}", artifact.version));
             if !target.exists() {
@@ -465,6 +476,30 @@ fn write(path: &Path, text: &[u8]) -> Result<(), LocalError> {
         File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
     };
     write().map_err(failed("write", path))
+}
+
+/// Removes what killed calls of [`write`] and [`put`] left in a directory of ours.
+fn remove_unfinished(dir: &Path) -> Result<(), LocalError> {
+    for path in unfinished(dir) {
+        fs::remove_file(&path).map_err(failed("remove", &path))?;
+    }
+    Ok(())
+}
+
+/// Removes a tag that was never finished, where nothing else is in the directory: it is ours then.
+fn remove_unfinished_tag(root: &Path) -> Result<(), LocalError> {
+    let is_tag = |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"machine."));
+    let there = fs::read_dir(root).map_or(0, Iterator::count);
+    if there == unfinished(root).filter(|path| is_tag(path)).count() { remove_unfinished(root) } else { Ok(()) }
+}
+
+/// Files named as [`write`] and [`put`] name theirs until they are whole: `<name>.<process>.tmp`.
+fn unfinished(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    let is_unfinished = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".tmp"));
+        name.and_then(|name| name.rsplit_once('.')).is_some_and(|(_, process)| process.parse::<u32>().is_ok())
+    };
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).filter(is_unfinished)
 }
 
 /// A hard link where that is possible, else a copy; whole or not at all. The copy goes into a file that is provably new:

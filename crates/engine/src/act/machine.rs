@@ -58,9 +58,14 @@ impl Hands<'_> {
         Ok(token)
     }
 
-    pub(super) async fn start_machine(self, machine: &Name) -> Result<(), ActError> {
+    pub(super) async fn start_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         self.link(machine)?.hang_up().await;
-        Ok(self.cluster().fleet.provider.start(machine.as_str()).await?)
+        let provider = &self.cluster().fleet.provider;
+        // A killed run may have left it half made: then it is ordered again, which completes it.
+        if !provider.is_finished(machine.as_str())? {
+            return self.create_machine(machine, now).await;
+        }
+        Ok(provider.start(machine.as_str()).await?)
     }
 
     pub(super) async fn enroll(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {

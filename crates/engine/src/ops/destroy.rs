@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures::future::join_all;
 use raftsman_core::spec::Name;
 use raftsman_providers::networks::Networks;
+use raftsman_providers::{LocalError, ProviderError};
 use serde::Serialize;
 
 use super::OpError;
@@ -60,6 +61,15 @@ pub async fn destroy(
     }));
     for outcome in deleted.await {
         outcome?;
+    }
+    // A killed run may have left a machine that is not one yet: a directory in which nothing is said.
+    let members = || fleet.desired.clusters.iter().filter(|c| what.clusters.contains(&c.name)).flat_map(|c| &c.members);
+    for member in members().filter(|m| !what.machines.iter().any(|name| m.name.as_str() == name)) {
+        match fleet.provider.delete(member.name.as_str()).await {
+            // Not made by raftsman: it stays.
+            Err(ProviderError::Local(LocalError::NotOurs { .. })) => {}
+            outcome => outcome?,
+        }
     }
     for cluster in &what.clusters {
         for suffix in ["peers", "clients"] {
