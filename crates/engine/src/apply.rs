@@ -129,7 +129,7 @@ pub async fn apply(
             return Outcome { cluster: name, steps: Vec::new(), observed: None, error: Some(error.into()) };
         }
     };
-    let error = run.to_the_end(timeout).await.err();
+    let error = run.until_done(timeout).await.err();
     match &error {
         Some(error) => tell(Event::Stuck { error: error.to_string() }),
         None => tell(Event::Converged { steps: run.steps.len(), took: run.begun.elapsed() }),
@@ -147,7 +147,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    async fn to_the_end(&mut self, timeout: Duration) -> Result<(), ApplyError> {
+    async fn until_done(&mut self, timeout: Duration) -> Result<(), ApplyError> {
         let mut failures = 0;
         let mut told = Vec::new();
         let mut progress = Instant::now();

@@ -3,10 +3,8 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use raftsman_core::spec::Name;
-use raftsman_engine::apply::Event;
 use raftsman_engine::fleet::Fleet;
-use raftsman_engine::ops::apply::{Session, apply, begin, preflight, withdraw};
+use raftsman_engine::ops::apply::{Tell, apply, begin, preflight, withdraw};
 use raftsman_engine::ops::plan::{plan, plan_of_new};
 
 use super::{confirmed, plan::is_new};
@@ -54,12 +52,13 @@ pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failu
             return Err(failure);
         }
     };
-    let progress = Arc::new(Progress::new(args.json));
-    let tell: Arc<dyn Fn(&Name, Event) + Send + Sync> = {
-        let progress = Arc::clone(&progress);
-        Arc::new(move |cluster, event| progress.hear(cluster, &event))
+    let progress = Progress::new(args.json);
+    let tell: Tell = Arc::new(move |cluster, event| progress.hear(cluster, &event));
+    let outcomes = tokio::select! {
+        outcomes = apply(&fleet, &lock, &only, args.timeout, tell) => outcomes?,
+        _ = tokio::signal::ctrl_c() => {
+            return Err(Failure::other("interrupted: the next `raftsman apply` goes on from the world as it is then"));
+        }
     };
-    let session = Session::new(&fleet, lock);
-    let (outcomes, _) = apply(&fleet, session, &only, args.timeout, tell).await?;
     if outcomes.iter().any(|o| o.error.is_some()) { Err(Failure::said()) } else { Ok(OK) }
 }

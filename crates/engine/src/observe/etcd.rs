@@ -44,7 +44,7 @@ impl EtcdLink {
 
     pub(super) async fn look(&self, credentials: &ClusterCredentials, now: Timestamp) -> Fact<EtcdFacts> {
         let mut open = self.open.lock().await;
-        match self.facts(&mut open, credentials).await {
+        match Box::pin(self.facts(&mut open, credentials)).await {
             Ok(value) => Fact::Seen { value, at: now },
             Err(error) => {
                 *open = Open { locked: open.locked, ..Open::default() };
@@ -75,7 +75,7 @@ impl EtcdLink {
         let healthy = read.is_ok();
         let members = if healthy { members(root).await? } else { Vec::new() };
         let doors = match (&auth, healthy) {
-            (Ok(true), true) => Some(doors::try_all(self.address, credentials).await),
+            (Ok(true), true) => Some(Box::pin(doors::try_all(self.address, credentials)).await),
             _ => None,
         };
         Ok(EtcdFacts {

@@ -74,12 +74,7 @@ impl Observer {
     pub async fn look(&self) -> Result<Observed, ClusterError> {
         let now = Timestamp::now();
         let credentials = self.credentials(now).await?;
-        let looks = self
-            .cluster
-            .desired
-            .members
-            .iter()
-            .map(|member| self.look_at(member, credentials.as_ref(), now));
+        let looks = self.cluster.desired.members.iter().map(|member| self.look_at(member, credentials.as_ref(), now));
         let members = join_all(looks).await.into_iter().collect();
         let mut observed = Observed { ledger: self.cluster.ledger(), members };
         if let Some(credentials) = &credentials {
@@ -118,7 +113,7 @@ impl Observer {
         };
         let etcd = async {
             match credentials {
-                Some(credentials) => links.etcd.look(credentials, now).await,
+                Some(credentials) => Box::pin(links.etcd.look(credentials, now)).await,
                 None => Fact::Absent { at: now },
             }
         };

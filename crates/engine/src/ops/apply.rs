@@ -15,12 +15,8 @@ use crate::fleet::{Fleet, Setting};
 use crate::journal::Journal;
 use crate::store::{Lock, Protection, Store, StoreError};
 
-/// The lock and the journal of one run that changes things.
-#[derive(Debug)]
-pub struct Session {
-    lock: Lock,
-    journal: Journal,
-}
+/// Hears of everything that happens to a cluster, as it happens.
+pub type Tell = Arc<dyn Fn(&Name, Event) + Send + Sync>;
 
 /// Makes the state where there is none yet, and takes its lock.
 pub fn begin(spec: &Spec, setting: &Setting, verb: &str) -> Result<(Store, Lock), OpError> {
@@ -34,19 +30,6 @@ pub fn begin(spec: &Spec, setting: &Setting, verb: &str) -> Result<(Store, Lock)
     };
     let lock = store.lock(lock_info(setting, verb))?;
     Ok((store, lock))
-}
-
-impl Session {
-    /// A run that changes things, under this lock.
-    pub fn new(fleet: &Fleet, lock: Lock) -> Self {
-        let journal = Journal::new(&fleet.store, &fleet.setting, &lock);
-        Self { lock, journal }
-    }
-
-    /// The lock again.
-    pub fn into_lock(self) -> Lock {
-        self.lock
-    }
 }
 
 /// Finds every binary, authority and secret that will be needed: what is missing is said before anything is changed.
@@ -71,32 +54,30 @@ pub fn withdraw(store: Store, setting: &Setting, lock: Lock) -> Result<(), OpErr
     Ok(())
 }
 
-/// Applies the clusters, each by itself. `tell` hears of everything as it happens.
+/// Applies the clusters, each by itself, under this lock.
 pub async fn apply(
     fleet: &Arc<Fleet>,
-    session: Session,
+    lock: &Lock,
     only: &[Name],
     timeout: Duration,
-    tell: Arc<dyn Fn(&Name, Event) + Send + Sync>,
-) -> Result<(Vec<Outcome>, Session), OpError> {
-    let session = Arc::new(session);
-    let outcomes = for_each_cluster(fleet, only, |cluster| {
-        let (session, tell) = (Arc::clone(&session), Arc::clone(&tell));
+    tell: Tell,
+) -> Result<Vec<Outcome>, OpError> {
+    let journal = Arc::new(Journal::new(&fleet.store, &fleet.setting, lock));
+    for_each_cluster(fleet, only, |cluster| {
+        let (journal, tell) = (Arc::clone(&journal), Arc::clone(&tell));
         async move {
             let name = cluster.desired.name.clone();
-            let outcome = apply::apply(Arc::clone(&cluster), &session.journal, timeout, &|e| tell(&name, e)).await;
-            let ended = match &outcome.error {
-                None => ("converged", json!({ "steps": outcome.steps.len() })),
-                Some(error) => ("stopped", json!({ "error": error.to_string() })),
-            };
+            let tell = |event| tell(&name, event);
+            let outcome = Box::pin(apply::apply(Arc::clone(&cluster), &journal, timeout, &tell)).await;
             if let Some(revision) = outcome.observed.as_ref().and_then(apply::last_revision) {
                 cluster.remember(|ledger| ledger.last_revision = ledger.last_revision.max(revision))?;
             }
-            session.journal.note(Some(&name), ended.0, ended.1)?;
+            match &outcome.error {
+                None => journal.note(Some(&name), "converged", json!({ "steps": outcome.steps.len() }))?,
+                Some(error) => journal.note(Some(&name), "stopped", json!({ "error": error.to_string() }))?,
+            }
             Ok(outcome)
         }
     })
-    .await?;
-    let session = Arc::into_inner(session).ok_or(StoreError::Random)?;
-    Ok((outcomes, session))
+    .await
 }
