@@ -119,7 +119,8 @@ fn ending(cluster: &Name, event: &Event, paint: Paint) -> String {
     match event {
         Event::Converged { steps, took } => {
             let seconds = took.as_secs_f32();
-            format!("{} {cluster} is as it should be: {steps} steps, {seconds:.1} s", paint.green("done:"))
+            let plural = if *steps == 1 { "" } else { "s" };
+            format!("{} {cluster} is as it should be: {steps} step{plural}, {seconds:.1} s", paint.green("done:"))
         }
         Event::Stuck { error } => format!("{} {cluster}: {error}", paint.red("stopped:")),
         _ => String::new(),

@@ -57,6 +57,9 @@ pub enum ClusterError {
         /// Which authority.
         kind: AuthorityKind,
     },
+    /// It has no authorities yet.
+    #[error("cluster `{0}` was never applied, so that it has no certificates yet: run `raftsman apply` first")]
+    NotApplied(spec::Name),
     /// The state knows of an authority that it does not hold.
     #[error("the key of the {0} authority is not in the state: bring the state's directory back from a copy")]
     AuthorityMissing(AuthorityKind),
@@ -144,7 +147,7 @@ impl ClusterAt {
             AuthorityKind::EtcdClients | AuthorityKind::Fleet => ledger.clients,
         };
         match (found, trusted) {
-            (None, None) => Err(ClusterError::AuthorityMissing(kind)),
+            (None, None) => Err(ClusterError::NotApplied(self.desired.name.clone())),
             // The one that was brought once is not kept in the state.
             (None, Some(_)) if self.fleet.secrets.get(&self.authority_name(kind))?.is_some() => {
                 Err(ClusterError::AuthorityMissing(kind))

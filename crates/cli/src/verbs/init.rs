@@ -31,9 +31,9 @@ pub(super) fn run(common: &Common, args: &Init) -> Result<ExitCode, Failure> {
     make_state(&text, &setting, protection)?;
     write_file(&common.file, &text)?;
     view::print(&format!(
-        "wrote {}: {} members of etcd on this computer\nmade .raftsman: keys and memory of this fleet; keep it, and keep it private\n{found}\nnext: raftsman plan, raftsman apply\n",
+        "wrote {}: {} of etcd on this computer\nmade .raftsman: keys and memory of this fleet; keep it, and keep it private\n{found}\nnext: raftsman plan, raftsman apply\n",
         common.file.display(),
-        args.members,
+        if args.members == 1 { "1 member".to_owned() } else { format!("{} members", args.members) },
     ));
     Ok(OK)
 }

@@ -69,7 +69,14 @@ impl World {
                 self.start(desired, machine, *version, *data, warm_up)?;
             }
             Action::RestartEtcd { machine, version, cluster } => {
-                self.claimed(machine)?.process = Process::none();
+                let stopped = self.claimed(machine)?;
+                stopped.process = Process::none();
+                // It hands its leadership over before it goes, and does not get it back by coming back.
+                let stopped = stopped.member();
+                if self.leads == stopped {
+                    let heir = self.answering(*cluster).find_map(|(_, m)| m.member());
+                    self.leads = heir;
+                }
                 self.start(desired, machine, *version, StartData::Of(*cluster), warm_up)?;
             }
             Action::CreateRoot => self.agree(|agreed| agreed.root = Root::Ready)?,

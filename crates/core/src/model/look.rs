@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::{MachineModel, World};
 use crate::desired::Cluster;
 use crate::observed::{
-    Agent, AgentReport, ClusterId, Data, EtcdFacts, EtcdOnMachine, Fact, Machine, MemberObserved, Observed, Power,
-    Service, ServiceState,
+    Agent, AgentReport, ClusterId, EtcdFacts, EtcdOnMachine, Fact, Machine, MemberObserved, Observed, Power, Service,
+    ServiceState,
 };
 use crate::spec::Name;
 
@@ -46,10 +46,7 @@ impl World {
     fn etcd(&self, desired: &Cluster, machine: &MachineModel, cluster: ClusterId) -> EtcdFacts {
         let leader = self.leader(cluster);
         let agreed = self.agreed.get(&cluster);
-        let member = match machine.data {
-            Data::Present { member, .. } => member,
-            Data::Empty | Data::Unreadable { .. } => crate::observed::MemberId(0),
-        };
+        let member = machine.member().unwrap_or(crate::observed::MemberId(0));
         EtcdFacts {
             member,
             cluster,

@@ -29,6 +29,8 @@ pub struct World {
     pub machines: BTreeMap<Name, MachineModel>,
     /// What the clusters have agreed upon, by id: it outlives any process.
     pub agreed: BTreeMap<ClusterId, Agreed>,
+    /// The member that leads for as long as it answers; none while that is left to the model.
+    pub leads: Option<MemberId>,
     /// Counts machines, so that each has an incarnation of its own.
     pub made: u64,
 }
@@ -131,6 +133,13 @@ impl MachineModel {
             Data::Empty | Data::Unreadable { .. } => None,
         }
     }
+
+    fn member(&self) -> Option<MemberId> {
+        match self.data {
+            Data::Present { member, .. } => Some(member),
+            Data::Empty | Data::Unreadable { .. } => None,
+        }
+    }
 }
 
 impl Process {
@@ -144,7 +153,7 @@ impl World {
     /// A world in which nothing exists yet.
     pub fn empty(desired: &Cluster, now: Timestamp) -> Self {
         let machines = desired.members.iter().map(|m| (m.name.clone(), MachineModel::none())).collect();
-        Self { now, ledger: Ledger::default(), machines, agreed: BTreeMap::new(), made: 0 }
+        Self { now, ledger: Ledger::default(), machines, agreed: BTreeMap::new(), leads: None, made: 0 }
     }
 
     /// The world that an observation shows. What could not be reached is modelled as it must be for nothing to be
@@ -223,6 +232,7 @@ impl World {
 
     fn adopt(&mut self, etcd: &EtcdFacts) {
         let shut = crate::observed::Door::Shut;
+        self.leads = etcd.leader.or(self.leads);
         let agreed = self.agreed.entry(etcd.cluster).or_insert_with(|| Agreed {
             members: etcd.members.clone(),
             root: etcd.root,
@@ -257,15 +267,13 @@ impl World {
         })
     }
 
-    /// The leader: the model's choice is the first member that answers.
+    /// The leader: the one that was seen to lead, else the first member that answers.
     pub fn leader(&self, cluster: ClusterId) -> Option<MemberId> {
         if !self.has_quorum(cluster) {
             return None;
         }
-        self.answering(cluster).find_map(|(_, m)| match m.data {
-            Data::Present { member, .. } => Some(member),
-            Data::Empty | Data::Unreadable { .. } => None,
-        })
+        let ids: Vec<MemberId> = self.answering(cluster).filter_map(|(_, m)| m.member()).collect();
+        self.leads.filter(|id| ids.contains(id)).or_else(|| ids.first().copied())
     }
 
     /// Lets the processes get on with what they do by themselves: start up, elect, be restarted by their agent.

@@ -71,8 +71,11 @@ pub(super) fn version(path: &Path) -> Result<EtcdVersion, ArtifactError> {
 
 fn start(path: &Path) -> Result<Child, ArtifactError> {
     let mut tries = 0;
+    // It is started elsewhere, so that it leaves nothing where we are.
+    let program =
+        std::path::absolute(path).map_err(|source| ArtifactError::CannotRun { path: path.to_owned(), source })?;
     loop {
-        let started = Command::new(path)
+        let started = Command::new(&program)
             .arg("--version")
             .env_clear()
             .current_dir("/")

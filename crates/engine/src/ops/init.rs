@@ -28,8 +28,8 @@ pub fn file(choices: &Choices) -> String {
     let version = version.unwrap_or_default();
     let source = source.as_ref().map(|s| format!("    source: {s}\n")).unwrap_or_default();
     format!(
-        "# yaml-language-server: $schema=raftsman.schema.json\n\
-         # Every key: `raftsman schema`, docs/reference/file.md. Everything has a default.\n\
+        "# Everything else has a default; every key is in docs/reference/file.md.\n\
+         # For an editor that completes it: `raftsman schema > raftsman.schema.json`.\n\
          fleet: {fleet}\n\
          machines:\n  \
            provider: local\n\
