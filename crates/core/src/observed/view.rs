@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::etcd::{ClusterId, ListedMember, MemberId};
+use super::etcd::{Alarm, ClusterId, ListedMember, MemberId};
 use super::{EtcdFacts, Observed};
 use crate::spec::Name;
 
@@ -94,6 +94,11 @@ impl<'a> View<'a> {
     pub fn tolerance_with<'n>(&self, names: impl IntoIterator<Item = &'n Name>) -> Tolerance {
         let more = names.into_iter().filter(|name| !self.healthy.contains(name)).count();
         Tolerance::of((self.healthy.len() + more).min(self.voters), self.voters)
+    }
+
+    /// Whether etcd says that a member's data is corrupt.
+    pub fn corrupt(&self) -> bool {
+        self.answering.values().any(|e| e.alarms.contains(&Alarm::Corrupt))
     }
 
     /// Whether the cluster takes writes.

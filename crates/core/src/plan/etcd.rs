@@ -188,6 +188,10 @@ fn await_restart(draft: &mut Draft<'_>, ready: &Ready<'_>) {
 
 /// Carries a changed configuration through the cluster: the unhealthy first, then followers, the leader last.
 fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
+    // A member whose data is corrupt may not come back: which one it is must be understood first. `auth` tells of it.
+    if draft.view.corrupt() {
+        return;
+    }
     let mut stale: Vec<&Ready<'_>> = ready
         .iter()
         // One that is down for a moment comes back on the new configuration by itself.

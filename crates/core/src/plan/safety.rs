@@ -134,6 +134,9 @@ fn start(observed: &Observed, machine: &Name, data: StartData) -> Result<(), Ref
 }
 
 fn restart(desired: &Cluster, view: &View<'_>, machine: &Name) -> Result<Cost, Refusal> {
+    if view.corrupt() {
+        return Err(Refusal::Otherwise("etcd says that a member's data is corrupt".into()));
+    }
     let (before, during) = (view.tolerance(), view.tolerance_without(machine));
     // A member that was not seen healthy may still be the one that makes the majority: only the others count.
     let others_suffice = during != Tolerance::NoQuorum;
