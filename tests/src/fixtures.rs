@@ -1,8 +1,13 @@
 //! A few words → a valid file and what follows from it.
 
-use jiff::Timestamp;
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
 use raftsman_core::desired::{Cluster, Desired, Identity, LoopbackNetwork, resolve};
-use raftsman_core::spec::{self, Spec};
+use raftsman_core::model::{Agreed, MachineModel, World};
+use raftsman_core::observed::{ClusterId, Fact, Observed, Power, ServiceState, Tolerance};
+use raftsman_core::plan::{Patience, Pause, Plan, plan};
+use raftsman_core::spec::{self, Name, Spec};
 
 /// The moment at which scripted worlds begin.
 pub fn epoch() -> Timestamp {
@@ -29,4 +34,162 @@ pub fn cluster(members: usize, further: &[&str]) -> Cluster {
         text.push_str(&format!("    {line}\n"));
     }
     desired(&text).clusters.remove(0)
+}
+
+/// One cluster and its world, told wave by wave.
+#[derive(Debug, Clone)]
+pub struct Scene {
+    /// What should be.
+    pub desired: Cluster,
+    /// What is.
+    pub world: World,
+    /// What cannot be reached at the moment: a machine's name, and what of it.
+    pub hidden: BTreeSet<(String, Hidden)>,
+}
+
+/// What of a machine cannot be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hidden {
+    /// The provider's word on it.
+    Machine,
+    /// Its agent.
+    Agent,
+    /// Its etcd.
+    Etcd,
+}
+
+impl Scene {
+    /// Nothing exists yet.
+    pub fn empty(members: usize, further: &[&str]) -> Self {
+        let desired = cluster(members, further);
+        let world = World::empty(&desired, epoch());
+        Self { desired, world, hidden: BTreeSet::new() }
+    }
+
+    /// A cluster that is as it should be.
+    pub fn settled(members: usize) -> Self {
+        let mut scene = Self::empty(members, &[]);
+        let told = scene.to_the_end();
+        assert!(told.ends_with("done\n"), "{told}");
+        scene
+    }
+
+    /// The machine `main-<number>`.
+    pub fn machine(&mut self, number: usize) -> &mut MachineModel {
+        let name = Name::parse(&format!("main-{number}")).expect("a name");
+        self.world.machines.get_mut(&name).expect("a machine of the cluster")
+    }
+
+    /// The cluster's id; there must be one.
+    pub fn id(&self) -> ClusterId {
+        *self.world.agreed.keys().next().expect("a cluster")
+    }
+
+    /// What the cluster has agreed upon.
+    pub fn agreed(&mut self) -> &mut Agreed {
+        self.world.agreed.values_mut().next().expect("a cluster")
+    }
+
+    /// The power of this machine is cut.
+    pub fn cut_power(&mut self, number: usize) {
+        let machine = self.machine(number);
+        machine.power = Power::Stopped;
+        machine.agent_up = false;
+        machine.process.state = ServiceState::Stopped;
+    }
+
+    /// Lets this much time pass.
+    pub fn later(&mut self, hours: i64) {
+        self.world.now = self.world.now.checked_add(SignedDuration::from_hours(hours)).expect("a timestamp");
+    }
+
+    /// This of that machine cannot be reached from now on.
+    pub fn hide(&mut self, number: usize, what: Hidden) {
+        self.hidden.insert((format!("main-{number}"), what));
+    }
+
+    /// A look at the world, through what hides parts of it.
+    pub fn look(&self) -> Observed {
+        let mut observed = self.world.observe(&self.desired);
+        let (error, since) = ("timed out".to_owned(), self.world.now);
+        for (name, member) in &mut observed.members {
+            for (_, what) in self.hidden.iter().filter(|(hidden, _)| hidden == name.as_str()) {
+                let error = error.clone();
+                match what {
+                    Hidden::Machine => member.machine = Fact::Unreachable { error, since },
+                    Hidden::Agent => member.agent = Fact::Unreachable { error, since },
+                    Hidden::Etcd => member.etcd = Fact::Unreachable { error, since },
+                }
+            }
+        }
+        observed
+    }
+
+    /// What the planner says now. Nothing is done.
+    pub fn plan(&self) -> Plan {
+        plan(&self.desired, &self.look(), self.world.now)
+    }
+
+    /// Carries out wave after wave until nothing more is done, and tells it. Where it ends with `done`, planning once
+    /// more was seen to change nothing.
+    pub fn to_the_end(&mut self) -> String {
+        let mut told = String::new();
+        for _ in 0..50 {
+            let next = self.plan();
+            if next.steps.is_empty() {
+                told.push_str(&tell(&next));
+                let again = self.plan();
+                assert_eq!(next, again, "re-planning changes nothing");
+                return told;
+            }
+            told.push_str(&tell(&Plan { steps: next.steps.clone(), waiting: Vec::new() }));
+            for step in &next.steps {
+                let done = self.world.act(&self.desired, &step.action, 0);
+                done.unwrap_or_else(|impossible| panic!("{step:?}: {impossible}\n{told}"));
+            }
+            self.world.pass_time();
+            self.world.remember();
+        }
+        panic!("it goes round in circles:\n{told}")
+    }
+}
+
+/// A plan as compact text: equal steps on several machines in one line, with what the cluster can lose before, during
+/// and after; then what is waited for.
+pub fn tell(plan: &Plan) -> String {
+    let lose = |tolerance: Tolerance| match tolerance {
+        Tolerance::NoQuorum => "-".to_owned(),
+        Tolerance::CanLose(n) => n.to_string(),
+    };
+    let mut lines: Vec<(String, Vec<String>, String)> = Vec::new();
+    for step in &plan.steps {
+        let verb = step.action.verb().to_owned();
+        let machine = step.action.machine().map_or("cluster".to_owned(), ToString::to_string);
+        let pause = match step.pause {
+            Pause::None | Pause::NotServing => "",
+            Pause::HandOver(_) => ", hand-over",
+        };
+        let [before, during, after] = [step.before, step.during, step.after].map(lose);
+        let rest = format!("{}; {before} {during} {after}{pause}", step.reason);
+        match lines.iter_mut().find(|(v, _, r)| *v == verb && *r == rest) {
+            Some((_, machines, _)) => machines.push(machine),
+            None => lines.push((verb, vec![machine], rest)),
+        }
+    }
+    let mut told = String::new();
+    for (i, (verb, machines, rest)) in lines.iter().enumerate() {
+        let bullet = if i == 0 { "*" } else { " " };
+        told.push_str(&format!("{bullet} {verb} {}: {rest}\n", machines.join(" ")));
+    }
+    for waiting in &plan.waiting {
+        let word = match waiting.patience() {
+            Patience::Soon => "waits",
+            Patience::Blocked => "blocked",
+        };
+        told.push_str(&format!("{word}: {waiting}\n"));
+    }
+    if plan.is_done() {
+        told.push_str("done\n");
+    }
+    told
 }
