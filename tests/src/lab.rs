@@ -2,8 +2,35 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+/// Whether the long tests were asked for.
+pub fn soak() -> bool {
+    std::env::var_os("RAFTSMAN_SOAK").is_some_and(|v| !v.is_empty() && v != "0")
+}
+
+/// Sends a signal to a process that a test found; one that has ended meanwhile is fine.
+pub fn kill(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Looks again and again until there is an answer. Machines are slow at times: the bound is for those that hang.
+#[track_caller]
+pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(answer) = look() {
+            return answer;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "not after a minute: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
 
 /// Where `just lab` puts real etcd servers, one directory a version.
 pub fn etcd_dir() -> PathBuf {
@@ -69,6 +96,7 @@ impl Output {
 /// A fleet in a directory of its own. Destroyed when it is dropped, whatever became of it.
 pub struct Lab {
     dir: tempfile::TempDir,
+    user: Option<u32>,
 }
 
 impl Lab {
@@ -76,7 +104,12 @@ impl Lab {
     pub fn new(file: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("raftsman-lab-").tempdir().expect("a directory");
         std::fs::write(dir.path().join("raftsman.yaml"), file).expect("the file");
-        Self { dir }
+        Self { dir, user: None }
+    }
+
+    /// From now on this user, with no group but its own and the lab for its home, runs everything.
+    pub fn run_as(&mut self, user: u32) {
+        self.user = Some(user);
     }
 
     /// A lab with one cluster `main`, and further lines of its section.
@@ -113,7 +146,17 @@ impl Lab {
 
     /// A command that is not started yet.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(binary("raftsman"));
+        let mut command = match self.user {
+            None => Command::new(binary("raftsman")),
+            Some(user) => {
+                let mut command = Command::new("setpriv");
+                let ids = [format!("--reuid={user}"), format!("--regid={user}"), "--clear-groups".to_owned()];
+                // Binaries below somebody's home cannot be reached: the test has put copies into the lab.
+                command.args(ids).arg("--").arg(self.path().join("bin/raftsman"));
+                command.env("HOME", self.path()).env_remove("XDG_STATE_HOME");
+                command
+            }
+        };
         command.args(arguments).current_dir(self.path()).stdin(Stdio::null()).env_remove("NO_COLOR");
         command
     }
@@ -147,9 +190,21 @@ impl Lab {
         self.run(&["status", "--json"]).json()
     }
 
+    /// The one cluster's status.
+    #[track_caller]
+    pub fn cluster_status(&self) -> Value {
+        self.status()["clusters"][0].clone()
+    }
+
     /// Runs `etcdctl` as `raftsman env` says.
     pub fn etcdctl(&self, arguments: &[&str]) -> Output {
-        let env = self.run(&["env", "main"]).ok().stdout;
+        self.etcdctl_of("main", arguments)
+    }
+
+    /// Runs `etcdctl` on this cluster as `raftsman env` says.
+    #[track_caller]
+    pub fn etcdctl_of(&self, cluster: &str, arguments: &[&str]) -> Output {
+        let env = self.run(&["env", cluster]).ok().stdout;
         let script = format!("{env}\nexec \"$ETCDCTL\" \"$@\"");
         let output = Command::new("sh")
             .args(["-c", &script, "etcdctl"])
@@ -171,14 +226,126 @@ impl Lab {
     }
 }
 
+/// What belongs to whom: the parts of a lab that tests kill, count and look for afterwards.
+impl Lab {
+    /// Agents that live: the machine's name and the process.
+    pub fn agents(&self) -> Vec<(String, u32)> {
+        self.of_machines("raftsman-agent --root ")
+    }
+
+    /// etcd servers that live: the machine's name and the process.
+    pub fn etcds(&self) -> Vec<(String, u32)> {
+        self.of_machines("/etcd --config-file=")
+    }
+
+    fn of_machines(&self, program: &str) -> Vec<(String, u32)> {
+        let machines = self.path().join(".raftsman/machines").to_string_lossy().into_owned() + "/";
+        let of = |line: &str| -> Option<String> {
+            let (_, argument) = line.split_once(program)?;
+            let name = argument.strip_prefix(&machines)?.split(['/', ' ']).next()?;
+            Some(name.to_owned())
+        };
+        let mut found: Vec<(String, u32)> =
+            self.processes().into_iter().filter_map(|(pid, line)| Some((of(&line)?, pid))).collect();
+        found.sort();
+        found
+    }
+
+    /// Names of what is in a directory of the state, sorted; nothing when there is no such directory.
+    pub fn listing(&self, below_state: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path().join(".raftsman").join(below_state));
+        let mut names: Vec<String> =
+            entries.into_iter().flatten().flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// Files of unfinished writes in the state and on the machines. etcd's own data is etcd's business.
+    pub fn unfinished_files(&self) -> Vec<PathBuf> {
+        fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
+            for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+                let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+                if name.contains("tmp") {
+                    found.push(path.clone());
+                }
+                if entry.file_type().is_ok_and(|t| t.is_dir()) && !path.ends_with("etcd/data") {
+                    walk(&path, found);
+                }
+            }
+        }
+        let mut found = Vec::new();
+        walk(&self.path().join(".raftsman"), &mut found);
+        found
+    }
+
+    /// The fleet's id, once there is a state.
+    pub fn fleet_id(&self) -> Option<String> {
+        let text = std::fs::read_to_string(self.path().join(".raftsman/fleet.json")).ok()?;
+        let fleet: Value = serde_json::from_str(&text).ok()?;
+        fleet["id"].as_str().map(str::to_owned)
+    }
+
+    /// The addresses of machines that exist.
+    pub fn addresses(&self) -> Vec<std::net::Ipv4Addr> {
+        let tag = |name: String| {
+            let text = std::fs::read_to_string(self.machine(&name).join("machine.json")).ok()?;
+            let tag: Value = serde_json::from_str(&text).ok()?;
+            tag["address"].as_str()?.parse().ok()
+        };
+        self.listing("machines").into_iter().filter_map(tag).collect()
+    }
+
+    /// Destroys everything, and holds destroy to its word: nothing is left.
+    #[track_caller]
+    pub fn destroy(&self) {
+        let (fleet, addresses) = (self.fleet_id(), self.addresses());
+        self.run(&["destroy", "--yes"]).ok();
+        self.holds_nothing(fleet.as_deref(), &addresses);
+    }
+
+    /// Panics where anything is left of this fleet, whose machines had these addresses.
+    #[track_caller]
+    pub fn holds_nothing(&self, fleet: Option<&str>, addresses: &[std::net::Ipv4Addr]) {
+        assert_eq!(self.processes(), [], "processes are left");
+        assert!(!self.path().join(".raftsman").exists(), "left in the state: {:?}", self.listing(""));
+        let listening: Vec<_> = listening().into_iter().filter(|(ip, _)| addresses.contains(ip)).collect();
+        assert_eq!(listening, [], "somebody still listens on the lab's addresses");
+        let Some(fleet) = fleet else { return };
+        let home = if self.user.is_some() { self.path().join(".local/state") } else { home() };
+        for entry in std::fs::read_dir(home.join("raftsman/networks")).into_iter().flatten().flatten() {
+            let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+            assert!(!text.contains(fleet), "the fleet still holds the network {:?}", entry.file_name());
+        }
+    }
+}
+
+/// Where this user's fleets register their networks: the directory above `raftsman/networks`.
+fn home() -> PathBuf {
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
+    std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(home).expect("HOME")
+}
+
+/// Every IPv4 address and port of this computer that somebody listens on.
+pub fn listening() -> Vec<(std::net::Ipv4Addr, u16)> {
+    const LISTEN: &str = "0A";
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("the table of sockets");
+    let row = |line: &str| {
+        let mut columns = line.split_whitespace();
+        let (local, state) = (columns.nth(1)?, columns.nth(1)?);
+        let (address, port) = local.split_once(':')?;
+        let address = u32::from_str_radix(address, 16).ok()?;
+        let port = u16::from_str_radix(port, 16).ok()?;
+        (state == LISTEN).then(|| (std::net::Ipv4Addr::from(address.to_ne_bytes()), port))
+    };
+    table.lines().skip(1).filter_map(row).collect()
+}
+
 impl Drop for Lab {
     fn drop(&mut self) {
         let _ = self.command(&["destroy", "--yes"]).output();
         // A test that broke the lab must not leave its servers behind.
         for (pid, _) in self.processes() {
-            if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            }
+            kill(pid, Signal::KILL);
         }
     }
 }
