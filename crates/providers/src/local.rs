@@ -1,5 +1,6 @@
 //! orders → machines on this computer: `<dir>/<name>/` and an agent process that serves it.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -397,7 +398,7 @@ impl Local {
     async fn end_agent(&self, name: &str, root: &Path) -> Result<(), LocalError> {
         let lock = root.join("agent.lock");
         let begun = Instant::now();
-        let mut killed = None;
+        let mut killed: Option<Proved> = None;
         while process::is_locked(&lock).map_err(failed("look at", &lock))? {
             if killed.is_none()
                 && let Some(pid) = holder(&lock)
@@ -408,19 +409,19 @@ impl Local {
                 });
                 if let Some(agent) = proved.map_err(failed("look at the holder of", &lock))? {
                     agent.kill().map_err(failed("kill the holder of", &lock))?;
-                    killed = Some(agent.pid);
+                    killed = Some(agent);
                 }
             }
             // A lock that is just being taken has no number in it yet, and others look at it for a moment.
             if begun.elapsed() > if killed.is_some() { END_LIMIT } else { Duration::from_secs(1) } {
                 return Err(match killed {
-                    Some(pid) => LocalError::Immortal { name: name.to_owned(), pid },
+                    Some(agent) => LocalError::Immortal { name: name.to_owned(), pid: agent.pid },
                     None => LocalError::Unproved { lock },
                 });
             }
             sleep(POLL).await;
         }
-        Ok(())
+        ended(name, root, killed).await
     }
 
     /// Whether the process runs a program of the agent's name; the program's file may have been replaced since.
@@ -435,9 +436,10 @@ impl Local {
         let mut argument = b"--config-file=".to_vec();
         argument.extend_from_slice(root.join("etcd/etcd.yaml").as_os_str().as_encoded_bytes());
         let begun = Instant::now();
+        let mut killed = BTreeMap::new();
         loop {
             let found = process::with_argument(&argument);
-            let Some(first) = found.first() else { return Ok(()) };
+            let Some(first) = found.first() else { return ended(name, root, killed.into_values()).await };
             if begun.elapsed() > END_LIMIT {
                 return Err(LocalError::Immortal { name: name.to_owned(), pid: *first });
             }
@@ -446,11 +448,26 @@ impl Local {
                     .map_err(failed("look at the processes of", root))?;
                 if let Some(process) = proved {
                     process.kill().map_err(failed("kill a process of", root))?;
+                    killed.insert(pid, process);
                 }
             }
             sleep(POLL).await;
         }
     }
+}
+
+/// Waits for those that were killed: what they held is free then.
+async fn ended(name: &str, root: &Path, killed: impl IntoIterator<Item = Proved>) -> Result<(), LocalError> {
+    let begun = Instant::now();
+    for process in killed {
+        while !process.has_ended().map_err(failed("wait for a process of", root))? {
+            if begun.elapsed() > END_LIMIT {
+                return Err(LocalError::Immortal { name: name.to_owned(), pid: process.pid });
+            }
+            sleep(POLL).await;
+        }
+    }
+    Ok(())
 }
 
 fn holder(lock: &Path) -> Option<u32> {

@@ -45,6 +45,18 @@ impl Proved {
             sent => Ok(sent?),
         }
     }
+
+    /// Whether it has let go of all that it held: its arguments and locks are gone a moment before its ports are.
+    pub(crate) fn has_ended(&self) -> io::Result<bool> {
+        match pidfd_send_signal(&self.handle, Signal::KILL) {
+            Err(rustix::io::Errno::SRCH) => return Ok(true),
+            sent => sent?,
+        }
+        // Nobody may have asked yet how it ended: then it is a zombie, which holds nothing.
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+        Ok(matches!(state, None | Some('Z' | 'X')))
+    }
 }
 
 /// A process' arguments; none for one that is gone or a zombie.
