@@ -265,7 +265,7 @@ impl Lab {
         fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
             for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
                 let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-                if name.contains("tmp") {
+                if name.contains("tmp") || name.ends_with(".new") {
                     found.push(path.clone());
                 }
                 if entry.file_type().is_ok_and(|t| t.is_dir()) && !path.ends_with("etcd/data") {
