@@ -39,7 +39,7 @@ pub(crate) struct Common {
     /// The agent's binary for machines on this computer. Found beside this command by default.
     #[arg(long, global = true, value_name = "FILE", env = "RAFTSMAN_AGENT", hide_short_help = true)]
     pub(crate) agent_binary: Option<PathBuf>,
-    /// When to use colours and live progress.
+    /// When to use colours.
     #[arg(long, global = true, value_enum, default_value_t = When::Auto, hide_short_help = true)]
     pub(crate) color: When,
 }
@@ -64,7 +64,7 @@ pub(crate) enum Verb {
     Schema,
     /// Show what `apply` would do, step by step, with the fault tolerance of each.
     Plan(Plan),
-    /// Make it so.
+    /// Carry out what `plan` shows, until every cluster is as the file says.
     Apply(Apply),
     /// Show how every cluster and member fares.
     Status(Status),
@@ -74,7 +74,7 @@ pub(crate) enum Verb {
     Journal(Journal),
     /// Print what `etcdctl` needs, for `eval`.
     Env(Env),
-    /// Certificates: what is signed, until when, and new ones for clients.
+    /// List certificates, and issue new ones for clients.
     #[command(subcommand)]
     Cert(Cert),
     /// Show the last lines of a member's log.
@@ -190,7 +190,7 @@ pub(crate) struct Journal {
     /// Only this cluster.
     #[arg(value_name = "CLUSTER")]
     pub(crate) cluster: Option<String>,
-    /// The last so many lines.
+    /// How many of the last lines.
     #[arg(short = 'n', long, default_value_t = 50)]
     pub(crate) last: usize,
     /// Print JSON lines.
@@ -242,9 +242,9 @@ pub(crate) enum Cert {
 
 #[derive(Debug, Args)]
 pub(crate) struct Logs {
-    /// Which machine.
+    /// Which machine, such as `main-1`.
     pub(crate) machine: String,
-    /// The agent's log instead of etcd's.
+    /// Show the agent's log instead of etcd's.
     #[arg(long)]
     pub(crate) agent: bool,
     /// How many lines.

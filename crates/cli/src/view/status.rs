@@ -55,8 +55,10 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
         let label = paint.patience(waiting.waiting.patience());
         out.push_str(&format!("  {label} {}\n    → {}\n", waiting.message, waiting.next));
     }
-    if cluster.pending > 0 {
-        out.push_str(&format!("  {} steps to do: see `raftsman plan`\n", cluster.pending));
+    match cluster.pending {
+        0 => {}
+        1 => out.push_str("  1 step to do: see `raftsman plan`\n"),
+        n => out.push_str(&format!("  {n} steps to do: see `raftsman plan`\n")),
     }
     if let Some(expiry) = cluster.first_expiry {
         let left = span(expiry.duration_since(now).as_secs());
