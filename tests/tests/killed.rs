@@ -1,5 +1,7 @@
 //! Whatever is killed, whenever: one more apply, and the cluster is whole, itself, and not twice there.
 
+#![allow(clippy::print_stdout, reason = "a test says its seed and what it met")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};

@@ -16,7 +16,7 @@ fn three_members_with_certificates() {
     assert_eq!(lab.etcdctl(&["get", "greeting", "--print-value-only"]).ok().stdout.trim(), "hello");
 
     // Re-planning changes nothing.
-    assert_eq!(lab.run(&["plan", "--detailed-exitcode"]).ok().stdout.contains("Nothing to do"), true);
+    assert!(lab.run(&["plan", "--detailed-exitcode"]).ok().stdout.contains("Nothing to do"));
 
     lab.run(&["destroy", "--yes"]).ok();
     assert_eq!(lab.processes(), []);
