@@ -90,7 +90,8 @@ impl Live {
             Event::Waiting { waiting } => bar.set_message(format!("waits for {}", brief(waiting))),
             Event::Converged { .. } | Event::Stuck { .. } => {
                 bar.finish_and_clear();
-                let _ = self.all.println(ending(cluster, event, paint));
+                // The last words end with a line break, so that the shell's prompt has a line of its own.
+                self.all.suspend(|| print(&format!("{}\n", ending(cluster, event, paint))));
             }
         }
     }

@@ -13,12 +13,13 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::process::{self, Proved};
 use crate::{MachineOrder, MachineRecord, Power};
 
 const POLL: Duration = Duration::from_millis(2);
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 const START_LIMIT: Duration = Duration::from_secs(15);
 const END_LIMIT: Duration = Duration::from_secs(15);
 
@@ -43,7 +44,7 @@ pub struct Local {
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
     /// A file operation failed.
-    #[error("cannot {action} {}", path.display())]
+    #[error("cannot {action} {}{}", path.display(), hint(source))]
     File {
         /// What was tried.
         action: &'static str,
@@ -145,6 +146,15 @@ pub enum LocalError {
     /// The work was broken off.
     #[error("the work on this computer's files was broken off")]
     Broken(#[from] tokio::task::JoinError),
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            " (free some space where the machines are, then run the same command again)"
+        }
+        _ => "",
+    }
 }
 
 /// The tag that says whose machine a directory is. Written first of all.
@@ -351,10 +361,12 @@ impl Local {
         };
         let begun = Instant::now();
         loop {
-            // The lock and who holds it are looked at before the port: another process may listen there.
+            // The lock and who holds it are looked at before the port, on which another may listen: an agent writes its
+            // number once the port is its own.
             let ours = process::is_locked(&lock).map_err(failed("look at", &lock))?
                 && child.as_ref().is_none_or(|child| holder(&lock) == child.id());
-            if ours && TcpStream::connect(tag.socket()).await.is_ok() {
+            let connect = TcpStream::connect(tag.socket());
+            if ours && timeout(CONNECT_LIMIT, connect).await.is_ok_and(|connected| connected.is_ok()) {
                 return Ok(());
             }
             let ended = match &mut child {
@@ -387,6 +399,9 @@ impl Local {
             .arg("--listen")
             .arg(tag.socket().to_string())
             .arg("--detach")
+            // The operator's environment may hold secrets, and the agent outlives the operator.
+            .env_clear()
+            .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
             .current_dir(root)
             .stdin(Stdio::null())
             .stdout(log)
@@ -535,7 +550,11 @@ fn put(from: &Path, to: &Path) -> Result<(), LocalError> {
             target.set_permissions(fs::Permissions::from_mode(0o755))?;
             target.sync_all()
         };
-        copy().map_err(failed("copy", from))?;
+        if let Err(error) = copy() {
+            // A full disk needs the room.
+            let _ = fs::remove_file(&temporary);
+            return Err(failed("copy", from)(error));
+        }
     }
     fs::rename(&temporary, to).map_err(failed("put in place", to))
 }
