@@ -5,3 +5,4 @@ pub mod dice;
 pub mod fixtures;
 pub mod lab;
 pub mod sim;
+pub mod story;

@@ -105,7 +105,7 @@ pub struct Agent {
 /// Runs the agent until it fails or is killed.
 pub async fn run(root: &Path, listen: SocketAddr) -> Result<(), AgentError> {
     let root = Root::open(root)?;
-    let _lock = lock(&root).await?;
+    let mut lock = lock(&root).await?;
     root.prepare()?;
     let boot = boot::read(&root)?;
     // Before etcd is touched: an agent that cannot be reached must not do anything either.
@@ -114,6 +114,8 @@ pub async fn run(root: &Path, listen: SocketAddr) -> Result<(), AgentError> {
         holder: ports::taken(&[listen]).into_iter().next().map(|taken| taken.holder),
         source,
     })?;
+    // Not before: whoever waits for this agent to serve must not take another's open port for it.
+    writeln!(lock, "{}", std::process::id()).map_err(FileError::of("write", &root.lock()))?;
     let incarnation = incarnation(&root)?;
     let fence = Fence::open(root.generation())?;
     let address = boot.address;
@@ -163,10 +165,10 @@ fn accept(listener: TcpListener, tls: ServerTls) -> mpsc::Receiver<io::Result<Se
     connections
 }
 
-/// The lock that says that an agent lives here; released by the system when the agent ends, however it ends.
+/// The lock that says that an agent lives here, its number not in it yet; released by the system when the agent ends, however it ends.
 async fn lock(root: &Root) -> Result<File, AgentError> {
     let path = root.lock();
-    let mut file = OpenOptions::new()
+    let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
@@ -183,7 +185,7 @@ async fn lock(root: &Root) -> Result<File, AgentError> {
             Err(TryLockError::Error(error)) => return Err(FileError::of("lock", &path)(error).into()),
         }
     }
-    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(FileError::of("write", &path))?;
+    file.set_len(0).map_err(FileError::of("write", &path))?;
     Ok(file)
 }
 

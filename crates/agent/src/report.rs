@@ -50,16 +50,18 @@ fn etcd_report(agent: &Agent) -> Result<v1::EtcdReport, ReportError> {
         certificates.extend(Store::new(dir).describe(purpose, "")?);
     }
     // Looked at last, so that the ports are not taken for another's while etcd starts.
-    let View { record, state } = agent.service.view();
-    let runs = matches!(state, State::Running(_));
-    let ports_taken = match &config {
-        Some((_, text)) if state == State::Stopped => {
-            let taken = ports::taken(&ports::wanted(text, agent.claim.boot().address));
-            // A start may have come in between.
-            if agent.service.view().state == State::Stopped { taken } else { Vec::new() }
+    let mut view = agent.service.view();
+    let mut ports_taken = Vec::new();
+    if let (Some((_, text)), false) = (&config, matches!(view.state, State::Running(_))) {
+        ports_taken = ports::taken(&ports::wanted(text, agent.claim.boot().address));
+        // A start may have come in between: then etcd itself holds them.
+        view = agent.service.view();
+        if matches!(view.state, State::Running(_)) {
+            ports_taken.clear();
         }
-        _ => Vec::new(),
-    };
+    }
+    let View { record, state } = view;
+    let runs = matches!(state, State::Running(_));
     let (service_state, pid) = match state {
         State::Stopped => (v1::ServiceState::Stopped, 0),
         State::Running(pid) => (v1::ServiceState::Running, pid),

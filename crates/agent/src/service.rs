@@ -518,7 +518,7 @@ impl Keeper {
             line.contains(r#""level":"fatal""#) || line.contains(r#""level":"panic""#) || line.starts_with("panic:")
         };
         match words.iter().rev().find(fatal) {
-            Some(line) => format!("{how}: {}", line.chars().take(600).collect::<String>()),
+            Some(line) => format!("{how}: {}", gist(line).chars().take(600).collect::<String>()),
             None => how,
         }
     }
@@ -534,6 +534,14 @@ impl Keeper {
             tracing::warn!(error = told(&error), "service.json could not be written");
         }
     }
+}
+
+/// What a line of etcd's log says, without its time, place and stack.
+fn gist(line: &str) -> String {
+    let Ok(line) = serde_json::from_str::<serde_json::Value>(line) else { return line.to_owned() };
+    let text = |key: &str| line.get(key).and_then(|value| value.as_str()).unwrap_or_default();
+    let parts = [text("msg"), text("error")];
+    parts.iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(": ")
 }
 
 /// The bytes that are free on the disk that the root is on.

@@ -34,6 +34,9 @@ pub(crate) fn file_text(common: &Common) -> Result<String, Failure> {
             std::io::ErrorKind::NotFound => {
                 format!("there is no {path} here: `raftsman init` writes one, `--file` names another")
             }
+            std::io::ErrorKind::PermissionDenied => {
+                format!("cannot read {path}: {error}: its owner can let you in with chmod")
+            }
             _ => format!("cannot read {path}: {error}"),
         })
     })?;

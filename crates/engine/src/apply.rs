@@ -99,6 +99,18 @@ pub enum ApplyError {
         /// Why.
         source: ActError,
     },
+    /// A step was done again and again, and the world is as before.
+    #[error(
+        "{} {} was done {times} times and changed nothing; look at the logs of the machine: `raftsman logs`",
+        what.machine().map_or("cluster", |m| m.as_str()),
+        what.verb()
+    )]
+    NoEffect {
+        /// How often.
+        times: u32,
+        /// What.
+        what: Action,
+    },
     /// Keys or memory of the cluster.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
@@ -150,6 +162,7 @@ impl Run<'_> {
     async fn until_done(&mut self, timeout: Duration) -> Result<(), ApplyError> {
         let mut failures = 0;
         let mut told = Vec::new();
+        let (mut before, mut same) = (Vec::new(), 0);
         let mut progress = Instant::now();
         loop {
             let (observed, next) = self.look_and_plan().await?;
@@ -158,6 +171,12 @@ impl Run<'_> {
                 return self.forget_tokens();
             }
             if !next.steps.is_empty() {
+                let actions: Vec<Action> = next.steps.iter().map(|s| s.action.clone()).collect();
+                same = if actions == before { same + 1 } else { 0 };
+                if same >= TRIES {
+                    return Err(ApplyError::NoEffect { times: same, what: next.steps[0].action.clone() });
+                }
+                before = actions;
                 match self.carry_out(next.steps).await? {
                     None => {
                         failures = 0;

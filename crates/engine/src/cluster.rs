@@ -39,7 +39,9 @@ pub enum ClusterError {
     #[error(transparent)]
     Tls(#[from] raftsman_api::tls::TlsError),
     /// A file that the file refers to.
-    #[error("{path}, which the file names as a CA certificate, cannot be read: {source}")]
+    #[error(
+        "{path}, which the file names as a CA certificate, cannot be read: {source}; correct its path in the file, or put it there"
+    )]
     CaFile {
         /// Which.
         path: String,

@@ -39,10 +39,12 @@ pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failu
         return Err(Failure::other("nothing was done: answer `yes`, or give --yes"));
     }
     let (store, lock) = begin(&spec, &setting, "apply")?;
-    let checked = open(spec, setting.clone()).and_then(|fleet| {
-        preflight(&fleet, &only)?;
+    let checked: Result<_, Failure> = async {
+        let fleet = open(spec, setting.clone())?;
+        preflight(&fleet, &only).await?;
         Ok(fleet)
-    });
+    }
+    .await;
     let fleet: Arc<Fleet> = match checked {
         Ok(fleet) => fleet,
         Err(failure) => {

@@ -33,12 +33,14 @@ pub fn begin(spec: &Spec, setting: &Setting, verb: &str) -> Result<(Store, Lock)
 }
 
 /// Finds every binary, authority and secret that will be needed: what is missing is said before anything is changed.
-pub fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError> {
+pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError> {
     use std::os::unix::fs::PermissionsExt as _;
     let agent = &fleet.setting.agent;
     if !std::fs::metadata(agent).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0) {
         return Err(OpError::NoAgent(agent.clone()));
     }
+    // Somebody else's machines in our place are an error of it.
+    fleet.provider.inventory().await?;
     for cluster in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
         fleet.artifacts.locate(&cluster.source, cluster.version, fleet.setting.base())?;
         ClusterAt::open(fleet, cluster)?.check_references(jiff::Timestamp::now())?;

@@ -110,7 +110,11 @@ pub enum StoreError {
         path: PathBuf,
     },
     /// The file holds no identity.
-    #[error("{path} holds no age identity (a line that begins with AGE-SECRET-KEY-1)", path = path.display())]
+    #[error(
+        "{path} holds no age identity (a line that begins with AGE-SECRET-KEY-1); bring the right one back, or name its \
+         file: RAFTSMAN_IDENTITY=<file>",
+        path = path.display()
+    )]
     IdentityUnreadable {
         /// The file.
         path: PathBuf,
@@ -129,7 +133,8 @@ pub enum StoreError {
     },
     /// Not the identity of this state.
     #[error(
-        "the identity in {path} is not the one of this state: it opens {found}, the secrets are encrypted to {expected}",
+        "the identity in {path} is not the one of this state: it opens {found}, the secrets are encrypted to \
+         {expected}; bring the right one back, or name its file: RAFTSMAN_IDENTITY=<file>",
         path = path.display()
     )]
     WrongIdentity {
