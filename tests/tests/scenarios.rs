@@ -115,7 +115,7 @@ fn two_of_three_cannot_be_reached_at_first() {
       configure etcd main-1: not there yet; - - -
     waits: main-2: the agent does not answer: timed out
     waits: main-3: the agent does not answer: timed out
-    waits: 1 members can be started, a majority is 2
+    waits: 1 member can be started, a majority is 2
     ");
     scene.hidden.clear();
     assert_snapshot!(scene.to_the_end(), @"

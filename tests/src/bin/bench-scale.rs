@@ -27,7 +27,10 @@ fn main() -> ExitCode {
 fn measure(clusters: usize) -> f64 {
     let mut file = "fleet: big\netcd:\n".to_owned();
     for n in 0..clusters {
-        let _ = writeln!(file, "  c{n}:\n    members: 3\n    quota: 4GiB\n    certificates: {{ extra_names: [c{n}.example.org] }}");
+        let _ = writeln!(
+            file,
+            "  c{n}:\n    members: 3\n    quota: 4GiB\n    certificates: {{ extra_names: [c{n}.example.org] }}"
+        );
     }
     let lab = Lab::new(&file);
     let mut times: Vec<Duration> = (0..ROUNDS)

@@ -59,7 +59,10 @@ async fn a_hopeless_etcd_is_tried_less_and_less() {
     let failing = until(&mut client, "three restarts", |etcd| etcd.service.as_ref().unwrap().restarts >= 3).await;
     assert!(begun.elapsed() > Duration::from_millis(700), "100 + 200 + 400 ms");
     let last = failing.service.unwrap().last_exit;
-    assert!(last.starts_with("exit code 1: ") && last.contains("couldn't find local name"), "etcd's last words: {last}");
+    assert!(
+        last.starts_with("exit code 1: ") && last.contains("couldn't find local name"),
+        "etcd's last words: {last}"
+    );
     // Stopping works in the pause, too.
     client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 1 })).await.unwrap();
     assert_eq!(state(&report(&mut client).await.etcd.unwrap()), ServiceState::Stopped);

@@ -50,12 +50,6 @@ impl Paint {
         Self { on }
     }
 
-    /// No colours.
-    #[cfg(test)]
-    pub(crate) fn none() -> Self {
-        Self { on: false }
-    }
-
     /// Whether there are colours.
     pub(crate) fn on(self) -> bool {
         self.on

@@ -419,7 +419,8 @@ impl fmt::Display for Waiting {
             Self::EtcdStarting { machine, .. } => write!(f, "{machine}: etcd is starting"),
             Self::NoQuorumYet { machine, .. } => write!(f, "{machine}: no linearizable read through it yet"),
             Self::NoMajority { ready, needed } => {
-                write!(f, "{ready} members can be started, a majority is {needed}")
+                let members = if *ready == 1 { "member" } else { "members" };
+                write!(f, "{ready} {members} can be started, a majority is {needed}")
             }
             Self::WouldLoseQuorum { verb, machine, healthy, of } => {
                 write!(f, "{machine}: {verb} would cost quorum: {healthy} of {of} members are healthy")

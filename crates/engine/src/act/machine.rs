@@ -1,6 +1,6 @@
 //! Machines: make, start, take into the fleet.
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use raftsman_api::claim::JoinToken;
 use raftsman_api::tls::machine_name;
 use raftsman_api::v1::FinishClaimRequest;
@@ -14,13 +14,11 @@ use super::{ActError, Hands};
 use crate::observe::token_name;
 use crate::pki::{LeafProfile, Usages};
 
-/// A machine that nobody claimed within this time refuses for ever.
-const JOIN_WINDOW: SignedDuration = SignedDuration::from_hours(1);
 /// How long an agent's own certificate is valid.
 const AGENT_VALIDITY: std::time::Duration = std::time::Duration::from_secs(3650 * 24 * 3600);
 
 impl Hands<'_> {
-    pub(super) async fn create_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
+    pub(super) async fn create_machine(self, machine: &Name) -> Result<(), ActError> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;
         let member = self.member(machine)?;
@@ -38,7 +36,8 @@ impl Hands<'_> {
                 agent_port: AGENT_PORT,
                 fleet_ca_pem: fleet.authority.certificate_pem().to_owned(),
                 join_token: Some(self.join_token(machine)?.expose_secret().to_owned()),
-                join_deadline: now.checked_add(JOIN_WINDOW).ok(),
+                // Nobody else can reach a machine on this computer, and an interrupted apply may be taken up next week.
+                join_deadline: None,
             },
             artifacts: vec![Artifact { version: etcd.version.to_string(), path: etcd.path }],
         };
@@ -58,12 +57,12 @@ impl Hands<'_> {
         Ok(token)
     }
 
-    pub(super) async fn start_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
+    pub(super) async fn start_machine(self, machine: &Name) -> Result<(), ActError> {
         self.link(machine)?.hang_up().await;
         let provider = &self.cluster().fleet.provider;
         // A killed run may have left it half made: then it is ordered again, which completes it.
         if !provider.is_finished(machine.as_str())? {
-            return self.create_machine(machine, now).await;
+            return self.create_machine(machine).await;
         }
         Ok(provider.start(machine.as_str()).await?)
     }

@@ -81,8 +81,8 @@ impl Hands<'_> {
         let now = Timestamp::now();
         match action {
             Action::MakeAuthorities => self.make_authorities(now),
-            Action::CreateMachine { machine } => self.create_machine(machine, now).await,
-            Action::StartMachine { machine } => self.start_machine(machine, now).await,
+            Action::CreateMachine { machine } => self.create_machine(machine).await,
+            Action::StartMachine { machine } => self.start_machine(machine).await,
             Action::Enroll { machine } => self.enroll(machine, now).await,
             Action::InstallEtcd { machine, version } => self.install_etcd(machine, *version).await,
             Action::IssueCertificate { machine, purpose } => self.issue_certificate(machine, *purpose, now).await,
