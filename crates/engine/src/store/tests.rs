@@ -344,7 +344,7 @@ fn the_journal_is_filtered() {
     let (_scratch, dir) = fresh();
     let store = create(&dir).unwrap();
     for number in 0..20 {
-        store.append(&entry(number, [None, Some("a"), Some("b")][number as usize % 3])).unwrap();
+        store.append(&[entry(number, [None, Some("a"), Some("b")][number as usize % 3])]).unwrap();
     }
     let filter = Filter { cluster: Some("a".into()), last: Some(2) };
     let numbers: Vec<_> = store.journal(&filter).unwrap().iter().map(|entry| entry.generation).collect();
