@@ -758,6 +758,7 @@ fn what_is_in_the_way_of_a_new_machine() {
 }
 
 #[test]
+#[allow(clippy::print_stderr, reason = "whoever runs it must see what was left out")]
 fn a_full_disk() {
     let mut story = Story::default();
     let lab = Lab::cluster(1, "3.6.15", &[]);
