@@ -37,6 +37,17 @@ pub struct Stats {
     pub restarts: usize,
 }
 
+impl std::ops::AddAssign for Stats {
+    fn add_assign(&mut self, more: Self) {
+        self.plans += more.plans;
+        self.steps += more.steps;
+        self.faults += more.faults;
+        self.converged += more.converged;
+        self.refused += more.refused;
+        self.restarts += more.restarts;
+    }
+}
+
 /// A broken rule.
 #[derive(Debug, Clone)]
 pub struct Violation {
@@ -382,12 +393,7 @@ pub fn lives(seeds: std::ops::Range<u64>, cast: &Cast, planner: Planner) -> Resu
     let mut total = Stats::default();
     for seed in seeds {
         let stats = run(seed, cast, planner)?;
-        total.plans += stats.plans;
-        total.steps += stats.steps;
-        total.faults += stats.faults;
-        total.converged += stats.converged;
-        total.refused += stats.refused;
-        total.restarts += stats.restarts;
+        total += stats;
     }
     Ok(total)
 }

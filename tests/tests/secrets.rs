@@ -108,8 +108,11 @@ fn look_through_output(canaries: &Canaries, what: &str, output: &Output) {
 /// What the command lines and environments of this lab's processes hold, as long as it is watched.
 struct Watch {
     stop: std::sync::Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<(BTreeSet<Vec<u8>>, BTreeSet<String>)>>,
+    thread: std::thread::JoinHandle<Seen>,
 }
+
+/// Command lines and environments, and the join tokens that lived meanwhile.
+type Seen = (BTreeSet<Vec<u8>>, BTreeSet<String>);
 
 impl Watch {
     fn over(lab: &Lab) -> Self {
@@ -139,12 +142,12 @@ impl Watch {
             }
             (seen, tokens)
         });
-        Self { stop, thread: Some(thread) }
+        Self { stop, thread }
     }
 
-    fn end(mut self) -> (BTreeSet<Vec<u8>>, BTreeSet<String>) {
+    fn end(self) -> Seen {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().expect("a thread").join().expect("it ends")
+        self.thread.join().expect("it ends")
     }
 }
 

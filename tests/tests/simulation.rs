@@ -25,12 +25,7 @@ fn no_plan_of_ours_breaks_a_rule() {
             .unwrap_or_else(|v| panic!("{v}\nagain with: RAFTSMAN_SEED={} RAFTSMAN_SIM_PLANS=1", v.seed));
         next += 200;
         lived += 200;
-        total.plans += stats.plans;
-        total.steps += stats.steps;
-        total.faults += stats.faults;
-        total.converged += stats.converged;
-        total.refused += stats.refused;
-        total.restarts += stats.restarts;
+        total += stats;
     }
     println!("{lived} lives in {:?}: {total:?}", begun.elapsed());
     // A simulation in which nothing happens proves nothing.
