@@ -160,13 +160,7 @@ pub fn random_token() -> Result<SecretString, SecretError> {
 pub(crate) fn random_hex<const BYTES: usize>() -> Result<String, SecretError> {
     let mut bytes = Zeroizing::new([0; BYTES]);
     aws_lc_rs::rand::fill(bytes.as_mut_slice()).map_err(|_| SecretError::Random)?;
-    let mut text = String::with_capacity(2 * BYTES);
-    for byte in bytes.iter() {
-        for digit in [byte >> 4, byte & 15] {
-            text.push(char::from(b"0123456789abcdef"[usize::from(digit)]));
-        }
-    }
-    Ok(text)
+    Ok(raftsman_api::hex::encode(bytes.as_slice()))
 }
 
 #[cfg(test)]

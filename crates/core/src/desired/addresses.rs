@@ -32,11 +32,6 @@ impl LoopbackNetwork {
     pub fn address(self, last: u8) -> Ipv4Addr {
         Ipv4Addr::new(127, self.second, self.third, last)
     }
-
-    /// The addresses that machines may have.
-    pub fn hosts(self) -> impl Iterator<Item = Ipv4Addr> {
-        (1..=254).map(move |last| self.address(last))
-    }
 }
 
 impl fmt::Display for LoopbackNetwork {

@@ -5,13 +5,11 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
-use aws_lc_rs::digest::{SHA256, digest};
 use flate2::read::GzDecoder;
 use raftsman_core::spec::EtcdVersion;
 use tar::{Archive, EntryType};
 
 use super::ArtifactError;
-use super::probe::hex;
 
 /// No release of etcd is near this; more is not unpacked.
 const LARGEST: u64 = 1024 * 1024 * 1024;
@@ -37,7 +35,7 @@ pub(super) fn unpack(
         io::ErrorKind::NotFound => ArtifactError::NoSuchFile { path: path.to_owned() },
         _ => ArtifactError::Unreadable { path: path.to_owned(), source },
     })?;
-    let found = hex(digest(&SHA256, &bytes).as_ref());
+    let found = raftsman_api::hex::sha256(&bytes);
     if found != wanted {
         return Err(ArtifactError::HashMismatch { path: path.to_owned(), found, wanted });
     }

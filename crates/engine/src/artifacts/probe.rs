@@ -29,11 +29,7 @@ pub(super) fn sha256(path: &Path) -> Result<String, ArtifactError> {
             count => context.update(&buffer[..count]),
         }
     }
-    Ok(hex(context.finish().as_ref()))
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    Ok(raftsman_api::hex::encode(context.finish().as_ref()))
 }
 
 /// Runs `etcd --version`, in an empty environment: etcd takes every flag from variables too.

@@ -43,10 +43,7 @@ fn archive(dir: &Path, entries: &[(&str, &[u8])]) -> Archive {
     }
     let bytes = builder.into_inner().unwrap().finish().unwrap();
     fs::write(dir.join("etcd.tar.gz"), &bytes).unwrap();
-    Archive {
-        file: "etcd.tar.gz".into(),
-        sha256: probe::hex(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &bytes).as_ref()),
-    }
+    Archive { file: "etcd.tar.gz".into(), sha256: raftsman_api::hex::sha256(&bytes) }
 }
 
 fn says(version: &str) -> Vec<u8> {

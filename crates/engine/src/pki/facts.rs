@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use jiff::Timestamp;
+use raftsman_api::hex;
 use serde::{Deserialize, Serialize};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
@@ -65,7 +66,7 @@ pub(super) fn of_der(der: &[u8]) -> Result<CertificateFacts, PkiError> {
     Ok(CertificateFacts {
         subject: certificate.subject().to_string(),
         issuer: certificate.issuer().to_string(),
-        serial: hex(certificate.raw_serial()),
+        serial: hex::encode(certificate.raw_serial()),
         fingerprint: sha256_hex(der),
         not_before: timestamp(validity.not_before.timestamp())?,
         not_after: timestamp(validity.not_after.timestamp())?,
@@ -84,11 +85,7 @@ pub(super) fn raw_subject(der: &[u8]) -> Result<Vec<u8>, PkiError> {
 }
 
 pub(super) fn sha256_hex(bytes: &[u8]) -> String {
-    hex(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::sha256(bytes)
 }
 
 fn address(bytes: &[u8]) -> String {
@@ -97,7 +94,7 @@ fn address(bytes: &[u8]) -> String {
     } else if let Ok(octets) = <[u8; 16]>::try_from(bytes) {
         Ipv6Addr::from(octets).to_string()
     } else {
-        hex(bytes)
+        hex::encode(bytes)
     }
 }
 
