@@ -91,6 +91,7 @@ fn etcd_report(agent: &Agent) -> Result<v1::EtcdReport, ReportError> {
             .into_iter()
             .map(|taken| v1::PortTaken { port: u32::from(taken.port), holder: taken.holder })
             .collect(),
+        running_trust: Vec::new(),
     })
 }
 
@@ -104,7 +105,7 @@ fn data(agent: &Agent) -> v1::Data {
             member_id: ids.member,
             cluster_id: ids.cluster,
             bytes: wal::bytes(&dir),
-            problem: String::new(),
+            ..v1::Data::default()
         },
         Data::Unreadable(problem) => {
             v1::Data { state: v1::DataState::Unreadable.into(), bytes: wal::bytes(&dir), problem, ..empty }

@@ -271,6 +271,37 @@ impl AgentService for Server {
         .await
     }
 
+    async fn store_trust(
+        &self,
+        request: Request<v1::StoreTrustRequest>,
+    ) -> Result<Response<v1::StoreTrustReply>, Status> {
+        let _turn = self.admit(&request).await?;
+        Err(Status::unimplemented("store_trust"))
+    }
+
+    async fn handshake(&self, request: Request<v1::HandshakeRequest>) -> Result<Response<v1::HandshakeReply>, Status> {
+        Self::allow(&request, Role::Reader)?;
+        Err(Status::unimplemented("handshake"))
+    }
+
+    async fn measure(&self, request: Request<v1::MeasureRequest>) -> Result<Response<v1::MeasureReply>, Status> {
+        let _turn = self.admit(&request).await?;
+        Err(Status::unimplemented("measure"))
+    }
+
+    async fn clear_data(&self, request: Request<v1::ClearDataRequest>) -> Result<Response<v1::ClearDataReply>, Status> {
+        let _turn = self.admit(&request).await?;
+        Err(Status::unimplemented("clear_data"))
+    }
+
+    async fn restore_data(
+        &self,
+        request: Request<Streaming<v1::RestoreDataRequest>>,
+    ) -> Result<Response<v1::RestoreDataReply>, Status> {
+        let _turn = self.admit(&request).await?;
+        Err(Status::unimplemented("restore_data"))
+    }
+
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<v1::LogsReply>, Status> {
         Self::allow(&request, Role::Reader)?;
         let request = request.into_inner();

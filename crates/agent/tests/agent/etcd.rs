@@ -112,6 +112,7 @@ async fn ids_are_those_that_etcd_reports() {
             version: version.clone(),
             expected_data: v1::DataState::Present.into(),
             expected_cluster_id,
+            ..v1::StartEtcdRequest::default()
         };
         let refused = client.start_etcd(stamp(start(data.cluster_id ^ 1))).await.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition);

@@ -266,7 +266,7 @@ pub(crate) fn stamp<T>(message: T) -> Request<T> {
 }
 
 pub(crate) fn install_head(version: &str, sha256: &str) -> v1::InstallEtcdRequest {
-    let head = v1::InstallEtcdHead { version: version.to_owned(), sha256: sha256.to_owned() };
+    let head = v1::InstallEtcdHead { version: version.to_owned(), sha256: sha256.to_owned(), program: String::new() };
     v1::InstallEtcdRequest { part: Some(v1::install_etcd_request::Part::Head(head)) }
 }
 
@@ -283,7 +283,7 @@ pub(crate) async fn start_empty(client: &mut Client, version: &str) -> Result<u3
     let request = v1::StartEtcdRequest {
         version: version.to_owned(),
         expected_data: v1::DataState::Empty.into(),
-        expected_cluster_id: 0,
+        ..v1::StartEtcdRequest::default()
     };
     client.start_etcd(stamp(request)).await.map(|reply| reply.into_inner().pid)
 }

@@ -29,7 +29,7 @@ impl Hands<'_> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;
         let artifact = fleet.artifacts.locate(&cluster.desired.source, version, fleet.setting.base())?;
-        let head = InstallEtcdHead { version: version.to_string(), sha256: artifact.sha256 };
+        let head = InstallEtcdHead { version: version.to_string(), sha256: artifact.sha256, program: String::new() };
         let head = InstallEtcdRequest { part: Some(Part::Head(head)) };
         let mut client = self.link(machine)?.client().await?;
         // Most machines carry the binary already: only where one does not are 25 MB sent.
@@ -64,8 +64,12 @@ impl Hands<'_> {
             StartData::Empty => (DataState::Empty, 0),
             StartData::Of(ClusterId(id)) => (DataState::Present, id),
         };
-        let request =
-            StartEtcdRequest { version: version.to_string(), expected_data: expected_data.into(), expected_cluster_id };
+        let request = StartEtcdRequest {
+            version: version.to_string(),
+            expected_data: expected_data.into(),
+            expected_cluster_id,
+            ..StartEtcdRequest::default()
+        };
         self.link(machine)?.client().await?.start_etcd(self.stamped(request)).await?;
         Ok(())
     }
