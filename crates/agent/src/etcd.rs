@@ -9,6 +9,7 @@ use aws_lc_rs::digest::{self, SHA256};
 use raftsman_api::hex;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+use crate::birth;
 use crate::files::{self, FileError};
 use crate::root::Root;
 
@@ -42,6 +43,17 @@ pub enum EtcdError {
         /// What came.
         found: String,
     },
+    /// A first start without a word about the cluster.
+    #[error(
+        "etcd has no data, and nothing says which cluster it is born into: send the lines of its birth, or configure \
+         `initial-cluster-state`"
+    )]
+    NoBirth,
+    /// Two words about the cluster.
+    #[error(
+        "the configuration says itself how etcd is born (`initial-cluster-state`): configure it without, or send no birth"
+    )]
+    TwoBirths,
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -220,7 +232,8 @@ pub fn choose(root: &Root, version: &str) -> Result<(), EtcdError> {
     Ok(files::point(&root.current(), &Path::new("versions").join(version))?)
 }
 
-/// Writes etcd's configuration. Its digest stands in the file's first line, so that the two cannot part.
+/// Writes etcd's configuration. Its digest stands in the file's first line, so that the two cannot part. What the last
+/// start added stays: a birth that was tried is not yet over.
 pub fn configure(root: &Root, config: &str, expected: &str) -> Result<(), EtcdError> {
     let found = hex::sha256(config.as_bytes());
     if found != expected.to_ascii_lowercase() {
@@ -228,10 +241,11 @@ pub fn configure(root: &Root, config: &str, expected: &str) -> Result<(), EtcdEr
     }
     let rooted = config.replace("{root}", &root.path().display().to_string());
     let text = format!("{DIGEST_COMMENT}{found}\n{rooted}");
-    Ok(files::write(&root.config(), text.as_bytes(), 0o600)?)
+    let old = files::read(&root.config())?.unwrap_or_default();
+    write_config(root, &birth::reconfigured(&text, &old))
 }
 
-/// etcd's configuration as written, with the digest of the text as sent.
+/// etcd's configuration file as it is, with the digest of the text as sent.
 pub fn configuration(root: &Root) -> Result<Option<(String, String)>, EtcdError> {
     let Some(text) = files::read(&root.config())? else { return Ok(None) };
     let digest = text
@@ -239,8 +253,13 @@ pub fn configuration(root: &Root) -> Result<Option<(String, String)>, EtcdError>
         .next()
         .and_then(|line| line.strip_prefix(DIGEST_COMMENT))
         // Somebody else's file: a digest that no plan expects.
-        .map_or_else(|| hex::sha256(text.as_bytes()), ToOwned::to_owned);
+        .map_or_else(|| hex::sha256(birth::split(&text).0.as_bytes()), ToOwned::to_owned);
     Ok(Some((digest, text)))
+}
+
+/// Replaces etcd's configuration file.
+pub fn write_config(root: &Root, text: &str) -> Result<(), EtcdError> {
+    Ok(files::write(&root.config(), text.as_bytes(), 0o600)?)
 }
 
 fn checked_version(version: &str) -> Result<&str, EtcdError> {

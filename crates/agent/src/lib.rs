@@ -25,6 +25,7 @@ use crate::files::FileError;
 use crate::root::Root;
 use crate::service::{Service, ServiceError};
 
+pub mod birth;
 pub mod boot;
 pub mod certs;
 pub mod claim;

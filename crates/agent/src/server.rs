@@ -241,9 +241,15 @@ impl AgentService for Server {
     async fn start_etcd(&self, request: Request<v1::StartEtcdRequest>) -> Result<Response<v1::StartEtcdReply>, Status> {
         let turn = self.admit(&request).await?;
         let request = request.into_inner();
+        let alone = request.force_new_cluster;
         let expected = match (request.expected_data(), request.expected_cluster_id) {
-            (v1::DataState::Empty, _) => Expected::Empty,
-            (v1::DataState::Present, cluster) if cluster != 0 => Expected::Cluster(cluster),
+            (v1::DataState::Empty, _) if alone => {
+                return Err(Status::invalid_argument(
+                    "force_new_cluster goes with data that is there: there is nothing to go on with",
+                ));
+            }
+            (v1::DataState::Empty, _) => Expected::Empty { birth: request.birth },
+            (v1::DataState::Present, id) if id != 0 => Expected::Cluster { id, alone },
             (v1::DataState::Present, _) => {
                 return Err(Status::invalid_argument("say which cluster the data must belong to: expected_cluster_id"));
             }

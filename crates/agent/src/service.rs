@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use crate::birth::{self, Start};
 use crate::certs::Store;
 use crate::etcd::{self, EtcdError};
 use crate::files::{self, FileError};
@@ -66,6 +67,9 @@ pub enum ServiceError {
         /// Free bytes.
         free: u64,
     },
+    /// It runs with the other members.
+    #[error("etcd is running: stop it before it is started alone")]
+    NotAlone,
     /// Another version runs.
     #[error("etcd {running} is running: stop it before starting {wanted}")]
     OtherVersion {
@@ -106,13 +110,22 @@ pub enum ServiceError {
     Closed,
 }
 
-/// What the data directory must hold before a start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What the data directory must hold before a start, and how etcd starts on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// Nothing.
-    Empty,
-    /// A member's data of this cluster.
-    Cluster(u64),
+    Empty {
+        /// The lines of etcd's configuration that say which cluster it is born into; none when the configuration or an
+        /// earlier try says so.
+        birth: String,
+    },
+    /// A member's data.
+    Cluster {
+        /// Of this cluster.
+        id: u64,
+        /// Forget all other members and go on alone, for this one start.
+        alone: bool,
+    },
 }
 
 /// What etcd was last asked to do, and with what it was started. Kept in `service.json`.
@@ -125,6 +138,8 @@ pub struct Record {
     pub version: String,
     /// The digest of the configuration of the last start.
     pub config_digest: String,
+    /// Whether the last start was told to forget all other members.
+    pub alone: bool,
     /// Whether etcd was ever started here.
     pub ever_started: bool,
     /// When it was started or stopped last.
@@ -230,6 +245,14 @@ enum Event {
     LookForIds,
 }
 
+/// All that a start needs to know.
+struct Ready {
+    digest: String,
+    /// The whole file.
+    config: String,
+    ids: Option<Ids>,
+}
+
 struct Keeper {
     root: Root,
     address: IpAddr,
@@ -257,7 +280,7 @@ impl Keeper {
             match event {
                 Event::Ask(None) => return,
                 Event::Ask(Some(Ask::Start { version, expected, reply })) => {
-                    let started = self.start(&version, expected);
+                    let started = self.start(&version, &expected);
                     self.show();
                     let _ = reply.send(started);
                 }
@@ -297,7 +320,8 @@ impl Keeper {
         }
     }
 
-    fn start(&mut self, version: &str, expected: Expected) -> Result<u32, ServiceError> {
+    fn start(&mut self, version: &str, expected: &Expected) -> Result<u32, ServiceError> {
+        let alone = matches!(expected, Expected::Cluster { alone: true, .. });
         if !matches!(self.phase, Phase::Running(_)) {
             self.adopt();
         }
@@ -306,6 +330,9 @@ impl Keeper {
                 let (running, wanted) = (self.record.version.clone(), version.to_owned());
                 return Err(ServiceError::OtherVersion { running, wanted });
             }
+            if alone && !self.record.alone {
+                return Err(ServiceError::NotAlone);
+            }
             let pid = running.handle.pid();
             if !self.record.running {
                 self.record.running = true;
@@ -313,13 +340,15 @@ impl Keeper {
             }
             return Ok(pid);
         }
-        let (digest, ids) = self.check(version, expected)?;
+        let Ready { digest, config, ids } = self.check(version, expected)?;
         files::make_dir(&self.root.data(), 0o700)?;
         etcd::choose(&self.root, version)?;
+        etcd::write_config(&self.root, &config)?;
         let before = self.record.clone();
         self.record.version = version.to_owned();
         self.record.restarts = 0;
         self.record.ids = ids;
+        self.record.alone = alone;
         self.record.running = true;
         self.delay = FIRST_DELAY;
         let started = self.spawn(digest);
@@ -332,7 +361,7 @@ impl Keeper {
     }
 
     /// All that can be known to go wrong, before anything is changed.
-    fn check(&self, version: &str, expected: Expected) -> Result<(String, Option<Ids>), ServiceError> {
+    fn check(&self, version: &str, expected: &Expected) -> Result<Ready, ServiceError> {
         if !etcd::has(&self.root, version) {
             return Err(ServiceError::NotInstalled(version.to_owned()));
         }
@@ -340,24 +369,20 @@ impl Keeper {
         for (purpose, dir) in [("peer", self.root.peer_tls()), ("server", self.root.server_tls())] {
             Store::new(dir).current_dir().ok_or(ServiceError::NoCertificate(purpose))?;
         }
-        let ids = match (wal::look(&self.root.data()), expected) {
-            (Data::Empty, Expected::Empty) => None,
-            (Data::Present(ids), Expected::Cluster(cluster)) if ids.cluster == cluster => Some(ids),
+        let (start, ids) = match (wal::look(&self.root.data()), expected) {
+            (Data::Empty, Expected::Empty { birth }) => (Start::Birth(birth), None),
+            (Data::Present(ids), Expected::Cluster { id, alone }) if ids.cluster == *id => {
+                (Start::Data { alone: *alone }, Some(ids))
+            }
             (found, expected) => {
                 let expected = match expected {
-                    Expected::Empty => "no data".to_owned(),
-                    Expected::Cluster(cluster) => format!("data of the cluster {cluster:x}"),
-                };
-                let found = match found {
-                    Data::Empty => "there is none".to_owned(),
-                    Data::Present(ids) => {
-                        format!("found data of the cluster {:x}, member {:x}", ids.cluster, ids.member)
-                    }
-                    Data::Unreadable(problem) => problem,
+                    Expected::Empty { .. } => "no data".to_owned(),
+                    Expected::Cluster { id, .. } => format!("data of the cluster {id:x}"),
                 };
                 return Err(ServiceError::OtherData(format!("expected {expected}, but {found}")));
             }
         };
+        let config = birth::prepared(&config, start)?;
         let free = free_bytes(&self.root)?;
         if free < LEAST_FREE {
             return Err(ServiceError::DiskFull { free });
@@ -365,7 +390,7 @@ impl Keeper {
         if let Some(taken) = ports::taken(&ports::wanted(&config, self.address)).into_iter().next() {
             return Err(ServiceError::PortTaken { port: taken.port, holder: taken.holder });
         }
-        Ok((digest, ids))
+        Ok(Ready { digest, config, ids })
     }
 
     /// The intent is on disk before the process is there: whoever finds the process knows what it is.
@@ -443,12 +468,13 @@ impl Keeper {
         if matches!(self.phase, Phase::Running(_)) {
             return;
         }
+        let data = wal::look(&self.root.data());
         if let Some(known) = self.record.ids {
-            let problem = match wal::look(&self.root.data()) {
-                Data::Present(ids) if ids == known => None,
+            let problem = match &data {
+                Data::Present(ids) if *ids == known => None,
                 Data::Present(_) => Some("its data directory belongs to another member now".to_owned()),
                 Data::Empty => Some("its data is gone".to_owned()),
-                Data::Unreadable(problem) => Some(problem),
+                Data::Unreadable(problem) => Some(problem.clone()),
             };
             if let Some(problem) = problem {
                 // A member that forgot what it promised could vote twice. The plan has to replace it.
@@ -463,7 +489,17 @@ impl Keeper {
         let started = etcd::configuration(&self.root)
             .map_err(ServiceError::from)
             .and_then(|config| config.ok_or(ServiceError::NotConfigured))
-            .and_then(|(digest, _)| self.spawn(digest));
+            .and_then(|(digest, config)| {
+                // Once there is data the birth is over, and whoever forgot the other members did so at the first start.
+                if matches!(data, Data::Present(_)) {
+                    let wanted = birth::prepared(&config, Start::Data { alone: false })?;
+                    if wanted != config {
+                        etcd::write_config(&self.root, &wanted)?;
+                    }
+                    self.record.alone = false;
+                }
+                self.spawn(digest)
+            });
         if let Err(error) = started {
             self.record.last_exit = told(&error);
             tracing::error!(error = self.record.last_exit, "etcd could not be started again");

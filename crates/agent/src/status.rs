@@ -70,6 +70,7 @@ impl Coded for EtcdError {
             Self::Version(_) | Self::Digest(_) | Self::OtherBytes { .. } | Self::OtherConfig { .. } => {
                 Code::InvalidArgument
             }
+            Self::NoBirth | Self::TwoBirths => Code::FailedPrecondition,
             Self::File(error) => error.code(),
         }
     }
@@ -84,6 +85,7 @@ impl Coded for ServiceError {
             | Self::PortTaken { .. }
             | Self::OtherData(_)
             | Self::DiskFull { .. }
+            | Self::NotAlone
             | Self::OtherVersion { .. } => Code::FailedPrecondition,
             Self::Etcd(error) => error.code(),
             Self::File(error) => error.code(),

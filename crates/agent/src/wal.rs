@@ -3,6 +3,7 @@
 //! Every segment begins with a checksum record and a metadata record; the latter names the member and the cluster. This
 //! is what etcd itself goes by when it starts, so it is known also while etcd does not run.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -27,6 +28,16 @@ pub enum Data {
     Present(Ids),
     /// Something that cannot be read as such.
     Unreadable(String),
+}
+
+impl fmt::Display for Data {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("there is none"),
+            Self::Present(ids) => write!(f, "found data of the cluster {:x}, member {:x}", ids.cluster, ids.member),
+            Self::Unreadable(problem) => f.write_str(problem),
+        }
+    }
 }
 
 const METADATA: u64 = 1;

@@ -210,7 +210,18 @@ impl Machine {
         chain_pem
     }
 
+    /// A configuration that says itself which cluster etcd is born into.
     pub(crate) fn config(&self) -> String {
+        format!("{}{}", self.birth(), self.plain_config())
+    }
+
+    /// The lines of a cluster of one.
+    pub(crate) fn birth(&self) -> String {
+        format!("initial-cluster: etcd-1=https://{}:2380\ninitial-cluster-state: new\n", self.address.ip())
+    }
+
+    /// A configuration that leaves the birth to the start.
+    pub(crate) fn plain_config(&self) -> String {
         let ip = self.address.ip();
         let security = |purpose: &str| {
             format!(
@@ -223,11 +234,41 @@ impl Machine {
             "name: etcd-1\ndata-dir: {{root}}/etcd/data\nlogger: zap\n\
              listen-client-urls: https://{ip}:2379\nadvertise-client-urls: https://{ip}:2379\n\
              listen-peer-urls: https://{ip}:2380\ninitial-advertise-peer-urls: https://{ip}:2380\n\
-             initial-cluster: etcd-1=https://{ip}:2380\ninitial-cluster-state: new\n\
              client-transport-security:\n{}peer-transport-security:\n{}",
             security("server"),
             security("peer")
         )
+    }
+}
+
+impl Machine {
+    /// Asks the machine's etcd, with the machine's own certificate; what etcdctl says, or its complaint.
+    pub(crate) fn etcdctl(&self, arguments: &[&str]) -> Result<String, String> {
+        let program = std::env::var_os("RAFTSMAN_ETCDCTL").expect("RAFTSMAN_ETCDCTL is not set: run `just lab` first");
+        let tls = self.root().server_tls().join("current");
+        let output = Command::new(program)
+            .env_clear()
+            .arg(format!("--endpoints=https://{}:2379", self.address.ip()))
+            .arg("--cacert")
+            .arg(tls.join("ca.crt"))
+            .arg("--cert")
+            .arg(tls.join("tls.crt"))
+            .arg("--key")
+            .arg(tls.join("tls.key"))
+            .args(arguments)
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
+    /// Waits until etcd obeys.
+    pub(crate) async fn serves(&self) {
+        let begun = Instant::now();
+        while let Err(complaint) = self.etcdctl(&["put", "key", "value"]) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "etcd does not serve: {complaint}");
+            sleep(Duration::from_millis(100)).await;
+        }
     }
 }
 
@@ -279,13 +320,35 @@ pub(crate) async fn configure(client: &mut Client, config: &str) -> Result<(), S
     client.configure_etcd(stamp(v1::ConfigureEtcdRequest { config: config.to_owned(), digest })).await.map(drop)
 }
 
+/// Of a cluster whose birth the configuration tells.
 pub(crate) async fn start_empty(client: &mut Client, version: &str) -> Result<u32, Status> {
+    bear(client, version, "").await
+}
+
+pub(crate) async fn bear(client: &mut Client, version: &str, birth: &str) -> Result<u32, Status> {
     let request = v1::StartEtcdRequest {
         version: version.to_owned(),
         expected_data: v1::DataState::Empty.into(),
+        birth: birth.to_owned(),
         ..v1::StartEtcdRequest::default()
     };
     client.start_etcd(stamp(request)).await.map(|reply| reply.into_inner().pid)
+}
+
+/// On the data that is there.
+pub(crate) async fn start_on(client: &mut Client, cluster: u64, alone: bool) -> Result<u32, Status> {
+    let request = v1::StartEtcdRequest {
+        version: VERSION.to_owned(),
+        expected_data: v1::DataState::Present.into(),
+        expected_cluster_id: cluster,
+        force_new_cluster: alone,
+        ..v1::StartEtcdRequest::default()
+    };
+    client.start_etcd(stamp(request)).await.map(|reply| reply.into_inner().pid)
+}
+
+pub(crate) async fn stop(client: &mut Client) {
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 10 })).await.unwrap();
 }
 
 pub(crate) async fn report(client: &mut Client) -> v1::ReportReply {
@@ -303,6 +366,15 @@ pub(crate) async fn until(client: &mut Client, what: &str, wanted: impl Fn(&v1::
         assert!(begun.elapsed() < Duration::from_secs(30), "waited in vain for: {what}; last seen: {etcd:?}");
         sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Waits until etcd runs and has data.
+pub(crate) async fn running(client: &mut Client) -> v1::EtcdReport {
+    until(client, "etcd with data", |etcd| {
+        etcd.service.as_ref().unwrap().state() == v1::ServiceState::Running
+            && etcd.data.as_ref().unwrap().member_id != 0
+    })
+    .await
 }
 
 pub(crate) fn etcd_dir() -> PathBuf {

@@ -7,17 +7,10 @@ use raftsman_api::roles::Role;
 use raftsman_api::v1::{self, ServiceState};
 use tokio::time::sleep;
 
-use crate::harness::{Client, Fleet, Machine, VERSION, configure, kill, report, stamp, start_empty, until};
+use crate::harness::{Fleet, Machine, VERSION, configure, kill, report, running, stamp, start_empty, until};
 
 fn state(etcd: &v1::EtcdReport) -> ServiceState {
     etcd.service.as_ref().unwrap().state()
-}
-
-async fn running(client: &mut Client) -> v1::EtcdReport {
-    until(client, "etcd with data", |etcd| {
-        state(etcd) == ServiceState::Running && etcd.data.as_ref().unwrap().member_id != 0
-    })
-    .await
 }
 
 #[tokio::test]

@@ -1,0 +1,122 @@
+//! a configuration, how etcd is about to start → the lines at the file's end that only this start needs.
+//!
+//! etcd goes by `initial-cluster` and its kin only while it has no data, so they are no part of what is configured, nor
+//! of its digest: they stand in a section of their own, which every start writes anew.
+
+use crate::etcd::EtcdError;
+
+const BIRTH: &str = "# raftsman: birth\n";
+const DATA: &str = "# raftsman: data\n";
+const STATE: &str = "initial-cluster-state:";
+
+/// How etcd is about to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start<'a> {
+    /// Without data. The lines say of which cluster it becomes a member; none means those of an earlier try.
+    Birth(&'a str),
+    /// On a member's data.
+    Data {
+        /// Forget all other members and go on alone.
+        alone: bool,
+    },
+}
+
+/// A file's configured text, and the section after it.
+pub fn split(file: &str) -> (&str, &str) {
+    let at = [BIRTH, DATA]
+        .iter()
+        .filter_map(|mark| file.match_indices(mark).map(|(at, _)| at).find(|at| file[..*at].ends_with('\n')))
+        .min()
+        .unwrap_or(file.len());
+    file.split_at(at)
+}
+
+/// The file with another configuration before the same section.
+pub fn reconfigured(configured: &str, old_file: &str) -> String {
+    let (_, section) = split(old_file);
+    // What the configuration says itself must not be said twice.
+    if has_state(configured) { configured.to_owned() } else { joined(configured, section) }
+}
+
+/// The file as this start needs it.
+pub fn prepared(file: &str, start: Start<'_>) -> Result<String, EtcdError> {
+    let (configured, section) = split(file);
+    let own = has_state(configured);
+    let section = match start {
+        Start::Birth("") if own => String::new(),
+        Start::Birth("") if section.starts_with(BIRTH) => section.to_owned(),
+        // etcd's own choice would be to found a cluster of one.
+        Start::Birth("") => return Err(EtcdError::NoBirth),
+        Start::Birth(_) if own => return Err(EtcdError::TwoBirths),
+        Start::Birth(lines) => format!("{BIRTH}{}\n", lines.trim_end()),
+        // So that a directory that is lost under a running agent can never found a cluster.
+        Start::Data { alone } => {
+            let mut lines = String::new();
+            if !own {
+                lines.push_str("initial-cluster-state: existing\n");
+            }
+            if alone {
+                lines.push_str("force-new-cluster: true\n");
+            }
+            if lines.is_empty() { lines } else { format!("{DATA}{lines}") }
+        }
+    };
+    Ok(joined(configured, &section))
+}
+
+fn joined(configured: &str, section: &str) -> String {
+    let newline = if section.is_empty() || configured.ends_with('\n') { "" } else { "\n" };
+    format!("{configured}{newline}{section}")
+}
+
+fn has_state(configured: &str) -> bool {
+    configured.lines().any(|line| line.starts_with(STATE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: &str = "# raftsman: config 00\nname: a\n";
+    const OLD: &str = "# raftsman: config 00\nname: a\ninitial-cluster-state: new\n";
+    const LINES: &str = "initial-cluster: a=b\ninitial-cluster-state: new";
+
+    fn prepare(file: &str, start: Start<'_>) -> String {
+        prepared(file, start).expect("prepared")
+    }
+
+    #[test]
+    fn every_start_writes_its_own_section() {
+        let born = prepare(CONFIG, Start::Birth(LINES));
+        assert_eq!(born, format!("{CONFIG}# raftsman: birth\n{LINES}\n"));
+        assert_eq!(split(&born).0, CONFIG);
+        assert_eq!(prepare(&born, Start::Birth("")), born, "an earlier try");
+        let grown = prepare(&born, Start::Data { alone: false });
+        assert_eq!(grown, format!("{CONFIG}# raftsman: data\ninitial-cluster-state: existing\n"));
+        let alone = prepare(&grown, Start::Data { alone: true });
+        assert_eq!(alone, format!("{grown}force-new-cluster: true\n"));
+        assert_eq!(prepare(&alone, Start::Data { alone: false }), grown);
+        assert_eq!(prepare(&alone, Start::Birth(LINES)), born);
+        assert!(matches!(prepared(&grown, Start::Birth("")), Err(EtcdError::NoBirth)));
+        assert!(matches!(prepared(CONFIG, Start::Birth("")), Err(EtcdError::NoBirth)));
+    }
+
+    #[test]
+    fn a_configuration_that_tells_its_own_birth_is_left_alone() {
+        assert_eq!(prepare(OLD, Start::Birth("")), OLD);
+        assert_eq!(prepare(OLD, Start::Data { alone: false }), OLD);
+        assert!(matches!(prepared(OLD, Start::Birth(LINES)), Err(EtcdError::TwoBirths)));
+        let alone = prepare(OLD, Start::Data { alone: true });
+        assert_eq!(alone, format!("{OLD}# raftsman: data\nforce-new-cluster: true\n"));
+        assert_eq!(prepare(&alone, Start::Data { alone: false }), OLD);
+    }
+
+    #[test]
+    fn another_configuration_keeps_the_section() {
+        let born = prepare(CONFIG, Start::Birth(LINES));
+        assert_eq!(reconfigured("name: b\n", &born), format!("name: b\n# raftsman: birth\n{LINES}\n"));
+        assert_eq!(reconfigured("name: b", &born), format!("name: b\n# raftsman: birth\n{LINES}\n"));
+        assert_eq!(reconfigured(OLD, &born), OLD);
+        assert_eq!(reconfigured(CONFIG, ""), CONFIG);
+    }
+}

@@ -1,0 +1,132 @@
+//! a start with or without data → the lines of a birth are there while they are needed, and never again.
+
+use std::fs;
+use std::time::Duration;
+
+use raftsman_api::hex;
+use raftsman_api::v1::{self, ServiceState};
+use tokio::time::sleep;
+use tonic::Code;
+
+use crate::harness::{
+    Client, Fleet, Machine, VERSION, bear, configure, kill, report, running, stamp, start_empty, start_on, stop, until,
+};
+
+const EXISTING: &str = "# raftsman: data\ninitial-cluster-state: existing\n";
+
+fn config(machine: &Machine) -> String {
+    fs::read_to_string(machine.root().config()).unwrap()
+}
+
+async fn ready(fleet: &Fleet, address: [u8; 4]) -> (Machine, Client) {
+    let (machine, mut client) = Machine::claimed(fleet, address).await;
+    machine.ready_etcd(fleet, &mut client, VERSION).await;
+    configure(&mut client, &machine.plain_config()).await.unwrap();
+    (machine, client)
+}
+
+async fn another(client: &mut Client, first: u32) {
+    until(client, "a new process", |etcd| {
+        let service = etcd.service.as_ref().unwrap();
+        service.state() == ServiceState::Running && service.pid != first
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_birth_is_told_once() {
+    let fleet = Fleet::new("f6");
+    let (machine, mut client) = ready(&fleet, [127, 77, 6, 1]).await;
+    let refused = start_empty(&mut client, VERSION).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("nothing says which cluster"), "{refused:?}");
+    assert!(!report(&mut client).await.etcd.unwrap().had_data);
+
+    bear(&mut client, VERSION, &machine.birth()).await.unwrap();
+    let born = running(&mut client).await;
+    let digest = hex::sha256(machine.plain_config().as_bytes());
+    assert_eq!((&born.config_digest, &born.running_config_digest), (&digest, &digest), "the birth is no part of it");
+    assert!(config(&machine).ends_with(&format!("# raftsman: birth\n{}", machine.birth())));
+    machine.serves().await;
+
+    stop(&mut client).await;
+    let data = born.data.unwrap();
+    start_on(&mut client, data.cluster_id, false).await.unwrap();
+    machine.serves().await;
+    assert!(config(&machine).ends_with(EXISTING), "{}", config(&machine));
+    assert!(!config(&machine).contains("initial-cluster:"));
+    assert_eq!(report(&mut client).await.etcd.unwrap().running_config_digest, digest);
+
+    // The directory is lost while nobody looks. Whatever is tried, no cluster is founded here.
+    stop(&mut client).await;
+    fs::rename(machine.root().data(), machine.root().etcd().join("lost")).unwrap();
+    let refused = start_empty(&mut client, VERSION).await.unwrap_err();
+    assert!(refused.message().contains("nothing says which cluster"), "{refused:?}");
+    let refused = start_on(&mut client, data.cluster_id, false).await.unwrap_err();
+    assert!(refused.message().contains("there is none"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_birth_is_tried_again_until_there_is_data() {
+    let fleet = Fleet::new("f6");
+    let (machine, mut client) = ready(&fleet, [127, 77, 6, 2]).await;
+    // The first configuration is hopeless: etcd ends before it has data.
+    configure(&mut client, &machine.plain_config().replace("name: etcd-1", "name: nobody")).await.unwrap();
+    bear(&mut client, VERSION, &machine.birth()).await.unwrap();
+    until(&mut client, "a restart", |etcd| etcd.service.as_ref().unwrap().restarts >= 1).await;
+    assert!(config(&machine).ends_with(&format!("# raftsman: birth\n{}", machine.birth())));
+    configure(&mut client, &machine.plain_config()).await.unwrap();
+    assert!(config(&machine).ends_with(&format!("# raftsman: birth\n{}", machine.birth())), "the birth is not over");
+    // The next supervised start finds the good configuration, and the birth.
+    running(&mut client).await;
+    machine.serves().await;
+    let first = machine.etcd_pid().unwrap();
+    kill(first);
+    another(&mut client, first).await;
+    machine.serves().await;
+    assert!(config(&machine).ends_with(EXISTING), "there is data now");
+    // A configuration that comes now goes before the section, too.
+    configure(&mut client, &machine.plain_config()).await.unwrap();
+    assert!(config(&machine).ends_with(EXISTING));
+}
+
+#[tokio::test]
+async fn a_member_goes_on_alone_once() {
+    let fleet = Fleet::new("f6");
+    let (machine, mut client) = ready(&fleet, [127, 77, 6, 3]).await;
+    // One of two; the other one never comes, so that nobody can be elected.
+    let birth = machine.birth().replace(":2380\n", ":2380,etcd-2=https://127.77.6.4:2380\n");
+    bear(&mut client, VERSION, &birth).await.unwrap();
+    let cluster = running(&mut client).await.data.unwrap().cluster_id;
+    sleep(Duration::from_secs(2)).await;
+    assert!(machine.etcdctl(&["--command-timeout=1s", "put", "key", "value"]).is_err(), "no quorum");
+    let refused = start_on(&mut client, cluster, true).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("stop it before it is started alone"), "{refused:?}");
+    stop(&mut client).await;
+
+    let first = start_on(&mut client, cluster, true).await.unwrap();
+    assert!(config(&machine).ends_with("force-new-cluster: true\n"));
+    machine.serves().await;
+    assert_eq!(machine.etcdctl(&["member", "list"]).unwrap().lines().count(), 1);
+    assert_eq!(start_on(&mut client, cluster, true).await.unwrap(), first, "again, after a lost reply");
+
+    // The agent's own restart does not repeat it.
+    kill(first);
+    another(&mut client, first).await;
+    assert!(config(&machine).ends_with(EXISTING), "{}", config(&machine));
+    machine.serves().await;
+    stop(&mut client).await;
+    start_on(&mut client, cluster, true).await.unwrap();
+    stop(&mut client).await;
+    start_on(&mut client, cluster, false).await.unwrap();
+    assert!(config(&machine).ends_with(EXISTING), "the next start is a common one");
+
+    let both = v1::StartEtcdRequest {
+        version: VERSION.to_owned(),
+        expected_data: v1::DataState::Empty.into(),
+        force_new_cluster: true,
+        ..v1::StartEtcdRequest::default()
+    };
+    assert_eq!(client.start_etcd(stamp(both)).await.unwrap_err().code(), Code::InvalidArgument);
+}
