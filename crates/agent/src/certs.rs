@@ -47,6 +47,9 @@ pub enum CertsError {
     /// No key waits for a certificate.
     #[error("no key waits for this certificate: request one first")]
     NothingPending,
+    /// Nothing to go with the trust.
+    #[error("there is no certificate yet that this trust could go with: request and store one first")]
+    NothingStored,
     /// etcd needs to know whom to trust.
     #[error("the trust bundle is missing: send the CA certificates that the other side is checked against")]
     NoTrust,
@@ -99,12 +102,7 @@ impl Store {
     pub fn store(&self, chain_pem: &str, trust_pem: Option<&str>) -> Result<(), CertsError> {
         let chain = tls::certificates(chain_pem, "certificate chain").map_err(CertsError::Sent)?;
         if let Some(trust) = trust_pem {
-            if trust.trim().is_empty() {
-                return Err(CertsError::NoTrust);
-            }
-            for certificate in tls::certificates(trust, "trust bundle").map_err(CertsError::Sent)? {
-                X509Certificate::from_der(&certificate).map_err(|_| CertsError::Malformed)?;
-            }
+            check_trust(trust)?;
         }
         let (_, leaf) = X509Certificate::from_der(&chain[0]).map_err(|_| CertsError::Malformed)?;
         let (_, waiting) = self.generations()?;
@@ -121,26 +119,69 @@ impl Store {
         if let Some(trust) = trust_pem {
             files::write(&dir.join("ca.crt"), trust.as_bytes(), 0o644)?;
         }
+        self.swap_in(&dir, number)
+    }
+
+    /// Swaps in other CA certificates to check the other side against; key and certificate stay. Storing what is stored
+    /// already does nothing.
+    pub fn store_trust(&self, trust_pem: &str) -> Result<(), CertsError> {
+        check_trust(trust_pem)?;
+        let old = self.resolved()?.ok_or(CertsError::NothingStored)?;
+        if files::read(&old.join("ca.crt"))?.as_deref() == Some(trust_pem) {
+            return Ok(());
+        }
+        let (newest, _) = self.generations()?;
+        let number = newest + 1;
+        // Not `.new`: no certificate is waited for, and a key that does wait stays as it is.
+        let dir = files::beside(&self.complete(number));
+        files::make_dir(&dir, 0o700)?;
+        let copied = [("tls.key", 0o600), ("tls.crt", 0o644)].into_iter().try_for_each(|(name, mode)| {
+            let text = files::read(&old.join(name))?.unwrap_or_default();
+            files::write(&dir.join(name), text.as_bytes(), mode)
+        });
+        let filled = copied.and_then(|()| files::write(&dir.join("ca.crt"), trust_pem.as_bytes(), 0o644));
+        let swapped = filled.map_err(CertsError::from).and_then(|()| self.swap_in(&dir, number));
+        if swapped.is_err() {
+            // Gone already when it has its final name.
+            let _ = fs::remove_dir_all(&dir);
+        }
+        swapped
+    }
+
+    fn swap_in(&self, dir: &Path, number: u64) -> Result<(), CertsError> {
         let complete = self.complete(number);
-        fs::rename(&dir, &complete).map_err(FileError::of("complete", &complete))?;
+        fs::rename(dir, &complete).map_err(FileError::of("complete", &complete))?;
         files::point(&self.dir.join("current"), Path::new(&format!("gen-{number}")))?;
         self.prune(number)
     }
 
-    /// The key and certificate in use, for the agent's own server.
+    /// The directory of the generation in use: what is read through it belongs together.
+    fn resolved(&self) -> Result<Option<PathBuf>, CertsError> {
+        let Some(link) = self.current_dir() else { return Ok(None) };
+        Ok(Some(link.canonicalize().map_err(FileError::of("resolve", &link))?))
+    }
+
+    /// The key and certificate in use.
     pub fn identity(&self) -> Result<Option<Identity>, CertsError> {
-        let Some(dir) = self.current_dir() else { return Ok(None) };
-        // Through one resolved directory, so that the two are of the same generation.
-        let dir = dir.canonicalize().map_err(FileError::of("resolve", &dir))?;
-        let chain = files::read(&dir.join("tls.crt"))?.unwrap_or_default();
-        let key = files::read(&dir.join("tls.key"))?.unwrap_or_default();
-        Identity::from_pem(&chain, &key).map(Some).map_err(|source| CertsError::Stored { dir, source })
+        self.resolved()?.map(read_identity).transpose()
+    }
+
+    /// The key, the certificate and the trust bundle in use, all of one generation.
+    pub fn credentials(&self) -> Result<Option<(Identity, String)>, CertsError> {
+        let Some(dir) = self.resolved()? else { return Ok(None) };
+        let trust = files::read(&dir.join("ca.crt"))?.ok_or(CertsError::NoTrust)?;
+        Ok(Some((read_identity(dir)?, trust)))
+    }
+
+    /// The digest of the trust bundle in use.
+    pub fn trust_digest(&self) -> Result<Option<String>, CertsError> {
+        let trust = files::read(&self.dir.join("current/ca.crt"))?;
+        Ok(trust.map(|pem| hex::sha256(pem.as_bytes())))
     }
 
     /// What is in use, as the report tells it. `more_pem` holds further CA certificates to look for the issuer in.
     pub fn describe(&self, purpose: v1::Purpose, more_pem: &str) -> Result<Option<v1::Certificate>, CertsError> {
-        let Some(link) = self.current_dir() else { return Ok(None) };
-        let dir = link.canonicalize().map_err(FileError::of("resolve", &link))?;
+        let Some(dir) = self.resolved()? else { return Ok(None) };
         let chain_pem = files::read(&dir.join("tls.crt"))?.unwrap_or_default();
         let trust_pem = files::read(&dir.join("ca.crt"))?;
         let stored = |source| CertsError::Stored { dir: dir.clone(), source };
@@ -210,6 +251,22 @@ impl Store {
     fn complete(&self, number: u64) -> PathBuf {
         self.dir.join(format!("gen-{number}"))
     }
+}
+
+fn read_identity(dir: PathBuf) -> Result<Identity, CertsError> {
+    let chain = files::read(&dir.join("tls.crt"))?.unwrap_or_default();
+    let key = files::read(&dir.join("tls.key"))?.unwrap_or_default();
+    Identity::from_pem(&chain, &key).map_err(|source| CertsError::Stored { dir, source })
+}
+
+fn check_trust(pem: &str) -> Result<(), CertsError> {
+    if pem.trim().is_empty() {
+        return Err(CertsError::NoTrust);
+    }
+    for certificate in tls::certificates(pem, "trust bundle").map_err(CertsError::Sent)? {
+        X509Certificate::from_der(&certificate).map_err(|_| CertsError::Malformed)?;
+    }
+    Ok(())
 }
 
 /// A signing request that says nothing but the key: names and usages are the signer's choice.
@@ -339,6 +396,43 @@ mod tests {
         }
         let count = fs::read_dir(dir.path()).expect("list").count();
         assert_eq!(count, 3, "two generations and the link");
+    }
+
+    #[test]
+    fn trust_changes_alone() {
+        let dir = tempfile::tempdir().expect("dir");
+        let store = Store::new(dir.path().to_path_buf());
+        let (old, new) = (ca(), ca());
+        assert!(matches!(store.store_trust(&new.pem), Err(CertsError::NothingStored)));
+        let chain = old.sign(&store.request().expect("request"));
+        store.store(&chain, Some(&old.pem)).expect("store");
+        let key = fs::read(dir.path().join("current/tls.key")).expect("key");
+        let described = || store.describe(v1::Purpose::EtcdPeer, "").expect("describe").expect("some");
+        let before = described();
+
+        // A key that waits for its certificate goes on waiting.
+        let next = new.sign(&store.request().expect("request"));
+        let both = format!("{}{}", old.pem, new.pem);
+        store.store_trust(&both).expect("trust");
+        store.store_trust(&both).expect("again, after a lost reply");
+        let after = described();
+        assert_eq!(after.fingerprint, before.fingerprint);
+        assert_eq!(after.trust_digest, hex::sha256(both.as_bytes()));
+        assert_eq!(store.trust_digest().expect("digest"), Some(after.trust_digest));
+        assert_eq!(fs::read(dir.path().join("current/tls.key")).expect("key"), key);
+        let mode = fs::metadata(dir.path().join("current/tls.key")).expect("key").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(matches!(store.store_trust(" "), Err(CertsError::NoTrust)));
+        assert!(matches!(store.store_trust("junk"), Err(CertsError::Sent(_))));
+
+        store.store(&next, Some(&both)).expect("store");
+        let (identity, trust) = store.credentials().expect("read").expect("some");
+        assert_eq!((hex::sha256(&identity.chain[0]), trust), (described().fingerprint, both));
+        for _ in 0..5 {
+            store.store_trust(&old.pem).expect("trust");
+            store.store_trust(&new.pem).expect("trust");
+        }
+        assert_eq!(fs::read_dir(dir.path()).expect("list").count(), 3, "two generations and the link");
     }
 
     #[test]

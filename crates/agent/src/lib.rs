@@ -32,6 +32,7 @@ pub mod claim;
 pub mod etcd;
 pub mod fence;
 pub mod files;
+pub mod handshake;
 pub mod ports;
 pub mod process;
 pub mod report;

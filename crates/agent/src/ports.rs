@@ -6,6 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
 use crate::process;
 
+/// Where etcd's clients reach it.
+pub const CLIENT: u16 = 2379;
+/// Where other members reach it.
+pub const PEER: u16 = 2380;
+
 /// A port that etcd needs and does not get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
@@ -26,7 +31,7 @@ pub fn wanted(config: &str, address: IpAddr) -> Vec<SocketAddr> {
         .filter_map(|(_, rest)| rest.trim_end_matches('/').parse().ok())
         .collect();
     if found.is_empty() {
-        found = [2379, 2380].map(|port| SocketAddr::new(address, port)).to_vec();
+        found = [CLIENT, PEER].map(|port| SocketAddr::new(address, port)).to_vec();
     }
     found.sort();
     found.dedup();

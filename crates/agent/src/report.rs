@@ -8,7 +8,7 @@ use crate::certs::{CertsError, Store};
 use crate::etcd::{self, EtcdError};
 use crate::files::FileError;
 use crate::ports;
-use crate::service::{self, State, View};
+use crate::service::{self, State, Trust, View};
 use crate::wal::{self, Data};
 
 /// Why there is no report.
@@ -91,8 +91,17 @@ fn etcd_report(agent: &Agent) -> Result<v1::EtcdReport, ReportError> {
             .into_iter()
             .map(|taken| v1::PortTaken { port: u32::from(taken.port), holder: taken.holder })
             .collect(),
-        running_trust: Vec::new(),
+        running_trust: if runs { running_trust(record.trust) } else { Vec::new() },
     })
+}
+
+fn running_trust(trust: Trust) -> Vec<v1::RunningTrust> {
+    [(v1::Purpose::EtcdPeer, trust.peer), (v1::Purpose::EtcdServer, trust.server)]
+        .into_iter()
+        // Nothing is known of an etcd that an older agent started.
+        .filter(|(_, digest)| !digest.is_empty())
+        .map(|(purpose, digest)| v1::RunningTrust { purpose: purpose.into(), digest })
+        .collect()
 }
 
 fn data(agent: &Agent) -> v1::Data {

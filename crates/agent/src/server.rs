@@ -18,6 +18,7 @@ use crate::Agent;
 use crate::certs::Store;
 use crate::etcd::{self, Download, Wanted};
 use crate::files;
+use crate::handshake;
 use crate::report;
 use crate::service::{Expected, told};
 use crate::status::Coded;
@@ -281,13 +282,29 @@ impl AgentService for Server {
         &self,
         request: Request<v1::StoreTrustRequest>,
     ) -> Result<Response<v1::StoreTrustReply>, Status> {
-        let _turn = self.admit(&request).await?;
-        Err(Status::unimplemented("store_trust"))
+        let turn = self.admit(&request).await?;
+        let v1::StoreTrustRequest { purpose: number, trust_pem } = request.into_inner();
+        let purpose = purpose(number)?;
+        let store = match purpose {
+            Purpose::EtcdPeer => Store::new(self.agent.root.peer_tls()),
+            Purpose::EtcdServer => Store::new(self.agent.root.server_tls()),
+            Purpose::Agent | Purpose::Unspecified => {
+                return Err(Status::invalid_argument("the agent trusts the fleet's CA of its boot data and no other"));
+            }
+        };
+        self.change(turn, move |_| {
+            store.store_trust(&trust_pem)?;
+            tracing::info!(purpose = purpose.as_str_name(), "trust stored");
+            Ok::<_, crate::certs::CertsError>(v1::StoreTrustReply {})
+        })
+        .await
     }
 
     async fn handshake(&self, request: Request<v1::HandshakeRequest>) -> Result<Response<v1::HandshakeReply>, Status> {
         Self::allow(&request, Role::Reader)?;
-        Err(Status::unimplemented("handshake"))
+        let store = Store::new(self.agent.root.peer_tls());
+        let results = handshake::shake(store, request.into_inner().targets).await.map_err(|error| error.status())?;
+        Ok(Response::new(v1::HandshakeReply { results }))
     }
 
     async fn measure(&self, request: Request<v1::MeasureRequest>) -> Result<Response<v1::MeasureReply>, Status> {

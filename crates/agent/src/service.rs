@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::birth::{self, Start};
-use crate::certs::Store;
+use crate::certs::{CertsError, Store};
 use crate::etcd::{self, EtcdError};
 use crate::files::{self, FileError};
 use crate::ports;
@@ -99,6 +99,9 @@ pub enum ServiceError {
     /// etcd's files are at fault.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
+    /// etcd's certificates are at fault.
+    #[error(transparent)]
+    Certs(#[from] CertsError),
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -128,6 +131,24 @@ pub enum Expected {
     },
 }
 
+/// The digests of the trust bundles; empty where there is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Trust {
+    /// Towards other members.
+    pub peer: String,
+    /// Towards clients.
+    pub server: String,
+}
+
+impl Trust {
+    /// The trust on disk.
+    fn read(root: &Root) -> Result<Self, CertsError> {
+        let digest = |dir| Store::new(dir).trust_digest().map(Option::unwrap_or_default);
+        Ok(Self { peer: digest(root.peer_tls())?, server: digest(root.server_tls())? })
+    }
+}
+
 /// What etcd was last asked to do, and with what it was started. Kept in `service.json`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -138,6 +159,8 @@ pub struct Record {
     pub version: String,
     /// The digest of the configuration of the last start.
     pub config_digest: String,
+    /// The trust that etcd read at the last start: a later one is on disk only.
+    pub trust: Trust,
     /// Whether the last start was told to forget all other members.
     pub alone: bool,
     /// Whether etcd was ever started here.
@@ -396,6 +419,7 @@ impl Keeper {
     /// The intent is on disk before the process is there: whoever finds the process knows what it is.
     fn spawn(&mut self, config_digest: String) -> Result<u32, ServiceError> {
         self.record.config_digest = config_digest;
+        self.record.trust = Trust::read(&self.root)?;
         self.record.ever_started = true;
         self.record.since = Some(Timestamp::now());
         self.save()?;

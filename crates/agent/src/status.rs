@@ -8,6 +8,7 @@ use crate::claim::ClaimError;
 use crate::etcd::EtcdError;
 use crate::fence::FenceError;
 use crate::files::FileError;
+use crate::handshake::HandshakeError;
 use crate::report::ReportError;
 use crate::service::{ServiceError, told};
 
@@ -46,7 +47,7 @@ impl Coded for CertsError {
         match self {
             Self::File(error) => error.code(),
             Self::Sent(_) | Self::Malformed | Self::OtherKey | Self::NoTrust => Code::InvalidArgument,
-            Self::NothingPending => Code::FailedPrecondition,
+            Self::NothingPending | Self::NothingStored => Code::FailedPrecondition,
             Self::Stored { .. } | Self::Key(_) => Code::Internal,
         }
     }
@@ -88,6 +89,7 @@ impl Coded for ServiceError {
             | Self::NotAlone
             | Self::OtherVersion { .. } => Code::FailedPrecondition,
             Self::Etcd(error) => error.code(),
+            Self::Certs(error) => error.code(),
             Self::File(error) => error.code(),
             Self::Closed => Code::Unavailable,
             Self::Spawn(_) | Self::Process { .. } | Self::Immortal { .. } | Self::Malformed(_) => Code::Internal,
@@ -101,6 +103,16 @@ impl Coded for ReportError {
             Self::Certs(error) => error.code(),
             Self::Etcd(error) => error.code(),
             Self::File(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for HandshakeError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NoCertificate => Code::FailedPrecondition,
+            Self::Certs(error) => error.code(),
+            Self::Unusable(_) => Code::Internal,
         }
     }
 }

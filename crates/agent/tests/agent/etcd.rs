@@ -8,8 +8,8 @@ use raftsman_api::v1;
 use tonic::Code;
 
 use crate::harness::{
-    Fleet, Machine, VERSION, chunk, configure, etcd_digest, etcd_dir, install_head, put_artifact, report, stamp,
-    start_empty, until,
+    Fleet, Machine, VERSION, chunk, configure, etcd_digest, install_head, put_artifact, report, stamp, start_empty,
+    until, versions,
 };
 
 #[tokio::test]
@@ -74,10 +74,7 @@ async fn a_start_is_refused_with_the_reason() {
 #[tokio::test]
 async fn ids_are_those_that_etcd_reports() {
     let fleet = Fleet::new("f3");
-    let mut versions: Vec<String> =
-        fs::read_dir(etcd_dir()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    versions.sort();
-    for (number, version) in versions.iter().enumerate() {
+    for (number, version) in versions().iter().enumerate() {
         let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 4, u8::try_from(number).unwrap() + 1]).await;
         machine.ready_etcd(&fleet, &mut client, version).await;
         let pid = start_empty(&mut client, version).await.unwrap();

@@ -16,7 +16,7 @@ use raftsman_api::v1::{self, Purpose};
 use raftsman_api::{fence, hex};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, SanType,
+    Issuer, KeyPair, KeyUsagePurpose, SanType,
 };
 use rustix::process::Signal;
 use tokio::time::sleep;
@@ -40,6 +40,7 @@ impl Fleet {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(DnType::CommonName, format!("{id} CA"));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let ca_pem = params.self_signed(&key).unwrap().pem();
         Self { id, issuer: Issuer::new(params, key), ca_pem }
     }
@@ -56,6 +57,18 @@ impl Fleet {
     pub(crate) fn sign(&self, csr_der: &[u8], name: &str, address: IpAddr) -> String {
         let mut csr = CertificateSigningRequestParams::from_der(&csr_der.to_vec().into()).unwrap();
         csr.params.subject_alt_names = vec![SanType::DnsName(name.try_into().unwrap()), SanType::IpAddress(address)];
+        self.sign_params(csr)
+    }
+
+    /// As members show it to each other: on loopback they all come from 127.0.0.1.
+    pub(crate) fn sign_peer(&self, csr_der: &[u8], address: IpAddr) -> String {
+        let mut csr = CertificateSigningRequestParams::from_der(&csr_der.to_vec().into()).unwrap();
+        csr.params.subject_alt_names =
+            [address, Ipv4Addr::LOCALHOST.into()].into_iter().map(SanType::IpAddress).collect();
+        self.sign_params(csr)
+    }
+
+    fn sign_params(&self, mut csr: CertificateSigningRequestParams) -> String {
         csr.params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         csr.params.use_authority_key_identifier_extension = true;
         csr.signed_by(&self.issuer).unwrap().pem()
@@ -196,11 +209,12 @@ impl Machine {
     pub(crate) async fn certify(&self, fleet: &Fleet, client: &mut Client, purpose: Purpose) -> String {
         let request = v1::RequestCertificateRequest { purpose: purpose.into() };
         let csr = client.request_certificate(stamp(request)).await.unwrap().into_inner().csr_der;
-        let name = match purpose {
-            Purpose::Agent => machine_name(self.name, fleet.id),
-            _ => self.name.to_owned(),
+        let address = self.address.ip();
+        let chain_pem = match purpose {
+            Purpose::Agent => fleet.sign(&csr, &machine_name(self.name, fleet.id), address),
+            Purpose::EtcdPeer => fleet.sign_peer(&csr, address),
+            Purpose::EtcdServer | Purpose::Unspecified => fleet.sign(&csr, self.name, address),
         };
-        let chain_pem = fleet.sign(&csr, &name, self.address.ip());
         let request = v1::StoreCertificateRequest {
             purpose: purpose.into(),
             chain_pem: chain_pem.clone(),
@@ -382,6 +396,14 @@ pub(crate) fn etcd_dir() -> PathBuf {
     PathBuf::from(
         dir.expect("RAFTSMAN_ETCD_DIR is not set: run `just lab` first; it fetches etcd and names the directory"),
     )
+}
+
+/// The versions that the lab has.
+pub(crate) fn versions() -> Vec<String> {
+    let mut found: Vec<String> =
+        fs::read_dir(etcd_dir()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    found.sort();
+    found
 }
 
 pub(crate) fn etcd_digest(version: &str) -> String {

@@ -7,3 +7,4 @@ mod claim;
 mod etcd;
 mod harness;
 mod supervise;
+mod trust;

@@ -1,0 +1,138 @@
+//! another trust, stored or not, read by etcd or not → who shakes hands with whom.
+
+use raftsman_api::hex;
+use raftsman_api::roles::Role;
+use raftsman_api::v1::{self, Purpose};
+use tokio::net::TcpListener;
+use tonic::Code;
+
+use crate::harness::{Client, Fleet, Machine, VERSION, report, running, stamp, start_empty, start_on, stop, versions};
+
+async fn ready(fleet: &Fleet, address: [u8; 4]) -> (Machine, Client) {
+    let (machine, mut client) = Machine::claimed(fleet, address).await;
+    machine.ready_etcd(fleet, &mut client, VERSION).await;
+    (machine, client)
+}
+
+async fn store_trust(client: &mut Client, purpose: Purpose, pem: &str) -> Result<(), tonic::Status> {
+    let request = v1::StoreTrustRequest { purpose: purpose.into(), trust_pem: pem.to_owned() };
+    client.store_trust(stamp(request)).await.map(drop)
+}
+
+/// What the machine behind the client finds at this address.
+async fn shake(client: &mut Client, address: &str) -> String {
+    let targets = vec![v1::Target { name: "other".to_owned(), address: address.to_owned() }];
+    let results = client.handshake(v1::HandshakeRequest { targets }).await.unwrap().into_inner().results;
+    assert_eq!((results.len(), results[0].name.as_str()), (1, "other"));
+    results[0].error.clone()
+}
+
+fn digests(etcd: &v1::EtcdReport) -> (Vec<&str>, Vec<&str>) {
+    (
+        etcd.certificates.iter().map(|found| found.trust_digest.as_str()).collect(),
+        etcd.running_trust.iter().map(|found| found.digest.as_str()).collect(),
+    )
+}
+
+#[tokio::test]
+async fn trust_is_swapped_on_disk_and_read_at_the_next_start() {
+    let fleet = Fleet::new("f7");
+    let other = Fleet::new("f7");
+    let (_machine, mut client) = ready(&fleet, [127, 77, 7, 1]).await;
+    let (old, both) = (hex::sha256(fleet.ca_pem.as_bytes()), format!("{}{}", fleet.ca_pem, other.ca_pem));
+    let new = hex::sha256(both.as_bytes());
+    assert_eq!(digests(&report(&mut client).await.etcd.unwrap()), (vec![old.as_str(); 2], vec![]), "it does not run");
+    start_empty(&mut client, VERSION).await.unwrap();
+    let before = running(&mut client).await;
+    assert_eq!(digests(&before), (vec![old.as_str(); 2], vec![old.as_str(); 2]));
+
+    store_trust(&mut client, Purpose::EtcdPeer, &both).await.unwrap();
+    store_trust(&mut client, Purpose::EtcdPeer, &both).await.unwrap();
+    let swapped = report(&mut client).await.etcd.unwrap();
+    assert_eq!(digests(&swapped), (vec![new.as_str(), &old], vec![old.as_str(); 2]), "etcd has not read it yet");
+    assert_eq!(swapped.certificates[0].fingerprint, before.certificates[0].fingerprint);
+    stop(&mut client).await;
+    start_on(&mut client, before.data.unwrap().cluster_id, false).await.unwrap();
+    let restarted = running(&mut client).await;
+    assert_eq!(digests(&restarted), (vec![new.as_str(), &old], vec![new.as_str(), &old]));
+
+    for (purpose, pem) in [(Purpose::Agent, both.as_str()), (Purpose::EtcdServer, ""), (Purpose::EtcdServer, "junk")] {
+        let refused = store_trust(&mut client, purpose, pem).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn hands_are_shaken_where_both_sides_trust() {
+    let (fleet, other) = (Fleet::new("f7"), Fleet::new("f7"));
+    let (serving, mut server) = ready(&fleet, [127, 77, 7, 2]).await;
+    let (_asking, mut friend) = ready(&fleet, [127, 77, 7, 3]).await;
+    let (stranger, mut strange) = ready(&other, [127, 77, 7, 4]).await;
+    let refused = shake(&mut friend, "127.77.7.2").await;
+    assert!(refused.contains("127.77.7.2:2380: cannot connect: Connection refused"), "{refused}");
+    start_empty(&mut server, VERSION).await.unwrap();
+    let cluster = running(&mut server).await.data.unwrap().cluster_id;
+    serving.serves().await;
+    assert_eq!(shake(&mut friend, "127.77.7.2").await, "");
+
+    // The stranger does not trust etcd, then etcd does not trust the stranger, then both trust both.
+    let refused = shake(&mut strange, "127.77.7.2").await;
+    assert!(refused.contains("the handshake failed: invalid peer certificate"), "{refused}");
+    let both = format!("{}{}", fleet.ca_pem, other.ca_pem);
+    store_trust(&mut strange, Purpose::EtcdPeer, &both).await.unwrap();
+    let refused = shake(&mut strange, "127.77.7.2").await;
+    assert!(refused.contains("it turned our certificate away"), "{refused}");
+    store_trust(&mut server, Purpose::EtcdPeer, &both).await.unwrap();
+    let refused = shake(&mut strange, "127.77.7.2").await;
+    assert!(refused.contains("it turned our certificate away"), "etcd has not read it yet: {refused}");
+    stop(&mut server).await;
+    start_on(&mut server, cluster, false).await.unwrap();
+    serving.serves().await;
+    assert_eq!(shake(&mut strange, "127.77.7.2").await, "");
+
+    // etcd also looks where a member comes from, after the handshake: here that is 127.0.0.1.
+    let request = v1::RequestCertificateRequest { purpose: Purpose::EtcdPeer.into() };
+    let csr = strange.request_certificate(stamp(request)).await.unwrap().into_inner().csr_der;
+    let request = v1::StoreCertificateRequest {
+        purpose: Purpose::EtcdPeer.into(),
+        chain_pem: other.sign(&csr, "nobody.invalid", stranger.address.ip()),
+        trust_pem: both,
+    };
+    strange.store_certificate(stamp(request)).await.unwrap();
+    let refused = shake(&mut strange, "127.77.7.2").await;
+    assert!(refused.contains("it turned our certificate away"), "{refused}");
+}
+
+#[tokio::test]
+async fn every_version_shakes_hands() {
+    let fleet = Fleet::new("f7");
+    let (_asking, mut client) = ready(&fleet, [127, 77, 7, 10]).await;
+    for (number, version) in versions().iter().enumerate() {
+        let address = [127, 77, 7, u8::try_from(number).unwrap() + 11];
+        let (machine, mut server) = Machine::claimed(&fleet, address).await;
+        machine.ready_etcd(&fleet, &mut server, version).await;
+        start_empty(&mut server, version).await.unwrap();
+        machine.serves().await;
+        assert_eq!(shake(&mut client, &machine.address.ip().to_string()).await, "", "etcd {version}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_does_not_answer_is_told_apart() {
+    let fleet = Fleet::new("f7");
+    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 7, 5]).await;
+    let targets = vec![v1::Target { name: "other".to_owned(), address: "127.77.7.6".to_owned() }];
+    let early = client.handshake(v1::HandshakeRequest { targets }).await.unwrap_err();
+    assert_eq!(early.code(), Code::FailedPrecondition);
+    machine.certify(&fleet, &mut client, Purpose::EtcdPeer).await;
+    let mut reader = machine.client(&fleet, Role::Reader).await;
+    let silent = TcpListener::bind("127.77.7.6:2380").await.unwrap();
+    let name = |name: &str, address: &str| v1::Target { name: name.to_owned(), address: address.to_owned() };
+    let targets = vec![name("silent", "127.77.7.6"), name("absent", "127.77.7.7"), name("odd", "etcd-9")];
+    let found = reader.handshake(v1::HandshakeRequest { targets }).await.unwrap().into_inner().results;
+    let errors: Vec<(&str, &str)> = found.iter().map(|one| (one.name.as_str(), one.error.as_str())).collect();
+    assert_eq!(errors[0], ("silent", "127.77.7.6:2380: no answer within 3 s"));
+    assert!(errors[1].1.contains("cannot connect"), "{errors:?}");
+    assert_eq!(errors[2], ("odd", "`etcd-9` is not an address"));
+    drop(silent);
+}
