@@ -29,6 +29,7 @@ pub mod birth;
 pub mod boot;
 pub mod certs;
 pub mod claim;
+pub mod data;
 pub mod etcd;
 pub mod fence;
 pub mod files;

@@ -9,7 +9,7 @@ use crate::etcd::{self, EtcdError};
 use crate::files::FileError;
 use crate::ports;
 use crate::service::{self, State, Trust, View};
-use crate::wal::{self, Data};
+use crate::wal::{self, Data, End};
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +67,7 @@ fn etcd_report(agent: &Agent) -> Result<v1::EtcdReport, ReportError> {
         State::Running(pid) => (v1::ServiceState::Running, pid),
         State::Backoff => (v1::ServiceState::Backoff, 0),
     };
-    let data = data(agent);
+    let data = data(agent, runs);
     Ok(v1::EtcdReport {
         installed: etcd::installed(root)
             .into_iter()
@@ -104,18 +104,25 @@ fn running_trust(trust: Trust) -> Vec<v1::RunningTrust> {
         .collect()
 }
 
-fn data(agent: &Agent) -> v1::Data {
+fn data(agent: &Agent, runs: bool) -> v1::Data {
     let dir = agent.root.data();
     let empty = v1::Data { state: v1::DataState::Empty.into(), ..v1::Data::default() };
     match wal::look(&dir) {
         Data::Empty => empty,
-        Data::Present(ids) => v1::Data {
-            state: v1::DataState::Present.into(),
-            member_id: ids.member,
-            cluster_id: ids.cluster,
-            bytes: wal::bytes(&dir),
-            ..v1::Data::default()
-        },
+        Data::Present(ids) => {
+            // While etcd writes it, the end is nowhere.
+            let end = if runs { End::default() } else { wal::end(&dir) };
+            v1::Data {
+                state: v1::DataState::Present.into(),
+                member_id: ids.member,
+                cluster_id: ids.cluster,
+                bytes: wal::bytes(&dir),
+                problem: String::new(),
+                last_term: end.term,
+                last_index: end.index,
+                commit_index: end.commit,
+            }
+        }
         Data::Unreadable(problem) => {
             v1::Data { state: v1::DataState::Unreadable.into(), bytes: wal::bytes(&dir), problem, ..empty }
         }

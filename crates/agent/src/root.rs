@@ -109,6 +109,11 @@ impl Root {
         self.0.join("etcd/data")
     }
 
+    /// The data that was put away last.
+    pub fn removed(&self) -> PathBuf {
+        self.0.join("etcd/removed")
+    }
+
     /// etcd's log.
     pub fn etcd_log(&self) -> PathBuf {
         self.0.join("etcd/etcd.log")

@@ -313,8 +313,14 @@ impl AgentService for Server {
     }
 
     async fn clear_data(&self, request: Request<v1::ClearDataRequest>) -> Result<Response<v1::ClearDataReply>, Status> {
-        let _turn = self.admit(&request).await?;
-        Err(Status::unimplemented("clear_data"))
+        let turn = self.admit(&request).await?;
+        let member = request.into_inner().expected_member_id;
+        let service = self.agent.service.clone();
+        finish(tokio::spawn(async move {
+            let _turn = turn;
+            service.clear(member).await.map(|()| v1::ClearDataReply {})
+        }))
+        .await
     }
 
     async fn restore_data(

@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::birth::{self, Start};
 use crate::certs::{CertsError, Store};
+use crate::data::{self, DataError};
 use crate::etcd::{self, EtcdError};
 use crate::files::{self, FileError};
 use crate::ports;
@@ -67,6 +68,9 @@ pub enum ServiceError {
         /// Free bytes.
         free: u64,
     },
+    /// It works on the data.
+    #[error("etcd runs, or will be started again: stop it before its data is touched")]
+    NotStopped,
     /// It runs with the other members.
     #[error("etcd is running: stop it before it is started alone")]
     NotAlone,
@@ -99,6 +103,9 @@ pub enum ServiceError {
     /// etcd's files are at fault.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
+    /// The data is not what the caller believes, or stays where it is.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// etcd's certificates are at fault.
     #[error(transparent)]
     Certs(#[from] CertsError),
@@ -199,6 +206,7 @@ pub struct View {
 enum Ask {
     Start { version: String, expected: Expected, reply: oneshot::Sender<Result<u32, ServiceError>> },
     Stop { grace: Duration, reply: oneshot::Sender<Result<(), ServiceError>> },
+    Clear { member: u64, reply: oneshot::Sender<Result<(), ServiceError>> },
 }
 
 /// The way to the task that owns etcd's process.
@@ -242,6 +250,13 @@ impl Service {
     pub async fn stop(&self, grace: Duration) -> Result<(), ServiceError> {
         let (reply, answer) = oneshot::channel();
         self.asks.send(Ask::Stop { grace, reply }).await.map_err(|_| ServiceError::Closed)?;
+        answer.await.map_err(|_| ServiceError::Closed)?
+    }
+
+    /// Puts the data of this member away, and forgets that there ever was any. Only while etcd is stopped.
+    pub async fn clear(&self, member: u64) -> Result<(), ServiceError> {
+        let (reply, answer) = oneshot::channel();
+        self.asks.send(Ask::Clear { member, reply }).await.map_err(|_| ServiceError::Closed)?;
         answer.await.map_err(|_| ServiceError::Closed)?
     }
 }
@@ -311,6 +326,11 @@ impl Keeper {
                     let stopped = self.stop(grace).await;
                     self.show();
                     let _ = reply.send(stopped);
+                }
+                Event::Ask(Some(Ask::Clear { member, reply })) => {
+                    let cleared = self.clear(member);
+                    self.show();
+                    let _ = reply.send(cleared);
                 }
                 Event::Ended => self.ended(),
                 Event::Due => self.restart(),
@@ -556,6 +576,19 @@ impl Keeper {
         }
         self.record.since = Some(Timestamp::now());
         tracing::info!(pid, "etcd stopped");
+        self.save()
+    }
+
+    fn clear(&mut self, member: u64) -> Result<(), ServiceError> {
+        if !matches!(self.phase, Phase::Stopped) || process::with_argument(&self.root.config_argument()).is_some() {
+            return Err(ServiceError::NotStopped);
+        }
+        // In this order: after a crash in between there is no data, and clearing that is fine.
+        data::put_away(&self.root, member)?;
+        self.record.running = false;
+        self.record.ever_started = false;
+        self.record.ids = None;
+        tracing::info!(member = format!("{member:x}"), "etcd's data put away");
         self.save()
     }
 

@@ -5,6 +5,7 @@ use tonic::{Code, Status};
 use crate::boot::BootError;
 use crate::certs::CertsError;
 use crate::claim::ClaimError;
+use crate::data::DataError;
 use crate::etcd::EtcdError;
 use crate::fence::FenceError;
 use crate::files::FileError;
@@ -77,6 +78,15 @@ impl Coded for EtcdError {
     }
 }
 
+impl Coded for DataError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Other { .. } => Code::FailedPrecondition,
+            Self::File(error) => error.code(),
+        }
+    }
+}
+
 impl Coded for ServiceError {
     fn code(&self) -> Code {
         match self {
@@ -87,9 +97,11 @@ impl Coded for ServiceError {
             | Self::OtherData(_)
             | Self::DiskFull { .. }
             | Self::NotAlone
+            | Self::NotStopped
             | Self::OtherVersion { .. } => Code::FailedPrecondition,
             Self::Etcd(error) => error.code(),
             Self::Certs(error) => error.code(),
+            Self::Data(error) => error.code(),
             Self::File(error) => error.code(),
             Self::Closed => Code::Unavailable,
             Self::Spawn(_) | Self::Process { .. } | Self::Immortal { .. } | Self::Malformed(_) => Code::Internal,

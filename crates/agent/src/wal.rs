@@ -1,4 +1,4 @@
-//! etcd's data directory → which member of which cluster it belongs to, read from the write-ahead log.
+//! etcd's data directory → which member of which cluster it belongs to and where its log ends, read from that log.
 //!
 //! Every segment begins with a checksum record and a metadata record; the latter names the member and the cluster. This
 //! is what etcd itself goes by when it starts, so it is known also while etcd does not run.
@@ -9,6 +9,10 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+mod end;
+
+pub use end::{End, end};
 
 /// A member's identity in its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,9 +56,8 @@ pub fn look(data: &Path) -> Data {
         Ok(entries) if entries.is_empty() => return Data::Empty,
         Ok(_) => {}
     }
-    let wal = data.join("member/wal");
-    let mut segments = match listing(&wal) {
-        Ok(entries) => entries,
+    let segments = match segments(&data.join("member/wal")) {
+        Ok(segments) => segments,
         Err(error) => {
             return Data::Unreadable(format!(
                 "there is data, but its write-ahead log cannot be listed ({error}): it is lost, or etcd was interrupted \
@@ -62,8 +65,6 @@ pub fn look(data: &Path) -> Data {
             ));
         }
     };
-    segments.retain(|path| path.extension().is_some_and(|extension| extension == "wal"));
-    segments.sort();
     let mut problem = "the write-ahead log has no segment".to_owned();
     // The newest first; an older one only when the newest cannot be read.
     for segment in segments.iter().rev() {
@@ -84,6 +85,14 @@ pub fn bytes(data: &Path) -> u64 {
         .filter_map(|path| Some((path, fs::symlink_metadata(path).ok()?)))
         .map(|(path, metadata)| if metadata.is_dir() { bytes(path) } else { metadata.blocks() * 512 })
         .sum()
+}
+
+/// The log's files, oldest first.
+fn segments(wal: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = listing(wal)?;
+    found.retain(|path| path.extension().is_some_and(|extension| extension == "wal"));
+    found.sort();
+    Ok(found)
 }
 
 fn listing(dir: &Path) -> io::Result<Vec<PathBuf>> {

@@ -4,6 +4,7 @@
 mod admission;
 mod birth;
 mod claim;
+mod data;
 mod etcd;
 mod harness;
 mod supervise;

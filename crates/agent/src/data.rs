@@ -1,0 +1,60 @@
+//! the data of a member that is no member any more → out of the way, where people find it once more.
+
+use std::fs;
+use std::path::Path;
+
+use jiff::Timestamp;
+
+use crate::files::{self, FileError};
+use crate::root::Root;
+use crate::wal::{self, Data};
+
+/// Why the data stays where it is.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// It is somebody else's.
+    #[error("etcd's data is not as expected: expected {expected}, but {found}: nothing was moved")]
+    Other {
+        /// What the caller believes.
+        expected: String,
+        /// What is there.
+        found: Data,
+    },
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Puts the data of this member away; 0 stands for what cannot be read as a member's data. Fine when there is none. What
+/// was put away before goes for good, because a disk has room for one mistake.
+pub fn put_away(root: &Root, member: u64) -> Result<(), DataError> {
+    let data = root.data();
+    let name = match wal::look(&data) {
+        Data::Empty => return Ok(()),
+        Data::Present(ids) if ids.member == member => format!("{member:016x}"),
+        Data::Unreadable(_) if member == 0 => "unreadable".to_owned(),
+        found => {
+            let expected = match member {
+                0 => "data that cannot be read".to_owned(),
+                member => format!("data of the member {member:x}"),
+            };
+            return Err(DataError::Other { expected, found });
+        }
+    };
+    let removed = root.removed();
+    files::make_dir(&removed, 0o700)?;
+    let target = removed.join(format!("{name}-{}", Timestamp::now().as_millisecond()));
+    fs::rename(&data, &target).map_err(FileError::of("move away", &data))?;
+    files::sync_parent(&data)?;
+    files::sync_parent(&target)?;
+    forget_older(&removed, &target)
+}
+
+fn forget_older(removed: &Path, newest: &Path) -> Result<(), DataError> {
+    for entry in fs::read_dir(removed).map_err(FileError::of("list", removed))?.flatten() {
+        if entry.path() != newest {
+            files::remove_dir(&entry.path())?;
+        }
+    }
+    Ok(())
+}

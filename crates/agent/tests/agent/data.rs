@@ -1,0 +1,151 @@
+//! a data directory → where its log ends, put out of the way, filled from a snapshot.
+
+use std::fs;
+
+use raftsman_api::roles::Role;
+use raftsman_api::v1;
+use tonic::{Code, Status};
+
+use crate::harness::{
+    Client, Fleet, Machine, VERSION, bear, configure, kill, report, running, stamp, start_empty, stop, versions,
+};
+
+async fn clear(client: &mut Client, expected_member_id: u64) -> Result<(), Status> {
+    client.clear_data(stamp(v1::ClearDataRequest { expected_member_id })).await.map(drop)
+}
+
+async fn data(client: &mut Client) -> v1::Data {
+    report(client).await.etcd.unwrap().data.unwrap()
+}
+
+/// What etcd itself says when it starts on its data: the last index, its term, what is committed.
+async fn told(client: &mut Client) -> Vec<(u64, u64, u64)> {
+    let request = v1::LogsRequest { log: v1::LogOf::Etcd.into(), lines: 1000 };
+    let lines = client.logs(request).await.unwrap().into_inner().lines;
+    let number = |line: &str, name: &str| -> Option<u64> {
+        let rest = line.split_once(name)?.1;
+        rest[..rest.find(|letter: char| !letter.is_ascii_digit())?].parse().ok()
+    };
+    lines
+        .iter()
+        .filter(|line| line.contains("newRaft"))
+        .filter_map(|line| Some((number(line, "lastindex: ")?, number(line, "lastterm: ")?, number(line, "commit: ")?)))
+        .collect()
+}
+
+#[tokio::test]
+async fn the_log_ends_where_etcd_says() {
+    let fleet = Fleet::new("f8");
+    for (number, version) in versions().iter().enumerate() {
+        let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 8, u8::try_from(number).unwrap() + 1]).await;
+        machine.ready_etcd(&fleet, &mut client, version).await;
+        start_empty(&mut client, version).await.unwrap();
+        let cluster = running(&mut client).await.data.unwrap().cluster_id;
+        machine.serves().await;
+        for key in 0..8 {
+            machine.etcdctl(&["put", &format!("key{key}"), &"value".repeat(1000)]).unwrap();
+        }
+        assert_eq!(data(&mut client).await.last_index, 0, "it runs");
+        stop(&mut client).await;
+        let found = data(&mut client).await;
+        assert!(found.last_index > 8 && found.last_term > 1, "etcd {version}: {found:?}");
+        assert!(found.commit_index <= found.last_index, "etcd {version}: {found:?}");
+        let start = v1::StartEtcdRequest {
+            version: version.clone(),
+            expected_data: v1::DataState::Present.into(),
+            expected_cluster_id: cluster,
+            ..v1::StartEtcdRequest::default()
+        };
+        client.start_etcd(stamp(start.clone())).await.unwrap();
+        machine.serves().await;
+        let last = *told(&mut client).await.last().unwrap();
+        assert_eq!(last, (found.last_index, found.last_term, found.commit_index), "etcd {version}");
+
+        // Killed in the middle of its work.
+        kill(machine.etcd_pid().unwrap());
+        stop(&mut client).await;
+        let found = data(&mut client).await;
+        assert!(found.last_index > last.0, "etcd {version}: {found:?}");
+        client.start_etcd(stamp(start)).await.unwrap();
+        machine.serves().await;
+        let last = *told(&mut client).await.last().unwrap();
+        assert_eq!(last, (found.last_index, found.last_term, found.commit_index), "etcd {version}, killed");
+    }
+}
+
+#[tokio::test]
+async fn data_is_put_away_and_a_birth_can_follow() {
+    let fleet = Fleet::new("f8");
+    let (mut machine, mut client) = Machine::claimed(&fleet, [127, 77, 8, 10]).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    configure(&mut client, &machine.plain_config()).await.unwrap();
+    clear(&mut client, 7).await.unwrap();
+    let token = |token: &str| format!("{}initial-cluster-token: {token}\n", machine.birth());
+    bear(&mut client, VERSION, &token("first")).await.unwrap();
+    let first = running(&mut client).await.data.unwrap();
+    machine.serves().await;
+    let refused = clear(&mut client, first.member_id).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("stop it before its data is touched"), "{refused:?}");
+    stop(&mut client).await;
+    for other in [0, first.member_id ^ 1] {
+        let refused = clear(&mut client, other).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert!(refused.message().contains("nothing was moved"), "{refused:?}");
+    }
+    assert_eq!(data(&mut client).await.member_id, first.member_id);
+    clear(&mut client, first.member_id).await.unwrap();
+    clear(&mut client, first.member_id).await.unwrap();
+    let cleared = report(&mut client).await.etcd.unwrap();
+    assert_eq!(cleared.data.unwrap().state(), v1::DataState::Empty);
+    assert!(!cleared.had_data, "as if there never was any");
+
+    // Also after a restart of the agent; then another birth.
+    machine.kill_agent();
+    machine.start_agent().await;
+    let mut client = machine.client(&fleet, Role::Operator).await;
+    assert!(!report(&mut client).await.etcd.unwrap().had_data);
+    let token = |token: &str| format!("{}initial-cluster-token: {token}\n", machine.birth());
+    bear(&mut client, VERSION, &token("second")).await.unwrap();
+    let second = running(&mut client).await.data.unwrap();
+    assert_ne!(second.cluster_id, first.cluster_id);
+    machine.serves().await;
+    stop(&mut client).await;
+    clear(&mut client, second.member_id).await.unwrap();
+    let kept: Vec<String> = fs::read_dir(machine.root().removed())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert!(kept.len() == 1 && kept[0].starts_with(&format!("{:016x}-", second.member_id)), "the newest: {kept:?}");
+
+    // What cannot be read goes only when the caller says so.
+    fs::create_dir_all(machine.root().data().join("member")).unwrap();
+    assert_eq!(clear(&mut client, second.member_id).await.unwrap_err().code(), Code::FailedPrecondition);
+    clear(&mut client, 0).await.unwrap();
+    assert_eq!(data(&mut client).await.state(), v1::DataState::Empty);
+}
+
+#[tokio::test]
+async fn lost_data_is_forgotten_when_it_is_cleared() {
+    let fleet = Fleet::new("f8");
+    let (mut machine, mut client) = Machine::claimed(&fleet, [127, 77, 8, 11]).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    let pid = start_empty(&mut client, VERSION).await.unwrap();
+    let member = running(&mut client).await.data.unwrap().member_id;
+    machine.serves().await;
+    // Both die and the directory is lost: the agent does not start etcd again, and remembers.
+    while !fs::read_to_string(machine.root().service()).unwrap().contains("\"member\"") {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    machine.kill_agent();
+    kill(pid);
+    while machine.etcd_pid().is_some() {
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    fs::remove_dir_all(machine.root().data()).unwrap();
+    machine.start_agent().await;
+    let mut client = machine.client(&fleet, Role::Operator).await;
+    assert!(report(&mut client).await.etcd.unwrap().had_data);
+    clear(&mut client, member).await.unwrap();
+    assert!(!report(&mut client).await.etcd.unwrap().had_data);
+}
