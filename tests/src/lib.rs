@@ -1,8 +1,10 @@
-//! What the tests share: files to start from, seeded dice, the simulator, the lab of real servers.
+//! What the tests share: files to start from, seeded dice, the simulator, the lab of real servers,
+//! the load on them.
 
 pub mod bare;
 pub mod dice;
 pub mod fixtures;
 pub mod lab;
+pub mod load;
 pub mod sim;
 pub mod story;
