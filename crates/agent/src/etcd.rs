@@ -1,5 +1,6 @@
 //! a version's bytes, a configuration → etcd installed and configured, not yet started.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +14,6 @@ use crate::birth;
 use crate::files::{self, FileError};
 use crate::root::Root;
 
-const DIGEST_FILE: &str = "etcd.sha256";
 const DIGEST_COMMENT: &str = "# raftsman: config ";
 
 /// Why etcd was not installed or configured.
@@ -25,9 +25,14 @@ pub enum EtcdError {
     /// A digest that is none.
     #[error("`{0}` is not a SHA-256 in hexadecimal")]
     Digest(String),
+    /// A program that is none of etcd's.
+    #[error("`{0}` is none of etcd's programs: etcd or etcdutl")]
+    Program(String),
     /// Other bytes than were promised.
-    #[error("etcd {version}: the bytes have the SHA-256 {found}, expected was {expected}: nothing was installed")]
+    #[error("{program} {version}: the bytes have the SHA-256 {found}, expected was {expected}: nothing was installed")]
     OtherBytes {
+        /// The program.
+        program: Program,
         /// The version.
         version: String,
         /// What was promised.
@@ -59,35 +64,74 @@ pub enum EtcdError {
     File(#[from] FileError),
 }
 
+/// A program of etcd's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// The server.
+    Etcd,
+    /// What makes data of a snapshot.
+    Etcdutl,
+}
+
+impl Program {
+    /// The program of this name; the server when none is given.
+    pub fn new(name: &str) -> Result<Self, EtcdError> {
+        match name {
+            "" | "etcd" => Ok(Self::Etcd),
+            "etcdutl" => Ok(Self::Etcdutl),
+            other => Err(EtcdError::Program(other.to_owned())),
+        }
+    }
+
+    /// The name of its file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Etcd => "etcd",
+            Self::Etcdutl => "etcdutl",
+        }
+    }
+
+    fn digest_file(self) -> String {
+        format!("{}.sha256", self.name())
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// A version to be installed, checked for form.
 #[derive(Clone, Debug)]
 pub struct Wanted {
+    program: Program,
     version: String,
     sha256: String,
 }
 
 impl Wanted {
     /// Checks the form of both.
-    pub fn new(version: &str, sha256: &str) -> Result<Self, EtcdError> {
+    pub fn new(program: Program, version: &str, sha256: &str) -> Result<Self, EtcdError> {
         let sha256 = sha256.to_ascii_lowercase();
         if sha256.len() != 64 || hex::decode(&sha256).is_none() {
             return Err(EtcdError::Digest(sha256));
         }
-        Ok(Self { version: checked_version(version)?.to_owned(), sha256 })
+        Ok(Self { program, version: checked_version(version)?.to_owned(), sha256 })
     }
 
     /// Whether the version is there, with exactly these bytes.
     pub fn is_installed(&self, root: &Root) -> Result<bool, EtcdError> {
         let dir = root.versions().join(&self.version);
-        if recorded_digest(&dir).as_deref() != Some(self.sha256.as_str()) {
+        if recorded_digest(&dir, self.program).as_deref() != Some(self.sha256.as_str()) {
             return Ok(false);
         }
-        Ok(file_digest(&dir.join("etcd"))?.as_deref() == Some(self.sha256.as_str()))
+        Ok(file_digest(&dir.join(self.program.name()))?.as_deref() == Some(self.sha256.as_str()))
     }
 
     /// Installs from the machine's own artifacts; `false` when there is none with these bytes.
     pub fn install_artifact(&self, root: &Root) -> Result<bool, EtcdError> {
-        let artifact = root.artifact(&self.version);
+        let artifact = root.artifact(self.program.name(), &self.version);
         match file_digest(&artifact)? {
             Some(found) if found == self.sha256 => {}
             Some(found) => {
@@ -97,15 +141,12 @@ impl Wanted {
             None => return Ok(false),
         }
         let incoming = Incoming::new(root, self)?;
-        let target = incoming.dir.join("etcd");
+        let target = incoming.dir.join(self.program.name());
         let executable = fs::metadata(&artifact).is_ok_and(|found| found.permissions().mode() & 0o555 == 0o555);
-        // A hard link costs no space, but shares content and mode with the artifact, which are not ours to change: so a
-        // copy goes into a file that is provably new.
-        if !executable || fs::hard_link(&artifact, &target).is_err() {
-            let copy = || -> io::Result<()> {
-                io::copy(&mut File::open(&artifact)?, &mut files::create(&target, 0o755)?).map(drop)
-            };
-            copy().map_err(FileError::of("copy", &artifact))?;
+        if executable {
+            link(&artifact, &target)?;
+        } else {
+            copy(&artifact, &target)?;
         }
         incoming.finish(root, self)?;
         Ok(true)
@@ -124,7 +165,7 @@ impl Download {
     /// Nothing has come yet.
     pub fn begin(root: &Root, wanted: Wanted) -> Result<Self, EtcdError> {
         let incoming = Incoming::new(root, &wanted)?;
-        let path = incoming.dir.join("etcd");
+        let path = incoming.dir.join(wanted.program.name());
         let file = files::create(&path, 0o755).map_err(FileError::of("create", &path))?;
         Ok(Self { wanted, incoming, file, digest: digest::Context::new(&SHA256) })
     }
@@ -140,8 +181,8 @@ impl Download {
     pub fn finish(self, root: &Root) -> Result<(), EtcdError> {
         let found = hex::encode(self.digest.finish().as_ref());
         if found != self.wanted.sha256 {
-            let Wanted { version, sha256: expected } = self.wanted;
-            return Err(EtcdError::OtherBytes { version, expected, found });
+            let Wanted { program, version, sha256: expected } = self.wanted;
+            return Err(EtcdError::OtherBytes { program, version, expected, found });
         }
         self.incoming.finish(root, &self.wanted)
     }
@@ -160,7 +201,7 @@ impl Incoming {
     }
 
     fn finish(self, root: &Root, wanted: &Wanted) -> Result<(), EtcdError> {
-        let binary = self.dir.join("etcd");
+        let binary = self.dir.join(wanted.program.name());
         let settle = || -> io::Result<()> {
             if fs::metadata(&binary)?.permissions().mode() & 0o111 == 0 {
                 fs::set_permissions(&binary, fs::Permissions::from_mode(0o755))?;
@@ -168,10 +209,17 @@ impl Incoming {
             File::open(&binary)?.sync_all()
         };
         settle().map_err(FileError::of("settle", &binary))?;
-        files::write(&self.dir.join(DIGEST_FILE), wanted.sha256.as_bytes(), 0o644)?;
+        files::write(&self.dir.join(wanted.program.digest_file()), wanted.sha256.as_bytes(), 0o644)?;
         let target = root.versions().join(&wanted.version);
         if target.exists() {
-            // Other bytes under the same version. A running etcd keeps its own file; ours is dropped with the old content.
+            // Another program, or other bytes under the same version. A running etcd keeps its own file; the directory is
+            // dropped with the old content.
+            for entry in fs::read_dir(&target).map_err(FileError::of("list", &target))?.flatten() {
+                let ours = self.dir.join(entry.file_name());
+                if !ours.exists() {
+                    link(&entry.path(), &ours)?;
+                }
+            }
             renameat_with(CWD, &self.dir, CWD, &target, RenameFlags::EXCHANGE)
                 .map_err(|error| FileError::of("replace", &target)(error.into()))?;
         } else {
@@ -186,6 +234,17 @@ impl Drop for Incoming {
         // Gone already when the installation succeeded; otherwise a leftover harms nothing.
         let _ = fs::remove_dir_all(&self.dir);
     }
+}
+
+/// A hard link costs no space, but shares content and mode with the source: where there can be none, a copy goes into a
+/// file that is provably new.
+fn link(from: &Path, to: &Path) -> Result<(), FileError> {
+    if fs::hard_link(from, to).is_ok() { Ok(()) } else { copy(from, to) }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
+    let copy = || -> io::Result<()> { io::copy(&mut File::open(from)?, &mut files::create(to, 0o755)?).map(drop) };
+    copy().map_err(FileError::of("copy", from))
 }
 
 /// Removes what an interrupted installation left.
@@ -204,8 +263,8 @@ pub fn installed(root: &Root) -> Vec<(String, String)> {
             let version = entry.file_name().into_string().ok()?;
             checked_version(&version).ok()?;
             let dir = entry.path();
-            dir.join("etcd").is_file().then_some(())?;
-            Some((version, recorded_digest(&dir)?))
+            dir.join(Program::Etcd.name()).is_file().then_some(())?;
+            Some((version, recorded_digest(&dir, Program::Etcd)?))
         })
         .collect();
     found.sort();
@@ -214,7 +273,13 @@ pub fn installed(root: &Root) -> Vec<(String, String)> {
 
 /// Whether this version can be started.
 pub fn has(root: &Root, version: &str) -> bool {
-    checked_version(version).is_ok() && root.versions().join(version).join("etcd").is_file()
+    program(root, Program::Etcd, version).is_ok_and(|found| found.is_some())
+}
+
+/// Where this version of a program is; `None` when it is not installed.
+pub fn program(root: &Root, program: Program, version: &str) -> Result<Option<PathBuf>, EtcdError> {
+    let path = root.versions().join(checked_version(version)?).join(program.name());
+    Ok(path.is_file().then_some(path))
 }
 
 /// The version that the next start uses.
@@ -276,8 +341,8 @@ fn checked_version(version: &str) -> Result<&str, EtcdError> {
     }
 }
 
-fn recorded_digest(dir: &Path) -> Option<String> {
-    fs::read_to_string(dir.join(DIGEST_FILE)).ok()
+fn recorded_digest(dir: &Path, program: Program) -> Option<String> {
+    fs::read_to_string(dir.join(program.digest_file())).ok()
 }
 
 fn file_digest(path: &Path) -> Result<Option<String>, FileError> {
@@ -321,9 +386,9 @@ mod tests {
     #[test]
     fn artifact_is_linked_when_its_bytes_fit() {
         let (_dir, root) = root();
-        let wanted = Wanted::new("3.6.15", &hex::sha256(b"binary")).expect("wanted");
+        let wanted = Wanted::new(Program::Etcd, "3.6.15", &hex::sha256(b"binary")).expect("wanted");
         assert!(!wanted.install_artifact(&root).expect("no artifact"));
-        let artifact = root.artifact("3.6.15");
+        let artifact = root.artifact("etcd", "3.6.15");
         files::make_dir(artifact.parent().expect("parent"), 0o755).expect("dir");
         files::write(&artifact, b"other", 0o755).expect("write");
         assert!(!wanted.install_artifact(&root).expect("other bytes"));
@@ -338,7 +403,7 @@ mod tests {
     #[test]
     fn download_is_checked() {
         let (_dir, root) = root();
-        let wanted = Wanted::new("3.6.15", &hex::sha256(b"binary")).expect("wanted");
+        let wanted = Wanted::new(Program::Etcd, "3.6.15", &hex::sha256(b"binary")).expect("wanted");
         let mut download = Download::begin(&root, wanted.clone()).expect("begin");
         download.write(b"binbry").expect("write");
         assert!(matches!(download.finish(&root), Err(EtcdError::OtherBytes { .. })));
@@ -351,11 +416,21 @@ mod tests {
         let mode = fs::metadata(root.versions().join("3.6.15/etcd")).expect("metadata").permissions().mode();
         assert_eq!(mode & 0o777, 0o755);
         // Other bytes under the same version replace it.
-        let other = Wanted::new("3.6.15", &hex::sha256(b"fixed")).expect("wanted");
+        let other = Wanted::new(Program::Etcd, "3.6.15", &hex::sha256(b"fixed")).expect("wanted");
         let mut download = Download::begin(&root, other.clone()).expect("begin");
         download.write(b"fixed").expect("write");
         download.finish(&root).expect("finish");
         assert!(other.is_installed(&root).expect("look"));
+        // Another program goes beside it, and each is replaced by itself.
+        let tool = Wanted::new(Program::Etcdutl, "3.6.15", &hex::sha256(b"tool")).expect("wanted");
+        for (wanted, bytes) in [(&tool, "tool"), (&wanted, "binary")] {
+            assert!(!wanted.is_installed(&root).expect("look"));
+            let mut download = Download::begin(&root, wanted.clone()).expect("begin");
+            download.write(bytes.as_bytes()).expect("write");
+            download.finish(&root).expect("finish");
+        }
+        assert!(tool.is_installed(&root).expect("look") && wanted.is_installed(&root).expect("look"));
+        assert_eq!(installed(&root), [("3.6.15".to_owned(), hex::sha256(b"binary"))]);
         assert_eq!(fs::read_dir(root.versions()).expect("list").count(), 1, "no leftovers");
     }
 

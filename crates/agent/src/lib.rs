@@ -37,6 +37,7 @@ pub mod handshake;
 pub mod ports;
 pub mod process;
 pub mod report;
+pub mod restore;
 pub mod root;
 pub mod server;
 pub mod service;

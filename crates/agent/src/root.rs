@@ -65,8 +65,8 @@ impl Root {
     }
 
     /// A binary that came with the machine.
-    pub fn artifact(&self, version: &str) -> PathBuf {
-        self.0.join("artifacts").join(format!("etcd-{version}"))
+    pub fn artifact(&self, program: &str, version: &str) -> PathBuf {
+        self.0.join("artifacts").join(format!("{program}-{version}"))
     }
 
     /// All of etcd's.

@@ -7,8 +7,8 @@ use raftsman_api::fence;
 use raftsman_api::roles::Role;
 use raftsman_api::tls::Peer;
 use raftsman_api::v1::agent_server::Agent as AgentService;
-use raftsman_api::v1::install_etcd_request::Part;
 use raftsman_api::v1::{self, Purpose};
+use raftsman_api::v1::{install_etcd_request, restore_data_request};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
@@ -16,10 +16,11 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::Agent;
 use crate::certs::Store;
-use crate::etcd::{self, Download, Wanted};
+use crate::etcd::{self, Download, Program, Wanted};
 use crate::files;
 use crate::handshake;
 use crate::report;
+use crate::restore::{Restore, RestoreError};
 use crate::service::{Expected, told};
 use crate::status::Coded;
 
@@ -148,11 +149,13 @@ impl AgentService for Server {
     ) -> Result<Response<v1::InstallEtcdReply>, Status> {
         let turn = self.admit(&request).await?;
         let mut parts = request.into_inner();
-        let head = match next(&mut parts).await? {
-            Some(Part::Head(head)) => head,
-            _ => return Err(Status::invalid_argument("the first message must be the head")),
+        let head = match next(&mut parts, |message| message.part).await? {
+            Some(install_etcd_request::Part::Head(head)) => head,
+            _ => return Err(no_head()),
         };
-        let wanted = Wanted::new(&head.version, &head.sha256).map_err(|error| error.status())?;
+        let wanted = Program::new(&head.program)
+            .and_then(|program| Wanted::new(program, &head.version, &head.sha256))
+            .map_err(|error| error.status())?;
         let version = head.version;
         let reply = |bytes_needed| Ok(Response::new(v1::InstallEtcdReply { bytes_needed }));
 
@@ -164,26 +167,24 @@ impl AgentService for Server {
         .await?
         .into_inner();
         if there {
-            tracing::info!(version, "etcd installed");
+            tracing::info!(version, program = head.program, "etcd installed");
             return reply(false);
         }
-        let Some(mut part) = next(&mut parts).await? else { return reply(true) };
+        let Some(mut part) = next(&mut parts, |message| message.part).await? else { return reply(true) };
 
         let root = self.agent.root.clone();
         let mut download = finish(spawn_blocking(move || Download::begin(&root, wanted))).await?.into_inner();
         loop {
-            let Part::Chunk(bytes) = part else {
-                return Err(Status::invalid_argument("only chunks may follow the head"));
-            };
+            let install_etcd_request::Part::Chunk(bytes) = part else { return Err(second_head()) };
             download = finish(spawn_blocking(move || download.write(&bytes).map(|()| download))).await?.into_inner();
-            match next(&mut parts).await? {
+            match next(&mut parts, |message| message.part).await? {
                 Some(more) => part = more,
                 None => break,
             }
         }
         self.change(turn, move |agent| {
             download.finish(&agent.root)?;
-            tracing::info!(version, "etcd installed from the bytes that were sent");
+            tracing::info!(version, program = head.program, "etcd installed from the bytes that were sent");
             Ok::<_, etcd::EtcdError>(v1::InstallEtcdReply { bytes_needed: false })
         })
         .await
@@ -327,8 +328,26 @@ impl AgentService for Server {
         &self,
         request: Request<Streaming<v1::RestoreDataRequest>>,
     ) -> Result<Response<v1::RestoreDataReply>, Status> {
-        let _turn = self.admit(&request).await?;
-        Err(Status::unimplemented("restore_data"))
+        let turn = self.admit(&request).await?;
+        let mut parts = request.into_inner();
+        let head = match next(&mut parts, |message| message.part).await? {
+            Some(restore_data_request::Part::Head(head)) => head,
+            _ => return Err(no_head()),
+        };
+        let agent = Arc::clone(&self.agent);
+        let mut restore = finish(spawn_blocking(move || Restore::begin(&agent, head))).await?.into_inner();
+        while let Some(part) = next(&mut parts, |message| message.part).await? {
+            let restore_data_request::Part::Chunk(bytes) = part else { return Err(second_head()) };
+            restore = finish(spawn_blocking(move || restore.write(&bytes).map(|()| restore))).await?.into_inner();
+        }
+        let root = self.agent.root.clone();
+        finish(tokio::spawn(async move {
+            let _turn = turn;
+            let ids = restore.finish(&root).await?;
+            tracing::info!(member = format!("{:x}", ids.member), "etcd's data restored from a snapshot");
+            Ok::<_, RestoreError>(v1::RestoreDataReply { member_id: ids.member, cluster_id: ids.cluster })
+        }))
+        .await
     }
 
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<v1::LogsReply>, Status> {
@@ -347,12 +366,21 @@ impl AgentService for Server {
     }
 }
 
-async fn next(parts: &mut Streaming<v1::InstallEtcdRequest>) -> Result<Option<Part>, Status> {
+fn no_head() -> Status {
+    Status::invalid_argument("the first message must be the head")
+}
+
+fn second_head() -> Status {
+    Status::invalid_argument("only chunks may follow the head")
+}
+
+/// The next part of a stream; `None` at its end.
+async fn next<M, P>(parts: &mut Streaming<M>, part: impl FnOnce(M) -> Option<P>) -> Result<Option<P>, Status> {
     let message = timeout(CHUNK_LIMIT, parts.message())
         .await
-        .map_err(|_| Status::deadline_exceeded("the bytes stopped coming: nothing was installed"))??;
+        .map_err(|_| Status::deadline_exceeded("the bytes stopped coming: nothing was done with them"))??;
     match message {
         None => Ok(None),
-        Some(message) => message.part.map(Some).ok_or_else(|| Status::invalid_argument("a message without a part")),
+        Some(message) => part(message).map(Some).ok_or_else(|| Status::invalid_argument("a message without a part")),
     }
 }

@@ -37,7 +37,8 @@ const KILL_LIMIT: Duration = Duration::from_secs(30);
 /// The grace when a stop that was interrupted is finished.
 const USUAL_GRACE: Duration = Duration::from_secs(10);
 const LEAST_FREE: u64 = 64 << 20;
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Where etcd and its tools find programs, and all that they find in their environment.
+pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Why etcd was not started or stopped.
 #[derive(Debug, thiserror::Error)]

@@ -11,6 +11,7 @@ use crate::fence::FenceError;
 use crate::files::FileError;
 use crate::handshake::HandshakeError;
 use crate::report::ReportError;
+use crate::restore::RestoreError;
 use crate::service::{ServiceError, told};
 
 /// An error that knows what it means to the caller.
@@ -69,9 +70,11 @@ impl Coded for ClaimError {
 impl Coded for EtcdError {
     fn code(&self) -> Code {
         match self {
-            Self::Version(_) | Self::Digest(_) | Self::OtherBytes { .. } | Self::OtherConfig { .. } => {
-                Code::InvalidArgument
-            }
+            Self::Version(_)
+            | Self::Digest(_)
+            | Self::Program(_)
+            | Self::OtherBytes { .. }
+            | Self::OtherConfig { .. } => Code::InvalidArgument,
             Self::NoBirth | Self::TwoBirths => Code::FailedPrecondition,
             Self::File(error) => error.code(),
         }
@@ -125,6 +128,18 @@ impl Coded for HandshakeError {
             Self::NoCertificate => Code::FailedPrecondition,
             Self::Certs(error) => error.code(),
             Self::Unusable(_) => Code::Internal,
+        }
+    }
+}
+
+impl Coded for RestoreError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NotStopped | Self::OtherData(_) | Self::NoTool(_) => Code::FailedPrecondition,
+            Self::OtherBytes { .. } | Self::Refused { .. } => Code::InvalidArgument,
+            Self::Etcd(error) => error.code(),
+            Self::File(error) => error.code(),
+            Self::Run(_) | Self::TooLong | Self::NoData(_) => Code::Internal,
         }
     }
 }

@@ -2,12 +2,14 @@
 
 use std::fs;
 
+use raftsman_api::hex;
 use raftsman_api::roles::Role;
-use raftsman_api::v1;
+use raftsman_api::v1::{self, install_etcd_request, restore_data_request};
 use tonic::{Code, Status};
 
 use crate::harness::{
-    Client, Fleet, Machine, VERSION, bear, configure, kill, report, running, stamp, start_empty, stop, versions,
+    Client, Fleet, Machine, VERSION, bear, chunk, configure, etcdctl, kill, report, running, stamp, start_empty,
+    start_on, stop, versions,
 };
 
 async fn clear(client: &mut Client, expected_member_id: u64) -> Result<(), Status> {
@@ -148,4 +150,111 @@ async fn lost_data_is_forgotten_when_it_is_cleared() {
     assert!(report(&mut client).await.etcd.unwrap().had_data);
     clear(&mut client, member).await.unwrap();
     assert!(!report(&mut client).await.etcd.unwrap().had_data);
+}
+
+/// Puts etcd's tool beside etcd. The lab's etcdctl is of the line that still restores, with the same words and code.
+async fn install_tool(client: &mut Client) {
+    let bytes = fs::read(etcdctl()).unwrap();
+    let head =
+        v1::InstallEtcdHead { version: VERSION.to_owned(), sha256: hex::sha256(&bytes), program: "etcdutl".to_owned() };
+    let head = v1::InstallEtcdRequest { part: Some(install_etcd_request::Part::Head(head)) };
+    let asked = client.install_etcd(stamp(tokio_stream::iter([head.clone()]))).await.unwrap();
+    assert!(asked.into_inner().bytes_needed);
+    let parts: Vec<_> = std::iter::once(head.clone()).chain(bytes.chunks(1 << 20).map(chunk)).collect();
+    assert!(!client.install_etcd(stamp(tokio_stream::iter(parts))).await.unwrap().into_inner().bytes_needed);
+    let again = client.install_etcd(stamp(tokio_stream::iter([head]))).await.unwrap();
+    assert!(!again.into_inner().bytes_needed);
+    let installed = report(client).await.etcd.unwrap().installed;
+    assert_eq!(installed.len(), 1, "etcd itself is still there");
+}
+
+async fn restore(
+    client: &mut Client,
+    head: &v1::RestoreDataHead,
+    snapshot: &[u8],
+) -> Result<v1::RestoreDataReply, Status> {
+    let part = |part| v1::RestoreDataRequest { part: Some(part) };
+    let chunks = snapshot.chunks(1 << 18).map(|bytes| part(restore_data_request::Part::Chunk(bytes.to_vec())));
+    let parts: Vec<_> = std::iter::once(part(restore_data_request::Part::Head(head.clone()))).chain(chunks).collect();
+    client.restore_data(stamp(tokio_stream::iter(parts))).await.map(tonic::Response::into_inner)
+}
+
+fn revision(machine: &Machine) -> u64 {
+    let status = machine.etcdctl(&["get", "key", "-w", "json"]).unwrap();
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    status["header"]["revision"].as_u64().unwrap()
+}
+
+#[tokio::test]
+async fn a_snapshot_becomes_data_again() {
+    let fleet = Fleet::new("f8");
+    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 8, 20]).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    configure(&mut client, &machine.plain_config()).await.unwrap();
+    bear(&mut client, VERSION, &machine.birth()).await.unwrap();
+    let first = running(&mut client).await.data.unwrap();
+    machine.serves().await;
+    machine.etcdctl(&["put", "kept", "in the snapshot"]).unwrap();
+    let saved = revision(&machine);
+    let file = machine.path().join("saved.db");
+    machine.etcdctl(&["snapshot", "save", file.to_str().unwrap()]).unwrap();
+    machine.etcdctl(&["put", "kept", "later"]).unwrap();
+    let snapshot = fs::read(&file).unwrap();
+    let url = format!("https://{}:2380", machine.address.ip());
+    let head = v1::RestoreDataHead {
+        version: VERSION.to_owned(),
+        sha256: hex::sha256(&snapshot),
+        name: "etcd-1".to_owned(),
+        initial_cluster: format!("etcd-1={url}"),
+        token: "restored".to_owned(),
+        peer_url: url,
+        bump_revision: 1_000_000,
+    };
+    let refusal = |refused: Result<v1::RestoreDataReply, Status>, code, reason: &str| {
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.code(), code, "{refused:?}");
+        assert!(refused.message().contains(reason), "{refused:?} should say: {reason}");
+    };
+    let unready = Code::FailedPrecondition;
+    refusal(restore(&mut client, &head, &snapshot).await, unready, "stop it before its data is restored");
+    stop(&mut client).await;
+    refusal(restore(&mut client, &head, &snapshot).await, unready, "clear it first");
+    clear(&mut client, first.member_id).await.unwrap();
+    refusal(restore(&mut client, &head, &snapshot).await, unready, "is not installed");
+    install_tool(&mut client).await;
+    refusal(restore(&mut client, &head, &snapshot[1..]).await, Code::InvalidArgument, "nothing was restored");
+    // One that was damaged before anybody took its digest: etcd's own checksum at its end tells.
+    let mut damaged = snapshot.clone();
+    damaged[5000] ^= 1;
+    let other = v1::RestoreDataHead { sha256: hex::sha256(&damaged), ..head.clone() };
+    refusal(restore(&mut client, &other, &damaged).await, Code::InvalidArgument, "refused the snapshot");
+    let other = v1::RestoreDataHead { initial_cluster: "nobody=https://127.77.8.20:2380".to_owned(), ..head.clone() };
+    refusal(restore(&mut client, &other, &snapshot).await, Code::InvalidArgument, "refused the snapshot");
+    assert_eq!(data(&mut client).await.state(), v1::DataState::Empty);
+
+    let made = restore(&mut client, &head, &snapshot).await.unwrap();
+    let restored = data(&mut client).await;
+    assert_eq!((restored.member_id, restored.cluster_id), (made.member_id, made.cluster_id));
+    assert_ne!(made.cluster_id, first.cluster_id);
+    let left: Vec<_> = fs::read_dir(machine.root().etcd())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with('.'))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    start_on(&mut client, made.cluster_id, false).await.unwrap();
+    machine.serves().await;
+    assert_eq!(machine.etcdctl(&["get", "kept", "--print-value-only"]).unwrap().trim(), "in the snapshot");
+    assert!(revision(&machine) > saved + 1_000_000);
+    let compacted = machine.etcdctl(&["get", "kept", "--rev", &saved.to_string()]).unwrap_err();
+    assert!(compacted.contains("compacted"), "{compacted}");
+
+    // Without a bump the revisions go on where the snapshot was taken.
+    stop(&mut client).await;
+    clear(&mut client, made.member_id).await.unwrap();
+    let other = v1::RestoreDataHead { bump_revision: 0, ..head };
+    let made = restore(&mut client, &other, &snapshot).await.unwrap();
+    start_on(&mut client, made.cluster_id, false).await.unwrap();
+    machine.serves().await;
+    assert!(revision(&machine) < saved + 100);
 }

@@ -258,9 +258,8 @@ impl Machine {
 impl Machine {
     /// Asks the machine's etcd, with the machine's own certificate; what etcdctl says, or its complaint.
     pub(crate) fn etcdctl(&self, arguments: &[&str]) -> Result<String, String> {
-        let program = std::env::var_os("RAFTSMAN_ETCDCTL").expect("RAFTSMAN_ETCDCTL is not set: run `just lab` first");
         let tls = self.root().server_tls().join("current");
-        let output = Command::new(program)
+        let output = Command::new(etcdctl())
             .env_clear()
             .arg(format!("--endpoints=https://{}:2379", self.address.ip()))
             .arg("--cacert")
@@ -391,6 +390,10 @@ pub(crate) async fn running(client: &mut Client) -> v1::EtcdReport {
     .await
 }
 
+pub(crate) fn etcdctl() -> PathBuf {
+    std::env::var_os("RAFTSMAN_ETCDCTL").expect("RAFTSMAN_ETCDCTL is not set: run `just lab` first").into()
+}
+
 pub(crate) fn etcd_dir() -> PathBuf {
     let dir = std::env::var_os("RAFTSMAN_ETCD_DIR");
     PathBuf::from(
@@ -412,7 +415,7 @@ pub(crate) fn etcd_digest(version: &str) -> String {
 
 /// A copy, never a hard link: nothing that a test does may reach the lab's own binaries.
 pub(crate) fn put_artifact(root: &Root, version: &str) {
-    let artifact = root.artifact(version);
+    let artifact = root.artifact("etcd", version);
     if !artifact.exists() {
         fs::create_dir_all(artifact.parent().unwrap()).unwrap();
         fs::copy(etcd_dir().join(version).join("etcd"), &artifact).unwrap();
