@@ -1,8 +1,10 @@
 //! All that may be done to the world: a closed list, as data.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
-use crate::observed::{ClusterId, Purpose};
+use crate::observed::{ClusterId, MemberId, Purpose};
 use crate::spec::{EtcdVersion, Name};
 
 /// One deed.
@@ -39,11 +41,15 @@ pub enum Action {
         machine: Name,
         /// What for.
         purpose: Purpose,
+        /// An address that is to be in it beside those of the file: where the member still is.
+        also: Option<IpAddr>,
     },
     /// Write etcd's configuration file.
     ConfigureEtcd {
         /// Where.
         machine: Name,
+        /// The version that will read it.
+        version: EtcdVersion,
         /// Digest of the file.
         digest: String,
     },
@@ -65,6 +71,71 @@ pub enum Action {
         /// The cluster that its data must belong to.
         cluster: ClusterId,
     },
+    /// Stop etcd for good: it is no member any more.
+    StopEtcd {
+        /// Where.
+        machine: Name,
+    },
+    /// Put the data of one that is no member any more out of the way.
+    ClearData {
+        /// Where.
+        machine: Name,
+        /// Whose data it must be; none when it cannot be read as a member's.
+        member: Option<MemberId>,
+    },
+    /// Give the machine back, with its disk.
+    DeleteMachine {
+        /// Which.
+        machine: Name,
+    },
+    /// Give the machine another address. etcd goes on at the old one until it is restarted.
+    MoveMachine {
+        /// Which.
+        machine: Name,
+        /// Its new address.
+        address: IpAddr,
+    },
+    /// Take a member in as a learner: it gets all data before it has a vote.
+    AddLearner {
+        /// Its machine.
+        machine: Name,
+        /// Where other members will reach it.
+        peer_url: String,
+    },
+    /// Give a learner that has caught up its vote.
+    PromoteMember {
+        /// Its machine.
+        machine: Name,
+        /// Which.
+        member: MemberId,
+    },
+    /// Take a member out of the cluster.
+    RemoveMember {
+        /// Its name, or where other members would reach it when it never had one.
+        name: String,
+        /// Which.
+        member: MemberId,
+    },
+    /// Tell the cluster where a member is reached from now on, and restart it there.
+    UpdateMember {
+        /// Its machine.
+        machine: Name,
+        /// Which.
+        member: MemberId,
+        /// Where other members reach it from now on.
+        peer_url: String,
+        /// Which version.
+        version: EtcdVersion,
+        /// The cluster that its data must belong to.
+        cluster: ClusterId,
+    },
+    /// Hand leadership over.
+    MoveLeader {
+        /// To whom.
+        machine: Name,
+        /// To whom.
+        member: MemberId,
+    },
     /// Make the superuser `root`, with the role `root`.
     CreateRoot,
     /// Turn auth on: from now on nobody gets in without credentials.
@@ -75,8 +146,10 @@ pub enum Action {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartData {
-    /// Nothing: the member is born.
+    /// Nothing: the member is born together with its cluster.
     Empty,
+    /// Nothing: the member joins this cluster, which lists it already.
+    Joining(ClusterId),
     /// This cluster's data: the member comes back.
     Of(ClusterId),
 }
@@ -85,7 +158,7 @@ impl Action {
     /// The machine that it is done to; `None` when it is done to the cluster as a whole.
     pub fn machine(&self) -> Option<&Name> {
         match self {
-            Self::MakeAuthorities | Self::CreateRoot | Self::EnableAuth => None,
+            Self::MakeAuthorities | Self::RemoveMember { .. } | Self::CreateRoot | Self::EnableAuth => None,
             Self::CreateMachine { machine }
             | Self::StartMachine { machine }
             | Self::Enroll { machine }
@@ -93,13 +166,33 @@ impl Action {
             | Self::IssueCertificate { machine, .. }
             | Self::ConfigureEtcd { machine, .. }
             | Self::StartEtcd { machine, .. }
-            | Self::RestartEtcd { machine, .. } => Some(machine),
+            | Self::RestartEtcd { machine, .. }
+            | Self::StopEtcd { machine }
+            | Self::ClearData { machine, .. }
+            | Self::DeleteMachine { machine }
+            | Self::MoveMachine { machine, .. }
+            | Self::AddLearner { machine, .. }
+            | Self::PromoteMember { machine, .. }
+            | Self::UpdateMember { machine, .. }
+            | Self::MoveLeader { machine, .. } => Some(machine),
         }
     }
 
-    /// Whether it takes something away while it is done.
+    /// Whether it takes a member away while it is done.
     pub fn disruptive(&self) -> bool {
-        matches!(self, Self::RestartEtcd { .. })
+        matches!(self, Self::RestartEtcd { .. } | Self::UpdateMember { .. })
+    }
+
+    /// Whether it must be the only one of its wave: it takes a member away, or changes who has a say.
+    pub fn exclusive(&self) -> bool {
+        self.disruptive()
+            || matches!(
+                self,
+                Self::AddLearner { .. }
+                    | Self::PromoteMember { .. }
+                    | Self::RemoveMember { .. }
+                    | Self::MoveLeader { .. }
+            )
     }
 
     /// The verb, as plans show it.
@@ -115,6 +208,15 @@ impl Action {
             Self::ConfigureEtcd { .. } => "configure etcd",
             Self::StartEtcd { .. } => "start etcd",
             Self::RestartEtcd { .. } => "restart etcd",
+            Self::StopEtcd { .. } => "stop etcd",
+            Self::ClearData { .. } => "clear data",
+            Self::DeleteMachine { .. } => "delete machine",
+            Self::MoveMachine { .. } => "move machine",
+            Self::AddLearner { .. } => "add learner",
+            Self::PromoteMember { .. } => "promote",
+            Self::RemoveMember { .. } => "remove member",
+            Self::UpdateMember { .. } => "move member",
+            Self::MoveLeader { .. } => "hand over to",
             Self::CreateRoot => "create root",
             Self::EnableAuth => "enable auth",
         }

@@ -1,6 +1,6 @@
 //! The file's addresses and the fleet's network → an address for every machine, the same at every run.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
@@ -65,11 +65,12 @@ impl<'de> Deserialize<'de> for LoopbackNetwork {
     }
 }
 
-/// Hands out addresses in the order of the file, around those that the file gives away itself.
+/// Hands out addresses in the order of the file, around those that have a holder and those that the file gives away.
 ///
 /// A fleet that outgrows its network goes on in the one above it: 1,000 clusters in one file are a legitimate plan.
 pub(super) struct Allotment {
     network: Option<LoopbackNetwork>,
+    places: BTreeMap<Name, BTreeMap<Name, IpAddr>>,
     given: BTreeSet<IpAddr>,
     next: u8,
     full: bool,
@@ -78,20 +79,24 @@ pub(super) struct Allotment {
 
 impl Allotment {
     pub(super) fn new(spec: &Spec, identity: &Identity) -> Self {
-        let given = spec
+        let written = spec
             .etcd
             .values()
             .flat_map(|cluster| match &cluster.members {
                 Members::Count(_) => &[],
                 Members::List(list) => list.as_slice(),
             })
-            .filter_map(|member| member.address)
-            .collect();
+            .filter_map(|member| member.address);
+        let given = written.chain(identity.places.values().flat_map(|places| places.values().copied())).collect();
         let single = spec.machines.network.is_some();
-        Self { network: identity.network, given, next: 1, full: false, single }
+        let places = identity.places.clone();
+        Self { network: identity.network, places, given, next: 1, full: false, single }
     }
 
     pub(super) fn allot(&mut self, cluster: &Name, member: &Name) -> Result<IpAddr, DesireError> {
+        if let Some(place) = self.places.get(cluster).and_then(|places| places.get(member)) {
+            return Ok(*place);
+        }
         loop {
             let Some(network) = self.network else {
                 return Err(DesireError::NoAddress { member: member.clone() });

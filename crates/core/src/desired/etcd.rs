@@ -1,11 +1,13 @@
 //! One cluster of the file → its members with their configuration and certificates.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use super::addresses::Allotment;
-use super::{Cluster, DesireError, Member};
+use super::{Cluster, Config, DesireError, Member};
 use crate::render;
-use crate::spec::{AuthMode, EtcdCluster, Members, Name};
+use crate::spec::{AuthMode, EtcdCluster, EtcdVersion, Members, Name};
 
 /// Where an agent listens.
 pub const AGENT_PORT: u16 = 2378;
@@ -43,6 +45,19 @@ pub enum Usage {
 }
 
 impl LeafProfile {
+    /// The same with this address in it, too.
+    pub fn with(&self, also: Option<IpAddr>) -> Cow<'_, Self> {
+        match also.filter(|address| !self.addresses.contains(address)) {
+            None => Cow::Borrowed(self),
+            Some(address) => {
+                let mut profile = self.clone();
+                profile.addresses.push(address);
+                profile.addresses.sort();
+                Cow::Owned(profile)
+            }
+        }
+    }
+
     /// Names and addresses as a certificate's facts list them.
     pub fn all_names(&self) -> Vec<String> {
         let mut all: Vec<String> = self.names.clone();
@@ -54,6 +69,19 @@ impl LeafProfile {
 
 pub(super) fn url(address: IpAddr, port: u16) -> String {
     format!("https://{}", std::net::SocketAddr::new(address, port))
+}
+
+/// etcd's configuration of a member at this version.
+pub(super) fn config(spec: &EtcdCluster, member: &Name, address: IpAddr, version: EtcdVersion) -> Config {
+    let text = render::etcd::config(&render::etcd::Member {
+        name: member,
+        client_url: url(address, CLIENT_PORT),
+        peer_url: url(address, PEER_PORT),
+        version,
+        gateway: spec.gateway.unwrap_or(spec.auth.mode == AuthMode::Password),
+        cluster: spec,
+    });
+    Config { digest: render::digest(&text), text }
 }
 
 pub(super) fn resolve(
@@ -84,20 +112,10 @@ pub(super) fn resolve(
     }
     let token = spec.token.clone().unwrap_or_else(|| format!("{fleet}-{name}"));
     let organization = spec.certificates.organization.clone().unwrap_or_else(|| fleet.to_string());
-    let initial_cluster =
-        places.iter().map(|(n, a)| format!("{n}={}", url(*a, PEER_PORT))).collect::<Vec<_>>().join(",");
     let members = places
         .into_iter()
         .map(|(member, address)| {
-            let config = render::etcd::config(&render::etcd::Member {
-                name: &member,
-                client_url: url(address, CLIENT_PORT),
-                peer_url: url(address, PEER_PORT),
-                initial_cluster: &initial_cluster,
-                token: &token,
-                gateway: spec.gateway.unwrap_or(spec.auth.mode == AuthMode::Password),
-                cluster: spec,
-            });
+            let config = config(spec, &member, address, spec.version);
             let profile = |usage, names: Vec<String>, addresses: Vec<IpAddr>| {
                 let (mut names, mut addresses) = (names, addresses);
                 names.sort();
@@ -125,7 +143,6 @@ pub(super) fn resolve(
                 peer_addresses.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
             }
             Member {
-                config_digest: render::digest(&config),
                 config,
                 peer: profile(Usage::ServerAndClient, vec![member.to_string()], peer_addresses),
                 server: profile(Usage::Server, server_names, server_addresses),
@@ -136,6 +153,10 @@ pub(super) fn resolve(
         .collect();
     Ok(Cluster {
         name: name.clone(),
+        settings: Arc::new(spec.clone()),
+        token,
+        learner_patience_ms: spec.learner_patience.as_millis(),
+        replace_after_ms: spec.replace_after.map(|after| after.as_millis()),
         version: spec.version,
         source: spec.source.clone(),
         auth: spec.auth.mode,

@@ -3,9 +3,12 @@
 mod addresses;
 mod etcd;
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use crate::spec::{AuthMode, Authorities, EtcdVersion, KeyAlgorithm, Name, Provider, Secret, Source, Spec};
+use crate::spec::{AuthMode, Authorities, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Provider, Secret, Source, Spec};
 
 pub use addresses::{LoopbackNetwork, NetworkError};
 pub use etcd::{AGENT_PORT, CLIENT_PORT, LeafProfile, PEER_PORT, Usage};
@@ -17,6 +20,8 @@ pub struct Identity {
     pub id: String,
     /// Local provider: the network that addresses are taken from.
     pub network: Option<LoopbackNetwork>,
+    /// Where the members are that have a place already: a file that changes moves nobody by itself.
+    pub places: BTreeMap<Name, BTreeMap<Name, IpAddr>>,
 }
 
 /// Everything that should be.
@@ -51,6 +56,14 @@ pub struct Cluster {
     pub algorithm: KeyAlgorithm,
     /// How long made authorities are valid, in milliseconds.
     pub ca_validity_ms: u64,
+    /// Tells clusters apart while they form.
+    pub token: String,
+    /// A member that is down for so many milliseconds is replaced without being asked for.
+    pub replace_after_ms: Option<u64>,
+    /// A learner that does not get on for so many milliseconds is taken out again.
+    pub learner_patience_ms: u64,
+    /// The cluster's section of the file, for configurations of versions on the way.
+    pub settings: Arc<EtcdCluster>,
     /// Its members, in order.
     pub members: Vec<Member>,
 }
@@ -62,14 +75,21 @@ pub struct Member {
     pub name: Name,
     /// Its machine's address.
     pub address: IpAddr,
-    /// etcd's configuration file.
-    pub config: String,
-    /// SHA-256 of it, in hexadecimal.
-    pub config_digest: String,
+    /// etcd's configuration file at the version of the file.
+    pub config: Config,
     /// The certificate that it shows to other members.
     pub peer: LeafProfile,
     /// The certificate that it shows to clients.
     pub server: LeafProfile,
+}
+
+/// A configuration file of etcd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Its text.
+    pub text: String,
+    /// SHA-256 of it, in hexadecimal.
+    pub digest: String,
 }
 
 /// Why no Desired could be made of a valid file.
@@ -120,6 +140,14 @@ impl Cluster {
     pub fn member(&self, name: &Name) -> Option<&Member> {
         self.members.iter().find(|m| m.name == *name)
     }
+
+    /// A member's configuration at this version, which may be one on the way to the file's.
+    pub fn config<'a>(&self, member: &'a Member, version: EtcdVersion) -> Cow<'a, Config> {
+        if version == self.version {
+            return Cow::Borrowed(&member.config);
+        }
+        Cow::Owned(etcd::config(&self.settings, &member.name, member.address, version))
+    }
 }
 
 impl Member {
@@ -130,7 +158,7 @@ impl Member {
 
     /// Where other members reach it.
     pub fn peer_url(&self) -> String {
-        etcd::url(self.address, PEER_PORT)
+        peer_url(self.address)
     }
 
     /// The certificate for this purpose.
@@ -140,4 +168,15 @@ impl Member {
             crate::observed::Purpose::Server => &self.server,
         }
     }
+}
+
+/// Where other members reach a member at this address.
+pub fn peer_url(address: IpAddr) -> String {
+    etcd::url(address, PEER_PORT)
+}
+
+/// The address in a peer URL of ours.
+pub fn address_of(peer_url: &str) -> Option<IpAddr> {
+    let place = peer_url.strip_prefix("https://")?;
+    place.parse::<std::net::SocketAddr>().ok().map(|place| place.ip())
 }

@@ -1,6 +1,7 @@
 //! An action on the simulated world → its predicted effect, or why it is impossible.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -12,7 +13,7 @@ use crate::observed::{
     ServiceState,
 };
 use crate::render;
-use crate::spec::Name;
+use crate::spec::{EtcdVersion, Name};
 
 /// The world refused: the machine was not as the action needs it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,6 +31,8 @@ impl World {
     /// Does it. Processes that it starts need `warm_up` looks before they answer.
     pub fn act(&mut self, desired: &Cluster, action: &Action, warm_up: u32) -> Result<(), Impossible> {
         let now = self.now;
+        let observed = self.observe(desired);
+        self.ledger.ahead(desired, &observed, action, now);
         match action {
             Action::MakeAuthorities => {
                 let not_after = later(now, desired.ca_validity_ms);
@@ -40,10 +43,12 @@ impl World {
             Action::CreateMachine { machine } => {
                 self.made += 1;
                 let incarnation = format!("made-{}", self.made);
+                let member = desired.member(machine);
+                let address = member.ok_or_else(|| Impossible(format!("{machine} is not in the file")))?.address;
                 let new = self.machines.entry(machine.clone()).or_insert_with(MachineModel::none);
                 if !new.exists {
                     let ports_taken = std::mem::take(&mut new.ports_taken);
-                    *new = MachineModel { exists: true, incarnation, ports_taken, ..MachineModel::none() };
+                    *new = MachineModel { exists: true, incarnation, address, ports_taken, ..MachineModel::none() };
                 }
                 power_on(new);
             }
@@ -52,33 +57,68 @@ impl World {
             Action::InstallEtcd { machine, version } => {
                 self.claimed(machine)?.installed.insert(*version);
             }
-            Action::IssueCertificate { machine, purpose } => {
-                let certificate = self.certificate(desired, machine, *purpose)?;
+            Action::IssueCertificate { machine, purpose, also } => {
+                let certificate = self.certificate(desired, machine, *purpose, *also)?;
                 self.claimed(machine)?.certificates.insert(*purpose, certificate);
             }
-            Action::ConfigureEtcd { machine, digest } => {
+            Action::ConfigureEtcd { machine, digest, .. } => {
                 self.claimed(machine)?.config = Some(digest.clone());
             }
             Action::StartEtcd { machine, version, data } => {
-                let incarnation = self.claimed(machine)?.incarnation.clone();
-                if self.ledger.members.is_empty() {
-                    self.ledger.members = desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
-                    self.ledger.auth = Some(desired.auth);
-                }
-                self.ledger.started.insert(machine.clone(), incarnation);
-                self.start(desired, machine, *version, *data, warm_up)?;
+                self.start(machine, *version, *data, warm_up)?;
             }
             Action::RestartEtcd { machine, version, cluster } => {
-                let stopped = self.claimed(machine)?;
-                stopped.process = Process::none();
-                // It hands its leadership over before it goes, and does not get it back by coming back.
-                let stopped = stopped.member();
-                if self.leads == stopped {
-                    let heir = self.answering(*cluster).find_map(|(_, m)| m.member());
-                    self.leads = heir;
-                }
-                self.start(desired, machine, *version, StartData::Of(*cluster), warm_up)?;
+                self.stop(machine, Some(*cluster))?;
+                self.start(machine, *version, StartData::Of(*cluster), warm_up)?;
             }
+            Action::StopEtcd { machine } => self.stop(machine, None)?,
+            Action::ClearData { machine, .. } => {
+                let cleared = self.claimed(machine)?;
+                if cleared.process.state != ServiceState::Stopped {
+                    return Err(Impossible(format!("etcd runs on {machine}")));
+                }
+                cleared.data = Data::Empty;
+                cleared.had_data = false;
+                cleared.process = Process::none();
+            }
+            Action::DeleteMachine { machine } => *self.existing(machine)? = MachineModel::none(),
+            Action::MoveMachine { machine, address } => self.existing(machine)?.address = *address,
+            Action::AddLearner { peer_url, .. } => {
+                self.made += 1;
+                let id = MemberId(hash(&format!("{peer_url} {}", self.made)));
+                let url = peer_url.clone();
+                let mut refused = None;
+                self.agree(|agreed| {
+                    if agreed.members.iter().any(|m| m.learner || m.peer_urls.contains(&url)) {
+                        refused = Some("a learner is there already, or one of this address");
+                        return;
+                    }
+                    let (name, peer_urls) = (String::new(), vec![url]);
+                    agreed.members.push(ListedMember { id, name, peer_urls, learner: true });
+                })?;
+                refused.map_or(Ok(()), |why| Err(Impossible(why.to_owned())))?;
+            }
+            Action::PromoteMember { machine, member } => {
+                if !self.machines.get(machine).is_some_and(|m| m.answers() && m.member() == Some(*member)) {
+                    return Err(Impossible("the learner is not in sync with the leader".to_owned()));
+                }
+                self.agree(|agreed| agreed.members.iter_mut().filter(|m| m.id == *member).for_each(|m| m.learner = false))?;
+            }
+            Action::RemoveMember { member, .. } => {
+                self.agree(|agreed| agreed.members.retain(|m| m.id != *member))?;
+                if self.leads == Some(*member) {
+                    self.leads = None;
+                }
+            }
+            Action::UpdateMember { machine, member, peer_url, version, cluster } => {
+                let url = vec![peer_url.clone()];
+                self.agree(|agreed| {
+                    agreed.members.iter_mut().filter(|m| m.id == *member).for_each(|m| m.peer_urls.clone_from(&url));
+                })?;
+                self.stop(machine, Some(*cluster))?;
+                self.start(machine, *version, StartData::Of(*cluster), warm_up)?;
+            }
+            Action::MoveLeader { member, .. } => self.leads = Some(*member),
             Action::CreateRoot => self.agree(|agreed| agreed.root = Root::Ready)?,
             Action::EnableAuth => {
                 let mut without_root = false;
@@ -95,14 +135,25 @@ impl World {
     }
 
     /// Remembers what a look at the world showed, as the engine does.
-    pub fn remember(&mut self) {
-        let formed = self.agreed.iter().find(|(id, a)| a.formed && self.has_quorum(**id)).map(|(id, _)| *id);
-        self.ledger.cluster = self.ledger.cluster.or(formed);
+    pub fn remember(&mut self, desired: &Cluster) {
+        let observed = self.observe(desired);
+        self.ledger.learn(desired, &observed, self.now);
+    }
+
+    /// etcd hands its leadership over before it goes, and does not get it back by coming back.
+    fn stop(&mut self, machine: &Name, cluster: Option<ClusterId>) -> Result<(), Impossible> {
+        let stopped = self.claimed(machine)?;
+        stopped.process = Process::none();
+        let stopped = stopped.member();
+        if self.leads == stopped {
+            self.leads = cluster.and_then(|id| self.voters_answering(id).next());
+        }
+        Ok(())
     }
 
     /// The data of a member that etcd was once started on.
     pub(super) fn born(&self, desired: &Cluster, name: &Name, cluster: Option<ClusterId>) -> Data {
-        let ids = Ids::of(desired);
+        let ids = Ids::of(&self.founders(desired));
         let listed = cluster.and_then(|id| self.agreed.get(&id)).into_iter().flat_map(|agreed| &agreed.members);
         let listed = listed.into_iter().find(|m| m.name == name.as_str()).map(|m| m.id);
         let member = listed.or_else(|| ids.members.get(name).copied());
@@ -112,12 +163,21 @@ impl World {
     /// What a cluster that formed once has agreed upon, where nobody can be asked: what apply sees to before it ends.
     pub(super) fn remembered(&mut self, desired: &Cluster) {
         let Some(cluster) = self.ledger.cluster else { return };
+        let founders = self.founders(desired);
         self.agreed.entry(cluster).or_insert_with(|| Agreed {
             root: Root::Ready,
             auth: true,
             formed: true,
-            ..Agreed::new(Ids::of(desired).list(desired))
+            ..Agreed::new(Ids::of(&founders).list(&founders))
         });
+    }
+
+    /// Those that the cluster was first started with, or will be.
+    fn founders(&self, desired: &Cluster) -> BTreeMap<Name, String> {
+        if self.ledger.members.is_empty() {
+            return desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
+        }
+        self.ledger.members.clone()
     }
 
     fn existing(&mut self, name: &Name) -> Result<&mut MachineModel, Impossible> {
@@ -143,6 +203,7 @@ impl World {
         desired: &Cluster,
         machine: &Name,
         purpose: Purpose,
+        also: Option<IpAddr>,
     ) -> Result<CertificateFacts, Impossible> {
         let authority = match purpose {
             Purpose::Peer => &self.ledger.peers,
@@ -150,7 +211,7 @@ impl World {
         };
         let authority = authority.as_ref().ok_or_else(|| Impossible("there is no authority".to_owned()))?;
         let member = desired.member(machine).ok_or_else(|| Impossible(format!("{machine} is not in the file")))?;
-        let profile = member.profile(purpose);
+        let profile = member.profile(purpose).with(also);
         Ok(CertificateFacts {
             fingerprint: format!("{machine}-{}-{}", purpose.name(), self.now),
             not_before: self.now,
@@ -161,16 +222,17 @@ impl World {
         })
     }
 
-    fn start(
-        &mut self,
-        desired: &Cluster,
-        name: &Name,
-        version: crate::spec::EtcdVersion,
-        data: StartData,
-        warm_up: u32,
-    ) -> Result<(), Impossible> {
-        let ids = Ids::of(desired);
+    fn start(&mut self, name: &Name, version: EtcdVersion, data: StartData, warm_up: u32) -> Result<(), Impossible> {
+        let founders = self.ledger.members.clone();
+        let ids = Ids::of(&founders);
         let born = ids.members.get(name).copied();
+        let joined = match data {
+            StartData::Joining(cluster) => self.agreed.get(&cluster).and_then(|agreed| {
+                let this = |m: &&ListedMember| self.ledger.name_of(m).as_ref() == Some(name);
+                agreed.members.iter().find(this).map(|m| m.id)
+            }),
+            StartData::Empty | StartData::Of(_) => None,
+        };
         let machine = self.claimed(name)?;
         if !machine.installed.contains(&version) || machine.config.is_none() || machine.certificates.len() < 2 {
             return Err(Impossible(format!("{name} lacks a binary, a configuration or a certificate")));
@@ -183,13 +245,20 @@ impl World {
                 let member = born.ok_or_else(|| Impossible(format!("{name} is not in the file")))?;
                 machine.data = Data::Present { member, cluster: ids.cluster };
             }
+            (StartData::Joining(cluster), Data::Empty) => {
+                let member = joined.ok_or_else(|| Impossible(format!("the cluster does not list {name}")))?;
+                machine.data = Data::Present { member, cluster };
+            }
             (StartData::Of(wanted), Data::Present { cluster, .. }) if wanted == *cluster => {}
             _ => return Err(Impossible(format!("the data of {name} is not as expected"))),
         }
         let config = machine.config.clone();
+        let address = Some(machine.address);
         machine.process =
-            Process { state: ServiceState::Running, config, version: Some(version), restarts: 0, warm_up };
-        self.agreed.entry(ids.cluster).or_insert_with(|| Agreed::new(ids.list(desired)));
+            Process { state: ServiceState::Running, config, version: Some(version), restarts: 0, warm_up, address };
+        if data == StartData::Empty {
+            self.agreed.entry(ids.cluster).or_insert_with(|| Agreed::new(ids.list(&founders)));
+        }
         Ok(())
     }
 
@@ -226,25 +295,22 @@ struct Ids {
 }
 
 impl Ids {
-    fn of(desired: &Cluster) -> Self {
-        let hash = |text: &str| {
-            let digest = render::digest(text);
-            u64::from_str_radix(&digest[..16], 16).unwrap_or(1)
-        };
+    fn of(founders: &BTreeMap<Name, String>) -> Self {
         let members: BTreeMap<Name, MemberId> =
-            desired.members.iter().map(|m| (m.name.clone(), MemberId(hash(&m.peer_url())))).collect();
+            founders.iter().map(|(name, url)| (name.clone(), MemberId(hash(url)))).collect();
         let all: String = members.values().map(|id| format!("{id}")).collect();
         Self { cluster: ClusterId(hash(&all)), members }
     }
 
-    fn list(&self, desired: &Cluster) -> Vec<ListedMember> {
-        desired
-            .members
-            .iter()
-            .filter_map(|m| {
-                let id = *self.members.get(&m.name)?;
-                Some(ListedMember { id, name: m.name.to_string(), peer_urls: vec![m.peer_url()], learner: false })
-            })
-            .collect()
+    fn list(&self, founders: &BTreeMap<Name, String>) -> Vec<ListedMember> {
+        let entry = |(name, url): (&Name, &String)| {
+            let id = *self.members.get(name)?;
+            Some(ListedMember { id, name: name.to_string(), peer_urls: vec![url.clone()], learner: false })
+        };
+        founders.iter().filter_map(entry).collect()
     }
+}
+
+fn hash(text: &str) -> u64 {
+    u64::from_str_radix(&render::digest(text)[..16], 16).unwrap_or(1)
 }

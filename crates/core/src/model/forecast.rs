@@ -79,7 +79,7 @@ fn forecast_by(
         }
         waves.push(Wave { steps: next.steps });
         world.pass_time();
-        world.remember();
+        world.remember(desired);
         seen = still_unreachable(world.observe(desired), observed);
     }
 }
@@ -94,6 +94,9 @@ fn stuck(waiting: &Waiting) -> bool {
             | Waiting::NoQuorumYet { .. }
             | Waiting::EtcdStarting { .. }
             | Waiting::WouldLoseQuorum { .. }
+            | Waiting::LearnerCatchingUp { .. }
+            | Waiting::HealFirst { .. }
+            | Waiting::NoHeir { .. }
     )
 }
 

@@ -13,7 +13,8 @@ use crate::spec::Name;
 impl World {
     /// A look at everything, without faults.
     pub fn observe(&self, desired: &Cluster) -> Observed {
-        let members = desired.members.iter().map(|m| (m.name.clone(), self.observe_member(desired, &m.name))).collect();
+        let names = desired.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
+        let members = names.map(|name| (name.clone(), self.observe_member(desired, name))).collect();
         Observed { ledger: self.ledger.clone(), members }
     }
 
@@ -36,17 +37,23 @@ impl World {
             Fact::Seen { value: Agent::Unclaimed, at }
         };
         let etcd = match machine.cluster() {
-            Some(cluster) if machine.answers() => Fact::Seen { value: self.etcd(desired, machine, cluster), at },
+            Some(cluster) if self.is_heard(machine) => Fact::Seen { value: self.etcd(desired, machine, cluster), at },
             _ if machine.process.state == ServiceState::Stopped => Fact::Absent { at },
             _ => Fact::Unreachable { error: "connection refused".to_owned(), since: at },
         };
-        MemberObserved { machine: Fact::Seen { value: Machine { power: machine.power }, at }, agent, etcd }
+        MemberObserved { machine: Fact::Seen { value: Machine { power: machine.power, address: machine.address }, at }, agent, etcd }
     }
 
     fn etcd(&self, desired: &Cluster, machine: &MachineModel, cluster: ClusterId) -> EtcdFacts {
         let leader = self.leader(cluster);
         let agreed = self.agreed.get(&cluster);
         let member = machine.member().unwrap_or(crate::observed::MemberId(0));
+        let learner = agreed.is_some_and(|a| a.members.iter().any(|m| m.id == member && m.learner));
+        let read_error = match leader {
+            None => Some("no leader".to_owned()),
+            Some(_) => learner.then(|| "rpc not supported for learner".to_owned()),
+        };
+        let asked = agreed.filter(|_| read_error.is_none());
         EtcdFacts {
             member,
             cluster,
@@ -57,13 +64,13 @@ impl World {
             version: machine.process.version.unwrap_or(desired.version),
             db_size: 0,
             db_in_use: 0,
-            learner: false,
-            read_error: leader.is_none().then(|| "no leader".to_owned()),
-            members: agreed.map(|a| a.members.clone()).unwrap_or_default(),
+            learner,
+            members: asked.map(|a| a.members.clone()).unwrap_or_default(),
             alarms: agreed.map(|a| a.alarms.clone()).unwrap_or_default(),
-            auth: leader.and(agreed).map(|a| a.auth),
+            auth: asked.map(|a| a.auth),
             root: agreed.map_or(crate::observed::Root::Unknown, |a| a.root),
-            doors: agreed.filter(|a| a.auth && leader.is_some()).map(|a| a.doors.clone()),
+            doors: asked.filter(|a| a.auth).map(|a| a.doors.clone()),
+            read_error,
         }
     }
 }

@@ -5,13 +5,14 @@ mod forecast;
 mod look;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
 
 use jiff::Timestamp;
 
 pub use effects::Impossible;
 pub use forecast::{Forecast, Wave, forecast};
 
-use crate::desired::Cluster;
+use crate::desired::{Cluster, address_of, peer_url};
 use crate::observed::{
     Agent, Alarm, CertificateFacts, ClusterId, Data, Disk, Doors, EtcdFacts, Ledger, ListedMember, MemberId, Observed,
     PortTaken, Power, Purpose, Root, ServiceState,
@@ -48,6 +49,8 @@ pub struct MachineModel {
     pub claimed: bool,
     /// Which machine of this name it is.
     pub incarnation: String,
+    /// Where it is reached.
+    pub address: IpAddr,
     /// Its clock less ours.
     pub clock_offset_ms: i64,
     /// Room on its disk.
@@ -81,6 +84,8 @@ pub struct Process {
     pub restarts: u32,
     /// Looks at the world that must pass before it answers: real processes take their time.
     pub warm_up: u32,
+    /// The machine's address when it was started.
+    pub address: Option<IpAddr>,
 }
 
 /// What a cluster has agreed upon.
@@ -109,6 +114,7 @@ impl MachineModel {
             agent_up: false,
             claimed: false,
             incarnation: String::new(),
+            address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             clock_offset_ms: 0,
             disk: Disk { free: 1 << 34, total: 1 << 35 },
             installed: BTreeSet::new(),
@@ -145,7 +151,7 @@ impl MachineModel {
 impl Process {
     /// No process.
     pub fn none() -> Self {
-        Self { state: ServiceState::Stopped, config: None, version: None, restarts: 0, warm_up: 0 }
+        Self { state: ServiceState::Stopped, config: None, version: None, restarts: 0, warm_up: 0, address: None }
     }
 }
 
@@ -166,6 +172,7 @@ impl World {
             if let Some(m) = seen.machine.seen() {
                 machine.exists = true;
                 machine.power = m.power;
+                machine.address = m.address;
                 machine.incarnation = format!("seen-{name}");
             }
             machine.agent_up = seen.agent.seen().is_some();
@@ -187,6 +194,7 @@ impl World {
                     version: etcd.running_version,
                     restarts: etcd.service.restarts,
                     warm_up: 0,
+                    address: observed.ledger.members.get(name).and_then(|url| address_of(url)),
                 };
             }
             if let Some(etcd) = seen.etcd.seen() {
@@ -209,14 +217,14 @@ impl World {
                 None => self.born(desired, name, observed.ledger.cluster),
             };
             let running = if seen.etcd.seen().is_some() { ServiceState::Running } else { ServiceState::Stopped };
-            let signed = |purpose| Some((purpose, self.certificate(desired, name, purpose).ok()?));
+            let signed = |purpose| Some((purpose, self.certificate(desired, name, purpose, None).ok()?));
             let certificates = Purpose::ALL.into_iter().filter_map(signed).collect();
             if let Some(machine) = self.machines.get_mut(name) {
                 machine.claimed = true;
                 machine.incarnation.clone_from(incarnation);
                 machine.installed = BTreeSet::from([desired.version]);
                 machine.certificates = certificates;
-                machine.config = Some(member.config_digest.clone());
+                machine.config = Some(member.config.digest.clone());
                 machine.data = data;
                 machine.had_data = true;
                 machine.process = Process {
@@ -254,16 +262,30 @@ impl World {
         }
     }
 
-    /// Members of this cluster whose etcd answers.
-    pub fn answering(&self, cluster: ClusterId) -> impl Iterator<Item = (&Name, &MachineModel)> {
-        self.machines.iter().filter(move |(_, m)| m.answers() && m.cluster() == Some(cluster))
+    /// Whether this machine's etcd answers as a member: one that was taken out of its cluster ends by itself.
+    fn is_heard(&self, machine: &MachineModel) -> bool {
+        let Some((agreed, id)) = machine.cluster().and_then(|c| self.agreed.get(&c)).zip(machine.member()) else {
+            return false;
+        };
+        machine.answers() && agreed.members.iter().any(|m| m.id == id)
+    }
+
+    /// Voters of this cluster that answer, where the others look for them.
+    pub fn voters_answering(&self, cluster: ClusterId) -> impl Iterator<Item = MemberId> {
+        let voter = move |m: &&MachineModel| {
+            let (agreed, id) = (self.agreed.get(&cluster), m.member());
+            let found = agreed.into_iter().flat_map(|a| &a.members).find(|l| Some(l.id) == id && !l.learner);
+            m.cluster() == Some(cluster)
+                && found.is_some_and(|l| m.process.address.is_none_or(|a| l.peer_urls.contains(&peer_url(a))))
+        };
+        self.machines.values().filter(|m| m.answers()).filter(voter).filter_map(MachineModel::member)
     }
 
     /// Whether a majority of the cluster's voters answers.
     pub fn has_quorum(&self, cluster: ClusterId) -> bool {
         self.agreed.get(&cluster).is_some_and(|agreed| {
             let voters = agreed.members.iter().filter(|m| !m.learner).count();
-            self.answering(cluster).count() >= crate::observed::quorum(voters)
+            self.voters_answering(cluster).count() >= crate::observed::quorum(voters)
         })
     }
 
@@ -272,13 +294,33 @@ impl World {
         if !self.has_quorum(cluster) {
             return None;
         }
-        let ids: Vec<MemberId> = self.answering(cluster).filter_map(|(_, m)| m.member()).collect();
+        let ids: Vec<MemberId> = self.voters_answering(cluster).collect();
         self.leads.filter(|id| ids.contains(id)).or_else(|| ids.first().copied())
     }
 
     /// Lets the processes get on with what they do by themselves: start up, elect, be restarted by their agent.
     pub fn pass_time(&mut self) {
+        let names: BTreeMap<MemberId, String> =
+            self.machines.iter().filter_map(|(name, m)| m.member().map(|id| (id, name.to_string()))).collect();
         for machine in self.machines.values_mut().filter(|m| m.exists) {
+            let agreed = machine.cluster().and_then(|id| self.agreed.get_mut(&id));
+            if let (Some(agreed), Some(id)) = (agreed.filter(|a| a.formed), machine.member()) {
+                match agreed.members.iter_mut().find(|m| m.id == id) {
+                    // It ends as soon as it learns that it is no member any more, however often it is started.
+                    None if machine.process.state == ServiceState::Running => {
+                        machine.process.state = ServiceState::Backoff;
+                        machine.process.restarts += 1;
+                        continue;
+                    }
+                    None => continue,
+                    Some(listed) if machine.process.state == ServiceState::Running => {
+                        if let Some(name) = names.get(&id) {
+                            listed.name.clone_from(name);
+                        }
+                    }
+                    Some(_) => {}
+                }
+            }
             match machine.process.state {
                 ServiceState::Running => {
                     machine.process.warm_up = machine.process.warm_up.saturating_sub(1);
@@ -289,6 +331,7 @@ impl World {
                 ServiceState::Backoff if machine.agent_up && machine.data != Data::Empty => {
                     machine.process.state = ServiceState::Running;
                     machine.process.config.clone_from(&machine.config);
+                    machine.process.address = Some(machine.address);
                 }
                 ServiceState::Backoff | ServiceState::Stopped => {}
             }

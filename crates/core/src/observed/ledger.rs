@@ -2,11 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::etcd::ClusterId;
+use super::etcd::{ClusterId, ListedMember, MemberId};
+use super::{Observed, View};
+use crate::action::Action;
+use crate::desired::Cluster;
 use crate::spec::{AuthMode, Name};
+
+/// A learner's progress is written down no more often than this.
+const PROGRESS: SignedDuration = SignedDuration::from_secs(5);
 
 /// What the state remembers of one cluster.
 ///
@@ -17,8 +23,11 @@ pub struct Ledger {
     /// The cluster's id, once it formed. A cluster never gets a second one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterId>,
-    /// The members that the cluster was first started with, and where other members reach them.
+    /// Every member that is, or whose machine still is, and where other members reach it.
     pub members: BTreeMap<Name, String>,
+    /// Whether the members are still those that the cluster was first started with.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub reshaped: bool,
     /// For each member that etcd was started on: the incarnation of its machine then.
     pub started: BTreeMap<Name, String>,
     /// How clients proved who they are when the cluster was first started: its superuser is made for this.
@@ -32,6 +41,29 @@ pub struct Ledger {
     pub clients: Option<AuthorityRecord>,
     /// The highest revision ever seen: a restore must bump above it.
     pub last_revision: i64,
+    /// Members that somebody wants replaced: the name, and the member of that name that it is about.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub replace: BTreeMap<Name, MemberId>,
+    /// Since when each member that is not healthy has not been, as far as anybody looked.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub down_since: BTreeMap<Name, Timestamp>,
+    /// How far the learner is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learner: Option<LearnerRecord>,
+    /// Learners that did not get on and were taken out again.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub evicted: BTreeMap<Name, Timestamp>,
+}
+
+/// How far a learner is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LearnerRecord {
+    /// Which.
+    pub member: MemberId,
+    /// The last index of its log.
+    pub index: u64,
+    /// Since when it has not got on.
+    pub since: Timestamp,
 }
 
 /// A certificate authority, as far as the planner needs to know it.
@@ -41,4 +73,99 @@ pub struct AuthorityRecord {
     pub key: String,
     /// Valid until.
     pub not_after: Timestamp,
+}
+
+impl Ledger {
+    /// What a crash must not make us forget about an action, written down before it is done.
+    pub fn ahead(&mut self, desired: &Cluster, observed: &Observed, action: &Action, now: Timestamp) {
+        match action {
+            Action::StartEtcd { machine, .. } => {
+                if self.members.is_empty() {
+                    self.members = desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
+                    self.auth = Some(desired.auth);
+                }
+                if let Some(report) = observed.members.get(machine).and_then(|m| m.report()) {
+                    self.started.insert(machine.clone(), report.incarnation.clone());
+                }
+            }
+            Action::CreateMachine { machine } if self.cluster.is_some() => {
+                if let Some(member) = desired.member(machine) {
+                    self.members.entry(machine.clone()).or_insert_with(|| member.peer_url());
+                }
+            }
+            Action::AddLearner { machine, peer_url } => {
+                self.reshaped = true;
+                self.members.insert(machine.clone(), peer_url.clone());
+                self.evicted.remove(machine);
+            }
+            Action::UpdateMember { machine, peer_url, .. } => {
+                self.reshaped = true;
+                self.members.insert(machine.clone(), peer_url.clone());
+            }
+            Action::RemoveMember { member, .. } => {
+                self.reshaped = true;
+                let listed = View::of(observed).listed.unwrap_or_default().iter().find(|m| m.id == *member);
+                let learner = listed.filter(|m| m.learner).and_then(|m| self.name_of(m));
+                self.evicted.extend(learner.filter(|name| desired.member(name).is_some()).map(|name| (name, now)));
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes in what a look at the world showed and a later one may not show.
+    pub fn learn(&mut self, desired: &Cluster, observed: &Observed, now: Timestamp) {
+        let view = View::of(observed);
+        let (Some(list), 1) = (view.listed, view.clusters.len()) else { return };
+        if !view.has_quorum() {
+            return;
+        }
+        self.cluster = self.cluster.or_else(|| view.clusters.keys().next().copied());
+        for member in list {
+            if let (Ok(name), Some(url)) = (Name::parse(&member.name), member.peer_urls.first()) {
+                self.members.entry(name).or_insert_with(|| url.clone());
+            }
+        }
+        let listed: BTreeMap<Name, &ListedMember> =
+            list.iter().filter_map(|m| self.name_of(m).map(|name| (name, m))).collect();
+        // Who is no member any more has no past that could be in the way.
+        self.started.retain(|name, _| listed.contains_key(name));
+        self.members.retain(|name, _| {
+            let gone = || observed.members.get(name).is_none_or(|m| m.machine.is_absent());
+            listed.contains_key(name) || desired.member(name).is_some() || !gone()
+        });
+        let voter = |name: &Name| listed.get(name).is_some_and(|m| !m.learner);
+        self.down_since.retain(|name, _| voter(name) && !view.healthy.contains(name));
+        for name in listed.keys().filter(|name| voter(name) && !view.healthy.contains(name)) {
+            self.down_since.entry(name.clone()).or_insert(now);
+        }
+        // The mark is about the member that was: its successor has nothing to do with it.
+        self.replace.retain(|name, member| {
+            listed.get(name).is_none_or(|m| m.id == *member || m.learner || !view.healthy.contains(name))
+        });
+        self.follow(list, &view, now);
+    }
+
+    fn follow(&mut self, list: &[ListedMember], view: &View<'_>, now: Timestamp) {
+        let Some(learner) = list.iter().find(|m| m.learner) else {
+            self.learner = None;
+            return;
+        };
+        let index = view.answering.values().find(|e| e.member == learner.id).map_or(0, |e| e.raft_index);
+        match &mut self.learner {
+            Some(known) if known.member == learner.id => {
+                if index > known.index && now.duration_since(known.since) > PROGRESS {
+                    *known = LearnerRecord { member: learner.id, index, since: now };
+                }
+            }
+            other => *other = Some(LearnerRecord { member: learner.id, index, since: now }),
+        }
+    }
+
+    /// The name of a listed member: its own, or the one under which it was added when it never started.
+    pub fn name_of(&self, member: &ListedMember) -> Option<Name> {
+        if !member.name.is_empty() {
+            return Name::parse(&member.name).ok();
+        }
+        self.members.iter().find(|(_, url)| member.peer_urls.contains(url)).map(|(name, _)| name.clone())
+    }
 }

@@ -8,6 +8,7 @@ mod member;
 mod view;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +17,7 @@ pub use agent::{
 };
 pub use etcd::{Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
 pub use fact::Fact;
-pub use ledger::{AuthorityRecord, Ledger};
+pub use ledger::{AuthorityRecord, LearnerRecord, Ledger};
 pub use view::{Tolerance, View, quorum};
 
 use crate::spec::Name;
@@ -26,7 +27,7 @@ use crate::spec::Name;
 pub struct Observed {
     /// What the state remembers: what no look at the world can tell.
     pub ledger: Ledger,
-    /// Every desired member's machine, bottom up.
+    /// Every member's machine, bottom up: those of the file, and those that are to go.
     pub members: BTreeMap<Name, MemberObserved>,
 }
 
@@ -46,6 +47,8 @@ pub struct MemberObserved {
 pub struct Machine {
     /// Whether it runs.
     pub power: Power,
+    /// Where it is reached.
+    pub address: IpAddr,
 }
 
 /// Whether a machine runs.

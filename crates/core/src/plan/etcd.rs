@@ -1,7 +1,5 @@
 //! Members that should run, members that run → first start, restarts, and whose cluster this is.
 
-use std::collections::BTreeMap;
-
 use super::machines::Ready;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::{Action, StartData};
@@ -27,7 +25,6 @@ pub(super) fn identity_is_clear(draft: &mut Draft<'_>) -> bool {
     if let Some(expected) = expected {
         foreign_members(draft, expected);
     }
-    members_differ(draft);
     if let Some(made_for) = ledger.auth.filter(|made_for| *made_for != draft.desired.auth) {
         draft.waiting.push(Waiting::AuthDiffers { made_for, wanted: draft.desired.auth });
     }
@@ -50,36 +47,18 @@ fn foreign_members(draft: &mut Draft<'_>, expected: ClusterId) {
     }
 }
 
-/// The cluster's own list is the truth; while nobody can be asked, the list that it was first started with is.
-fn members_differ(draft: &mut Draft<'_>) {
-    let wanted: BTreeMap<String, String> =
-        draft.desired.members.iter().map(|m| (m.peer_url(), m.name.to_string())).collect();
-    let found: BTreeMap<String, String> = match draft.view.listed {
-        // A member that never started has no name yet, only its address.
-        Some(list) => list.iter().flat_map(|m| m.peer_urls.iter().map(|url| (url.clone(), m.name.clone()))).collect(),
-        None => draft.observed.ledger.members.iter().map(|(n, url)| (url.clone(), n.to_string())).collect(),
-    };
-    if found.is_empty() {
-        return;
-    }
-    let differs = |url: &String, name: &String, others: &BTreeMap<String, String>| {
-        others.get(url).is_none_or(|other| other != name && !other.is_empty() && !name.is_empty())
-    };
-    let only = |these: &BTreeMap<String, String>, others: &BTreeMap<String, String>| -> Vec<String> {
-        let mine = these.iter().filter(|(url, name)| differs(url, name, others));
-        mine.map(|(url, name)| format!("{name} ({url})")).collect()
-    };
-    let (missing, surplus) = (only(&wanted, &found), only(&found, &wanted));
-    if !missing.is_empty() || !surplus.is_empty() {
-        draft.waiting.push(Waiting::MembersDiffer { missing, surplus });
-    }
-}
-
-/// Brings members up, and carries a changed configuration through them one by one.
+/// Brings members up: at first a majority together, later each that does not run.
 pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     let mut startable: Vec<(&Ready<'_>, StartData)> = Vec::new();
     let mut up = 0;
     for r in ready {
+        // One that the cluster does not know has nothing to start for yet.
+        if draft.standing(&r.member.name).outside() {
+            continue;
+        }
+        if !formed(draft) && !founder(draft, &r.member.name) {
+            continue;
+        }
         match r.report.etcd.service.state {
             ServiceState::Running => {
                 up += 1;
@@ -98,15 +77,13 @@ pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     }
     if formed(draft) {
         for (r, data) in startable {
-            let reason = if data == StartData::Empty { Reason::Missing } else { Reason::NotRunning };
-            draft.steps.push(start(draft, r, data, reason));
-        }
-        if draft.steps.is_empty() {
-            roll(draft, ready);
+            let reason = if matches!(data, StartData::Of(_)) { Reason::NotRunning } else { Reason::Missing };
+            draft.steps.push(start(r, data, reason));
         }
         return;
     }
-    let of = draft.desired.members.len();
+    let founders = draft.observed.ledger.members.len();
+    let of = if founders == 0 { draft.desired.members.len() } else { founders };
     let progressing = draft.desired.members.iter().any(|m| draft.has_step_for(&m.name));
     if progressing || startable.is_empty() {
         return;
@@ -118,8 +95,14 @@ pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     }
     let starting = startable.len();
     for (r, data) in startable {
-        draft.steps.push(start(draft, r, data, Reason::FirstStart { starting, of }));
+        draft.steps.push(start(r, data, Reason::FirstStart { starting, of }));
     }
+}
+
+/// Whether it is one of those that the cluster is first started with: once the first was started, they are fixed.
+fn founder(draft: &Draft<'_>, name: &Name) -> bool {
+    let founders = &draft.observed.ledger.members;
+    founders.is_empty() || founders.contains_key(name)
 }
 
 /// Whether the cluster exists: it was seen once, or it answers now.
@@ -129,9 +112,8 @@ fn formed(draft: &Draft<'_>) -> bool {
         || draft.view.answering.values().any(|e| e.leader.is_some())
 }
 
-fn start(draft: &Draft<'_>, ready: &Ready<'_>, data: StartData, reason: Reason) -> Step {
-    let version = draft.desired.version;
-    Step::new(Action::StartEtcd { machine: ready.member.name.clone(), version, data }, reason)
+fn start(ready: &Ready<'_>, data: StartData, reason: Reason) -> Step {
+    Step::new(Action::StartEtcd { machine: ready.member.name.clone(), version: ready.version, data }, reason)
 }
 
 /// What a stopped member's data directory must hold for its start, or nothing when it must not be started.
@@ -147,17 +129,33 @@ fn may_start(draft: &mut Draft<'_>, ready: &Ready<'_>) -> Option<StartData> {
         Data::Present { cluster, .. } => Some(StartData::Of(cluster)),
         // An empty member under an old id has forgotten what it voted for: it must never come back like this.
         Data::Empty if etcd.had_data => {
-            draft.wait(Waiting::DataLost { machine: name.clone() });
+            draft.lose(name, Waiting::DataLost { machine: name.clone() });
             None
         }
-        Data::Empty => Some(StartData::Empty),
+        Data::Empty => birth(draft, name),
         Data::Unreadable { .. } => None,
+    }
+}
+
+/// How a member is born: with its cluster, or into one that lists it. The founders' list serves until it changed.
+fn birth(draft: &mut Draft<'_>, name: &Name) -> Option<StartData> {
+    let ledger = &draft.observed.ledger;
+    match (draft.view.listed, ledger.cluster.or_else(|| draft.view.clusters.keys().next().copied())) {
+        (Some(_), Some(cluster)) => Some(StartData::Joining(cluster)),
+        _ if !ledger.reshaped => Some(StartData::Empty),
+        _ => {
+            let error = "the cluster cannot be asked for its members".to_owned();
+            draft.wait(Waiting::NoQuorumYet { machine: name.clone(), error });
+            None
+        }
     }
 }
 
 fn await_health(draft: &mut Draft<'_>, name: &Name) {
     let Some(member) = draft.observed.members.get(name) else { return };
     match &member.etcd {
+        // A learner answers no reads that need a majority.
+        Fact::Seen { value, .. } if value.learner => {}
         Fact::Seen { value, .. } => {
             if let Some(error) = &value.read_error {
                 draft.wait(Waiting::NoQuorumYet { machine: name.clone(), error: error.clone() });
@@ -187,7 +185,10 @@ fn await_restart(draft: &mut Draft<'_>, ready: &Ready<'_>) {
 }
 
 /// Carries a changed configuration through the cluster: the unhealthy first, then followers, the leader last.
-fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
+pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
+    if !draft.steps.is_empty() || !formed(draft) {
+        return;
+    }
     // A member whose data is corrupt may not come back: which one it is must be understood first. `auth` tells of it.
     if draft.view.corrupt() {
         return;
@@ -196,7 +197,11 @@ fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
         .iter()
         // One that is down for a moment comes back on the new configuration by itself.
         .filter(|r| r.report.etcd.service.state == ServiceState::Running)
-        .filter(|r| r.report.etcd.running_config.as_ref() != Some(&r.member.config_digest))
+        .filter(|r| !draft.standing(&r.member.name).outside())
+        .filter(|r| {
+            let etcd = &r.report.etcd;
+            etcd.running_config.as_ref() != Some(&r.digest) || etcd.running_version != Some(r.version)
+        })
         .collect();
     let rank = |r: &&Ready<'_>| {
         let name = &r.member.name;
@@ -208,7 +213,7 @@ fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     let Data::Present { cluster, .. } = first.report.etcd.data else { return };
     let name = &first.member.name;
     // Whether this one may go now is for `safety` to say.
-    let action = Action::RestartEtcd { machine: name.clone(), version: draft.desired.version, cluster };
+    let action = Action::RestartEtcd { machine: name.clone(), version: first.version, cluster };
     draft.steps.push(Step::new(action, Reason::Changed));
     for r in stale {
         draft.waiting.push(Waiting::Turn { machine: r.member.name.clone(), verb: "restart etcd".to_owned() });

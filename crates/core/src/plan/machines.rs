@@ -1,9 +1,12 @@
 //! Machines that should be, machines that are → machines to make, start, take in and equip.
 
+use super::members;
+use super::versions::Course;
 use super::{Draft, Reason, Step, Waiting, pki};
 use crate::action::Action;
-use crate::desired::Member;
+use crate::desired::{Config, Member};
 use crate::observed::{Agent, AgentReport, Data, Fact, Power, ServiceState};
+use crate::spec::EtcdVersion;
 
 /// Certificates are trusted by the clock: more than this apart, a fresh certificate may not be valid yet over there.
 const MAX_CLOCK_OFFSET_MS: u64 = 60_000;
@@ -14,26 +17,32 @@ const MIN_FREE_BYTES: u64 = 64 * 1024 * 1024;
 pub(super) struct Ready<'a> {
     pub(super) member: &'a Member,
     pub(super) report: &'a AgentReport,
+    /// The version that it should run now.
+    pub(super) version: EtcdVersion,
+    /// The digest of its configuration at that version.
+    pub(super) digest: String,
 }
 
 /// Steps that bring machines closer to running etcd; the answer is who is there already.
-pub(super) fn prepare<'a>(draft: &mut Draft<'a>) -> Vec<Ready<'a>> {
+pub(super) fn prepare<'a>(draft: &mut Draft<'a>, course: Course) -> Vec<Ready<'a>> {
     let desired = draft.desired;
-    desired.members.iter().filter_map(|member| prepare_one(draft, member)).collect()
+    desired.members.iter().filter_map(|member| prepare_one(draft, member, course)).collect()
 }
 
-fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member) -> Option<Ready<'a>> {
+fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) -> Option<Ready<'a>> {
     let name = &member.name;
     let observed = draft.observed;
     let seen = observed.members.get(name)?;
-    let started = observed.ledger.started.get(name);
+    let outside = draft.standing(name).outside();
+    // Who is no member any more leaves nothing that could be lost.
+    let started = observed.ledger.started.get(name).filter(|_| !outside);
     match &seen.machine {
         Fact::Unreachable { error, .. } => {
-            draft.wait(Waiting::MachineUnknown { machine: name.clone(), error: error.clone() });
+            draft.lose(name, Waiting::MachineUnknown { machine: name.clone(), error: error.clone() });
             return None;
         }
         Fact::Absent { .. } if started.is_some() => {
-            draft.wait(Waiting::MachineLost { machine: name.clone() });
+            draft.lose(name, Waiting::MachineLost { machine: name.clone() });
             return None;
         }
         Fact::Absent { .. } => {
@@ -47,17 +56,24 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member) -> Option<Ready<'a
         Fact::Seen { .. } => {}
     }
     let report = match &seen.agent {
+        // A new machine takes the place of one that nobody can reach, once that one is no member any more.
+        Fact::Unreachable { .. } | Fact::Absent { .. } if outside && draft.to_be_replaced(name) => {
+            let step = members::discard(draft, name);
+            draft.steps.extend(step);
+            return None;
+        }
         Fact::Unreachable { error, since } => {
-            draft.wait(Waiting::AgentUnreachable { machine: name.clone(), error: error.clone(), since: *since });
+            let (error, since) = (error.clone(), *since);
+            draft.lose(name, Waiting::AgentUnreachable { machine: name.clone(), error, since });
             return None;
         }
         Fact::Absent { at } => {
             let error = "the machine runs without an agent".to_owned();
-            draft.wait(Waiting::AgentUnreachable { machine: name.clone(), error, since: *at });
+            draft.lose(name, Waiting::AgentUnreachable { machine: name.clone(), error, since: *at });
             return None;
         }
         Fact::Seen { value: Agent::Unclaimed, .. } if started.is_some() => {
-            draft.wait(Waiting::MachineRebuilt { machine: name.clone() });
+            draft.lose(name, Waiting::MachineRebuilt { machine: name.clone() });
             return None;
         }
         Fact::Seen { value: Agent::Unclaimed, .. } => {
@@ -66,21 +82,53 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member) -> Option<Ready<'a
         }
         Fact::Seen { value: Agent::Claimed(report), .. } => report,
     };
-    equip(draft, member, report).then_some(Ready { member, report })
+    if report.machine != *name {
+        draft.wait(Waiting::WrongMachine { machine: name.clone(), found: report.machine.clone() });
+        return None;
+    }
+    if started.is_some_and(|incarnation| *incarnation != report.incarnation) {
+        draft.lose(name, Waiting::MachineRebuilt { machine: name.clone() });
+        return None;
+    }
+    if outside && !empty(draft, member, report) {
+        return None;
+    }
+    if members::misplaced(draft, member) {
+        let action = Action::MoveMachine { machine: name.clone(), address: member.address };
+        draft.steps.push(Step::new(action, Reason::Moved));
+        return None;
+    }
+    let etcd = &report.etcd;
+    let version = course.target(etcd.running_version.filter(|_| etcd.service.state == ServiceState::Running));
+    let config = draft.desired.config(member, version);
+    let equipped = equip(draft, member, report, version, &config);
+    equipped.then(|| Ready { member, report, version, digest: config.digest.clone() })
+}
+
+/// Clears away what one that is no member any more has left on its machine; whether there is nothing left is the answer.
+fn empty(draft: &mut Draft<'_>, member: &Member, report: &AgentReport) -> bool {
+    let machine = member.name.clone();
+    let etcd = &report.etcd;
+    let owner = match etcd.data {
+        Data::Empty if !etcd.had_data => return true,
+        Data::Empty => None,
+        Data::Present { member, .. } => Some(member),
+        // Nobody knows what it is: not ours to move away unless somebody says so.
+        Data::Unreadable { .. } if !draft.to_be_replaced(&machine) => return true,
+        Data::Unreadable { .. } => None,
+    };
+    let action = match etcd.service.state {
+        ServiceState::Stopped => Action::ClearData { machine, member: owner },
+        ServiceState::Running | ServiceState::Backoff => Action::StopEtcd { machine },
+    };
+    draft.steps.push(Step::new(action, Reason::Replaced));
+    false
 }
 
 /// Steps that equip a machine of ours; whether it lacks nothing is the answer.
-fn equip(draft: &mut Draft<'_>, member: &Member, report: &AgentReport) -> bool {
+fn equip(draft: &mut Draft<'_>, member: &Member, report: &AgentReport, version: EtcdVersion, config: &Config) -> bool {
     let name = &member.name;
     let etcd = &report.etcd;
-    if report.machine != *name {
-        draft.wait(Waiting::WrongMachine { machine: name.clone(), found: report.machine.clone() });
-        return false;
-    }
-    if draft.observed.ledger.started.get(name).is_some_and(|incarnation| *incarnation != report.incarnation) {
-        draft.wait(Waiting::MachineRebuilt { machine: name.clone() });
-        return false;
-    }
     if report.clock_offset_ms.unsigned_abs() > MAX_CLOCK_OFFSET_MS {
         draft.wait(Waiting::ClockSkew { machine: name.clone(), offset_ms: report.clock_offset_ms });
         return false;
@@ -90,26 +138,21 @@ fn equip(draft: &mut Draft<'_>, member: &Member, report: &AgentReport) -> bool {
     if let Data::Unreadable { problem } = &etcd.data
         && !running
     {
-        draft.wait(Waiting::DataUnreadable { machine: name.clone(), problem: problem.clone() });
+        draft.lose(name, Waiting::DataUnreadable { machine: name.clone(), problem: problem.clone() });
         return false;
     }
     if !running && report.disk.free < MIN_FREE_BYTES {
         draft.wait(Waiting::DiskFull { machine: name.clone(), free: report.disk.free });
         return false;
     }
-    if let Some(version) = etcd.running_version.filter(|v| running && *v != draft.desired.version) {
-        let wanted = draft.desired.version;
-        draft.wait(Waiting::VersionDiffers { machine: name.clone(), running: version, wanted });
-        return false;
-    }
     let mut complete = pki::leaves(draft, member, report);
-    if !etcd.installed.contains_key(&draft.desired.version) {
-        let action = Action::InstallEtcd { machine: name.clone(), version: draft.desired.version };
+    if !etcd.installed.contains_key(&version) {
+        let action = Action::InstallEtcd { machine: name.clone(), version };
         draft.steps.push(Step::new(action, Reason::Missing));
         complete = false;
     }
-    if etcd.config.as_ref() != Some(&member.config_digest) {
-        let action = Action::ConfigureEtcd { machine: name.clone(), digest: member.config_digest.clone() };
+    if etcd.config.as_ref() != Some(&config.digest) {
+        let action = Action::ConfigureEtcd { machine: name.clone(), version, digest: config.digest.clone() };
         let reason = if etcd.config.is_none() { Reason::Missing } else { Reason::Changed };
         draft.steps.push(Step::new(action, reason));
         complete = false;

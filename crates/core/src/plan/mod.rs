@@ -3,9 +3,11 @@
 mod auth;
 mod etcd;
 mod machines;
+mod members;
 mod pki;
 pub mod safety;
 mod step;
+mod versions;
 mod waiting;
 
 use jiff::Timestamp;
@@ -44,12 +46,20 @@ impl Plan {
 
 /// Plans the next wave for one cluster.
 pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
-    let mut draft = Draft { desired, observed, view: View::of(observed), now, steps: Vec::new(), waiting: Vec::new() };
+    let view = View::of(observed);
+    let mut draft =
+        Draft { desired, observed, view, now, steps: Vec::new(), waiting: Vec::new(), lost: Vec::new() };
     // Whose cluster is this? Before that is clear, nothing is touched.
     if etcd::identity_is_clear(&mut draft) {
         pki::authorities(&mut draft);
-        let ready = machines::prepare(&mut draft);
+        let course = versions::course(&mut draft);
+        let ready = machines::prepare(&mut draft, course);
         etcd::run(&mut draft, &ready);
+        // What is broken comes first: no healthy member is restarted beside a lost one.
+        members::mend(&mut draft);
+        etcd::roll(&mut draft, &ready);
+        members::reshape(&mut draft, &ready);
+        members::retire(&mut draft);
         auth::secure(&mut draft);
     }
     safety::gate(draft)
@@ -63,9 +73,16 @@ struct Draft<'a> {
     now: Timestamp,
     steps: Vec<Step>,
     waiting: Vec<Waiting>,
+    /// Members that are lost, and what to wait for unless somebody wants them replaced.
+    lost: Vec<(Name, Waiting)>,
 }
 
 impl Draft<'_> {
+    /// This member is lost, for this reason.
+    fn lose(&mut self, name: &Name, waiting: Waiting) {
+        self.lost.push((name.clone(), waiting));
+    }
+
     fn wait(&mut self, waiting: Waiting) {
         self.waiting.push(waiting);
     }

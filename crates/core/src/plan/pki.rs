@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Draft, Reason, Step, Waiting};
+use super::{Draft, Reason, Step, Waiting, members};
 use crate::action::Action;
 use crate::desired::{LeafProfile, Member};
 use crate::observed::{AgentReport, AuthorityRecord, CertificateFacts, Purpose};
@@ -33,8 +33,10 @@ pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentRepor
             continue;
         };
         let seen = report.etcd.certificates.get(&purpose);
-        if let Some(reason) = flaw(seen, member.profile(purpose), authority, draft.now) {
-            let action = Action::IssueCertificate { machine: member.name.clone(), purpose };
+        // A member on the move is reached at its old address until it is restarted.
+        let also = Some(members::serves_at(draft, member)).filter(|address| *address != member.address);
+        if let Some(reason) = flaw(seen, &member.profile(purpose).with(also), authority, draft.now) {
+            let action = Action::IssueCertificate { machine: member.name.clone(), purpose, also };
             // A certificate that merely ends soon still serves: it holds nothing up.
             complete &= matches!(reason, Reason::Expires { hours } if hours > 0);
             draft.steps.push(Step::new(action, reason));

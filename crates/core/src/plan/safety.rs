@@ -7,7 +7,7 @@ use super::{Draft, Pause, Plan, Waiting};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
-    Agent, AgentReport, Data, Fact, MemberObserved, Observed, Power, Root, ServiceState, Tolerance, View,
+    Agent, AgentReport, Data, Fact, ListedMember, MemberObserved, Observed, Power, Root, ServiceState, Tolerance, View,
 };
 use crate::spec::Name;
 
@@ -36,8 +36,8 @@ pub enum Refusal {
     /// It needs a majority, and there is none.
     #[error("the cluster has no quorum")]
     NoQuorum,
-    /// It takes something away and must be the only step of its wave.
-    #[error("it takes a member away and is not alone in its wave")]
+    /// It takes something away, or changes who has a say, and must be the only step of its wave.
+    #[error("it changes the cluster and is not alone in its wave")]
     NotAlone,
     /// What it rests on was not seen.
     #[error("{0} was not seen")]
@@ -52,7 +52,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
     let view = View::of(observed);
     let before = view.tolerance();
     let unharmed = Cost { before, during: before, pause: Pause::None };
-    if action.disruptive() && wave.len() > 1 {
+    if action.exclusive() && wave.len() > 1 {
         return Err(Refusal::NotAlone);
     }
     match action {
@@ -62,7 +62,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
             if !member.machine.is_absent() {
                 return Err(Refusal::NotSeen("that the machine is absent"));
             }
-            if observed.ledger.started.contains_key(machine) {
+            if observed.ledger.started.contains_key(machine) && !outside(observed, &view, machine) {
                 return Err(Refusal::Otherwise("etcd ran on a machine of this name: its data is not there".into()));
             }
             Ok(unharmed)
@@ -80,7 +80,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         | Action::IssueCertificate { machine, .. }
         | Action::ConfigureEtcd { machine, .. } => report(observed, machine).map(|_| unharmed),
         Action::StartEtcd { machine, data, .. } => {
-            start(observed, machine, *data)?;
+            start(observed, &view, machine, *data)?;
             let pause = if before == Tolerance::NoQuorum { Pause::NotServing } else { Pause::None };
             Ok(Cost { pause, ..unharmed })
         }
@@ -91,6 +91,20 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
             }
             restart(desired, &view, machine)
         }
+        Action::StopEtcd { machine } | Action::ClearData { machine, .. } => {
+            member(observed, machine)?.report().ok_or(Refusal::NotSeen("the agent's report"))?;
+            no_member(observed, &view, machine).map(|()| unharmed)
+        }
+        Action::DeleteMachine { machine } => {
+            member(observed, machine)?.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
+            no_member(observed, &view, machine).map(|()| unharmed)
+        }
+        Action::MoveMachine { machine, .. } => report(observed, machine).map(|_| unharmed),
+        Action::AddLearner { .. }
+        | Action::PromoteMember { .. }
+        | Action::RemoveMember { .. }
+        | Action::UpdateMember { .. }
+        | Action::MoveLeader { .. } => membership(desired, observed, &view, action),
         Action::CreateRoot | Action::EnableAuth if !view.has_quorum() => Err(Refusal::NoQuorum),
         Action::CreateRoot => Ok(unharmed),
         Action::EnableAuth => {
@@ -107,7 +121,9 @@ fn member<'a>(observed: &'a Observed, machine: &Name) -> Result<&'a MemberObserv
 fn report<'a>(observed: &'a Observed, machine: &Name) -> Result<&'a AgentReport, Refusal> {
     let report = member(observed, machine)?.report().ok_or(Refusal::NotSeen("the agent's report"))?;
     match observed.ledger.started.get(machine) {
-        Some(incarnation) if *incarnation != report.incarnation => {
+        Some(incarnation)
+            if *incarnation != report.incarnation && !outside(observed, &View::of(observed), machine) =>
+        {
             Err(Refusal::Otherwise("this is another machine than the one that etcd was started on".into()))
         }
         _ => Ok(report),
@@ -115,21 +131,101 @@ fn report<'a>(observed: &'a Observed, machine: &Name) -> Result<&'a AgentReport,
 }
 
 /// A member may be born once; afterwards it comes back with its data or not at all.
-fn start(observed: &Observed, machine: &Name, data: StartData) -> Result<(), Refusal> {
+fn start(observed: &Observed, view: &View<'_>, machine: &Name, data: StartData) -> Result<(), Refusal> {
     let etcd = &report(observed, machine)?.etcd;
     if etcd.service.state != ServiceState::Stopped {
         return Err(Refusal::Otherwise("etcd runs already".into()));
     }
     match (data, &etcd.data) {
-        (StartData::Empty, Data::Empty) if etcd.had_data => {
+        (StartData::Empty | StartData::Joining(_), Data::Empty) if etcd.had_data => {
             Err(Refusal::Otherwise("the member had data, and the directory is empty".into()))
         }
+        (StartData::Empty, Data::Empty) if observed.ledger.reshaped => {
+            Err(Refusal::Otherwise("the cluster's members are not those that it was first started with".into()))
+        }
         (StartData::Empty, Data::Empty) => Ok(()),
+        (StartData::Joining(_), Data::Empty) if view.listed.is_none() => Err(Refusal::NoQuorum),
+        (StartData::Joining(_), Data::Empty) if outside(observed, view, machine) => {
+            Err(Refusal::Otherwise("the cluster does not list it".into()))
+        }
+        (StartData::Joining(_), Data::Empty) => Ok(()),
         (StartData::Of(wanted), Data::Present { cluster, .. }) if wanted == *cluster => match observed.ledger.cluster {
             Some(known) if known != wanted => Err(Refusal::Otherwise(format!("the cluster is {known}, not {wanted}"))),
             _ => Ok(()),
         },
         _ => Err(Refusal::Otherwise("the data directory is not as expected".into())),
+    }
+}
+
+/// Whether a majority says that this name is no member.
+fn outside(observed: &Observed, view: &View<'_>, machine: &Name) -> bool {
+    let known = |m: &ListedMember| observed.ledger.name_of(m).as_ref() == Some(machine);
+    view.has_quorum() && view.listed.is_some_and(|list| !list.iter().any(known))
+}
+
+fn no_member(observed: &Observed, view: &View<'_>, machine: &Name) -> Result<(), Refusal> {
+    if outside(observed, view, machine) { Ok(()) } else { Err(Refusal::NotSeen("that it is no member any more")) }
+}
+
+/// Changes of who has a say: one at a time, on a cluster whose other voters are healthy.
+fn membership(desired: &Cluster, observed: &Observed, view: &View<'_>, action: &Action) -> Result<Cost, Refusal> {
+    let list = view.listed.filter(|_| view.has_quorum()).ok_or(Refusal::NoQuorum)?;
+    let before = view.tolerance();
+    let unharmed = Cost { before, during: before, pause: Pause::None };
+    if view.corrupt() {
+        return Err(Refusal::Otherwise("etcd says that a member's data is corrupt".into()));
+    }
+    let healthy = |id| view.healthy.iter().any(|n| view.answering.get(n).is_some_and(|e| e.member == id));
+    let voters = || list.iter().filter(|m| !m.learner);
+    let others_healthy = |id| voters().all(|m| m.id == id || healthy(m.id));
+    let costs_quorum = || Refusal::WouldLoseQuorum { healthy: view.healthy.len(), of: view.voters };
+    let entry = |id| list.iter().find(|m| m.id == id).ok_or(Refusal::NotSeen("the member in the cluster's list"));
+    let leader = view.leader.and_then(|name| view.answering.get(name)).map(|e| e.member);
+    match action {
+        Action::AddLearner { machine, .. } => {
+            if list.iter().any(|m| m.learner) {
+                return Err(Refusal::Otherwise("another learner is on its way".into()));
+            }
+            if !voters().all(|m| healthy(m.id)) {
+                return Err(costs_quorum());
+            }
+            no_member(observed, view, machine).map(|()| unharmed)
+        }
+        Action::PromoteMember { member, .. } => {
+            if !entry(*member)?.learner {
+                return Err(Refusal::Otherwise("it has a vote already".into()));
+            }
+            if !voters().all(|m| healthy(m.id)) {
+                return Err(costs_quorum());
+            }
+            let after = Tolerance::of(view.healthy.len() + 1, view.voters + 1);
+            Ok(Cost { during: after, ..unharmed })
+        }
+        Action::RemoveMember { member, .. } => {
+            if entry(*member)?.learner {
+                return Ok(unharmed);
+            }
+            let was_healthy = healthy(*member);
+            let during = Tolerance::of(view.healthy.len() - usize::from(was_healthy), view.voters - 1);
+            if during == Tolerance::NoQuorum || view.voters == 1 || was_healthy && !others_healthy(*member) {
+                return Err(costs_quorum());
+            }
+            if leader.is_none_or(|leader| leader == *member) {
+                return Err(Refusal::Otherwise("it leads, or nobody does: leadership has to go first".into()));
+            }
+            Ok(Cost { before, during, pause: Pause::None })
+        }
+        Action::UpdateMember { machine, member, .. } => {
+            entry(*member)?;
+            restart(desired, view, machine)
+        }
+        Action::MoveLeader { member, .. } => {
+            if !healthy(*member) || entry(*member)?.learner {
+                return Err(Refusal::NotSeen("the heir in good health"));
+            }
+            Ok(Cost { pause: Pause::LEADER_MOVED, ..unharmed })
+        }
+        _ => Ok(unharmed),
     }
 }
 
@@ -141,7 +237,10 @@ fn restart(desired: &Cluster, view: &View<'_>, machine: &Name) -> Result<Cost, R
     // A member that was not seen healthy may still be the one that makes the majority: only the others count.
     let others_suffice = during != Tolerance::NoQuorum;
     let was_healthy = view.healthy.contains(machine);
-    let others_healthy = desired.members.iter().all(|m| m.name == *machine || view.healthy.contains(&m.name));
+    // Members that the file adds have no say yet.
+    let voter = |name: &Name| view.listed.is_none_or(|l| l.iter().any(|m| !m.learner && m.name == name.as_str()));
+    let others = desired.members.iter().map(|m| &m.name).filter(|name| *name != machine && voter(name));
+    let others_healthy = others.into_iter().all(|name| view.healthy.contains(name));
     if !others_suffice || (was_healthy && !others_healthy) {
         return Err(Refusal::WouldLoseQuorum { healthy: view.healthy.len(), of: view.voters });
     }
@@ -159,14 +258,17 @@ pub(super) fn gate(draft: Draft<'_>) -> Plan {
         .filter(|s| matches!(s.action, Action::StartEtcd { .. } | Action::RestartEtcd { .. }))
         .filter_map(|s| s.action.machine().cloned())
         .collect();
-    let after = view.tolerance_with(&coming_up);
+    let after = match wave.as_slice() {
+        [Action::PromoteMember { .. } | Action::RemoveMember { .. }] => None,
+        _ => Some(view.tolerance_with(&coming_up)),
+    };
     let mut kept = Vec::with_capacity(steps.len());
     for (mut step, verdict) in steps.into_iter().zip(verdicts) {
         match verdict {
             Ok(cost) => {
                 step.before = cost.before;
                 step.during = cost.during;
-                step.after = after;
+                step.after = after.unwrap_or(cost.during);
                 step.pause = cost.pause;
                 kept.push(step);
             }

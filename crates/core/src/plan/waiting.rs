@@ -174,12 +174,38 @@ pub enum Waiting {
         /// What the file says.
         wanted: EtcdVersion,
     },
-    /// The members of the file and those of the cluster are not the same.
-    MembersDiffer {
-        /// In the file only.
-        missing: Vec<String>,
-        /// In the cluster only.
-        surplus: Vec<String>,
+    /// A new member gets its data.
+    LearnerCatchingUp {
+        /// Which.
+        machine: Name,
+        /// So far it is.
+        index: u64,
+        /// And the leader here.
+        of: u64,
+    },
+    /// A new member did not get on and was taken out again.
+    LearnerEvicted {
+        /// Which.
+        machine: Name,
+    },
+    /// A change of members waits for the others to be healthy.
+    HealFirst {
+        /// What waits.
+        change: String,
+        /// Who is not healthy.
+        unhealthy: Vec<String>,
+    },
+    /// There is nobody to hand leadership to.
+    NoHeir {
+        /// Who leads.
+        machine: Name,
+    },
+    /// A new member's address is another member's.
+    AddressInUse {
+        /// The new one.
+        machine: Name,
+        /// Whose it is.
+        holder: String,
     },
     /// The cluster was made for another way to prove who one is than the file says.
     AuthDiffers {
@@ -234,6 +260,9 @@ impl Waiting {
             | Self::NoQuorumYet { .. }
             | Self::NoMajority { .. }
             | Self::Turn { .. }
+            | Self::LearnerCatchingUp { .. }
+            | Self::HealFirst { .. }
+            | Self::NoHeir { .. }
             | Self::DoorUnclear { .. } => Patience::Soon,
             // With one or two members no other can take over: waiting never helps.
             Self::WouldLoseQuorum { of, .. } if *of < 3 => Patience::Blocked,
@@ -253,7 +282,8 @@ impl Waiting {
             | Self::PortTaken { .. }
             | Self::EtcdCrashes { .. }
             | Self::VersionDiffers { .. }
-            | Self::MembersDiffer { .. }
+            | Self::LearnerEvicted { .. }
+            | Self::AddressInUse { .. }
             | Self::AuthDiffers { .. }
             | Self::AuthorityExpired { .. }
             | Self::AlarmRaised { .. }
@@ -282,13 +312,17 @@ impl Waiting {
             | Self::WouldLoseQuorum { machine, .. }
             | Self::Turn { machine, .. }
             | Self::VersionDiffers { machine, .. }
+            | Self::LearnerCatchingUp { machine, .. }
+            | Self::LearnerEvicted { machine }
+            | Self::NoHeir { machine }
+            | Self::AddressInUse { machine, .. }
             | Self::DoorOpen { machine, .. }
             | Self::DoorUnclear { machine, .. } => Some(machine),
             Self::Unsafe { machine, .. } => machine.as_ref(),
             Self::SeveralClusters { .. }
             | Self::AllDataLost { .. }
             | Self::NoMajority { .. }
-            | Self::MembersDiffer { .. }
+            | Self::HealFirst { .. }
             | Self::AuthDiffers { .. }
             | Self::AuthorityExpired { .. }
             | Self::AlarmRaised { .. } => None,
@@ -303,11 +337,11 @@ impl Waiting {
                 format!("look at the agent's log: `raftsman logs {machine} --agent`, and at the machine itself")
             }
             Self::MachineLost { machine } | Self::MachineRebuilt { machine } => format!(
-                "bring the old machine `{machine}` back with its disk; replacing a lost member is not in this version yet"
+                "bring the old machine `{machine}` back with its disk, or give it up: `raftsman replace {machine}`"
             ),
             Self::DataLost { machine } => format!(
-                "bring the data of `{machine}` back; an empty member must never rejoin under its old id, \
-                 and replacing a member is not in this version yet"
+                "bring the data of `{machine}` back, or give it up: `raftsman replace {machine}`; an empty member must \
+                 never rejoin under its old id"
             ),
             Self::WrongMachine { .. } => "give each machine an address of its own".to_owned(),
             Self::DataUnreadable { machine, .. } => {
@@ -346,11 +380,16 @@ impl Waiting {
                     "write `version: {running}`: changing the version of a running cluster is not in this version yet"
                 )
             }
-            Self::MembersDiffer { .. } => {
-                "make the file's members those of the cluster: changing the members of a running cluster is not in \
-                 this version yet"
-                    .to_owned()
+            Self::LearnerCatchingUp { .. } => "it gets its vote when it has caught up".to_owned(),
+            Self::LearnerEvicted { machine } => format!(
+                "look at its log (`raftsman logs {machine}`) and at the network between the members; then \
+                 `raftsman replace {machine}`, or apply again in ten minutes"
+            ),
+            Self::HealFirst { .. } => {
+                "bring them back, or have a lost one replaced: `raftsman replace <member>`".to_owned()
             }
+            Self::NoHeir { .. } => "it needs another healthy member of the file".to_owned(),
+            Self::AddressInUse { machine, .. } => format!("give `{machine}` an address of its own"),
             Self::AuthDiffers { made_for, .. } => format!(
                 "write `auth: {{ mode: {made_for} }}`: changing how the clients of a running cluster log in is not in \
                  this version yet"
@@ -433,15 +472,18 @@ impl fmt::Display for Waiting {
             Self::VersionDiffers { machine, running, wanted } => {
                 write!(f, "{machine}: runs etcd {running}, the file says {wanted}")
             }
-            Self::MembersDiffer { missing, surplus } => {
-                f.write_str("the cluster's members are not those of the file:")?;
-                if !missing.is_empty() {
-                    write!(f, " only in the file: {}", join(missing.iter()))?;
-                }
-                if !surplus.is_empty() {
-                    write!(f, " only in the cluster: {}", join(surplus.iter()))?;
-                }
-                Ok(())
+            Self::LearnerCatchingUp { machine, index, of } => {
+                write!(f, "{machine}: catches up, {index} of {of}")
+            }
+            Self::LearnerEvicted { machine } => {
+                write!(f, "{machine}: it did not get on as a learner and was taken out again")
+            }
+            Self::HealFirst { change, unhealthy } => {
+                write!(f, "{change} waits for {}: not healthy", join(unhealthy.iter()))
+            }
+            Self::NoHeir { machine } => write!(f, "{machine}: nobody can take leadership over from it"),
+            Self::AddressInUse { machine, holder } => {
+                write!(f, "{machine}: its address is the one of the member `{holder}`")
             }
             Self::AuthDiffers { made_for, wanted } => {
                 write!(f, "the cluster's clients log in by {made_for}, the file says `mode: {wanted}`")

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::spec::{AuthMode, CompactionMode, EtcdCluster, FlagValue, LogLevel, Name, Retention};
+use crate::spec::{AuthMode, CompactionMode, EtcdCluster, EtcdVersion, FlagValue, LogLevel, Name, Retention};
 
 /// What a member's configuration is made of.
 pub struct Member<'a> {
@@ -12,20 +12,30 @@ pub struct Member<'a> {
     pub client_url: String,
     /// Where other members reach it.
     pub peer_url: String,
-    /// All members as `name=url`, in the order of the file.
-    pub initial_cluster: &'a str,
-    /// The cluster's token.
-    pub token: &'a str,
+    /// The version that reads it.
+    pub version: EtcdVersion,
     /// Whether the JSON gateway is on.
     pub gateway: bool,
     /// The cluster's settings.
     pub cluster: &'a EtcdCluster,
 }
 
+/// What etcd reads at its birth only, so that it is no part of its configuration: a cluster that grows must not restart
+/// its members for it. `members` are all members as name and peer URL, the new one among them.
+pub fn birth<'a>(members: impl IntoIterator<Item = (&'a str, &'a str)>, token: &str, joins: bool) -> String {
+    let list: Vec<String> = members.into_iter().map(|(name, url)| format!("{name}={url}")).collect();
+    format!(
+        "initial-cluster: {}\ninitial-cluster-token: {}\ninitial-cluster-state: {}\n",
+        quoted(&list.join(",")),
+        quoted(token),
+        if joins { "existing" } else { "new" }
+    )
+}
+
 /// etcd's configuration file. `{root}` stands for the machine's own directory, which only its agent knows.
 pub fn config(member: &Member<'_>) -> String {
     let spec = member.cluster;
-    let minor = spec.version.minor_line();
+    let minor = member.version.minor_line();
     let mut out = String::with_capacity(1536);
     let mut set = |key: &str, value: &dyn std::fmt::Display| {
         let _ = writeln!(out, "{key}: {value}");
@@ -36,9 +46,6 @@ pub fn config(member: &Member<'_>) -> String {
     set("advertise-client-urls", &quoted(&member.client_url));
     set("listen-peer-urls", &quoted(&member.peer_url));
     set("initial-advertise-peer-urls", &quoted(&member.peer_url));
-    set("initial-cluster", &quoted(member.initial_cluster));
-    set("initial-cluster-token", &quoted(member.token));
-    set("initial-cluster-state", &"new");
     set("strict-reconfig-check", &true);
     set("heartbeat-interval", &spec.timers.heartbeat.as_millis());
     set("election-timeout", &spec.timers.election.as_millis());

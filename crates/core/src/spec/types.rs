@@ -253,6 +253,13 @@ pub struct EtcdCluster {
     /// The members' certificates.
     #[serde(default)]
     pub certificates: Certificates,
+    /// Replace a member that has been down for this long, such as `10m`, without being asked: its machine is given back
+    /// and a new one takes its place. By default a lost member waits for `raftsman replace`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replace_after: Option<Duration>,
+    /// How long a new member may go without getting on before it is taken out again.
+    #[serde(default = "default_learner_patience")]
+    pub learner_patience: Duration,
     /// Further settings of etcd's configuration file, by etcd's own names.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub flags: IndexMap<String, FlagValue>,
@@ -499,6 +506,10 @@ fn default_forward_port() -> u16 {
 
 fn default_quota() -> ByteSize {
     ByteSize::gib(8)
+}
+
+fn default_learner_patience() -> Duration {
+    Duration::from_millis(5 * 60 * 1000)
 }
 
 fn is_false(value: &bool) -> bool {

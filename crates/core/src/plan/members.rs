@@ -1,0 +1,348 @@
+//! Members that should be, members that are → one change at a time: replace, grow, move, shrink.
+//!
+//! A member comes in as a learner and gets its vote once it has caught up. What costs fault tolerance comes last: while
+//! a member can be added, none is taken away.
+
+use jiff::SignedDuration;
+
+use super::machines::Ready;
+use super::{Draft, Reason, Step, Waiting};
+use crate::action::Action;
+use crate::desired::{self, Member};
+use crate::observed::{Data, Fact, ListedMember, MemberId, Power, ServiceState};
+use crate::spec::Name;
+
+/// A learner may be so many entries behind the leader when it gets its vote.
+const CLOSE: u64 = 5_000;
+/// A learner that was taken out again is not tried anew before this.
+const REST: SignedDuration = SignedDuration::from_mins(10);
+
+/// What a name is to the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It has a vote.
+    Voter(MemberId),
+    /// It is a member without a vote.
+    Learner(MemberId),
+    /// A majority says that it is no member.
+    Outside,
+    /// Nobody can be asked.
+    Unknown,
+}
+
+impl Standing {
+    /// Whether it is proven to be no member.
+    pub(super) fn outside(self) -> bool {
+        self == Self::Outside
+    }
+}
+
+impl Draft<'_> {
+    /// What this name is to the cluster.
+    pub(super) fn standing(&self, name: &Name) -> Standing {
+        match self.view.listed {
+            None => Standing::Unknown,
+            Some(_) => match self.entry(name) {
+                Some(member) if member.learner => Standing::Learner(member.id),
+                Some(member) => Standing::Voter(member.id),
+                None => Standing::Outside,
+            },
+        }
+    }
+
+    /// The cluster's own entry of this name.
+    pub(super) fn entry(&self, name: &Name) -> Option<&ListedMember> {
+        let ours = self.desired.member(name).map(Member::peer_url);
+        let named = |m: &&ListedMember| {
+            m.name == name.as_str()
+                || m.name.is_empty()
+                    && (self.observed.ledger.name_of(m).as_ref() == Some(name)
+                        || ours.as_ref().is_some_and(|url| m.peer_urls.contains(url)))
+        };
+        self.view.listed?.iter().find(named)
+    }
+
+    /// Whether somebody, or the file's policy, wants the member of this name replaced.
+    pub(super) fn to_be_replaced(&self, name: &Name) -> bool {
+        let ledger = &self.observed.ledger;
+        let marked = match (ledger.replace.get(name), self.standing(name)) {
+            (Some(marked), Standing::Voter(id) | Standing::Learner(id)) => *marked == id,
+            (marked, _) => marked.is_some(),
+        };
+        let overdue = || {
+            let (after, since) = (self.desired.replace_after_ms?, ledger.down_since.get(name)?);
+            let after = SignedDuration::from_millis(i64::try_from(after).ok()?);
+            (self.now.duration_since(*since) >= after).then_some(())
+        };
+        marked || overdue().is_some()
+    }
+
+    /// Whether nothing else goes on that a change of members must not meet.
+    fn quiet(&self) -> bool {
+        self.steps.is_empty() && self.view.has_quorum() && !self.view.corrupt()
+    }
+
+    /// Voters that are not healthy, other than this one.
+    fn unhealthy_beside(&self, member: Option<MemberId>) -> Vec<String> {
+        let healthy = |id| self.view.healthy.iter().any(|n| self.view.answering.get(n).is_some_and(|e| e.member == id));
+        let listed = self.view.listed.unwrap_or_default().iter();
+        let down = listed.filter(|m| !m.learner && Some(m.id) != member && !healthy(m.id));
+        down.map(|m| self.observed.ledger.name_of(m).map_or_else(|| m.id.to_string(), |n| n.to_string())).collect()
+    }
+}
+
+/// Puts right what is broken: a learner on its way, and members that are lost.
+pub(super) fn mend(draft: &mut Draft<'_>) {
+    learners(draft);
+    replace(draft);
+}
+
+fn learners(draft: &mut Draft<'_>) {
+    let learners: Vec<ListedMember> =
+        draft.view.listed.unwrap_or_default().iter().filter(|m| m.learner).cloned().collect();
+    for learner in learners {
+        let name = draft.observed.ledger.name_of(&learner);
+        let wanted = name.clone().filter(|n| draft.desired.member(n).is_some() && !draft.to_be_replaced(n));
+        let Some(machine) = wanted else {
+            remove(draft, &learner, Reason::NotInFile);
+            continue;
+        };
+        let patience = SignedDuration::from_millis(i64::try_from(draft.desired.learner_patience_ms).unwrap_or(i64::MAX));
+        let record = draft.observed.ledger.learner.filter(|record| record.member == learner.id);
+        let index = draft.view.answering.get(&machine).map_or(0, |e| e.raft_index);
+        let leader = draft.view.answering.values().map(|e| e.raft_index).max().unwrap_or(0);
+        if index > 0 && index.saturating_add(CLOSE) >= leader {
+            promote(draft, machine, learner.id);
+        } else if record.is_some_and(|r| draft.now.duration_since(r.since) > patience && index <= r.index) {
+            remove(draft, &learner, Reason::Stalled);
+        } else {
+            draft.wait(Waiting::LearnerCatchingUp { machine, index, of: leader });
+        }
+    }
+}
+
+fn promote(draft: &mut Draft<'_>, machine: Name, member: MemberId) {
+    let unhealthy = draft.unhealthy_beside(None);
+    if !unhealthy.is_empty() {
+        let change = format!("promoting `{machine}`");
+        draft.wait(Waiting::HealFirst { change, unhealthy });
+    } else if draft.quiet() {
+        draft.steps.push(Step::new(Action::PromoteMember { machine, member }, Reason::CaughtUp));
+    }
+}
+
+fn remove(draft: &mut Draft<'_>, member: &ListedMember, reason: Reason) {
+    if draft.quiet() {
+        let name = draft.observed.ledger.name_of(member).map_or_else(|| member.peer_urls.join(","), |n| n.to_string());
+        draft.steps.push(Step::new(Action::RemoveMember { name, member: member.id }, reason));
+    }
+}
+
+/// Members that are lost, or that somebody wants replaced: out with them, so that others can come in.
+fn replace(draft: &mut Draft<'_>) {
+    let lost = std::mem::take(&mut draft.lost);
+    for (name, waiting) in lost {
+        if !draft.to_be_replaced(&name) {
+            draft.wait(waiting);
+        }
+    }
+    let mut marked: Vec<Name> = draft.desired.members.iter().map(|m| m.name.clone()).collect();
+    marked.retain(|name| draft.to_be_replaced(name));
+    for name in marked {
+        let Standing::Voter(id) = draft.standing(&name) else { continue };
+        let Some(entry) = draft.entry(&name).cloned() else { continue };
+        let unhealthy = draft.unhealthy_beside(Some(id));
+        if !unhealthy.is_empty() && draft.view.healthy.contains(&name) {
+            draft.wait(Waiting::HealFirst { change: format!("replacing `{name}`"), unhealthy });
+        } else if draft.view.leader == Some(&name) {
+            hand_over(draft, &name);
+        } else {
+            remove(draft, &entry, Reason::Replaced);
+        }
+    }
+}
+
+/// Leadership goes to the healthy member of the file that is furthest ahead.
+pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
+    if !draft.quiet() {
+        return;
+    }
+    let heirs = draft.desired.members.iter().map(|m| &m.name);
+    let heirs = heirs.filter(|n| *n != from && draft.view.healthy.contains(n) && !draft.to_be_replaced(n));
+    let facts = heirs.filter_map(|n| draft.view.answering.get(n).map(|e| (n, e)));
+    let heir = facts.max_by_key(|(name, e)| (e.raft_index, std::cmp::Reverse(*name)));
+    match heir.map(|(name, e)| Action::MoveLeader { machine: name.clone(), member: e.member }) {
+        Some(action) => draft.steps.push(Step::new(action, Reason::LeaderGoes { from: from.clone() })),
+        None => draft.wait(Waiting::NoHeir { machine: from.clone() }),
+    }
+}
+
+/// Grows, moves and shrinks, once everything that is there is as it should be.
+pub(super) fn reshape(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
+    if draft.view.listed.is_none() {
+        return;
+    }
+    if !draft.steps.is_empty() {
+        return;
+    }
+    let missing: Vec<&Member> =
+        draft.desired.members.iter().filter(|m| draft.standing(&m.name).outside()).collect();
+    let surplus = surplus(draft);
+    let moved = moved(draft);
+    if missing.is_empty() && surplus.is_empty() && moved.is_empty() {
+        return;
+    }
+    let unhealthy = draft.unhealthy_beside(None);
+    let learning = draft.view.listed.unwrap_or_default().iter().any(|m| m.learner);
+    if learning || !unhealthy.is_empty() {
+        if !unhealthy.is_empty() {
+            let names = missing.iter().map(|m| m.name.to_string()).chain(surplus.iter().map(|(n, _)| n.clone()));
+            let names = names.chain(moved.iter().map(|(m, _)| m.name.to_string())).collect::<Vec<_>>().join(", ");
+            draft.wait(Waiting::HealFirst { change: format!("changing the members {names}"), unhealthy });
+        }
+        return;
+    }
+    // A cluster that is larger than it should be has one to spare; a smaller one has not.
+    let voters = draft.view.voters;
+    match missing.first() {
+        Some(_) if voters > draft.desired.members.len() && !surplus.is_empty() => shrink(draft, &surplus),
+        Some(_) => grow(draft, ready, &missing),
+        None => match moved.first() {
+            Some((member, id)) => relocate(draft, ready, member, *id),
+            None => shrink(draft, &surplus),
+        },
+    }
+}
+
+fn grow(draft: &mut Draft<'_>, ready: &[Ready<'_>], missing: &[&Member]) {
+    for member in missing {
+        let name = &member.name;
+        if let Some(at) = draft.observed.ledger.evicted.get(name)
+            && draft.now.duration_since(*at) < REST
+            && !draft.observed.ledger.replace.contains_key(name)
+        {
+            draft.wait(Waiting::LearnerEvicted { machine: name.clone() });
+            continue;
+        }
+        let url = member.peer_url();
+        let holder = draft.view.listed.unwrap_or_default().iter().find(|m| m.peer_urls.contains(&url));
+        if let Some(holder) = holder {
+            let holder = holder.name.clone();
+            draft.wait(Waiting::AddressInUse { machine: name.clone(), holder });
+            continue;
+        }
+        if ready.iter().any(|r| r.member.name == *name && r.report.etcd.service.state == ServiceState::Stopped) {
+            let action = Action::AddLearner { machine: name.clone(), peer_url: url };
+            draft.steps.push(Step::new(action, Reason::Missing));
+            return;
+        }
+    }
+}
+
+/// Listed members that the file does not have: the unhealthy first, the leader last.
+fn surplus(draft: &Draft<'_>) -> Vec<(String, ListedMember)> {
+    let ledger = &draft.observed.ledger;
+    let mut surplus: Vec<(Option<Name>, ListedMember)> = draft
+        .view
+        .listed
+        .unwrap_or_default()
+        .iter()
+        .filter(|m| !m.learner)
+        .map(|m| (ledger.name_of(m), m.clone()))
+        .filter(|(name, _)| name.as_ref().is_none_or(|n| draft.desired.member(n).is_none()))
+        .collect();
+    surplus.sort_by_key(|(name, member)| {
+        let healthy = name.as_ref().is_some_and(|n| draft.view.healthy.contains(n));
+        let leads = name.as_ref().is_some_and(|n| draft.view.leader == Some(n));
+        (healthy, leads, std::cmp::Reverse(name.clone()), member.id)
+    });
+    let named = |(name, m): (Option<Name>, ListedMember)| (name.map_or_else(|| m.id.to_string(), |n| n.to_string()), m);
+    surplus.into_iter().map(named).collect()
+}
+
+fn shrink(draft: &mut Draft<'_>, surplus: &[(String, ListedMember)]) {
+    let Some((name, member)) = surplus.first() else { return };
+    match Name::parse(name) {
+        Ok(name) if draft.view.leader == Some(&name) => hand_over(draft, &name),
+        _ => remove(draft, member, Reason::NotInFile),
+    }
+    for (name, _) in &surplus[1..] {
+        if let Ok(machine) = Name::parse(name) {
+            draft.wait(Waiting::Turn { machine, verb: "remove member".to_owned() });
+        }
+    }
+}
+
+/// Members that the cluster knows at another place than the file.
+fn moved<'a>(draft: &Draft<'a>) -> Vec<(&'a Member, MemberId)> {
+    let elsewhere = |m: &&Member| draft.entry(&m.name).is_some_and(|e| !e.learner && !e.peer_urls.contains(&m.peer_url()));
+    let desired = draft.desired;
+    desired.members.iter().filter(elsewhere).filter_map(|m| draft.entry(&m.name).map(|e| (m, e.id))).collect()
+}
+
+fn relocate(draft: &mut Draft<'_>, ready: &[Ready<'_>], member: &Member, id: MemberId) {
+    let name = &member.name;
+    let Some(ready) = ready.iter().find(|r| r.member.name == *name) else { return };
+    let Data::Present { cluster, .. } = ready.report.etcd.data else { return };
+    let action = Action::UpdateMember {
+        machine: name.clone(),
+        member: id,
+        peer_url: member.peer_url(),
+        version: ready.version,
+        cluster,
+    };
+    draft.steps.push(Step::new(action, Reason::Moved));
+}
+
+/// Machines of the file that are not where it says.
+pub(super) fn misplaced(draft: &Draft<'_>, member: &Member) -> bool {
+    let seen = draft.observed.members.get(&member.name).and_then(|m| m.machine.seen());
+    seen.is_some_and(|machine| machine.address != member.address)
+}
+
+/// Gives machines back whose members are no members any more, and that the file does not have.
+pub(super) fn retire(draft: &mut Draft<'_>) {
+    let surplus = draft.observed.members.keys().filter(|name| draft.desired.member(name).is_none());
+    let surplus: Vec<Name> = surplus.filter(|name| draft.standing(name).outside()).cloned().collect();
+    for name in surplus {
+        if let Some(step) = discard(draft, &name) {
+            draft.steps.push(step);
+        }
+    }
+}
+
+/// The step that brings a machine that is no member's any more closer to its end.
+pub(super) fn discard(draft: &mut Draft<'_>, name: &Name) -> Option<Step> {
+    let seen = draft.observed.members.get(name)?;
+    let power = match &seen.machine {
+        Fact::Absent { .. } => return None,
+        Fact::Unreachable { error, .. } => {
+            draft.wait(Waiting::MachineUnknown { machine: name.clone(), error: error.clone() });
+            return None;
+        }
+        Fact::Seen { value, .. } => value.power,
+    };
+    let reason = if draft.desired.member(name).is_some() { Reason::Replaced } else { Reason::NotInFile };
+    let delete = || Step::new(Action::DeleteMachine { machine: name.clone() }, reason.clone());
+    match (seen.report(), &seen.agent) {
+        (Some(report), _) if report.etcd.service.state != ServiceState::Stopped => {
+            Some(Step::new(Action::StopEtcd { machine: name.clone() }, reason))
+        }
+        (Some(_), _) => Some(delete()),
+        // Its etcd may run on without an agent: on this computer a machine without one counts as stopped.
+        (None, _) if power == Power::Stopped => Some(delete()),
+        (None, _) if draft.to_be_replaced(name) => Some(delete()),
+        (None, Fact::Unreachable { error, since }) => {
+            let (error, since) = (error.clone(), *since);
+            draft.wait(Waiting::AgentUnreachable { machine: name.clone(), error, since });
+            None
+        }
+        (None, _) => Some(delete()),
+    }
+}
+
+/// The address at which a member serves now.
+pub(super) fn serves_at(draft: &Draft<'_>, member: &Member) -> std::net::IpAddr {
+    let listed = draft.entry(&member.name).and_then(|e| e.peer_urls.first());
+    listed.and_then(|url| desired::address_of(url)).unwrap_or(member.address)
+}
