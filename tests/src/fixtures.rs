@@ -1,6 +1,6 @@
 //! A few words → a valid file and what follows from it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use raftsman_core::desired::{Cluster, Desired, Identity, LoopbackNetwork, resolve};
@@ -23,7 +23,8 @@ pub fn spec(text: &str) -> Spec {
 
 /// What should be, by that file.
 pub fn desired(text: &str) -> Desired {
-    let identity = Identity { id: "f1ee7".to_owned(), network: Some(LoopbackNetwork::new(0, 42)) };
+    let network = Some(LoopbackNetwork::new(0, 42));
+    let identity = Identity { id: "f1ee7".to_owned(), network, places: BTreeMap::new() };
     resolve(&spec(text), &identity).expect("a resolvable file")
 }
 
@@ -134,7 +135,7 @@ impl Scene {
     /// more was seen to change nothing.
     pub fn to_the_end(&mut self) -> String {
         let mut told = String::new();
-        for _ in 0..50 {
+        for _ in 0..100 {
             let next = self.plan();
             if next.steps.is_empty() {
                 told.push_str(&tell(&next));
@@ -148,7 +149,7 @@ impl Scene {
                 done.unwrap_or_else(|impossible| panic!("{step:?}: {impossible}\n{told}"));
             }
             self.world.pass_time();
-            self.world.remember();
+            self.world.remember(&self.desired);
         }
         panic!("it goes round in circles:\n{told}")
     }
@@ -164,7 +165,7 @@ pub fn tell(plan: &Plan) -> String {
     let mut lines: Vec<(String, Vec<String>, String)> = Vec::new();
     for step in &plan.steps {
         let verb = step.action.verb().to_owned();
-        let machine = step.action.machine().map_or("cluster".to_owned(), ToString::to_string);
+        let machine = step.action.subject().to_owned();
         let pause = match step.pause {
             Pause::None | Pause::NotServing => "",
             Pause::HandOver(_) => ", hand-over",

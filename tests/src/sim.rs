@@ -167,7 +167,7 @@ impl Run {
             }
             self.carry_out(&observed, plan, usize::MAX)?;
             self.world.pass_time();
-            self.world.remember();
+            self.world.remember(&self.desired.clone());
         }
         if self.lost {
             self.stats.refused += 1;
@@ -191,7 +191,7 @@ impl Run {
         }
         for member in &self.desired.members {
             let machine = &self.world.machines[&member.name];
-            if machine.process.config.as_ref() != Some(&member.config_digest) {
+            if machine.process.config.as_ref() != Some(&member.config.digest) {
                 return Err(self.violation("done means done", format!("{} runs an old configuration", member.name)));
             }
         }
@@ -234,7 +234,7 @@ impl Run {
         self.world.pass_time();
         // The CLI may be killed before it writes down what it saw.
         if !self.dice.one_in(3) {
-            self.world.remember();
+            self.world.remember(&self.desired.clone());
         }
         Ok(())
     }
@@ -242,7 +242,7 @@ impl Run {
     /// Carries a wave out in any order, perhaps only a part of it, perhaps with lost replies and faults in between.
     fn carry_out(&mut self, observed: &Observed, plan: Plan, calm: usize) -> Result<(), Violation> {
         let mut actions: Vec<Action> = plan.steps.into_iter().map(|s| s.action).collect();
-        if actions.iter().any(Action::disruptive) && actions.len() > 1 {
+        if actions.iter().any(Action::exclusive) && actions.len() > 1 {
             return Err(self.violation("a disruptive step is alone", format!("{actions:?}")));
         }
         self.dice.shuffle(&mut actions);

@@ -113,9 +113,9 @@ fn two_of_three_cannot_be_reached_at_first() {
       sign server cert main-1: not there yet; - - -
       install etcd main-1: not there yet; - - -
       configure etcd main-1: not there yet; - - -
+    waits: 1 member can be started, a majority is 2
     waits: main-2: the agent does not answer: timed out
     waits: main-3: the agent does not answer: timed out
-    waits: 1 member can be started, a majority is 2
     ");
     scene.hidden.clear();
     assert_snapshot!(scene.to_the_end(), @"
@@ -305,7 +305,9 @@ fn a_member_of_another_cluster_answers() {
     scene.machine(2).data = Data::Present { member: MemberId(7), cluster: OTHER };
     let agreed = scene.agreed().clone();
     scene.world.agreed.insert(OTHER, agreed);
-    assert_snapshot!(scene.to_the_end(), @"blocked: main-2: a member of cluster bad answers at its address, not one of 714813d15d706db5");
+    assert_snapshot!(scene.to_the_end(), @"
+    blocked: main-2: the data on its disk belongs to cluster bad, not to 714813d15d706db5
+    ");
 }
 
 #[test]
@@ -492,9 +494,11 @@ fn another_version() {
     let mut scene = Scene::settled(3);
     scene.desired = cluster(3, &["version: 3.6.14"]);
     assert_snapshot!(scene.to_the_end(), @"
-    blocked: main-1: runs etcd 3.6.15, the file says 3.6.14
-    blocked: main-2: runs etcd 3.6.15, the file says 3.6.14
-    blocked: main-3: runs etcd 3.6.15, the file says 3.6.14
+    * install etcd main-1 main-2 main-3: not there yet; 1 1 1
+    * restart etcd main-2: the file has changed; 1 0 1
+    * restart etcd main-3: the file has changed; 1 0 1
+    * restart etcd main-1: the file has changed; 1 0 1, hand-over
+    done
     ");
 }
 
@@ -502,14 +506,36 @@ fn another_version() {
 fn more_members() {
     let mut scene = Scene::settled(3);
     scene.desired = cluster(5, &[]);
-    assert_snapshot!(scene.to_the_end(), @"blocked: the cluster's members are not those of the file: only in the file: main-4 (https://127.0.42.4:2380) main-5 (https://127.0.42.5:2380)");
+    assert_snapshot!(scene.to_the_end(), @"
+    * create machine main-4 main-5: not there yet; 1 1 1
+    * enroll main-4 main-5: new machine; 1 1 1
+    * sign peer cert main-4 main-5: not there yet; 1 1 1
+      sign server cert main-4 main-5: not there yet; 1 1 1
+      install etcd main-4 main-5: not there yet; 1 1 1
+      configure etcd main-4 main-5: not there yet; 1 1 1
+    * add learner main-4: not there yet; 1 1 1
+    * start etcd main-4: not there yet; 1 1 1
+    * promote main-4: caught up; 1 1 1
+    * add learner main-5: not there yet; 1 1 1
+    * start etcd main-5: not there yet; 1 1 1
+    * promote main-5: caught up; 1 2 2
+    done
+    ");
 }
 
 #[test]
 fn fewer_members() {
     let mut scene = Scene::settled(5);
     scene.desired = cluster(3, &[]);
-    assert_snapshot!(scene.to_the_end(), @"blocked: the cluster's members are not those of the file: only in the cluster: main-4 (https://127.0.42.4:2380) main-5 (https://127.0.42.5:2380)");
+    assert_snapshot!(scene.to_the_end(), @"
+    * remove member main-5: not in the file; 2 1 1
+    * stop etcd main-5: not in the file; 1 1 1
+    * delete machine main-5: not in the file; 1 1 1
+    * remove member main-4: not in the file; 1 1 1
+    * stop etcd main-4: not in the file; 1 1 1
+    * delete machine main-4: not in the file; 1 1 1
+    done
+    ");
 }
 
 #[test]
@@ -517,10 +543,17 @@ fn another_address() {
     let mut scene = Scene::settled(3);
     let other = "127.0.42.99".parse().expect("an address");
     scene.desired.members[1].address = other;
-    assert_snapshot!(scene.to_the_end(), @"blocked: the cluster's members are not those of the file: only in the file: main-2 (https://127.0.42.99:2380) only in the cluster: main-2 (https://127.0.42.2:2380)");
+    assert_snapshot!(scene.to_the_end(), @"
+    * move machine main-2: another address; 1 1 1
+    * move member main-2: another address; 1 0 1
+    done
+    ");
     // Also while nobody can be asked: the state remembers.
     (1..=3).for_each(|i| scene.cut_power(i));
-    assert_snapshot!(scene.to_the_end(), @"blocked: the cluster's members are not those of the file: only in the file: main-2 (https://127.0.42.99:2380) only in the cluster: main-2 (https://127.0.42.2:2380)");
+    assert_snapshot!(scene.to_the_end(), @"
+    * start machine main-1 main-2 main-3: not running; - - -
+    done
+    ");
 }
 
 // ---- Certificates.

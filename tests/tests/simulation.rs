@@ -114,7 +114,7 @@ fn impatient(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let stale = desired.members.iter().find_map(|m| {
         let etcd = &observed.members.get(&m.name)?.report()?.etcd;
         let Data::Present { cluster, .. } = etcd.data else { return None };
-        let stale = etcd.running_config.is_some() && etcd.running_config.as_ref() != Some(&m.config_digest);
+        let stale = etcd.running_config.is_some() && etcd.running_config.as_ref() != Some(&m.config.digest);
         stale.then(|| Action::RestartEtcd { machine: m.name.clone(), version: desired.version, cluster })
     });
     let tolerance = View::of(observed).tolerance();

@@ -178,6 +178,14 @@ impl Action {
         }
     }
 
+    /// Whom or what it is done to, as plans show it.
+    pub fn subject(&self) -> &str {
+        match self {
+            Self::RemoveMember { name, .. } => name,
+            _ => self.machine().map_or("cluster", |machine| machine.as_str()),
+        }
+    }
+
     /// Whether it takes a member away while it is done.
     pub fn disruptive(&self) -> bool {
         matches!(self, Self::RestartEtcd { .. } | Self::UpdateMember { .. })

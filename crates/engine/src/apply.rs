@@ -268,33 +268,23 @@ impl Run<'_> {
     fn write_ahead(&self, steps: &[Step]) -> Result<(), StoreError> {
         let cluster = self.observer.cluster();
         let Some(observed) = &self.observed else { return Ok(()) };
-        let starting: Vec<(Name, String)> = steps
-            .iter()
-            .filter(|s| matches!(s.action, Action::StartEtcd { .. }))
-            .filter_map(|s| s.action.machine())
-            .filter_map(|name| Some((name.clone(), observed.members.get(name)?.report()?.incarnation.clone())))
-            .collect();
-        if starting.is_empty() {
-            return Ok(());
-        }
+        let now = Timestamp::now();
         cluster.remember(|ledger| {
-            if ledger.members.is_empty() {
-                ledger.members = cluster.desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
-                ledger.auth = Some(cluster.desired.auth);
+            for step in steps {
+                ledger.ahead(&cluster.desired, observed, &step.action, now);
             }
-            ledger.started.extend(starting);
         })
     }
 }
 
 /// Whether etcd is started on an empty directory.
 fn is_birth(action: &Action) -> bool {
-    matches!(action, Action::StartEtcd { data: StartData::Empty, .. })
+    matches!(action, Action::StartEtcd { data: StartData::Empty | StartData::Joining(_), .. })
 }
 
-/// Does it; what takes something away is judged once more, on a fresh look, right before.
+/// Does it; what takes something away, or changes who has a say, is judged once more, on a fresh look, right before.
 async fn deed(observer: &Observer, hands: Hands<'_>, action: &Action) -> Result<(), ActError> {
-    if action.disruptive() {
+    if action.exclusive() {
         let fresh = observer.look().await?;
         safety::judge(&observer.cluster().desired, &fresh, &[action], action).map_err(ActError::Unsafe)?;
     }

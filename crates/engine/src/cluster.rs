@@ -1,14 +1,15 @@
 //! One cluster of a fleet → its authorities, its credentials and its memory in the state.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use raftsman_api::tls::Identity as TlsIdentity;
-use raftsman_core::desired::{AGENT_PORT, Cluster, LeafProfile, Usage};
+use raftsman_core::desired::{AGENT_PORT, Cluster, LeafProfile, Usage, address_of};
 use raftsman_core::observed::{AuthorityRecord, Ledger};
-use raftsman_core::spec::{self, AuthMode};
+use raftsman_core::spec::{self, AuthMode, Name};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::etcd::{Credentials, EtcdError};
@@ -55,13 +56,13 @@ pub enum ClusterError {
     )]
     OtherAuthority {
         /// Which cluster.
-        cluster: spec::Name,
+        cluster: Name,
         /// Which authority.
         kind: AuthorityKind,
     },
     /// It has no authorities yet.
     #[error("cluster `{0}` was never applied, so that it has no certificates yet: run `raftsman apply` first")]
-    NotApplied(spec::Name),
+    NotApplied(Name),
     /// The state knows of an authority that it does not hold.
     #[error("the key of the {0} authority is not in the state: bring the state's directory back from a copy")]
     AuthorityMissing(AuthorityKind),
@@ -100,6 +101,15 @@ impl ClusterAt {
             *ledger = changed;
         }
         Ok(())
+    }
+
+    /// Every member that is or should be, and where it is: those on the move at their old place.
+    pub fn places(&self) -> BTreeMap<Name, IpAddr> {
+        let ledger = self.ledger();
+        let mut places: BTreeMap<Name, IpAddr> =
+            self.desired.members.iter().map(|m| (m.name.clone(), m.address)).collect();
+        places.extend(ledger.members.iter().filter_map(|(name, url)| Some((name.clone(), address_of(url)?))));
+        places
     }
 
     /// Where the agent of a machine with this address listens.

@@ -1,5 +1,6 @@
 //! A file and its state → everything that a verb needs at hand: what should be, who we are, where machines come from.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,8 @@ use jiff::Timestamp;
 use raftsman_api::roles::Role;
 use raftsman_api::tls::Identity as TlsIdentity;
 use raftsman_core::desired::{self, DesireError, Desired, LoopbackNetwork};
-use raftsman_core::spec::{Provider, Spec};
+use raftsman_core::observed::Ledger;
+use raftsman_core::spec::{Name, Provider, Spec};
 use raftsman_providers::networks::{NetworkError, Networks};
 use raftsman_providers::{Connection, LocalSettings, Settings};
 use secrecy::{ExposeSecret, SecretString};
@@ -204,7 +206,15 @@ fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError> {
     let incomplete = || FleetError::Incomplete { dir: store.dir().to_owned(), what: "readable network" };
     let network = store.fleet().network.as_deref().map(str::parse::<LoopbackNetwork>);
     let network = network.transpose().map_err(|_| incomplete())?;
-    Ok(desired::Identity { id: store.fleet().id.clone(), network })
+    let mut places = BTreeMap::new();
+    for name in store.clusters()? {
+        let Some(ledger) = store.get_cluster::<Ledger>(&name)? else { continue };
+        let place = |(member, url): (&Name, &String)| Some((member.clone(), desired::address_of(url)?));
+        if let Ok(cluster) = Name::parse(&name) {
+            places.insert(cluster, ledger.members.iter().filter_map(place).collect());
+        }
+    }
+    Ok(desired::Identity { id: store.fleet().id.clone(), network, places })
 }
 
 /// The fleet's authority; made at the first opening, so that `init` and a killed `init` end alike.

@@ -71,9 +71,9 @@ fn grouped(steps: &[Step]) -> Vec<Row<'_>> {
 
 fn cells(row: &Row<'_>, paint: Paint) -> [String; 5] {
     let first = row.steps[0];
-    let names: Vec<&str> = row.steps.iter().filter_map(|s| s.action.machine()).map(|n| n.as_str()).collect();
+    let names: Vec<&str> = row.steps.iter().map(|s| s.action.subject()).collect();
     let who = match names.as_slice() {
-        [] => "cluster".to_owned(),
+        [] => String::new(),
         [one] => (*one).to_owned(),
         [one, .., last] => format!("{one} … {last} ({})", names.len()),
     };

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::spec::{AuthMode, Authorities, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Provider, Secret, Source, Spec};
+use crate::spec::{
+    AuthMode, Authorities, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Provider, Secret, Source, Spec,
+};
 
 pub use addresses::{LoopbackNetwork, NetworkError};
 pub use etcd::{AGENT_PORT, CLIENT_PORT, LeafProfile, PEER_PORT, Usage};

@@ -102,7 +102,9 @@ impl World {
                 if !self.machines.get(machine).is_some_and(|m| m.answers() && m.member() == Some(*member)) {
                     return Err(Impossible("the learner is not in sync with the leader".to_owned()));
                 }
-                self.agree(|agreed| agreed.members.iter_mut().filter(|m| m.id == *member).for_each(|m| m.learner = false))?;
+                self.agree(|agreed| {
+                    agreed.members.iter_mut().filter(|m| m.id == *member).for_each(|m| m.learner = false)
+                })?;
             }
             Action::RemoveMember { member, .. } => {
                 self.agree(|agreed| agreed.members.retain(|m| m.id != *member))?;

@@ -41,7 +41,11 @@ impl World {
             _ if machine.process.state == ServiceState::Stopped => Fact::Absent { at },
             _ => Fact::Unreachable { error: "connection refused".to_owned(), since: at },
         };
-        MemberObserved { machine: Fact::Seen { value: Machine { power: machine.power, address: machine.address }, at }, agent, etcd }
+        MemberObserved {
+            machine: Fact::Seen { value: Machine { power: machine.power, address: machine.address }, at },
+            agent,
+            etcd,
+        }
     }
 
     fn etcd(&self, desired: &Cluster, machine: &MachineModel, cluster: ClusterId) -> EtcdFacts {

@@ -264,10 +264,9 @@ impl World {
 
     /// Whether this machine's etcd answers as a member: one that was taken out of its cluster ends by itself.
     fn is_heard(&self, machine: &MachineModel) -> bool {
-        let Some((agreed, id)) = machine.cluster().and_then(|c| self.agreed.get(&c)).zip(machine.member()) else {
-            return false;
-        };
-        machine.answers() && agreed.members.iter().any(|m| m.id == id)
+        let agreed = machine.cluster().and_then(|c| self.agreed.get(&c));
+        let listed = |agreed: &Agreed| agreed.members.iter().any(|m| Some(m.id) == machine.member());
+        machine.answers() && agreed.is_none_or(|agreed| !agreed.formed || listed(agreed))
     }
 
     /// Voters of this cluster that answer, where the others look for them.

@@ -107,7 +107,8 @@ fn learners(draft: &mut Draft<'_>) {
             remove(draft, &learner, Reason::NotInFile);
             continue;
         };
-        let patience = SignedDuration::from_millis(i64::try_from(draft.desired.learner_patience_ms).unwrap_or(i64::MAX));
+        let patience =
+            SignedDuration::from_millis(i64::try_from(draft.desired.learner_patience_ms).unwrap_or(i64::MAX));
         let record = draft.observed.ledger.learner.filter(|record| record.member == learner.id);
         let index = draft.view.answering.get(&machine).map_or(0, |e| e.raft_index);
         let leader = draft.view.answering.values().map(|e| e.raft_index).max().unwrap_or(0);
@@ -185,8 +186,7 @@ pub(super) fn reshape(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     if !draft.steps.is_empty() {
         return;
     }
-    let missing: Vec<&Member> =
-        draft.desired.members.iter().filter(|m| draft.standing(&m.name).outside()).collect();
+    let missing: Vec<&Member> = draft.desired.members.iter().filter(|m| draft.standing(&m.name).outside()).collect();
     let surplus = surplus(draft);
     let moved = moved(draft);
     if missing.is_empty() && surplus.is_empty() && moved.is_empty() {
@@ -275,7 +275,8 @@ fn shrink(draft: &mut Draft<'_>, surplus: &[(String, ListedMember)]) {
 
 /// Members that the cluster knows at another place than the file.
 fn moved<'a>(draft: &Draft<'a>) -> Vec<(&'a Member, MemberId)> {
-    let elsewhere = |m: &&Member| draft.entry(&m.name).is_some_and(|e| !e.learner && !e.peer_urls.contains(&m.peer_url()));
+    let elsewhere =
+        |m: &&Member| draft.entry(&m.name).is_some_and(|e| !e.learner && !e.peer_urls.contains(&m.peer_url()));
     let desired = draft.desired;
     desired.members.iter().filter(elsewhere).filter_map(|m| draft.entry(&m.name).map(|e| (m, e.id))).collect()
 }

@@ -47,8 +47,7 @@ impl Plan {
 /// Plans the next wave for one cluster.
 pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let view = View::of(observed);
-    let mut draft =
-        Draft { desired, observed, view, now, steps: Vec::new(), waiting: Vec::new(), lost: Vec::new() };
+    let mut draft = Draft { desired, observed, view, now, steps: Vec::new(), waiting: Vec::new(), lost: Vec::new() };
     // Whose cluster is this? Before that is clear, nothing is touched.
     if etcd::identity_is_clear(&mut draft) {
         pki::authorities(&mut draft);

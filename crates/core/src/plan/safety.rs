@@ -121,9 +121,7 @@ fn member<'a>(observed: &'a Observed, machine: &Name) -> Result<&'a MemberObserv
 fn report<'a>(observed: &'a Observed, machine: &Name) -> Result<&'a AgentReport, Refusal> {
     let report = member(observed, machine)?.report().ok_or(Refusal::NotSeen("the agent's report"))?;
     match observed.ledger.started.get(machine) {
-        Some(incarnation)
-            if *incarnation != report.incarnation && !outside(observed, &View::of(observed), machine) =>
-        {
+        Some(incarnation) if *incarnation != report.incarnation && !outside(observed, &View::of(observed), machine) => {
             Err(Refusal::Otherwise("this is another machine than the one that etcd was started on".into()))
         }
         _ => Ok(report),

@@ -6,11 +6,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use raftsman_api::v1::install_etcd_request::Part;
 use raftsman_api::v1::{
-    ConfigureEtcdRequest, DataState, InstallEtcdHead, InstallEtcdRequest, StartEtcdRequest, StopEtcdRequest,
+    ClearDataRequest, ConfigureEtcdRequest, DataState, InstallEtcdHead, InstallEtcdRequest, StartEtcdRequest,
+    StopEtcdRequest,
 };
 use raftsman_core::action::{Action, StartData};
 use raftsman_core::desired::PEER_PORT;
-use raftsman_core::observed::ClusterId;
+use raftsman_core::observed::{ClusterId, MemberId};
+use raftsman_core::render;
 use raftsman_core::spec::{EtcdVersion, Name};
 use tokio::net::TcpStream;
 
@@ -31,7 +33,7 @@ impl Hands<'_> {
         let artifact = fleet.artifacts.locate(&cluster.desired.source, version, fleet.setting.base())?;
         let head = InstallEtcdHead { version: version.to_string(), sha256: artifact.sha256, program: String::new() };
         let head = InstallEtcdRequest { part: Some(Part::Head(head)) };
-        let mut client = self.link(machine)?.client().await?;
+        let mut client = self.agent(machine).await?;
         // Most machines carry the binary already: only where one does not are 25 MB sent.
         let asked = client.install_etcd(self.stamped(futures::stream::iter([head.clone()]))).await?;
         if asked.into_inner().bytes_needed {
@@ -47,10 +49,10 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn configure_etcd(self, machine: &Name) -> Result<(), ActError> {
-        let member = self.member(machine)?;
-        let request = ConfigureEtcdRequest { config: member.config.clone(), digest: member.config_digest.clone() };
-        self.link(machine)?.client().await?.configure_etcd(self.stamped(request)).await?;
+    pub(super) async fn configure_etcd(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
+        let config = self.cluster().desired.config(self.member(machine)?, version).into_owned();
+        let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
+        self.agent(machine).await?.configure_etcd(self.stamped(request)).await?;
         Ok(())
     }
 
@@ -60,17 +62,19 @@ impl Hands<'_> {
         version: EtcdVersion,
         data: StartData,
     ) -> Result<(), ActError> {
-        let (expected_data, expected_cluster_id) = match data {
-            StartData::Empty => (DataState::Empty, 0),
-            StartData::Of(ClusterId(id)) => (DataState::Present, id),
+        let (expected_data, expected_cluster_id, birth) = match data {
+            StartData::Empty => (DataState::Empty, 0, self.first_birth()),
+            StartData::Joining(_) => (DataState::Empty, 0, self.late_birth(machine).await?),
+            StartData::Of(ClusterId(id)) => (DataState::Present, id, String::new()),
         };
         let request = StartEtcdRequest {
             version: version.to_string(),
             expected_data: expected_data.into(),
             expected_cluster_id,
-            ..StartEtcdRequest::default()
+            birth,
+            force_new_cluster: false,
         };
-        self.link(machine)?.client().await?.start_etcd(self.stamped(request)).await?;
+        self.agent(machine).await?.start_etcd(self.stamped(request)).await?;
         Ok(())
     }
 
@@ -80,9 +84,40 @@ impl Hands<'_> {
         version: EtcdVersion,
         cluster: ClusterId,
     ) -> Result<(), ActError> {
-        let request = StopEtcdRequest { grace_seconds: STOP_GRACE_SECONDS };
-        self.link(machine)?.client().await?.stop_etcd(self.stamped(request)).await?;
+        self.stop_etcd(machine).await?;
         self.start_etcd(machine, version, StartData::Of(cluster)).await
+    }
+
+    /// What the founders are told of each other.
+    fn first_birth(self) -> String {
+        let ledger = self.cluster().ledger();
+        let founders = ledger.members.iter().map(|(name, url)| (name.as_str(), url.as_str()));
+        render::etcd::birth(founders, &self.cluster().desired.token, false)
+    }
+
+    /// What a member that joins is told: everybody whom the cluster lists, itself by its name to be.
+    async fn late_birth(self, machine: &Name) -> Result<String, ActError> {
+        let ledger = self.cluster().ledger();
+        let list = self.member_list(Timestamp::now()).await?;
+        let named = list.iter().filter_map(|m| Some((ledger.name_of(m)?, m.peer_urls.first()?)));
+        let named: Vec<(Name, &String)> = named.collect();
+        if !named.iter().any(|(name, _)| name == machine) {
+            return Err(ActError::NotListed(machine.clone()));
+        }
+        let all = named.iter().map(|(name, url)| (name.as_str(), url.as_str()));
+        Ok(render::etcd::birth(all, &self.cluster().desired.token, true))
+    }
+
+    pub(super) async fn stop_etcd(self, machine: &Name) -> Result<(), ActError> {
+        let request = StopEtcdRequest { grace_seconds: STOP_GRACE_SECONDS };
+        self.agent(machine).await?.stop_etcd(self.stamped(request)).await?;
+        Ok(())
+    }
+
+    pub(super) async fn clear_data(self, machine: &Name, member: Option<MemberId>) -> Result<(), ActError> {
+        let request = ClearDataRequest { expected_member_id: member.map_or(0, |id| id.0) };
+        self.agent(machine).await?.clear_data(self.stamped(request)).await?;
+        Ok(())
     }
 
     /// Waits until the member that was just started answers other members, or long enough.

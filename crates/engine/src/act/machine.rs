@@ -1,5 +1,7 @@
 //! Machines: make, start, take into the fleet.
 
+use std::net::IpAddr;
+
 use jiff::Timestamp;
 use raftsman_api::claim::JoinToken;
 use raftsman_api::tls::machine_name;
@@ -58,7 +60,7 @@ impl Hands<'_> {
     }
 
     pub(super) async fn start_machine(self, machine: &Name) -> Result<(), ActError> {
-        self.link(machine)?.hang_up().await;
+        self.links(machine)?.agent.hang_up().await;
         let provider = &self.cluster().fleet.provider;
         // A killed run may have left it half made: then it is ordered again, which completes it.
         if !provider.is_finished(machine.as_str())? {
@@ -67,11 +69,24 @@ impl Hands<'_> {
         Ok(provider.start(machine.as_str()).await?)
     }
 
+    pub(super) async fn delete_machine(self, machine: &Name) -> Result<(), ActError> {
+        let fleet = &self.cluster().fleet;
+        fleet.provider.delete(machine.as_str()).await?;
+        fleet.secrets.delete(&token_name(machine))?;
+        Ok(())
+    }
+
+    pub(super) async fn move_machine(self, machine: &Name, address: IpAddr) -> Result<(), ActError> {
+        self.links(machine)?.agent.hang_up().await;
+        let _ = address; // readdress
+        Ok(())
+    }
+
     pub(super) async fn enroll(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let fleet = &self.cluster().fleet;
         let member = self.member(machine)?;
-        let link = self.link(machine)?;
-        let mut proven = link.prove(fleet).await?;
+        let links = self.links(machine)?;
+        let mut proven = links.agent.prove(fleet).await?;
         let profile = LeafProfile {
             common_name: machine.to_string(),
             organization: None,
@@ -82,7 +97,7 @@ impl Hands<'_> {
         };
         let chain_pem = fleet.authority.sign_csr(&proven.reply.csr_der, &profile, now)?;
         proven.client.finish_claim(FinishClaimRequest { chain_pem }).await?;
-        link.hang_up().await;
+        links.agent.hang_up().await;
         fleet.secrets.delete(&token_name(machine))?;
         Ok(())
     }

@@ -3,17 +3,22 @@
 mod auth;
 mod etcd;
 mod machine;
+mod members;
 mod pki;
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
+use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_core::action::Action;
 use raftsman_core::desired::Member;
 use raftsman_core::spec::Name;
+use tonic::transport::Channel;
 
 use crate::artifacts::ArtifactError;
 use crate::cluster::{ClusterAt, ClusterError};
 use crate::etcd::EtcdError;
-use crate::observe::{AgentLink, LinkError, Observer};
+use crate::observe::{LinkError, Links, Observer};
 use crate::pki::PkiError;
 use crate::store::StoreError;
 
@@ -61,6 +66,9 @@ pub enum ActError {
     /// The file has no such member.
     #[error("the file has no member `{0}`")]
     NoSuchMember(Name),
+    /// A member that should join is not listed.
+    #[error("the cluster does not list `{0}`, which should join it: apply again")]
+    NotListed(Name),
     /// No member answers.
     #[error("no member of the cluster answers")]
     NobodyAnswers,
@@ -85,9 +93,23 @@ impl Hands<'_> {
             Action::StartMachine { machine } => self.start_machine(machine).await,
             Action::Enroll { machine } => self.enroll(machine, now).await,
             Action::InstallEtcd { machine, version } => self.install_etcd(machine, *version).await,
-            Action::IssueCertificate { machine, purpose } => self.issue_certificate(machine, *purpose, now).await,
-            Action::ConfigureEtcd { machine, .. } => self.configure_etcd(machine).await,
+            Action::IssueCertificate { machine, purpose, also } => {
+                self.issue_certificate(machine, *purpose, *also, now).await
+            }
+            Action::ConfigureEtcd { machine, version, .. } => self.configure_etcd(machine, *version).await,
             Action::StartEtcd { machine, version, data } => self.start_etcd(machine, *version, *data).await,
+            Action::StopEtcd { machine } => self.stop_etcd(machine).await,
+            Action::ClearData { machine, member } => self.clear_data(machine, *member).await,
+            Action::DeleteMachine { machine } => self.delete_machine(machine).await,
+            Action::MoveMachine { machine, address } => self.move_machine(machine, *address).await,
+            Action::AddLearner { peer_url, .. } => self.add_learner(peer_url, now).await,
+            Action::PromoteMember { member, .. } => self.promote_member(*member, now).await,
+            Action::RemoveMember { member, .. } => self.remove_member(*member, now).await,
+            Action::UpdateMember { machine, member, peer_url, version, cluster } => {
+                self.update_member(*member, peer_url, now).await?;
+                self.restart_etcd(machine, *version, *cluster).await
+            }
+            Action::MoveLeader { member, .. } => self.move_leader(*member, now).await,
             Action::RestartEtcd { machine, version, cluster } => self.restart_etcd(machine, *version, *cluster).await,
             Action::CreateRoot => self.create_root(now).await,
             Action::EnableAuth => self.enable_auth(now).await,
@@ -102,8 +124,13 @@ impl Hands<'_> {
         self.cluster().desired.member(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))
     }
 
-    fn link(&self, machine: &Name) -> Result<&AgentLink, ActError> {
-        self.observer.agent(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))
+    fn links(&self, machine: &Name) -> Result<Arc<Links>, ActError> {
+        self.observer.links(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))
+    }
+
+    /// The agent of this machine.
+    async fn agent(&self, machine: &Name) -> Result<AgentClient<Channel>, ActError> {
+        Ok(self.links(machine)?.agent.client().await?)
     }
 
     fn stamped<T>(&self, message: T) -> tonic::Request<T> {

@@ -1,5 +1,7 @@
 //! Certificates: authorities in the state, leaves on machines. Keys are made where they are used.
 
+use std::net::IpAddr;
+
 use jiff::Timestamp;
 use raftsman_api::v1::{self, RequestCertificateRequest, StoreCertificateRequest};
 use raftsman_core::observed::Purpose;
@@ -22,6 +24,7 @@ impl Hands<'_> {
         self,
         machine: &Name,
         purpose: Purpose,
+        also: Option<IpAddr>,
         now: Timestamp,
     ) -> Result<(), ActError> {
         let member = self.member(machine)?;
@@ -30,10 +33,10 @@ impl Hands<'_> {
             Purpose::Server => (AuthorityKind::EtcdClients, v1::Purpose::EtcdServer),
         };
         let authority = self.cluster().authority(kind, now)?;
-        let mut client = self.link(machine)?.client().await?;
+        let mut client = self.agent(machine).await?;
         let request = RequestCertificateRequest { purpose: wire.into() };
         let csr = client.request_certificate(self.stamped(request)).await.map_err(LinkError::from)?.into_inner();
-        let chain_pem = authority.sign_csr(&csr.csr_der, &signers_profile(member.profile(purpose)), now)?;
+        let chain_pem = authority.sign_csr(&csr.csr_der, &signers_profile(&member.profile(purpose).with(also)), now)?;
         let trust_pem = authority.certificate_pem().to_owned();
         let request = StoreCertificateRequest { purpose: wire.into(), chain_pem, trust_pem };
         client.store_certificate(self.stamped(request)).await?;

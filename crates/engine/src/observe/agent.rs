@@ -89,6 +89,11 @@ impl AgentLink {
         Ok(Self { machine: machine.clone(), address, claimed, open: Mutex::new(None) })
     }
 
+    /// Where it leads.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
     /// A connection to the agent of ours; an open one is used again.
     pub async fn client(&self) -> Result<AgentClient<Channel>, LinkError> {
         let mut open = self.open.lock().await;

@@ -42,6 +42,11 @@ impl EtcdLink {
         Self { address, open: Mutex::new(Open::default()) }
     }
 
+    /// Where it leads.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
     pub(super) async fn look(&self, credentials: &ClusterCredentials, now: Timestamp) -> Fact<EtcdFacts> {
         let mut open = self.open.lock().await;
         match Box::pin(self.facts(&mut open, credentials)).await {
@@ -143,7 +148,8 @@ impl EtcdLink {
     }
 }
 
-async fn members(mut client: Client) -> Result<Vec<ListedMember>, EtcdError> {
+/// The cluster's list of its members.
+pub(crate) async fn members(mut client: Client) -> Result<Vec<ListedMember>, EtcdError> {
     let list = bounded(async { Ok(client.member_list().await?) }).await?;
     let members = list.members().iter().map(|m| ListedMember {
         id: MemberId(m.id()),

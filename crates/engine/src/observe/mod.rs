@@ -5,11 +5,12 @@ mod doors;
 mod etcd;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError};
 
 use futures::future::join_all;
 use jiff::Timestamp;
-use raftsman_core::desired::Member;
+use raftsman_api::tls::TlsError;
 use raftsman_core::observed::{Fact, Machine, MemberObserved, Observed, Power, ServiceState, View};
 use raftsman_core::spec::Name;
 use raftsman_providers::{MachineRecord, ProviderError};
@@ -17,6 +18,7 @@ use tokio::sync::Mutex;
 
 pub use agent::{AgentLink, LinkError, token_name};
 pub use etcd::EtcdLink;
+pub(crate) use etcd::members;
 
 use crate::cluster::{ClusterAt, ClusterCredentials, ClusterError};
 
@@ -24,26 +26,41 @@ use crate::cluster::{ClusterAt, ClusterCredentials, ClusterError};
 #[derive(Debug)]
 pub struct Observer {
     cluster: Arc<ClusterAt>,
-    links: BTreeMap<Name, Links>,
+    links: std::sync::Mutex<BTreeMap<Name, Arc<Links>>>,
     credentials: Mutex<Option<ClusterCredentials>>,
     before: Mutex<Option<Observed>>,
 }
 
+/// The ways to one member: to its machine's agent, and to its etcd, which may still be elsewhere.
 #[derive(Debug)]
-struct Links {
-    agent: AgentLink,
-    etcd: EtcdLink,
+pub struct Links {
+    /// To the agent.
+    pub agent: AgentLink,
+    /// To etcd.
+    pub etcd: EtcdLink,
 }
 
 impl Observer {
     /// An observer without a connection yet.
-    pub fn new(cluster: Arc<ClusterAt>) -> Result<Self, raftsman_api::tls::TlsError> {
-        let mut links = BTreeMap::new();
-        for member in &cluster.desired.members {
-            let agent = AgentLink::new(&cluster.fleet, &member.name, member.address)?;
-            links.insert(member.name.clone(), Links { agent, etcd: EtcdLink::new(member.address) });
+    pub fn new(cluster: Arc<ClusterAt>) -> Result<Self, TlsError> {
+        let observer =
+            Self { cluster, links: Default::default(), credentials: Mutex::new(None), before: Mutex::new(None) };
+        for (name, place) in observer.cluster.places() {
+            observer.connect(&name, place, place)?;
         }
-        Ok(Self { cluster, links, credentials: Mutex::new(None), before: Mutex::new(None) })
+        Ok(observer)
+    }
+
+    /// The ways to a member whose machine and whose etcd are here; those that are open stay open.
+    fn connect(&self, name: &Name, machine: IpAddr, etcd: IpAddr) -> Result<Arc<Links>, TlsError> {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(links) = links.get(name).filter(|l| l.agent.address() == machine && l.etcd.address() == etcd) {
+            return Ok(Arc::clone(links));
+        }
+        let agent = AgentLink::new(&self.cluster.fleet, name, machine)?;
+        let new = Arc::new(Links { agent, etcd: EtcdLink::new(etcd) });
+        links.insert(name.clone(), Arc::clone(&new));
+        Ok(new)
     }
 
     /// The cluster that it looks at.
@@ -51,14 +68,9 @@ impl Observer {
         &self.cluster
     }
 
-    /// The connection to a machine's agent.
-    pub fn agent(&self, machine: &Name) -> Option<&AgentLink> {
-        self.links.get(machine).map(|l| &l.agent)
-    }
-
-    /// The connection to a member's etcd.
-    pub fn etcd(&self, machine: &Name) -> Option<&EtcdLink> {
-        self.links.get(machine).map(|l| &l.etcd)
+    /// The ways to a member.
+    pub fn links(&self, machine: &Name) -> Option<Arc<Links>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).get(machine).cloned()
     }
 
     /// Who we are to etcd; nobody before the cluster has authorities.
@@ -74,7 +86,8 @@ impl Observer {
     pub async fn look(&self) -> Result<Observed, ClusterError> {
         let now = Timestamp::now();
         let credentials = self.credentials(now).await?;
-        let looks = self.cluster.desired.members.iter().map(|member| self.look_at(member, credentials.as_ref(), now));
+        let places = self.cluster.places();
+        let looks = places.iter().map(|(name, place)| self.look_at(name, *place, credentials.as_ref(), now));
         let members = join_all(looks).await.into_iter().collect();
         let mut observed = Observed { ledger: self.cluster.ledger(), members };
         if let Some(credentials) = &credentials {
@@ -85,24 +98,32 @@ impl Observer {
             carry_over(&mut observed, before);
         }
         *before = Some(observed.clone());
-        self.learn(&observed)?;
+        drop(before);
+        self.cluster.remember(|ledger| ledger.learn(&self.cluster.desired, &observed, now))?;
+        observed.ledger = self.cluster.ledger();
         Ok(observed)
     }
 
     async fn look_at(
         &self,
-        member: &Member,
+        name: &Name,
+        place: IpAddr,
         credentials: Option<&ClusterCredentials>,
         now: Timestamp,
     ) -> (Name, MemberObserved) {
-        let machine = machine_fact(self.cluster.fleet.provider.machine(member.name.as_str()).await, now);
+        let machine = machine_fact(self.cluster.fleet.provider.machine(name.as_str()).await, now);
         let nothing = || MemberObserved {
             machine: machine.clone(),
             agent: Fact::Absent { at: now },
             etcd: Fact::Absent { at: now },
         };
-        let (Some(links), Some(seen)) = (self.links.get(&member.name), machine.seen()) else {
-            return (member.name.clone(), nothing());
+        let Some(seen) = machine.seen() else { return (name.clone(), nothing()) };
+        let links = match self.connect(name, seen.address, place) {
+            Ok(links) => links,
+            Err(error) => {
+                let agent = Fact::Unreachable { error: error.to_string(), since: now };
+                return (name.clone(), MemberObserved { agent, ..nothing() });
+            }
         };
         // On this computer a stopped machine is one whose agent is gone: its etcd may well run on.
         let agent = async {
@@ -125,7 +146,7 @@ impl Observer {
             Fact::Unreachable { .. } if stopped => Fact::Absent { at: now },
             etcd => etcd,
         };
-        (member.name.clone(), MemberObserved { etcd, ..observed })
+        (name.clone(), MemberObserved { etcd, ..observed })
     }
 
     /// Asks one healthy member for the superuser: it costs a round through the log, so that one is enough.
@@ -139,22 +160,11 @@ impl Observer {
             view.healthy.iter().copied().find(open).cloned()
         };
         let Some(name) = asked else { return };
-        let Some(links) = self.links.get(&name) else { return };
+        let Some(links) = self.links(&name) else { return };
         let root = links.etcd.root(credentials).await;
         if let Some(Fact::Seen { value, .. }) = observed.members.get_mut(&name).map(|m| &mut m.etcd) {
             value.root = root;
         }
-    }
-
-    /// Remembers what no later look may be able to tell: that the cluster formed, and under which id.
-    fn learn(&self, observed: &Observed) -> Result<(), ClusterError> {
-        let view = View::of(observed);
-        if !view.has_quorum() || view.clusters.len() != 1 {
-            return Ok(());
-        }
-        let cluster = view.clusters.keys().next().copied();
-        self.cluster.remember(|ledger| ledger.cluster = ledger.cluster.or(cluster))?;
-        Ok(())
     }
 }
 
@@ -167,7 +177,7 @@ fn machine_fact(found: Result<Option<MachineRecord>, ProviderError>, at: Timesta
                 raftsman_providers::Power::Running => Power::Running,
                 raftsman_providers::Power::Stopped => Power::Stopped,
             };
-            Fact::Seen { value: Machine { power }, at }
+            Fact::Seen { value: Machine { power, address: record.address }, at }
         }
     }
 }

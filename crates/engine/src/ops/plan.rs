@@ -64,7 +64,8 @@ pub async fn plan(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetPlan, OpErro
 pub fn plan_of_new(spec: &Spec) -> Result<FleetPlan, OpError> {
     // Which network it will be is chosen by the first apply; the plan does not depend on it.
     let network = spec.machines.network.as_deref().and_then(|n| n.parse().ok());
-    let identity = Identity { id: "new".to_owned(), network: network.or_else(|| Some(LoopbackNetwork::new(0, 1))) };
+    let network = network.or_else(|| Some(LoopbackNetwork::new(0, 1)));
+    let identity = Identity { id: "new".to_owned(), network, places: BTreeMap::new() };
     let desired = resolve(spec, &identity).map_err(FleetError::from)?;
     let at = Timestamp::now();
     let absent =

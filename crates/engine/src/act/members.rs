@@ -1,0 +1,66 @@
+//! Who is a member, who votes, who leads: etcd's own calls, each through the leader.
+
+use etcd_client::{Client, MemberAddOptions};
+use jiff::Timestamp;
+use raftsman_core::observed::{ListedMember, MemberId};
+
+use super::{ActError, Hands};
+use crate::etcd::{EtcdError, bounded};
+use crate::observe;
+
+impl Hands<'_> {
+    pub(super) async fn add_learner(self, peer_url: &str, now: Timestamp) -> Result<(), ActError> {
+        let mut client = self.leader(now).await?;
+        let options = MemberAddOptions::new().with_is_learner();
+        bounded(async { Ok(client.member_add([peer_url], Some(options)).await?) }).await?;
+        Ok(())
+    }
+
+    pub(super) async fn promote_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {
+        let mut client = self.leader(now).await?;
+        bounded(async { Ok(client.member_promote(member.0).await?) }).await?;
+        Ok(())
+    }
+
+    pub(super) async fn remove_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {
+        let mut client = self.leader(now).await?;
+        bounded(async { Ok(client.member_remove(member.0).await?) }).await?;
+        Ok(())
+    }
+
+    pub(super) async fn update_member(self, member: MemberId, url: &str, now: Timestamp) -> Result<(), ActError> {
+        let mut client = self.leader(now).await?;
+        bounded(async { Ok(client.member_update(member.0, [url.to_owned()]).await?) }).await?;
+        Ok(())
+    }
+
+    pub(super) async fn move_leader(self, to: MemberId, now: Timestamp) -> Result<(), ActError> {
+        let mut client = self.leader(now).await?;
+        bounded(async { Ok(client.move_leader(to.0).await?) }).await?;
+        Ok(())
+    }
+
+    pub(super) async fn member_list(self, now: Timestamp) -> Result<Vec<ListedMember>, ActError> {
+        Ok(observe::members(self.leader(now).await?).await?)
+    }
+
+    /// A connection to the leader: some versions do not pass everything on.
+    pub(super) async fn leader(self, now: Timestamp) -> Result<Client, ActError> {
+        let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
+        let mut follower: Result<Client, ActError> = Err(ActError::NobodyAnswers);
+        for name in self.cluster().places().keys() {
+            let Ok(links) = self.links(name) else { continue };
+            let Ok(mut client) = links.etcd.client(&credentials).await else { continue };
+            let status: Result<_, EtcdError> = bounded(async { Ok(client.status().await?) }).await;
+            let Ok(status) = status else { continue };
+            if status.leader() == 0 || status.is_learner() {
+                continue;
+            }
+            if status.header().is_some_and(|h| h.member_id() == status.leader()) {
+                return Ok(client);
+            }
+            follower = Ok(client);
+        }
+        follower
+    }
+}
