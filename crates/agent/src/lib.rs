@@ -34,6 +34,7 @@ pub mod etcd;
 pub mod fence;
 pub mod files;
 pub mod handshake;
+pub mod measure;
 pub mod ports;
 pub mod process;
 pub mod report;

@@ -19,6 +19,7 @@ use crate::certs::Store;
 use crate::etcd::{self, Download, Program, Wanted};
 use crate::files;
 use crate::handshake;
+use crate::measure;
 use crate::report;
 use crate::restore::{Restore, RestoreError};
 use crate::service::{Expected, told};
@@ -309,8 +310,14 @@ impl AgentService for Server {
     }
 
     async fn measure(&self, request: Request<v1::MeasureRequest>) -> Result<Response<v1::MeasureReply>, Status> {
-        let _turn = self.admit(&request).await?;
-        Err(Status::unimplemented("measure"))
+        let turn = self.admit(&request).await?;
+        let targets = request.into_inner().targets;
+        let (root, port) = (self.agent.root.clone(), self.agent.claim.boot().agent_port);
+        finish(tokio::spawn(async move {
+            let _turn = turn;
+            measure::measure(root, port, targets).await
+        }))
+        .await
     }
 
     async fn clear_data(&self, request: Request<v1::ClearDataRequest>) -> Result<Response<v1::ClearDataReply>, Status> {

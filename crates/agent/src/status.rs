@@ -10,6 +10,7 @@ use crate::etcd::EtcdError;
 use crate::fence::FenceError;
 use crate::files::FileError;
 use crate::handshake::HandshakeError;
+use crate::measure::MeasureError;
 use crate::report::ReportError;
 use crate::restore::RestoreError;
 use crate::service::{ServiceError, told};
@@ -140,6 +141,15 @@ impl Coded for RestoreError {
             Self::Etcd(error) => error.code(),
             Self::File(error) => error.code(),
             Self::Run(_) | Self::TooLong | Self::NoData(_) => Code::Internal,
+        }
+    }
+}
+
+impl Coded for MeasureError {
+    fn code(&self) -> Code {
+        match self {
+            Self::File(error) => error.code(),
+            Self::Broken(_) => Code::Internal,
         }
     }
 }

@@ -310,8 +310,12 @@ fn eprintln_lines(text: &str) {
 }
 
 pub(crate) fn kill(pid: u32) {
+    signal(pid, Signal::KILL);
+}
+
+pub(crate) fn signal(pid: u32, signal: Signal) {
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    let _ = rustix::process::kill_process(pid, Signal::KILL);
+    let _ = rustix::process::kill_process(pid, signal);
 }
 
 /// A call under the first generation.

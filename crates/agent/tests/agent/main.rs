@@ -7,5 +7,6 @@ mod claim;
 mod data;
 mod etcd;
 mod harness;
+mod measure;
 mod supervise;
 mod trust;

@@ -7,7 +7,7 @@ use raftsman_api::roles::Role;
 use raftsman_api::v1::{self, ServiceState};
 use tokio::time::sleep;
 
-use crate::harness::{Fleet, Machine, VERSION, configure, kill, report, running, stamp, start_empty, until};
+use crate::harness::{Fleet, Machine, VERSION, configure, kill, report, running, signal, stamp, start_empty, until};
 
 fn state(etcd: &v1::EtcdReport) -> ServiceState {
     etcd.service.as_ref().unwrap().state()
@@ -37,6 +37,22 @@ async fn a_killed_etcd_is_started_again() {
     client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5 })).await.unwrap();
     sleep(Duration::from_millis(300)).await;
     assert_eq!(machine.etcd_pid(), None, "stopped is stopped");
+}
+
+#[tokio::test]
+async fn an_etcd_that_hangs_is_stopped_all_the_same() {
+    let fleet = Fleet::new("f5");
+    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 5, 8]).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    let pid = start_empty(&mut client, VERSION).await.unwrap();
+    running(&mut client).await;
+    signal(pid, rustix::process::Signal::STOP);
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 1 })).await.unwrap();
+    let stopped = report(&mut client).await.etcd.unwrap();
+    assert_eq!(state(&stopped), ServiceState::Stopped);
+    assert_eq!(stopped.service.unwrap().last_exit, "stopped as asked (signal 9)");
+    assert_eq!(machine.etcd_pid(), None);
+    assert!(stopped.data.unwrap().last_index > 0, "its log can be read");
 }
 
 #[tokio::test]
