@@ -36,6 +36,15 @@ soak: build lab
 bench-up *args: build lab
     cargo run --release -p raftsman-tests --bin bench-up -- {{args}}
 
+# Clients at work while something is done to a cluster: just under-load -- apply --yes
+[positional-arguments]
+under-load *args: build lab
+    cargo run --release -p raftsman-tests --bin under-load -- "$@"
+
+# What clients notice of a rolling restart: by hand, by hand with the leader moved first, by raftsman
+bench-pause *args: build lab
+    cargo run --release -p raftsman-tests --bin bench-pause -- {{args}}
+
 # A file of 1,000 clusters: check and plan
 bench-scale: build
     cargo run --release -p raftsman-tests --bin bench-scale

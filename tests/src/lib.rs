@@ -4,6 +4,7 @@
 pub mod bare;
 pub mod dice;
 pub mod fixtures;
+pub mod hand;
 pub mod lab;
 pub mod load;
 pub mod sim;

@@ -62,6 +62,9 @@ pub struct LoadSettings {
     pub value_bytes: usize,
     /// How long one try of a call may take.
     pub try_timeout: Duration,
+    /// How long a client waits before its one retry. One that comes back at once meets the same election: a follower
+    /// hands its write to a leader that is on its way out and drops it without a word.
+    pub retry_pause: Duration,
     /// Whether to go where etcd's member list says, or only where the test says.
     pub follow_members: bool,
     /// For the dice.
@@ -77,6 +80,7 @@ impl Default for LoadSettings {
             keys: 32,
             value_bytes: 64,
             try_timeout: Duration::from_secs(3),
+            retry_pause: Duration::from_millis(100),
             follow_members: true,
             seed: 7,
         }
@@ -133,6 +137,7 @@ impl Load {
             pace: Pace::new(settings.rate),
             keys: settings.keys.max(1),
             try_timeout: settings.try_timeout,
+            retry_pause: settings.retry_pause,
             stop: AtomicBool::new(false),
             next_value: AtomicU64::new(1),
             seen: (0..settings.keys.max(1)).map(|_| AtomicU64::new(0)).collect(),

@@ -59,6 +59,7 @@ pub(super) struct Shared {
     pub(super) pace: Pace,
     pub(super) keys: u32,
     pub(super) try_timeout: Duration,
+    pub(super) retry_pause: Duration,
     pub(super) stop: AtomicBool,
     pub(super) next_value: AtomicU64,
     /// What was seen last in each key; 0 for nothing.
@@ -144,6 +145,7 @@ async fn call(worker: u32, shared: &Shared, ask: Ask) -> Call {
     let (first_failure, answer) = match attempt(shared, &ask, None).await {
         Ok(reply) => (None, first_answer(reply)),
         Err(first) => {
+            tokio::time::sleep(shared.retry_pause).await;
             let answer = match attempt(shared, &ask, first.link.as_ref()).await {
                 Ok(reply) => second_answer(&ask, reply, first.link.is_some()),
                 Err(second) => Answer::Unknown { error: second.told },

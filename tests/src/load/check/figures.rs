@@ -96,18 +96,13 @@ impl Figures {
     }
 }
 
-/// The longest time between two acknowledged writes, or after the last until the load was stopped.
+/// The longest time between two acknowledged writes, or after the last until the load was stopped. What comes later are
+/// stragglers: nobody asks for more.
 fn longest_gap(ends: impl Iterator<Item = u64>, stopped: u64) -> Gap {
-    let mut longest = (0, 0);
-    let mut before: Option<u64> = None;
-    for end in ends.chain([stopped]) {
-        let length = before.map_or(0, |before| end.saturating_sub(before));
-        if length > longest.0 {
-            longest = (length, before.unwrap_or(0));
-        }
-        before = Some(before.map_or(end, |before| before.max(end)));
-    }
-    Gap { length: Duration::from_nanos(longest.0), at: Duration::from_nanos(longest.1) }
+    let ends: Vec<u64> = ends.take_while(|end| *end < stopped).chain([stopped]).collect();
+    let gaps = ends.iter().zip(ends.iter().skip(1)).map(|(before, after)| (after - before, *before));
+    let (length, at) = gaps.max_by_key(|(length, _)| *length).unwrap_or((0, 0));
+    Gap { length: Duration::from_nanos(length), at: Duration::from_nanos(at) }
 }
 
 /// Calls that failed with their retry, in words.

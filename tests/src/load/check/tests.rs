@@ -387,6 +387,7 @@ fn the_longest_gap_is_found_with_its_time() {
     for call in &mut history.calls[2..] {
         (call.begin, call.end) = (call.begin + 500 * MILLI, call.end + 500 * MILLI);
     }
+    history.ending.as_mut().expect("an end").stopped = 511 * MILLI;
     let figures = Verdict::of(&history, None).figures;
     // Puts end at 2, 4, 506 and 508 ms.
     assert_eq!(figures.longest_gap.at, Duration::from_millis(4));
@@ -399,6 +400,15 @@ fn a_gap_that_lasts_until_the_end_counts() {
     history.ending.as_mut().expect("an end").stopped = 3_000 * MILLI;
     let figures = Verdict::of(&history, None).figures;
     assert_eq!(figures.longest_gap.length, Duration::from_millis(3_000 - 8));
+}
+
+#[test]
+fn what_comes_after_the_end_is_no_gap() {
+    let mut history = three_puts().0;
+    history.calls[3].end = 3_000 * MILLI;
+    history.ending.as_mut().expect("an end").stopped = 9 * MILLI;
+    let figures = Verdict::of(&history, None).figures;
+    assert_eq!(figures.longest_gap.length, Duration::from_millis(3));
 }
 
 #[test]

@@ -1,0 +1,141 @@
+//! A lab that raftsman brought up and whose agents are gone → the same etcd servers, restarted by hand.
+
+use std::fs::OpenOptions;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use etcd_client::Client;
+use raftsman_api::tls::Identity;
+use raftsman_engine::etcd::{Credentials, EtcdError, bounded, dial};
+use rustix::process::Signal;
+
+use crate::lab::{Lab, eventually, kill};
+use crate::load::Target;
+
+/// The hand looks this often.
+const POLL: Duration = Duration::from_millis(10);
+
+/// A member, and how it was started.
+struct Member {
+    name: String,
+    address: IpAddr,
+    arguments: Vec<String>,
+    directory: PathBuf,
+    pid: u32,
+    /// What the hand itself started, and must see off.
+    own: Option<Child>,
+}
+
+/// Somebody with a shell on every machine, and the cluster that raftsman would have looked after.
+pub struct Hand {
+    /// Where the cluster lives.
+    pub lab: Lab,
+    members: Vec<Member>,
+    credentials: Credentials,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Hand {
+    /// Takes a lab over: ends its agents, which would start etcd again by themselves. etcd outlives them.
+    pub fn take_over(lab: Lab) -> Self {
+        for (_, pid) in lab.agents() {
+            kill(pid, Signal::KILL);
+        }
+        eventually("the agents are gone", || lab.agents().is_empty().then_some(()));
+        let target = Target::of(&lab, "main");
+        let addresses = target.endpoints.iter();
+        let members = lab.etcds().into_iter().zip(addresses).map(|((name, pid), address)| {
+            let proc = PathBuf::from(format!("/proc/{pid}"));
+            let line = std::fs::read(proc.join("cmdline")).expect("etcd runs");
+            let words = line.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+            let arguments = words.map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+            let directory = std::fs::read_link(proc.join("cwd")).expect("etcd runs");
+            Member { name, address: *address, arguments, directory, pid, own: None }
+        });
+        let members = members.collect();
+        let read = |path: &PathBuf| std::fs::read_to_string(path).expect("a file of the target");
+        let identity = target.certificate.as_ref().map(|(certificate, key)| {
+            Identity::from_pem(&read(certificate), &read(key)).expect("a certificate and its key")
+        });
+        let credentials = Credentials::new(&read(&target.ca), identity.as_ref(), None).expect("credentials");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Self { lab, members, credentials, runtime }
+    }
+
+    /// How many members there are.
+    pub fn members(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Which member leads.
+    pub fn leader(&self) -> usize {
+        eventually("a member leads", || {
+            (0..self.members.len()).find(|index| {
+                let status = self.ask(*index, async |mut client: Client| Ok(client.status().await?));
+                let status = status.ok().and_then(|status| Some((status.leader(), status.header()?.member_id())));
+                status.is_some_and(|(leader, id)| leader == id)
+            })
+        })
+    }
+
+    /// Moves the leadership from one member to another, as `etcdctl move-leader` does.
+    pub fn move_leader(&self, from: usize, to: usize) {
+        let id = self.ask(to, async |mut client: Client| Ok(client.status().await?)).expect("a member's status");
+        let id = id.header().expect("a header").member_id();
+        self.ask(from, async move |mut client: Client| Ok(client.move_leader(id).await?)).expect("the leader moves");
+    }
+
+    /// Ends a member with SIGTERM, starts it again as it was, and waits until a linearizable read goes through it.
+    pub fn restart(&mut self, index: usize) {
+        let member = &mut self.members[index];
+        kill(member.pid, Signal::TERM);
+        match member.own.take() {
+            Some(mut child) => {
+                child.wait().expect("it was ours");
+            }
+            None => {
+                let line = format!("/proc/{}/cmdline", member.pid);
+                let ended = || std::fs::read(&line).map_or(true, |line| line.is_empty());
+                while !ended() {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            }
+        }
+        let log = self.lab.machine(&member.name).join("etcd/etcd.log");
+        let log = OpenOptions::new().append(true).open(log).expect("etcd's log");
+        let child = Command::new(&member.arguments[0])
+            .args(&member.arguments[1..])
+            .env_clear()
+            .current_dir(&member.directory)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("etcd's log"))
+            .stderr(log)
+            .spawn()
+            .expect("etcd starts");
+        member.pid = child.id();
+        member.own = Some(child);
+        while self.ask(index, async |mut client: Client| Ok(client.get("probe", None).await?)).is_err() {
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn ask<T>(&self, index: usize, call: impl AsyncFnOnce(Client) -> Result<T, EtcdError>) -> Result<T, EtcdError> {
+        self.runtime.block_on(async {
+            let client = dial(self.members[index].address, &self.credentials).await?;
+            bounded(call(client)).await
+        })
+    }
+}
+
+impl Drop for Hand {
+    fn drop(&mut self) {
+        for member in &mut self.members {
+            if let Some(child) = &mut member.own {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+}
