@@ -1,4 +1,4 @@
-//! a root directory, an address → the agent of one machine, serving until it is killed.
+//! a root directory → the agent of one machine, serving until it is killed.
 //!
 //! A library only so that tests reach its parts; the program is `main.rs`.
 
@@ -108,11 +108,13 @@ pub struct Agent {
 }
 
 /// Runs the agent until it fails or is killed.
-pub async fn run(root: &Path, listen: SocketAddr) -> Result<(), AgentError> {
+pub async fn run(root: &Path) -> Result<(), AgentError> {
     let root = Root::open(root)?;
     let mut lock = lock(&root).await?;
     root.prepare()?;
     let boot = boot::read(&root)?;
+    // The machine may have got another address while no agent lived.
+    let listen = SocketAddr::new(boot.address, boot.agent_port);
     // Before etcd is touched: an agent that cannot be reached must not do anything either.
     let listener = TcpListener::bind(listen).await.map_err(|source| AgentError::Listen {
         address: listen,

@@ -1,6 +1,5 @@
 //! arguments → the agent, with its log on standard error.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -15,9 +14,6 @@ struct Arguments {
     /// The directory below which everything of this machine lives.
     #[arg(long, value_name = "DIR")]
     root: PathBuf,
-    /// The address to serve on.
-    #[arg(long, value_name = "ADDR:PORT")]
-    listen: SocketAddr,
     /// Leave the session of whoever started it, so that it outlives them.
     #[arg(long)]
     detach: bool,
@@ -43,9 +39,7 @@ fn main() -> ExitCode {
         .enable_all()
         .build()
         .map_err(|error| format!("the runtime cannot be started: {error}"))
-        .and_then(|runtime| {
-            runtime.block_on(raftsman_agent::run(&arguments.root, arguments.listen)).map_err(|error| told(&error))
-        });
+        .and_then(|runtime| runtime.block_on(raftsman_agent::run(&arguments.root)).map_err(|error| told(&error)));
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

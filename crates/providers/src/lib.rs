@@ -125,6 +125,13 @@ impl Connection {
         }
     }
 
+    /// Gives a machine another address. What runs on it goes on meanwhile, at the old one.
+    pub async fn readdress(&self, name: &str, address: IpAddr) -> Result<(), ProviderError> {
+        match self {
+            Self::Local(local) => Ok(local.readdress(name, address).await?),
+        }
+    }
+
     /// Destroys a machine with its data; fine when there is none.
     pub async fn delete(&self, name: &str) -> Result<(), ProviderError> {
         match self {

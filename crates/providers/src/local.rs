@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use raftsman_core::boot::Boot;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -88,8 +89,10 @@ pub enum LocalError {
     /// No such machine.
     #[error("there is no machine {0}: create it first")]
     NoMachine(String),
-    /// A machine cannot move.
-    #[error("the machine {name} has the address {found}, the order says {wanted}: delete it and create it again")]
+    /// An order does not move a machine.
+    #[error(
+        "the machine {name} has the address {found}, the order says {wanted}: move it first, or delete it and create it again"
+    )]
     OtherAddress {
         /// The machine.
         name: String,
@@ -97,6 +100,17 @@ pub enum LocalError {
         found: SocketAddr,
         /// What was ordered.
         wanted: SocketAddr,
+    },
+    /// The new address cannot be had.
+    #[error("the machine {name} cannot move to {wanted}: it stays where it is")]
+    NoAddress {
+        /// The machine.
+        name: String,
+        /// Where it should go.
+        wanted: SocketAddr,
+        /// Why.
+        #[source]
+        source: io::Error,
     },
     /// The program could not be started.
     #[error("the agent {} could not be started: is raftsman-agent installed beside raftsman?", path.display())]
@@ -207,6 +221,28 @@ impl Local {
     pub async fn start(&self, name: &str) -> Result<(), LocalError> {
         let root = self.root(name)?;
         let tag = self.tag(&root)?.ok_or_else(|| LocalError::NoMachine(name.to_owned()))?;
+        self.wake(&tag).await
+    }
+
+    /// Gives the machine another address: its agent serves there, and etcd goes on as it is until it is restarted.
+    pub async fn readdress(&self, name: &str, address: IpAddr) -> Result<(), LocalError> {
+        let root = self.root(name)?;
+        let tag = self.tag(&root)?.ok_or_else(|| LocalError::NoMachine(name.to_owned()))?;
+        if tag.address != address {
+            let root = root.canonicalize().map_err(failed("resolve", &root))?;
+            let moved = Tag { address, ..tag };
+            let wanted = moved.socket();
+            // Before anything is changed: an agent that cannot be reached is worse than one at the wrong address.
+            TcpListener::bind(wanted).map_err(|source| LocalError::NoAddress {
+                name: name.to_owned(),
+                wanted,
+                source,
+            })?;
+            self.end_agent(name, &root).await?;
+            let path = root.join("machine.json");
+            write(&path, &json(&path, &moved)?)?;
+            return self.wake(&moved).await;
+        }
         self.wake(&tag).await
     }
 
@@ -357,7 +393,10 @@ impl Local {
         let before = fs::metadata(root.join("agent.log")).map_or(0, |log| log.len());
         let mut child = match process::is_locked(&lock).map_err(failed("look at", &lock))? {
             true => None,
-            false => Some(self.spawn(&root, tag)?),
+            false => {
+                correct(&root, tag)?;
+                Some(self.spawn(&root)?)
+            }
         };
         let begun = Instant::now();
         loop {
@@ -387,7 +426,7 @@ impl Local {
         }
     }
 
-    fn spawn(&self, root: &Path, tag: &Tag) -> Result<Child, LocalError> {
+    fn spawn(&self, root: &Path) -> Result<Child, LocalError> {
         let path = root.join("agent.log");
         let log =
             OpenOptions::new().append(true).create(true).mode(0o600).open(&path).map_err(failed("open", &path))?;
@@ -396,8 +435,6 @@ impl Local {
         Command::new(&self.settings.agent)
             .arg("--root")
             .arg(root)
-            .arg("--listen")
-            .arg(tag.socket().to_string())
             .arg("--detach")
             // The operator's environment may hold secrets, and the agent outlives the operator.
             .env_clear()
@@ -483,6 +520,24 @@ async fn ended(name: &str, root: &Path, killed: impl IntoIterator<Item = Proved>
         }
     }
     Ok(())
+}
+
+/// Tells the agent the address in the tag, while no agent lives: a move that was broken off is finished that way.
+fn correct(root: &Path, tag: &Tag) -> Result<(), LocalError> {
+    let path = root.join("agent/boot.json");
+    let text = match fs::read_to_string(&path) {
+        // Not made to its end: the agent says so.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read.map_err(failed("read", &path))?,
+    };
+    let mut boot: Boot =
+        serde_json::from_str(&text).map_err(|source| LocalError::Malformed { path: path.clone(), source })?;
+    if (boot.address, boot.agent_port) == (tag.address, tag.agent_port) {
+        return Ok(());
+    }
+    boot.address = tag.address;
+    boot.agent_port = tag.agent_port;
+    write(&path, &json(&path, &boot)?)
 }
 
 fn holder(lock: &Path) -> Option<u32> {

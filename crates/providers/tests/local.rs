@@ -126,6 +126,49 @@ async fn a_machine_comes_and_goes() {
 }
 
 #[tokio::test]
+async fn a_machine_moves() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = provider(dir.path(), "f1");
+    let missing = provider.readdress("etcd-6", "127.77.10.7".parse().unwrap()).await;
+    assert!(matches!(missing, Err(ProviderError::Local(LocalError::NoMachine(_)))), "{missing:?}");
+    let order = order("etcd-6", "127.77.10.6");
+    provider.create(&order).await.unwrap();
+    let first = pid(dir.path(), "etcd-6");
+    let mut etcd = Stand::new(&dir.path().join("etcd-6").canonicalize().unwrap().join("etcd/etcd.yaml"));
+    let serves = |address: &str| std::net::TcpStream::connect((address, 2378)).is_ok();
+
+    let taken = std::net::TcpListener::bind("127.77.10.7:2378").unwrap();
+    let refused = provider.readdress("etcd-6", "127.77.10.7".parse().unwrap()).await;
+    assert!(matches!(refused, Err(ProviderError::Local(LocalError::NoAddress { .. }))), "{refused:?}");
+    assert_eq!(pid(dir.path(), "etcd-6"), first, "the same agent");
+    assert!(serves("127.77.10.6"));
+    drop(taken);
+
+    provider.readdress("etcd-6", "127.77.10.7".parse().unwrap()).await.unwrap();
+    let second = pid(dir.path(), "etcd-6");
+    assert!(!is_alive(first) && is_alive(second));
+    assert!(serves("127.77.10.7") && !serves("127.77.10.6"));
+    assert_eq!(provider.machine("etcd-6").await.unwrap().unwrap().address.to_string(), "127.77.10.7");
+    assert!(fs::read_to_string(dir.path().join("etcd-6/agent/boot.json")).unwrap().contains("127.77.10.7"));
+    provider.readdress("etcd-6", "127.77.10.7".parse().unwrap()).await.unwrap();
+    assert_eq!(pid(dir.path(), "etcd-6"), second, "again, after a lost reply");
+
+    // Broken off when only the tag was written: the next start finishes it.
+    let number = rustix::process::Pid::from_raw(i32::try_from(second).unwrap()).unwrap();
+    rustix::process::kill_process(number, rustix::process::Signal::KILL).unwrap();
+    while provider.machine("etcd-6").await.unwrap().unwrap().power == Power::Running {
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    let tag = dir.path().join("etcd-6/machine.json");
+    fs::write(&tag, fs::read_to_string(&tag).unwrap().replace("127.77.10.7", "127.77.10.8")).unwrap();
+    provider.start("etcd-6").await.unwrap();
+    assert!(serves("127.77.10.8") && !serves("127.77.10.7"));
+    assert!(etcd.is_alive(), "etcd does not notice");
+    provider.delete("etcd-6").await.unwrap();
+    assert!(!etcd.is_alive());
+}
+
+#[tokio::test]
 async fn a_half_made_machine_is_completed() {
     let dir = tempfile::tempdir().unwrap();
     let provider = provider(dir.path(), "f1");

@@ -122,7 +122,7 @@ impl Machine {
         let child = Command::new(env!("CARGO_BIN_EXE_raftsman-agent"))
             .arg("--root")
             .arg(self.path())
-            .args(["--listen", &self.address.to_string(), "--detach"])
+            .arg("--detach")
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)

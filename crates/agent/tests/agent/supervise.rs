@@ -152,7 +152,6 @@ async fn only_one_agent_lives_in_a_root() {
     let second = std::process::Command::new(env!("CARGO_BIN_EXE_raftsman-agent"))
         .arg("--root")
         .arg(machine.path())
-        .args(["--listen", "127.77.5.6:2378"])
         .output()
         .unwrap();
     assert!(!second.status.success());

@@ -78,8 +78,7 @@ impl Hands<'_> {
 
     pub(super) async fn move_machine(self, machine: &Name, address: IpAddr) -> Result<(), ActError> {
         self.links(machine)?.agent.hang_up().await;
-        let _ = address; // readdress
-        Ok(())
+        Ok(self.cluster().fleet.provider.readdress(machine.as_str(), address).await?)
     }
 
     pub(super) async fn enroll(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
