@@ -10,7 +10,7 @@ use raftsman_api::v1;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -31,12 +31,14 @@ pub enum HandshakeError {
     /// It cannot be used.
     #[error("etcd's peer certificate, key or trust cannot be used: request a new one")]
     Unusable(#[source] rustls::Error),
+    /// The work was broken off.
+    #[error("the look at etcd's peer certificate was broken off")]
+    Broken(#[from] JoinError),
 }
 
 /// Shakes hands with all of them at the same time, as etcd itself would.
 pub async fn shake(store: Store, targets: Vec<v1::Target>) -> Result<Vec<v1::HandshakeResult>, HandshakeError> {
-    // A panic or a runtime that ends: there is nothing to show then either.
-    let config = spawn_blocking(move || config(&store)).await.map_err(|_| HandshakeError::NoCertificate)??;
+    let config = spawn_blocking(move || config(&store)).await??;
     let connector = TlsConnector::from(Arc::new(config));
     let asked: Vec<(String, JoinHandle<Result<(), String>>)> = targets
         .into_iter()

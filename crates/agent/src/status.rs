@@ -128,7 +128,7 @@ impl Coded for HandshakeError {
         match self {
             Self::NoCertificate => Code::FailedPrecondition,
             Self::Certs(error) => error.code(),
-            Self::Unusable(_) => Code::Internal,
+            Self::Unusable(_) | Self::Broken(_) => Code::Internal,
         }
     }
 }

@@ -10,6 +10,7 @@ use tonic::Code;
 
 use crate::harness::{
     Client, Fleet, Machine, VERSION, bear, configure, kill, report, running, stamp, start_empty, start_on, stop, until,
+    versions,
 };
 
 const EXISTING: &str = "# raftsman: data\ninitial-cluster-state: existing\n";
@@ -64,6 +65,33 @@ async fn a_birth_is_told_once() {
     assert!(refused.message().contains("nothing says which cluster"), "{refused:?}");
     let refused = start_on(&mut client, data.cluster_id, false).await.unwrap_err();
     assert!(refused.message().contains("there is none"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn every_version_goes_on_without_its_birth() {
+    let fleet = Fleet::new("f6");
+    for (number, version) in versions().iter().enumerate() {
+        let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 6, u8::try_from(number).unwrap() + 10]).await;
+        machine.ready_etcd(&fleet, &mut client, version).await;
+        configure(&mut client, &machine.plain_config()).await.unwrap();
+        bear(&mut client, version, &machine.birth()).await.unwrap();
+        let born = running(&mut client).await.data.unwrap();
+        machine.serves().await;
+        for alone in [false, true, false] {
+            stop(&mut client).await;
+            let start = v1::StartEtcdRequest {
+                version: version.clone(),
+                expected_data: v1::DataState::Present.into(),
+                expected_cluster_id: born.cluster_id,
+                force_new_cluster: alone,
+                ..v1::StartEtcdRequest::default()
+            };
+            client.start_etcd(stamp(start)).await.unwrap();
+            machine.serves().await;
+            let data = report(&mut client).await.etcd.unwrap().data.unwrap();
+            assert_eq!((data.member_id, data.cluster_id), (born.member_id, born.cluster_id), "etcd {version}");
+        }
+    }
 }
 
 #[tokio::test]
