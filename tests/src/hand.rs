@@ -89,6 +89,17 @@ impl Hand {
 
     /// Ends a member with SIGTERM, starts it again as it was, and waits until a linearizable read goes through it.
     pub fn restart(&mut self, index: usize) {
+        self.stop(index);
+        self.start(index);
+    }
+
+    /// Where a member keeps its data.
+    pub fn data(&self, index: usize) -> PathBuf {
+        self.lab.machine(&self.members[index].name).join("etcd/data")
+    }
+
+    /// Ends a member with SIGTERM.
+    pub fn stop(&mut self, index: usize) {
         let member = &mut self.members[index];
         kill(member.pid, Signal::TERM);
         match member.own.take() {
@@ -103,6 +114,11 @@ impl Hand {
                 }
             }
         }
+    }
+
+    /// Starts a member as it was, and waits until a linearizable read goes through it.
+    pub fn start(&mut self, index: usize) {
+        let member = &mut self.members[index];
         let log = self.lab.machine(&member.name).join("etcd/etcd.log");
         let log = OpenOptions::new().append(true).open(log).expect("etcd's log");
         let child = Command::new(&member.arguments[0])

@@ -1,9 +1,12 @@
 //! Clients at work while raftsman changes the cluster: nothing is lost, nothing is stale, nobody sees an error.
 
+use std::process::Command;
 use std::time::Duration;
 
+use raftsman_tests::hand::Hand;
 use raftsman_tests::lab::Lab;
-use raftsman_tests::load::{Load, LoadSettings};
+use raftsman_tests::load::check::Rule;
+use raftsman_tests::load::{Load, LoadSettings, Target};
 
 #[test]
 fn a_change_of_the_configuration_rolls_under_load() {
@@ -23,4 +26,36 @@ fn a_change_of_the_configuration_rolls_under_load() {
     assert_eq!(verdict.figures.told, (3, 3), "every member tells the same past:\n{verdict}");
     assert!(verdict.figures.rewatches > 0, "the watch's own member was restarted:\n{verdict}");
     lab.destroy();
+}
+
+/// The checks must see a real loss, not only one that a test made up.
+#[test]
+fn a_member_that_forgets_is_found_out() {
+    let lab = Lab::cluster(1, "3.6.15", &[]);
+    lab.apply();
+    let mut hand = Hand::take_over(lab);
+    let (data, aside) = (hand.data(0), hand.lab.path().join("aside"));
+    let copy = |from: &std::path::Path, to: &std::path::Path| {
+        let copied = Command::new("cp").arg("-a").args([from, to]).status().expect("cp runs");
+        assert!(copied.success());
+    };
+    let load = Load::against(Target::of(&hand.lab, "main"), LoadSettings::default());
+    load.await_writes(50);
+    hand.stop(0);
+    copy(&data, &aside);
+    hand.start(0);
+    load.await_writes(50);
+    // What was acknowledged since the copy is forgotten.
+    hand.stop(0);
+    std::fs::remove_dir_all(&data).expect("etcd's data");
+    copy(&aside, &data);
+    hand.start(0);
+    load.await_writes(200);
+    let verdict = load.finish();
+    let found: Vec<Rule> = verdict.violations.iter().map(|violation| violation.rule).collect();
+    for rule in [Rule::LostWrite, Rule::NotLinearizable, Rule::Order, Rule::StaleRead] {
+        assert!(found.contains(&rule), "{rule:?} is missing:\n{verdict}");
+    }
+    // It was to be so: nobody needs the history.
+    std::fs::remove_file(verdict.history.expect("it is kept")).expect("it was there");
 }
