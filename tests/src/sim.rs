@@ -3,6 +3,8 @@
 //! The rules are checked against the true world, not against what the planner saw, and without the planner's own
 //! safety judge: a flaw that both share would otherwise pass.
 
+mod users;
+
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -77,6 +79,8 @@ struct Run {
     ever_data: BTreeSet<Name>,
     /// Data or a machine with data was lost for good.
     lost: bool,
+    /// Somebody changed users by hand since the last look.
+    tampered: bool,
 }
 
 /// The clusters that runs are made of; built once, because reading files is not what is simulated.
@@ -88,8 +92,17 @@ pub struct Cast {
 impl Cast {
     /// Sizes 1, 3, 5 and 7, each with three configurations to change between.
     pub fn new() -> Self {
-        let settings: [&[&str]; 3] = [&[], &["quota: 4GiB"], &["log_level: warn"]];
+        let [one, two, _] = users::FILES;
+        let settings: [&[&str]; 3] = [&[], &["quota: 4GiB", one[0], one[1]], &["log_level: warn", two[0], two[1]]];
         let sizes = [1, 3, 5, 7].map(|n| settings.map(|s| fixtures::cluster(n, s)).to_vec()).to_vec();
+        Self { sizes }
+    }
+
+    /// Sizes 1 and 3, whose files differ in their roles and users.
+    pub fn with_users() -> Self {
+        let cluster = |n, [roles, users]: [&str; 2]| fixtures::cluster(n, &[roles, users]);
+        let mut sizes = [1, 3].map(|n| users::FILES.map(|file| cluster(n, file)).to_vec()).to_vec();
+        sizes[1].push(fixtures::cluster(3, &["quota: 4GiB", users::FILES[0][0], users::FILES[0][1]]));
         Self { sizes }
     }
 }
@@ -116,6 +129,7 @@ pub fn run(seed: u64, cast: &Cast, planner: Planner) -> Result<Stats, Violation>
         stats: Stats::default(),
         ever_data: BTreeSet::new(),
         lost: false,
+        tampered: false,
     };
     run.troubled()?;
     run.peace()?;
@@ -151,6 +165,7 @@ impl Run {
             }
         }
         for _ in 0..120 {
+            self.tampered = false;
             let observed = self.world.observe(&self.desired);
             let plan = (self.planner)(&self.desired, &observed, self.world.now);
             self.stats.plans += 1;
@@ -195,6 +210,10 @@ impl Run {
                 return Err(self.violation("done means done", format!("{} runs an old configuration", member.name)));
             }
         }
+        let formed = self.world.agreed.values().find(|a| a.formed);
+        if let Some(difference) = formed.and_then(|agreed| users::differs(&self.desired, &agreed.access)) {
+            return Err(self.violation("done means done", difference));
+        }
         let secured = self.world.agreed.values().any(|a| a.formed && a.auth);
         if !secured {
             return Err(self.violation("done means done", "auth is off"));
@@ -205,6 +224,7 @@ impl Run {
 
     /// One look, through a network that fails.
     fn look(&mut self, calm: usize) -> Observed {
+        self.tampered = false;
         let mut observed = self.world.observe(&self.desired);
         let since = self.world.now;
         let dice = &mut self.dice;
@@ -278,6 +298,10 @@ impl Run {
             }
             _ => {}
         }
+        if users::touches_root(action) {
+            return Err(self.violation("root is left alone", format!("{action:?}")));
+        }
+        let access = formed.and_then(|id| self.world.agreed.get(&id)).map(|agreed| agreed.access.clone());
         let warm_up = u32::try_from(self.dice.below(4)).unwrap_or(0);
         let warm_up = if action.disruptive() { warm_up + 1 } else { warm_up };
         self.stats.steps += 1;
@@ -292,6 +316,13 @@ impl Run {
             if matches!(machine.data, Data::Present { .. }) {
                 self.ever_data.insert(name.clone());
             }
+        }
+        let after = formed.and_then(|id| self.world.agreed.get(&id));
+        // Nobody can foresee what somebody else takes away in between.
+        if let (Some(before), Some(after), false) = (access, after, self.tampered)
+            && let Some(who) = users::robbed(&self.desired, &before, &after.access)
+        {
+            return Err(self.violation("nobody loses what he should have", format!("{who}: {action:?}")));
         }
         if quorum_before && formed.is_some_and(|id| !self.world.has_quorum(id)) {
             return Err(self.violation("no step of ours costs quorum", format!("{action:?}")));
@@ -320,6 +351,14 @@ impl Run {
     /// Something goes wrong in the world.
     fn fault(&mut self) {
         self.stats.faults += 1;
+        if !self.desired.access.is_silent()
+            && self.dice.one_in(8)
+            && let Some(agreed) = self.world.agreed.values_mut().find(|a| a.formed)
+            && users::tamper(&mut self.dice, &mut agreed.access)
+        {
+            self.tampered = true;
+            return;
+        }
         let names: Vec<Name> = self.world.machines.keys().cloned().collect();
         let Some(name) = self.dice.pick(&names).cloned() else { return };
         let kind = self.dice.below(100);

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::observed::{ClusterId, MemberId, Purpose};
-use crate::spec::{EtcdVersion, Name};
+use crate::observed::{ClusterId, Granted, MemberId, Purpose};
+use crate::spec::{EtcdVersion, KeySpan, Name};
 
 /// One deed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -140,6 +140,51 @@ pub enum Action {
     CreateRoot,
     /// Turn auth on: from now on nobody gets in without credentials.
     EnableAuth,
+    /// Make a role where there is none, and change what it may do.
+    SetRole {
+        /// Which.
+        role: String,
+        /// What it may do from now on, in place of what it may do with the same keys.
+        set: Vec<Granted>,
+        /// What it may do no more.
+        revoke: Vec<KeySpan>,
+    },
+    /// Remove a role: nobody has it any more.
+    DeleteRole {
+        /// Which.
+        role: String,
+    },
+    /// Make a user where there is none, or change its password and its roles.
+    SetUser {
+        /// Which.
+        user: String,
+        /// What becomes of the user itself. The password is the one that the file refers to.
+        account: Account,
+        /// Roles that it gets, before it loses any.
+        grant: Vec<String>,
+        /// Roles that it loses.
+        revoke: Vec<String>,
+    },
+    /// Remove a user: it cannot come in any more.
+    DeleteUser {
+        /// Which.
+        user: String,
+    },
+}
+
+/// What becomes of a user, its roles apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Account {
+    /// Nothing.
+    Keep,
+    /// It is made.
+    Make,
+    /// It gets another password.
+    Password,
+    /// It is removed and made again, with all its roles: etcd neither gives a password to a user that was made without
+    /// one, nor takes one away.
+    Remake,
 }
 
 /// What a data directory must hold for a start.
@@ -158,7 +203,14 @@ impl Action {
     /// The machine that it is done to; `None` when it is done to the cluster as a whole.
     pub fn machine(&self) -> Option<&Name> {
         match self {
-            Self::MakeAuthorities | Self::RemoveMember { .. } | Self::CreateRoot | Self::EnableAuth => None,
+            Self::MakeAuthorities
+            | Self::RemoveMember { .. }
+            | Self::CreateRoot
+            | Self::EnableAuth
+            | Self::SetRole { .. }
+            | Self::DeleteRole { .. }
+            | Self::SetUser { .. }
+            | Self::DeleteUser { .. } => None,
             Self::CreateMachine { machine }
             | Self::StartMachine { machine }
             | Self::Enroll { machine }
@@ -182,6 +234,8 @@ impl Action {
     pub fn subject(&self) -> &str {
         match self {
             Self::RemoveMember { name, .. } => name,
+            Self::SetRole { role, .. } | Self::DeleteRole { role } => role,
+            Self::SetUser { user, .. } | Self::DeleteUser { user } => user,
             _ => self.machine().map_or("cluster", |machine| machine.as_str()),
         }
     }
@@ -227,6 +281,10 @@ impl Action {
             Self::MoveLeader { .. } => "hand over to",
             Self::CreateRoot => "create root",
             Self::EnableAuth => "enable auth",
+            Self::SetRole { .. } => "set role",
+            Self::DeleteRole { .. } => "delete role",
+            Self::SetUser { .. } => "set user",
+            Self::DeleteUser { .. } => "delete user",
         }
     }
 }

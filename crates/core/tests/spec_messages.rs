@@ -226,6 +226,27 @@ cases! {
     flag_of_later_line: cluster("version: 3.5.34\nflags:\n  max-learners: 2");
 }
 
+// Roles and users.
+cases! {
+    role_unknown: cluster("roles:\n  app-reader:\n    - { read: { prefix: /app/ } }\nusers:\n  app: { roles: [app-raeder] }\n  web: { roles: [billing] }");
+    role_unknown_without_roles: cluster("users:\n  app: { roles: [app-reader] }");
+    role_twice: cluster("roles:\n  a: [{ read: { prefix: /a/ } }]\nusers:\n  app: { roles: [a, a] }");
+    root_listed: cluster("roles:\n  root: []\nusers:\n  root: { roles: [root] }");
+    user_is_superuser: cluster("users:\n  alice: { roles: [root] }");
+    user_without_password: cluster("auth: { mode: password }\nroles:\n  a: [{ read: { prefix: /a/ } }]\nusers:\n  app: { roles: [a] }\n  web:");
+    user_password_beside_certificate: cluster("roles:\n  a: [{ read: { prefix: /a/ } }]\nusers:\n  app: { roles: [a], password: { file: app.password } }");
+    user_password_inline: cluster("auth: { mode: password }\nusers:\n  app: { password: hunter2 }");
+    user_password_variable: cluster("auth: { mode: password }\nusers:\n  app: { password: { env: $hunter2 } }");
+    access_names: cluster("roles:\n  \"a b\": []\nusers:\n  \"\": {}");
+    permission_everything: cluster("roles:\n  all:\n    - { read: { prefix: \"\" } }\n  most:\n    - { readwrite: { from: \"\" } }");
+    permission_range_backwards: cluster("roles:\n  a:\n    - { read: { range: [/b, /a] } }\n    - { read: { range: [/c, /c] } }\n    - { read: { range: [\"\", /c] } }");
+    permission_range_of_three: cluster("roles:\n  a:\n    - { read: { range: [/a, /b, /c] } }\n    - { read: { range: /a } }");
+    permission_key_empty: cluster("roles:\n  a:\n    - { write: { key: \"\" } }");
+    permission_twice: cluster("roles:\n  a:\n    - { read: { prefix: /app/ } }\n    - { write: { prefix: /app/ } }\n    - { write: { range: [/app/, /app0] } }");
+    permission_unknown: cluster("roles:\n  a:\n    - { reed: { prefix: /app/ } }\n    - { read: { prefx: /app/ } }\n    - { read: /app/ }\n    - read");
+    permission_two_levels: cluster("roles:\n  a:\n    - { read: { prefix: /app/ }, write: { prefix: /app/ } }");
+}
+
 // Many at once.
 cases! {
     many_errors: whole("fleet: Shop\nstat: x\nmachines:\n  provider: locl\n  memory: 8G\netcd:\n  main:\n    membres: 3\n    version: 3.6\n    timers: { heartbeat: 100, election: 1 s }\n    gateway: yes\n  b:\n    members:\n      - { name: b_1, address: 127.0.0.300 }\n      - { nam: b-2 }\n      - { name: b-3 }\n    quota: 0\n    v2_api: true\n  c:\n    members: 4\n    auth: { mode: certificate, root_password: hunter2 }\n    gateway: true\n    flags: { name: x }\n");

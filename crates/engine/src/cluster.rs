@@ -185,7 +185,17 @@ impl ClusterAt {
         if let (AuthMode::Password, Some(reference)) = (self.desired.auth, &self.desired.root_password) {
             crate::secrets::resolve(reference, self.fleet.setting.base())?;
         }
+        for user in self.desired.access.users.iter().flat_map(|users| users.keys()) {
+            self.user_password(user)?;
+        }
         Ok(())
+    }
+
+    /// The password that the file refers to for this user.
+    pub fn user_password(&self, user: &str) -> Result<Option<SecretString>, ClusterError> {
+        let user = self.desired.access.users.as_ref().and_then(|users| users.get(user));
+        let reference = user.and_then(|user| user.password.as_ref());
+        Ok(reference.map(|reference| crate::secrets::resolve(reference, self.fleet.setting.base())).transpose()?)
     }
 
     fn brought(

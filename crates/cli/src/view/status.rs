@@ -55,6 +55,9 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
         let label = paint.patience(waiting.waiting.patience());
         out.push_str(&format!("  {label} {}\n    → {}\n", waiting.message, waiting.next));
     }
+    for drift in &cluster.drift {
+        out.push_str(&format!("  {} {drift}\n", paint.yellow("differs:")));
+    }
     match cluster.pending {
         0 => {}
         1 => out.push_str("  1 step to do: see `raftsman plan`\n"),

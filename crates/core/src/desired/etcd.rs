@@ -156,6 +156,7 @@ pub(super) fn resolve(
         settings: Arc::new(spec.clone()),
         token,
         learner_patience_ms: spec.learner_patience.as_millis(),
+        access: super::users::resolve(spec),
         replace_after_ms: spec.replace_after.map(|after| after.as_millis()),
         version: spec.version,
         source: spec.source.clone(),

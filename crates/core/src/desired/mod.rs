@@ -2,6 +2,7 @@
 
 mod addresses;
 mod etcd;
+mod users;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use crate::spec::{
 
 pub use addresses::{LoopbackNetwork, NetworkError};
 pub use etcd::{AGENT_PORT, CLIENT_PORT, LeafProfile, PEER_PORT, Usage};
+pub use users::{Access, User};
 
 /// What the state adds to the file: who this fleet is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +66,8 @@ pub struct Cluster {
     pub replace_after_ms: Option<u64>,
     /// A learner that does not get on for so many milliseconds is taken out again.
     pub learner_patience_ms: u64,
+    /// Who may do what.
+    pub access: Access,
     /// The cluster's section of the file, for configurations of versions on the way.
     pub settings: Arc<EtcdCluster>,
     /// Its members, in order.

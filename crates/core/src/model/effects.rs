@@ -5,12 +5,12 @@ use std::net::IpAddr;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Agreed, MachineModel, Process, World};
+use super::{Agreed, MachineModel, Process, World, users};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
-    AuthorityRecord, CertificateFacts, ClusterId, Data, Door, Doors, ListedMember, MemberId, Power, Purpose, Root,
-    ServiceState,
+    Access, AuthorityRecord, CertificateFacts, ClusterId, Data, Door, Doors, ListedMember, MemberId, Power, Purpose,
+    Root, ServiceState,
 };
 use crate::render;
 use crate::spec::{EtcdVersion, Name};
@@ -23,7 +23,8 @@ pub struct Impossible(pub String);
 impl Agreed {
     fn new(members: Vec<ListedMember>) -> Self {
         let doors = Doors { anonymous: Door::Shut, plaintext: Door::Shut, foreign: Door::Shut };
-        Self { members, root: Root::Missing, auth: false, formed: false, alarms: Vec::new(), doors }
+        let access = Access::default();
+        Self { members, root: Root::Missing, auth: false, formed: false, alarms: Vec::new(), doors, access }
     }
 }
 
@@ -121,7 +122,10 @@ impl World {
                 self.start(machine, *version, StartData::Of(*cluster), warm_up)?;
             }
             Action::MoveLeader { member, .. } => self.leads = Some(*member),
-            Action::CreateRoot => self.agree(|agreed| agreed.root = Root::Ready)?,
+            Action::CreateRoot => self.agree(|agreed| {
+                agreed.root = Root::Ready;
+                users::create_root(&mut agreed.access);
+            })?,
             Action::EnableAuth => {
                 let mut without_root = false;
                 self.agree(|agreed| {
@@ -131,6 +135,11 @@ impl World {
                 if without_root {
                     return Err(Impossible("there is no root user".to_owned()));
                 }
+            }
+            Action::SetRole { .. } | Action::DeleteRole { .. } | Action::SetUser { .. } | Action::DeleteUser { .. } => {
+                let mut outcome = Ok(());
+                self.agree(|agreed| outcome = users::change(&mut agreed.access, desired, action))?;
+                outcome?;
             }
         }
         Ok(())
@@ -170,6 +179,7 @@ impl World {
             root: Root::Ready,
             auth: true,
             formed: true,
+            access: users::settled(desired),
             ..Agreed::new(Ids::of(&founders).list(&founders))
         });
     }

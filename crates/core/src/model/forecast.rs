@@ -97,6 +97,8 @@ fn stuck(waiting: &Waiting) -> bool {
             | Waiting::LearnerCatchingUp { .. }
             | Waiting::HealFirst { .. }
             | Waiting::NoHeir { .. }
+            | Waiting::UsersUnknown { .. }
+            | Waiting::PasswordUnknown { .. }
     )
 }
 

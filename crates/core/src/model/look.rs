@@ -74,6 +74,7 @@ impl World {
             auth: asked.map(|a| a.auth),
             root: agreed.map_or(crate::observed::Root::Unknown, |a| a.root),
             doors: asked.filter(|a| a.auth).map(|a| a.doors.clone()),
+            access: asked.filter(|a| a.auth && !desired.access.is_silent()).map(|a| Ok(a.access.clone())),
             read_error,
         }
     }

@@ -3,6 +3,7 @@
 mod effects;
 mod forecast;
 mod look;
+mod users;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,8 +15,8 @@ pub use forecast::{Forecast, Wave, forecast};
 
 use crate::desired::{Cluster, address_of, peer_url};
 use crate::observed::{
-    Agent, Alarm, CertificateFacts, ClusterId, Data, Disk, Doors, EtcdFacts, Ledger, ListedMember, MemberId, Observed,
-    PortTaken, Power, Purpose, Root, ServiceState,
+    Access, Agent, Alarm, CertificateFacts, ClusterId, Data, Disk, Doors, EtcdFacts, Ledger, ListedMember, MemberId,
+    Observed, PortTaken, Power, Purpose, Root, ServiceState,
 };
 use crate::spec::{EtcdVersion, Name};
 
@@ -103,6 +104,8 @@ pub struct Agreed {
     pub alarms: Vec<Alarm>,
     /// Whether strangers are refused.
     pub doors: Doors,
+    /// Its roles and users.
+    pub access: Access,
 }
 
 impl MachineModel {
@@ -248,7 +251,11 @@ impl World {
             formed: etcd.leader.is_some(),
             alarms: etcd.alarms.clone(),
             doors: Doors { anonymous: shut.clone(), plaintext: shut.clone(), foreign: shut },
+            access: Access::default(),
         });
+        if let Some(Ok(access)) = &etcd.access {
+            agreed.access = access.clone();
+        }
         agreed.formed |= etcd.leader.is_some();
         agreed.auth |= etcd.auth.unwrap_or(false);
         if etcd.root == Root::Ready {

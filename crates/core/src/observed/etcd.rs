@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::users::Access;
 use crate::spec::EtcdVersion;
 
 /// etcd's id of a cluster.
@@ -76,6 +77,10 @@ pub struct EtcdFacts {
     pub root: Root,
     /// Whether strangers are refused, tried once auth is on.
     pub doors: Option<Doors>,
+    /// Roles and users, or why they could not be asked for. Looked at where the file speaks of them, once auth is on, at
+    /// one member.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Result<Access, String>>,
 }
 
 impl EtcdFacts {

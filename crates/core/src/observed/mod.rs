@@ -5,6 +5,7 @@ mod etcd;
 mod fact;
 mod ledger;
 mod member;
+mod users;
 mod view;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ pub use agent::{
 pub use etcd::{Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
 pub use fact::Fact;
 pub use ledger::{AuthorityRecord, LearnerRecord, Ledger};
+pub use users::{Access, Granted, Password, ROOT, Role, User};
 pub use view::{Tolerance, View, quorum};
 
 use crate::spec::Name;

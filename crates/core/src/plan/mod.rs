@@ -7,6 +7,7 @@ mod members;
 mod pki;
 pub mod safety;
 mod step;
+mod users;
 mod versions;
 mod waiting;
 
@@ -14,6 +15,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use step::{Pause, Reason, Step};
+pub use users::{Drift, drift};
 pub use waiting::{Patience, Waiting};
 
 use crate::desired::Cluster;
@@ -60,6 +62,7 @@ pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         members::reshape(&mut draft, &ready);
         members::retire(&mut draft);
         auth::secure(&mut draft);
+        users::manage(&mut draft);
     }
     safety::gate(draft)
 }

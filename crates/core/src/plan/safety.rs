@@ -3,6 +3,8 @@
 //! The one place where safety is judged: the planner passes every wave through `gate`, and whoever carries a step out
 //! calls `judge` again, on a fresh look at the world, just before.
 
+mod users;
+
 use super::{Draft, Pause, Plan, Waiting};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
@@ -110,6 +112,9 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         Action::EnableAuth => {
             let ready = view.answering.values().any(|e| e.root == Root::Ready);
             if ready { Ok(unharmed) } else { Err(Refusal::NotSeen("the superuser `root` with its role")) }
+        }
+        Action::SetRole { .. } | Action::DeleteRole { .. } | Action::SetUser { .. } | Action::DeleteUser { .. } => {
+            users::judge(desired, &view, action).map(|()| unharmed)
         }
     }
 }

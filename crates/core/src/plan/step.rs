@@ -70,6 +70,16 @@ pub enum Reason {
         /// Who leads.
         from: Name,
     },
+    /// A role may do, or a user has, something else than the file says.
+    Access {
+        /// Whether it is not there at all.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        missing: bool,
+        /// What it lacks.
+        lacks: Vec<String>,
+        /// What it has and should not.
+        has: Vec<String>,
+    },
 }
 
 impl fmt::Display for Reason {
@@ -92,6 +102,14 @@ impl fmt::Display for Reason {
             Self::Stalled => f.write_str("does not get on"),
             Self::Moved => f.write_str("another address"),
             Self::LeaderGoes { from } => write!(f, "{from} is about to go"),
+            Self::Access { missing: true, lacks, .. } if lacks.is_empty() => f.write_str("not there yet"),
+            Self::Access { missing: true, lacks, .. } => write!(f, "not there yet: {}", lacks.join(", ")),
+            Self::Access { lacks, has, .. } => {
+                let part = |word: &str, what: &[String]| format!("{word} {}", what.join(", "));
+                let parts = [part("lacks", lacks), part("has", has)];
+                let parts = parts.iter().zip([lacks, has]).filter(|(_, what)| !what.is_empty());
+                f.write_str(&parts.map(|(part, _)| part.as_str()).collect::<Vec<_>>().join("; "))
+            }
         }
     }
 }

@@ -238,6 +238,18 @@ pub enum Waiting {
         /// What was seen.
         error: String,
     },
+    /// The cluster's users and roles could not be asked for.
+    UsersUnknown {
+        /// What stood in the way.
+        error: String,
+    },
+    /// Whether a user has the password of the file could not be told.
+    PasswordUnknown {
+        /// Whose.
+        user: String,
+        /// What stood in the way.
+        error: String,
+    },
 }
 
 /// Whether waiting helps.
@@ -263,7 +275,9 @@ impl Waiting {
             | Self::LearnerCatchingUp { .. }
             | Self::HealFirst { .. }
             | Self::NoHeir { .. }
-            | Self::DoorUnclear { .. } => Patience::Soon,
+            | Self::DoorUnclear { .. }
+            | Self::UsersUnknown { .. }
+            | Self::PasswordUnknown { .. } => Patience::Soon,
             // With one or two members no other can take over: waiting never helps.
             Self::WouldLoseQuorum { of, .. } if *of < 3 => Patience::Blocked,
             Self::WouldLoseQuorum { .. } => Patience::Soon,
@@ -325,7 +339,9 @@ impl Waiting {
             | Self::HealFirst { .. }
             | Self::AuthDiffers { .. }
             | Self::AuthorityExpired { .. }
-            | Self::AlarmRaised { .. } => None,
+            | Self::AlarmRaised { .. }
+            | Self::UsersUnknown { .. }
+            | Self::PasswordUnknown { .. } => None,
         }
     }
 
@@ -402,7 +418,10 @@ impl Waiting {
                 "compare `etcdctl endpoint hashkv --cluster` before anything else: one member differs".to_owned()
             }
             Self::DoorOpen { .. } => "take the cluster off the network until this is understood".to_owned(),
-            Self::DoorUnclear { .. } => "it is tried again".to_owned(),
+            Self::DoorUnclear { .. } | Self::UsersUnknown { .. } => "it is tried again".to_owned(),
+            Self::PasswordUnknown { user, .. } => {
+                format!("see to it that the password of `{user}` can be read where the file says that it is")
+            }
         }
     }
 }
@@ -493,6 +512,8 @@ impl fmt::Display for Waiting {
             Self::AlarmRaised { alarm: Alarm::Corrupt } => f.write_str("etcd says that a member's data is corrupt"),
             Self::DoorOpen { machine, who } => write!(f, "{machine}: {who} client was let in"),
             Self::DoorUnclear { machine, error } => write!(f, "{machine}: strangers could not be tried: {error}"),
+            Self::UsersUnknown { error } => write!(f, "users and roles could not be asked for: {error}"),
+            Self::PasswordUnknown { user, error } => write!(f, "the password of `{user}` could not be tried: {error}"),
         }
     }
 }

@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::units::{ByteSize, Duration, EtcdVersion, Name};
+use super::users::{Roles, Users};
 
 /// One fleet: the machines, and the clusters that stand on them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -260,6 +261,13 @@ pub struct EtcdCluster {
     /// How long a new member may go without getting on before it is taken out again.
     #[serde(default = "default_learner_patience")]
     pub learner_patience: Duration,
+    /// What each role may do, by name. Once given, this is all: other roles are removed. Without it, roles are left alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub roles: Option<Roles>,
+    /// The users besides `root`, by name. Once given, this is all: other users are removed. Without it, users are left
+    /// alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub users: Option<Users>,
     /// Further settings of etcd's configuration file, by etcd's own names.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub flags: IndexMap<String, FlagValue>,

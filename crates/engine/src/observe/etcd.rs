@@ -100,6 +100,7 @@ impl EtcdLink {
             auth: auth.ok(),
             root: Root::Unknown,
             doors,
+            access: None,
         })
     }
 

@@ -3,6 +3,7 @@
 mod agent;
 mod doors;
 mod etcd;
+mod users;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -29,6 +30,7 @@ pub struct Observer {
     links: std::sync::Mutex<BTreeMap<Name, Arc<Links>>>,
     credentials: Mutex<Option<ClusterCredentials>>,
     before: Mutex<Option<Observed>>,
+    known: Mutex<users::Known>,
 }
 
 /// The ways to one member: to its machine's agent, and to its etcd, which may still be elsewhere.
@@ -43,8 +45,13 @@ pub struct Links {
 impl Observer {
     /// An observer without a connection yet.
     pub fn new(cluster: Arc<ClusterAt>) -> Result<Self, TlsError> {
-        let observer =
-            Self { cluster, links: Default::default(), credentials: Mutex::new(None), before: Mutex::new(None) };
+        let observer = Self {
+            cluster,
+            links: Default::default(),
+            credentials: Mutex::new(None),
+            before: Mutex::new(None),
+            known: Mutex::default(),
+        };
         for (name, place) in observer.cluster.places() {
             observer.connect(&name, place, place)?;
         }
@@ -92,6 +99,7 @@ impl Observer {
         let mut observed = Observed { ledger: self.cluster.ledger(), members };
         if let Some(credentials) = &credentials {
             self.look_for_root(&mut observed, credentials).await;
+            self.look_for_users(&mut observed, credentials).await;
         }
         let mut before = self.before.lock().await;
         if let Some(before) = before.as_ref() {

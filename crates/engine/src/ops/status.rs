@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use raftsman_core::observed::{CertificateFacts, ClusterId, Doors, Observed, Purpose, Tolerance, View};
-use raftsman_core::plan::{Waiting, plan};
+use raftsman_core::plan::{Drift, Waiting, drift, plan};
 use raftsman_core::spec::{EtcdVersion, Name};
 use serde::Serialize;
 
@@ -45,6 +45,8 @@ pub struct ClusterStatus {
     pub pending: usize,
     /// What is wrong or waited for.
     pub waiting: Vec<WaitingStatus>,
+    /// Roles and users that are not as the file says.
+    pub drift: Vec<Drift>,
     /// The certificate that ends first.
     pub first_expiry: Option<Timestamp>,
 }
@@ -103,6 +105,8 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
         let view = View::of(&observed);
         let members: Vec<MemberStatus> =
             cluster.desired.members.iter().map(|m| member(&observed, &view, &m.name, m.address)).collect();
+        let access = view.answering.values().find_map(|e| e.access.as_ref()).and_then(|access| access.as_ref().ok());
+        let drift = access.map(|seen| drift(&cluster.desired.access, seen)).unwrap_or_default();
         let expiries = members.iter().flat_map(|m| m.certificates.values()).map(|c| c.not_after);
         Ok(ClusterStatus {
             id: observed.ledger.cluster.or_else(|| view.clusters.keys().next().copied()),
@@ -111,6 +115,7 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
             leader: view.leader.cloned(),
             auth: view.answering.values().find_map(|e| e.auth),
             first_expiry: expiries.min(),
+            drift,
             pending: next.steps.len(),
             waiting: next
                 .waiting

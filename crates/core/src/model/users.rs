@@ -1,0 +1,81 @@
+//! A change of roles or users → what the cluster has agreed upon then, as etcd would, or why etcd would refuse.
+
+use std::collections::BTreeSet;
+
+use super::effects::Impossible;
+use crate::action::{Account, Action};
+use crate::desired::Cluster;
+use crate::observed::{Access, Password, ROOT, Role, User};
+
+/// There is a superuser, with its role.
+pub(super) fn create_root(access: &mut Access) {
+    access.roles.entry(ROOT.to_owned()).or_default();
+    let root = User { roles: BTreeSet::from([ROOT.to_owned()]), password: Password::Untried };
+    access.users.entry(ROOT.to_owned()).or_insert(root);
+}
+
+/// Roles and users as apply leaves them.
+pub(super) fn settled(desired: &Cluster) -> Access {
+    let roles = desired.access.roles.clone().unwrap_or_default();
+    let password = |wanted: &Option<_>| if wanted.is_some() { Password::Right } else { Password::None };
+    let users = desired.access.users.iter().flatten();
+    let users = users
+        .map(|(name, user)| (name.clone(), User { roles: user.roles.clone(), password: password(&user.password) }));
+    let mut access = Access { roles, users: users.collect() };
+    create_root(&mut access);
+    access
+}
+
+/// Does it.
+pub(super) fn change(access: &mut Access, desired: &Cluster, action: &Action) -> Result<(), Impossible> {
+    let refused = |why: &str| Err(Impossible(why.to_owned()));
+    match action {
+        Action::SetRole { role, set, revoke } => {
+            let Role { permissions } = access.roles.entry(role.clone()).or_default();
+            permissions.extend(set.iter().map(|granted| (granted.keys.clone(), granted.level)));
+            permissions.retain(|keys, _| !revoke.contains(keys));
+        }
+        Action::DeleteRole { role } => {
+            if role == ROOT {
+                return refused("etcd does not remove the role root while auth is on");
+            }
+            access.roles.remove(role);
+            access.users.values_mut().for_each(|user| {
+                user.roles.remove(role);
+            });
+        }
+        Action::SetUser { user, account, grant, revoke } => {
+            if let Some(role) = grant.iter().find(|role| !access.roles.contains_key(*role)) {
+                return refused(&format!("there is no role {role}"));
+            }
+            let wanted = desired.access.users.iter().flatten().find(|(name, _)| *name == user);
+            let password = match wanted.is_some_and(|(_, wanted)| wanted.password.is_some()) {
+                true => Password::Right,
+                false => Password::None,
+            };
+            let fresh = || User { roles: BTreeSet::new(), password: password.clone() };
+            let user = match account {
+                Account::Make => access.users.entry(user.clone()).or_insert_with(fresh),
+                Account::Remake => access.users.entry(user.clone()).insert_entry(fresh()).into_mut(),
+                Account::Keep | Account::Password => match access.users.get_mut(user) {
+                    Some(user) => user,
+                    None => return refused(&format!("there is no user {user}")),
+                },
+            };
+            // etcd says yes to a password for a user that was made without one, and forgets it.
+            if *account == Account::Password && user.password != Password::None {
+                user.password = password;
+            }
+            user.roles.extend(grant.iter().cloned());
+            user.roles.retain(|role| !revoke.contains(role));
+        }
+        Action::DeleteUser { user } => {
+            if user == ROOT {
+                return refused("etcd does not remove root while auth is on");
+            }
+            access.users.remove(user);
+        }
+        _ => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! A change of roles or users → whether it keeps to the file, and takes nothing away that somebody should have.
+
+use super::Refusal;
+use crate::action::{Account, Action};
+use crate::desired::{self, Cluster};
+use crate::observed::{Access, ROOT, View};
+use crate::plan::users::{account, lacking, looked, newest};
+
+/// Judges one change of roles or users.
+pub(super) fn judge(desired: &Cluster, view: &View<'_>, action: &Action) -> Result<(), Refusal> {
+    if !view.has_quorum() {
+        return Err(Refusal::NoQuorum);
+    }
+    if newest(view).and_then(|e| e.auth) != Some(true) {
+        return Err(Refusal::NotSeen("that auth is on"));
+    }
+    let seen = looked(view).and_then(|access| access.as_ref().ok()).ok_or(Refusal::NotSeen("what users there are"))?;
+    if action.subject() == ROOT {
+        return Err(otherwise("`root` is left alone"));
+    }
+    match action {
+        Action::SetRole { role, set, revoke } => {
+            let roles = desired.access.roles.as_ref();
+            let wanted = roles.and_then(|roles| roles.get(role)).ok_or_else(|| otherwise("it is not in the file"))?;
+            let has = seen.roles.get(role);
+            let has = |keys| has.and_then(|has| has.permissions.get(keys));
+            for granted in set {
+                let wanted = wanted.permissions.get(&granted.keys);
+                if !wanted.is_some_and(|wanted| granted.level.covers(*wanted)) {
+                    return Err(otherwise("it would not be what the file says"));
+                }
+            }
+            if revoke.iter().any(|keys| wanted.permissions.contains_key(keys)) {
+                return Err(otherwise("the file gives what it would take"));
+            }
+            let lowers = set.iter().any(|granted| has(&granted.keys).is_some_and(|has| !granted.level.covers(*has)));
+            if lowers || !revoke.is_empty() { all_have_theirs(&desired.access, seen) } else { Ok(()) }
+        }
+        Action::DeleteRole { role } => {
+            stranger(desired.access.roles.as_ref().map(|roles| roles.contains_key(role)))?;
+            all_have_theirs(&desired.access, seen)
+        }
+        Action::SetUser { user, account: becomes, grant, revoke } => {
+            let users = desired.access.users.as_ref();
+            let wanted = users.and_then(|users| users.get(user)).ok_or_else(|| otherwise("it is not in the file"))?;
+            if grant.iter().any(|role| !wanted.roles.contains(role)) {
+                return Err(otherwise("the file does not give what it would get"));
+            }
+            if revoke.iter().any(|role| wanted.roles.contains(role)) {
+                return Err(otherwise("the file gives what it would take"));
+            }
+            if grant.iter().any(|role| role != ROOT && !seen.roles.contains_key(role)) {
+                return Err(otherwise("a role that it would get is not there yet"));
+            }
+            let needed = account(wanted, seen.users.get(user));
+            let all = || wanted.roles.iter().all(|role| grant.contains(role));
+            if *becomes == Account::Remake && (needed != Ok(Account::Remake) || !all()) {
+                return Err(otherwise("it would be made anew without need, or without its roles"));
+            }
+            if revoke.is_empty() { Ok(()) } else { roles_have_theirs(&desired.access, seen) }
+        }
+        Action::DeleteUser { user } => stranger(desired.access.users.as_ref().map(|users| users.contains_key(user))),
+        _ => Ok(()),
+    }
+}
+
+fn otherwise(why: &str) -> Refusal {
+    Refusal::Otherwise(why.to_owned())
+}
+
+/// Only what the file speaks of and does not have is removed.
+fn stranger(in_file: Option<bool>) -> Result<(), Refusal> {
+    match in_file {
+        None => Err(otherwise("the file leaves it alone")),
+        Some(true) => Err(otherwise("it is in the file")),
+        Some(false) => Ok(()),
+    }
+}
+
+fn roles_have_theirs(wanted: &desired::Access, seen: &Access) -> Result<(), Refusal> {
+    let mut roles = wanted.roles.iter().flatten();
+    match roles.find(|(name, role)| seen.roles.get(*name).is_none_or(|has| !lacking(role, Some(has)).is_empty())) {
+        Some((name, _)) => Err(Refusal::Otherwise(format!("role `{name}` lacks something yet"))),
+        None => Ok(()),
+    }
+}
+
+/// Before anything is taken from a role, everybody must have what he should have by other ways.
+fn all_have_theirs(wanted: &desired::Access, seen: &Access) -> Result<(), Refusal> {
+    roles_have_theirs(wanted, seen)?;
+    let mut users = wanted.users.iter().flatten();
+    match users.find(|(name, user)| seen.users.get(*name).is_none_or(|has| !user.roles.is_subset(&has.roles))) {
+        Some((name, _)) => Err(Refusal::Otherwise(format!("user `{name}` lacks a role yet"))),
+        None => Ok(()),
+    }
+}

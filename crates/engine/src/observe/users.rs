@@ -1,0 +1,165 @@
+//! A healthy member → its cluster's roles and users, and whether passwords are those that the file refers to.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use etcd_client::{Client, PermissionType};
+use futures::future::{join_all, try_join_all};
+use raftsman_core::observed::{Access, Fact, Granted, Observed, Password, Role, User, View};
+use raftsman_core::spec::{KeySpan, Level, Name, Secret};
+use secrecy::{ExposeSecret as _, SecretString};
+
+use super::Observer;
+use crate::cluster::{ClusterAt, ClusterCredentials};
+use crate::etcd::{EtcdError, bounded};
+
+/// Every question about users costs a round through the log: between changes of ours they are asked no more often.
+const FRESH: Duration = Duration::from_secs(2);
+/// Trying a password keeps a processor of the member busy for a while.
+const TRIES_AT_ONCE: usize = 4;
+
+/// What was learnt of roles and users, between looks.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    access: Option<(Instant, Access)>,
+    /// Passwords that were tried: each once, and again after it was changed.
+    passwords: BTreeMap<String, Password>,
+}
+
+impl Observer {
+    /// Asks one healthy member, the leader if it can be, for roles and users, where the file speaks of them.
+    pub(super) async fn look_for_users(&self, observed: &mut Observed, credentials: &ClusterCredentials) {
+        let wanted = &self.cluster.desired.access;
+        let asked = {
+            let view = View::of(observed);
+            let locked = |name: &&Name| view.answering.get(*name).is_some_and(|e| e.auth == Some(true));
+            if wanted.is_silent() || !view.has_quorum() {
+                return;
+            }
+            let healthy = view.healthy.iter().copied().filter(locked);
+            view.leader.filter(|name| view.healthy.contains(name)).filter(locked).or(healthy.min()).cloned()
+        };
+        let Some(name) = asked else { return };
+        let Some(links) = self.links(&name) else { return };
+        let access = async {
+            let client = links.etcd.client(credentials).await?;
+            self.access(client).await
+        };
+        let access = Box::pin(access).await.map_err(|error| error.to_string());
+        if let Some(Fact::Seen { value, .. }) = observed.members.get_mut(&name).map(|m| &mut m.etcd) {
+            value.access = Some(access);
+        }
+    }
+
+    /// What was known of roles and users is true no more: something was changed.
+    pub(crate) async fn forget_access(&self) {
+        self.known.lock().await.access = None;
+    }
+
+    /// This user's password was changed.
+    pub(crate) async fn forget_password(&self, user: &str) {
+        self.known.lock().await.passwords.remove(user);
+    }
+
+    async fn access(&self, client: Client) -> Result<Access, EtcdError> {
+        let mut known = self.known.lock().await;
+        if let Some((at, access)) = &known.access
+            && at.elapsed() < FRESH
+        {
+            return Ok(access.clone());
+        }
+        let mut access = read(&client).await?;
+        known.passwords.retain(|user, _| access.users.contains_key(user));
+        let mut untried: Vec<(String, Option<Secret>)> = Vec::new();
+        for (name, user) in self.cluster.desired.access.users.iter().flatten() {
+            if access.users.contains_key(name) && !known.passwords.contains_key(name) {
+                untried.push((name.clone(), user.password.clone()));
+            }
+        }
+        let mut tried: Vec<(String, Password)> = Vec::new();
+        for some in untried.chunks(TRIES_AT_ONCE) {
+            let tries = some.iter().cloned().map(|(name, word)| attempt(&self.cluster, client.clone(), name, word));
+            tried.extend(join_all(tries).await);
+        }
+        for (name, password) in tried {
+            // What could not be tried is tried again at the next look.
+            match password {
+                Password::Unknown(_) => drop(access.users.get_mut(&name).map(|user| user.password = password)),
+                _ => drop(known.passwords.insert(name, password)),
+            }
+        }
+        for (name, password) in &known.passwords {
+            if let Some(user) = access.users.get_mut(name) {
+                user.password = password.clone();
+            }
+        }
+        let unknown = access.users.values().any(|user| matches!(user.password, Password::Unknown(_)));
+        known.access = (!unknown).then(|| (Instant::now(), access.clone()));
+        Ok(access)
+    }
+}
+
+/// Every role and every user, as etcd tells it. Passwords are not tried.
+pub(crate) async fn read(client: &Client) -> Result<Access, EtcdError> {
+    let mut lists = client.clone();
+    let roles = bounded(async { Ok(lists.role_list().await?) }).await?;
+    let users = bounded(async { Ok(lists.user_list().await?) }).await?;
+    let role = |name: &String| {
+        let (mut client, name) = (client.clone(), name.clone());
+        async move {
+            let found = bounded(async { Ok(client.role_get(name.clone()).await?) }).await?;
+            let granted = found.permissions().into_iter().map(|permission| Granted {
+                level: level(permission.get_type()),
+                keys: KeySpan { key: permission.key().to_vec(), end: permission.range_end().to_vec() },
+            });
+            Ok::<_, EtcdError>((name, granted.collect::<Role>()))
+        }
+    };
+    let user = |name: &String| {
+        let (mut client, name) = (client.clone(), name.clone());
+        async move {
+            let found = bounded(async { Ok(client.user_get(name.clone()).await?) }).await?;
+            let user = User { roles: found.roles().iter().cloned().collect(), password: Password::Untried };
+            Ok::<_, EtcdError>((name, user))
+        }
+    };
+    let (roles, users) =
+        futures::try_join!(try_join_all(roles.roles().iter().map(role)), try_join_all(users.users().iter().map(user)))?;
+    Ok(Access { roles: roles.into_iter().collect(), users: users.into_iter().collect() })
+}
+
+fn level(kind: i32) -> Level {
+    match PermissionType::try_from(kind) {
+        Ok(PermissionType::Read) => Level::Read,
+        Ok(PermissionType::Write) => Level::Write,
+        Ok(PermissionType::Readwrite) | Err(_) => Level::Readwrite,
+    }
+}
+
+/// Tries the password that the file refers to; where it refers to none, one that nobody has.
+async fn attempt(cluster: &ClusterAt, client: Client, name: String, word: Option<Secret>) -> (String, Password) {
+    let word = match &word {
+        Some(reference) => crate::secrets::resolve(reference, cluster.fleet.setting.base()),
+        None => crate::secrets::random_password(),
+    };
+    let found = match word {
+        Ok(word) => try_password(client, &name, &word).await,
+        Err(error) => Password::Unknown(error.to_string()),
+    };
+    (name, found)
+}
+
+/// Logs in as this user.
+pub(crate) async fn try_password(client: Client, name: &str, word: &SecretString) -> Password {
+    let mut auth = client.auth_client();
+    let tried = bounded(async { Ok(auth.authenticate(name.to_owned(), word.expose_secret().to_owned()).await?) }).await;
+    match tried {
+        Ok(_) => Password::Right,
+        Err(EtcdError::Call(etcd_client::Error::GRpcStatus(status))) => match status.message() {
+            text if text.contains("no password user") => Password::None,
+            text if text.contains("invalid user ID or password") => Password::Other,
+            text => Password::Unknown(text.to_owned()),
+        },
+        Err(error) => Password::Unknown(error.to_string()),
+    }
+}
