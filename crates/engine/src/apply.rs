@@ -141,7 +141,7 @@ pub async fn apply(
             return Outcome { cluster: name, steps: Vec::new(), observed: None, error: Some(error.into()) };
         }
     };
-    let error = run.until_done(timeout).await.err();
+    let error = Box::pin(run.until_done(timeout)).await.err();
     match &error {
         Some(error) => tell(Event::Stuck { error: error.to_string() }),
         None => tell(Event::Converged { steps: run.steps.len(), took: run.begun.elapsed() }),

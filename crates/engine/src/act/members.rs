@@ -50,7 +50,7 @@ impl Hands<'_> {
         let mut follower: Result<Client, ActError> = Err(ActError::NobodyAnswers);
         for name in self.cluster().places().keys() {
             let Ok(links) = self.links(name) else { continue };
-            let Ok(mut client) = links.etcd.client(&credentials).await else { continue };
+            let Ok(mut client) = Box::pin(links.etcd.client(&credentials)).await else { continue };
             let status: Result<_, EtcdError> = bounded(async { Ok(client.status().await?) }).await;
             let Ok(status) = status else { continue };
             if status.leader() == 0 || status.is_learner() {

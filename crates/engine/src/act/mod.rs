@@ -114,10 +114,12 @@ impl Hands<'_> {
             Action::RestartEtcd { machine, version, cluster } => self.restart_etcd(machine, *version, *cluster).await,
             Action::CreateRoot => self.create_root(now).await,
             Action::EnableAuth => self.enable_auth(now).await,
-            Action::SetRole { role, set, revoke } => self.set_role(role, set, revoke, now).await,
-            Action::DeleteRole { role } => self.delete_role(role, now).await,
-            Action::SetUser { user, account, grant, revoke } => self.set_user(user, *account, grant, revoke, now).await,
-            Action::DeleteUser { user } => self.delete_user(user, now).await,
+            Action::SetRole { role, set, revoke } => Box::pin(self.set_role(role, set, revoke, now)).await,
+            Action::DeleteRole { role } => Box::pin(self.delete_role(role, now)).await,
+            Action::SetUser { user, account, grant, revoke } => {
+                Box::pin(self.set_user(user, *account, grant, revoke, now)).await
+            }
+            Action::DeleteUser { user } => Box::pin(self.delete_user(user, now)).await,
         }
     }
 
