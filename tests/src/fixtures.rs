@@ -30,6 +30,11 @@ pub fn desired(text: &str) -> Desired {
 
 /// One cluster `main` with so many members, and further lines of its section.
 pub fn cluster(members: usize, further: &[&str]) -> Cluster {
+    cluster_of(&members.to_string(), further)
+}
+
+/// One cluster `main` with these members as the file lists them, and further lines of its section.
+pub fn cluster_of(members: &str, further: &[&str]) -> Cluster {
     let mut text = format!("fleet: lab\netcd:\n  main:\n    members: {members}\n");
     for line in further {
         text.push_str(&format!("    {line}\n"));

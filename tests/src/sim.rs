@@ -11,9 +11,11 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 use raftsman_core::action::{Action, StartData};
 use raftsman_core::desired::Cluster;
-use raftsman_core::model::World;
-use raftsman_core::observed::{Data, Disk, Fact, MemberObserved, Observed, PortTaken, Power, ServiceState};
-use raftsman_core::plan::{Plan, Waiting};
+use raftsman_core::model::{MachineModel, World};
+use raftsman_core::observed::{
+    Data, Disk, Fact, ListedMember, MemberId, MemberObserved, Observed, PortTaken, Power, ServiceState, View,
+};
+use raftsman_core::plan::{Patience, Plan, Waiting};
 use raftsman_core::spec::Name;
 
 use crate::dice::Dice;
@@ -37,6 +39,10 @@ pub struct Stats {
     pub refused: usize,
     /// Disruptive steps carried out.
     pub restarts: usize,
+    /// Changes of members and of leadership carried out.
+    pub reshaped: usize,
+    /// Lost members that the operator gave up at the end.
+    pub replaced: usize,
 }
 
 impl std::ops::AddAssign for Stats {
@@ -47,6 +53,8 @@ impl std::ops::AddAssign for Stats {
         self.converged += more.converged;
         self.refused += more.refused;
         self.restarts += more.restarts;
+        self.reshaped += more.reshaped;
+        self.replaced += more.replaced;
     }
 }
 
@@ -75,12 +83,14 @@ struct Run {
     world: World,
     planner: Planner,
     stats: Stats,
-    /// Names under which data once was, whatever became of it.
-    ever_data: BTreeSet<Name>,
+    /// Members that ever had data, whatever became of it.
+    ever_data: BTreeSet<MemberId>,
     /// Data or a machine with data was lost for good.
     lost: bool,
     /// Somebody changed users by hand since the last look.
     tampered: bool,
+    /// Whether the life is told as it goes on.
+    told: bool,
 }
 
 /// The clusters that runs are made of; built once, because reading files is not what is simulated.
@@ -90,11 +100,26 @@ pub struct Cast {
 }
 
 impl Cast {
-    /// Sizes 1, 3, 5 and 7, each with three configurations to change between.
+    /// Sizes 1, 3, 5 and 7, each with three configurations to change between; and lives in which the members change:
+    /// their number, their names, their addresses.
     pub fn new() -> Self {
         let [one, two, _] = users::FILES;
         let settings: [&[&str]; 3] = [&[], &["quota: 4GiB", one[0], one[1]], &["log_level: warn", two[0], two[1]]];
-        let sizes = [1, 3, 5, 7].map(|n| settings.map(|s| fixtures::cluster(n, s)).to_vec()).to_vec();
+        let mut sizes = [1, 3, 5, 7].map(|n| settings.map(|s| fixtures::cluster(n, s)).to_vec()).to_vec();
+        let grown = |n| fixtures::cluster(n, &["replace_after: 10m"]);
+        sizes.push(vec![grown(3), grown(5), grown(1), grown(7), grown(2), grown(4)]);
+        sizes.push(vec![fixtures::cluster(5, &[]), fixtures::cluster(3, &[]), fixtures::cluster(5, &["quota: 4GiB"])]);
+        let named = |members: &[(&str, u8)]| {
+            let list = members.iter().map(|(n, a)| format!("{{ name: {n}, address: 127.0.42.{a} }}"));
+            fixtures::cluster_of(&format!("[{}]", list.collect::<Vec<_>>().join(", ")), &[])
+        };
+        sizes.push(vec![
+            named(&[("a", 1), ("b", 2), ("c", 3)]),
+            named(&[("a", 1), ("b", 2), ("d", 4)]),
+            named(&[("d", 4), ("e", 5), ("f", 6)]),
+            named(&[("a", 1), ("b", 12), ("c", 3)]),
+            named(&[("a", 11), ("b", 12), ("c", 13), ("d", 14), ("e", 15)]),
+        ]);
         Self { sizes }
     }
 
@@ -130,6 +155,7 @@ pub fn run(seed: u64, cast: &Cast, planner: Planner) -> Result<Stats, Violation>
         ever_data: BTreeSet::new(),
         lost: false,
         tampered: false,
+        told: std::env::var_os("RAFTSMAN_SIM_TRACE").is_some(),
     };
     run.troubled()?;
     run.peace()?;
@@ -137,6 +163,13 @@ pub fn run(seed: u64, cast: &Cast, planner: Planner) -> Result<Stats, Violation>
 }
 
 impl Run {
+    #[allow(clippy::print_stderr, reason = "for whoever asks for the trace of one life")]
+    fn tell(&self, what: impl FnOnce() -> String) {
+        if self.told {
+            eprintln!("{}", what());
+        }
+    }
+
     fn violation(&self, rule: &'static str, detail: impl Into<String>) -> Violation {
         Violation { seed: self.seed, rule, detail: detail.into() }
     }
@@ -164,27 +197,44 @@ impl Run {
                 machine.agent_up = true;
             }
         }
-        for _ in 0..120 {
+        for _ in 0..200 {
             self.tampered = false;
+            self.mark_the_lost();
             let observed = self.world.observe(&self.desired);
             let plan = (self.planner)(&self.desired, &observed, self.world.now);
             self.stats.plans += 1;
+            self.tell(|| format!("peace: {}", fixtures::tell(&plan)));
             if plan.is_done() {
                 return self.settled();
             }
-            if plan.steps.is_empty() && plan.blocked().next().is_some() {
-                if self.lost || self.only_would_lose_quorum(&plan) {
+            let evicted = plan.blocked().all(|w| matches!(w, Waiting::LearnerEvicted { .. }));
+            let stuck = plan.steps.is_empty() && plan.waiting.iter().all(|w| w.patience() == Patience::Blocked);
+            // Nobody can take the place of a member that is alone, or of all of them at once.
+            if stuck && plan.waiting.iter().any(|w| matches!(w, Waiting::NoHeir { .. })) {
+                self.stats.refused += 1;
+                return Ok(());
+            }
+            if stuck && !evicted {
+                if (self.lost && !self.quorate()) || self.only_would_lose_quorum(&plan) {
                     self.stats.refused += 1;
                     return Ok(());
                 }
                 let why: Vec<String> = plan.blocked().map(ToString::to_string).collect();
                 return Err(self.violation("never blocked without a reason", why.join("; ")));
             }
+            // What rests for a while is tried again later.
+            let rests = |w: &Waiting| matches!(w, Waiting::LearnerEvicted { .. } | Waiting::ReplacedLater { .. });
+            if plan.steps.is_empty() && plan.waiting.iter().any(rests) {
+                self.world.now = self.world.now.checked_add(SignedDuration::from_mins(11)).unwrap_or(self.world.now);
+            }
             self.carry_out(&observed, plan, usize::MAX)?;
             self.world.pass_time();
             self.world.remember(&self.desired.clone());
         }
-        if self.lost {
+        // Founders that the file dropped before their cluster formed are brought up only by the file that has them.
+        let founding = !self.world.agreed.values().any(|a| a.formed)
+            && self.world.ledger.founders.keys().any(|name| self.desired.member(name).is_none());
+        if founding || self.lost && !self.quorate() {
             self.stats.refused += 1;
             return Ok(());
         }
@@ -193,9 +243,44 @@ impl Run {
         Err(self.violation("converges when faults cease", format!("still planned: {plan:?}")))
     }
 
+    /// The operator gives up what is gone for good.
+    fn mark_the_lost(&mut self) {
+        let listed = self.world.agreed.values().filter(|a| a.formed).flat_map(|a| &a.members);
+        let marks: Vec<(Name, MemberId)> = listed
+            .filter_map(|m| Some((self.world.ledger.name_of(m)?, m.id)))
+            .filter(|(name, id)| {
+                let machine = self.world.machines.get(name).filter(|m| m.exists);
+                machine.is_none_or(|m| !matches!(m.data, Data::Present { member, .. } if member == *id))
+            })
+            .filter(|(name, _)| self.lost && self.desired.member(name).is_some())
+            .filter(|(name, _)| self.world.ledger.started.contains_key(name))
+            .collect();
+        for (name, id) in marks {
+            self.stats.replaced += usize::from(self.world.ledger.replace.insert(name, id).is_none());
+        }
+    }
+
+    /// Whether the cluster that formed has a majority that could be brought up again.
+    fn quorate(&self) -> bool {
+        let Some(cluster) = self.world.ledger.cluster else {
+            return !self.lost && !self.world.agreed.values().any(|a| a.formed);
+        };
+        let Some(agreed) = self.world.agreed.get(&cluster) else { return false };
+        let has = |id: MemberId| {
+            let holds = |m: &MachineModel| {
+                m.exists && matches!(m.data, Data::Present { member, cluster: c } if member == id && c == cluster)
+            };
+            self.world.machines.values().any(holds)
+        };
+        let voters = agreed.members.iter().filter(|m| !m.learner);
+        voters.clone().filter(|m| has(m.id)).count() >= raftsman_core::observed::quorum(voters.count())
+    }
+
     /// A cluster of one cannot be restarted without losing quorum: the planner must say so instead.
     fn only_would_lose_quorum(&self, plan: &Plan) -> bool {
-        self.desired.members.len() < 3 && plan.blocked().all(|w| matches!(w, Waiting::WouldLoseQuorum { .. }))
+        let voters = self.world.agreed.values().map(|a| a.members.iter().filter(|m| !m.learner).count()).max();
+        let few = self.desired.members.len().min(voters.unwrap_or(0)) < 3;
+        few && plan.blocked().all(|w| matches!(w, Waiting::WouldLoseQuorum { .. }))
     }
 
     fn settled(&mut self) -> Result<(), Violation> {
@@ -205,7 +290,7 @@ impl Run {
             return Err(self.violation("re-planning changes nothing", format!("{again:?}")));
         }
         for member in &self.desired.members {
-            let machine = &self.world.machines[&member.name];
+            let machine = self.world.machines.get(&member.name).cloned().unwrap_or_else(MachineModel::none);
             if machine.process.config.as_ref() != Some(&member.config.digest) {
                 return Err(self.violation("done means done", format!("{} runs an old configuration", member.name)));
             }
@@ -213,6 +298,12 @@ impl Run {
         let formed = self.world.agreed.values().find(|a| a.formed);
         if let Some(difference) = formed.and_then(|agreed| users::differs(&self.desired, &agreed.access)) {
             return Err(self.violation("done means done", difference));
+        }
+        let listed: BTreeSet<String> =
+            self.world.agreed.values().flat_map(|a| &a.members).map(|m| m.name.clone()).collect();
+        let wanted: BTreeSet<String> = self.desired.members.iter().map(|m| m.name.to_string()).collect();
+        if listed != wanted {
+            return Err(self.violation("done means done", format!("members are {listed:?}, wanted {wanted:?}")));
         }
         let secured = self.world.agreed.values().any(|a| a.formed && a.auth);
         if !secured {
@@ -250,6 +341,7 @@ impl Run {
     fn round(&mut self, observed: &Observed, calm: usize) -> Result<(), Violation> {
         let plan = (self.planner)(&self.desired, observed, self.world.now);
         self.stats.plans += 1;
+        self.tell(|| format!("plan: {}", fixtures::tell(&plan)));
         self.carry_out(observed, plan, calm)?;
         self.world.pass_time();
         // The CLI may be killed before it writes down what it saw.
@@ -263,7 +355,7 @@ impl Run {
     fn carry_out(&mut self, observed: &Observed, plan: Plan, calm: usize) -> Result<(), Violation> {
         let mut actions: Vec<Action> = plan.steps.into_iter().map(|s| s.action).collect();
         if actions.iter().any(Action::exclusive) && actions.len() > 1 {
-            return Err(self.violation("a disruptive step is alone", format!("{actions:?}")));
+            return Err(self.violation("a step that changes the cluster is alone", format!("{actions:?}")));
         }
         self.dice.shuffle(&mut actions);
         for action in actions {
@@ -274,7 +366,7 @@ impl Run {
                 if self.dice.one_in(10 * calm) {
                     continue; // refused, without effect
                 }
-                if self.dice.one_in(12 * calm) && !action.disruptive() {
+                if self.dice.one_in(12 * calm) && !action.exclusive() {
                     self.fault();
                 }
             }
@@ -288,22 +380,23 @@ impl Run {
         let formed = self.world.agreed.iter().find(|(_, a)| a.formed).map(|(id, _)| *id);
         let quorum_before = formed.is_some_and(|id| self.world.has_quorum(id));
         match action {
-            Action::CreateMachine { machine } if self.world.machines[machine].exists => {
+            Action::CreateMachine { machine } if self.world.machines.get(machine).is_some_and(|m| m.exists) => {
                 return Err(self.violation("a machine is made once", format!("{machine} exists")));
             }
-            Action::StartEtcd { machine, data: StartData::Empty, .. }
-                if formed.is_some() && self.ever_data.contains(machine) =>
-            {
-                return Err(self.violation("a member is born once", format!("{machine} had data before")));
-            }
-            _ => {}
+            _ => self.membership(observed, action)?,
         }
         if users::touches_root(action) {
             return Err(self.violation("root is left alone", format!("{action:?}")));
         }
         let access = formed.and_then(|id| self.world.agreed.get(&id)).map(|agreed| agreed.access.clone());
+        let birth = match action {
+            Action::StartEtcd { machine, data: StartData::Empty | StartData::Joining(_), .. } => Some(machine.clone()),
+            _ => None,
+        };
+        self.tell(|| format!("  {action:?}"));
         let warm_up = u32::try_from(self.dice.below(4)).unwrap_or(0);
         let warm_up = if action.disruptive() { warm_up + 1 } else { warm_up };
+        self.stats.reshaped += usize::from(action.exclusive() && !action.disruptive());
         self.stats.steps += 1;
         self.stats.restarts += usize::from(action.disruptive());
         if let Err(impossible) = self.world.act(&self.desired, action, warm_up)
@@ -312,9 +405,16 @@ impl Run {
         {
             return Err(self.violation("auth only with root", impossible.0));
         }
-        for (name, machine) in &self.world.machines {
-            if matches!(machine.data, Data::Present { .. }) {
-                self.ever_data.insert(name.clone());
+        if let Some(Data::Present { member, .. }) =
+            birth.as_ref().and_then(|name| self.world.machines.get(name)).map(|m| &m.data)
+            && formed.is_some()
+            && self.ever_data.contains(member)
+        {
+            return Err(self.violation("a member is born once", format!("{member} had data before: {action:?}")));
+        }
+        for machine in self.world.machines.values() {
+            if let Data::Present { member, .. } = machine.data {
+                self.ever_data.insert(member);
             }
         }
         let after = formed.and_then(|id| self.world.agreed.get(&id));
@@ -330,8 +430,61 @@ impl Run {
         Ok(())
     }
 
+    /// Who is a member, who has a vote, whose machine goes: held against the true world.
+    fn membership(&self, observed: &Observed, action: &Action) -> Result<(), Violation> {
+        let Some((id, agreed)) = self.world.agreed.iter().find(|(_, a)| a.formed) else { return Ok(()) };
+        let named = |m: &ListedMember| self.world.ledger.name_of(m);
+        let wanted_gone = |name: &Name| {
+            let overdue = self.desired.replace_after_ms.is_some() && observed.ledger.down_since.contains_key(name);
+            overdue || observed.ledger.replace.contains_key(name)
+        };
+        match action {
+            Action::AddLearner { .. } if agreed.members.iter().any(|m| m.learner) => {
+                Err(self.violation("one change at a time", format!("{action:?} beside another learner")))
+            }
+            Action::RemoveMember { member, .. } => {
+                let Some(entry) = agreed.members.iter().find(|m| m.id == *member) else { return Ok(()) };
+                if entry.learner {
+                    return Ok(());
+                }
+                let name = named(entry);
+                let wanted = name.as_ref().is_some_and(|n| self.desired.member(n).is_some() && !wanted_gone(n));
+                if wanted {
+                    return Err(self.violation("only who is not wanted is removed", format!("{action:?}")));
+                }
+                if self.world.leader(*id) == Some(*member) {
+                    return Err(self.violation("the leader is not removed", format!("{action:?}")));
+                }
+                let surplus = name.as_ref().is_none_or(|n| self.desired.member(n).is_none());
+                let voters = agreed.members.iter().filter(|m| !m.learner).count();
+                let missing = self
+                    .desired
+                    .members
+                    .iter()
+                    .any(|m| !agreed.members.iter().any(|l| named(l).as_ref() == Some(&m.name)));
+                let view = View::of(observed);
+                let healthy = name.as_ref().is_some_and(|n| view.healthy.contains(n));
+                if surplus && healthy && missing && voters <= self.desired.members.len() {
+                    return Err(self.violation("an addition comes first", format!("{action:?}")));
+                }
+                Ok(())
+            }
+            Action::StopEtcd { machine } | Action::ClearData { machine, .. } | Action::DeleteMachine { machine } => {
+                match agreed.members.iter().find(|m| named(m).as_ref() == Some(machine)) {
+                    Some(_) => Err(self.violation("no member's machine is taken away", format!("{action:?}"))),
+                    None => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Nothing is done to what could not be reached.
     fn rests_on_what_was_seen(&self, observed: &Observed, action: &Action) -> Result<(), Violation> {
+        // What goes through etcd's log rests on what etcd said.
+        if matches!(action, Action::PromoteMember { .. } | Action::MoveLeader { .. }) {
+            return Ok(());
+        }
         let Some(member) = action.machine().and_then(|name| observed.members.get(name)) else { return Ok(()) };
         let unreachable = |fact_is: bool, what: &str| {
             if fact_is {
@@ -344,6 +497,10 @@ impl Run {
         unreachable(matches!(member.machine, Fact::Unreachable { .. }), "machine")?;
         match action {
             Action::CreateMachine { .. } | Action::StartMachine { .. } => Ok(()),
+            // Only once somebody, or the file, gave it up.
+            Action::DeleteMachine { machine } if observed.ledger.replace.contains_key(machine) => Ok(()),
+            Action::DeleteMachine { machine } if self.desired.member(machine).is_some() => Ok(()),
+            Action::DeleteMachine { .. } if member.machine.seen().is_some_and(|m| m.power == Power::Stopped) => Ok(()),
             _ => unreachable(matches!(member.agent, Fact::Unreachable { .. }), "agent"),
         }
     }
@@ -362,6 +519,7 @@ impl Run {
         let names: Vec<Name> = self.world.machines.keys().cloned().collect();
         let Some(name) = self.dice.pick(&names).cloned() else { return };
         let kind = self.dice.below(100);
+        self.tell(|| format!("fault {kind} on {name}"));
         let Some(machine) = self.world.machines.get_mut(&name) else { return };
         let running = machine.process.state == ServiceState::Running;
         match kind {
@@ -408,14 +566,24 @@ impl Run {
                 self.lost |= matches!(machine.data, Data::Present { .. }) || machine.had_data;
                 machine.data = Data::Empty;
             }
+            // Somebody gives a member up, rightly or not.
+            97 => {
+                let listed = self.world.agreed.values().filter(|a| a.formed).flat_map(|a| &a.members);
+                let listed = listed.filter(|m| m.name == name.as_str()).map(|m| m.id).next();
+                self.world.ledger.replace.extend(listed.map(|id| (name, id)));
+            }
+            // The file's delay passes.
+            98 => {
+                self.world.now = self.world.now.checked_add(SignedDuration::from_mins(11)).unwrap_or(self.world.now);
+            }
             95 if machine.exists => {
                 self.lost |= self.world.ledger.started.contains_key(&name);
-                *machine = raftsman_core::model::MachineModel::none();
+                *machine = MachineModel::none();
             }
             // The machine is gone and somebody made another of the same name, unclaimed.
             96 if machine.exists => {
                 self.lost |= self.world.ledger.started.contains_key(&name);
-                let mut other = raftsman_core::model::MachineModel::none();
+                let mut other = MachineModel::none();
                 other.exists = true;
                 other.power = Power::Running;
                 other.agent_up = true;

@@ -168,7 +168,7 @@ fn a_planner_that_starts_members_one_by_one_is_caught() {
 
 #[test]
 fn a_planner_that_restarts_all_at_once_is_caught() {
-    caught(all_at_once, "a disruptive step is alone");
+    caught(all_at_once, "a step that changes the cluster is alone");
 }
 
 #[test]

@@ -147,9 +147,9 @@ fn json_line(cluster: &Name, event: &Event) {
 }
 
 fn describe(action: &Action) -> String {
-    match action.machine() {
-        Some(machine) => format!("{machine} {}", action.verb()),
-        None => action.verb().to_owned(),
+    match action.subject() {
+        "cluster" => action.verb().to_owned(),
+        subject => format!("{subject} {}", action.verb()),
     }
 }
 

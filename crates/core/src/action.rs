@@ -50,6 +50,8 @@ pub enum Action {
         machine: Name,
         /// The version that will read it.
         version: EtcdVersion,
+        /// The address that it is for, while that is not the one of the file.
+        at: Option<IpAddr>,
         /// Digest of the file.
         digest: String,
     },

@@ -72,6 +72,12 @@ impl EtcdError {
             if status.message().contains("invalid auth token") || status.message().contains("user name is empty"))
     }
 
+    /// Whether etcd says that its members have not been connected for long enough, or a learner is not close enough yet.
+    pub fn too_early(&self) -> bool {
+        matches!(self, Self::Call(etcd_client::Error::GRpcStatus(status))
+            if status.message().contains("unhealthy cluster") || status.message().contains("in sync with leader"))
+    }
+
     /// Whether etcd says that this exists already.
     pub fn already_there(&self) -> bool {
         matches!(self, Self::Call(etcd_client::Error::GRpcStatus(status))

@@ -149,10 +149,15 @@ impl Cluster {
 
     /// A member's configuration at this version, which may be one on the way to the file's.
     pub fn config<'a>(&self, member: &'a Member, version: EtcdVersion) -> Cow<'a, Config> {
-        if version == self.version {
+        self.config_at(member, version, member.address)
+    }
+
+    /// The same at this address: one on the move is configured for its new place when it goes there.
+    pub fn config_at<'a>(&self, member: &'a Member, version: EtcdVersion, address: IpAddr) -> Cow<'a, Config> {
+        if version == self.version && address == member.address {
             return Cow::Borrowed(&member.config);
         }
-        Cow::Owned(etcd::config(&self.settings, &member.name, member.address, version))
+        Cow::Owned(etcd::config(&self.settings, &member.name, address, version))
     }
 }
 

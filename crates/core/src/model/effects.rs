@@ -62,8 +62,11 @@ impl World {
                 let certificate = self.certificate(desired, machine, *purpose, *also)?;
                 self.claimed(machine)?.certificates.insert(*purpose, certificate);
             }
-            Action::ConfigureEtcd { machine, digest, .. } => {
-                self.claimed(machine)?.config = Some(digest.clone());
+            Action::ConfigureEtcd { machine, digest, at, .. } => {
+                let address = at.or_else(|| desired.member(machine).map(|m| m.address));
+                let configured = self.claimed(machine)?;
+                configured.config = Some(digest.clone());
+                configured.config_address = address;
             }
             Action::StartEtcd { machine, version, data } => {
                 self.start(machine, *version, *data, warm_up)?;
@@ -119,6 +122,12 @@ impl World {
                     agreed.members.iter_mut().filter(|m| m.id == *member).for_each(|m| m.peer_urls.clone_from(&url));
                 })?;
                 self.stop(machine, Some(*cluster))?;
+                let member = desired.member(machine);
+                let digest = member.map(|m| desired.config(m, *version).digest.clone());
+                let address = member.map(|m| m.address);
+                let moved = self.claimed(machine)?;
+                moved.config = digest;
+                moved.config_address = address;
                 self.start(machine, *version, StartData::Of(*cluster), warm_up)?;
             }
             Action::MoveLeader { member, .. } => self.leads = Some(*member),
@@ -186,10 +195,10 @@ impl World {
 
     /// Those that the cluster was first started with, or will be.
     fn founders(&self, desired: &Cluster) -> BTreeMap<Name, String> {
-        if self.ledger.members.is_empty() {
+        if self.ledger.founders.is_empty() {
             return desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
         }
-        self.ledger.members.clone()
+        self.ledger.founders.clone()
     }
 
     fn existing(&mut self, name: &Name) -> Result<&mut MachineModel, Impossible> {
@@ -235,7 +244,7 @@ impl World {
     }
 
     fn start(&mut self, name: &Name, version: EtcdVersion, data: StartData, warm_up: u32) -> Result<(), Impossible> {
-        let founders = self.ledger.members.clone();
+        let founders = self.ledger.founders.clone();
         let ids = Ids::of(&founders);
         let born = ids.members.get(name).copied();
         let joined = match data {
@@ -265,7 +274,7 @@ impl World {
             _ => return Err(Impossible(format!("the data of {name} is not as expected"))),
         }
         let config = machine.config.clone();
-        let address = Some(machine.address);
+        let address = machine.config_address;
         machine.process =
             Process { state: ServiceState::Running, config, version: Some(version), restarts: 0, warm_up, address };
         if data == StartData::Empty {

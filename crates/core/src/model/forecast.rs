@@ -96,6 +96,7 @@ fn stuck(waiting: &Waiting) -> bool {
             | Waiting::WouldLoseQuorum { .. }
             | Waiting::LearnerCatchingUp { .. }
             | Waiting::HealFirst { .. }
+            | Waiting::ReplacedLater { .. }
             | Waiting::NoHeir { .. }
             | Waiting::UsersUnknown { .. }
             | Waiting::PasswordUnknown { .. }

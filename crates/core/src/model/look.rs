@@ -37,7 +37,9 @@ impl World {
             Fact::Seen { value: Agent::Unclaimed, at }
         };
         let etcd = match machine.cluster() {
-            Some(cluster) if self.is_heard(machine) => Fact::Seen { value: self.etcd(desired, machine, cluster), at },
+            Some(cluster) if self.is_heard(machine) && self.is_in_place(name, machine) => {
+                Fact::Seen { value: self.etcd(desired, machine, cluster), at }
+            }
             _ if machine.process.state == ServiceState::Stopped => Fact::Absent { at },
             _ => Fact::Unreachable { error: "connection refused".to_owned(), since: at },
         };

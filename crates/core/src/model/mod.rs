@@ -62,6 +62,8 @@ pub struct MachineModel {
     pub certificates: BTreeMap<Purpose, CertificateFacts>,
     /// Digest of the configuration file.
     pub config: Option<String>,
+    /// The address in it.
+    pub config_address: Option<IpAddr>,
     /// The data directory.
     pub data: Data,
     /// Whether there ever was data.
@@ -85,7 +87,7 @@ pub struct Process {
     pub restarts: u32,
     /// Looks at the world that must pass before it answers: real processes take their time.
     pub warm_up: u32,
-    /// The machine's address when it was started.
+    /// The address in what it was started with.
     pub address: Option<IpAddr>,
 }
 
@@ -123,6 +125,7 @@ impl MachineModel {
             installed: BTreeSet::new(),
             certificates: BTreeMap::new(),
             config: None,
+            config_address: None,
             data: Data::Empty,
             had_data: false,
             process: Process::none(),
@@ -188,6 +191,7 @@ impl World {
                 machine.installed = etcd.installed.keys().copied().collect();
                 machine.certificates.clone_from(&etcd.certificates);
                 machine.config.clone_from(&etcd.config);
+                machine.config_address = observed.ledger.members.get(name).and_then(|url| address_of(url));
                 machine.data = etcd.data.clone();
                 machine.had_data = etcd.had_data;
                 machine.ports_taken.clone_from(&etcd.ports_taken);
@@ -228,12 +232,14 @@ impl World {
                 machine.installed = BTreeSet::from([desired.version]);
                 machine.certificates = certificates;
                 machine.config = Some(member.config.digest.clone());
+                machine.config_address = observed.ledger.members.get(name).and_then(|url| address_of(url));
                 machine.data = data;
                 machine.had_data = true;
                 machine.process = Process {
                     state: running,
                     config: machine.config.clone(),
                     version: Some(desired.version),
+                    address: machine.config_address,
                     ..Process::none()
                 };
             }
@@ -274,6 +280,12 @@ impl World {
         let agreed = machine.cluster().and_then(|c| self.agreed.get(&c));
         let listed = |agreed: &Agreed| agreed.members.iter().any(|m| Some(m.id) == machine.member());
         machine.answers() && agreed.is_none_or(|agreed| !agreed.formed || listed(agreed))
+    }
+
+    /// Whether it is where the state has it: nobody looks for it elsewhere.
+    fn is_in_place(&self, name: &Name, machine: &MachineModel) -> bool {
+        let place = self.ledger.members.get(name).and_then(|url| address_of(url));
+        place.is_none_or(|place| machine.process.address.is_none_or(|address| address == place))
     }
 
     /// Voters of this cluster that answer, where the others look for them.
@@ -337,7 +349,7 @@ impl World {
                 ServiceState::Backoff if machine.agent_up && machine.data != Data::Empty => {
                     machine.process.state = ServiceState::Running;
                     machine.process.config.clone_from(&machine.config);
-                    machine.process.address = Some(machine.address);
+                    machine.process.address = machine.config_address;
                 }
                 ServiceState::Backoff | ServiceState::Stopped => {}
             }

@@ -25,7 +25,9 @@ pub struct Ledger {
     pub cluster: Option<ClusterId>,
     /// Every member that is, or whose machine still is, and where other members reach it.
     pub members: BTreeMap<Name, String>,
-    /// Whether the members are still those that the cluster was first started with.
+    /// The members that the cluster was first started with: each of them is born by this list.
+    pub founders: BTreeMap<Name, String>,
+    /// Whether the members are others by now than the founders.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub reshaped: bool,
     /// For each member that etcd was started on: the incarnation of its machine then.
@@ -80,8 +82,9 @@ impl Ledger {
     pub fn ahead(&mut self, desired: &Cluster, observed: &Observed, action: &Action, now: Timestamp) {
         match action {
             Action::StartEtcd { machine, .. } => {
-                if self.members.is_empty() {
-                    self.members = desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
+                if self.founders.is_empty() {
+                    self.founders = desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
+                    self.members.extend(self.founders.clone());
                     self.auth = Some(desired.auth);
                 }
                 if let Some(report) = observed.members.get(machine).and_then(|m| m.report()) {
@@ -98,10 +101,7 @@ impl Ledger {
                 self.members.insert(machine.clone(), peer_url.clone());
                 self.evicted.remove(machine);
             }
-            Action::UpdateMember { machine, peer_url, .. } => {
-                self.reshaped = true;
-                self.members.insert(machine.clone(), peer_url.clone());
-            }
+            Action::UpdateMember { .. } => self.reshaped = true,
             Action::RemoveMember { member, .. } => {
                 self.reshaped = true;
                 let listed = View::of(observed).listed.unwrap_or_default().iter().find(|m| m.id == *member);
@@ -122,7 +122,7 @@ impl Ledger {
         self.cluster = self.cluster.or_else(|| view.clusters.keys().next().copied());
         for member in list {
             if let (Ok(name), Some(url)) = (Name::parse(&member.name), member.peer_urls.first()) {
-                self.members.entry(name).or_insert_with(|| url.clone());
+                self.members.insert(name, url.clone());
             }
         }
         let listed: BTreeMap<Name, &ListedMember> =

@@ -1,7 +1,7 @@
 //! Members that should run, members that run → first start, restarts, and whose cluster this is.
 
 use super::machines::Ready;
-use super::{Draft, Reason, Step, Waiting};
+use super::{Draft, Reason, Step, Waiting, safety};
 use crate::action::{Action, StartData};
 use crate::observed::{ClusterId, Data, Fact, ServiceState, quorum};
 use crate::spec::Name;
@@ -82,10 +82,17 @@ pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
         }
         return;
     }
-    let founders = draft.observed.ledger.members.len();
+    let founders = draft.observed.ledger.founders.len();
     let of = if founders == 0 { draft.desired.members.len() } else { founders };
     let progressing = draft.desired.members.iter().any(|m| draft.has_step_for(&m.name));
-    if progressing || startable.is_empty() {
+    if progressing {
+        return;
+    }
+    if startable.is_empty() {
+        // The file may have other members by now than those that were first started.
+        if up < quorum(of) && draft.waiting.is_empty() && draft.lost.is_empty() {
+            draft.wait(Waiting::NoMajority { ready: up, needed: quorum(of) });
+        }
         return;
     }
     // Started one by one, members wait for each other for ever: a majority comes up together or not at all.
@@ -101,7 +108,7 @@ pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
 
 /// Whether it is one of those that the cluster is first started with: once the first was started, they are fixed.
 fn founder(draft: &Draft<'_>, name: &Name) -> bool {
-    let founders = &draft.observed.ledger.members;
+    let founders = &draft.observed.ledger.founders;
     founders.is_empty() || founders.contains_key(name)
 }
 
@@ -142,7 +149,7 @@ fn birth(draft: &mut Draft<'_>, name: &Name) -> Option<StartData> {
     let ledger = &draft.observed.ledger;
     match (draft.view.listed, ledger.cluster.or_else(|| draft.view.clusters.keys().next().copied())) {
         (Some(_), Some(cluster)) => Some(StartData::Joining(cluster)),
-        _ if !ledger.reshaped => Some(StartData::Empty),
+        _ if !ledger.reshaped && founder(draft, name) => Some(StartData::Empty),
         _ => {
             let error = "the cluster cannot be asked for its members".to_owned();
             draft.wait(Waiting::NoQuorumYet { machine: name.clone(), error });
@@ -212,8 +219,12 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     let Some(first) = stale.next() else { return };
     let Data::Present { cluster, .. } = first.report.etcd.data else { return };
     let name = &first.member.name;
-    // Whether this one may go now is for `safety` to say.
     let action = Action::RestartEtcd { machine: name.clone(), version: first.version, cluster };
+    // A cluster too small for it may be about to grow: what cannot go on holds nothing else up.
+    if let Err(refusal) = safety::judge(draft.desired, draft.observed, &[&action], &action) {
+        draft.wait(safety::refused(&action, refusal));
+        return;
+    }
     draft.steps.push(Step::new(action, Reason::Changed));
     for r in stale {
         draft.waiting.push(Waiting::Turn { machine: r.member.name.clone(), verb: "restart etcd".to_owned() });

@@ -100,7 +100,7 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
     }
     let etcd = &report.etcd;
     let version = course.target(etcd.running_version.filter(|_| etcd.service.state == ServiceState::Running));
-    let config = draft.desired.config(member, version);
+    let config = draft.desired.config_at(member, version, members::serves_at(draft, member));
     let equipped = equip(draft, member, report, version, &config);
     equipped.then(|| Ready { member, report, version, digest: config.digest.clone() })
 }
@@ -152,7 +152,9 @@ fn equip(draft: &mut Draft<'_>, member: &Member, report: &AgentReport, version: 
         complete = false;
     }
     if etcd.config.as_ref() != Some(&config.digest) {
-        let action = Action::ConfigureEtcd { machine: name.clone(), version, digest: config.digest.clone() };
+        let at = Some(members::serves_at(draft, member)).filter(|address| *address != member.address);
+        let digest = config.digest.clone();
+        let action = Action::ConfigureEtcd { machine: name.clone(), version, at, digest };
         let reason = if etcd.config.is_none() { Reason::Missing } else { Reason::Changed };
         draft.steps.push(Step::new(action, reason));
         complete = false;

@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 
 use super::machines::Ready;
 use super::{Draft, Reason, Step, Waiting};
-use crate::action::Action;
+use crate::action::{Action, StartData};
 use crate::desired::{self, Member};
 use crate::observed::{Data, Fact, ListedMember, MemberId, Power, ServiceState};
 use crate::spec::Name;
@@ -69,12 +69,14 @@ impl Draft<'_> {
             (Some(marked), Standing::Voter(id) | Standing::Learner(id)) => *marked == id,
             (marked, _) => marked.is_some(),
         };
-        let overdue = || {
-            let (after, since) = (self.desired.replace_after_ms?, ledger.down_since.get(name)?);
-            let after = SignedDuration::from_millis(i64::try_from(after).ok()?);
-            (self.now.duration_since(*since) >= after).then_some(())
-        };
-        marked || overdue().is_some()
+        marked || self.replaced_in(name) == Some(0)
+    }
+
+    /// In how many seconds the file's policy has this member replaced.
+    fn replaced_in(&self, name: &Name) -> Option<u64> {
+        let (after, since) = (self.desired.replace_after_ms?, self.observed.ledger.down_since.get(name)?);
+        let left = SignedDuration::from_millis(i64::try_from(after).ok()?) - self.now.duration_since(*since);
+        Some(u64::try_from(left.as_millis()).unwrap_or(0).div_ceil(1000))
     }
 
     /// Whether nothing else goes on that a change of members must not meet.
@@ -91,10 +93,21 @@ impl Draft<'_> {
     }
 }
 
-/// Puts right what is broken: a learner on its way, and members that are lost.
-pub(super) fn mend(draft: &mut Draft<'_>) {
+/// Puts right what is broken: a learner on its way, members that are lost, and those that are down and to go anyway.
+pub(super) fn mend(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     learners(draft);
     replace(draft);
+    let down = draft.unhealthy_beside(None);
+    // One on the move may be down because of it: the others look for it at its old place.
+    let stray = moved(draft).into_iter().find(|(m, _)| down == [m.name.to_string()]);
+    if let Some((member, id)) = stray.filter(|_| draft.steps.is_empty()) {
+        relocate(draft, ready, member, id);
+    }
+    let dead: Vec<_> = surplus(draft).into_iter().filter(|(name, _)| down.contains(name)).collect();
+    let others = down.iter().filter(|name| !dead.iter().any(|(dead, _)| dead == *name)).count();
+    if others == 0 && draft.steps.is_empty() {
+        shrink(draft, &dead);
+    }
 }
 
 fn learners(draft: &mut Draft<'_>) {
@@ -143,8 +156,12 @@ fn remove(draft: &mut Draft<'_>, member: &ListedMember, reason: Reason) {
 fn replace(draft: &mut Draft<'_>) {
     let lost = std::mem::take(&mut draft.lost);
     for (name, waiting) in lost {
-        if !draft.to_be_replaced(&name) {
-            draft.wait(waiting);
+        if draft.to_be_replaced(&name) && draft.view.has_quorum() {
+            continue;
+        }
+        match draft.replaced_in(&name) {
+            Some(seconds) => draft.wait(Waiting::ReplacedLater { machine: name, seconds }),
+            None => draft.wait(waiting),
         }
     }
     let mut marked: Vec<Name> = draft.desired.members.iter().map(|m| m.name.clone()).collect();
@@ -174,7 +191,11 @@ pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
     let heir = facts.max_by_key(|(name, e)| (e.raft_index, std::cmp::Reverse(*name)));
     match heir.map(|(name, e)| Action::MoveLeader { machine: name.clone(), member: e.member }) {
         Some(action) => draft.steps.push(Step::new(action, Reason::LeaderGoes { from: from.clone() })),
-        None => draft.wait(Waiting::NoHeir { machine: from.clone() }),
+        None => {
+            let others = draft.desired.members.iter().filter(|m| m.name != *from && !draft.to_be_replaced(&m.name));
+            let others = others.count();
+            draft.wait(Waiting::NoHeir { machine: from.clone(), others });
+        }
     }
 }
 
@@ -192,14 +213,14 @@ pub(super) fn reshape(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     if missing.is_empty() && surplus.is_empty() && moved.is_empty() {
         return;
     }
+    if draft.view.listed.unwrap_or_default().iter().any(|m| m.learner) {
+        return;
+    }
     let unhealthy = draft.unhealthy_beside(None);
-    let learning = draft.view.listed.unwrap_or_default().iter().any(|m| m.learner);
-    if learning || !unhealthy.is_empty() {
-        if !unhealthy.is_empty() {
-            let names = missing.iter().map(|m| m.name.to_string()).chain(surplus.iter().map(|(n, _)| n.clone()));
-            let names = names.chain(moved.iter().map(|(m, _)| m.name.to_string())).collect::<Vec<_>>().join(", ");
-            draft.wait(Waiting::HealFirst { change: format!("changing the members {names}"), unhealthy });
-        }
+    if !unhealthy.is_empty() {
+        let names = missing.iter().map(|m| m.name.to_string()).chain(surplus.iter().map(|(n, _)| n.clone()));
+        let names = names.chain(moved.iter().map(|(m, _)| m.name.to_string())).collect::<Vec<_>>().join(", ");
+        draft.wait(Waiting::HealFirst { change: format!("changing the members {names}"), unhealthy });
         return;
     }
     // A cluster that is larger than it should be has one to spare; a smaller one has not.
@@ -301,6 +322,31 @@ pub(super) fn misplaced(draft: &Draft<'_>, member: &Member) -> bool {
     seen.is_some_and(|machine| machine.address != member.address)
 }
 
+/// Brings members up that are to go and that the cluster cannot do without yet: without a majority nobody can be removed.
+pub(super) fn sustain(draft: &mut Draft<'_>) {
+    if draft.view.has_quorum() {
+        return;
+    }
+    for (name, seen) in &draft.observed.members {
+        if draft.desired.member(name).is_some() || !draft.observed.ledger.started.contains_key(name) {
+            continue;
+        }
+        if seen.machine.seen().is_some_and(|m| m.power == Power::Stopped) {
+            draft.steps.push(Step::new(Action::StartMachine { machine: name.clone() }, Reason::NotRunning));
+            continue;
+        }
+        let Some(etcd) = seen.report().map(|r| &r.etcd) else { continue };
+        let newest = etcd.installed.keys().max().copied();
+        if let (ServiceState::Stopped, Data::Present { cluster, .. }, Some(version)) =
+            (etcd.service.state, &etcd.data, newest)
+        {
+            let data = StartData::Of(*cluster);
+            let action = Action::StartEtcd { machine: name.clone(), version, data };
+            draft.steps.push(Step::new(action, Reason::NotRunning));
+        }
+    }
+}
+
 /// Gives machines back whose members are no members any more, and that the file does not have.
 pub(super) fn retire(draft: &mut Draft<'_>) {
     let surplus = draft.observed.members.keys().filter(|name| draft.desired.member(name).is_none());
@@ -342,8 +388,12 @@ pub(super) fn discard(draft: &mut Draft<'_>, name: &Name) -> Option<Step> {
     }
 }
 
-/// The address at which a member serves now.
+/// The address at which a member serves now; where nobody can be asked, the one that the state remembers.
 pub(super) fn serves_at(draft: &Draft<'_>, member: &Member) -> std::net::IpAddr {
-    let listed = draft.entry(&member.name).and_then(|e| e.peer_urls.first());
-    listed.and_then(|url| desired::address_of(url)).unwrap_or(member.address)
+    let url = match draft.standing(&member.name) {
+        Standing::Outside => None,
+        Standing::Unknown => draft.observed.ledger.members.get(&member.name),
+        Standing::Voter(_) | Standing::Learner(_) => draft.entry(&member.name).and_then(|e| e.peer_urls.first()),
+    };
+    url.and_then(|url| desired::address_of(url)).unwrap_or(member.address)
 }

@@ -56,8 +56,9 @@ pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         let course = versions::course(&mut draft);
         let ready = machines::prepare(&mut draft, course);
         etcd::run(&mut draft, &ready);
+        members::sustain(&mut draft);
         // What is broken comes first: no healthy member is restarted beside a lost one.
-        members::mend(&mut draft);
+        members::mend(&mut draft, &ready);
         etcd::roll(&mut draft, &ready);
         members::reshape(&mut draft, &ready);
         members::retire(&mut draft);

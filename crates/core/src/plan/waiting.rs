@@ -195,10 +195,19 @@ pub enum Waiting {
         /// Who is not healthy.
         unhealthy: Vec<String>,
     },
+    /// A member is lost, and the file has it replaced after a while.
+    ReplacedLater {
+        /// Which.
+        machine: Name,
+        /// In so many seconds.
+        seconds: u64,
+    },
     /// There is nobody to hand leadership to.
     NoHeir {
         /// Who leads.
         machine: Name,
+        /// How many other members could become one.
+        others: usize,
     },
     /// A new member's address is another member's.
     AddressInUse {
@@ -274,7 +283,8 @@ impl Waiting {
             | Self::Turn { .. }
             | Self::LearnerCatchingUp { .. }
             | Self::HealFirst { .. }
-            | Self::NoHeir { .. }
+            | Self::ReplacedLater { .. }
+            | Self::NoHeir { others: 1.., .. }
             | Self::DoorUnclear { .. }
             | Self::UsersUnknown { .. }
             | Self::PasswordUnknown { .. } => Patience::Soon,
@@ -298,6 +308,7 @@ impl Waiting {
             | Self::VersionDiffers { .. }
             | Self::LearnerEvicted { .. }
             | Self::AddressInUse { .. }
+            | Self::NoHeir { others: 0, .. }
             | Self::AuthDiffers { .. }
             | Self::AuthorityExpired { .. }
             | Self::AlarmRaised { .. }
@@ -328,7 +339,8 @@ impl Waiting {
             | Self::VersionDiffers { machine, .. }
             | Self::LearnerCatchingUp { machine, .. }
             | Self::LearnerEvicted { machine }
-            | Self::NoHeir { machine }
+            | Self::ReplacedLater { machine, .. }
+            | Self::NoHeir { machine, .. }
             | Self::AddressInUse { machine, .. }
             | Self::DoorOpen { machine, .. }
             | Self::DoorUnclear { machine, .. } => Some(machine),
@@ -403,6 +415,9 @@ impl Waiting {
             ),
             Self::HealFirst { .. } => {
                 "bring them back, or have a lost one replaced: `raftsman replace <member>`".to_owned()
+            }
+            Self::ReplacedLater { machine, .. } => {
+                format!("bring it back before that, or do not wait: `raftsman replace {machine}`")
             }
             Self::NoHeir { .. } => "it needs another healthy member of the file".to_owned(),
             Self::AddressInUse { machine, .. } => format!("give `{machine}` an address of its own"),
@@ -500,7 +515,10 @@ impl fmt::Display for Waiting {
             Self::HealFirst { change, unhealthy } => {
                 write!(f, "{change} waits for {}: not healthy", join(unhealthy.iter()))
             }
-            Self::NoHeir { machine } => write!(f, "{machine}: nobody can take leadership over from it"),
+            Self::ReplacedLater { machine, seconds } => {
+                write!(f, "{machine}: lost; it is replaced in {seconds} s (`replace_after`)")
+            }
+            Self::NoHeir { machine, .. } => write!(f, "{machine}: nobody can take leadership over from it"),
             Self::AddressInUse { machine, holder } => {
                 write!(f, "{machine}: its address is the one of the member `{holder}`")
             }

@@ -1,6 +1,6 @@
 //! etcd on a machine: install, configure, start, restart.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -49,8 +49,14 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn configure_etcd(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
-        let config = self.cluster().desired.config(self.member(machine)?, version).into_owned();
+    pub(super) async fn configure_etcd(
+        self,
+        machine: &Name,
+        version: EtcdVersion,
+        at: Option<IpAddr>,
+    ) -> Result<(), ActError> {
+        let member = self.member(machine)?;
+        let config = self.cluster().desired.config_at(member, version, at.unwrap_or(member.address)).into_owned();
         let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
         self.agent(machine).await?.configure_etcd(self.stamped(request)).await?;
         Ok(())
@@ -91,7 +97,7 @@ impl Hands<'_> {
     /// What the founders are told of each other.
     fn first_birth(self) -> String {
         let ledger = self.cluster().ledger();
-        let founders = ledger.members.iter().map(|(name, url)| (name.as_str(), url.as_str()));
+        let founders = ledger.founders.iter().map(|(name, url)| (name.as_str(), url.as_str()));
         render::etcd::birth(founders, &self.cluster().desired.token, false)
     }
 

@@ -1,5 +1,7 @@
 //! Who is a member, who votes, who leads: etcd's own calls, each through the leader.
 
+use std::time::Duration;
+
 use etcd_client::{Client, MemberAddOptions};
 use jiff::Timestamp;
 use raftsman_core::observed::{ListedMember, MemberId};
@@ -8,24 +10,39 @@ use super::{ActError, Hands};
 use crate::etcd::{EtcdError, bounded};
 use crate::observe;
 
+/// How long a change of members that comes too early is tried.
+const PATIENCE: Duration = Duration::from_secs(15);
+const AGAIN: Duration = Duration::from_millis(100);
+
 impl Hands<'_> {
     pub(super) async fn add_learner(self, peer_url: &str, now: Timestamp) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?;
-        let options = MemberAddOptions::new().with_is_learner();
-        bounded(async { Ok(client.member_add([peer_url], Some(options)).await?) }).await?;
-        Ok(())
+        let client = self.leader(now).await?;
+        patiently(|| {
+            let mut client = client.clone();
+            async move {
+                let options = MemberAddOptions::new().with_is_learner();
+                Ok(client.member_add([peer_url], Some(options)).await.map(drop)?)
+            }
+        })
+        .await
     }
 
     pub(super) async fn promote_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?;
-        bounded(async { Ok(client.member_promote(member.0).await?) }).await?;
-        Ok(())
+        let client = self.leader(now).await?;
+        patiently(|| {
+            let mut client = client.clone();
+            async move { Ok(client.member_promote(member.0).await.map(drop)?) }
+        })
+        .await
     }
 
     pub(super) async fn remove_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?;
-        bounded(async { Ok(client.member_remove(member.0).await?) }).await?;
-        Ok(())
+        let client = self.leader(now).await?;
+        patiently(|| {
+            let mut client = client.clone();
+            async move { Ok(client.member_remove(member.0).await.map(drop)?) }
+        })
+        .await
     }
 
     pub(super) async fn update_member(self, member: MemberId, url: &str, now: Timestamp) -> Result<(), ActError> {
@@ -62,5 +79,20 @@ impl Hands<'_> {
             follower = Ok(client);
         }
         follower
+    }
+}
+
+/// etcd changes its members only once they have been connected for five seconds, and promotes a learner only when the
+/// leader has heard how far it is: a moment later the answer is another.
+async fn patiently<F>(call: impl Fn() -> F) -> Result<(), ActError>
+where
+    F: Future<Output = Result<(), EtcdError>>,
+{
+    let begun = tokio::time::Instant::now();
+    loop {
+        match bounded(call()).await {
+            Err(error) if error.too_early() && begun.elapsed() < PATIENCE => tokio::time::sleep(AGAIN).await,
+            outcome => return Ok(outcome?),
+        }
     }
 }

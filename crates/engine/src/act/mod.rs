@@ -97,7 +97,7 @@ impl Hands<'_> {
             Action::IssueCertificate { machine, purpose, also } => {
                 self.issue_certificate(machine, *purpose, *also, now).await
             }
-            Action::ConfigureEtcd { machine, version, .. } => self.configure_etcd(machine, *version).await,
+            Action::ConfigureEtcd { machine, version, at, .. } => self.configure_etcd(machine, *version, *at).await,
             Action::StartEtcd { machine, version, data } => self.start_etcd(machine, *version, *data).await,
             Action::StopEtcd { machine } => self.stop_etcd(machine).await,
             Action::ClearData { machine, member } => self.clear_data(machine, *member).await,
@@ -108,6 +108,7 @@ impl Hands<'_> {
             Action::RemoveMember { member, .. } => self.remove_member(*member, now).await,
             Action::UpdateMember { machine, member, peer_url, version, cluster } => {
                 self.update_member(*member, peer_url, now).await?;
+                self.configure_etcd(machine, *version, None).await?;
                 self.restart_etcd(machine, *version, *cluster).await
             }
             Action::MoveLeader { member, .. } => self.move_leader(*member, now).await,

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use etcd_client::Client;
 use jiff::Timestamp;
-use raftsman_core::observed::{Alarm, ClusterId, EtcdFacts, Fact, ListedMember, MemberId, Root};
+use raftsman_core::observed::{Alarm, ClusterId, Doors, EtcdFacts, Fact, ListedMember, MemberId, Root};
 use raftsman_core::spec::EtcdVersion;
 use tokio::sync::Mutex;
 
@@ -26,6 +26,8 @@ pub struct EtcdLink {
 struct Open {
     root: Option<Client>,
     nobody: Option<Client>,
+    /// What strangers met at this process, once all of them were refused.
+    doors: Option<Doors>,
     /// With passwords: whether auth was on when we last looked, so that we have to log in.
     locked: bool,
 }
@@ -80,7 +82,15 @@ impl EtcdLink {
         let healthy = read.is_ok();
         let members = if healthy { members(root).await? } else { Vec::new() };
         let doors = match (&auth, healthy) {
-            (Ok(true), true) => Some(Box::pin(doors::try_all(self.address, credentials)).await),
+            (Ok(true), true) => match &open.doors {
+                // As long as the connection stands, it is the same process: its doors do not open by themselves.
+                Some(doors) => Some(doors.clone()),
+                None => {
+                    let tried = Box::pin(doors::try_all(self.address, credentials)).await;
+                    open.doors = Some(tried.clone()).filter(|doors| doors.not_shut().next().is_none());
+                    Some(tried)
+                }
+            },
             _ => None,
         };
         Ok(EtcdFacts {

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::future::join_all;
+use raftsman_core::desired::Cluster;
+use raftsman_core::observed::Ledger;
 use raftsman_core::spec::Name;
 use raftsman_providers::networks::Networks;
 use raftsman_providers::{LocalError, ProviderError};
@@ -30,6 +32,10 @@ pub struct Destruction {
 /// What `destroy` would destroy: everything, or these clusters only.
 pub async fn survey(fleet: &Fleet, only: &[Name]) -> Result<Destruction, OpError> {
     let inventory = fleet.provider.inventory().await?;
+    let listed = |cluster: &Cluster| {
+        let ledger: Option<Ledger> = fleet.store.get_cluster(cluster.name.as_str()).ok().flatten();
+        ledger.unwrap_or_default().members
+    };
     let goes = |name: &str| {
         only.is_empty()
             || fleet
@@ -37,7 +43,7 @@ pub async fn survey(fleet: &Fleet, only: &[Name]) -> Result<Destruction, OpError
                 .clusters
                 .iter()
                 .filter(|c| only.contains(&c.name))
-                .any(|c| c.members.iter().any(|m| m.name.as_str() == name))
+                .any(|c| c.members.iter().any(|m| m.name.as_str() == name) || listed(c).contains_key(name))
     };
     let machines = inventory.into_iter().map(|m| m.name).filter(|name| goes(name)).collect();
     let clusters: Vec<Name> =

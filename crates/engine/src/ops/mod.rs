@@ -9,6 +9,7 @@ pub mod logs;
 pub mod plan;
 pub mod status;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -132,10 +133,15 @@ fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<ClusterAt, OpE
 }
 
 /// Machines of the fleet that the file does not name.
-async fn strangers(fleet: &Fleet) -> Result<Vec<String>, OpError> {
+async fn strangers(fleet: &Arc<Fleet>) -> Result<Vec<String>, OpError> {
     let inventory = fleet.provider.inventory().await?;
-    let named = |name: &str| fleet.desired.clusters.iter().flat_map(|c| &c.members).any(|m| m.name.as_str() == name);
-    Ok(inventory.into_iter().map(|m| m.name).filter(|name| !named(name)).collect())
+    let mut named: BTreeSet<Name> =
+        fleet.desired.clusters.iter().flat_map(|c| &c.members).map(|m| m.name.clone()).collect();
+    // Members that are about to go are no strangers.
+    for cluster in &fleet.desired.clusters {
+        named.extend(ClusterAt::open(fleet, cluster)?.ledger().members.into_keys());
+    }
+    Ok(inventory.into_iter().map(|m| m.name).filter(|name| !named.contains(name.as_str())).collect())
 }
 
 /// Looks at every cluster of the fleet, several at a time, and makes something of each.
