@@ -6,6 +6,7 @@
 use insta::assert_snapshot;
 use raftsman_core::model::MachineModel;
 use raftsman_core::observed::{Alarm, ClusterId, Data, Disk, Door, MemberId, PortTaken, Power, ServiceState};
+use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{Hidden, Scene, cluster, tell};
 
 /// Another cluster's id.
@@ -627,36 +628,25 @@ fn an_authority_has_ended() {
 // ---- etcd itself raises its hand.
 
 #[test]
-fn alarms() {
-    for (alarm, told) in [
-        (Alarm::NoSpace, "blocked: etcd takes no writes: its quota is used up\n"),
-        (Alarm::Corrupt, "blocked: etcd says that a member's data is corrupt\n"),
-    ] {
-        let mut scene = Scene::settled(3);
-        scene.agreed().alarms = vec![alarm];
-        assert_eq!(scene.to_the_end(), told);
-    }
-}
-
-#[test]
 fn an_alarm_and_a_change() {
     let mut scene = Scene::settled(3);
     // More room is what a full quota needs.
     scene.agreed().alarms = vec![Alarm::NoSpace];
-    scene.desired = cluster(3, &["quota: 4GiB"]);
+    scene.desired = cluster(3, &["quota: 16GiB"]);
     assert_snapshot!(scene.to_the_end(), @"
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
     * restart etcd main-1: the file has changed; 1 0 1, hand-over
-    blocked: etcd takes no writes: its quota is used up
+    * disarm NOSPACE cluster: there is room again; 1 1 1
+    done
     ");
     // Whoever has corrupt data may not come back from a restart.
-    scene.agreed().alarms = vec![Alarm::Corrupt];
-    scene.desired = cluster(3, &["quota: 6GiB"]);
+    scene.world.corrupt(&Name::fixed("main-2"));
+    scene.desired = cluster(3, &["quota: 7GiB"]);
     assert_snapshot!(scene.to_the_end(), @"
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
-    blocked: etcd says that a member's data is corrupt
+    blocked: main-2: its data differs from that of the other members
     ");
 }
 

@@ -70,6 +70,16 @@ pub(crate) enum Verb {
     Status(Status),
     /// Delete the machines with their data, and the state.
     Destroy(Destroy),
+    /// Replace a member: it is given up with its data, and a new one of its name fetches all data from the others.
+    Replace(Replace),
+    /// Compare what the members hold, and name one that differs.
+    Verify(Verify),
+    /// Make the members' database files as small as their data, one at a time, never the leader.
+    Defrag(Defrag),
+    /// Drop history: what was overwritten or deleted can no longer be read or watched.
+    Compact(Compact),
+    /// Hand leadership over to a member.
+    MoveLeader(MoveLeader),
     /// Show who did what, when, and how it ended.
     Journal(Journal),
     /// Print what `etcdctl` needs, for `eval`.
@@ -183,6 +193,94 @@ pub(crate) struct Destroy {
     /// Do not ask.
     #[arg(short, long)]
     pub(crate) yes: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A member is replaced only while the others are a majority. A member that is down is given up with whatever only it had.
+
+Examples:
+  raftsman replace main-2               shows what will happen, asks, does it
+  raftsman replace main-2 --mark-only   the next apply does it")]
+pub(crate) struct Replace {
+    /// Which member, such as `main-2`.
+    pub(crate) member: String,
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Only write down that it is to be replaced: the next apply does it.
+    #[arg(long)]
+    pub(crate) mark_only: bool,
+    /// Print what happens as JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Give up when there was no progress for this long.
+    #[arg(long, default_value = "2m", value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Every member reads its whole database for it. Exit codes: 0 all hold the same, 1 one differs or an error, 2 it cannot be
+told, because a member does not answer.")]
+pub(crate) struct Verify {
+    /// Only these clusters.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) clusters: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A member answers nobody while its database is rewritten, and the disk must have room for the new file. Followers come
+first; the leader hands over before its turn. Nothing is done while a member is down.
+
+Examples:
+  raftsman defrag                   every member of the only cluster
+  raftsman defrag --member main-2   one member")]
+pub(crate) struct Defrag {
+    /// Which cluster; may be left out when there is only one.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) cluster: Option<String>,
+    /// Only this member.
+    #[arg(long, value_name = "MEMBER")]
+    pub(crate) member: Option<String>,
+    /// Print what happens as JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The files stay as large as they are: `raftsman defrag` makes them smaller.
+
+Examples:
+  raftsman compact                  all history
+  raftsman compact --keep 10000     all but the last 10,000 revisions")]
+pub(crate) struct Compact {
+    /// Which cluster; may be left out when there is only one.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) cluster: Option<String>,
+    /// Drop what is older than this revision.
+    #[arg(long, value_name = "REVISION", conflicts_with = "keep")]
+    pub(crate) revision: Option<i64>,
+    /// Keep the last so many revisions.
+    #[arg(long, value_name = "REVISIONS", value_parser = clap::value_parser!(i64).range(0..))]
+    pub(crate) keep: Option<i64>,
+    /// Print what happens as JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MoveLeader {
+    /// To which member, such as `main-2`.
+    pub(crate) member: String,
+    /// Print what happens as JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::observed::{ClusterId, Granted, MemberId, Purpose};
+use crate::observed::{Alarm, ClusterId, Granted, MemberId, Purpose};
 use crate::spec::{EtcdVersion, KeySpan, Name};
 
 /// One deed.
@@ -138,6 +138,21 @@ pub enum Action {
         /// To whom.
         member: MemberId,
     },
+    /// Drop what was overwritten or deleted before this revision, on every member. The files stay as large as they are.
+    Compact {
+        /// The oldest revision that can still be read.
+        revision: i64,
+    },
+    /// Write a member's database anew, without the room that is free in it. It answers nobody meanwhile.
+    Defragment {
+        /// Where.
+        machine: Name,
+    },
+    /// Take back an alarm whose cause is gone.
+    DisarmAlarm {
+        /// Which.
+        alarm: Alarm,
+    },
     /// Make the superuser `root`, with the role `root`.
     CreateRoot,
     /// Turn auth on: from now on nobody gets in without credentials.
@@ -207,6 +222,8 @@ impl Action {
         match self {
             Self::MakeAuthorities
             | Self::RemoveMember { .. }
+            | Self::Compact { .. }
+            | Self::DisarmAlarm { .. }
             | Self::CreateRoot
             | Self::EnableAuth
             | Self::SetRole { .. }
@@ -228,7 +245,8 @@ impl Action {
             | Self::AddLearner { machine, .. }
             | Self::PromoteMember { machine, .. }
             | Self::UpdateMember { machine, .. }
-            | Self::MoveLeader { machine, .. } => Some(machine),
+            | Self::MoveLeader { machine, .. }
+            | Self::Defragment { machine } => Some(machine),
         }
     }
 
@@ -244,7 +262,7 @@ impl Action {
 
     /// Whether it takes a member away while it is done.
     pub fn disruptive(&self) -> bool {
-        matches!(self, Self::RestartEtcd { .. } | Self::UpdateMember { .. })
+        matches!(self, Self::RestartEtcd { .. } | Self::UpdateMember { .. } | Self::Defragment { .. })
     }
 
     /// Whether it must be the only one of its wave: it takes a member away, or changes who has a say.
@@ -256,6 +274,8 @@ impl Action {
                     | Self::PromoteMember { .. }
                     | Self::RemoveMember { .. }
                     | Self::MoveLeader { .. }
+                    | Self::Compact { .. }
+                    | Self::DisarmAlarm { .. }
             )
     }
 
@@ -281,6 +301,10 @@ impl Action {
             Self::RemoveMember { .. } => "remove member",
             Self::UpdateMember { .. } => "move member",
             Self::MoveLeader { .. } => "hand over to",
+            Self::Compact { .. } => "compact",
+            Self::Defragment { .. } => "defragment",
+            Self::DisarmAlarm { alarm: Alarm::NoSpace } => "disarm NOSPACE",
+            Self::DisarmAlarm { alarm: Alarm::Corrupt } => "disarm CORRUPT",
             Self::CreateRoot => "create root",
             Self::EnableAuth => "enable auth",
             Self::SetRole { .. } => "set role",

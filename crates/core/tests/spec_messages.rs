@@ -195,6 +195,11 @@ cases! {
     compaction_age_by_revision: cluster("auto_compaction: { retention: 1h }");
     compaction_revisions_by_age: cluster("auto_compaction:\n  mode: periodic\n  retention: 1000");
     compaction_short: cluster("auto_compaction: { retention: 5 }");
+    maintenance_often: cluster("maintenance:\n  defragment: { free: 5%, at_least: 10KiB }");
+    maintenance_window_alone: cluster("maintenance:\n  window: { from: 02:00, to: 04:00 }");
+    maintenance_percent: cluster("maintenance: { defragment: { free: 50 } }");
+    maintenance_time: cluster("maintenance: { defragment: {}, window: { from: 2am, to: 24:00 } }");
+    maintenance_day: cluster("maintenance: { defragment: {}, window: { days: [sunday], from: 02:00, to: 04:00 } }");
     election_short: cluster("timers: { heartbeat: 200ms }");
     election_short_both: cluster("timers:\n  heartbeat: 500ms\n  election: 2s");
     election_long: cluster("timers: { election: 1m }");

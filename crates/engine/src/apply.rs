@@ -245,7 +245,10 @@ impl Run<'_> {
         let mut first = None;
         for (action, outcome) in outcomes {
             match outcome {
-                Ok(()) => self.steps.push(action),
+                Ok(()) => {
+                    self.observer.cluster().remember(|ledger| ledger.after(&action))?;
+                    self.steps.push(action);
+                }
                 Err(source) => {
                     let machine = action.machine().cloned();
                     first.get_or_insert(ApplyError::Step { verb: action.verb(), machine, source });

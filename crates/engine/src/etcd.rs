@@ -31,8 +31,8 @@ pub enum EtcdError {
     #[error("{}", explain(.0))]
     Call(#[from] etcd_client::Error),
     /// No answer in time.
-    #[error("no answer from etcd within {} s", CALL_TIMEOUT.as_secs())]
-    Timeout,
+    #[error("no answer from etcd within {} s", .0.as_secs())]
+    Timeout(Duration),
 }
 
 impl EtcdError {
@@ -76,6 +76,12 @@ impl EtcdError {
     pub fn too_early(&self) -> bool {
         matches!(self, Self::Call(etcd_client::Error::GRpcStatus(status))
             if status.message().contains("unhealthy cluster") || status.message().contains("in sync with leader"))
+    }
+
+    /// Whether etcd says that this revision was dropped already.
+    pub fn compacted(&self) -> bool {
+        matches!(self, Self::Call(etcd_client::Error::GRpcStatus(status))
+            if status.message().contains("revision has been compacted"))
     }
 
     /// Whether etcd says that this exists already.
@@ -148,5 +154,10 @@ pub async fn dial(address: IpAddr, credentials: &Credentials) -> Result<Client, 
 
 /// Puts a limit on the time that a call to etcd may take.
 pub async fn bounded<T>(call: impl Future<Output = Result<T, EtcdError>>) -> Result<T, EtcdError> {
-    tokio::time::timeout(CALL_TIMEOUT, call).await.unwrap_or(Err(EtcdError::Timeout))
+    within(CALL_TIMEOUT, call).await
+}
+
+/// The same for a call that may take longer than others.
+pub async fn within<T>(limit: Duration, call: impl Future<Output = Result<T, EtcdError>>) -> Result<T, EtcdError> {
+    tokio::time::timeout(limit, call).await.unwrap_or(Err(EtcdError::Timeout(limit)))
 }

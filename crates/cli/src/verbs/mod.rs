@@ -10,7 +10,9 @@ mod journal;
 mod logs;
 mod manual;
 mod plan;
+mod replace;
 mod status;
+mod upkeep;
 
 use std::process::ExitCode;
 
@@ -33,6 +35,11 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Verb::Apply(args) => apply::run(&common, &args).await,
         Verb::Status(args) => status::run(&common, &args).await,
         Verb::Destroy(args) => destroy::run(&common, &args).await,
+        Verb::Defrag(args) => upkeep::run_defrag(&common, &args).await,
+        Verb::Compact(args) => upkeep::run_compact(&common, &args).await,
+        Verb::MoveLeader(args) => upkeep::run_move_leader(&common, &args).await,
+        Verb::Verify(args) => upkeep::run_verify(&common, &args).await,
+        Verb::Replace(args) => Box::pin(replace::run(&common, &args)).await,
         Verb::Journal(args) => journal::run(&common, &args),
         Verb::Env(args) => env::run(&common, &args),
         Verb::Cert(args) => cert::run(&common, &args).await,

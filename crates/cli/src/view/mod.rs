@@ -5,6 +5,7 @@ pub(crate) mod journal;
 pub(crate) mod plan;
 pub(crate) mod status;
 mod table;
+pub(crate) mod upkeep;
 
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
@@ -130,12 +131,5 @@ pub(crate) fn span(seconds: i64) -> String {
 
 /// Bytes as people write them.
 pub(crate) fn bytes(bytes: i64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+    raftsman_core::observed::size(bytes.unsigned_abs())
 }

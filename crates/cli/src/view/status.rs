@@ -1,7 +1,7 @@
 //! A status → the text of `raftsman status`.
 
 use jiff::Timestamp;
-use raftsman_core::observed::{Door, Tolerance};
+use raftsman_core::observed::{Alarm, Door, Tolerance};
 use raftsman_engine::ops::status::{ClusterStatus, FleetStatus, MemberStatus};
 
 use super::{Paint, Table, bytes, span, tolerance};
@@ -51,6 +51,12 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
             out.push_str(&format!("  {}: {problem}\n", member.name));
         }
     }
+    for alarm in &cluster.alarms {
+        out.push_str(&format!("  {} {}\n", paint.red("alarm:"), words(*alarm)));
+    }
+    for prefix in cluster.filling.iter().flat_map(|f| &f.prefixes) {
+        out.push_str(&format!("    filled by {prefix}\n"));
+    }
     for waiting in &cluster.waiting {
         let label = paint.patience(waiting.waiting.patience());
         out.push_str(&format!("  {label} {}\n    → {}\n", waiting.message, waiting.next));
@@ -68,6 +74,13 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
         out.push_str(&format!("  first certificate ends in {left}\n"));
     }
     out
+}
+
+fn words(alarm: Alarm) -> &'static str {
+    match alarm {
+        Alarm::NoSpace => "NOSPACE: etcd takes no writes, its quota is used up",
+        Alarm::Corrupt => "CORRUPT: a member's data is not that of the others",
+    }
 }
 
 fn row(member: &MemberStatus, paint: Paint) -> [String; 8] {

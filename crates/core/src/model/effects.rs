@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Agreed, MachineModel, Process, World, users};
+use super::{Agreed, MachineModel, Process, Stored, World, users};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
@@ -23,8 +23,16 @@ pub struct Impossible(pub String);
 impl Agreed {
     fn new(members: Vec<ListedMember>) -> Self {
         let doors = Doors { anonymous: Door::Shut, plaintext: Door::Shut, foreign: Door::Shut };
-        let access = Access::default();
-        Self { members, root: Root::Missing, auth: false, formed: false, alarms: Vec::new(), doors, access }
+        Self {
+            members,
+            root: Root::Missing,
+            auth: false,
+            formed: false,
+            alarms: Vec::new(),
+            doors,
+            stored: Stored::new(),
+            access: Access::default(),
+        }
     }
 }
 
@@ -67,6 +75,7 @@ impl World {
                 let configured = self.claimed(machine)?;
                 configured.config = Some(digest.clone());
                 configured.config_address = address;
+                configured.quota = i64::try_from(desired.settings.quota.bytes()).unwrap_or(i64::MAX);
             }
             Action::StartEtcd { machine, version, data } => {
                 self.start(machine, *version, *data, warm_up)?;
@@ -83,6 +92,7 @@ impl World {
                 }
                 cleared.data = Data::Empty;
                 cleared.had_data = false;
+                (cleared.db_size, cleared.corrupt) = (0, false);
                 cleared.process = Process::none();
             }
             Action::DeleteMachine { machine } => *self.existing(machine)? = MachineModel::none(),
@@ -131,6 +141,9 @@ impl World {
                 self.start(machine, *version, StartData::Of(*cluster), warm_up)?;
             }
             Action::MoveLeader { member, .. } => self.leads = Some(*member),
+            Action::Compact { revision } => self.compact(*revision)?,
+            Action::Defragment { machine } => self.defragment(machine)?,
+            Action::DisarmAlarm { alarm } => self.disarm(*alarm)?,
             Action::CreateRoot => self.agree(|agreed| {
                 agreed.root = Root::Ready;
                 users::create_root(&mut agreed.access);
@@ -151,6 +164,7 @@ impl World {
                 outcome?;
             }
         }
+        self.ledger.after(action);
         Ok(())
     }
 
@@ -274,16 +288,15 @@ impl World {
             _ => return Err(Impossible(format!("the data of {name} is not as expected"))),
         }
         let config = machine.config.clone();
-        let address = machine.config_address;
-        machine.process =
-            Process { state: ServiceState::Running, config, version: Some(version), restarts: 0, warm_up, address };
+        let (state, address, quota) = (ServiceState::Running, machine.config_address, machine.quota);
+        machine.process = Process { state, config, version: Some(version), restarts: 0, warm_up, address, quota };
         if data == StartData::Empty {
             self.agreed.entry(ids.cluster).or_insert_with(|| Agreed::new(ids.list(&founders)));
         }
         Ok(())
     }
 
-    fn agree(&mut self, change: impl FnOnce(&mut Agreed)) -> Result<(), Impossible> {
+    pub(super) fn agree(&mut self, change: impl FnOnce(&mut Agreed)) -> Result<(), Impossible> {
         let id = self.agreed.keys().copied().find(|id| self.has_quorum(*id));
         match id.and_then(|id| self.agreed.get_mut(&id)) {
             Some(agreed) => {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{MachineModel, World};
+use super::{MachineModel, Stored, World};
 use crate::desired::Cluster;
 use crate::observed::{
     Agent, AgentReport, ClusterId, EtcdFacts, EtcdOnMachine, Fact, Machine, MemberObserved, Observed, Power, Service,
@@ -15,7 +15,7 @@ impl World {
     pub fn observe(&self, desired: &Cluster) -> Observed {
         let names = desired.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
         let members = names.map(|name| (name.clone(), self.observe_member(desired, name))).collect();
-        Observed { ledger: self.ledger.clone(), members }
+        Observed { ledger: self.ledger.clone(), members, upkeep: self.observe_upkeep(desired) }
     }
 
     fn observe_member(&self, desired: &Cluster, name: &Name) -> MemberObserved {
@@ -60,16 +60,18 @@ impl World {
             Some(_) => learner.then(|| "rpc not supported for learner".to_owned()),
         };
         let asked = agreed.filter(|_| read_error.is_none());
+        let stored = agreed.map_or_else(Stored::new, |a| a.stored);
         EtcdFacts {
             member,
             cluster,
             leader,
             raft_term: 2,
             raft_index: 10,
-            revision: 1,
+            revision: stored.revision,
             version: machine.process.version.unwrap_or(desired.version),
-            db_size: 0,
-            db_in_use: 0,
+            db_size: machine.db_size(stored),
+            db_in_use: stored.in_use(),
+            quota: Some(machine.process.quota).filter(|quota| *quota > 0),
             learner,
             members: asked.map(|a| a.members.clone()).unwrap_or_default(),
             alarms: agreed.map(|a| a.alarms.clone()).unwrap_or_default(),

@@ -3,6 +3,7 @@
 mod effects;
 mod forecast;
 mod look;
+mod upkeep;
 mod users;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,6 +13,7 @@ use jiff::Timestamp;
 
 pub use effects::Impossible;
 pub use forecast::{Forecast, Wave, forecast};
+pub use upkeep::Stored;
 
 use crate::desired::{Cluster, address_of, peer_url};
 use crate::observed::{
@@ -72,6 +74,12 @@ pub struct MachineModel {
     pub process: Process,
     /// Ports that others hold.
     pub ports_taken: Vec<PortTaken>,
+    /// Size of its database file.
+    pub db_size: i64,
+    /// The quota of its configuration.
+    pub quota: i64,
+    /// Whether its data is not that of the others.
+    pub corrupt: bool,
 }
 
 /// etcd's process on a machine.
@@ -89,6 +97,8 @@ pub struct Process {
     pub warm_up: u32,
     /// The address in what it was started with.
     pub address: Option<IpAddr>,
+    /// The quota that it was started with.
+    pub quota: i64,
 }
 
 /// What a cluster has agreed upon.
@@ -106,6 +116,8 @@ pub struct Agreed {
     pub alarms: Vec<Alarm>,
     /// Whether strangers are refused.
     pub doors: Doors,
+    /// What its members hold.
+    pub stored: Stored,
     /// Its roles and users.
     pub access: Access,
 }
@@ -130,6 +142,9 @@ impl MachineModel {
             had_data: false,
             process: Process::none(),
             ports_taken: Vec::new(),
+            db_size: 0,
+            quota: 0,
+            corrupt: false,
         }
     }
 
@@ -157,7 +172,8 @@ impl MachineModel {
 impl Process {
     /// No process.
     pub fn none() -> Self {
-        Self { state: ServiceState::Stopped, config: None, version: None, restarts: 0, warm_up: 0, address: None }
+        let state = ServiceState::Stopped;
+        Self { state, config: None, version: None, restarts: 0, warm_up: 0, address: None, quota: 0 }
     }
 }
 
@@ -202,10 +218,12 @@ impl World {
                     restarts: etcd.service.restarts,
                     warm_up: 0,
                     address: observed.ledger.members.get(name).and_then(|url| address_of(url)),
+                    quota: 0,
                 };
             }
             if let Some(etcd) = seen.etcd.seen() {
                 world.adopt(etcd);
+                world.adopt_size(desired, name, observed, etcd);
             }
         }
         world.trust_the_stopped(desired, observed);
@@ -257,6 +275,7 @@ impl World {
             formed: etcd.leader.is_some(),
             alarms: etcd.alarms.clone(),
             doors: Doors { anonymous: shut.clone(), plaintext: shut.clone(), foreign: shut },
+            stored: Agreed::UNSEEN,
             access: Access::default(),
         });
         if let Some(Ok(access)) = &etcd.access {
@@ -350,10 +369,12 @@ impl World {
                     machine.process.state = ServiceState::Running;
                     machine.process.config.clone_from(&machine.config);
                     machine.process.address = machine.config_address;
+                    machine.process.quota = machine.quota;
                 }
                 ServiceState::Backoff | ServiceState::Stopped => {}
             }
         }
+        upkeep::grow(&mut self.machines, &mut self.agreed);
         let formed: Vec<ClusterId> = self.agreed.keys().copied().filter(|id| self.has_quorum(*id)).collect();
         for id in formed {
             if let Some(agreed) = self.agreed.get_mut(&id) {

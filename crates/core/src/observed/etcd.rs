@@ -63,6 +63,8 @@ pub struct EtcdFacts {
     pub db_size: i64,
     /// Of that, in use.
     pub db_in_use: i64,
+    /// At this size it takes no more writes; not every version says so.
+    pub quota: Option<i64>,
     /// Whether it is a learner, without a vote.
     pub learner: bool,
     /// Why a linearizable read through it failed; `None` when it succeeded, which proves quorum.
@@ -109,7 +111,7 @@ pub struct ListedMember {
 }
 
 /// An alarm of etcd.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Alarm {
     /// The quota is used up: no writes.

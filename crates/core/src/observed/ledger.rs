@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::etcd::{ClusterId, ListedMember, MemberId};
+use super::etcd::{Alarm, ClusterId, ListedMember, MemberId};
 use super::{Observed, View};
 use crate::action::Action;
 use crate::desired::Cluster;
@@ -55,6 +55,19 @@ pub struct Ledger {
     /// Learners that did not get on and were taken out again.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub evicted: BTreeMap<Name, Timestamp>,
+    /// While the quota is used up: the compaction that is to make room.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub space: Option<SpaceRecord>,
+}
+
+/// A compaction that is to make room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpaceRecord {
+    /// Everything before this revision goes.
+    pub revision: i64,
+    /// Whether it ended on every member: compacting goes on behind the call, so that a run that was killed in between
+    /// does not know.
+    pub done: bool,
 }
 
 /// How far a learner is.
@@ -108,7 +121,17 @@ impl Ledger {
                 let learner = listed.filter(|m| m.learner).and_then(|m| self.name_of(m));
                 self.evicted.extend(learner.filter(|name| desired.member(name).is_some()).map(|name| (name, now)));
             }
+            Action::Compact { revision } if View::of(observed).alarmed(Alarm::NoSpace) => {
+                self.space = Some(SpaceRecord { revision: *revision, done: false });
+            }
             _ => {}
+        }
+    }
+
+    /// What is known once an action was done.
+    pub fn after(&mut self, action: &Action) {
+        if let (Action::Compact { revision }, Some(space)) = (action, &mut self.space) {
+            space.done |= space.revision == *revision;
         }
     }
 
@@ -142,6 +165,9 @@ impl Ledger {
         self.replace.retain(|name, member| {
             listed.get(name).is_none_or(|m| m.id == *member || m.learner || !view.healthy.contains(name))
         });
+        if !view.alarmed(Alarm::NoSpace) {
+            self.space = None;
+        }
         self.follow(list, &view, now);
     }
 

@@ -5,6 +5,7 @@ mod etcd;
 mod fact;
 mod ledger;
 mod member;
+mod upkeep;
 mod users;
 mod view;
 
@@ -18,7 +19,8 @@ pub use agent::{
 };
 pub use etcd::{Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
 pub use fact::Fact;
-pub use ledger::{AuthorityRecord, LearnerRecord, Ledger};
+pub use ledger::{AuthorityRecord, LearnerRecord, Ledger, SpaceRecord};
+pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally, Upkeep, size};
 pub use users::{Access, Granted, Password, ROOT, Role, User};
 pub use view::{Tolerance, View, quorum};
 
@@ -31,6 +33,9 @@ pub struct Observed {
     pub ledger: Ledger,
     /// Every member's machine, bottom up: those of the file, and those that are to go.
     pub members: BTreeMap<Name, MemberObserved>,
+    /// What was looked for because of an alarm.
+    #[serde(default)]
+    pub upkeep: Upkeep,
 }
 
 /// What was seen of one member: its machine, the agent there, and the etcd that answers at its address.

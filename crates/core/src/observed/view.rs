@@ -96,9 +96,14 @@ impl<'a> View<'a> {
         Tolerance::of((self.healthy.len() + more).min(self.voters), self.voters)
     }
 
+    /// Whether a member knows of this alarm.
+    pub fn alarmed(&self, alarm: Alarm) -> bool {
+        self.answering.values().any(|e| e.alarms.contains(&alarm))
+    }
+
     /// Whether etcd says that a member's data is corrupt.
     pub fn corrupt(&self) -> bool {
-        self.answering.values().any(|e| e.alarms.contains(&Alarm::Corrupt))
+        self.alarmed(Alarm::Corrupt)
     }
 
     /// Whether the cluster takes writes.

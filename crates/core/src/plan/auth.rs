@@ -2,11 +2,11 @@
 
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::Action;
-use crate::observed::{Door, EtcdFacts, Root};
+use crate::observed::{Door, Root};
 
 /// Shuts the doors as soon as the cluster takes writes, and looks whether they are shut.
 pub(super) fn secure(draft: &mut Draft<'_>) {
-    if !draft.view.has_quorum() || draft.steps.iter().any(|s| s.action.disruptive()) {
+    if !draft.view.has_quorum() || draft.steps.iter().any(|s| s.action.exclusive()) {
         return;
     }
     let healthy = || draft.view.healthy.iter().filter_map(|name| draft.view.answering.get(name));
@@ -24,7 +24,6 @@ pub(super) fn secure(draft: &mut Draft<'_>) {
         (Some(false), Root::Unknown) | (None, _) => {}
         (Some(true), _) => prove(draft),
     }
-    alarms(draft, newest);
 }
 
 fn prove(draft: &mut Draft<'_>) {
@@ -37,10 +36,4 @@ fn prove(draft: &mut Draft<'_>) {
             });
         }
     }
-}
-
-fn alarms(draft: &mut Draft<'_>, newest: &EtcdFacts) {
-    let mut alarms = newest.alarms.clone();
-    alarms.dedup();
-    draft.waiting.extend(alarms.into_iter().map(|alarm| Waiting::AlarmRaised { alarm }));
 }

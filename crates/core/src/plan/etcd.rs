@@ -6,6 +6,8 @@ use crate::action::{Action, StartData};
 use crate::observed::{ClusterId, Data, Fact, ServiceState, quorum};
 use crate::spec::Name;
 
+/// What etcd says when it finds at its start that its data differs from that of the others.
+const INCONSISTENT: &str = "found data inconsistency with peers";
 /// After so many ends a process does not come up by itself any more.
 const CRASHES: u32 = 5;
 
@@ -181,6 +183,11 @@ fn await_restart(draft: &mut Draft<'_>, ready: &Ready<'_>) {
     let machine = ready.member.name.clone();
     let service = &ready.report.etcd.service;
     let last_exit = service.last_exit.clone().unwrap_or_else(|| "for an unknown reason".to_owned());
+    if last_exit.contains(INCONSISTENT) {
+        let how = "etcd does not start: its data differs from that of the other members".to_owned();
+        draft.lose(&machine.clone(), Waiting::MemberCorrupt { machine, how });
+        return;
+    }
     let waiting = if let Some(taken) = ready.report.etcd.ports_taken.first() {
         Waiting::PortTaken { machine, port: taken.port, holder: taken.holder.clone() }
     } else if service.restarts >= CRASHES {
@@ -196,7 +203,7 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     if !draft.steps.is_empty() || !formed(draft) {
         return;
     }
-    // A member whose data is corrupt may not come back: which one it is must be understood first. `auth` tells of it.
+    // A member whose data is corrupt may not come back: which one it is must be understood first. `upkeep` tells of it.
     if draft.view.corrupt() {
         return;
     }

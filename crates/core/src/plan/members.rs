@@ -6,7 +6,7 @@
 use jiff::SignedDuration;
 
 use super::machines::Ready;
-use super::{Draft, Reason, Step, Waiting};
+use super::{Draft, Reason, Step, Waiting, upkeep};
 use crate::action::{Action, StartData};
 use crate::desired::{self, Member};
 use crate::observed::{Data, Fact, ListedMember, MemberId, Power, ServiceState};
@@ -80,12 +80,12 @@ impl Draft<'_> {
     }
 
     /// Whether nothing else goes on that a change of members must not meet.
-    fn quiet(&self) -> bool {
-        self.steps.is_empty() && self.view.has_quorum() && !self.view.corrupt()
+    fn quiet(&self, about: Option<&Name>) -> bool {
+        self.steps.is_empty() && self.view.has_quorum() && self.sound(about)
     }
 
     /// Voters that are not healthy, other than this one.
-    fn unhealthy_beside(&self, member: Option<MemberId>) -> Vec<String> {
+    pub(super) fn unhealthy_beside(&self, member: Option<MemberId>) -> Vec<String> {
         let healthy = |id| self.view.healthy.iter().any(|n| self.view.answering.get(n).is_some_and(|e| e.member == id));
         let listed = self.view.listed.unwrap_or_default().iter();
         let down = listed.filter(|m| !m.learner && Some(m.id) != member && !healthy(m.id));
@@ -140,14 +140,15 @@ fn promote(draft: &mut Draft<'_>, machine: Name, member: MemberId) {
     if !unhealthy.is_empty() {
         let change = format!("promoting `{machine}`");
         draft.wait(Waiting::HealFirst { change, unhealthy });
-    } else if draft.quiet() {
+    } else if draft.quiet(None) {
         draft.steps.push(Step::new(Action::PromoteMember { machine, member }, Reason::CaughtUp));
     }
 }
 
 fn remove(draft: &mut Draft<'_>, member: &ListedMember, reason: Reason) {
-    if draft.quiet() {
-        let name = draft.observed.ledger.name_of(member).map_or_else(|| member.peer_urls.join(","), |n| n.to_string());
+    let name = draft.observed.ledger.name_of(member);
+    if draft.quiet(name.as_ref()) {
+        let name = name.map_or_else(|| member.peer_urls.join(","), |n| n.to_string());
         draft.steps.push(Step::new(Action::RemoveMember { name, member: member.id }, reason));
     }
 }
@@ -182,11 +183,13 @@ fn replace(draft: &mut Draft<'_>) {
 
 /// Leadership goes to the healthy member of the file that is furthest ahead.
 pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
-    if !draft.quiet() {
+    if !draft.quiet(Some(from)) {
         return;
     }
+    let agreement = draft.observed.agreement(&draft.view);
     let heirs = draft.desired.members.iter().map(|m| &m.name);
     let heirs = heirs.filter(|n| *n != from && draft.view.healthy.contains(n) && !draft.to_be_replaced(n));
+    let heirs = heirs.filter(|n| upkeep::trusted_heir(&draft.view, &agreement, n));
     let facts = heirs.filter_map(|n| draft.view.answering.get(n).map(|e| (n, e)));
     let heir = facts.max_by_key(|(name, e)| (e.raft_index, std::cmp::Reverse(*name)));
     match heir.map(|(name, e)| Action::MoveLeader { machine: name.clone(), member: e.member }) {

@@ -7,6 +7,7 @@ mod members;
 mod pki;
 pub mod safety;
 mod step;
+mod upkeep;
 mod users;
 mod versions;
 mod waiting;
@@ -48,8 +49,7 @@ impl Plan {
 
 /// Plans the next wave for one cluster.
 pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
-    let view = View::of(observed);
-    let mut draft = Draft { desired, observed, view, now, steps: Vec::new(), waiting: Vec::new(), lost: Vec::new() };
+    let mut draft = Draft::new(desired, observed, now);
     // Whose cluster is this? Before that is clear, nothing is touched.
     if etcd::identity_is_clear(&mut draft) {
         pki::authorities(&mut draft);
@@ -59,12 +59,21 @@ pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         members::sustain(&mut draft);
         // What is broken comes first: no healthy member is restarted beside a lost one.
         members::mend(&mut draft, &ready);
+        upkeep::relieve(&mut draft);
         etcd::roll(&mut draft, &ready);
         members::reshape(&mut draft, &ready);
         members::retire(&mut draft);
         auth::secure(&mut draft);
         users::manage(&mut draft);
+        upkeep::routine(&mut draft);
     }
+    safety::gate(draft)
+}
+
+/// The next step for these members to be defragmented, which somebody asked for: followers first, never the leader.
+pub fn defragment(desired: &Cluster, observed: &Observed, members: Vec<Name>, now: Timestamp) -> Plan {
+    let mut draft = Draft::new(desired, observed, now);
+    upkeep::defragment(&mut draft, members);
     safety::gate(draft)
 }
 
@@ -78,6 +87,13 @@ struct Draft<'a> {
     waiting: Vec<Waiting>,
     /// Members that are lost, and what to wait for unless somebody wants them replaced.
     lost: Vec<(Name, Waiting)>,
+}
+
+impl<'a> Draft<'a> {
+    fn new(desired: &'a Cluster, observed: &'a Observed, now: Timestamp) -> Self {
+        let view = View::of(observed);
+        Self { desired, observed, view, now, steps: Vec::new(), waiting: Vec::new(), lost: Vec::new() }
+    }
 }
 
 impl Draft<'_> {

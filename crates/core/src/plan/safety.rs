@@ -5,13 +5,14 @@
 
 mod users;
 
-use super::{Draft, Pause, Plan, Waiting};
+use super::{Draft, Pause, Plan, Waiting, upkeep};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
-    Agent, AgentReport, Data, Fact, ListedMember, MemberObserved, Observed, Power, Root, ServiceState, Tolerance, View,
+    Agent, AgentReport, Agreement, Alarm, Data, EtcdFacts, Fact, ListedMember, MemberObserved, Observed, Power, Root,
+    ServiceState, Tolerance, View, size,
 };
-use crate::spec::Name;
+use crate::spec::{EtcdVersion, Name};
 
 /// What a step costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,6 +108,9 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         | Action::RemoveMember { .. }
         | Action::UpdateMember { .. }
         | Action::MoveLeader { .. } => membership(desired, observed, &view, action),
+        Action::Compact { .. } | Action::Defragment { .. } | Action::DisarmAlarm { .. } => {
+            maintenance(desired, observed, &view, action)
+        }
         Action::CreateRoot | Action::EnableAuth if !view.has_quorum() => Err(Refusal::NoQuorum),
         Action::CreateRoot => Ok(unharmed),
         Action::EnableAuth => {
@@ -175,7 +179,7 @@ fn membership(desired: &Cluster, observed: &Observed, view: &View<'_>, action: &
     let list = view.listed.filter(|_| view.has_quorum()).ok_or(Refusal::NoQuorum)?;
     let before = view.tolerance();
     let unharmed = Cost { before, during: before, pause: Pause::None };
-    if view.corrupt() {
+    if view.corrupt() && !mends_corruption(observed, view, action) {
         return Err(Refusal::Otherwise("etcd says that a member's data is corrupt".into()));
     }
     let healthy = |id| view.healthy.iter().any(|n| view.answering.get(n).is_some_and(|e| e.member == id));
@@ -227,6 +231,92 @@ fn membership(desired: &Cluster, observed: &Observed, view: &View<'_>, action: &
                 return Err(Refusal::NotSeen("the heir in good health"));
             }
             Ok(Cost { pause: Pause::LEADER_MOVED, ..unharmed })
+        }
+        _ => Ok(unharmed),
+    }
+}
+
+/// Whether it takes a member out, or leadership from it, that is known to differ from a majority.
+fn mends_corruption(observed: &Observed, view: &View<'_>, action: &Action) -> bool {
+    let agreement = observed.agreement(view);
+    let Agreement::Differ(names) = &agreement else { return false };
+    let listed = |id| view.listed.unwrap_or_default().iter().find(|m| m.id == id);
+    let differs = |id| listed(id).and_then(|m| observed.ledger.name_of(m)).is_some_and(|name| names.contains(&name));
+    match action {
+        Action::RemoveMember { member, .. } => differs(*member),
+        Action::MoveLeader { machine, member } => !differs(*member) && upkeep::trusted_heir(view, &agreement, machine),
+        _ => false,
+    }
+}
+
+/// Before these versions a member could be corrupted when it was defragmented while a snapshot came in.
+fn defragments_safely(version: EtcdVersion) -> bool {
+    match version.minor_line() {
+        (3, 5) => version >= EtcdVersion::new(3, 5, 23),
+        (3, 6) => version >= EtcdVersion::new(3, 6, 5),
+        line => line > (3, 6),
+    }
+}
+
+/// What keeps databases small, on a cluster whose voters are all there.
+fn maintenance(desired: &Cluster, observed: &Observed, view: &View<'_>, action: &Action) -> Result<Cost, Refusal> {
+    let list = view.listed.filter(|_| view.has_quorum()).ok_or(Refusal::NoQuorum)?;
+    let before = view.tolerance();
+    let unharmed = Cost { before, during: before, pause: Pause::None };
+    let facts = |m: &ListedMember| {
+        view.healthy.iter().filter_map(|n| view.answering.get(n)).find(|e| e.member == m.id).copied()
+    };
+    let voters: Option<Vec<&EtcdFacts>> = list.iter().filter(|m| !m.learner).map(facts).collect();
+    let costs_quorum = || Refusal::WouldLoseQuorum { healthy: view.healthy.len(), of: view.voters };
+    let corrupt = || Refusal::Otherwise("etcd says that a member's data is corrupt".into());
+    match action {
+        Action::Compact { .. } | Action::Defragment { .. } if view.corrupt() => Err(corrupt()),
+        Action::Compact { revision } => {
+            let newest = view.healthy.iter().filter_map(|n| view.answering.get(n)).map(|e| e.revision).max();
+            if newest.is_none_or(|newest| *revision > newest) {
+                return Err(Refusal::NotSeen("that revision"));
+            }
+            Ok(unharmed)
+        }
+        Action::Defragment { machine } => {
+            let etcd = view.answering.get(machine).ok_or(Refusal::NotSeen("the member's etcd"))?;
+            voters.filter(|voters| voters.iter().any(|e| e.member == etcd.member)).ok_or_else(costs_quorum)?;
+            if list.iter().any(|m| m.learner) && !defragments_safely(etcd.version) {
+                let version = etcd.version;
+                let why = format!("a learner is on its way, and with it etcd {version} may corrupt its data");
+                return Err(Refusal::Otherwise(why));
+            }
+            if view.leader == Some(machine) && view.voters > 1 {
+                return Err(Refusal::Otherwise("it leads: leadership has to go first".into()));
+            }
+            let needed = etcd.db_in_use.unsigned_abs();
+            if let Some(disk) = member(observed, machine)?.report().map(|r| r.disk)
+                && disk.free < needed
+            {
+                let free = size(disk.free);
+                return Err(Refusal::Otherwise(format!(
+                    "its disk has {free} free, and the new file takes {}",
+                    size(needed)
+                )));
+            }
+            // Its raft goes on: it answers nobody, and votes. Only where it is all there is does everybody wait.
+            let during =
+                if view.voters > 1 { view.tolerance_without(machine).max(Tolerance::CanLose(0)) } else { before };
+            let pause = if view.voters > 1 { Pause::None } else { Pause::while_defragmenting(etcd.db_in_use) };
+            Ok(Cost { before, during, pause })
+        }
+        Action::DisarmAlarm { alarm: Alarm::Corrupt } => match observed.agreement(view) {
+            Agreement::All => Ok(unharmed),
+            Agreement::Differ(_) | Agreement::Unclear => Err(Refusal::NotSeen("that all members hold the same")),
+        },
+        Action::DisarmAlarm { alarm: Alarm::NoSpace } => {
+            let file = i64::try_from(desired.settings.quota.bytes()).unwrap_or(i64::MAX);
+            let room = |e: &&EtcdFacts| upkeep::has_room(e, e.quota.unwrap_or(file));
+            match voters {
+                Some(voters) if voters.iter().all(room) => Ok(unharmed),
+                Some(_) => Err(Refusal::Otherwise("a member's database is still near its quota".into())),
+                None => Err(Refusal::NotSeen("every member's size")),
+            }
         }
         _ => Ok(unharmed),
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::action::Action;
-use crate::observed::Tolerance;
+use crate::observed::{Tolerance, size};
 use crate::spec::Name;
 
 /// One step of a plan.
@@ -65,6 +65,24 @@ pub enum Reason {
     Stalled,
     /// The file has another address for it.
     Moved,
+    /// The quota is used up.
+    QuotaUsedUp {
+        /// What fills the database most.
+        filled_by: Vec<String>,
+    },
+    /// Much of the file is free.
+    RoomInFile {
+        /// So many bytes.
+        free: i64,
+        /// Of so many.
+        of: i64,
+    },
+    /// There is room in every member's database again.
+    RoomAgain,
+    /// All members hold the same.
+    MembersAgree,
+    /// Somebody asked for it.
+    Asked,
     /// The leader is about to go.
     LeaderGoes {
         /// Who leads.
@@ -101,6 +119,14 @@ impl fmt::Display for Reason {
             Self::CaughtUp => f.write_str("caught up"),
             Self::Stalled => f.write_str("does not get on"),
             Self::Moved => f.write_str("another address"),
+            Self::QuotaUsedUp { filled_by } if filled_by.is_empty() => f.write_str("the quota is used up"),
+            Self::QuotaUsedUp { filled_by } => write!(f, "the quota is used up by {}", filled_by.join(", ")),
+            Self::RoomInFile { free, of } => {
+                write!(f, "{} of {} are free", size(free.unsigned_abs()), size(of.unsigned_abs()))
+            }
+            Self::RoomAgain => f.write_str("there is room again"),
+            Self::MembersAgree => f.write_str("all members hold the same"),
+            Self::Asked => f.write_str("asked for"),
             Self::LeaderGoes { from } => write!(f, "{from} is about to go"),
             Self::Access { missing: true, lacks, .. } if lacks.is_empty() => f.write_str("not there yet"),
             Self::Access { missing: true, lacks, .. } => write!(f, "not there yet: {}", lacks.join(", ")),
@@ -131,6 +157,11 @@ impl Pause {
     pub const LEADER_STOPPED: Self = Self::HandOver(200);
     /// What a leader that hands over when asked costs.
     pub const LEADER_MOVED: Self = Self::HandOver(150);
+
+    /// What rewriting the only database costs: a disk writes 100 MB a second at least.
+    pub fn while_defragmenting(bytes: i64) -> Self {
+        Self::HandOver(100 + u32::try_from(bytes.max(0) / 100_000).unwrap_or(u32::MAX - 100))
+    }
 }
 
 impl Step {

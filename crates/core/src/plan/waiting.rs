@@ -5,7 +5,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::observed::{Alarm, ClusterId};
+use crate::observed::{Alarm, ClusterId, size};
 use crate::spec::{AuthMode, EtcdVersion, Name};
 
 /// Something that is not done, and why.
@@ -233,6 +233,22 @@ pub enum Waiting {
         /// Which.
         alarm: Alarm,
     },
+    /// The data itself fills the quota.
+    QuotaFull {
+        /// So much is in use after compaction.
+        in_use: i64,
+        /// Of so much.
+        quota: i64,
+        /// What fills the database most.
+        filled_by: Vec<String>,
+    },
+    /// A member's data is not that of the others.
+    MemberCorrupt {
+        /// Which.
+        machine: Name,
+        /// How it shows.
+        how: String,
+    },
     /// Somebody gets in who should not.
     DoorOpen {
         /// Where.
@@ -312,6 +328,8 @@ impl Waiting {
             | Self::AuthDiffers { .. }
             | Self::AuthorityExpired { .. }
             | Self::AlarmRaised { .. }
+            | Self::QuotaFull { .. }
+            | Self::MemberCorrupt { .. }
             | Self::DoorOpen { .. } => Patience::Blocked,
         }
     }
@@ -342,6 +360,7 @@ impl Waiting {
             | Self::ReplacedLater { machine, .. }
             | Self::NoHeir { machine, .. }
             | Self::AddressInUse { machine, .. }
+            | Self::MemberCorrupt { machine, .. }
             | Self::DoorOpen { machine, .. }
             | Self::DoorUnclear { machine, .. } => Some(machine),
             Self::Unsafe { machine, .. } => machine.as_ref(),
@@ -352,6 +371,7 @@ impl Waiting {
             | Self::AuthDiffers { .. }
             | Self::AuthorityExpired { .. }
             | Self::AlarmRaised { .. }
+            | Self::QuotaFull { .. }
             | Self::UsersUnknown { .. }
             | Self::PasswordUnknown { .. } => None,
         }
@@ -426,11 +446,16 @@ impl Waiting {
                  this version yet"
             ),
             Self::AuthorityExpired { .. } => "rotating an authority is not in this version yet".to_owned(),
-            Self::AlarmRaised { alarm: Alarm::NoSpace } => {
-                "free room with `etcdctl compact`, `etcdctl defrag` and `etcdctl alarm disarm`".to_owned()
-            }
+            Self::AlarmRaised { alarm: Alarm::NoSpace } => "apply makes room once a majority answers".to_owned(),
             Self::AlarmRaised { alarm: Alarm::Corrupt } => {
-                "compare `etcdctl endpoint hashkv --cluster` before anything else: one member differs".to_owned()
+                "`raftsman verify` compares the members; restart nothing before it is clear which one differs"
+                    .to_owned()
+            }
+            Self::QuotaFull { .. } => {
+                "raise `quota:` in the file, or delete what fills it (deleting works); then apply again".to_owned()
+            }
+            Self::MemberCorrupt { machine, .. } => {
+                format!("have it fetch all data anew from the others: `raftsman replace {machine}`")
             }
             Self::DoorOpen { .. } => "take the cluster off the network until this is understood".to_owned(),
             Self::DoorUnclear { .. } | Self::UsersUnknown { .. } => "it is tried again".to_owned(),
@@ -528,6 +553,12 @@ impl fmt::Display for Waiting {
             Self::AuthorityExpired { authority } => write!(f, "the authority of the {authority} has expired"),
             Self::AlarmRaised { alarm: Alarm::NoSpace } => f.write_str("etcd takes no writes: its quota is used up"),
             Self::AlarmRaised { alarm: Alarm::Corrupt } => f.write_str("etcd says that a member's data is corrupt"),
+            Self::QuotaFull { in_use, quota, filled_by } => {
+                let (in_use, quota) = (size(in_use.unsigned_abs()), size(quota.unsigned_abs()));
+                write!(f, "etcd takes no writes: the data itself fills the quota, {in_use} of {quota}")?;
+                if filled_by.is_empty() { Ok(()) } else { write!(f, "; most of it: {}", filled_by.join(", ")) }
+            }
+            Self::MemberCorrupt { machine, how } => write!(f, "{machine}: {how}"),
             Self::DoorOpen { machine, who } => write!(f, "{machine}: {who} client was let in"),
             Self::DoorUnclear { machine, error } => write!(f, "{machine}: strangers could not be tried: {error}"),
             Self::UsersUnknown { error } => write!(f, "users and roles could not be asked for: {error}"),

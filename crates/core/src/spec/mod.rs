@@ -8,12 +8,14 @@ mod fault;
 mod secrecy;
 pub mod types;
 pub mod units;
+pub mod upkeep;
 pub mod users;
 mod values;
 
 pub use diagnostic::{Diagnostic, Path, Segment, Severity};
 pub use types::*;
 pub use units::{ByteSize, Duration, EtcdVersion, Name, UnitError};
+pub use upkeep::{Day, Defragmentation, Maintenance, Percent, TimeOfDay, Window};
 pub use users::{KeyRange, KeySpan, Keys, Level, Permission, Roles, User, Users};
 
 use indexmap::IndexMap;

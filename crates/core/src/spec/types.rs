@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::units::{ByteSize, Duration, EtcdVersion, Name};
+use super::upkeep::Maintenance;
 use super::users::{Roles, Users};
 
 /// One fleet: the machines, and the clusters that stand on them.
@@ -261,6 +262,10 @@ pub struct EtcdCluster {
     /// How long a new member may go without getting on before it is taken out again.
     #[serde(default = "default_learner_patience")]
     pub learner_patience: Duration,
+    /// What `apply` does to keep the database small, and when. Nothing by default; a database that is full is always
+    /// seen to.
+    #[serde(default, skip_serializing_if = "Maintenance::is_none")]
+    pub maintenance: Maintenance,
     /// What each role may do, by name. Once given, this is all: other roles are removed. Without it, roles are left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub roles: Option<Roles>,

@@ -20,7 +20,7 @@ pub struct UnitError {
 }
 
 impl UnitError {
-    fn new(what: impl Into<String>, help: impl Into<String>) -> Self {
+    pub(super) fn new(what: impl Into<String>, help: impl Into<String>) -> Self {
         Self { what: what.into(), help: Some(help.into()) }
     }
 
@@ -403,7 +403,7 @@ impl fmt::Display for EtcdVersion {
     }
 }
 
-/// All four are written as text and read from text; a bare number is handed to the same parser, so that
+/// All of them are written as text and read from text; a bare number is handed to the same parser, so that
 /// its message can say which unit is missing.
 macro_rules! as_text {
     ($type:ident, $deserialize:ident, $expecting:literal, $schema:expr) => {
@@ -445,6 +445,8 @@ macro_rules! as_text {
         }
     };
 }
+
+pub(super) use as_text;
 
 as_text!(
     Name,

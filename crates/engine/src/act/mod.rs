@@ -5,6 +5,7 @@ mod etcd;
 mod machine;
 mod members;
 mod pki;
+mod upkeep;
 mod users;
 
 use std::sync::Arc;
@@ -113,6 +114,9 @@ impl Hands<'_> {
             }
             Action::MoveLeader { member, .. } => self.move_leader(*member, now).await,
             Action::RestartEtcd { machine, version, cluster } => self.restart_etcd(machine, *version, *cluster).await,
+            Action::Compact { revision } => self.compact(*revision, now).await,
+            Action::Defragment { machine } => self.defragment(machine, now).await,
+            Action::DisarmAlarm { alarm } => self.disarm(*alarm, now).await,
             Action::CreateRoot => self.create_root(now).await,
             Action::EnableAuth => self.enable_auth(now).await,
             Action::SetRole { role, set, revoke } => Box::pin(self.set_role(role, set, revoke, now)).await,

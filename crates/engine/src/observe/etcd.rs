@@ -103,6 +103,7 @@ impl EtcdLink {
             version: EtcdVersion::parse(status.version()).unwrap_or_default(),
             db_size: status.db_size(),
             db_in_use: status.raft_used_db_size(),
+            quota: Some(status.db_size_quota()).filter(|quota| *quota > 0),
             learner: status.is_learner(),
             read_error: read.err().map(|e| e.to_string()),
             members,

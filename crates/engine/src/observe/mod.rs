@@ -3,6 +3,7 @@
 mod agent;
 mod doors;
 mod etcd;
+mod upkeep;
 mod users;
 
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use std::sync::{Arc, PoisonError};
 use futures::future::join_all;
 use jiff::Timestamp;
 use raftsman_api::tls::TlsError;
-use raftsman_core::observed::{Fact, Machine, MemberObserved, Observed, Power, ServiceState, View};
+use raftsman_core::observed::{Fact, Machine, MemberObserved, Observed, Power, ServiceState, Upkeep, View};
 use raftsman_core::spec::Name;
 use raftsman_providers::{MachineRecord, ProviderError};
 use tokio::sync::Mutex;
@@ -30,6 +31,7 @@ pub struct Observer {
     links: std::sync::Mutex<BTreeMap<Name, Arc<Links>>>,
     credentials: Mutex<Option<ClusterCredentials>>,
     before: Mutex<Option<Observed>>,
+    upkeep: Mutex<upkeep::Found>,
     known: Mutex<users::Known>,
 }
 
@@ -50,6 +52,7 @@ impl Observer {
             links: Default::default(),
             credentials: Mutex::new(None),
             before: Mutex::new(None),
+            upkeep: Mutex::default(),
             known: Mutex::default(),
         };
         for (name, place) in observer.cluster.places() {
@@ -96,9 +99,10 @@ impl Observer {
         let places = self.cluster.places();
         let looks = places.iter().map(|(name, place)| self.look_at(name, *place, credentials.as_ref(), now));
         let members = join_all(looks).await.into_iter().collect();
-        let mut observed = Observed { ledger: self.cluster.ledger(), members };
+        let mut observed = Observed { ledger: self.cluster.ledger(), members, upkeep: Upkeep::default() };
         if let Some(credentials) = &credentials {
             self.look_for_root(&mut observed, credentials).await;
+            observed.upkeep = Box::pin(self.look_into_alarms(&observed, credentials)).await;
             self.look_for_users(&mut observed, credentials).await;
         }
         let mut before = self.before.lock().await;

@@ -7,12 +7,15 @@ pub mod env;
 pub mod init;
 pub mod logs;
 pub mod plan;
+pub mod replace;
 pub mod status;
+pub mod upkeep;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use raftsman_core::plan::Waiting;
 use raftsman_core::spec::Name;
 
 use crate::act::ActError;
@@ -83,6 +86,25 @@ pub enum OpError {
         /// There are.
         known: Vec<String>,
     },
+    /// It must not be done now.
+    #[error("not done: {}\n    → {}", .0, .0.next())]
+    NotSafe(Waiting),
+    /// A majority is needed and there is none.
+    #[error(
+        "cluster `{0}` has no quorum, so that nothing can be agreed upon: look at `raftsman status`; if it is lost for good, `raftsman recover`"
+    )]
+    NoQuorum(Name),
+    /// The cluster does not list the member, or it does not answer.
+    #[error("`{0}` is no member that answers: look at `raftsman status`; `raftsman apply` brings in what the file has")]
+    NoSuchMember(String),
+    /// There is no such revision.
+    #[error("there is no revision {revision} to compact to: the newest is {newest}")]
+    NoSuchRevision {
+        /// Asked for.
+        revision: i64,
+        /// There is.
+        newest: i64,
+    },
     /// A user's name that cannot name files.
     #[error("`{0}` cannot be the name of a certificate's files: use letters, digits, `-`, `_`, `.` and `@`")]
     UserName(String),
@@ -130,6 +152,22 @@ fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<ClusterAt, OpE
         },
     };
     Ok(ClusterAt::open(fleet, picked)?)
+}
+
+/// The member of this name, and its cluster, which may be named too.
+fn pick_member(fleet: &Arc<Fleet>, cluster: Option<&str>, member: &str) -> Result<(ClusterAt, Name), OpError> {
+    if cluster.is_some() {
+        pick_cluster(fleet, cluster)?;
+    }
+    let clusters = fleet.desired.clusters.iter().filter(|c| cluster.is_none_or(|name| c.name.as_str() == name));
+    let members: Vec<_> = clusters.flat_map(|c| c.members.iter().map(move |m| (c, &m.name))).collect();
+    match members.iter().find(|(_, name)| name.as_str() == member) {
+        Some((cluster, name)) => Ok((ClusterAt::open(fleet, cluster)?, (*name).clone())),
+        None => {
+            let known = members.iter().map(|(_, name)| name.to_string()).collect();
+            Err(OpError::NoSuchMachine { name: member.to_owned(), known })
+        }
+    }
 }
 
 /// Machines of the fleet that the file does not name.

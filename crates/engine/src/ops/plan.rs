@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use raftsman_core::desired::{Cluster, Identity, LoopbackNetwork, resolve};
 use raftsman_core::model::{Forecast, forecast};
-use raftsman_core::observed::{Fact, Ledger, MemberObserved, Observed};
+use raftsman_core::observed::{Fact, Ledger, MemberObserved, Observed, Upkeep};
 use raftsman_core::spec::{EtcdVersion, Name, Spec};
 use serde::Serialize;
 
@@ -73,7 +73,7 @@ pub fn plan_of_new(spec: &Spec) -> Result<FleetPlan, OpError> {
     let clusters = desired.clusters.iter().map(|cluster| {
         let members: BTreeMap<Name, MemberObserved> =
             cluster.members.iter().map(|m| (m.name.clone(), absent())).collect();
-        cluster_plan(cluster, &Observed { ledger: Ledger::default(), members })
+        cluster_plan(cluster, &Observed { ledger: Ledger::default(), members, upkeep: Upkeep::default() })
     });
     Ok(FleetPlan { fleet: spec.fleet.clone(), clusters: clusters.collect(), strangers: Vec::new() })
 }

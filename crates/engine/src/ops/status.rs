@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use raftsman_core::observed::{CertificateFacts, ClusterId, Doors, Observed, Purpose, Tolerance, View};
+use raftsman_core::observed::{Alarm, CertificateFacts, ClusterId, Doors, Filling, Observed, Purpose, Tolerance, View};
 use raftsman_core::plan::{Drift, Waiting, drift, plan};
 use raftsman_core::spec::{EtcdVersion, Name};
 use serde::Serialize;
@@ -39,6 +39,10 @@ pub struct ClusterStatus {
     pub leader: Option<Name>,
     /// Whether auth is on.
     pub auth: Option<bool>,
+    /// Alarms that etcd raised.
+    pub alarms: Vec<Alarm>,
+    /// What fills the database, while its quota is used up.
+    pub filling: Option<Filling>,
     /// Its members.
     pub members: Vec<MemberStatus>,
     /// Steps that `apply` would take first.
@@ -78,6 +82,8 @@ pub struct MemberStatus {
     pub version: Option<EtcdVersion>,
     /// Size of the database.
     pub db_size: Option<i64>,
+    /// Of that, in use.
+    pub db_in_use: Option<i64>,
     /// Its revision.
     pub revision: Option<i64>,
     /// The process.
@@ -114,6 +120,8 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
             tolerance: view.tolerance(),
             leader: view.leader.cloned(),
             auth: view.answering.values().find_map(|e| e.auth),
+            alarms: [Alarm::NoSpace, Alarm::Corrupt].into_iter().filter(|alarm| view.alarmed(*alarm)).collect(),
+            filling: observed.upkeep.filling.clone(),
             first_expiry: expiries.min(),
             drift,
             pending: next.steps.len(),
@@ -167,6 +175,7 @@ fn member(observed: &Observed, view: &View<'_>, name: &Name, address: std::net::
         problem,
         version: etcd.map(|e| e.version),
         db_size: etcd.map(|e| e.db_size),
+        db_in_use: etcd.map(|e| e.db_in_use),
         revision: etcd.map(|e| e.revision),
         pid: service.and_then(|s| s.pid),
         restarts: service.map(|s| s.restarts),

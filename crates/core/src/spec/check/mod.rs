@@ -6,6 +6,7 @@ mod machines;
 mod members;
 mod pki;
 mod source;
+mod upkeep;
 mod users;
 
 use super::diagnostic::{Diagnostic, Path, Severity};
@@ -161,6 +162,7 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], limit: usize) ->
         cluster::check(&mut findings, name, cluster);
         pki::check(&mut findings, name, cluster);
         flags::check(&mut findings, name, cluster);
+        upkeep::check(&mut findings, name, cluster);
         users::check(&mut findings, name, cluster);
     }
     findings.found.into_iter().map(|finding| placed(finding, root)).collect()

@@ -1,0 +1,186 @@
+//! Alarms, sizes, the file's `maintenance:` → room made in a full database, large files rewritten, corruption named.
+//!
+//! Nothing of this heals by itself in etcd. A full database is compacted once, its members are rewritten one by one, and
+//! only then is the alarm taken back. Which member is corrupt is for the members' own hashes to say.
+
+use super::{Draft, Reason, Step, Waiting, members};
+use crate::action::Action;
+use crate::observed::{Agreement, Alarm, EtcdFacts, Filling, View};
+use crate::spec::Name;
+
+/// An alarm is taken back once every member is below this part of its quota.
+const ROOM_PERCENT: i64 = 90;
+/// A database that has this part of its quota in use after compaction is full: rewriting it would not help for long.
+const FULL_PERCENT: i64 = 85;
+
+/// Whether a size is at this part of the quota, or above.
+fn at_part(size: i64, quota: i64, percent: i64) -> bool {
+    i128::from(size) * 100 >= i128::from(quota) * i128::from(percent)
+}
+
+/// Whether there is room again in a member's database.
+pub(super) fn has_room(etcd: &EtcdFacts, quota: i64) -> bool {
+    !at_part(etcd.db_size, quota, ROOM_PERCENT)
+}
+
+impl Draft<'_> {
+    /// Healthy voters with what they say, in order.
+    fn sized(&self) -> Vec<(Name, EtcdFacts)> {
+        let facts = |name: &&Name| self.view.answering.get(*name).map(|e| ((*name).clone(), (*e).clone()));
+        self.view.healthy.iter().filter_map(facts).collect()
+    }
+
+    /// The quota of a member: its own word, else the file's.
+    fn quota(&self, etcd: &EtcdFacts) -> i64 {
+        etcd.quota.unwrap_or_else(|| i64::try_from(self.desired.settings.quota.bytes()).unwrap_or(i64::MAX))
+    }
+
+    /// Whether changing members may go on: nothing says that data is corrupt, or it is about a corrupt member itself.
+    pub(super) fn sound(&self, about: Option<&Name>) -> bool {
+        !self.view.corrupt() || about.is_some_and(|name| self.differs(name))
+    }
+
+    /// Whether this member's data is known to differ from that of a majority.
+    pub(super) fn differs(&self, name: &Name) -> bool {
+        differs(self.observed.agreement(&self.view), name)
+    }
+}
+
+fn differs(agreement: Agreement, name: &Name) -> bool {
+    matches!(agreement, Agreement::Differ(names) if names.contains(name))
+}
+
+/// Sees to alarms: what has to go before anything else can.
+pub(super) fn relieve(draft: &mut Draft<'_>) {
+    if !draft.view.has_quorum() {
+        return;
+    }
+    if draft.view.corrupt() {
+        corruption(draft);
+    } else if draft.view.alarmed(Alarm::NoSpace) {
+        space(draft);
+    }
+}
+
+/// The members' hashes tell which one is corrupt; to replace it is for somebody to say.
+fn corruption(draft: &mut Draft<'_>) {
+    match draft.observed.agreement(&draft.view) {
+        Agreement::All if draft.steps.is_empty() => {
+            let action = Action::DisarmAlarm { alarm: Alarm::Corrupt };
+            draft.steps.push(Step::new(action, Reason::MembersAgree));
+        }
+        Agreement::All => {}
+        Agreement::Differ(names) => {
+            for machine in names {
+                // One that is to be replaced goes in `members`.
+                if !draft.to_be_replaced(&machine) {
+                    let how = "its data differs from that of the other members".to_owned();
+                    draft.wait(Waiting::MemberCorrupt { machine, how });
+                }
+            }
+        }
+        Agreement::Unclear => draft.wait(Waiting::AlarmRaised { alarm: Alarm::Corrupt }),
+    }
+}
+
+/// Makes room: compact, rewrite the files one by one, take the alarm back.
+fn space(draft: &mut Draft<'_>) {
+    if !draft.steps.is_empty() || quota_rises(draft) {
+        return;
+    }
+    let sized = draft.sized();
+    let unhealthy = draft.unhealthy_beside(None);
+    let tight: Vec<Name> =
+        sized.iter().filter(|(_, e)| !has_room(e, draft.quota(e))).map(|(name, _)| name.clone()).collect();
+    if unhealthy.is_empty() && tight.is_empty() {
+        let action = Action::DisarmAlarm { alarm: Alarm::NoSpace };
+        draft.steps.push(Step::new(action, Reason::RoomAgain));
+        return;
+    }
+    let newest = sized.iter().map(|(_, e)| e.revision).max().unwrap_or(0);
+    // All hold the same data: where the least is in use, compaction has got furthest.
+    let least = sized.iter().min_by_key(|(_, e)| e.db_in_use);
+    let full = least.filter(|(_, e)| at_part(e.db_in_use, draft.quota(e), FULL_PERCENT));
+    let revision = match draft.observed.ledger.space {
+        None => Some(newest),
+        // A run that was killed does not know whether compacting ended: again, which waits for its end.
+        Some(record) if !record.done => Some(record.revision),
+        // While the quota is used up only deletions go through: there is something new to drop.
+        Some(record) if full.is_some() && newest > record.revision => Some(newest),
+        Some(_) => None,
+    };
+    if let Some(revision) = revision {
+        let filled_by = draft.observed.upkeep.filling.as_ref().map(most).unwrap_or_default();
+        draft.steps.push(Step::new(Action::Compact { revision }, Reason::QuotaUsedUp { filled_by }));
+    } else if let Some((_, etcd)) = full {
+        let filled_by = draft.observed.upkeep.filling.as_ref().map(most).unwrap_or_default();
+        let (in_use, quota) = (etcd.db_in_use, draft.quota(etcd));
+        draft.wait(Waiting::QuotaFull { in_use, quota, filled_by });
+    } else if !unhealthy.is_empty() {
+        draft.wait(Waiting::HealFirst { change: "making room in the database".to_owned(), unhealthy });
+    } else {
+        defragment(draft, tight);
+    }
+}
+
+/// What fills a database most, in words.
+fn most(filling: &Filling) -> Vec<String> {
+    filling.prefixes.iter().take(3).map(ToString::to_string).collect()
+}
+
+/// Whether the file has a greater quota than a member runs with: then a rolling restart may be all that is needed. With
+/// one or two members nothing is restarted, so that there is nothing to wait for.
+fn quota_rises(draft: &Draft<'_>) -> bool {
+    let wanted = i64::try_from(draft.desired.settings.quota.bytes()).unwrap_or(i64::MAX);
+    let rises = |name: &&Name| {
+        let quota = draft.view.answering.get(*name).and_then(|e| e.quota);
+        let etcd = draft.observed.members.get(*name).and_then(|m| m.report()).map(|r| &r.etcd);
+        let stale = etcd.is_some_and(|etcd| etcd.running_config != etcd.config);
+        // One that does not tell its quota may run with a smaller one for as long as its configuration is another.
+        stale && quota.is_none_or(|quota| quota < wanted)
+    };
+    draft.view.voters >= 3 && draft.view.healthy.iter().any(rises)
+}
+
+/// Rewrites the files of these members, one at a time: followers first, and the leader once it leads no more.
+pub(super) fn defragment(draft: &mut Draft<'_>, mut who: Vec<Name>) {
+    let turn = |machine: Name| Waiting::Turn { machine, verb: "defragment".to_owned() };
+    // A learner gets a snapshot, and before 3.5.23 and 3.6.5 the two could corrupt a member.
+    let learning = draft.view.listed.unwrap_or_default().iter().any(|m| m.learner);
+    if learning || !draft.steps.is_empty() {
+        draft.waiting.extend(who.into_iter().map(turn));
+        return;
+    }
+    who.sort_by_key(|name| (draft.view.leader == Some(name), name.clone()));
+    let mut who = who.into_iter();
+    let Some(machine) = who.next() else { return };
+    if draft.view.leader == Some(&machine) && draft.view.voters > 1 {
+        members::hand_over(draft, &machine);
+        draft.wait(turn(machine));
+    } else if let Some(etcd) = draft.view.answering.get(&machine) {
+        let reason = Reason::RoomInFile { free: (etcd.db_size - etcd.db_in_use).max(0), of: etcd.db_size };
+        draft.steps.push(Step::new(Action::Defragment { machine }, reason));
+    }
+    draft.waiting.extend(who.map(turn));
+}
+
+/// What the file wants done without a need, in the time that it gives for it: once all else is as it should be.
+pub(super) fn routine(draft: &mut Draft<'_>) {
+    let maintenance = &draft.desired.settings.maintenance;
+    let Some(rule) = &maintenance.defragment else { return };
+    let alarmed = draft.view.answering.values().any(|e| !e.alarms.is_empty());
+    if !draft.steps.is_empty() || alarmed || !maintenance.open_at(draft.now) || !draft.view.has_quorum() {
+        return;
+    }
+    if !draft.unhealthy_beside(None).is_empty() {
+        return;
+    }
+    let pays = |(name, e): (Name, EtcdFacts)| rule.pays(e.db_size, e.db_in_use).then_some(name);
+    let who: Vec<Name> = draft.sized().into_iter().filter_map(pays).collect();
+    defragment(draft, who);
+}
+
+/// Whether the leader and its heir may be trusted to hand over: neither alarm nor hash speaks against the heir.
+pub(super) fn trusted_heir(view: &View<'_>, agreement: &Agreement, heir: &Name) -> bool {
+    !view.corrupt() || matches!(agreement, Agreement::Differ(names) if !names.contains(heir))
+}

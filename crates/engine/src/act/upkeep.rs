@@ -1,0 +1,86 @@
+//! What keeps databases small: compaction everywhere, defragmentation of one member, alarms taken back.
+
+use std::time::{Duration, Instant};
+
+use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions};
+use jiff::Timestamp;
+use raftsman_core::observed::Alarm;
+use raftsman_core::spec::Name;
+
+use super::{ActError, Hands};
+use crate::etcd::{EtcdError, bounded, within};
+
+/// A database of the greatest size that etcd suggests is compacted and rewritten in less, also on a slow disk.
+const REWRITE: Duration = Duration::from_secs(1800);
+/// A follower hears of a disarmed alarm within moments.
+const HEARD: Duration = Duration::from_secs(5);
+
+impl Hands<'_> {
+    /// Compacts, and waits for every member to have dropped what it should: each does so by itself, behind the call.
+    pub(super) async fn compact(self, revision: i64, now: Timestamp) -> Result<(), ActError> {
+        let mut leader = self.leader(now).await?;
+        physically(&mut leader, revision).await?;
+        for mut client in self.clients(now).await? {
+            // One that went away meanwhile compacts when it comes back.
+            let _ = physically(&mut client, revision).await;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn defragment(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
+        let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
+        let mut client = self.links(machine)?.etcd.client(&credentials).await?;
+        within(REWRITE, async { Ok(client.defragment().await?) }).await?;
+        Ok(())
+    }
+
+    pub(super) async fn disarm(self, alarm: Alarm, now: Timestamp) -> Result<(), ActError> {
+        let kind = match alarm {
+            Alarm::NoSpace => AlarmType::Nospace,
+            Alarm::Corrupt => AlarmType::Corrupt,
+        };
+        let mut leader = self.leader(now).await?;
+        let raised = bounded(async { Ok(leader.alarm(AlarmAction::Get, kind, None).await?) }).await?;
+        for one in raised.alarms().iter().filter(|one| one.alarm() == kind) {
+            let mut options = AlarmOptions::new();
+            options.with_member(one.member_id());
+            bounded(async { Ok(leader.alarm(AlarmAction::Deactivate, kind, Some(options)).await?) }).await?;
+        }
+        let begun = Instant::now();
+        for mut client in self.clients(now).await? {
+            while begun.elapsed() < HEARD && knows_of(&mut client, kind).await {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Connections to all members that there are.
+    async fn clients(self, now: Timestamp) -> Result<Vec<Client>, ActError> {
+        let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
+        let mut clients = Vec::new();
+        for name in self.cluster().places().keys() {
+            if let Ok(links) = self.links(name)
+                && let Ok(client) = links.etcd.client(&credentials).await
+            {
+                clients.push(client);
+            }
+        }
+        Ok(clients)
+    }
+}
+
+/// Compacts where it is not done yet, and waits until this member has dropped everything: etcd keeps the second caller
+/// waiting too, and tells it only then that it came too late.
+async fn physically(client: &mut Client, revision: i64) -> Result<(), EtcdError> {
+    let options = CompactionOptions::new().with_physical();
+    match within(REWRITE, async { Ok(client.compact(revision, Some(options)).await?) }).await {
+        Err(error) if !error.compacted() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+async fn knows_of(client: &mut Client, alarm: AlarmType) -> bool {
+    let status: Result<_, EtcdError> = bounded(async { Ok(client.status().await?) }).await;
+    status.is_ok_and(|status| status.errors().iter().any(|e| e.to_uppercase().contains(alarm.as_str_name())))
+}

@@ -1,0 +1,190 @@
+//! An alarm → its reason: what fills the database, or which member's data is not that of the others.
+
+use std::time::{Duration, Instant};
+
+use etcd_client::{Client, Error, GetOptions, KeyValue, WatchOptions};
+use futures::future::join_all;
+use jiff::Timestamp;
+use raftsman_core::observed::{Alarm, Filling, Hash, Hashes, Observed, Tally, Upkeep, View};
+use raftsman_core::spec::Name;
+
+use super::Observer;
+use crate::cluster::ClusterCredentials;
+use crate::etcd::{EtcdError, bounded, within};
+
+/// Counting keys takes no longer than this; what was counted by then stands for all.
+const COUNTING: Duration = Duration::from_secs(5);
+/// Looking at samples takes no longer than this.
+const SAMPLING: Duration = Duration::from_secs(3);
+/// Keys a call.
+const PAGE: i64 = 5_000;
+/// When keys are long, so few fit into an answer.
+const SMALL_PAGE: i64 = 50;
+/// What etcd keeps beside key and value, about.
+const OVERHEAD: u64 = 64;
+/// A value that does not fit into an answer has this size at least.
+const HUGE: u64 = 4 << 20;
+/// A member reads its whole database for a hash.
+const HASHING: Duration = Duration::from_secs(120);
+/// What fills a database does not change from one moment to the next.
+const FILLING_AGE: Duration = Duration::from_secs(60);
+/// While there is the alarm, nobody writes.
+const HASHES_AGE: Duration = Duration::from_secs(10);
+
+/// What was found last, and when.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    filling: Option<(Instant, Filling)>,
+    hashes: Option<(Instant, Hashes)>,
+}
+
+impl Observer {
+    /// Looks for the reasons of the alarms that were seen.
+    pub(super) async fn look_into_alarms(&self, observed: &Observed, credentials: &ClusterCredentials) -> Upkeep {
+        let (no_space, corrupt, asked, voters) = {
+            let view = View::of(observed);
+            if !view.has_quorum() {
+                return Upkeep::default();
+            }
+            // A follower has more time than the leader.
+            let asked = view.healthy.iter().find(|name| view.leader != Some(**name)).or(view.healthy.first());
+            let voters: Vec<Name> =
+                view.answering.iter().filter(|(_, e)| !e.learner).map(|(n, _)| (*n).clone()).collect();
+            (view.alarmed(Alarm::NoSpace), view.corrupt(), asked.map(|name| (*name).clone()), voters)
+        };
+        let mut found = self.upkeep.lock().await;
+        let fresh = |at: &Instant, age| at.elapsed() < age;
+        if !no_space {
+            found.filling = None;
+        } else if let Some(name) = asked.filter(|_| !found.filling.as_ref().is_some_and(|f| fresh(&f.0, FILLING_AGE)))
+            && let Some(filling) = self.filling(&name, credentials).await
+        {
+            found.filling = Some((Instant::now(), filling));
+        }
+        let same = |hashes: &Hashes| voters.iter().all(|name| hashes.members.contains_key(name));
+        if !corrupt {
+            found.hashes = None;
+        } else if !found.hashes.as_ref().is_some_and(|(at, h)| fresh(at, HASHES_AGE) && same(h)) {
+            let hashes = self.hashes(observed, credentials).await;
+            found.hashes = Some((Instant::now(), hashes));
+        }
+        Upkeep {
+            filling: found.filling.as_ref().map(|(_, filling)| filling.clone()),
+            hashes: found.hashes.as_ref().map(|(_, hashes)| hashes.clone()),
+        }
+    }
+
+    async fn filling(&self, name: &Name, credentials: &ClusterCredentials) -> Option<Filling> {
+        let client = self.links(name)?.etcd.client(credentials).await.ok()?;
+        Box::pin(filling(client)).await.ok()
+    }
+
+    /// The data of every member that answers as one number, all at the same revision.
+    pub async fn hashes(&self, observed: &Observed, credentials: &ClusterCredentials) -> Hashes {
+        let (revision, names) = {
+            let view = View::of(observed);
+            // Everybody has come that far.
+            let revision = view.answering.values().filter(|e| !e.learner).map(|e| e.revision).min().unwrap_or(0);
+            (revision, view.answering.keys().map(|name| (*name).clone()).collect::<Vec<Name>>())
+        };
+        let asked = names.into_iter().map(|name| async move {
+            let hash = self.hash(&name, revision, credentials).await;
+            (name, hash.unwrap_or_else(|error| Hash::Unknown(error.to_string())))
+        });
+        Hashes { revision, members: join_all(asked).await.into_iter().collect() }
+    }
+
+    async fn hash(&self, name: &Name, revision: i64, credentials: &ClusterCredentials) -> Result<Hash, EtcdError> {
+        let Some(links) = self.links(name) else { return Ok(Hash::Unknown("it has no address".to_owned())) };
+        let mut client = links.etcd.client(credentials).await?;
+        let answer = within(HASHING, async { Ok(client.hash_kv(revision).await?) }).await?;
+        Ok(Hash::Known { hash: answer.hash(), compacted: answer.compact_version() })
+    }
+
+    /// A fresh look at the hashes, for whoever asks without an alarm.
+    pub async fn compare(&self) -> Result<(Observed, Option<Hashes>), crate::cluster::ClusterError> {
+        let observed = self.look().await?;
+        let hashes = match self.credentials(Timestamp::now()).await? {
+            Some(credentials) => Some(self.hashes(&observed, &credentials).await),
+            None => None,
+        };
+        Ok((observed, hashes))
+    }
+}
+
+/// Counts the keys by their prefixes, and looks at some of each closely.
+async fn filling(mut client: Client) -> Result<Filling, EtcdError> {
+    let begun = Instant::now();
+    let compacted = compacted(&mut client).await.unwrap_or(0);
+    let mut tally = Tally::default();
+    let (mut from, mut limit) = (vec![0], PAGE);
+    let complete = loop {
+        let options = GetOptions::new().with_from_key().with_keys_only().with_serializable().with_limit(limit);
+        let page = match bounded(async { Ok(client.get(from.clone(), Some(options)).await?) }).await {
+            Ok(page) => page,
+            Err(_) if limit > SMALL_PAGE => {
+                limit = SMALL_PAGE;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        for kv in page.kvs() {
+            tally.add(kv.key(), kept(kv, compacted));
+        }
+        match page.kvs().last() {
+            Some(last) if page.more() => from = [last.key(), &[0]].concat(),
+            _ => break true,
+        }
+        if begun.elapsed() > COUNTING {
+            break false;
+        }
+    };
+    let mut sizes = Vec::new();
+    let begun = Instant::now();
+    for sampled in tally.top() {
+        let (mut sum, mut count) = (0, 0);
+        for key in &sampled.samples {
+            let read = GetOptions::new().with_serializable();
+            let size = match bounded(async { Ok(client.get(key.clone(), Some(read)).await?) }).await {
+                Ok(found) => found.kvs().first().map(|kv| (kv.key().len() + kv.value().len()) as u64),
+                Err(EtcdError::Call(Error::GRpcStatus(status))) if status.code() == tonic::Code::OutOfRange => {
+                    Some(HUGE)
+                }
+                Err(_) => None,
+            };
+            if let Some(size) = size {
+                (sum, count) = (sum + size + OVERHEAD, count + 1);
+            }
+            if count > 0 && begun.elapsed() > SAMPLING {
+                break;
+            }
+        }
+        sizes.push((sampled, sum / count.max(1)));
+    }
+    Ok(tally.filling(complete, &sizes))
+}
+
+/// How many values of a key are kept at most: those since the last compaction, and the one before.
+fn kept(kv: &KeyValue, compacted: i64) -> u64 {
+    let since = (kv.mod_revision() - compacted).max(0) + 1;
+    u64::try_from(kv.version().min(since)).unwrap_or(1).max(1)
+}
+
+/// The revision up to which history was dropped: told to whoever wants to watch from before it.
+async fn compacted(client: &mut Client) -> Option<i64> {
+    const NOBODYS: &str = "raftsman/history";
+    let options = GetOptions::new().with_serializable().with_revision(1);
+    if bounded(async { Ok(client.get(NOBODYS, Some(options)).await?) }).await.is_ok() {
+        return Some(0);
+    }
+    let told = async {
+        let mut watch = client.watch(NOBODYS, Some(WatchOptions::new().with_start_revision(1))).await?;
+        while let Some(message) = watch.message().await? {
+            if message.compact_revision() > 0 {
+                return Ok(Some(message.compact_revision()));
+            }
+        }
+        Ok(None)
+    };
+    bounded(told).await.ok().flatten()
+}

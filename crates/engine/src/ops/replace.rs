@@ -1,0 +1,72 @@
+//! `raftsman replace`: a member that somebody gives up → marked, and replaced by what `apply` does.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use raftsman_core::model::forecast;
+use raftsman_core::observed::{MemberId, Observed, View};
+use raftsman_core::spec::Name;
+use serde::Serialize;
+use serde_json::json;
+
+use super::plan::{ClusterPlan, FleetPlan};
+use super::{OpError, pick_member};
+use crate::cluster::ClusterAt;
+use crate::fleet::Fleet;
+use crate::journal::Journal;
+use crate::observe::Observer;
+use crate::store::Lock;
+
+/// What replacing a member would do.
+#[derive(Debug, Clone, Serialize)]
+pub struct Replacement {
+    /// Its cluster.
+    pub cluster: Name,
+    /// Its name, which its successor bears too.
+    pub member: Name,
+    /// etcd's id of it, which its successor does not bear.
+    pub id: MemberId,
+    /// What `apply` would do.
+    pub plan: FleetPlan,
+}
+
+/// What replacing this member would do.
+pub async fn survey(fleet: &Arc<Fleet>, member: &str) -> Result<Replacement, OpError> {
+    let (cluster, member) = pick_member(fleet, None, member)?;
+    let cluster = Arc::new(cluster);
+    let mut observed = Observer::new(Arc::clone(&cluster))?.look().await?;
+    let id = listed(&cluster, &observed, &member)?;
+    observed.ledger.replace.insert(member.clone(), id);
+    let desired = &cluster.desired;
+    let plan = ClusterPlan {
+        cluster: desired.name.clone(),
+        members: desired.members.len(),
+        version: desired.version,
+        forecast: forecast(desired, &observed, Timestamp::now()),
+    };
+    let plan = FleetPlan { fleet: fleet.spec.fleet.clone(), clusters: vec![plan], strangers: Vec::new() };
+    Ok(Replacement { cluster: desired.name.clone(), member, id, plan })
+}
+
+/// Writes down that this member is to be replaced: it, and no other that may bear its name later.
+pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, member: &str) -> Result<(Name, Name), OpError> {
+    let (cluster, member) = pick_member(fleet, None, member)?;
+    let cluster = Arc::new(cluster);
+    let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
+    let id = listed(&cluster, &observed, &member)?;
+    cluster.remember(|ledger| {
+        ledger.replace.insert(member.clone(), id);
+    })?;
+    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    journal.note(Some(&cluster.desired.name), "marked", json!({ "replace": member, "member": id }))?;
+    Ok((cluster.desired.name.clone(), member))
+}
+
+/// The member of this name, as a majority lists it.
+fn listed(cluster: &ClusterAt, observed: &Observed, member: &Name) -> Result<MemberId, OpError> {
+    let view = View::of(observed);
+    let list = view.listed.filter(|_| view.has_quorum());
+    let list = list.ok_or_else(|| OpError::NoQuorum(cluster.desired.name.clone()))?;
+    let found = list.iter().find(|m| observed.ledger.name_of(m).as_ref() == Some(member));
+    found.map(|m| m.id).ok_or_else(|| OpError::NoSuchMember(member.to_string()))
+}

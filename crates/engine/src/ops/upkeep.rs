@@ -1,0 +1,264 @@
+//! `raftsman defrag`, `compact`, `move-leader`, `verify`: one deed each, judged on a fresh look like any step of a plan.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use raftsman_core::action::Action;
+use raftsman_core::observed::{Agreement, Hash, Hashes, Observed, View};
+use raftsman_core::plan::{Reason, Step, defragment, safety};
+use raftsman_core::spec::Name;
+use serde::Serialize;
+
+use super::apply::Tell;
+use super::{OpError, for_each_cluster, pick_cluster, pick_member};
+use crate::act::Hands;
+use crate::apply::Event;
+use crate::cluster::ClusterAt;
+use crate::fleet::Fleet;
+use crate::journal::Journal;
+use crate::observe::Observer;
+use crate::store::Lock;
+
+/// Members compact at slightly different moments: hashes that cannot be compared are taken again.
+const TRIES: u32 = 5;
+
+/// A member whose database was rewritten.
+#[derive(Debug, Clone, Serialize)]
+pub struct Defragmented {
+    /// Which.
+    pub member: Name,
+    /// Its size before.
+    pub before: i64,
+    /// Its size now.
+    pub after: i64,
+}
+
+/// What a compaction dropped.
+#[derive(Debug, Clone, Serialize)]
+pub struct Compacted {
+    /// The cluster.
+    pub cluster: Name,
+    /// The oldest revision that can still be read.
+    pub revision: i64,
+    /// The newest one.
+    pub newest: i64,
+}
+
+/// Single deeds on one cluster.
+struct Single<'a> {
+    observer: Observer,
+    journal: Journal,
+    tell: &'a Tell,
+}
+
+impl<'a> Single<'a> {
+    fn new(fleet: &Arc<Fleet>, cluster: ClusterAt, lock: &Lock, tell: &'a Tell) -> Result<Self, OpError> {
+        let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+        Ok(Self { observer: Observer::new(Arc::new(cluster))?, journal, tell })
+    }
+
+    async fn look(&self) -> Result<Observed, OpError> {
+        Ok(self.observer.look().await?)
+    }
+
+    /// Does it, unless the judge has something against it.
+    async fn act(&self, observed: &Observed, action: Action, reason: Reason) -> Result<(), OpError> {
+        let cluster = self.observer.cluster();
+        let (desired, name) = (&cluster.desired, &cluster.desired.name);
+        let cost = safety::judge(desired, observed, &[&action], &action)
+            .map_err(|refusal| OpError::NotSafe(safety::refused(&action, refusal)))?;
+        let (before, during, pause) = (cost.before, cost.during, cost.pause);
+        let step = Step { action: action.clone(), reason, before, during, after: before, pause };
+        cluster.remember(|ledger| ledger.ahead(desired, observed, &action, Timestamp::now()))?;
+        self.journal.begun(name, std::slice::from_ref(&step))?;
+        (self.tell)(name, Event::Wave { steps: vec![step] });
+        let begun = Instant::now();
+        let hands = Hands { observer: &self.observer, generation: self.journal.generation() };
+        let outcome = Box::pin(hands.act(&action)).await;
+        match &outcome {
+            Ok(()) => {
+                cluster.remember(|ledger| ledger.after(&action))?;
+                (self.tell)(name, Event::Done { action: action.clone(), took: begun.elapsed() });
+            }
+            Err(error) => {
+                (self.tell)(name, Event::Failed { action: action.clone(), error: error.to_string() });
+            }
+        }
+        let outcomes = [(action, outcome)];
+        self.journal.ended(name, &outcomes)?;
+        let [(_, outcome)] = outcomes;
+        Ok(outcome?)
+    }
+}
+
+/// Rewrites the databases of a cluster's members, or of one: one at a time, followers first, the leader once it leads no
+/// more.
+pub async fn defrag(
+    fleet: &Arc<Fleet>,
+    lock: &Lock,
+    cluster: Option<&str>,
+    member: Option<&str>,
+    tell: &Tell,
+) -> Result<Vec<Defragmented>, OpError> {
+    let (cluster, member) = match member {
+        Some(member) => pick_member(fleet, cluster, member).map(|(cluster, member)| (cluster, Some(member)))?,
+        None => (pick_cluster(fleet, cluster)?, None),
+    };
+    let single = Single::new(fleet, cluster, lock, tell)?;
+    let mut observed = single.look().await?;
+    let mut left: Vec<Name> = match member {
+        Some(member) => vec![member],
+        None => {
+            let view = View::of(&observed);
+            let voters = view.listed.unwrap_or_default().iter().filter(|m| !m.learner);
+            voters.filter_map(|m| observed.ledger.name_of(m)).collect()
+        }
+    };
+    if left.is_empty() {
+        return Err(OpError::NoQuorum(single.observer.cluster().desired.name.clone()));
+    }
+    let mut done = Vec::new();
+    while !left.is_empty() {
+        let plan = defragment(&single.observer.cluster().desired, &observed, left.clone(), Timestamp::now());
+        let Some(step) = plan.steps.into_iter().next() else {
+            let why = plan.waiting.into_iter().next();
+            return Err(why.map_or_else(|| OpError::NoSuchMember(left.remove(0).to_string()), OpError::NotSafe));
+        };
+        let size = |observed: &Observed, name: &Name| View::of(observed).answering.get(name).map_or(0, |e| e.db_size);
+        single.act(&observed, step.action.clone(), Reason::Asked).await?;
+        let now = single.look().await?;
+        if let Action::Defragment { machine } = step.action {
+            let (before, after) = (size(&observed, &machine), size(&now, &machine));
+            left.retain(|name| *name != machine);
+            done.push(Defragmented { member: machine, before, after });
+        }
+        observed = now;
+    }
+    Ok(done)
+}
+
+/// How much history to drop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drop {
+    /// All before this revision.
+    Before(i64),
+    /// All but the last so many revisions.
+    AllBut(i64),
+}
+
+/// Drops history.
+pub async fn compact(
+    fleet: &Arc<Fleet>,
+    lock: &Lock,
+    cluster: Option<&str>,
+    what: Drop,
+    tell: &Tell,
+) -> Result<Compacted, OpError> {
+    let single = Single::new(fleet, pick_cluster(fleet, cluster)?, lock, tell)?;
+    let observed = single.look().await?;
+    let cluster = single.observer.cluster().desired.name.clone();
+    let newest = {
+        let view = View::of(&observed);
+        let revisions = view.healthy.iter().filter_map(|n| view.answering.get(n)).map(|e| e.revision);
+        revisions.max().ok_or_else(|| OpError::NoQuorum(cluster.clone()))?
+    };
+    let revision = match what {
+        Drop::Before(revision) => revision,
+        Drop::AllBut(count) => newest - count,
+    };
+    if revision > newest || revision < 1 {
+        return Err(OpError::NoSuchRevision { revision, newest });
+    }
+    single.act(&observed, Action::Compact { revision }, Reason::Asked).await?;
+    Ok(Compacted { cluster, revision, newest })
+}
+
+/// Hands leadership over to this member.
+pub async fn move_leader(fleet: &Arc<Fleet>, lock: &Lock, member: &str, tell: &Tell) -> Result<Name, OpError> {
+    let (cluster, machine) = pick_member(fleet, None, member)?;
+    let single = Single::new(fleet, cluster, lock, tell)?;
+    let observed = single.look().await?;
+    let view = View::of(&observed);
+    if !view.has_quorum() {
+        return Err(OpError::NoQuorum(single.observer.cluster().desired.name.clone()));
+    }
+    if view.leader == Some(&machine) {
+        return Ok(machine);
+    }
+    let id = view.answering.get(&machine).map(|e| e.member);
+    let id = id.ok_or_else(|| OpError::NoSuchMember(machine.to_string()))?;
+    let action = Action::MoveLeader { machine: machine.clone(), member: id };
+    single.act(&observed, action, Reason::Asked).await?;
+    Ok(machine)
+}
+
+/// Whether the members of a cluster hold the same.
+#[derive(Debug, Clone, Serialize)]
+pub struct Verification {
+    /// The cluster.
+    pub cluster: Name,
+    /// The revision at which they were compared.
+    pub revision: i64,
+    /// `same`, `differ` or `unclear`.
+    pub verdict: &'static str,
+    /// Who differs from a majority.
+    pub differing: Vec<Name>,
+    /// Every member, with what it said.
+    pub members: Vec<Verified>,
+}
+
+/// What one member said.
+#[derive(Debug, Clone, Serialize)]
+pub struct Verified {
+    /// Its name.
+    pub member: Name,
+    /// Its data as one number.
+    pub hash: Option<u32>,
+    /// The revision up to which it dropped its history.
+    pub compacted: Option<i64>,
+    /// Why it could not be asked.
+    pub problem: Option<String>,
+}
+
+/// Compares what the members of these clusters hold.
+pub async fn verify(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<Verification>, OpError> {
+    for_each_cluster(fleet, only, |cluster| async move { Box::pin(verify_one(cluster)).await }).await
+}
+
+async fn verify_one(cluster: Arc<ClusterAt>) -> Result<Verification, OpError> {
+    let name = cluster.desired.name.clone();
+    let observer = Observer::new(cluster)?;
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let (observed, hashes) = observer.compare().await?;
+        let view = View::of(&observed);
+        let hashes = hashes.unwrap_or(Hashes { revision: 0, members: Default::default() });
+        let voters: Vec<Name> = match view.listed {
+            Some(list) => list.iter().filter(|m| !m.learner).filter_map(|m| observed.ledger.name_of(m)).collect(),
+            None => observed.members.keys().cloned().collect(),
+        };
+        let agreement = hashes.agreement(&voters);
+        if agreement == Agreement::Unclear && tries < TRIES && view.has_quorum() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            continue;
+        }
+        let (verdict, differing) = match agreement {
+            Agreement::All => ("same", Vec::new()),
+            Agreement::Differ(names) => ("differ", names),
+            Agreement::Unclear => ("unclear", Vec::new()),
+        };
+        let silent = || Hash::Unknown("it does not answer".to_owned());
+        let members = voters.iter().map(|member| match hashes.members.get(member).cloned().unwrap_or_else(silent) {
+            Hash::Known { hash, compacted } => {
+                Verified { member: member.clone(), hash: Some(hash), compacted: Some(compacted), problem: None }
+            }
+            Hash::Unknown(problem) => {
+                Verified { member: member.clone(), hash: None, compacted: None, problem: Some(problem) }
+            }
+        });
+        let members = members.collect();
+        return Ok(Verification { cluster: name, revision: hashes.revision, verdict, differing, members });
+    }
+}
