@@ -180,7 +180,7 @@ impl Run {
         let calm = 1 + self.dice.below(6);
         for _ in 0..rounds {
             if self.dice.one_in(calm) {
-                self.fault();
+                self.fault(false);
             }
             let observed = self.look(calm);
             self.round(&observed, calm)?;
@@ -367,7 +367,7 @@ impl Run {
                     continue; // refused, without effect
                 }
                 if self.dice.one_in(12 * calm) && !action.exclusive() {
-                    self.fault();
+                    self.fault(true);
                 }
             }
             self.act(observed, &action)?;
@@ -499,14 +499,16 @@ impl Run {
             Action::CreateMachine { .. } | Action::StartMachine { .. } => Ok(()),
             // Only once somebody, or the file, gave it up.
             Action::DeleteMachine { machine } if observed.ledger.replace.contains_key(machine) => Ok(()),
+            Action::DeleteMachine { machine } if observed.ledger.down_since.contains_key(machine) => Ok(()),
             Action::DeleteMachine { machine } if self.desired.member(machine).is_some() => Ok(()),
             Action::DeleteMachine { .. } if member.machine.seen().is_some_and(|m| m.power == Power::Stopped) => Ok(()),
             _ => unreachable(matches!(member.agent, Fact::Unreachable { .. }), "agent"),
         }
     }
 
-    /// Something goes wrong in the world.
-    fn fault(&mut self) {
+    /// Something goes wrong in the world, perhaps midway through a wave: then it is carried out for the file that it was
+    /// planned for.
+    fn fault(&mut self, midway: bool) {
         self.stats.faults += 1;
         if !self.desired.access.is_silent()
             && self.dice.one_in(8)
@@ -552,7 +554,7 @@ impl Run {
             76..79 => machine.clock_offset_ms = 3_600_000,
             79..82 => machine.clock_offset_ms = 0,
             // The file changes.
-            82..90 => {
+            82..90 if !midway => {
                 let other = self.dice.below(self.variants.len());
                 self.desired = self.variants[other].clone();
             }
