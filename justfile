@@ -20,7 +20,7 @@ build:
     cargo build --release -p raftsman -p raftsman-agent
 
 # Real servers for the tests: etcd of several versions, etcdctl
-lab *versions="3.4.45 3.5.34 3.6.15 3.7.2":
+lab *versions="3.4.45 3.5.34 3.6.14 3.6.15 3.7.2":
     ./tools/lab-etcd "$RAFTSMAN_ETCD_DIR" {{versions}}
     ./tools/lab-debs trixie "$RAFTSMAN_LAB/debs" etcd-client
 

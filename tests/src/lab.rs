@@ -388,6 +388,8 @@ fn without_ids(mut action: Value) -> Value {
     if let Some(action) = action.as_object_mut() {
         action.remove("digest");
         action.remove("cluster");
+        // A new member's id follows from the moment of its birth.
+        action.remove("member");
     }
     action
 }

@@ -7,5 +7,6 @@ pub mod fixtures;
 pub mod hand;
 pub mod lab;
 pub mod load;
+pub mod operations;
 pub mod sim;
 pub mod story;
