@@ -128,6 +128,7 @@ impl Scene {
                 }
             }
         }
+        observed.handshakes = self.world.shake_hands(&self.desired, &observed);
         observed
     }
 

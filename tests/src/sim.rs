@@ -335,6 +335,7 @@ impl Run {
                 *etcd = Fact::Unreachable { error, since };
             }
         }
+        observed.handshakes = self.world.shake_hands(&self.desired, &observed);
         observed
     }
 

@@ -591,40 +591,6 @@ fn certificates_need_other_names() {
     ");
 }
 
-#[test]
-fn certificates_are_of_another_authority() {
-    let mut scene = Scene::settled(3);
-    let peers = scene.world.ledger.peers.as_mut().expect("an authority");
-    peers.key = "another".to_owned();
-    assert_snapshot!(scene.to_the_end(), @"
-    * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
-    done
-    ");
-}
-
-#[test]
-fn an_authority_near_its_end_is_not_renewed_from_in_vain() {
-    let mut scene = Scene::settled(3);
-    let end = scene.world.now.checked_add(jiff::SignedDuration::from_hours(24 * 5)).expect("a timestamp");
-    for authority in [&mut scene.world.ledger.peers, &mut scene.world.ledger.clients] {
-        authority.as_mut().expect("an authority").not_after = end;
-    }
-    for i in 1..=3 {
-        scene.machine(i).certificates.values_mut().for_each(|c| c.not_after = end);
-    }
-    assert_snapshot!(scene.to_the_end(), @"done");
-}
-
-#[test]
-fn an_authority_has_ended() {
-    let mut scene = Scene::settled(3);
-    scene.later(24 * 366 * 10);
-    assert_snapshot!(scene.to_the_end(), @"
-    blocked: the authority of the peers has expired
-    blocked: the authority of the clients has expired
-    ");
-}
-
 // ---- etcd itself raises its hand.
 
 #[test]

@@ -1,10 +1,11 @@
 //! All that may be done to the world: a closed list, as data.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::observed::{Alarm, ClusterId, Granted, MemberId, Purpose};
+use crate::observed::{Alarm, ClusterId, Granted, MemberId, Purpose, Side};
 use crate::spec::{EtcdVersion, KeySpan, Name};
 
 /// One deed.
@@ -13,6 +14,36 @@ use crate::spec::{EtcdVersion, KeySpan, Name};
 pub enum Action {
     /// Make, or take in, the cluster's certificate authorities.
     MakeAuthorities,
+    /// Make, or take in, the authority that is to sign next. Nobody trusts it yet.
+    NextAuthority {
+        /// Whose.
+        side: Side,
+    },
+    /// From now on the next authority signs.
+    SwitchAuthority {
+        /// Whose.
+        side: Side,
+    },
+    /// The old authorities are to be trusted no more.
+    RetireAuthority {
+        /// Whose.
+        side: Side,
+        /// Not the old ones, but the one that was to be the next and is not wanted any more.
+        unused: bool,
+    },
+    /// Nobody lets certificates of the old authorities in any more: their keys go, too.
+    ForgetAuthority {
+        /// Whose.
+        side: Side,
+    },
+    /// Put the certificates of all authorities that are to be trusted beside a certificate. etcd reads them when it
+    /// starts.
+    StoreTrust {
+        /// Where.
+        machine: Name,
+        /// Beside which.
+        purpose: Purpose,
+    },
     /// Make the machine.
     CreateMachine {
         /// Which.
@@ -71,6 +102,14 @@ pub enum Action {
         /// Which version.
         version: EtcdVersion,
         /// The cluster that its data must belong to.
+        cluster: ClusterId,
+    },
+    /// Stop and start all of them at the same time: none can shake hands with one that was not restarted, because the
+    /// authority that all of them trust has ended.
+    RestartTogether {
+        /// Where, and which version.
+        machines: BTreeMap<Name, EtcdVersion>,
+        /// The cluster that their data must belong to.
         cluster: ClusterId,
     },
     /// Stop etcd for good: it is no member any more.
@@ -221,6 +260,11 @@ impl Action {
     pub fn machine(&self) -> Option<&Name> {
         match self {
             Self::MakeAuthorities
+            | Self::NextAuthority { .. }
+            | Self::SwitchAuthority { .. }
+            | Self::RetireAuthority { .. }
+            | Self::ForgetAuthority { .. }
+            | Self::RestartTogether { .. }
             | Self::RemoveMember { .. }
             | Self::Compact { .. }
             | Self::DisarmAlarm { .. }
@@ -235,6 +279,7 @@ impl Action {
             | Self::Enroll { machine }
             | Self::InstallEtcd { machine, .. }
             | Self::IssueCertificate { machine, .. }
+            | Self::StoreTrust { machine, .. }
             | Self::ConfigureEtcd { machine, .. }
             | Self::StartEtcd { machine, .. }
             | Self::RestartEtcd { machine, .. }
@@ -262,7 +307,21 @@ impl Action {
 
     /// Whether it takes a member away while it is done.
     pub fn disruptive(&self) -> bool {
-        matches!(self, Self::RestartEtcd { .. } | Self::UpdateMember { .. } | Self::Defragment { .. })
+        matches!(
+            self,
+            Self::RestartEtcd { .. }
+                | Self::RestartTogether { .. }
+                | Self::UpdateMember { .. }
+                | Self::Defragment { .. }
+        )
+    }
+
+    /// Whether it changes whom everybody is to trust: everything else has to be in its place.
+    pub fn changes_trust(&self) -> bool {
+        matches!(
+            self,
+            Self::SwitchAuthority { .. } | Self::RetireAuthority { unused: false, .. } | Self::ForgetAuthority { .. }
+        )
     }
 
     /// Whether it must be the only one of its wave: it takes a member away, or changes who has a say.
@@ -283,6 +342,16 @@ impl Action {
     pub fn verb(&self) -> &'static str {
         match self {
             Self::MakeAuthorities => "make authorities",
+            Self::NextAuthority { side: Side::Peers } => "take in peers CA",
+            Self::NextAuthority { side: Side::Clients } => "take in clients CA",
+            Self::SwitchAuthority { side: Side::Peers } => "switch peers CA",
+            Self::SwitchAuthority { side: Side::Clients } => "switch clients CA",
+            Self::RetireAuthority { side: Side::Peers, .. } => "retire peers CA",
+            Self::RetireAuthority { side: Side::Clients, .. } => "retire clients CA",
+            Self::ForgetAuthority { side: Side::Peers } => "forget peers CA",
+            Self::ForgetAuthority { side: Side::Clients } => "forget clients CA",
+            Self::StoreTrust { purpose: Purpose::Peer, .. } => "store peer trust",
+            Self::StoreTrust { purpose: Purpose::Server, .. } => "store server trust",
             Self::CreateMachine { .. } => "create machine",
             Self::StartMachine { .. } => "start machine",
             Self::Enroll { .. } => "enroll",
@@ -292,6 +361,7 @@ impl Action {
             Self::ConfigureEtcd { .. } => "configure etcd",
             Self::StartEtcd { .. } => "start etcd",
             Self::RestartEtcd { .. } => "restart etcd",
+            Self::RestartTogether { .. } => "restart all etcd",
             Self::StopEtcd { .. } => "stop etcd",
             Self::ClearData { .. } => "clear data",
             Self::DeleteMachine { .. } => "delete machine",

@@ -168,7 +168,7 @@ impl Run<'_> {
             let (observed, next) = self.look_and_plan().await?;
             self.observed = Some(observed);
             if next.is_done() {
-                return self.forget_tokens();
+                return self.tidy();
             }
             if !next.steps.is_empty() {
                 let actions: Vec<Action> = next.steps.iter().map(|s| s.action.clone()).collect();
@@ -258,9 +258,11 @@ impl Run<'_> {
         Ok(first)
     }
 
-    /// Every machine is claimed: their tokens are dead, and where a run was killed in between, still in the state.
-    fn forget_tokens(&self) -> Result<(), ApplyError> {
+    /// Every machine is claimed: their tokens are dead. Where a run was killed in between, they are still in the state, and
+    /// perhaps the key of an authority that never was.
+    fn tidy(&self) -> Result<(), ApplyError> {
         let cluster = self.observer.cluster();
+        cluster.sweep_authorities()?;
         for member in &cluster.desired.members {
             cluster.fleet.secrets.delete(&token_name(&member.name))?;
         }
@@ -287,7 +289,7 @@ fn is_birth(action: &Action) -> bool {
 
 /// Does it; what takes something away, or changes who has a say, is judged once more, on a fresh look, right before.
 async fn deed(observer: &Observer, hands: Hands<'_>, action: &Action) -> Result<(), ActError> {
-    if action.exclusive() {
+    if action.exclusive() || action.changes_trust() {
         let fresh = observer.look().await?;
         safety::judge(&observer.cluster().desired, &fresh, &[action], action).map_err(ActError::Unsafe)?;
     }

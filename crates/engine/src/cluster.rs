@@ -1,4 +1,4 @@
-//! One cluster of a fleet → its authorities, its credentials and its memory in the state.
+//! One cluster of a fleet → its credentials and its memory in the state.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use raftsman_api::tls::Identity as TlsIdentity;
 use raftsman_core::desired::{AGENT_PORT, Cluster, LeafProfile, Usage, address_of};
-use raftsman_core::observed::{AuthorityRecord, Ledger};
+use raftsman_core::observed::{Ledger, Side};
 use raftsman_core::spec::{self, AuthMode, Name};
 use secrecy::{ExposeSecret, SecretString};
 
@@ -48,17 +48,6 @@ pub enum ClusterError {
         path: String,
         /// Why.
         source: std::io::Error,
-    },
-    /// The cluster trusts another authority than the file names.
-    #[error(
-        "{cluster}: the {kind} CA that the file names is not the one that the cluster trusts (their keys differ); bring \
-         the old one back: rotating an authority is not in this version yet"
-    )]
-    OtherAuthority {
-        /// Which cluster.
-        cluster: Name,
-        /// Which authority.
-        kind: AuthorityKind,
     },
     /// It has no authorities yet.
     #[error("cluster `{0}` was never applied, so that it has no certificates yet: run `raftsman apply` first")]
@@ -117,71 +106,9 @@ impl ClusterAt {
         SocketAddr::new(address, AGENT_PORT)
     }
 
-    fn authority_name(&self, kind: AuthorityKind) -> String {
-        let what = if kind == AuthorityKind::EtcdPeers { "peers" } else { "clients" };
-        format!("{}-{what}", self.desired.name)
-    }
-
-    fn authority_spec(&self, kind: AuthorityKind) -> &spec::Authority {
-        match kind {
-            AuthorityKind::EtcdPeers => &self.desired.authorities.peers,
-            AuthorityKind::EtcdClients | AuthorityKind::Fleet => &self.desired.authorities.clients,
-        }
-    }
-
-    /// Makes the authority, or takes in the one that was brought, and remembers it. Once it is there, it stays.
-    pub fn make_authority(&self, kind: AuthorityKind, now: Timestamp) -> Result<(), ClusterError> {
-        let authority = match self.authority_spec(kind) {
-            spec::Authority::Brought(brought) => self.brought(kind, brought, now)?,
-            spec::Authority::Made => match self.made(kind)? {
-                Some(made) => made,
-                None => self.make(kind, now)?,
-            },
-        };
-        let facts = authority.facts();
-        let record = AuthorityRecord { key: facts.public_key_sha256.clone(), not_after: facts.not_after };
-        self.remember(|ledger| match kind {
-            AuthorityKind::EtcdPeers => ledger.peers = Some(record),
-            AuthorityKind::EtcdClients | AuthorityKind::Fleet => ledger.clients = Some(record),
-        })?;
-        Ok(())
-    }
-
-    /// The authority that signs for this cluster.
-    pub fn authority(&self, kind: AuthorityKind, now: Timestamp) -> Result<Authority, ClusterError> {
-        let found = match self.authority_spec(kind) {
-            spec::Authority::Brought(brought) => Some(self.brought(kind, brought, now)?),
-            spec::Authority::Made => self.made(kind)?,
-        };
-        let ledger = self.ledger();
-        let trusted = match kind {
-            AuthorityKind::EtcdPeers => ledger.peers,
-            AuthorityKind::EtcdClients | AuthorityKind::Fleet => ledger.clients,
-        };
-        match (found, trusted) {
-            (None, None) => Err(ClusterError::NotApplied(self.desired.name.clone())),
-            // The one that was brought once is not kept in the state.
-            (None, Some(_)) if self.fleet.secrets.get(&self.authority_name(kind))?.is_some() => {
-                Err(ClusterError::AuthorityMissing(kind))
-            }
-            (Some(found), trusted) if trusted.as_ref().is_none_or(|t| t.key == found.facts().public_key_sha256) => {
-                Ok(found)
-            }
-            _ => Err(ClusterError::OtherAuthority { cluster: self.desired.name.clone(), kind }),
-        }
-    }
-
     /// Whether all that the file refers to, and that carrying it out will need, is there and good.
     pub fn check_references(&self, now: Timestamp) -> Result<(), ClusterError> {
-        let ledger = self.ledger();
-        for (kind, trusted) in [(AuthorityKind::EtcdPeers, ledger.peers), (AuthorityKind::EtcdClients, ledger.clients)]
-        {
-            match self.authority_spec(kind) {
-                spec::Authority::Brought(_) => drop(self.authority(kind, now)?),
-                spec::Authority::Made if trusted.is_some() => drop(self.authority(kind, now)?),
-                spec::Authority::Made => {}
-            }
-        }
+        self.check_authorities(now)?;
         if let (AuthMode::Password, Some(reference)) = (self.desired.auth, &self.desired.root_password) {
             crate::secrets::resolve(reference, self.fleet.setting.base())?;
         }
@@ -196,38 +123,6 @@ impl ClusterAt {
         let user = self.desired.access.users.as_ref().and_then(|users| users.get(user));
         let reference = user.and_then(|user| user.password.as_ref());
         Ok(reference.map(|reference| crate::secrets::resolve(reference, self.fleet.setting.base())).transpose()?)
-    }
-
-    fn brought(
-        &self,
-        kind: AuthorityKind,
-        brought: &spec::BroughtAuthority,
-        now: Timestamp,
-    ) -> Result<Authority, ClusterError> {
-        let base = self.fleet.setting.base();
-        let certificate = std::fs::read_to_string(base.join(&brought.certificate))
-            .map_err(|source| ClusterError::CaFile { path: brought.certificate.clone(), source })?;
-        let key = crate::secrets::resolve(&brought.key, base)?;
-        Ok(Authority::brought(kind, &certificate, &key, now)?)
-    }
-
-    fn made(&self, kind: AuthorityKind) -> Result<Option<Authority>, ClusterError> {
-        let name = self.authority_name(kind);
-        let Some(certificate) = self.fleet.store.get_certificate(&name)? else { return Ok(None) };
-        let key = self.fleet.secrets.get(&name)?.ok_or(ClusterError::AuthorityMissing(kind))?;
-        Ok(Some(Authority::load(kind, &certificate, &key)?))
-    }
-
-    fn make(&self, kind: AuthorityKind, now: Timestamp) -> Result<Authority, ClusterError> {
-        let desired = &self.desired;
-        let name: String = format!("{} {kind} CA", desired.name).chars().take(64).collect();
-        let validity = Duration::from_millis(desired.ca_validity_ms);
-        let made = Authority::make(kind, &name, Some(&desired.organization), desired.algorithm, now, validity)?;
-        let place = self.authority_name(kind);
-        // The certificate last: it says that the key is there.
-        self.fleet.secrets.put(&place, &made.key_pem())?;
-        self.fleet.store.put_certificate(&place, made.certificate_pem())?;
-        Ok(made)
     }
 
     /// How clients log in: as the cluster was made, whatever the file says by now.
@@ -254,8 +149,8 @@ impl ClusterAt {
 
     /// Who we are to this cluster's etcd: `root`, nobody, and somebody whom a foreign authority vouches for.
     pub fn credentials(&self, now: Timestamp) -> Result<ClusterCredentials, ClusterError> {
-        let authority = self.authority(AuthorityKind::EtcdClients, now)?;
-        let ca = authority.certificate_pem();
+        let trust = self.trust(Side::Clients)?;
+        let (authority, ca) = (self.kept(Side::Clients, &trust.current)?, &trust.bundle());
         let client = |authority: &Authority, user: &str| -> Result<TlsIdentity, ClusterError> {
             let (chain, key) = authority.issue_client(user, Some(&self.desired.organization), ROOT_VALIDITY, now)?;
             Ok(TlsIdentity::from_pem(&chain, key.expose_secret())?)
@@ -270,20 +165,34 @@ impl ClusterAt {
         )?;
         let by_foreigner = client(&foreign, "root")?;
         // Without a name or an address in it, etcd does not ask where it comes from.
-        let peers = self.authority(AuthorityKind::EtcdPeers, now)?;
-        let peer = Credentials::new(peers.certificate_pem(), Some(&client(&peers, "")?), None)?;
+        let peers = self.trust(Side::Peers)?;
+        let peer = match client(&self.kept(Side::Peers, &peers.current)?, "") {
+            Ok(identity) => Some(Credentials::new(&peers.bundle(), Some(&identity), None)?),
+            Err(ClusterError::Pki(PkiError::AuthorityEnded { .. })) => None,
+            Err(error) => return Err(error),
+        };
+        let mut vouched = BTreeMap::new();
+        for (side, trust) in [(Side::Peers, &peers), (Side::Clients, &trust)] {
+            // Who is known beside the one that signs is tried before the authority changes.
+            for record in trust.known().into_iter().filter(|a| trust.rotates() && a.not_after > now) {
+                let identity = client(&self.kept(side, record)?, "")?;
+                vouched.insert((side, record.key.clone()), Credentials::new(&trust.bundle(), Some(&identity), None)?);
+            }
+        }
         Ok(match self.auth() {
             AuthMode::Certificate => ClusterCredentials {
                 root: Credentials::new(ca, Some(&client(&authority, "root")?), None)?,
                 nobody: Credentials::new(ca, Some(&client(&authority, "")?), None)?,
                 foreign: Credentials::new(ca, Some(&by_foreigner), None)?,
                 peer,
+                vouched,
             },
             AuthMode::Password => ClusterCredentials {
                 root: Credentials::new(ca, None, self.root_password()?)?,
                 nobody: Credentials::new(ca, None, None)?,
                 foreign: Credentials::new(ca, Some(&by_foreigner), None)?,
                 peer,
+                vouched,
             },
         })
     }
@@ -299,7 +208,9 @@ pub struct ClusterCredentials {
     /// A client with a certificate that a foreign authority signed.
     pub foreign: Credentials,
     /// Somebody whom the other members would listen to: only ever used to see whether they serve.
-    pub peer: Credentials,
+    pub peer: Option<Credentials>,
+    /// While an authority changes: a client without a name for each that is known, by its key.
+    pub vouched: BTreeMap<(Side, String), Credentials>,
 }
 
 /// What the planner wants in a certificate, in the signer's words.

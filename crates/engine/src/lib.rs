@@ -3,7 +3,7 @@
 //! | room | input → output |
 //! |---|---|
 //! | [`fleet`] | a file and its state → everything that a verb needs at hand |
-//! | [`cluster`] | one cluster of a fleet → its authorities, credentials and memory |
+//! | [`cluster`], [`authorities`] | one cluster of a fleet → its credentials and memory; its certificate authorities |
 //! | [`observe`] | world → `Observed` |
 //! | [`act`] | one `Action` → the world |
 //! | [`apply`] | observe, plan, act, observe again |
@@ -17,6 +17,7 @@
 pub mod act;
 pub mod apply;
 pub mod artifacts;
+pub mod authorities;
 pub mod cluster;
 pub mod etcd;
 pub mod fleet;

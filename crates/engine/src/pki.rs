@@ -306,6 +306,11 @@ impl Authority {
     }
 }
 
+/// The certificates in a PEM text, and nothing else that is in it.
+pub fn certificates_only(text: &str) -> Result<String, PkiError> {
+    Ok(pem::certificates(text)?.iter().map(|der| pem::encode_certificate(der)).collect())
+}
+
 fn make_key(algorithm: KeyAlgorithm) -> Result<Key, PkiError> {
     match algorithm {
         KeyAlgorithm::EcdsaP256 => KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256),

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use jiff::SignedDuration;
+
 use super::addresses::Allotment;
 use super::{Cluster, Config, DesireError, Member};
 use crate::render;
@@ -58,6 +60,11 @@ impl LeafProfile {
         }
     }
 
+    /// How long before its end it is renewed.
+    pub fn renew_before(&self) -> SignedDuration {
+        span(self.renew_before_ms)
+    }
+
     /// Names and addresses as a certificate's facts list them.
     pub fn all_names(&self) -> Vec<String> {
         let mut all: Vec<String> = self.names.clone();
@@ -65,6 +72,10 @@ impl LeafProfile {
         all.sort();
         all
     }
+}
+
+pub(super) fn span(ms: u64) -> SignedDuration {
+    SignedDuration::from_millis(i64::try_from(ms).unwrap_or(i64::MAX))
 }
 
 pub(super) fn url(address: IpAddr, port: u16) -> String {

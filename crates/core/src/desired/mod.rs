@@ -9,8 +9,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use jiff::SignedDuration;
+
+use crate::observed::Side;
 use crate::spec::{
-    AuthMode, Authorities, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Provider, Secret, Source, Spec,
+    AuthMode, Authorities, Authority, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Provider, Secret, Source, Spec,
 };
 
 pub use addresses::{LoopbackNetwork, NetworkError};
@@ -145,6 +148,21 @@ impl Cluster {
     /// The member of this name.
     pub fn member(&self, name: &Name) -> Option<&Member> {
         self.members.iter().find(|m| m.name == *name)
+    }
+
+    /// The authority of this side, as the file says.
+    pub fn authority(&self, side: Side) -> &Authority {
+        match side {
+            Side::Peers => &self.authorities.peers,
+            Side::Clients => &self.authorities.clients,
+        }
+    }
+
+    /// How long before the end of an authority that raftsman made another one is made: long enough for the certificates
+    /// that it signed to be renewed by the other, and no longer than the other one lasts.
+    pub fn renew_authority_before(&self) -> SignedDuration {
+        let leaves = self.settings.certificates.validity.as_millis().saturating_mul(2);
+        etcd::span(leaves.min(self.ca_validity_ms / 2))
     }
 
     /// A member's configuration at this version, which may be one on the way to the file's.

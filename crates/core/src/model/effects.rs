@@ -9,8 +9,8 @@ use super::{Agreed, MachineModel, Process, Stored, World, users};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
-    Access, AuthorityRecord, CertificateFacts, ClusterId, Data, Door, Doors, ListedMember, MemberId, Power, Purpose,
-    Root, ServiceState,
+    Access, CertificateFacts, ClusterId, Data, Door, Doors, ListedMember, MemberId, Power, Purpose, Root, ServiceState,
+    Side,
 };
 use crate::render;
 use crate::spec::{EtcdVersion, Name};
@@ -44,10 +44,20 @@ impl World {
         self.ledger.ahead(desired, &observed, action, now);
         match action {
             Action::MakeAuthorities => {
-                let not_after = later(now, desired.ca_validity_ms);
-                let record = |key: &str| Some(AuthorityRecord { key: key.to_owned(), not_after });
-                self.ledger.peers = self.ledger.peers.take().or_else(|| record("peers"));
-                self.ledger.clients = self.ledger.clients.take().or_else(|| record("clients"));
+                for side in Side::ALL {
+                    if self.ledger.trust(side).is_none() {
+                        self.ledger.take_in(side, self.authority(desired, side));
+                    }
+                }
+            }
+            Action::NextAuthority { side } => self.ledger.take_in(*side, self.authority(desired, *side)),
+            Action::SwitchAuthority { side } => self.trust_mut(*side)?.switch(now),
+            Action::RetireAuthority { side, unused } => self.trust_mut(*side)?.retire(*unused),
+            Action::ForgetAuthority { side } => self.trust_mut(*side)?.forget(),
+            Action::StoreTrust { machine, purpose } => {
+                let digest = self.store_trust(purpose.side())?;
+                let stored = self.claimed(machine)?.certificates.get_mut(purpose);
+                stored.ok_or_else(|| Impossible(format!("{machine} has no certificate yet")))?.trust = Some(digest);
             }
             Action::CreateMachine { machine } => {
                 self.made += 1;
@@ -68,6 +78,7 @@ impl World {
             }
             Action::IssueCertificate { machine, purpose, also } => {
                 let certificate = self.certificate(desired, machine, *purpose, *also)?;
+                self.store_trust(purpose.side())?;
                 self.claimed(machine)?.certificates.insert(*purpose, certificate);
             }
             Action::ConfigureEtcd { machine, digest, at, .. } => {
@@ -83,6 +94,14 @@ impl World {
             Action::RestartEtcd { machine, version, cluster } => {
                 self.stop(machine, Some(*cluster))?;
                 self.start(machine, *version, StartData::Of(*cluster), warm_up)?;
+            }
+            Action::RestartTogether { machines, cluster } => {
+                for machine in machines.keys() {
+                    self.stop(machine, Some(*cluster))?;
+                }
+                for (machine, version) in machines {
+                    self.start(machine, *version, StartData::Of(*cluster), warm_up)?;
+                }
             }
             Action::StopEtcd { machine } => self.stop(machine, None)?,
             Action::ClearData { machine, .. } => {
@@ -240,13 +259,11 @@ impl World {
         purpose: Purpose,
         also: Option<IpAddr>,
     ) -> Result<CertificateFacts, Impossible> {
-        let authority = match purpose {
-            Purpose::Peer => &self.ledger.peers,
-            Purpose::Server => &self.ledger.clients,
-        };
-        let authority = authority.as_ref().ok_or_else(|| Impossible("there is no authority".to_owned()))?;
+        let trust = self.ledger.trust(purpose.side());
+        let trust = trust.ok_or_else(|| Impossible("there is no authority".to_owned()))?;
         let member = desired.member(machine).ok_or_else(|| Impossible(format!("{machine} is not in the file")))?;
         let profile = member.profile(purpose).with(also);
+        let authority = trust.signer(purpose.side(), profile.renew_before(), self.now);
         Ok(CertificateFacts {
             fingerprint: format!("{machine}-{}-{}", purpose.name(), self.now),
             not_before: self.now,
@@ -254,6 +271,7 @@ impl World {
             names: profile.all_names(),
             subject: profile.common_name.clone(),
             issuer_key: authority.key.clone(),
+            trust: Some(trust.digest()),
         })
     }
 
@@ -288,8 +306,9 @@ impl World {
             _ => return Err(Impossible(format!("the data of {name} is not as expected"))),
         }
         let config = machine.config.clone();
-        let (state, address, quota) = (ServiceState::Running, machine.config_address, machine.quota);
-        machine.process = Process { state, config, version: Some(version), restarts: 0, warm_up, address, quota };
+        let (address, quota, trust) = (machine.config_address, machine.quota, machine.trust_on_disk());
+        let (state, version) = (ServiceState::Running, Some(version));
+        machine.process = Process { state, config, version, restarts: 0, warm_up, address, quota, trust };
         if data == StartData::Empty {
             self.agreed.entry(ids.cluster).or_insert_with(|| Agreed::new(ids.list(&founders)));
         }
@@ -317,7 +336,7 @@ fn power_on(machine: &mut MachineModel) {
     }
 }
 
-fn later(now: Timestamp, ms: u64) -> Timestamp {
+pub(super) fn later(now: Timestamp, ms: u64) -> Timestamp {
     let span = SignedDuration::from_millis(i64::try_from(ms).unwrap_or(i64::MAX));
     now.checked_add(span).unwrap_or(Timestamp::MAX)
 }

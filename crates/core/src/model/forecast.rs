@@ -81,6 +81,7 @@ fn forecast_by(
         world.pass_time();
         world.remember(desired);
         seen = still_unreachable(world.observe(desired), observed);
+        seen.handshakes = world.shake_hands(desired, &seen);
     }
 }
 
@@ -100,6 +101,8 @@ fn stuck(waiting: &Waiting) -> bool {
             | Waiting::NoHeir { .. }
             | Waiting::UsersUnknown { .. }
             | Waiting::PasswordUnknown { .. }
+            | Waiting::TrustLags { .. }
+            | Waiting::HandshakeFailed { .. }
     )
 }
 

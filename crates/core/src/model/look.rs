@@ -15,7 +15,10 @@ impl World {
     pub fn observe(&self, desired: &Cluster) -> Observed {
         let names = desired.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
         let members = names.map(|name| (name.clone(), self.observe_member(desired, name))).collect();
-        Observed { ledger: self.ledger.clone(), members, upkeep: self.observe_upkeep(desired) }
+        let (ledger, brought, upkeep) = (self.ledger.clone(), self.brought.clone(), self.observe_upkeep(desired));
+        let mut observed = Observed { ledger, members, brought, handshakes: BTreeMap::new(), upkeep };
+        observed.handshakes = self.shake_hands(desired, &observed);
+        observed
     }
 
     fn observe_member(&self, desired: &Cluster, name: &Name) -> MemberObserved {
@@ -37,7 +40,9 @@ impl World {
             Fact::Seen { value: Agent::Unclaimed, at }
         };
         let etcd = match machine.cluster() {
-            Some(cluster) if self.is_heard(machine) && self.is_in_place(name, machine) => {
+            Some(cluster)
+                if self.is_heard(machine) && self.is_in_place(name, machine) && self.receives_us(desired, machine) =>
+            {
                 Fact::Seen { value: self.etcd(desired, machine, cluster), at }
             }
             _ if machine.process.state == ServiceState::Stopped => Fact::Absent { at },
@@ -55,6 +60,8 @@ impl World {
         let agreed = self.agreed.get(&cluster);
         let member = machine.member().unwrap_or(crate::observed::MemberId(0));
         let learner = agreed.is_some_and(|a| a.members.iter().any(|m| m.id == member && m.learner));
+        let in_touch = learner || self.voters_answering(cluster).any(|id| id == member);
+        let leader = leader.filter(|_| in_touch);
         let read_error = match leader {
             None => Some("no leader".to_owned()),
             Some(_) => learner.then(|| "rpc not supported for learner".to_owned()),
@@ -100,6 +107,7 @@ fn report(name: &Name, machine: &MachineModel) -> AgentReport {
             config: machine.config.clone(),
             running_config: process.config.clone().filter(|_| running),
             running_version: process.version.filter(|_| running),
+            running_trust: if running { process.trust.clone() } else { BTreeMap::new() },
             certificates: machine.certificates.clone(),
             service: Service {
                 state: process.state,

@@ -3,6 +3,7 @@
 mod effects;
 mod forecast;
 mod look;
+mod trust;
 mod upkeep;
 mod users;
 
@@ -15,10 +16,10 @@ pub use effects::Impossible;
 pub use forecast::{Forecast, Wave, forecast};
 pub use upkeep::Stored;
 
-use crate::desired::{Cluster, address_of, peer_url};
+use crate::desired::{Cluster, address_of};
 use crate::observed::{
-    Access, Agent, Alarm, CertificateFacts, ClusterId, Data, Disk, Doors, EtcdFacts, Ledger, ListedMember, MemberId,
-    Observed, PortTaken, Power, Purpose, Root, ServiceState,
+    Access, Agent, Alarm, AuthorityRecord, CertificateFacts, ClusterId, Data, Disk, Doors, EtcdFacts, Ledger,
+    ListedMember, MemberId, Observed, PortTaken, Power, Purpose, Root, ServiceState, Side,
 };
 use crate::spec::{EtcdVersion, Name};
 
@@ -37,6 +38,10 @@ pub struct World {
     pub leads: Option<MemberId>,
     /// Counts machines, so that each has an incarnation of its own.
     pub made: u64,
+    /// The authorities that the file brings.
+    pub brought: BTreeMap<Side, AuthorityRecord>,
+    /// Every trust that was ever stored anywhere: its digest, and the keys of those that it trusts.
+    pub bundles: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// One machine, as it truly is.
@@ -99,6 +104,8 @@ pub struct Process {
     pub address: Option<IpAddr>,
     /// The quota that it was started with.
     pub quota: i64,
+    /// Digests of the trust that it has read.
+    pub trust: BTreeMap<Purpose, String>,
 }
 
 /// What a cluster has agreed upon.
@@ -154,6 +161,11 @@ impl MachineModel {
         self.exists && self.process.state == ServiceState::Running && self.process.warm_up == 0
     }
 
+    /// Digests of the trust that etcd would read if it were started now.
+    fn trust_on_disk(&self) -> BTreeMap<Purpose, String> {
+        self.certificates.iter().filter_map(|(purpose, c)| Some((*purpose, c.trust.clone()?))).collect()
+    }
+
     fn cluster(&self) -> Option<ClusterId> {
         match self.data {
             Data::Present { cluster, .. } => Some(cluster),
@@ -172,8 +184,16 @@ impl MachineModel {
 impl Process {
     /// No process.
     pub fn none() -> Self {
-        let state = ServiceState::Stopped;
-        Self { state, config: None, version: None, restarts: 0, warm_up: 0, address: None, quota: 0 }
+        Self {
+            state: ServiceState::Stopped,
+            config: None,
+            version: None,
+            restarts: 0,
+            warm_up: 0,
+            address: None,
+            quota: 0,
+            trust: BTreeMap::new(),
+        }
     }
 }
 
@@ -181,7 +201,16 @@ impl World {
     /// A world in which nothing exists yet.
     pub fn empty(desired: &Cluster, now: Timestamp) -> Self {
         let machines = desired.members.iter().map(|m| (m.name.clone(), MachineModel::none())).collect();
-        Self { now, ledger: Ledger::default(), machines, agreed: BTreeMap::new(), leads: None, made: 0 }
+        Self {
+            now,
+            ledger: Ledger::default(),
+            machines,
+            agreed: BTreeMap::new(),
+            leads: None,
+            made: 0,
+            brought: BTreeMap::new(),
+            bundles: BTreeMap::new(),
+        }
     }
 
     /// The world that an observation shows. What could not be reached is modelled as it must be for nothing to be
@@ -189,6 +218,8 @@ impl World {
     pub fn from_observed(desired: &Cluster, observed: &Observed, now: Timestamp) -> Self {
         let mut world = Self::empty(desired, now);
         world.ledger = observed.ledger.clone();
+        world.brought.clone_from(&observed.brought);
+        world.note_bundles();
         for (name, seen) in &observed.members {
             let machine = world.machines.entry(name.clone()).or_insert_with(MachineModel::none);
             if let Some(m) = seen.machine.seen() {
@@ -219,6 +250,7 @@ impl World {
                     warm_up: 0,
                     address: observed.ledger.members.get(name).and_then(|url| address_of(url)),
                     quota: 0,
+                    trust: etcd.running_trust.clone(),
                 };
             }
             if let Some(etcd) = seen.etcd.seen() {
@@ -258,6 +290,7 @@ impl World {
                     config: machine.config.clone(),
                     version: Some(desired.version),
                     address: machine.config_address,
+                    trust: machine.trust_on_disk(),
                     ..Process::none()
                 };
             }
@@ -307,15 +340,9 @@ impl World {
         place.is_none_or(|place| machine.process.address.is_none_or(|address| address == place))
     }
 
-    /// Voters of this cluster that answer, where the others look for them.
+    /// Voters of this cluster that answer, where the others look for them and with certificates that they accept.
     pub fn voters_answering(&self, cluster: ClusterId) -> impl Iterator<Item = MemberId> {
-        let voter = move |m: &&MachineModel| {
-            let (agreed, id) = (self.agreed.get(&cluster), m.member());
-            let found = agreed.into_iter().flat_map(|a| &a.members).find(|l| Some(l.id) == id && !l.learner);
-            m.cluster() == Some(cluster)
-                && found.is_some_and(|l| m.process.address.is_none_or(|a| l.peer_urls.contains(&peer_url(a))))
-        };
-        self.machines.values().filter(|m| m.answers()).filter(voter).filter_map(MachineModel::member)
+        self.in_touch(&self.voters_up(cluster)).into_iter()
     }
 
     /// Whether a majority of the cluster's voters answers.
@@ -370,6 +397,7 @@ impl World {
                     machine.process.config.clone_from(&machine.config);
                     machine.process.address = machine.config_address;
                     machine.process.quota = machine.quota;
+                    machine.process.trust = machine.trust_on_disk();
                 }
                 ServiceState::Backoff | ServiceState::Stopped => {}
             }

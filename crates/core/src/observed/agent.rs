@@ -59,6 +59,9 @@ pub struct EtcdOnMachine {
     pub running_config: Option<String>,
     /// Version that the running process was started with.
     pub running_version: Option<EtcdVersion>,
+    /// Digests of the trust that the running process was started with: later ones are on disk only.
+    #[serde(default)]
+    pub running_trust: BTreeMap<Purpose, String>,
     /// Certificates by purpose.
     pub certificates: BTreeMap<Purpose, CertificateFacts>,
     /// The process.
@@ -110,6 +113,9 @@ pub struct CertificateFacts {
     pub subject: String,
     /// SHA-256 of the public key of the authority that signed it.
     pub issuer_key: String,
+    /// Digest of the CA certificates that are kept beside it, to check the other side against.
+    #[serde(default)]
+    pub trust: Option<String>,
 }
 
 /// A service and how it fares.

@@ -39,6 +39,13 @@ impl<T> Fact<T> {
         }
     }
 
+    /// When it was looked at; since when in vain where it could not be reached.
+    pub fn at(&self) -> Timestamp {
+        match self {
+            Self::Seen { at, .. } | Self::Absent { at } | Self::Unreachable { since: at, .. } => *at,
+        }
+    }
+
     /// Whether somebody who knows said that it is not there.
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::Absent { .. })

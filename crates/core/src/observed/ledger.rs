@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::etcd::{Alarm, ClusterId, ListedMember, MemberId};
-use super::{Observed, View};
+use super::{AuthorityRecord, Observed, Side, Trust, View};
 use crate::action::Action;
 use crate::desired::Cluster;
 use crate::spec::{AuthMode, Name};
@@ -35,12 +35,12 @@ pub struct Ledger {
     /// How clients proved who they are when the cluster was first started: its superuser is made for this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auth: Option<AuthMode>,
-    /// The authority of the peers' certificates.
+    /// The authorities of the peers' certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub peers: Option<AuthorityRecord>,
-    /// The authority of the clients' certificates.
+    pub peers: Option<Trust>,
+    /// The authorities of the clients' certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub clients: Option<AuthorityRecord>,
+    pub clients: Option<Trust>,
     /// The highest revision ever seen: a restore must bump above it.
     pub last_revision: i64,
     /// Members that somebody wants replaced: the name, and the member of that name that it is about.
@@ -81,16 +81,33 @@ pub struct LearnerRecord {
     pub since: Timestamp,
 }
 
-/// A certificate authority, as far as the planner needs to know it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AuthorityRecord {
-    /// SHA-256 of its public key.
-    pub key: String,
-    /// Valid until.
-    pub not_after: Timestamp,
-}
-
 impl Ledger {
+    /// The authorities of this side, once there are any.
+    pub fn trust(&self, side: Side) -> Option<&Trust> {
+        match side {
+            Side::Peers => self.peers.as_ref(),
+            Side::Clients => self.clients.as_ref(),
+        }
+    }
+
+    /// The place of this side's authorities.
+    pub fn trust_mut(&mut self, side: Side) -> &mut Option<Trust> {
+        match side {
+            Side::Peers => &mut self.peers,
+            Side::Clients => &mut self.clients,
+        }
+    }
+
+    /// Takes an authority in: the first of its side, or the next. Before etcd was ever started there is nobody who trusts
+    /// the one before.
+    pub fn take_in(&mut self, side: Side, record: AuthorityRecord) {
+        let nobody = self.started.is_empty() && self.cluster.is_none();
+        match self.trust_mut(side) {
+            Some(trust) if !nobody => trust.take_in(record),
+            place => *place = Some(Trust::new(record)),
+        }
+    }
+
     /// What a crash must not make us forget about an action, written down before it is done.
     pub fn ahead(&mut self, desired: &Cluster, observed: &Observed, action: &Action, now: Timestamp) {
         match action {

@@ -5,6 +5,7 @@ mod etcd;
 mod fact;
 mod ledger;
 mod member;
+mod trust;
 mod upkeep;
 mod users;
 mod view;
@@ -12,6 +13,7 @@ mod view;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use agent::{
@@ -19,7 +21,8 @@ pub use agent::{
 };
 pub use etcd::{Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
 pub use fact::Fact;
-pub use ledger::{AuthorityRecord, LearnerRecord, Ledger, SpaceRecord};
+pub use ledger::{LearnerRecord, Ledger, SpaceRecord};
+pub use trust::{AuthorityRecord, Greeting, Handshakes, Origin, Side, Trust};
 pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally, Upkeep, size};
 pub use users::{Access, Granted, Password, ROOT, Role, User};
 pub use view::{Tolerance, View, quorum};
@@ -36,6 +39,20 @@ pub struct Observed {
     /// What was looked for because of an alarm.
     #[serde(default)]
     pub upkeep: Upkeep,
+    /// The authorities that the file brings, as they are found where it says.
+    #[serde(default)]
+    pub brought: BTreeMap<Side, AuthorityRecord>,
+    /// Who is let in where. Tried while an authority changes, where something rests on it.
+    #[serde(default)]
+    pub handshakes: BTreeMap<Name, Handshakes>,
+}
+
+impl Observed {
+    /// The moment of the look.
+    pub fn at(&self) -> Timestamp {
+        let at = |m: &MemberObserved| m.machine.at().max(m.agent.at()).max(m.etcd.at());
+        self.members.values().map(at).max().unwrap_or(Timestamp::UNIX_EPOCH)
+    }
 }
 
 /// What was seen of one member: its machine, the agent there, and the etcd that answers at its address.

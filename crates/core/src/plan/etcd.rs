@@ -1,9 +1,9 @@
 //! Members that should run, members that run → first start, restarts, and whose cluster this is.
 
 use super::machines::Ready;
-use super::{Draft, Reason, Step, Waiting, safety};
+use super::{Draft, Reason, Step, Waiting, safety, trust};
 use crate::action::{Action, StartData};
-use crate::observed::{ClusterId, Data, Fact, ServiceState, quorum};
+use crate::observed::{ClusterId, Data, Fact, ServiceState, Side, quorum};
 use crate::spec::Name;
 
 /// What etcd says when it finds at its start that its data differs from that of the others.
@@ -86,8 +86,8 @@ pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     }
     let founders = draft.observed.ledger.founders.len();
     let of = if founders == 0 { draft.desired.members.len() } else { founders };
-    let progressing = draft.desired.members.iter().any(|m| draft.has_step_for(&m.name));
-    if progressing {
+    // Whatever is done now is done before the first start.
+    if !draft.steps.is_empty() {
         return;
     }
     if startable.is_empty() {
@@ -198,7 +198,8 @@ fn await_restart(draft: &mut Draft<'_>, ready: &Ready<'_>) {
     draft.wait(waiting);
 }
 
-/// Carries a changed configuration through the cluster: the unhealthy first, then followers, the leader last.
+/// Carries a changed configuration, version or trust through the cluster: the unhealthy first, then followers, the leader
+/// last.
 pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     if !draft.steps.is_empty() || !formed(draft) {
         return;
@@ -214,9 +215,13 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
         .filter(|r| !draft.standing(&r.member.name).outside())
         .filter(|r| {
             let etcd = &r.report.etcd;
-            etcd.running_config.as_ref() != Some(&r.digest) || etcd.running_version != Some(r.version)
+            let changed = etcd.running_config.as_ref() != Some(&r.digest) || etcd.running_version != Some(r.version);
+            changed || distrusts(draft, r)
         })
         .collect();
+    if trust::locked_out(draft.desired, draft.observed, &draft.view, draft.now) {
+        return restart_together(draft, &stale);
+    }
     let rank = |r: &&Ready<'_>| {
         let name = &r.member.name;
         (draft.view.healthy.contains(name), draft.view.leader == Some(name))
@@ -232,8 +237,26 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
         draft.wait(safety::refused(&action, refusal));
         return;
     }
-    draft.steps.push(Step::new(action, Reason::Changed));
+    let etcd = &first.report.etcd;
+    let same = etcd.running_config.as_ref() == Some(&first.digest) && etcd.running_version == Some(first.version);
+    draft.steps.push(Step::new(action, if same { Reason::OtherTrust } else { Reason::Changed }));
     for r in stale {
         draft.waiting.push(Waiting::Turn { machine: r.member.name.clone(), verb: "restart etcd".to_owned() });
     }
+}
+
+/// Whether a member was started with other authorities to trust than those that are to be trusted.
+fn distrusts(draft: &Draft<'_>, ready: &Ready<'_>) -> bool {
+    Side::ALL.into_iter().any(|side| !trust::in_effect(draft.desired, draft.observed, side, ready.report))
+}
+
+/// Members that none of the others can shake hands with any more come back together, or each stays alone.
+fn restart_together(draft: &mut Draft<'_>, stale: &[&Ready<'_>]) {
+    let data = |r: &&Ready<'_>| match r.report.etcd.data {
+        Data::Present { cluster, .. } => Some(cluster),
+        Data::Empty | Data::Unreadable { .. } => None,
+    };
+    let Some(cluster) = stale.iter().find_map(data) else { return };
+    let machines = stale.iter().filter(|r| data(r).is_some()).map(|r| (r.member.name.clone(), r.version)).collect();
+    draft.steps.push(Step::new(Action::RestartTogether { machines, cluster }, Reason::LockedOut));
 }

@@ -7,6 +7,7 @@ mod members;
 mod pki;
 pub mod safety;
 mod step;
+pub mod trust;
 mod upkeep;
 mod users;
 mod versions;
@@ -61,6 +62,7 @@ pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         members::mend(&mut draft, &ready);
         upkeep::relieve(&mut draft);
         etcd::roll(&mut draft, &ready);
+        trust::rotate(&mut draft);
         members::reshape(&mut draft, &ready);
         members::retire(&mut draft);
         auth::secure(&mut draft);

@@ -1,11 +1,12 @@
-//! Certificates that should be, certificates that are → authorities to make, leaves to sign.
+//! Certificates that should be, certificates that are → authorities to make, leaves to sign, trust to store.
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Draft, Reason, Step, Waiting, members};
+use super::{Draft, Reason, Step, Waiting, members, trust};
 use crate::action::Action;
 use crate::desired::{LeafProfile, Member};
-use crate::observed::{AgentReport, AuthorityRecord, CertificateFacts, Purpose};
+use crate::observed::{AgentReport, AuthorityRecord, CertificateFacts, Purpose, Side, Trust};
+use crate::spec::Authority;
 
 /// Authorities come first: nothing can be signed without them.
 pub(super) fn authorities(draft: &mut Draft<'_>) {
@@ -13,33 +14,83 @@ pub(super) fn authorities(draft: &mut Draft<'_>) {
     if ledger.peers.is_none() || ledger.clients.is_none() {
         draft.steps.push(Step::new(Action::MakeAuthorities, Reason::Missing));
     }
-    for (name, authority) in [("peers", &ledger.peers), ("clients", &ledger.clients)] {
-        if authority.as_ref().is_some_and(|a| a.not_after <= draft.now) {
-            draft.waiting.push(Waiting::AuthorityExpired { authority: name.to_owned() });
+    for side in Side::ALL {
+        let Some(authorities) = draft.observed.ledger.trust(side) else { continue };
+        let unwanted = |next| !trust::is_wanted(draft.desired, draft.observed, side, next);
+        if let Some(reason) = successor(draft, side, authorities) {
+            draft.steps.push(Step::new(Action::NextAuthority { side }, reason));
+        } else if authorities.next.as_ref().is_some_and(unwanted) {
+            // Nothing was ever signed by it.
+            draft.steps.push(Step::new(Action::RetireAuthority { side, unused: true }, Reason::Changed));
+        } else if authorities.current.not_after <= draft.now && authorities.next.is_none() {
+            draft.waiting.push(Waiting::AuthorityExpired { authority: side.name().to_owned() });
         }
     }
 }
 
-/// Signs what a member lacks. Whether all is there already is the answer.
+/// Why there has to be another authority, if there has.
+fn successor(draft: &Draft<'_>, side: Side, authorities: &Trust) -> Option<Reason> {
+    // One thing after the other: clients that were given their time are not given more by accident.
+    if authorities.finishes(side, draft.now) {
+        return None;
+    }
+    let current = &authorities.current;
+    if let Some(next) = &authorities.next {
+        let back = trust::is_wanted(draft.desired, draft.observed, side, current);
+        let wanted = trust::is_wanted(draft.desired, draft.observed, side, next);
+        return (!wanted && !back).then_some(Reason::Changed);
+    }
+    if !trust::is_wanted(draft.desired, draft.observed, side, current) {
+        return Some(Reason::Changed);
+    }
+    // One that was brought lasts as long as those who brought it want it to.
+    if *draft.desired.authority(side) != Authority::Made {
+        return None;
+    }
+    if authorities.asked {
+        return Some(Reason::Asked);
+    }
+    let left = current.not_after.duration_since(draft.now);
+    (left < draft.desired.renew_authority_before()).then(|| Reason::Expires { hours: left.as_hours() })
+}
+
+/// Signs and stores what a member lacks. Whether all is there already is the answer.
 pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentReport) -> bool {
     let mut complete = true;
     for purpose in Purpose::ALL {
-        let authority = match purpose {
-            Purpose::Peer => &draft.observed.ledger.peers,
-            Purpose::Server => &draft.observed.ledger.clients,
-        };
-        let Some(authority) = authority.as_ref().filter(|a| a.not_after > draft.now) else {
+        let side = purpose.side();
+        let Some(authorities) = draft.observed.ledger.trust(side) else {
             complete = false;
             continue;
         };
+        let signer = authorities.signer(side, member.profile(purpose).renew_before(), draft.now);
+        if signer.not_after <= draft.now {
+            complete = false;
+            continue;
+        }
         let seen = report.etcd.certificates.get(&purpose);
         // A member on the move is reached at its old address until it is restarted.
         let also = Some(members::serves_at(draft, member)).filter(|address| *address != member.address);
-        if let Some(reason) = flaw(seen, &member.profile(purpose).with(also), authority, draft.now) {
-            let action = Action::IssueCertificate { machine: member.name.clone(), purpose, also };
-            // A certificate that merely ends soon still serves: it holds nothing up.
-            complete &= matches!(reason, Reason::Expires { hours } if hours > 0);
-            draft.steps.push(Step::new(action, reason));
+        let flaw = flaw(seen, &member.profile(purpose).with(also), authorities, signer, side, draft.now);
+        // Nobody shows a certificate that others do not accept; one that has ended is accepted by nobody anyway.
+        let ended = seen.is_none_or(|seen| seen.not_after <= draft.now);
+        let accepted = || trust::accepted(draft.observed, &draft.view, side, &signer.key, &member.name).is_ok();
+        match flaw {
+            Some(Reason::OtherAuthority) if !ended && !accepted() => {}
+            Some(reason) => {
+                let action = Action::IssueCertificate { machine: member.name.clone(), purpose, also };
+                // A certificate that merely ends soon still serves: it holds nothing up.
+                complete &= matches!(reason, Reason::Expires { hours } if hours > 0);
+                draft.steps.push(Step::new(action, reason));
+                // The trust is stored with it.
+                continue;
+            }
+            None => {}
+        }
+        if seen.is_some_and(|seen| seen.trust.as_ref() != Some(&authorities.digest())) {
+            let action = Action::StoreTrust { machine: member.name.clone(), purpose };
+            draft.steps.push(Step::new(action, Reason::OtherTrust));
+            complete = false;
         }
     }
     complete
@@ -49,13 +100,17 @@ pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentRepor
 fn flaw(
     seen: Option<&CertificateFacts>,
     profile: &LeafProfile,
-    authority: &AuthorityRecord,
+    authorities: &Trust,
+    signer: &AuthorityRecord,
+    side: Side,
     now: Timestamp,
 ) -> Option<Reason> {
     let Some(seen) = seen else {
         return Some(Reason::Missing);
     };
-    if seen.issuer_key != authority.key {
+    // While clients get to know the new authority, any that they trust will do.
+    let waits = !authorities.old.is_empty() && !authorities.finishes(side, now);
+    if seen.issuer_key != signer.key && !(waits && authorities.trusts(&seen.issuer_key)) {
         return Some(Reason::OtherAuthority);
     }
     if seen.names != profile.all_names() {
@@ -63,16 +118,13 @@ fn flaw(
     }
     let left = seen.not_after.duration_since(now);
     // No certificate outlives its authority, so near the authority's end a new one may not be better than the old.
-    let new_end = later(now, profile.validity_ms).min(authority.not_after);
+    let new_end = later(now, profile.validity_ms).min(signer.not_after);
     let gain = new_end.duration_since(seen.not_after);
-    (left <= millis(profile.renew_before_ms) && gain > SignedDuration::from_mins(1))
+    (left <= profile.renew_before() && gain > SignedDuration::from_mins(1))
         .then(|| Reason::Expires { hours: left.as_hours() })
 }
 
-fn millis(ms: u64) -> SignedDuration {
-    SignedDuration::from_millis(i64::try_from(ms).unwrap_or(i64::MAX))
-}
-
 fn later(now: Timestamp, ms: u64) -> Timestamp {
-    now.checked_add(millis(ms)).unwrap_or(Timestamp::MAX)
+    let span = SignedDuration::from_millis(i64::try_from(ms).unwrap_or(i64::MAX));
+    now.checked_add(span).unwrap_or(Timestamp::MAX)
 }

@@ -5,12 +5,12 @@
 
 mod users;
 
-use super::{Draft, Pause, Plan, Waiting, upkeep};
+use super::{Draft, Pause, Plan, Waiting, trust, upkeep};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
-    Agent, AgentReport, Agreement, Alarm, Data, EtcdFacts, Fact, ListedMember, MemberObserved, Observed, Power, Root,
-    ServiceState, Tolerance, View, size,
+    Agent, AgentReport, Agreement, Alarm, Data, EtcdFacts, Fact, ListedMember, MemberObserved, Observed, Power,
+    Purpose, Root, ServiceState, Tolerance, View, size,
 };
 use crate::spec::{EtcdVersion, Name};
 
@@ -55,11 +55,27 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
     let view = View::of(observed);
     let before = view.tolerance();
     let unharmed = Cost { before, during: before, pause: Pause::None };
-    if action.exclusive() && wave.len() > 1 {
+    let beside = |other: &&Action| action.changes_trust() && !other.changes_trust();
+    if action.exclusive() && wave.len() > 1 || wave.iter().any(beside) {
         return Err(Refusal::NotAlone);
     }
     match action {
-        Action::MakeAuthorities => Ok(unharmed),
+        Action::MakeAuthorities | Action::NextAuthority { .. } | Action::RetireAuthority { unused: true, .. } => {
+            Ok(unharmed)
+        }
+        Action::SwitchAuthority { .. } | Action::RetireAuthority { .. } | Action::ForgetAuthority { .. } => {
+            trust::judge(desired, observed, action).map(|()| unharmed).map_err(Refusal::Otherwise)
+        }
+        Action::StoreTrust { machine, purpose } => {
+            report(observed, machine)?;
+            trust::covers(observed, &view, purpose.side()).map_err(|other| {
+                Refusal::Otherwise(format!("{other} still shows a certificate of an authority that it would not trust"))
+            })?;
+            Ok(unharmed)
+        }
+        Action::IssueCertificate { machine, purpose, .. } => {
+            sign(desired, observed, &view, machine, *purpose).map(|()| unharmed)
+        }
         Action::CreateMachine { machine } => {
             let member = member(observed, machine)?;
             if !member.machine.is_absent() {
@@ -79,9 +95,9 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
             Fact::Seen { value: Agent::Unclaimed, .. } => Ok(unharmed),
             _ => Err(Refusal::NotSeen("a new agent")),
         },
-        Action::InstallEtcd { machine, .. }
-        | Action::IssueCertificate { machine, .. }
-        | Action::ConfigureEtcd { machine, .. } => report(observed, machine).map(|_| unharmed),
+        Action::InstallEtcd { machine, .. } | Action::ConfigureEtcd { machine, .. } => {
+            report(observed, machine).map(|_| unharmed)
+        }
         Action::StartEtcd { machine, data, .. } => {
             start(observed, &view, machine, *data)?;
             let pause = if before == Tolerance::NoQuorum { Pause::NotServing } else { Pause::None };
@@ -92,7 +108,20 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
             if !matches!(report.etcd.data, Data::Present { cluster: found, .. } if found == *cluster) {
                 return Err(Refusal::Otherwise("its data is not that of the cluster".into()));
             }
+            trust::stays_in_touch(observed, &view, machine)
+                .map_err(|other| Refusal::Otherwise(format!("{machine} and {other} would not trust each other")))?;
             restart(desired, &view, machine)
+        }
+        Action::RestartTogether { machines, cluster } => {
+            for machine in machines.keys() {
+                if !matches!(report(observed, machine)?.etcd.data, Data::Present { cluster: c, .. } if c == *cluster) {
+                    return Err(Refusal::Otherwise("its data is not that of the cluster".into()));
+                }
+            }
+            if !trust::locked_out(desired, observed, &view, observed.at()) {
+                return Err(Refusal::Otherwise("members are restarted one at a time".into()));
+            }
+            Ok(Cost { before, during: Tolerance::NoQuorum, pause: Pause::NotServing })
         }
         Action::StopEtcd { machine } | Action::ClearData { machine, .. } => {
             member(observed, machine)?.report().ok_or(Refusal::NotSeen("the agent's report"))?;
@@ -135,6 +164,27 @@ fn report<'a>(observed: &'a Observed, machine: &Name) -> Result<&'a AgentReport,
         }
         _ => Ok(report),
     }
+}
+
+/// Nobody gets a certificate that others would not accept; one that has ended is accepted by nobody anyway.
+fn sign(
+    desired: &Cluster,
+    observed: &Observed,
+    view: &View<'_>,
+    machine: &Name,
+    purpose: Purpose,
+) -> Result<(), Refusal> {
+    let (report, now) = (report(observed, machine)?, observed.at());
+    let (Some(member), Some(authorities)) = (desired.member(machine), observed.ledger.trust(purpose.side())) else {
+        return Err(Refusal::NotSeen("an authority to sign it"));
+    };
+    let signer = authorities.signer(purpose.side(), member.profile(purpose).renew_before(), now);
+    let seen = report.etcd.certificates.get(&purpose);
+    if seen.is_some_and(|seen| seen.not_after > now && seen.issuer_key != signer.key) {
+        trust::accepted(observed, view, purpose.side(), &signer.key, machine)
+            .map_err(|other| Refusal::Otherwise(format!("{other} does not trust the authority that would sign it")))?;
+    }
+    Ok(())
 }
 
 /// A member may be born once; afterwards it comes back with its data or not at all.
@@ -350,6 +400,10 @@ pub(super) fn gate(draft: Draft<'_>) -> Plan {
         .iter()
         .filter(|s| matches!(s.action, Action::StartEtcd { .. } | Action::RestartEtcd { .. }))
         .filter_map(|s| s.action.machine().cloned())
+        .chain(steps.iter().flat_map(|s| match &s.action {
+            Action::RestartTogether { machines, .. } => machines.keys().cloned().collect(),
+            _ => Vec::new(),
+        }))
         .collect();
     let after = match wave.as_slice() {
         [Action::PromoteMember { .. } | Action::RemoveMember { .. }] => None,

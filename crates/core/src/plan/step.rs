@@ -53,6 +53,16 @@ pub enum Reason {
     OtherNames,
     /// The certificate was signed by another authority.
     OtherAuthority,
+    /// Other authorities are to be trusted than those that are.
+    OtherTrust,
+    /// Every member trusts it.
+    TrustedByAll,
+    /// Nothing that it signed is in use any more.
+    NotNeeded,
+    /// No member lets its certificates in any more.
+    RefusedByAll,
+    /// The authority that all of them trust has ended.
+    LockedOut,
     /// Nobody may come in without credentials.
     NoAuth,
     /// It is in the world and not in the file.
@@ -113,6 +123,11 @@ impl fmt::Display for Reason {
             Self::Expires { hours } => write!(f, "expires in {} days", hours / 24),
             Self::OtherNames => f.write_str("names have changed"),
             Self::OtherAuthority => f.write_str("signed by another authority"),
+            Self::OtherTrust => f.write_str("trusted CAs have changed"),
+            Self::TrustedByAll => f.write_str("trusted by every member"),
+            Self::NotNeeded => f.write_str("not needed any more"),
+            Self::RefusedByAll => f.write_str("refused by every member"),
+            Self::LockedOut => f.write_str("the CA that they trust has expired"),
             Self::NoAuth => f.write_str("auth is off"),
             Self::NotInFile => f.write_str("not in the file"),
             Self::Replaced => f.write_str("replaced"),

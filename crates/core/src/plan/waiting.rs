@@ -5,7 +5,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::observed::{Alarm, ClusterId, size};
+use crate::observed::{Alarm, ClusterId, Side, size};
 use crate::spec::{AuthMode, EtcdVersion, Name};
 
 /// Something that is not done, and why.
@@ -228,6 +228,31 @@ pub enum Waiting {
         /// Which: `peers` or `clients`.
         authority: String,
     },
+    /// A member has not got the trust or the certificate yet that a change of the authority rests on.
+    TrustLags {
+        /// Which.
+        machine: Name,
+        /// Of which side.
+        side: Side,
+    },
+    /// Two that must trust each other before an authority changes do not shake hands.
+    HandshakeFailed {
+        /// Who came.
+        from: String,
+        /// To whom.
+        to: Name,
+        /// What happened.
+        error: String,
+    },
+    /// A member lets somebody in with a certificate of an authority that it should not trust any more.
+    StillLetIn {
+        /// Where.
+        machine: Name,
+        /// Of which side.
+        side: Side,
+        /// Which of its authorities.
+        number: u32,
+    },
     /// etcd raised an alarm.
     AlarmRaised {
         /// Which.
@@ -301,6 +326,8 @@ impl Waiting {
             | Self::HealFirst { .. }
             | Self::ReplacedLater { .. }
             | Self::NoHeir { others: 1.., .. }
+            | Self::TrustLags { .. }
+            | Self::HandshakeFailed { .. }
             | Self::DoorUnclear { .. }
             | Self::UsersUnknown { .. }
             | Self::PasswordUnknown { .. } => Patience::Soon,
@@ -327,6 +354,7 @@ impl Waiting {
             | Self::NoHeir { others: 0, .. }
             | Self::AuthDiffers { .. }
             | Self::AuthorityExpired { .. }
+            | Self::StillLetIn { .. }
             | Self::AlarmRaised { .. }
             | Self::QuotaFull { .. }
             | Self::MemberCorrupt { .. }
@@ -361,6 +389,9 @@ impl Waiting {
             | Self::NoHeir { machine, .. }
             | Self::AddressInUse { machine, .. }
             | Self::MemberCorrupt { machine, .. }
+            | Self::TrustLags { machine, .. }
+            | Self::HandshakeFailed { to: machine, .. }
+            | Self::StillLetIn { machine, .. }
             | Self::DoorOpen { machine, .. }
             | Self::DoorUnclear { machine, .. } => Some(machine),
             Self::Unsafe { machine, .. } => machine.as_ref(),
@@ -445,7 +476,21 @@ impl Waiting {
                 "write `auth: {{ mode: {made_for} }}`: changing how the clients of a running cluster log in is not in \
                  this version yet"
             ),
-            Self::AuthorityExpired { .. } => "rotating an authority is not in this version yet".to_owned(),
+            Self::AuthorityExpired { authority } => format!(
+                "bring another one: put its certificate and key where the file says, or write `{authority}: made` \
+                 below `ca`"
+            ),
+            Self::TrustLags { machine, .. } => {
+                format!("it follows by itself once `{machine}` can be reached; see `raftsman status`")
+            }
+            Self::HandshakeFailed { to, .. } => {
+                format!("if it does not mend itself, read etcd's log: `raftsman logs {to}`")
+            }
+            Self::StillLetIn { .. } => {
+                "if the old and the new CA are below the same root, bring them without the root; otherwise find out \
+                 what etcd trusts there"
+                    .to_owned()
+            }
             Self::AlarmRaised { alarm: Alarm::NoSpace } => "apply makes room once a majority answers".to_owned(),
             Self::AlarmRaised { alarm: Alarm::Corrupt } => {
                 "`raftsman verify` compares the members; restart nothing before it is clear which one differs"
@@ -551,6 +596,13 @@ impl fmt::Display for Waiting {
                 write!(f, "the cluster's clients log in by {made_for}, the file says `mode: {wanted}`")
             }
             Self::AuthorityExpired { authority } => write!(f, "the authority of the {authority} has expired"),
+            Self::TrustLags { machine, side } => {
+                write!(f, "{machine}: has not got what the change of the {side} CA rests on")
+            }
+            Self::HandshakeFailed { from, to, error } => write!(f, "{from} → {to}: no handshake: {error}"),
+            Self::StillLetIn { machine, side, number } => {
+                write!(f, "{machine}: still lets in whom the old {side} CA {number} vouches for")
+            }
             Self::AlarmRaised { alarm: Alarm::NoSpace } => f.write_str("etcd takes no writes: its quota is used up"),
             Self::AlarmRaised { alarm: Alarm::Corrupt } => f.write_str("etcd says that a member's data is corrupt"),
             Self::QuotaFull { in_use, quota, filled_by } => {

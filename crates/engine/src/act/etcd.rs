@@ -1,8 +1,10 @@
 //! etcd on a machine: install, configure, start, restart.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use futures::future::try_join_all;
 use jiff::Timestamp;
 use raftsman_api::v1::install_etcd_request::Part;
 use raftsman_api::v1::{
@@ -94,6 +96,19 @@ impl Hands<'_> {
         self.start_etcd(machine, version, StartData::Of(cluster)).await
     }
 
+    /// Stops all of them, then starts all of them: none of them serves in between.
+    pub(super) async fn restart_together(
+        self,
+        machines: &BTreeMap<Name, EtcdVersion>,
+        cluster: ClusterId,
+    ) -> Result<(), ActError> {
+        try_join_all(machines.keys().map(|machine| self.stop_etcd(machine))).await?;
+        let starts =
+            machines.iter().map(|(machine, version)| self.start_etcd(machine, *version, StartData::Of(cluster)));
+        try_join_all(starts).await?;
+        Ok(())
+    }
+
     /// What the founders are told of each other.
     fn first_birth(self) -> String {
         let ledger = self.cluster().ledger();
@@ -130,8 +145,9 @@ impl Hands<'_> {
     pub async fn await_peer_service(self, action: &Action) {
         let Some(member) = action.machine().and_then(|name| self.member(name).ok()) else { return };
         let Ok(Some(credentials)) = self.observer.credentials(Timestamp::now()).await else { return };
+        let Some(peer) = credentials.peer else { return };
         let served = async {
-            while !answers(SocketAddr::new(member.address, PEER_PORT), &credentials.peer).await {
+            while !answers(SocketAddr::new(member.address, PEER_PORT), &peer).await {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };

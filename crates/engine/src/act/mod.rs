@@ -91,6 +91,14 @@ impl Hands<'_> {
         let now = Timestamp::now();
         match action {
             Action::MakeAuthorities => self.make_authorities(now),
+            Action::NextAuthority { side } => Ok(self.cluster().next_authority(*side, now)?),
+            Action::SwitchAuthority { side } => Ok(self.cluster().change_trust(*side, |trust| trust.switch(now))?),
+            Action::RetireAuthority { side, unused } => {
+                Ok(self.cluster().change_trust(*side, |trust| trust.retire(*unused))?)
+            }
+            Action::ForgetAuthority { side } => self.forget_authority(*side),
+            Action::StoreTrust { machine, purpose } => self.store_trust(machine, *purpose).await,
+            Action::RestartTogether { machines, cluster } => self.restart_together(machines, *cluster).await,
             Action::CreateMachine { machine } => self.create_machine(machine).await,
             Action::StartMachine { machine } => self.start_machine(machine).await,
             Action::Enroll { machine } => self.enroll(machine, now).await,

@@ -194,6 +194,8 @@ fn understand_etcd(etcd: v1::EtcdReport) -> Result<EtcdOnMachine, String> {
             certificates.insert(purpose, facts);
         }
     }
+    let running_trust =
+        etcd.running_trust.into_iter().filter_map(|t| Some((purpose(t.purpose())?, t.digest))).collect();
     let state = match service.state() {
         v1::ServiceState::Stopped => ServiceState::Stopped,
         v1::ServiceState::Running => ServiceState::Running,
@@ -213,6 +215,7 @@ fn understand_etcd(etcd: v1::EtcdReport) -> Result<EtcdOnMachine, String> {
         config: given(etcd.config_digest),
         running_config: given(etcd.running_config_digest),
         running_version: given(etcd.running_version).map(|v| version(&v)).transpose()?,
+        running_trust,
         certificates,
         service: Service {
             state,
@@ -232,11 +235,7 @@ fn understand_etcd(etcd: v1::EtcdReport) -> Result<EtcdOnMachine, String> {
 }
 
 fn certificate(wire: v1::Certificate) -> Result<(Option<Purpose>, CertificateFacts), String> {
-    let purpose = match wire.purpose() {
-        v1::Purpose::EtcdPeer => Some(Purpose::Peer),
-        v1::Purpose::EtcdServer => Some(Purpose::Server),
-        v1::Purpose::Agent | v1::Purpose::Unspecified => None,
-    };
+    let purpose = purpose(wire.purpose());
     let facts = CertificateFacts {
         fingerprint: wire.fingerprint,
         not_before: wire.not_before.map(timestamp).ok_or("a certificate without a beginning")??,
@@ -244,8 +243,17 @@ fn certificate(wire: v1::Certificate) -> Result<(Option<Purpose>, CertificateFac
         names: wire.names,
         subject: wire.subject,
         issuer_key: wire.issuer_key,
+        trust: Some(wire.trust_digest).filter(|digest| !digest.is_empty()),
     };
     Ok((purpose, facts))
+}
+
+fn purpose(wire: v1::Purpose) -> Option<Purpose> {
+    match wire {
+        v1::Purpose::EtcdPeer => Some(Purpose::Peer),
+        v1::Purpose::EtcdServer => Some(Purpose::Server),
+        v1::Purpose::Agent | v1::Purpose::Unspecified => None,
+    }
 }
 
 fn timestamp(wire: prost_types::Timestamp) -> Result<Timestamp, String> {

@@ -3,6 +3,7 @@
 mod agent;
 mod doors;
 mod etcd;
+mod handshakes;
 mod upkeep;
 mod users;
 
@@ -13,7 +14,11 @@ use std::sync::{Arc, PoisonError};
 use futures::future::join_all;
 use jiff::Timestamp;
 use raftsman_api::tls::TlsError;
-use raftsman_core::observed::{Fact, Machine, MemberObserved, Observed, Power, ServiceState, Upkeep, View};
+use raftsman_core::observed::{
+    AuthorityRecord, EtcdFacts, Fact, Handshakes, Machine, MemberObserved, Observed, Power, ServiceState, Side, Trust,
+    Upkeep, View,
+};
+use raftsman_core::plan::trust::to_be_proven;
 use raftsman_core::spec::Name;
 use raftsman_providers::{MachineRecord, ProviderError};
 use tokio::sync::Mutex;
@@ -23,16 +28,25 @@ pub use etcd::EtcdLink;
 pub(crate) use etcd::members;
 
 use crate::cluster::{ClusterAt, ClusterCredentials, ClusterError};
+use crate::pki::PkiError;
 
 /// Looks at one cluster again and again, keeping its connections open in between.
 #[derive(Debug)]
 pub struct Observer {
     cluster: Arc<ClusterAt>,
     links: std::sync::Mutex<BTreeMap<Name, Arc<Links>>>,
-    credentials: Mutex<Option<ClusterCredentials>>,
+    credentials: Mutex<Option<Known>>,
+    brought: Mutex<Option<BTreeMap<Side, AuthorityRecord>>>,
     before: Mutex<Option<Observed>>,
     upkeep: Mutex<upkeep::Found>,
     known: Mutex<users::Known>,
+}
+
+/// Credentials, and the authorities that they were made of.
+#[derive(Debug)]
+struct Known {
+    of: [Option<Trust>; 2],
+    credentials: ClusterCredentials,
 }
 
 /// The ways to one member: to its machine's agent, and to its etcd, which may still be elsewhere.
@@ -51,6 +65,7 @@ impl Observer {
             cluster,
             links: Default::default(),
             credentials: Mutex::new(None),
+            brought: Mutex::new(None),
             before: Mutex::new(None),
             upkeep: Mutex::default(),
             known: Mutex::default(),
@@ -85,22 +100,48 @@ impl Observer {
 
     /// Who we are to etcd; nobody before the cluster has authorities.
     pub async fn credentials(&self, now: Timestamp) -> Result<Option<ClusterCredentials>, ClusterError> {
-        let mut credentials = self.credentials.lock().await;
-        if credentials.is_none() && self.cluster.ledger().clients.is_some() {
-            *credentials = Some(self.cluster.credentials(now)?);
+        let mut known = self.credentials.lock().await;
+        let ledger = self.cluster.ledger();
+        let of = [ledger.peers, ledger.clients];
+        if of.iter().any(Option::is_none) {
+            return Ok(None);
         }
-        Ok(credentials.clone())
+        if let Some(known) = known.as_ref().filter(|known| known.of == of) {
+            return Ok(Some(known.credentials.clone()));
+        }
+        let credentials = self.cluster.credentials(now)?;
+        *known = Some(Known { of, credentials: credentials.clone() });
+        Ok(Some(credentials))
+    }
+
+    /// What the file brings is read once a run.
+    async fn brought(&self) -> Result<BTreeMap<Side, AuthorityRecord>, ClusterError> {
+        let mut brought = self.brought.lock().await;
+        if let Some(brought) = brought.as_ref() {
+            return Ok(brought.clone());
+        }
+        Ok(brought.insert(self.cluster.brought_authorities()?).clone())
     }
 
     /// Looks at everything once.
     pub async fn look(&self) -> Result<Observed, ClusterError> {
         let now = Timestamp::now();
-        let credentials = self.credentials(now).await?;
+        let brought = self.brought().await?;
+        let credentials = match self.credentials(now).await {
+            Ok(Some(credentials)) => Ok(credentials),
+            Ok(None) => Err(Fact::Absent { at: now }),
+            // Nobody gets in any more with what the authority signed, not even we.
+            Err(ClusterError::Pki(error @ PkiError::AuthorityEnded { .. })) => {
+                Err(Fact::Unreachable { error: error.to_string(), since: now })
+            }
+            Err(error) => return Err(error),
+        };
         let places = self.cluster.places();
         let looks = places.iter().map(|(name, place)| self.look_at(name, *place, credentials.as_ref(), now));
         let members = join_all(looks).await.into_iter().collect();
-        let mut observed = Observed { ledger: self.cluster.ledger(), members, upkeep: Upkeep::default() };
-        if let Some(credentials) = &credentials {
+        let (ledger, upkeep) = (self.cluster.ledger(), Upkeep::default());
+        let mut observed = Observed { ledger, members, brought, handshakes: BTreeMap::new(), upkeep };
+        if let Ok(credentials) = &credentials {
             self.look_for_root(&mut observed, credentials).await;
             observed.upkeep = Box::pin(self.look_into_alarms(&observed, credentials)).await;
             self.look_for_users(&mut observed, credentials).await;
@@ -113,14 +154,39 @@ impl Observer {
         drop(before);
         self.cluster.remember(|ledger| ledger.learn(&self.cluster.desired, &observed, now))?;
         observed.ledger = self.cluster.ledger();
+        if let Ok(credentials) = &credentials {
+            observed.handshakes = self.shake_hands(&observed, &places, credentials, now).await;
+        }
         Ok(observed)
+    }
+
+    /// Has members shake hands, where the next phase of a change of an authority rests on it.
+    async fn shake_hands(
+        &self,
+        observed: &Observed,
+        places: &BTreeMap<Name, IpAddr>,
+        credentials: &ClusterCredentials,
+        now: Timestamp,
+    ) -> BTreeMap<Name, Handshakes> {
+        let sides = to_be_proven(&self.cluster.desired, observed, now);
+        if sides.is_empty() {
+            return BTreeMap::new();
+        }
+        let sides = &sides;
+        let members = places.keys().filter(|name| observed.members.get(*name).is_some_and(|m| m.report().is_some()));
+        let tries = members.filter_map(|name| Some((name, self.links(name)?))).map(|(name, links)| async move {
+            let others =
+                places.iter().filter(|(other, _)| *other != name).map(|(n, place)| (n.clone(), *place)).collect();
+            (name.clone(), handshakes::of_member(&links, &others, sides, credentials).await)
+        });
+        join_all(tries).await.into_iter().collect()
     }
 
     async fn look_at(
         &self,
         name: &Name,
         place: IpAddr,
-        credentials: Option<&ClusterCredentials>,
+        credentials: Result<&ClusterCredentials, &Fact<EtcdFacts>>,
         now: Timestamp,
     ) -> (Name, MemberObserved) {
         let machine = machine_fact(self.cluster.fleet.provider.machine(name.as_str()).await, now);
@@ -146,8 +212,8 @@ impl Observer {
         };
         let etcd = async {
             match credentials {
-                Some(credentials) => Box::pin(links.etcd.look(credentials, now)).await,
-                None => Fact::Absent { at: now },
+                Ok(credentials) => Box::pin(links.etcd.look(credentials, now)).await,
+                Err(fact) => fact.clone(),
             }
         };
         let (agent, etcd) = tokio::join!(agent, etcd);

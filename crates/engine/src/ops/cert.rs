@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use raftsman_core::observed::{AuthorityRecord, Side, Trust};
 use raftsman_core::spec::Name;
 use secrecy::ExposeSecret;
 use serde::Serialize;
@@ -12,7 +13,7 @@ use serde::Serialize;
 use super::{OpError, for_each_cluster, pick_cluster};
 use crate::fleet::Fleet;
 use crate::observe::Observer;
-use crate::pki::{self, AuthorityKind};
+use crate::pki;
 
 /// One certificate.
 #[derive(Debug, Clone, Serialize)]
@@ -21,6 +22,8 @@ pub struct Certificate {
     pub cluster: Option<Name>,
     /// What: `fleet CA`, `peers CA`, `clients CA`, `agent`, `peer`, `server`.
     pub what: &'static str,
+    /// While an authority changes: `signs`, `signs next`, `still trusted`, `trusted no more`.
+    pub standing: Option<&'static str>,
     /// Whose.
     pub whose: String,
     /// From when.
@@ -42,10 +45,15 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
     let lists = for_each_cluster(fleet, only, |cluster| async move {
         let name = &cluster.desired.name;
         let mut certificates = Vec::new();
-        for (place, what) in [("peers", "peers CA"), ("clients", "clients CA")] {
-            let kind = if place == "peers" { AuthorityKind::EtcdPeers } else { AuthorityKind::EtcdClients };
-            if let Ok(authority) = cluster.authority(kind, Timestamp::now()) {
-                certificates.push(of_authority(Some(name), what, authority.facts()));
+        for side in Side::ALL {
+            let Some(trust) = cluster.ledger().trust(side).cloned() else { continue };
+            for (standing, records) in standings(&trust) {
+                for record in records {
+                    let facts = pki::describe(&record.certificate)?;
+                    let standing = Some(standing).filter(|_| trust.rotates());
+                    let what = if side == Side::Peers { "peers CA" } else { "clients CA" };
+                    certificates.push(Certificate { standing, ..of_authority(Some(name), what, &facts) });
+                }
             }
         }
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
@@ -59,6 +67,7 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
                 certificates.push(Certificate {
                     cluster: Some(name.clone()),
                     what,
+                    standing: None,
                     whose: member.name.to_string(),
                     not_before: facts.not_before,
                     not_after: facts.not_after,
@@ -85,10 +94,21 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
     Ok((all, silent))
 }
 
+/// A side's authorities by what they are to it.
+fn standings(trust: &Trust) -> [(&'static str, Vec<&AuthorityRecord>); 4] {
+    [
+        ("signs", vec![&trust.current]),
+        ("signs next", trust.next.iter().collect()),
+        ("still trusted", trust.old.iter().collect()),
+        ("trusted no more", trust.retired.iter().collect()),
+    ]
+}
+
 fn of_authority(cluster: Option<&Name>, what: &'static str, facts: &pki::CertificateFacts) -> Certificate {
     Certificate {
         cluster: cluster.cloned(),
         what,
+        standing: None,
         whose: facts.subject.clone(),
         not_before: facts.not_before,
         not_after: facts.not_after,
@@ -105,7 +125,7 @@ pub struct Issued {
     pub certificate: PathBuf,
     /// Its key, readable by nobody else.
     pub key: PathBuf,
-    /// The CA that members' certificates are checked against.
+    /// The CAs that members' certificates are checked against.
     pub ca: PathBuf,
     /// Until when it is valid.
     pub not_after: Timestamp,
@@ -125,7 +145,8 @@ pub fn issue(
     }
     let cluster = pick_cluster(fleet, cluster)?;
     let now = Timestamp::now();
-    let authority = cluster.authority(AuthorityKind::EtcdClients, now)?;
+    let trust = cluster.trust(Side::Clients)?;
+    let authority = cluster.kept(Side::Clients, &trust.current)?;
     let (chain, key) = authority.issue_client(user, Some(&cluster.desired.organization), validity, now)?;
     let not_after = pki::describe(&chain)?.not_after;
     let stem = if user.is_empty() { "anonymous" } else { user };
@@ -138,6 +159,6 @@ pub fn issue(
     std::fs::create_dir_all(dir).map_err(|source| OpError::File { action: "make", path: dir.to_owned(), source })?;
     crate::store::write_file(&issued.key, key.expose_secret().as_bytes(), 0o600)?;
     crate::store::write_file(&issued.certificate, chain.as_bytes(), 0o644)?;
-    crate::store::write_file(&issued.ca, authority.certificate_pem().as_bytes(), 0o644)?;
+    crate::store::write_file(&issued.ca, trust.bundle().as_bytes(), 0o644)?;
     Ok(issued)
 }

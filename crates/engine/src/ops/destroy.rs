@@ -12,6 +12,7 @@ use raftsman_providers::{LocalError, ProviderError};
 use serde::Serialize;
 
 use super::OpError;
+use crate::authorities::sweep;
 use crate::fleet::Fleet;
 use crate::observe::token_name;
 use crate::store::Lock;
@@ -78,10 +79,7 @@ pub async fn destroy(
         }
     }
     for cluster in &what.clusters {
-        for suffix in ["peers", "clients"] {
-            fleet.secrets.delete(&format!("{cluster}-{suffix}"))?;
-            fleet.store.delete_certificate(&format!("{cluster}-{suffix}"))?;
-        }
+        sweep(&fleet.store, &fleet.secrets, cluster, |_, _| false)?;
         fleet.secrets.delete(&format!("{cluster}-root-password"))?;
         let members = fleet.desired.clusters.iter().filter(|c| c.name == *cluster).flat_map(|c| &c.members);
         for member in members {

@@ -73,7 +73,9 @@ pub fn plan_of_new(spec: &Spec) -> Result<FleetPlan, OpError> {
     let clusters = desired.clusters.iter().map(|cluster| {
         let members: BTreeMap<Name, MemberObserved> =
             cluster.members.iter().map(|m| (m.name.clone(), absent())).collect();
-        cluster_plan(cluster, &Observed { ledger: Ledger::default(), members, upkeep: Upkeep::default() })
+        let (ledger, upkeep) = (Ledger::default(), Upkeep::default());
+        let observed = Observed { ledger, members, brought: BTreeMap::new(), handshakes: BTreeMap::new(), upkeep };
+        cluster_plan(cluster, &observed)
     });
     Ok(FleetPlan { fleet: spec.fleet.clone(), clusters: clusters.collect(), strangers: Vec::new() })
 }

@@ -1,0 +1,330 @@
+//! Authorities that follow each other, who trusts whom → the next phase of a change, once everybody is seen to be ready.
+//!
+//! etcd reads certificates at every handshake, but the authorities that it trusts only when it starts. So the next
+//! authority is trusted by all before it signs anything, and the old one until nothing of it is shown any more; and no
+//! phase begins before handshakes have shown that the one before it has arrived everywhere.
+
+use jiff::Timestamp;
+
+use super::{Draft, Reason, Step, Waiting};
+use crate::action::Action;
+use crate::desired::Cluster;
+use crate::observed::{
+    AgentReport, AuthorityRecord, Greeting, Observed, Origin, ServiceState, Side, Trust, View, quorum,
+};
+use crate::spec::{AuthMode, Authority, Name};
+
+/// What a change of an authority comes to next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    /// The next one signs.
+    Switch,
+    /// Those that nothing is signed by any more are not trusted any more.
+    Retire,
+    /// Those that are not trusted any more are gone.
+    Forget,
+}
+
+impl Phase {
+    fn action(self, side: Side) -> Action {
+        match self {
+            Self::Switch => Action::SwitchAuthority { side },
+            Self::Retire => Action::RetireAuthority { side, unused: false },
+            Self::Forget => Action::ForgetAuthority { side },
+        }
+    }
+
+    fn reason(self) -> Reason {
+        match self {
+            Self::Switch => Reason::TrustedByAll,
+            Self::Retire => Reason::NotNeeded,
+            Self::Forget => Reason::RefusedByAll,
+        }
+    }
+}
+
+/// Whether this authority is one that the file wants: made as it says, or the one that it brings.
+pub(super) fn is_wanted(desired: &Cluster, observed: &Observed, side: Side, record: &AuthorityRecord) -> bool {
+    match (desired.authority(side), observed.brought.get(&side)) {
+        (Authority::Made, _) => record.origin == Origin::Made,
+        // Where it could not be read, nothing follows.
+        (Authority::Brought(_), brought) => brought.is_none_or(|b| b.certificate == record.certificate),
+    }
+}
+
+fn phase(desired: &Cluster, observed: &Observed, side: Side, now: Timestamp) -> Option<Phase> {
+    let trust = observed.ledger.trust(side)?;
+    match &trust.next {
+        Some(next) if is_wanted(desired, observed, side, next) => Some(Phase::Switch),
+        Some(_) => None,
+        None if trust.finishes(side, now) => Some(Phase::Retire),
+        None => (!trust.retired.is_empty()).then_some(Phase::Forget),
+    }
+}
+
+/// A member of the cluster, and its machine's word.
+type Participant<'a> = (&'a Name, Option<&'a AgentReport>);
+
+/// Members of the cluster as it lists them; those that etcd was started on while nobody can be asked.
+fn participants<'a>(observed: &'a Observed, view: &View<'_>) -> Vec<Participant<'a>> {
+    let ledger = &observed.ledger;
+    let counts = |name: &Name| match view.listed {
+        Some(list) => list.iter().any(|m| ledger.name_of(m).as_ref() == Some(name)),
+        None => ledger.started.contains_key(name),
+    };
+    observed.members.iter().filter(|(name, _)| counts(name)).map(|(name, m)| (name, m.report())).collect()
+}
+
+/// Those who must be ready before a phase: everybody, in an emergency everybody who can be reached.
+fn needed<'a>(observed: &'a Observed, view: &View<'_>, trust: &Trust) -> Vec<Participant<'a>> {
+    let mut all = participants(observed, view);
+    let of = all.len();
+    if trust.now {
+        all.retain(|(_, report)| report.is_some_and(runs));
+        if all.len() < quorum(of) {
+            return participants(observed, view);
+        }
+    }
+    all
+}
+
+fn runs(report: &AgentReport) -> bool {
+    report.etcd.service.state == ServiceState::Running
+}
+
+/// Whether etcd checks what is shown to it on this side. Clients with passwords show nothing.
+fn checked(desired: &Cluster, observed: &Observed, side: Side) -> bool {
+    side == Side::Peers || observed.ledger.auth.unwrap_or(desired.auth) == AuthMode::Certificate
+}
+
+/// Whether the running process, and what it would read if it were started now, are as they should be.
+pub(super) fn in_effect(desired: &Cluster, observed: &Observed, side: Side, report: &AgentReport) -> bool {
+    let Some(trust) = observed.ledger.trust(side) else { return true };
+    let (digest, etcd) = (trust.digest(), &report.etcd);
+    let stored = etcd.certificates.get(&side.purpose()).is_some_and(|c| c.trust.as_ref() == Some(&digest));
+    let running = etcd.running_trust.get(&side.purpose()) == Some(&digest);
+    stored && (running || !checked(desired, observed, side))
+}
+
+/// Members that have not got everything yet that must be there before the phase.
+fn laggards(desired: &Cluster, observed: &Observed, view: &View<'_>, side: Side, phase: Phase) -> Vec<Name> {
+    let Some(trust) = observed.ledger.trust(side) else { return Vec::new() };
+    let ready = |report: &AgentReport| {
+        let leaf = report.etcd.certificates.get(&side.purpose());
+        let reissued = leaf.is_some_and(|c| c.issuer_key == trust.current.key);
+        runs(report) && in_effect(desired, observed, side, report) && (reissued || phase != Phase::Retire)
+    };
+    let needed = needed(observed, view, trust);
+    needed.iter().filter(|(_, r)| !r.is_some_and(ready)).map(|(name, _)| (*name).clone()).collect()
+}
+
+/// Sides on which handshakes have to be tried now: a phase waits for nothing else.
+pub fn to_be_proven(desired: &Cluster, observed: &Observed, now: Timestamp) -> Vec<Side> {
+    let view = View::of(observed);
+    let due = |side: &Side| match phase(desired, observed, *side, now) {
+        None => false,
+        Some(phase) => !in_vain(observed, *side, now) && laggards(desired, observed, &view, *side, phase).is_empty(),
+    };
+    Side::ALL.into_iter().filter(due).collect()
+}
+
+/// Whether the authority that signs has ended: what it signed has ended with it, and no handshake can succeed.
+fn in_vain(observed: &Observed, side: Side, now: Timestamp) -> bool {
+    observed.ledger.trust(side).is_some_and(|t| t.current.not_after <= now)
+}
+
+/// What the handshakes have not shown, of all that must be so before the phase.
+fn unproven(
+    desired: &Cluster,
+    observed: &Observed,
+    view: &View<'_>,
+    side: Side,
+    phase: Phase,
+    now: Timestamp,
+) -> Vec<Waiting> {
+    let Some(trust) = observed.ledger.trust(side) else { return Vec::new() };
+    let needed = needed(observed, view, trust);
+    let mut missing = Vec::new();
+    let mut failed = |from: String, to: &Name, error: &str| {
+        missing.push(Waiting::HandshakeFailed { from, to: to.clone(), error: error.to_owned() });
+    };
+    let untried = "not tried yet";
+    let empty = Default::default();
+    let mut open = Vec::new();
+    for (name, _) in &needed {
+        let tried = observed.handshakes.get(*name).unwrap_or(&empty);
+        if side == Side::Peers {
+            for (other, _) in needed.iter().filter(|(other, _)| other != name) {
+                match tried.peers.get(*other) {
+                    Some(None) => {}
+                    Some(Some(error)) => failed(name.to_string(), other, error),
+                    None => failed(name.to_string(), other, untried),
+                }
+            }
+        }
+        if !checked(desired, observed, side) {
+            continue;
+        }
+        let greeting = |key: &str| tried.let_in.get(&side).and_then(|keys| keys.get(key));
+        let lives = |a: &&AuthorityRecord| a.not_after > now;
+        for authority in trust.trusted().into_iter().filter(lives) {
+            let who = || format!("somebody of the {side} CA {}", authority.number);
+            match greeting(&authority.key) {
+                Some(Greeting::Accepted) => {}
+                Some(Greeting::Refused(error) | Greeting::Unclear(error)) => failed(who(), name, error),
+                None => failed(who(), name, untried),
+            }
+        }
+        // The same key may go on in another certificate.
+        let gone = trust.retired.iter().filter(lives).filter(|a| !trust.trusts(&a.key));
+        for authority in gone.filter(|_| phase == Phase::Forget) {
+            let who = || format!("somebody of the {side} CA {}", authority.number);
+            match greeting(&authority.key) {
+                Some(Greeting::Refused(_)) => {}
+                Some(Greeting::Accepted) => {
+                    open.push(Waiting::StillLetIn { machine: (*name).clone(), side, number: authority.number })
+                }
+                Some(Greeting::Unclear(error)) => failed(who(), name, error),
+                None => failed(who(), name, untried),
+            }
+        }
+    }
+    missing.extend(open);
+    missing
+}
+
+/// Why the phase must not begin now; nothing when it may.
+fn hindrances(desired: &Cluster, observed: &Observed, side: Side, phase: Phase, now: Timestamp) -> Vec<Waiting> {
+    let view = View::of(observed);
+    // Nobody can shake hands any more: nothing is lost by going on.
+    if phase == Phase::Switch && in_vain(observed, side, now) {
+        return Vec::new();
+    }
+    let lag = laggards(desired, observed, &view, side, phase);
+    if !lag.is_empty() {
+        return lag.into_iter().map(|machine| Waiting::TrustLags { machine, side }).collect();
+    }
+    unproven(desired, observed, &view, side, phase, now)
+}
+
+/// Brings changes of authorities on by one phase, where everybody is ready for it. Both sides go hand in hand, so that
+/// members are restarted once for both.
+pub(super) fn rotate(draft: &mut Draft<'_>) {
+    let (desired, observed, now) = (draft.desired, draft.observed, draft.now);
+    let phases = Side::ALL.into_iter().filter_map(|side| Some((phase(desired, observed, side, now)?, side)));
+    let phases: Vec<(Phase, Side)> = phases.collect();
+    let Some(first) = phases.iter().map(|(phase, _)| *phase).min() else { return };
+    let quiet = draft.steps.is_empty();
+    for (phase, side) in phases {
+        let hindrances = hindrances(desired, observed, side, phase, now);
+        if hindrances.is_empty() {
+            if quiet && phase == first {
+                let ended =
+                    observed.ledger.trust(side).filter(|t| phase == Phase::Switch && t.current.not_after <= now);
+                let reason = ended.map_or(phase.reason(), |_| Reason::Expires { hours: -1 });
+                draft.steps.push(Step::new(phase.action(side), reason));
+            }
+            continue;
+        }
+        // Whoever lags for a reason has it told already.
+        let told: Vec<Name> = draft.waiting.iter().filter_map(|w| w.machine().cloned()).collect();
+        let lost: Vec<Name> = draft.lost.iter().map(|(name, _)| name.clone()).collect();
+        let known = |machine: &Name| told.contains(machine) || lost.contains(machine) || draft.has_step_for(machine);
+        let new = |w: &Waiting| !matches!(w, Waiting::TrustLags { machine, .. } if known(machine));
+        let new: Vec<Waiting> = hindrances.into_iter().filter(new).collect();
+        draft.waiting.extend(new);
+    }
+}
+
+/// Judges a phase on a fresh look.
+pub(super) fn judge(desired: &Cluster, observed: &Observed, action: &Action) -> Result<(), String> {
+    let (Action::SwitchAuthority { side } | Action::RetireAuthority { side, .. } | Action::ForgetAuthority { side }) =
+        action
+    else {
+        return Ok(());
+    };
+    let now = observed.at();
+    match phase(desired, observed, *side, now) {
+        Some(phase) if phase.action(*side) == *action => {
+            match hindrances(desired, observed, *side, phase, now).first() {
+                None => Ok(()),
+                Some(waiting) => Err(waiting.to_string()),
+            }
+        }
+        _ => Err("the authorities are not as expected".to_owned()),
+    }
+}
+
+/// Whether every other member accepts what this authority signs, running and when started anew.
+pub(super) fn accepted(
+    observed: &Observed,
+    view: &View<'_>,
+    side: Side,
+    key: &str,
+    machine: &Name,
+) -> Result<(), Name> {
+    // Clients are told by those who run them; those of ours trust all that are trusted.
+    let Some(trust) = observed.ledger.trust(side).filter(|_| side == Side::Peers) else { return Ok(()) };
+    let others = needed(observed, view, trust).into_iter().filter(|(name, _)| *name != machine);
+    for (name, report) in others {
+        let Some(report) = report else { return Err(name.clone()) };
+        let (etcd, purpose) = (&report.etcd, side.purpose());
+        let stored = etcd.certificates.get(&purpose).and_then(|c| c.trust.as_ref());
+        let running = etcd.running_trust.get(&purpose).filter(|_| runs(report));
+        let holds = |digest: &String| trust.keys_of(digest).is_some_and(|keys| keys.contains(key));
+        if !stored.into_iter().chain(running).all(holds) {
+            return Err(name.clone());
+        }
+    }
+    Ok(())
+}
+
+/// Whether this member, started anew, and the healthy others will still shake hands.
+pub(super) fn stays_in_touch(observed: &Observed, view: &View<'_>, machine: &Name) -> Result<(), Name> {
+    let Some(trust) = observed.ledger.trust(Side::Peers) else { return Ok(()) };
+    let leaf = |report: &AgentReport| report.etcd.certificates.get(&Side::Peers.purpose()).cloned();
+    let Some(own) = observed.members.get(machine).and_then(|m| m.report()).and_then(leaf) else { return Ok(()) };
+    let holds = |digest: Option<&String>, key: &str| match digest {
+        // Of an etcd that an older agent started nothing is known.
+        None => true,
+        Some(digest) => trust.keys_of(digest).is_some_and(|keys| keys.contains(key)),
+    };
+    for (name, report) in participants(observed, view) {
+        let Some(report) = report.filter(|_| name != machine && view.healthy.contains(name)) else { continue };
+        let Some(other) = leaf(report) else { continue };
+        let running = report.etcd.running_trust.get(&Side::Peers.purpose());
+        if !holds(own.trust.as_ref(), &other.issuer_key) || !holds(running, &own.issuer_key) {
+            return Err(name.clone());
+        }
+    }
+    Ok(())
+}
+
+/// Whether trust that is stored now would cut anybody off who shows a certificate of another authority.
+pub(super) fn covers(observed: &Observed, view: &View<'_>, side: Side) -> Result<(), Name> {
+    let Some(trust) = observed.ledger.trust(side).filter(|_| side == Side::Peers) else { return Ok(()) };
+    for (name, report) in needed(observed, view, trust) {
+        let leaf = report.and_then(|r| r.etcd.certificates.get(&side.purpose()));
+        let ended = |key: &str| trust.by_key(key).is_some_and(|a| a.not_after <= observed.at());
+        if leaf.is_some_and(|c| !trust.trusts(&c.issuer_key) && !ended(&c.issuer_key)) {
+            return Err(name.clone());
+        }
+    }
+    Ok(())
+}
+
+/// Whether most members trust nobody any more whose certificates are still valid: restarted one by one, each would be
+/// alone.
+pub(super) fn locked_out(desired: &Cluster, observed: &Observed, view: &View<'_>, now: Timestamp) -> bool {
+    Side::ALL.into_iter().filter(|side| checked(desired, observed, *side)).any(|side| {
+        let Some(trust) = observed.ledger.trust(side) else { return false };
+        let all = participants(observed, view);
+        let ended = |key: &String| trust.by_key(key).is_some_and(|a| a.not_after <= now);
+        let locked = |report: &AgentReport| {
+            let running = report.etcd.running_trust.get(&side.purpose()).filter(|_| runs(report));
+            running.and_then(|digest| trust.keys_of(digest)).is_some_and(|keys| keys.iter().all(ended))
+        };
+        let locked = all.iter().filter(|(_, r)| r.is_some_and(locked)).count();
+        locked > 0 && all.len() - locked < quorum(all.len())
+    })
+}

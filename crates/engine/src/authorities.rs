@@ -1,0 +1,219 @@
+//! A cluster's certificate authorities: the ledger says who they are → their keys, from the state or taken in anew.
+//!
+//! Each is kept under a number of its own. The ledger names it last, so that what a crash leaves behind is nobody's: it
+//! is overwritten by the next one, or swept away.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use raftsman_core::observed::{AuthorityRecord, Origin, Purpose, Side, Trust};
+use raftsman_core::spec::{self, Name};
+
+use crate::cluster::{ClusterAt, ClusterError};
+use crate::pki::{self, Authority, AuthorityKind};
+use crate::store::{Secrets, Store, StoreError};
+
+impl From<Side> for AuthorityKind {
+    fn from(side: Side) -> Self {
+        match side {
+            Side::Peers => Self::EtcdPeers,
+            Side::Clients => Self::EtcdClients,
+        }
+    }
+}
+
+/// The name under which the state keeps an authority.
+fn place(cluster: &Name, side: Side, number: u32) -> String {
+    match number {
+        0 | 1 => format!("{cluster}-{side}"),
+        _ => format!("{cluster}-{side}-{number}"),
+    }
+}
+
+/// The number of the authority that is kept under this name, if one of this side is.
+fn number_of(name: &str, cluster: &Name, side: Side) -> Option<u32> {
+    match name.strip_prefix(cluster.as_str())?.strip_prefix('-')?.strip_prefix(side.name())? {
+        "" => Some(1),
+        rest => rest.strip_prefix('-')?.parse().ok().filter(|number| *number > 1),
+    }
+}
+
+/// Takes everything out of the state that is kept of a cluster's authorities, but those with these numbers.
+pub(crate) fn sweep(
+    store: &Store,
+    secrets: &Secrets,
+    cluster: &Name,
+    keep: impl Fn(Side, u32) -> bool,
+) -> Result<(), StoreError> {
+    for side in Side::ALL {
+        let goes = |name: &String| number_of(name, cluster, side).is_some_and(|number| !keep(side, number));
+        // The certificate first: it says that the key is there.
+        for name in store.certificates()?.into_iter().filter(goes) {
+            store.delete_certificate(&name)?;
+        }
+        for name in secrets.names()?.into_iter().filter(goes) {
+            secrets.delete(&name)?;
+        }
+    }
+    Ok(())
+}
+
+impl ClusterAt {
+    /// Makes the first authority, or takes in the one that was brought. Once it is there, it stays.
+    pub fn first_authority(&self, side: Side, now: Timestamp) -> Result<(), ClusterError> {
+        if self.ledger().trust(side).is_some() {
+            return Ok(());
+        }
+        let record = self.obtain(side, 1, now)?;
+        Ok(self.remember(|ledger| ledger.take_in(side, record))?)
+    }
+
+    /// Makes the next authority, or takes in the one that is brought.
+    pub fn next_authority(&self, side: Side, now: Timestamp) -> Result<(), ClusterError> {
+        let number = self.trust(side)?.numbered + 1;
+        let record = self.obtain(side, number, now)?;
+        Ok(self.remember(|ledger| ledger.take_in(side, record))?)
+    }
+
+    /// Changes what is remembered of one side's authorities.
+    pub fn change_trust(&self, side: Side, change: impl FnOnce(&mut Trust)) -> Result<(), StoreError> {
+        self.remember(|ledger| {
+            if let Some(trust) = ledger.trust_mut(side) {
+                change(trust);
+            }
+        })
+    }
+
+    fn obtain(&self, side: Side, number: u32, now: Timestamp) -> Result<AuthorityRecord, ClusterError> {
+        let (authority, origin) = match self.desired.authority(side) {
+            spec::Authority::Brought(brought) => (self.brought(side, brought, now)?, Origin::Brought),
+            spec::Authority::Made => (self.made(side, number, now)?, Origin::Made),
+        };
+        let place = place(&self.desired.name, side, number);
+        self.fleet.secrets.put(&place, &authority.key_pem())?;
+        self.fleet.store.put_certificate(&place, authority.certificate_pem())?;
+        Ok(record(&authority.facts().clone(), authority.certificate_pem(), number, origin))
+    }
+
+    fn made(&self, side: Side, number: u32, now: Timestamp) -> Result<Authority, ClusterError> {
+        let (desired, kind) = (&self.desired, AuthorityKind::from(side));
+        // Told apart by people; etcd goes by the key.
+        let which = if number > 1 { format!(" {number}") } else { String::new() };
+        let room = 64 - which.len();
+        let name: String = format!("{} {kind} CA", desired.name).chars().take(room).collect::<String>() + &which;
+        let validity = Duration::from_millis(desired.ca_validity_ms);
+        Ok(Authority::make(kind, &name, Some(&desired.organization), desired.algorithm, now, validity)?)
+    }
+
+    fn brought(&self, side: Side, brought: &spec::BroughtAuthority, now: Timestamp) -> Result<Authority, ClusterError> {
+        let certificate = self.brought_certificate(brought)?;
+        let key = crate::secrets::resolve(&brought.key, self.fleet.setting.base())?;
+        Ok(Authority::brought(side.into(), &certificate, &key, now)?)
+    }
+
+    fn brought_certificate(&self, brought: &spec::BroughtAuthority) -> Result<String, ClusterError> {
+        let text = std::fs::read_to_string(self.fleet.setting.base().join(&brought.certificate));
+        let text = text.map_err(|source| ClusterError::CaFile { path: brought.certificate.clone(), source })?;
+        // Whatever stands around the certificates makes no other authority.
+        Ok(pki::certificates_only(&text)?)
+    }
+
+    /// The authorities that the file brings, as they are found where it says.
+    pub fn brought_authorities(&self) -> Result<BTreeMap<Side, AuthorityRecord>, ClusterError> {
+        let mut found = BTreeMap::new();
+        for side in Side::ALL {
+            if let spec::Authority::Brought(brought) = self.desired.authority(side) {
+                let pem = self.brought_certificate(brought)?;
+                found.insert(side, record(&pki::describe(&pem)?, &pem, 0, Origin::Brought));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether what is needed to sign is there, and what the file brings can be taken in.
+    pub(crate) fn check_authorities(&self, now: Timestamp) -> Result<(), ClusterError> {
+        let ledger = self.ledger();
+        for side in Side::ALL {
+            let trust = ledger.trust(side);
+            if let spec::Authority::Brought(brought) = self.desired.authority(side) {
+                let newest = trust.map(|t| t.next.as_ref().unwrap_or(&t.current));
+                let found = self.brought_certificate(brought)?;
+                if newest.is_none_or(|newest| newest.certificate != found) {
+                    self.brought(side, brought, now)?;
+                }
+            }
+            if let Some(trust) = trust {
+                self.kept(side, &trust.current)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is remembered of this side's authorities.
+    pub fn trust(&self, side: Side) -> Result<Trust, ClusterError> {
+        let trust = self.ledger().trust(side).cloned();
+        trust.ok_or_else(|| ClusterError::NotApplied(self.desired.name.clone()))
+    }
+
+    /// The authority of this record, with its key.
+    pub fn kept(&self, side: Side, record: &AuthorityRecord) -> Result<Authority, ClusterError> {
+        let place = place(&self.desired.name, side, record.number);
+        let key = self.fleet.secrets.get(&place)?.ok_or(ClusterError::AuthorityMissing(side.into()))?;
+        Ok(Authority::load(side.into(), &record.certificate, &key)?)
+    }
+
+    /// The authority that signs for this side.
+    pub fn authority(&self, side: Side) -> Result<Authority, ClusterError> {
+        self.kept(side, &self.trust(side)?.current)
+    }
+
+    /// The authority that signs a member's certificate for this purpose.
+    pub fn signer(
+        &self,
+        purpose: Purpose,
+        renew_before: jiff::SignedDuration,
+        now: Timestamp,
+    ) -> Result<Authority, ClusterError> {
+        let trust = self.trust(purpose.side())?;
+        self.kept(purpose.side(), trust.signer(purpose.side(), renew_before, now))
+    }
+
+    /// Takes out of the state what it keeps of authorities that the ledger does not know.
+    pub fn sweep_authorities(&self) -> Result<(), StoreError> {
+        let ledger = self.ledger();
+        let known = |side, number| {
+            ledger.trust(side).is_some_and(|trust| trust.known().iter().any(|record| record.number == number))
+        };
+        sweep(&self.fleet.store, &self.fleet.secrets, &self.desired.name, known)
+    }
+}
+
+fn record(facts: &pki::CertificateFacts, pem: &str, number: u32, origin: Origin) -> AuthorityRecord {
+    AuthorityRecord {
+        number,
+        key: facts.public_key_sha256.clone(),
+        not_after: facts.not_after,
+        origin,
+        certificate: pem.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_one_cluster_are_no_others() {
+        let name = |text: &str| Name::parse(text).expect("a name");
+        for number in [1, 2, 17] {
+            let kept = place(&name("a"), Side::Peers, number);
+            assert_eq!(number_of(&kept, &name("a"), Side::Peers), Some(number));
+            assert_eq!(number_of(&kept, &name("a"), Side::Clients), None);
+            assert_eq!(number_of(&kept, &name("a-peers"), Side::Peers), None);
+        }
+        assert_eq!(number_of(&place(&name("a-peers"), Side::Peers, 2), &name("a"), Side::Peers), None);
+        assert_eq!(number_of("a-peers-1", &name("a"), Side::Peers), None);
+        assert_eq!(number_of("a-root-password", &name("a"), Side::Peers), None);
+    }
+}

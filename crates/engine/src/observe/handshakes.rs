@@ -1,0 +1,87 @@
+//! Members and authorities → who shakes hands with whom: agents among members, and we at every port.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use futures::future::join_all;
+use raftsman_api::v1::{HandshakeRequest, Target};
+use raftsman_core::desired::{CLIENT_PORT, PEER_PORT};
+use raftsman_core::observed::{Greeting, Handshakes, Side};
+use raftsman_core::spec::Name;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::Links;
+use super::agent::AgentLink;
+use crate::cluster::ClusterCredentials;
+use crate::etcd::{CALL_TIMEOUT, Credentials};
+
+/// An agent gives its targets three seconds each, all at the same time.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Tries all of them: from this member to the others, and somebody of every authority at its ports of these sides.
+pub(super) async fn of_member(
+    links: &Links,
+    others: &BTreeMap<Name, IpAddr>,
+    sides: &[Side],
+    credentials: &ClusterCredentials,
+) -> Handshakes {
+    let tried = credentials.vouched.iter().filter(|((side, _), _)| sides.contains(side));
+    let greetings = tried.map(|((side, key), credentials)| async move {
+        (*side, key.clone(), greeting(links.etcd.address(), *side, credentials).await)
+    });
+    let (peers, greetings) = tokio::join!(among_members(&links.agent, others), join_all(greetings));
+    let mut handshakes = Handshakes { peers, let_in: BTreeMap::new() };
+    for (side, key, greeting) in greetings {
+        handshakes.let_in.entry(side).or_default().insert(key, greeting);
+    }
+    handshakes
+}
+
+async fn among_members(agent: &AgentLink, others: &BTreeMap<Name, IpAddr>) -> BTreeMap<Name, Option<String>> {
+    let targets = others.iter().map(|(name, address)| Target { name: name.to_string(), address: address.to_string() });
+    let request = HandshakeRequest { targets: targets.collect() };
+    let asked =
+        async { Ok::<_, super::LinkError>(agent.client().await?.handshake(request).await?.into_inner().results) };
+    match tokio::time::timeout(AGENT_TIMEOUT, asked).await {
+        Ok(Ok(results)) => {
+            let result = |r: raftsman_api::v1::HandshakeResult| {
+                Some((Name::parse(&r.name).ok()?, Some(r.error).filter(|error| !error.is_empty())))
+            };
+            results.into_iter().filter_map(result).collect()
+        }
+        Ok(Err(error)) => others.keys().map(|name| (name.clone(), Some(error.to_string()))).collect(),
+        Err(_) => others.keys().map(|name| (name.clone(), Some("the agent does not answer".to_owned()))).collect(),
+    }
+}
+
+/// How etcd receives somebody with these credentials. With TLS 1.3 it judges his certificate only after his side of the
+/// handshake is done: it answers a question then, or turns him away instead.
+async fn greeting(address: IpAddr, side: Side, credentials: &Credentials) -> Greeting {
+    let port = match side {
+        Side::Peers => PEER_PORT,
+        Side::Clients => CLIENT_PORT,
+    };
+    let asked = async {
+        let tcp = TcpStream::connect(SocketAddr::new(address, port)).await?;
+        let mut stream = credentials.connector().connect(address.into(), tcp).await?;
+        stream.write_all(b"GET /version HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n").await?;
+        let mut answer = [0; 5];
+        stream.read_exact(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    match tokio::time::timeout(CALL_TIMEOUT, asked).await {
+        Ok(Ok(answer)) if answer == *b"HTTP/" => Greeting::Accepted,
+        Ok(Ok(_)) => Greeting::Unclear("what answers there is no etcd".to_owned()),
+        // Only its own word counts: a connection that ends may have ended for any reason.
+        Ok(Err(error)) if turned_away(&error) => Greeting::Refused(error.to_string()),
+        Ok(Err(error)) => Greeting::Unclear(error.to_string()),
+        Err(_) => Greeting::Unclear("no answer".to_owned()),
+    }
+}
+
+fn turned_away(error: &std::io::Error) -> bool {
+    let source = error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>());
+    matches!(source, Some(rustls::Error::AlertReceived(_)))
+}
