@@ -45,6 +45,15 @@ under-load *args: build lab
 bench-pause *args: build lab
     cargo run --release -p raftsman-tests --bin bench-pause -- {{args}}
 
+# Planned operations in mixed order under load, one seed each: nobody notices
+notice operations="100": build lab
+    RAFTSMAN_OPERATIONS={{operations}} cargo nextest run --release -p raftsman-tests --test notice --no-capture
+
+# Something dies at every step of every operation: a table of what came of it
+[positional-arguments]
+death *args: build lab
+    cargo run --release -p raftsman-tests --bin death -- "$@"
+
 # A file of 1,000 clusters: check and plan
 bench-scale: build
     cargo run --release -p raftsman-tests --bin bench-scale
