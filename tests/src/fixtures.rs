@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
+use raftsman_core::action::Action;
 use raftsman_core::desired::{Cluster, Desired, Identity, LoopbackNetwork, resolve};
 use raftsman_core::model::{Agreed, MachineModel, World};
 use raftsman_core::observed::{ClusterId, Fact, Observed, Power, ServiceState, Tolerance};
@@ -74,7 +75,12 @@ impl Scene {
 
     /// A cluster that is as it should be.
     pub fn settled(members: usize) -> Self {
-        let mut scene = Self::empty(members, &[]);
+        Self::settled_with(members, &[])
+    }
+
+    /// A cluster that is as a file with these lines says.
+    pub fn settled_with(members: usize, further: &[&str]) -> Self {
+        let mut scene = Self::empty(members, further);
         let told = scene.to_the_end();
         assert!(told.ends_with("done\n"), "{told}");
         scene
@@ -150,14 +156,33 @@ impl Scene {
                 return told;
             }
             told.push_str(&tell(&Plan { steps: next.steps.clone(), waiting: Vec::new() }));
-            for step in &next.steps {
-                let done = self.world.act(&self.desired, &step.action, 0);
-                done.unwrap_or_else(|impossible| panic!("{step:?}: {impossible}\n{told}"));
-            }
-            self.world.pass_time();
-            self.world.remember(&self.desired);
+            self.carry_out(&next);
         }
         panic!("it goes round in circles:\n{told}")
+    }
+
+    /// Carries out waves up to the one with such an action, that one included, and tells them.
+    pub fn until(&mut self, last: impl Fn(&Action) -> bool) -> String {
+        let mut told = String::new();
+        for _ in 0..100 {
+            let next = self.plan();
+            assert!(!next.steps.is_empty(), "it never comes to it:\n{told}{}", tell(&next));
+            told.push_str(&tell(&Plan { steps: next.steps.clone(), waiting: Vec::new() }));
+            self.carry_out(&next);
+            if next.steps.iter().any(|step| last(&step.action)) {
+                return told;
+            }
+        }
+        panic!("it goes round in circles:\n{told}")
+    }
+
+    fn carry_out(&mut self, plan: &Plan) {
+        for step in &plan.steps {
+            let done = self.world.act(&self.desired, &step.action, 0);
+            done.unwrap_or_else(|impossible| panic!("{step:?}: {impossible}"));
+        }
+        self.world.pass_time();
+        self.world.remember(&self.desired);
     }
 }
 

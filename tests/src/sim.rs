@@ -4,6 +4,7 @@
 //! safety judge: a flaw that both share would otherwise pass.
 
 mod users;
+mod versions;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,10 +17,13 @@ use raftsman_core::observed::{
     Data, Disk, Fact, ListedMember, MemberId, MemberObserved, Observed, PortTaken, Power, ServiceState, View,
 };
 use raftsman_core::plan::{Patience, Plan, Waiting};
-use raftsman_core::spec::Name;
+use raftsman_core::spec::{EtcdVersion, Name};
 
 use crate::dice::Dice;
 use crate::fixtures;
+
+/// More rounds than the longest way takes, several lines up with every member slow to start.
+const PEACE: usize = 250;
 
 /// A planner under test.
 pub type Planner = fn(&Cluster, &Observed, Timestamp) -> Plan;
@@ -130,6 +134,18 @@ impl Cast {
         sizes[1].push(fixtures::cluster(3, &["quota: 4GiB", users::FILES[0][0], users::FILES[0][1]]));
         Self { sizes }
     }
+
+    /// Sizes 3 and 5, each with versions to change between, some of them with a way over others.
+    pub fn versions() -> Self {
+        let versions = ["3.6.15", "3.5.30", "3.5.34", "3.6.10", "3.6.14", "3.7.2"];
+        let available = || versions.iter().filter_map(|v| EtcdVersion::parse(v).ok());
+        let of = |size: usize, version: &str| {
+            let mut cluster = fixtures::cluster(size, &[&format!("version: {version}")]);
+            cluster.available.extend(available());
+            cluster
+        };
+        Self { sizes: [3, 5].map(|size| versions.iter().map(|v| of(size, v)).collect()).to_vec() }
+    }
 }
 
 impl Default for Cast {
@@ -197,7 +213,7 @@ impl Run {
                 machine.agent_up = true;
             }
         }
-        for _ in 0..200 {
+        for _ in 0..PEACE {
             self.tampered = false;
             self.mark_the_lost();
             let observed = self.world.observe(&self.desired);
@@ -305,6 +321,11 @@ impl Run {
         if listed != wanted {
             return Err(self.violation("done means done", format!("members are {listed:?}, wanted {wanted:?}")));
         }
+        for (name, machine) in self.world.machines.iter().filter(|(name, _)| self.desired.member(name).is_some()) {
+            if machine.process.version != Some(self.desired.version) {
+                return Err(self.violation("done means done", format!("{name} runs another version")));
+            }
+        }
         let secured = self.world.agreed.values().any(|a| a.formed && a.auth);
         if !secured {
             return Err(self.violation("done means done", "auth is off"));
@@ -378,6 +399,7 @@ impl Run {
 
     fn act(&mut self, observed: &Observed, action: &Action) -> Result<(), Violation> {
         self.rests_on_what_was_seen(observed, action)?;
+        self.may_change_version(observed, action)?;
         let formed = self.world.agreed.iter().find(|(_, a)| a.formed).map(|(id, _)| *id);
         let quorum_before = formed.is_some_and(|id| self.world.has_quorum(id));
         match action {

@@ -510,8 +510,8 @@ fn a_running_cluster_keeps_what_it_is() {
     change(
         "another version",
         "version: 3.6.15",
-        "version: 3.5.34",
-        &["runs etcd 3.6.15, the file says 3.5.34", "write `version: 3.6.15`"],
+        "version: 3.4.45",
+        &["no way from 3.6.15 to 3.4.45: etcd has no way down to 3.4", "write `version: 3.6.15`"],
     );
     change(
         "more members",

@@ -445,7 +445,6 @@ fn changed_configuration_while_one_is_down() {
     assert_snapshot!(scene.to_the_end(), @"
     * configure etcd main-1 main-2: the file has changed; 0 0 0
     waits: main-3: the agent does not answer: connection refused
-    waits: main-1: restart etcd waits for its turn
     waits: main-2: restart etcd would cost quorum: 2 of 3 members are healthy
     ");
     scene.machine(3).agent_up = true;
@@ -496,9 +495,10 @@ fn another_version() {
     scene.desired = cluster(3, &["version: 3.6.14"]);
     assert_snapshot!(scene.to_the_end(), @"
     * install etcd main-1 main-2 main-3: not there yet; 1 1 1
-    * restart etcd main-2: the file has changed; 1 0 1
-    * restart etcd main-3: the file has changed; 1 0 1
-    * restart etcd main-1: the file has changed; 1 0 1, hand-over
+    * take snapshot cluster: 3.6.15 → 3.6.14; 1 1 1
+    * restart etcd main-2: 3.6.15 → 3.6.14; 1 0 1
+    * restart etcd main-3: 3.6.15 → 3.6.14; 1 0 1
+    * restart etcd main-1: 3.6.15 → 3.6.14; 1 0 1, hand-over
     done
     ");
 }

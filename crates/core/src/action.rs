@@ -192,10 +192,24 @@ pub enum Action {
         /// Which.
         alarm: Alarm,
     },
+    /// Save all data in a file of the state, before a version comes that may not give it back.
+    TakeSnapshot {
+        /// The version that is about to come.
+        version: EtcdVersion,
+    },
+    /// Tell etcd that the cluster goes down to this line: it rewrites its data for it.
+    EnableDowngrade {
+        /// The first version of the line.
+        version: EtcdVersion,
+    },
+    /// Call off a downgrade that etcd was told of.
+    CancelDowngrade,
     /// Make the superuser `root`, with the role `root`.
     CreateRoot,
     /// Turn auth on: from now on nobody gets in without credentials.
     EnableAuth,
+    /// Turn auth off: whoever has a certificate of the clients' authority may do everything.
+    DisableAuth,
     /// Make a role where there is none, and change what it may do.
     SetRole {
         /// Which.
@@ -268,8 +282,12 @@ impl Action {
             | Self::RemoveMember { .. }
             | Self::Compact { .. }
             | Self::DisarmAlarm { .. }
+            | Self::TakeSnapshot { .. }
+            | Self::EnableDowngrade { .. }
+            | Self::CancelDowngrade
             | Self::CreateRoot
             | Self::EnableAuth
+            | Self::DisableAuth
             | Self::SetRole { .. }
             | Self::DeleteRole { .. }
             | Self::SetUser { .. }
@@ -324,7 +342,8 @@ impl Action {
         )
     }
 
-    /// Whether it must be the only one of its wave: it takes a member away, or changes who has a say.
+    /// Whether it must be the only one of its wave: it takes a member away, changes who has a say, or what the data is
+    /// written for.
     pub fn exclusive(&self) -> bool {
         self.disruptive()
             || matches!(
@@ -335,6 +354,8 @@ impl Action {
                     | Self::MoveLeader { .. }
                     | Self::Compact { .. }
                     | Self::DisarmAlarm { .. }
+                    | Self::EnableDowngrade { .. }
+                    | Self::CancelDowngrade
             )
     }
 
@@ -375,8 +396,12 @@ impl Action {
             Self::Defragment { .. } => "defragment",
             Self::DisarmAlarm { alarm: Alarm::NoSpace } => "disarm NOSPACE",
             Self::DisarmAlarm { alarm: Alarm::Corrupt } => "disarm CORRUPT",
+            Self::TakeSnapshot { .. } => "take snapshot",
+            Self::EnableDowngrade { .. } => "enable downgrade",
+            Self::CancelDowngrade => "cancel downgrade",
             Self::CreateRoot => "create root",
             Self::EnableAuth => "enable auth",
+            Self::DisableAuth => "disable auth",
             Self::SetRole { .. } => "set role",
             Self::DeleteRole { .. } => "delete role",
             Self::SetUser { .. } => "set user",

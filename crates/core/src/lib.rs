@@ -15,6 +15,7 @@
 //! | [`plan`] | (Desired, Observed, now) → what to do next, and for all that is not done, why not |
 //! | [`action`] | all that may be done |
 //! | [`model`] | an action on a simulated world → its effect; the forecast |
+//! | [`versions`] | the versions that run and the wanted one → the next hop, or why there is none |
 //! | [`render`] | Desired → the text of files |
 //! | [`boot`] | what a new machine is told |
 //!
@@ -28,3 +29,4 @@ pub mod observed;
 pub mod plan;
 pub mod render;
 pub mod spec;
+pub mod versions;

@@ -188,6 +188,7 @@ cases! {
     gateway_with_certificates: cluster("gateway: true");
     gateway_off_with_password: cluster("auth: { mode: password }\ngateway: false");
     password_with_certificates: cluster("auth: { root_password: { file: root.txt } }");
+    auth_off: cluster("auth: { mode: none }");
     quota_zero: cluster("quota: 0");
     quota_large: cluster("quota: 16GiB");
     quota_small: cluster("quota: 1MiB");

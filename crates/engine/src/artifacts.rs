@@ -151,6 +151,14 @@ fn on_path(search: &OsStr, version: EtcdVersion) -> Result<PathBuf, ArtifactErro
         .ok_or(ArtifactError::NotOnPath { version })
 }
 
+/// The versions that a source holds beside the one that the file names: only a directory shows them.
+pub fn available(source: &Source, base_dir: &Path) -> Vec<EtcdVersion> {
+    match source {
+        Source::Directory(directory) => versions_in(&base_dir.join(directory)),
+        Source::Path | Source::File(_) | Source::Package(_) | Source::Archive(_) => Vec::new(),
+    }
+}
+
 fn versions_in(directory: &Path) -> Vec<EtcdVersion> {
     let mut versions: Vec<_> = fs::read_dir(directory)
         .into_iter()

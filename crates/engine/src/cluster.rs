@@ -179,13 +179,15 @@ impl ClusterAt {
                 vouched.insert((side, record.key.clone()), Credentials::new(&trust.bundle(), Some(&identity), None)?);
             }
         }
+        let nameless = self.desired.auth == AuthMode::None;
         Ok(match self.auth() {
-            AuthMode::Certificate => ClusterCredentials {
+            AuthMode::Certificate | AuthMode::None => ClusterCredentials {
                 root: Credentials::new(ca, Some(&client(&authority, "root")?), None)?,
                 nobody: Credentials::new(ca, Some(&client(&authority, "")?), None)?,
                 foreign: Credentials::new(ca, Some(&by_foreigner), None)?,
                 peer,
                 vouched,
+                nameless,
             },
             AuthMode::Password => ClusterCredentials {
                 root: Credentials::new(ca, None, self.root_password()?)?,
@@ -193,6 +195,7 @@ impl ClusterAt {
                 foreign: Credentials::new(ca, Some(&by_foreigner), None)?,
                 peer,
                 vouched,
+                nameless,
             },
         })
     }
@@ -211,6 +214,8 @@ pub struct ClusterCredentials {
     pub peer: Option<Credentials>,
     /// While an authority changes: a client without a name for each that is known, by its key.
     pub vouched: BTreeMap<(Side, String), Credentials>,
+    /// Whether clients of ours need no name: the file wants no auth.
+    pub nameless: bool,
 }
 
 /// What the planner wants in a certificate, in the signer's words.

@@ -154,7 +154,10 @@ impl Fleet {
             settle_network(&mut store, &setting, spec.machines.network.as_deref())?;
         }
         let identity = desired_identity(&store)?;
-        let desired = desired::resolve(&spec, &identity)?;
+        let mut desired = desired::resolve(&spec, &identity)?;
+        for cluster in &mut desired.clusters {
+            cluster.available.extend(crate::artifacts::available(&cluster.source, setting.base()));
+        }
         let machines = match &spec.machines.directory {
             Some(directory) => setting.base().join(directory),
             None => dir.join("machines"),

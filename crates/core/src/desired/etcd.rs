@@ -1,6 +1,7 @@
 //! One cluster of the file → its members with their configuration and certificates.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
@@ -171,6 +172,7 @@ pub(super) fn resolve(
         replace_after_ms: spec.replace_after.map(|after| after.as_millis()),
         version: spec.version,
         source: spec.source.clone(),
+        available: BTreeSet::from([spec.version]),
         auth: spec.auth.mode,
         root_password: spec.auth.root_password.clone(),
         authorities: spec.ca.clone(),

@@ -5,7 +5,7 @@ mod etcd;
 mod users;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -51,6 +51,8 @@ pub struct Cluster {
     pub version: EtcdVersion,
     /// Where the binary comes from.
     pub source: Source,
+    /// The versions that can be had from there, the wanted one among them.
+    pub available: BTreeSet<EtcdVersion>,
     /// How clients prove who they are.
     pub auth: AuthMode,
     /// The password of `root`, when the file refers to one.

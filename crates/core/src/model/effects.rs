@@ -5,15 +5,16 @@ use std::net::IpAddr;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Agreed, MachineModel, Process, Stored, World, users};
+use super::{Agreed, MachineModel, Process, Stored, World, starts, users};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
     Access, CertificateFacts, ClusterId, Data, Door, Doors, ListedMember, MemberId, Power, Purpose, Root, ServiceState,
-    Side,
+    Side, SnapshotRecord,
 };
 use crate::render;
-use crate::spec::{EtcdVersion, Name};
+use crate::spec::{AuthMode, EtcdVersion, Name};
+use crate::versions::Line;
 
 /// The world refused: the machine was not as the action needs it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +33,8 @@ impl Agreed {
             doors,
             stored: Stored::new(),
             access: Access::default(),
+            line: None,
+            downgrade: None,
         }
     }
 }
@@ -112,6 +115,7 @@ impl World {
                 cleared.data = Data::Empty;
                 cleared.had_data = false;
                 (cleared.db_size, cleared.corrupt) = (0, false);
+                cleared.last_version = None;
                 cleared.process = Process::none();
             }
             Action::DeleteMachine { machine } => *self.existing(machine)? = MachineModel::none(),
@@ -163,6 +167,28 @@ impl World {
             Action::Compact { revision } => self.compact(*revision)?,
             Action::Defragment { machine } => self.defragment(machine)?,
             Action::DisarmAlarm { alarm } => self.disarm(*alarm)?,
+            Action::TakeSnapshot { version } => {
+                let leader = self.agreed.keys().find_map(|id| self.leader(*id)).ok_or_else(no_quorum)?;
+                let from = self.machines.values().find(|m| m.member() == Some(leader)).and_then(|m| m.process.version);
+                let (before, from) = (*version, from.unwrap_or(desired.version));
+                let file = format!("{}-{}-{from}.db", desired.name, 1);
+                self.ledger.snapshot = Some(SnapshotRecord { before, from, revision: 1, at: now, file });
+            }
+            Action::EnableDowngrade { version } => {
+                let target = Line::of(*version);
+                let mut refused = false;
+                self.agree(|agreed| {
+                    // etcd knows no other than the line below the one that it has agreed upon.
+                    refused = agreed.line != Some(target.above());
+                    if !refused {
+                        agreed.downgrade = Some(target);
+                    }
+                })?;
+                if refused {
+                    return Err(Impossible("invalid downgrade target version".to_owned()));
+                }
+            }
+            Action::CancelDowngrade => self.agree(|agreed| agreed.downgrade = None)?,
             Action::CreateRoot => self.agree(|agreed| {
                 agreed.root = Root::Ready;
                 users::create_root(&mut agreed.access);
@@ -177,6 +203,7 @@ impl World {
                     return Err(Impossible("there is no root user".to_owned()));
                 }
             }
+            Action::DisableAuth => self.agree(|agreed| agreed.auth = false)?,
             Action::SetRole { .. } | Action::DeleteRole { .. } | Action::SetUser { .. } | Action::DeleteUser { .. } => {
                 let mut outcome = Ok(());
                 self.agree(|agreed| outcome = users::change(&mut agreed.access, desired, action))?;
@@ -219,7 +246,7 @@ impl World {
         let founders = self.founders(desired);
         self.agreed.entry(cluster).or_insert_with(|| Agreed {
             root: Root::Ready,
-            auth: true,
+            auth: desired.auth != AuthMode::None,
             formed: true,
             access: users::settled(desired),
             ..Agreed::new(Ids::of(&founders).list(&founders))
@@ -286,6 +313,7 @@ impl World {
             }),
             StartData::Empty | StartData::Of(_) => None,
         };
+        let agreed: BTreeMap<ClusterId, Option<Line>> = self.agreed.iter().map(|(id, a)| (*id, a.line)).collect();
         let machine = self.claimed(name)?;
         if !machine.installed.contains(&version) || machine.config.is_none() || machine.certificates.len() < 2 {
             return Err(Impossible(format!("{name} lacks a binary, a configuration or a certificate")));
@@ -307,8 +335,12 @@ impl World {
         }
         let config = machine.config.clone();
         let (address, quota, trust) = (machine.config_address, machine.quota, machine.trust_on_disk());
-        let (state, version) = (ServiceState::Running, Some(version));
-        machine.process = Process { state, config, version, restarts: 0, warm_up, address, quota, trust };
+        let line = machine.cluster().and_then(|id| agreed.get(&id).copied().flatten());
+        let (state, restarts) =
+            if starts(Some(version), line) { (ServiceState::Running, 0) } else { (ServiceState::Backoff, 1) };
+        machine.last_version = Some(version);
+        let version = Some(version);
+        machine.process = Process { state, config, version, restarts, warm_up, address, quota, trust };
         if data == StartData::Empty {
             self.agreed.entry(ids.cluster).or_insert_with(|| Agreed::new(ids.list(&founders)));
         }
@@ -322,9 +354,13 @@ impl World {
                 change(agreed);
                 Ok(())
             }
-            None => Err(Impossible("no quorum".to_owned())),
+            None => Err(no_quorum()),
         }
     }
+}
+
+fn no_quorum() -> Impossible {
+    Impossible("no quorum".to_owned())
 }
 
 fn power_on(machine: &mut MachineModel) {

@@ -8,7 +8,8 @@ use crate::observed::{
     Agent, AgentReport, ClusterId, EtcdFacts, EtcdOnMachine, Fact, Machine, MemberObserved, Observed, Power, Service,
     ServiceState,
 };
-use crate::spec::Name;
+use crate::spec::{AuthMode, Name};
+use crate::versions::Line;
 
 impl World {
     /// A look at everything, without faults.
@@ -68,6 +69,8 @@ impl World {
         };
         let asked = agreed.filter(|_| read_error.is_none());
         let stored = agreed.map_or_else(Stored::new, |a| a.stored);
+        let version = machine.process.version.unwrap_or(desired.version);
+        let tells = Line::of(version) >= Line(3, 6);
         EtcdFacts {
             member,
             cluster,
@@ -75,7 +78,9 @@ impl World {
             raft_term: 2,
             raft_index: 10,
             revision: stored.revision,
-            version: machine.process.version.unwrap_or(desired.version),
+            version,
+            storage_version: agreed.and_then(|a| a.line).map(Line::first),
+            downgrade: agreed.and_then(|a| a.downgrade).filter(|_| tells).map(Line::first),
             db_size: machine.db_size(stored),
             db_in_use: stored.in_use(),
             quota: Some(machine.process.quota).filter(|quota| *quota > 0),
@@ -84,7 +89,7 @@ impl World {
             alarms: agreed.map(|a| a.alarms.clone()).unwrap_or_default(),
             auth: asked.map(|a| a.auth),
             root: agreed.map_or(crate::observed::Root::Unknown, |a| a.root),
-            doors: asked.filter(|a| a.auth).map(|a| a.doors.clone()),
+            doors: asked.filter(|a| a.auth || desired.auth == AuthMode::None).map(|a| a.doors.clone()),
             access: asked.filter(|a| a.auth && !desired.access.is_silent()).map(|a| Ok(a.access.clone())),
             read_error,
         }
@@ -108,6 +113,7 @@ fn report(name: &Name, machine: &MachineModel) -> AgentReport {
             running_config: process.config.clone().filter(|_| running),
             running_version: process.version.filter(|_| running),
             running_trust: if running { process.trust.clone() } else { BTreeMap::new() },
+            last_version: machine.last_version,
             certificates: machine.certificates.clone(),
             service: Service {
                 state: process.state,

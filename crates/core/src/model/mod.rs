@@ -22,6 +22,7 @@ use crate::observed::{
     ListedMember, MemberId, Observed, PortTaken, Power, Purpose, Root, ServiceState, Side,
 };
 use crate::spec::{EtcdVersion, Name};
+use crate::versions::Line;
 
 /// One cluster and its machines, as they truly are.
 #[derive(Debug, Clone)]
@@ -75,6 +76,8 @@ pub struct MachineModel {
     pub data: Data,
     /// Whether there ever was data.
     pub had_data: bool,
+    /// The version that etcd was last started with.
+    pub last_version: Option<EtcdVersion>,
     /// The process.
     pub process: Process,
     /// Ports that others hold.
@@ -127,6 +130,10 @@ pub struct Agreed {
     pub stored: Stored,
     /// Its roles and users.
     pub access: Access,
+    /// The line that the data is written for: the lowest of all members' once all of them answer.
+    pub line: Option<Line>,
+    /// The line that it was told to go down to.
+    pub downgrade: Option<Line>,
 }
 
 impl MachineModel {
@@ -147,6 +154,7 @@ impl MachineModel {
             config_address: None,
             data: Data::Empty,
             had_data: false,
+            last_version: None,
             process: Process::none(),
             ports_taken: Vec::new(),
             db_size: 0,
@@ -241,11 +249,12 @@ impl World {
                 machine.config_address = observed.ledger.members.get(name).and_then(|url| address_of(url));
                 machine.data = etcd.data.clone();
                 machine.had_data = etcd.had_data;
+                machine.last_version = etcd.last_version;
                 machine.ports_taken.clone_from(&etcd.ports_taken);
                 machine.process = Process {
                     state: etcd.service.state,
                     config: etcd.running_config.clone(),
-                    version: etcd.running_version,
+                    version: etcd.running_version.or(etcd.last_version),
                     restarts: etcd.service.restarts,
                     warm_up: 0,
                     address: observed.ledger.members.get(name).and_then(|url| address_of(url)),
@@ -264,6 +273,8 @@ impl World {
 
     /// A stopped machine cannot be asked. It is taken to be as it was left: what etcd was started on has etcd's data.
     fn trust_the_stopped(&mut self, desired: &Cluster, observed: &Observed) {
+        let others = observed.members.values().filter_map(|m| m.etcd.seen());
+        let assumed = others.map(|e| e.version).min().unwrap_or(desired.version);
         for (name, incarnation) in &observed.ledger.started {
             let (Some(seen), Some(member)) = (observed.members.get(name), desired.member(name)) else { continue };
             if seen.agent.seen().is_some() || seen.machine.seen().is_none_or(|m| m.power == Power::Running) {
@@ -273,22 +284,24 @@ impl World {
                 Some(etcd) => Data::Present { member: etcd.member, cluster: etcd.cluster },
                 None => self.born(desired, name, observed.ledger.cluster),
             };
+            let version = seen.etcd.seen().map(|e| e.version).unwrap_or(assumed);
             let running = if seen.etcd.seen().is_some() { ServiceState::Running } else { ServiceState::Stopped };
             let signed = |purpose| Some((purpose, self.certificate(desired, name, purpose, None).ok()?));
             let certificates = Purpose::ALL.into_iter().filter_map(signed).collect();
             if let Some(machine) = self.machines.get_mut(name) {
                 machine.claimed = true;
                 machine.incarnation.clone_from(incarnation);
-                machine.installed = BTreeSet::from([desired.version]);
+                machine.installed = BTreeSet::from([version]);
+                machine.last_version = Some(version);
                 machine.certificates = certificates;
-                machine.config = Some(member.config.digest.clone());
+                machine.config = Some(desired.config(member, version).digest.clone());
                 machine.config_address = observed.ledger.members.get(name).and_then(|url| address_of(url));
                 machine.data = data;
                 machine.had_data = true;
                 machine.process = Process {
                     state: running,
                     config: machine.config.clone(),
-                    version: Some(desired.version),
+                    version: Some(version),
                     address: machine.config_address,
                     trust: machine.trust_on_disk(),
                     ..Process::none()
@@ -310,6 +323,8 @@ impl World {
             doors: Doors { anonymous: shut.clone(), plaintext: shut.clone(), foreign: shut },
             stored: Agreed::UNSEEN,
             access: Access::default(),
+            line: None,
+            downgrade: None,
         });
         if let Some(Ok(access)) = &etcd.access {
             agreed.access = access.clone();
@@ -322,6 +337,8 @@ impl World {
         if let Some(doors) = &etcd.doors {
             agreed.doors = doors.clone();
         }
+        agreed.line = agreed.line.max(etcd.storage_version.map(Line::of));
+        agreed.downgrade = agreed.downgrade.or(etcd.downgrade.map(Line::of));
         if agreed.members.is_empty() {
             agreed.members.clone_from(&etcd.members);
         }
@@ -393,6 +410,11 @@ impl World {
                     machine.had_data |= matches!(machine.data, Data::Present { .. });
                 }
                 ServiceState::Backoff if machine.agent_up && machine.data != Data::Empty => {
+                    let line = machine.cluster().and_then(|id| self.agreed.get(&id)).and_then(|a| a.line);
+                    if !starts(machine.process.version, line) {
+                        machine.process.restarts += 1;
+                        continue;
+                    }
                     machine.process.state = ServiceState::Running;
                     machine.process.config.clone_from(&machine.config);
                     machine.process.address = machine.config_address;
@@ -405,9 +427,40 @@ impl World {
         upkeep::grow(&mut self.machines, &mut self.agreed);
         let formed: Vec<ClusterId> = self.agreed.keys().copied().filter(|id| self.has_quorum(*id)).collect();
         for id in formed {
+            let lines = self.lines(id);
             if let Some(agreed) = self.agreed.get_mut(&id) {
                 agreed.formed = true;
+                agreed.settle(&lines);
             }
         }
     }
+
+    /// The lines of all members; nothing while one of them does not answer.
+    fn lines(&self, cluster: ClusterId) -> Vec<Line> {
+        let members = self.agreed.get(&cluster).into_iter().flat_map(|agreed| &agreed.members);
+        let answering = |id| self.machines.values().find(|m| m.answers() && m.member() == Some(id));
+        let lines = members.map(|m| answering(m.id).and_then(|m| m.process.version).map(Line::of));
+        lines.collect::<Option<Vec<Line>>>().unwrap_or_default()
+    }
+}
+
+impl Agreed {
+    /// As etcd's leader does every few seconds: up when all members are, down when it was told, and done with it when
+    /// all members are down.
+    fn settle(&mut self, lines: &[Line]) {
+        let lowest = lines.iter().min().copied();
+        match self.downgrade {
+            Some(target) => {
+                self.line = Some(target);
+                self.downgrade = self.downgrade.filter(|_| lines.is_empty() || lines.iter().any(|l| *l != target));
+            }
+            None => self.line = self.line.max(lowest),
+        }
+    }
+}
+
+/// Whether etcd of this version starts on the data of a cluster that has agreed on this line; else it ends at once.
+fn starts(version: Option<EtcdVersion>, cluster: Option<Line>) -> bool {
+    let line = version.map(Line::of);
+    line.is_none_or(|line| cluster.is_none_or(|cluster| line.fits(cluster)))
 }

@@ -53,7 +53,7 @@ impl World {
         let Some(trust) = &self.ledger.clients else { return true };
         let shown = machine.certificates.get(&Purpose::Server);
         let known = shown.is_none_or(|c| trust.trusts(&c.issuer_key));
-        let shows = self.ledger.auth.unwrap_or(desired.auth) == AuthMode::Certificate;
+        let shows = self.ledger.auth.unwrap_or(desired.auth) != AuthMode::Password;
         known && (!shows || self.accepts(machine, Purpose::Server, &trust.current.key))
     }
 

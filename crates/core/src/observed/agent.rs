@@ -59,6 +59,8 @@ pub struct EtcdOnMachine {
     pub running_config: Option<String>,
     /// Version that the running process was started with.
     pub running_version: Option<EtcdVersion>,
+    /// Version that etcd was last started with here, whether or not it runs.
+    pub last_version: Option<EtcdVersion>,
     /// Digests of the trust that the running process was started with: later ones are on disk only.
     #[serde(default)]
     pub running_trust: BTreeMap<Purpose, String>,
@@ -73,6 +75,13 @@ pub struct EtcdOnMachine {
     /// Whether a member's data was ever seen here: remembered outside the data directory, so that a wiped directory is
     /// told from one that never was.
     pub had_data: bool,
+}
+
+impl EtcdOnMachine {
+    /// The version that the data here was last used with.
+    pub fn used_with(&self) -> Option<EtcdVersion> {
+        self.last_version.filter(|_| self.had_data || matches!(self.data, Data::Present { .. }))
+    }
 }
 
 /// What a certificate is for.

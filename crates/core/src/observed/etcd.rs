@@ -59,6 +59,11 @@ pub struct EtcdFacts {
     pub revision: i64,
     /// Its version.
     pub version: EtcdVersion,
+    /// The version that its data is written for: what it calls its storage's, or up to 3.5, which does not, the
+    /// cluster's. It follows once all members run a line.
+    pub storage_version: Option<EtcdVersion>,
+    /// The version that the cluster was told to go down to; up to 3.5 it is not told.
+    pub downgrade: Option<EtcdVersion>,
     /// Size of its database file.
     pub db_size: i64,
     /// Of that, in use.
@@ -132,6 +137,9 @@ pub enum Root {
     Ready,
 }
 
+/// How a client without credentials is called.
+pub const ANONYMOUS: &str = "an anonymous";
+
 /// Whether those who should be refused are refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Doors {
@@ -146,7 +154,7 @@ pub struct Doors {
 impl Doors {
     /// The doors that are not shut, with what was seen there.
     pub fn not_shut(&self) -> impl Iterator<Item = (&'static str, &Door)> {
-        [("an anonymous", &self.anonymous), ("a plaintext", &self.plaintext), ("a foreign-CA", &self.foreign)]
+        [(ANONYMOUS, &self.anonymous), ("a plaintext", &self.plaintext), ("a foreign-CA", &self.foreign)]
             .into_iter()
             .filter(|(_, door)| !matches!(door, Door::Shut))
     }

@@ -9,7 +9,7 @@ use super::etcd::{Alarm, ClusterId, ListedMember, MemberId};
 use super::{AuthorityRecord, Observed, Side, Trust, View};
 use crate::action::Action;
 use crate::desired::Cluster;
-use crate::spec::{AuthMode, Name};
+use crate::spec::{AuthMode, EtcdVersion, Name};
 
 /// A learner's progress is written down no more often than this.
 const PROGRESS: SignedDuration = SignedDuration::from_secs(5);
@@ -58,6 +58,24 @@ pub struct Ledger {
     /// While the quota is used up: the compaction that is to make room.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub space: Option<SpaceRecord>,
+    /// The last snapshot that was taken before a change of versions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotRecord>,
+}
+
+/// A snapshot of all data, taken before a change of versions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotRecord {
+    /// The version that was about to come.
+    pub before: EtcdVersion,
+    /// The version that wrote it.
+    pub from: EtcdVersion,
+    /// It holds at least this revision.
+    pub revision: i64,
+    /// When it was taken.
+    pub at: Timestamp,
+    /// Its file in the state's directory of snapshots.
+    pub file: String,
 }
 
 /// A compaction that is to make room.
@@ -121,6 +139,7 @@ impl Ledger {
                     self.started.insert(machine.clone(), report.incarnation.clone());
                 }
             }
+            Action::EnableAuth | Action::DisableAuth => self.auth = Some(desired.auth),
             Action::CreateMachine { machine } if self.cluster.is_some() => {
                 if let Some(member) = desired.member(machine) {
                     self.members.entry(machine.clone()).or_insert_with(|| member.peer_url());

@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 pub use agent::{
     Agent, AgentReport, CertificateFacts, Data, Disk, EtcdOnMachine, PortTaken, Purpose, Service, ServiceState,
 };
-pub use etcd::{Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
+pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
 pub use fact::Fact;
-pub use ledger::{LearnerRecord, Ledger, SpaceRecord};
+pub use ledger::{LearnerRecord, Ledger, SnapshotRecord, SpaceRecord};
 pub use trust::{AuthorityRecord, Greeting, Handshakes, Origin, Side, Trust};
 pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally, Upkeep, size};
 pub use users::{Access, Granted, Password, ROOT, Role, User};

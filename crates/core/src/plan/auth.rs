@@ -1,8 +1,9 @@
 //! A cluster that answers → its superuser, auth, and proof that strangers are refused.
 
-use super::{Draft, Reason, Step, Waiting};
+use super::{Draft, Reason, Step, Waiting, versions};
 use crate::action::Action;
-use crate::observed::{Door, Root};
+use crate::observed::{ANONYMOUS, Door, Root};
+use crate::spec::AuthMode;
 
 /// Shuts the doors as soon as the cluster takes writes, and looks whether they are shut.
 pub(super) fn secure(draft: &mut Draft<'_>) {
@@ -14,7 +15,15 @@ pub(super) fn secure(draft: &mut Draft<'_>) {
     let Some(newest) = healthy().max_by_key(|e| (e.raft_term, e.raft_index)).copied() else { return };
     // Looking for `root` costs a round through the log, so that not every member is asked.
     let root = healthy().map(|e| e.root).find(|r| *r != Root::Unknown).unwrap_or(Root::Unknown);
+    if draft.desired.auth == AuthMode::None {
+        match newest.auth {
+            Some(true) => draft.steps.push(Step::new(Action::DisableAuth, Reason::AuthOn)),
+            Some(false) | None => prove(draft),
+        }
+        return;
+    }
     match (newest.auth, root) {
+        (Some(false), _) if versions::between_auths(draft) => {}
         (Some(false), Root::Missing) => {
             draft.steps.push(Step::new(Action::CreateRoot, Reason::Missing));
         }
@@ -29,6 +38,10 @@ pub(super) fn secure(draft: &mut Draft<'_>) {
 fn prove(draft: &mut Draft<'_>) {
     for (name, etcd) in &draft.view.answering {
         for (who, door) in etcd.doors.iter().flat_map(|d| d.not_shut()) {
+            // Without auth, a client of ours needs no name.
+            if draft.desired.auth == AuthMode::None && who == ANONYMOUS {
+                continue;
+            }
             let machine = (*name).clone();
             draft.waiting.push(match door {
                 Door::Unclear(error) => Waiting::DoorUnclear { machine, error: error.clone() },

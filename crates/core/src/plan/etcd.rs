@@ -1,10 +1,10 @@
 //! Members that should run, members that run → first start, restarts, and whose cluster this is.
 
 use super::machines::Ready;
-use super::{Draft, Reason, Step, Waiting, safety, trust};
+use super::{Draft, Reason, Step, Waiting, safety, trust, versions};
 use crate::action::{Action, StartData};
 use crate::observed::{ClusterId, Data, Fact, ServiceState, Side, quorum};
-use crate::spec::Name;
+use crate::spec::{AuthMode, EtcdVersion, Name};
 
 /// What etcd says when it finds at its start that its data differs from that of the others.
 const INCONSISTENT: &str = "found data inconsistency with peers";
@@ -27,7 +27,10 @@ pub(super) fn identity_is_clear(draft: &mut Draft<'_>) -> bool {
     if let Some(expected) = expected {
         foreign_members(draft, expected);
     }
-    if let Some(made_for) = ledger.auth.filter(|made_for| *made_for != draft.desired.auth) {
+    // With and without users, clients show the same certificates: auth is turned on or off, and nothing else changes.
+    let by_password = |mode| mode == AuthMode::Password;
+    let differs = |made_for: &AuthMode| by_password(*made_for) != by_password(draft.desired.auth);
+    if let Some(made_for) = ledger.auth.filter(differs) {
         draft.waiting.push(Waiting::AuthDiffers { made_for, wanted: draft.desired.auth });
     }
     if let Some(cluster) = ledger.cluster
@@ -210,13 +213,15 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     }
     let mut stale: Vec<&Ready<'_>> = ready
         .iter()
-        // One that is down for a moment comes back on the new configuration by itself.
-        .filter(|r| r.report.etcd.service.state == ServiceState::Running)
         .filter(|r| !draft.standing(&r.member.name).outside())
-        .filter(|r| {
-            let etcd = &r.report.etcd;
-            let changed = etcd.running_config.as_ref() != Some(&r.digest) || etcd.running_version != Some(r.version);
-            changed || distrusts(draft, r)
+        .filter(|r| match r.report.etcd.service.state {
+            ServiceState::Running => {
+                let changed = r.report.etcd.running_config.as_ref() != Some(&r.digest) || changes(r).is_some();
+                changed || distrusts(draft, r)
+            }
+            // One that is down for a moment comes back on the new configuration by itself, and with its old version.
+            ServiceState::Backoff => changes(r).is_some(),
+            ServiceState::Stopped => false,
         })
         .collect();
     if trust::locked_out(draft.desired, draft.observed, &draft.view, draft.now) {
@@ -227,19 +232,33 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
         (draft.view.healthy.contains(name), draft.view.leader == Some(name))
     };
     stale.sort_by_key(rank);
-    let mut stale = stale.into_iter();
-    let Some(first) = stale.next() else { return };
+    let Some(first) = stale.first().copied() else { return };
     let Data::Present { cluster, .. } = first.report.etcd.data else { return };
     let name = &first.member.name;
-    let action = Action::RestartEtcd { machine: name.clone(), version: first.version, cluster };
+    let version = first.version;
+    let etcd = &first.report.etcd;
+    let reason = match changes(first) {
+        Some(from) => Reason::Version { from, to: version },
+        None if etcd.running_config.as_ref() == Some(&first.digest) => Reason::OtherTrust,
+        None => Reason::Changed,
+    };
+    let action = Action::RestartEtcd { machine: name.clone(), version, cluster };
+    let save_first = matches!(reason, Reason::Version { .. }) && versions::snapshot_due(draft, version);
+    let verdict = match save_first {
+        true => safety::restart(draft.desired, &draft.view, name),
+        false => safety::judge(draft.desired, draft.observed, &[&action], &action),
+    };
     // A cluster too small for it may be about to grow: what cannot go on holds nothing else up.
-    if let Err(refusal) = safety::judge(draft.desired, draft.observed, &[&action], &action) {
+    if let Err(refusal) = verdict {
         draft.wait(safety::refused(&action, refusal));
         return;
     }
-    let etcd = &first.report.etcd;
-    let same = etcd.running_config.as_ref() == Some(&first.digest) && etcd.running_version == Some(first.version);
-    draft.steps.push(Step::new(action, if same { Reason::OtherTrust } else { Reason::Changed }));
+    if save_first {
+        draft.steps.push(Step::new(Action::TakeSnapshot { version }, reason));
+    } else {
+        draft.steps.push(Step::new(action, reason));
+        stale.remove(0);
+    }
     for r in stale {
         draft.waiting.push(Waiting::Turn { machine: r.member.name.clone(), verb: "restart etcd".to_owned() });
     }
@@ -257,6 +276,14 @@ fn restart_together(draft: &mut Draft<'_>, stale: &[&Ready<'_>]) {
         Data::Empty | Data::Unreadable { .. } => None,
     };
     let Some(cluster) = stale.iter().find_map(data) else { return };
-    let machines = stale.iter().filter(|r| data(r).is_some()).map(|r| (r.member.name.clone(), r.version)).collect();
+    // Whatever version is to come can wait until they know each other again.
+    let machines = stale.iter().filter(|r| data(r).is_some());
+    let machines = machines.map(|r| (r.member.name.clone(), changes(r).unwrap_or(r.version))).collect();
     draft.steps.push(Step::new(Action::RestartTogether { machines, cluster }, Reason::LockedOut));
+}
+
+/// The version that a member ran until now, where it should run another.
+fn changes(ready: &Ready<'_>) -> Option<EtcdVersion> {
+    let etcd = &ready.report.etcd;
+    etcd.running_version.or(etcd.last_version).filter(|running| *running != ready.version)
 }

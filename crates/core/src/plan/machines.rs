@@ -5,7 +5,7 @@ use super::versions::Course;
 use super::{Draft, Reason, Step, Waiting, pki};
 use crate::action::Action;
 use crate::desired::{Config, Member};
-use crate::observed::{Agent, AgentReport, Data, Fact, Power, ServiceState};
+use crate::observed::{Agent, AgentReport, Data, EtcdOnMachine, Fact, Power, ServiceState};
 use crate::spec::EtcdVersion;
 
 /// Certificates are trusted by the clock: more than this apart, a fresh certificate may not be valid yet over there.
@@ -99,10 +99,21 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
         return None;
     }
     let etcd = &report.etcd;
-    let version = course.target(etcd.running_version.filter(|_| etcd.service.state == ServiceState::Running));
+    let version = version(etcd, course);
     let config = draft.desired.config_at(member, version, members::serves_at(draft, member));
-    let equipped = equip(draft, member, report, version, &config);
-    equipped.then(|| Ready { member, report, version, digest: config.digest.clone() })
+    let kept = etcd.running_config.as_ref().or(etcd.config.as_ref()).filter(|_| matches!(course, Course::Stay(_)));
+    let equipped = equip(draft, member, report, version, kept.is_none().then_some(&*config));
+    equipped.then(|| Ready { member, report, version, digest: kept.unwrap_or(&config.digest).clone() })
+}
+
+/// The version that etcd should run on a machine now. One that is stopped comes back with the version that its data was
+/// last used with, and is brought to another like all others.
+fn version(etcd: &EtcdOnMachine, course: Course) -> EtcdVersion {
+    let last = etcd.used_with().filter(|last| etcd.installed.contains_key(last));
+    match etcd.service.state {
+        ServiceState::Stopped => last.unwrap_or_else(|| course.target(None)),
+        ServiceState::Running | ServiceState::Backoff => course.target(etcd.running_version.or(last)),
+    }
 }
 
 /// Clears away what one that is no member any more has left on its machine; whether there is nothing left is the answer.
@@ -125,8 +136,14 @@ fn empty(draft: &mut Draft<'_>, member: &Member, report: &AgentReport) -> bool {
     false
 }
 
-/// Steps that equip a machine of ours; whether it lacks nothing is the answer.
-fn equip(draft: &mut Draft<'_>, member: &Member, report: &AgentReport, version: EtcdVersion, config: &Config) -> bool {
+/// Steps that equip a machine of ours; whether it lacks nothing is the answer. Without a configuration it keeps its own.
+fn equip(
+    draft: &mut Draft<'_>,
+    member: &Member,
+    report: &AgentReport,
+    version: EtcdVersion,
+    config: Option<&Config>,
+) -> bool {
     let name = &member.name;
     let etcd = &report.etcd;
     if report.clock_offset_ms.unsigned_abs() > MAX_CLOCK_OFFSET_MS {
@@ -151,7 +168,7 @@ fn equip(draft: &mut Draft<'_>, member: &Member, report: &AgentReport, version: 
         draft.steps.push(Step::new(action, Reason::Missing));
         complete = false;
     }
-    if etcd.config.as_ref() != Some(&config.digest) {
+    if let Some(config) = config.filter(|config| etcd.config.as_ref() != Some(&config.digest)) {
         let at = Some(members::serves_at(draft, member)).filter(|address| *address != member.address);
         let digest = config.digest.clone();
         let action = Action::ConfigureEtcd { machine: name.clone(), version, at, digest };

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use step::{Pause, Reason, Step};
 pub use users::{Drift, drift};
+pub use versions::versions;
 pub use waiting::{Patience, Waiting};
 
 use crate::desired::Cluster;
@@ -61,6 +62,7 @@ pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         // What is broken comes first: no healthy member is restarted beside a lost one.
         members::mend(&mut draft, &ready);
         upkeep::relieve(&mut draft);
+        versions::steer(&mut draft, course);
         etcd::roll(&mut draft, &ready);
         trust::rotate(&mut draft);
         members::reshape(&mut draft, &ready);

@@ -5,14 +5,14 @@
 
 mod users;
 
-use super::{Draft, Pause, Plan, Waiting, trust, upkeep};
+use super::{Draft, Pause, Plan, Waiting, trust, upkeep, versions};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
     Agent, AgentReport, Agreement, Alarm, Data, EtcdFacts, Fact, ListedMember, MemberObserved, Observed, Power,
     Purpose, Root, ServiceState, Tolerance, View, size,
 };
-use crate::spec::{EtcdVersion, Name};
+use crate::spec::{AuthMode, EtcdVersion, Name};
 
 /// What a step costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,12 +98,14 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         Action::InstallEtcd { machine, .. } | Action::ConfigureEtcd { machine, .. } => {
             report(observed, machine).map(|_| unharmed)
         }
-        Action::StartEtcd { machine, data, .. } => {
+        Action::StartEtcd { machine, data, version } => {
             start(observed, &view, machine, *data)?;
+            versions::judge(desired, observed, &view, machine, *version)?;
             let pause = if before == Tolerance::NoQuorum { Pause::NotServing } else { Pause::None };
             Ok(Cost { pause, ..unharmed })
         }
-        Action::RestartEtcd { machine, cluster, .. } => {
+        Action::RestartEtcd { machine, cluster, version } => {
+            versions::judge(desired, observed, &view, machine, *version)?;
             let report = report(observed, machine)?;
             if !matches!(report.etcd.data, Data::Present { cluster: found, .. } if found == *cluster) {
                 return Err(Refusal::Otherwise("its data is not that of the cluster".into()));
@@ -113,7 +115,8 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
             restart(desired, &view, machine)
         }
         Action::RestartTogether { machines, cluster } => {
-            for machine in machines.keys() {
+            for (machine, version) in machines {
+                versions::judge(desired, observed, &view, machine, *version)?;
                 if !matches!(report(observed, machine)?.etcd.data, Data::Present { cluster: c, .. } if c == *cluster) {
                     return Err(Refusal::Otherwise("its data is not that of the cluster".into()));
                 }
@@ -140,8 +143,22 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         Action::Compact { .. } | Action::Defragment { .. } | Action::DisarmAlarm { .. } => {
             maintenance(desired, observed, &view, action)
         }
-        Action::CreateRoot | Action::EnableAuth if !view.has_quorum() => Err(Refusal::NoQuorum),
-        Action::CreateRoot => Ok(unharmed),
+        Action::TakeSnapshot { .. }
+        | Action::EnableDowngrade { .. }
+        | Action::CancelDowngrade
+        | Action::CreateRoot
+        | Action::EnableAuth
+        | Action::DisableAuth
+            if !view.has_quorum() =>
+        {
+            Err(Refusal::NoQuorum)
+        }
+        Action::EnableDowngrade { version } => {
+            versions::judge_downgrade(desired, observed, &view, *version).map(|()| unharmed)
+        }
+        Action::CreateRoot | Action::TakeSnapshot { .. } | Action::CancelDowngrade => Ok(unharmed),
+        Action::DisableAuth if desired.auth == AuthMode::None => Ok(unharmed),
+        Action::DisableAuth => Err(Refusal::Otherwise("the file wants auth".into())),
         Action::EnableAuth => {
             let ready = view.answering.values().any(|e| e.root == Root::Ready);
             if ready { Ok(unharmed) } else { Err(Refusal::NotSeen("the superuser `root` with its role")) }
@@ -272,8 +289,9 @@ fn membership(desired: &Cluster, observed: &Observed, view: &View<'_>, action: &
             }
             Ok(Cost { before, during, pause: Pause::None })
         }
-        Action::UpdateMember { machine, member, .. } => {
+        Action::UpdateMember { machine, member, version, .. } => {
             entry(*member)?;
+            versions::judge(desired, observed, view, machine, *version)?;
             restart(desired, view, machine)
         }
         Action::MoveLeader { member, .. } => {
@@ -372,7 +390,7 @@ fn maintenance(desired: &Cluster, observed: &Observed, view: &View<'_>, action: 
     }
 }
 
-fn restart(desired: &Cluster, view: &View<'_>, machine: &Name) -> Result<Cost, Refusal> {
+pub(super) fn restart(desired: &Cluster, view: &View<'_>, machine: &Name) -> Result<Cost, Refusal> {
     if view.corrupt() {
         return Err(Refusal::Otherwise("etcd says that a member's data is corrupt".into()));
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::Action;
 use crate::observed::{Tolerance, size};
-use crate::spec::Name;
+use crate::spec::{EtcdVersion, Name};
 
 /// One step of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,6 +44,20 @@ pub enum Reason {
     },
     /// The file says something else than the machine.
     Changed,
+    /// Another version comes.
+    Version {
+        /// What runs.
+        from: EtcdVersion,
+        /// What comes.
+        to: EtcdVersion,
+    },
+    /// etcd was told to go down to this version, and the file wants something else.
+    Unwanted {
+        /// What it was told.
+        version: EtcdVersion,
+    },
+    /// The file wants no auth.
+    AuthOn,
     /// The certificate ends soon.
     Expires {
         /// In so many hours.
@@ -118,6 +132,9 @@ impl fmt::Display for Reason {
             Self::Unclaimed => f.write_str("new machine"),
             Self::FirstStart { starting, of } => write!(f, "first start, {starting} of {of} together"),
             Self::Changed => f.write_str("the file has changed"),
+            Self::Version { from, to } => write!(f, "{from} → {to}"),
+            Self::Unwanted { version } => write!(f, "to {version}, which the file does not want"),
+            Self::AuthOn => f.write_str("auth is on"),
             Self::Expires { hours } if *hours < 0 => f.write_str("expired"),
             Self::Expires { hours } if *hours < 48 => write!(f, "expires in {hours} h"),
             Self::Expires { hours } => write!(f, "expires in {} days", hours / 24),

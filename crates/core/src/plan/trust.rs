@@ -94,7 +94,7 @@ fn runs(report: &AgentReport) -> bool {
 
 /// Whether etcd checks what is shown to it on this side. Clients with passwords show nothing.
 fn checked(desired: &Cluster, observed: &Observed, side: Side) -> bool {
-    side == Side::Peers || observed.ledger.auth.unwrap_or(desired.auth) == AuthMode::Certificate
+    side == Side::Peers || observed.ledger.auth.unwrap_or(desired.auth) != AuthMode::Password
 }
 
 /// Whether the running process, and what it would read if it were started now, are as they should be.

@@ -1,16 +1,29 @@
-//! The version of the file, the versions that run → the version that each member should run now.
+//! The version of the file, the versions that run → the version that each member should run now, and what comes first.
 
-use super::{Draft, Waiting};
-use crate::observed::ServiceState;
-use crate::spec::EtcdVersion;
+use std::collections::BTreeMap;
+
+use jiff::SignedDuration;
+
+use super::safety::Refusal;
+use super::{Draft, Reason, Step, Waiting};
+use crate::action::Action;
+use crate::desired::Cluster;
+use crate::observed::{MemberObserved, Observed, View};
+use crate::spec::{AuthMode, EtcdVersion, Name, ignored_by};
+use crate::versions::{AUTH_CHANGED_AFTER, Hop, Line, VersionRefusal, Versions, least_before, next};
+
+/// A snapshot that is younger than this serves a change that was interrupted and is taken up again.
+const FRESH: SignedDuration = SignedDuration::from_hours(1);
 
 /// Which version is next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Course {
     /// This one, for every member.
     To(EtcdVersion),
-    /// Nobody changes; who comes in comes in with this one.
-    Hold(EtcdVersion),
+    /// Nobody changes, unless this is done first; who comes in comes in with this one.
+    Hold(EtcdVersion, Option<Hop>),
+    /// Nobody changes, in no way: the settings of the file are meant for a version that cannot be reached.
+    Stay(EtcdVersion),
 }
 
 impl Course {
@@ -18,25 +31,178 @@ impl Course {
     pub(super) fn target(self, running: Option<EtcdVersion>) -> EtcdVersion {
         match self {
             Self::To(version) => version,
-            Self::Hold(version) => running.unwrap_or(version),
+            Self::Hold(version, _) | Self::Stay(version) => running.unwrap_or(version),
         }
     }
+}
+
+/// What the members run, or ran last, and what their data is written for.
+pub fn versions(desired: &Cluster, observed: &Observed, view: &View<'_>) -> Versions {
+    let ledger = &observed.ledger;
+    let member =
+        |name: &Name| view.listed.is_none_or(|list| list.iter().any(|m| ledger.name_of(m).as_ref() == Some(name)));
+    let members = observed.members.iter().filter(|(name, _)| member(name));
+    let running: BTreeMap<Name, EtcdVersion> = members.filter_map(|(name, m)| Some((name.clone(), of(m)?))).collect();
+    let half_way = running.values().any(|v| Some(Line::of(*v)) != running.values().next().map(|v| Line::of(*v)));
+    let answers = || view.answering.iter().filter(|(name, _)| member(name)).map(|(_, e)| e);
+    // Where the file wants auth and there is none yet, it can wait until all members have made the way.
+    let auth = answers().any(|e| e.auth == Some(true)) || desired.auth != AuthMode::None && !half_way;
+    Versions {
+        running,
+        written_for: answers().filter_map(|e| e.storage_version).map(Line::of).collect(),
+        downgrade: answers().find_map(|e| e.downgrade).map(Line::of),
+        auth,
+    }
+}
+
+/// The version that a member runs; where none answers, the one that etcd was last started with on its machine.
+fn of(member: &MemberObserved) -> Option<EtcdVersion> {
+    let last = || member.report().and_then(|r| r.etcd.used_with());
+    member.etcd.seen().map(|e| e.version).or_else(last)
 }
 
 /// Sets the course.
 pub(super) fn course(draft: &mut Draft<'_>) -> Course {
     let wanted = draft.desired.version;
-    let running = draft.desired.members.iter().filter_map(|m| {
-        let etcd = &draft.observed.members.get(&m.name)?.report()?.etcd;
-        let version = etcd.running_version.filter(|_| etcd.service.state == ServiceState::Running)?;
-        Some((m.name.clone(), version))
-    });
-    let other: Vec<_> = running.filter(|(_, version)| version.minor_line() != wanted.minor_line()).collect();
-    let Some((_, lowest)) = other.iter().min_by_key(|(_, version)| *version).cloned() else {
-        return Course::To(wanted);
-    };
-    for (machine, running) in other {
-        draft.wait(Waiting::VersionDiffers { machine, running, wanted });
+    let now = versions(draft.desired, draft.observed, &draft.view);
+    let Some(running) = now.running.values().min().copied() else { return Course::To(wanted) };
+    // Auth that is about to be turned off does not stand in the way for long.
+    if draft.desired.auth == AuthMode::None && now.auth {
+        return Course::Hold(running, None);
     }
-    Course::Hold(lowest)
+    let hop = next(&now, wanted, &draft.desired.available).and_then(|hop| match hop {
+        Some(Hop::To(version)) => understood(draft.desired, &now, version).map(|()| hop),
+        hop => Ok(hop),
+    });
+    match hop {
+        Ok(None) => Course::To(wanted),
+        Ok(Some(Hop::To(version))) => Course::To(version),
+        Ok(Some(Hop::Settle(line))) => {
+            draft.wait(Waiting::VersionSettling { line });
+            Course::Hold(running, None)
+        }
+        Ok(Some(hop @ (Hop::Enable(_) | Hop::Cancel(_)))) => Course::Hold(running, Some(hop)),
+        Err(refusal) => {
+            draft.wait(Waiting::VersionRefused { running, wanted, refusal });
+            Course::Stay(running)
+        }
+    }
+}
+
+/// Whether a version of another line takes all settings of the file. etcd says nothing about those that it ignores.
+fn understood(desired: &Cluster, now: &Versions, version: EtcdVersion) -> Result<(), VersionRefusal> {
+    if now.running.values().all(|v| Line::of(*v) == Line::of(version)) {
+        return Ok(());
+    }
+    match desired.settings.flags.keys().find(|flag| ignored_by(flag, version)) {
+        Some(flag) => Err(VersionRefusal::UnknownFlag { flag: flag.clone(), version }),
+        None => Ok(()),
+    }
+}
+
+/// Tells etcd of a downgrade, or calls it off, when nothing else goes on.
+pub(super) fn steer(draft: &mut Draft<'_>, course: Course) {
+    let Course::Hold(running, Some(hop)) = course else { return };
+    if !draft.steps.is_empty() || !draft.view.has_quorum() {
+        return;
+    }
+    match hop {
+        Hop::Enable(line) => {
+            let unhealthy = draft.unhealthy_beside(None);
+            if !unhealthy.is_empty() {
+                draft.wait(Waiting::HealFirst { change: format!("the way down to {line}"), unhealthy });
+                return;
+            }
+            let version = line.first();
+            let reason = Reason::Version { from: running, to: version };
+            draft.steps.push(Step::new(Action::EnableDowngrade { version }, reason));
+        }
+        Hop::Cancel(line) => {
+            let reason = Reason::Unwanted { version: line.first() };
+            draft.steps.push(Step::new(Action::CancelDowngrade, reason));
+        }
+        Hop::To(_) | Hop::Settle(_) => {}
+    }
+}
+
+/// Whether members of both lines are there between which auth must not be turned on.
+pub(super) fn between_auths(draft: &Draft<'_>) -> bool {
+    let now = versions(draft.desired, draft.observed, &draft.view);
+    let on = |line| now.running.values().any(|v| Line::of(*v) == line);
+    on(AUTH_CHANGED_AFTER) && on(AUTH_CHANGED_AFTER.above())
+}
+
+/// Whether the data has to be saved before the first member comes to this version.
+pub(super) fn snapshot_due(draft: &Draft<'_>, version: EtcdVersion) -> bool {
+    let now = versions(draft.desired, draft.observed, &draft.view);
+    let taken = draft.observed.ledger.snapshot.as_ref();
+    let fresh = taken.is_some_and(|s| s.before == version && draft.now.duration_since(s.at) < FRESH);
+    !fresh && !now.running.values().any(|v| *v == version)
+}
+
+/// Whether a member may be started with this version: judged again for every step, whoever thought of it.
+pub(super) fn judge(
+    desired: &Cluster,
+    observed: &Observed,
+    view: &View<'_>,
+    machine: &Name,
+    version: EtcdVersion,
+) -> Result<(), Refusal> {
+    let now = versions(desired, observed, view);
+    let otherwise = |text: String| Err(Refusal::Otherwise(text));
+    let Some(running) = now.running.get(machine).copied().filter(|running| *running != version) else {
+        return Ok(());
+    };
+    let saved = observed.ledger.snapshot.as_ref().is_some_and(|s| s.before == version);
+    if !saved && !now.running.values().any(|v| *v == version) {
+        return Err(Refusal::NotSeen("a snapshot from before this version"));
+    }
+    let (from, to) = (Line::of(running), Line::of(version));
+    if to == from {
+        return Ok(());
+    }
+    if to != from.above() && to != from.below() {
+        return otherwise(format!("from {running} to {version} a line would be skipped"));
+    }
+    if now.auth && from.min(to) == AUTH_CHANGED_AFTER {
+        return otherwise(VersionRefusal::AuthOn { line: from.min(to) }.to_string());
+    }
+    if to < from {
+        return match now.written_for.iter().max() {
+            None => Err(Refusal::NotSeen("what the data is written for")),
+            Some(line) if *line > to => otherwise(format!("the data is written for {line}")),
+            Some(_) => Ok(()),
+        };
+    }
+    if now.downgrade.is_some() {
+        return otherwise("etcd was told to go down".to_owned());
+    }
+    if let Some(line) = now.written_for.iter().min().filter(|line| !to.fits(**line)) {
+        return otherwise(format!("the data is written for {line}"));
+    }
+    let least = least_before(to);
+    match now.running.values().find(|v| Line::of(**v) < to && least.is_some_and(|least| **v < least)) {
+        Some(old) => otherwise(format!("{old} must not meet {to}")),
+        None => Ok(()),
+    }
+}
+
+/// Whether etcd may be told now that the cluster goes down to this version.
+pub(super) fn judge_downgrade(
+    desired: &Cluster,
+    observed: &Observed,
+    view: &View<'_>,
+    version: EtcdVersion,
+) -> Result<(), Refusal> {
+    let now = versions(desired, observed, view);
+    let above = Line::of(version).above();
+    let voters = view.listed.unwrap_or_default().iter().filter(|m| !m.learner);
+    let healthy = |id| view.healthy.iter().any(|n| view.answering.get(n).is_some_and(|e| e.member == id));
+    if !voters.clone().all(|m| healthy(m.id)) {
+        return Err(Refusal::WouldLoseQuorum { healthy: view.healthy.len(), of: view.voters });
+    }
+    if now.downgrade.is_some() || now.running.values().any(|v| Line::of(*v) != above) {
+        return Err(Refusal::Otherwise(format!("not all members run {above}, or etcd was told already")));
+    }
+    Ok(())
 }

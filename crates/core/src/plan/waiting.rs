@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::observed::{Alarm, ClusterId, Side, size};
 use crate::spec::{AuthMode, EtcdVersion, Name};
+use crate::versions::{Line, VersionRefusal};
 
 /// Something that is not done, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -165,14 +166,19 @@ pub enum Waiting {
         /// What for.
         verb: String,
     },
-    /// A running member has another version than the file.
-    VersionDiffers {
-        /// Where.
-        machine: Name,
-        /// What runs.
+    /// The file's version cannot be reached from those that run.
+    VersionRefused {
+        /// The oldest that runs.
         running: EtcdVersion,
         /// What the file says.
         wanted: EtcdVersion,
+        /// Why.
+        refusal: VersionRefusal,
+    },
+    /// etcd is about to settle on a line.
+    VersionSettling {
+        /// The line.
+        line: Line,
     },
     /// A new member gets its data.
     LearnerCatchingUp {
@@ -328,6 +334,7 @@ impl Waiting {
             | Self::NoHeir { others: 1.., .. }
             | Self::TrustLags { .. }
             | Self::HandshakeFailed { .. }
+            | Self::VersionSettling { .. }
             | Self::DoorUnclear { .. }
             | Self::UsersUnknown { .. }
             | Self::PasswordUnknown { .. } => Patience::Soon,
@@ -348,7 +355,7 @@ impl Waiting {
             | Self::DiskFull { .. }
             | Self::PortTaken { .. }
             | Self::EtcdCrashes { .. }
-            | Self::VersionDiffers { .. }
+            | Self::VersionRefused { .. }
             | Self::LearnerEvicted { .. }
             | Self::AddressInUse { .. }
             | Self::NoHeir { others: 0, .. }
@@ -382,7 +389,6 @@ impl Waiting {
             | Self::NoQuorumYet { machine, .. }
             | Self::WouldLoseQuorum { machine, .. }
             | Self::Turn { machine, .. }
-            | Self::VersionDiffers { machine, .. }
             | Self::LearnerCatchingUp { machine, .. }
             | Self::LearnerEvicted { machine }
             | Self::ReplacedLater { machine, .. }
@@ -399,6 +405,8 @@ impl Waiting {
             | Self::AllDataLost { .. }
             | Self::NoMajority { .. }
             | Self::HealFirst { .. }
+            | Self::VersionRefused { .. }
+            | Self::VersionSettling { .. }
             | Self::AuthDiffers { .. }
             | Self::AuthorityExpired { .. }
             | Self::AlarmRaised { .. }
@@ -454,11 +462,8 @@ impl Waiting {
             }
             Self::WouldLoseQuorum { .. } => "heal the unhealthy members first".to_owned(),
             Self::Turn { .. } => "one at a time".to_owned(),
-            Self::VersionDiffers { running, .. } => {
-                format!(
-                    "write `version: {running}`: changing the version of a running cluster is not in this version yet"
-                )
-            }
+            Self::VersionRefused { running, refusal, .. } => refusal.next(*running),
+            Self::VersionSettling { .. } => "etcd looks every few seconds whether all members run it".to_owned(),
             Self::LearnerCatchingUp { .. } => "it gets its vote when it has caught up".to_owned(),
             Self::LearnerEvicted { machine } => format!(
                 "look at its log (`raftsman logs {machine}`) and at the network between the members; then \
@@ -573,9 +578,10 @@ impl fmt::Display for Waiting {
             }
             Self::Unsafe { verb, machine: None, refusal } => write!(f, "not safe to {verb}: {refusal}"),
             Self::Turn { machine, verb } => write!(f, "{machine}: {verb} waits for its turn"),
-            Self::VersionDiffers { machine, running, wanted } => {
-                write!(f, "{machine}: runs etcd {running}, the file says {wanted}")
+            Self::VersionRefused { running, wanted, refusal } => {
+                write!(f, "no way from {running} to {wanted}: {refusal}")
             }
+            Self::VersionSettling { line } => write!(f, "the cluster has not settled on {line} yet"),
             Self::LearnerCatchingUp { machine, index, of } => {
                 write!(f, "{machine}: catches up, {index} of {of}")
             }

@@ -84,7 +84,7 @@ pub fn config(member: &Member<'_>) -> String {
     out.push_str("client-transport-security:\n");
     out.push_str("  cert-file: \"{root}/etcd/tls/server/current/tls.crt\"\n");
     out.push_str("  key-file: \"{root}/etcd/tls/server/current/tls.key\"\n");
-    if spec.auth.mode == AuthMode::Certificate {
+    if spec.auth.mode != AuthMode::Password {
         out.push_str("  client-cert-auth: true\n");
         out.push_str("  trusted-ca-file: \"{root}/etcd/tls/server/current/ca.crt\"\n");
     }

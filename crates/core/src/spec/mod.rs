@@ -12,6 +12,7 @@ pub mod upkeep;
 pub mod users;
 mod values;
 
+pub(crate) use check::ignored_by;
 pub use diagnostic::{Diagnostic, Path, Segment, Severity};
 pub use types::*;
 pub use units::{ByteSize, Duration, EtcdVersion, Name, UnitError};

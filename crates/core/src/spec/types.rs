@@ -330,7 +330,8 @@ pub struct Archive {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Auth {
-    /// `certificate`: the certificate's common name is the user. `password`: a user and a password, over TLS.
+    /// `certificate`: the certificate's common name is the user. `password`: a user and a password, over TLS. `none`:
+    /// whoever has a certificate may do everything.
     pub mode: AuthMode,
     /// Password mode: the password of `root`. Made by raftsman and kept encrypted in the state by default.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -346,6 +347,9 @@ pub enum AuthMode {
     Certificate,
     /// A user and a password, over TLS.
     Password,
+    /// Nobody does: whoever has a certificate of the clients' authority may do everything. For the way from 3.4 to
+    /// 3.5, which etcd does not go while auth is on.
+    None,
 }
 
 impl std::fmt::Display for AuthMode {
@@ -353,6 +357,7 @@ impl std::fmt::Display for AuthMode {
         f.write_str(match self {
             Self::Certificate => "certificate",
             Self::Password => "password",
+            Self::None => "none",
         })
     }
 }

@@ -25,6 +25,12 @@ impl Hands<'_> {
         tolerate(client.auth_enable().await)?;
         Ok(())
     }
+
+    pub(super) async fn disable_auth(self, now: Timestamp) -> Result<(), ActError> {
+        let mut client = self.leader(now).await?;
+        client.auth_disable().await.map_err(EtcdError::from)?;
+        Ok(())
+    }
 }
 
 /// A killed run may have done it already.

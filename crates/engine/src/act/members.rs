@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use etcd_client::{Client, MemberAddOptions};
+use etcd_client::{Client, MemberAddOptions, StatusResponse};
 use jiff::Timestamp;
 use raftsman_core::observed::{ListedMember, MemberId};
 
+use super::versions::leads;
 use super::{ActError, Hands};
 use crate::etcd::{EtcdError, bounded};
 use crate::observe;
@@ -63,8 +64,17 @@ impl Hands<'_> {
 
     /// A connection to the leader: some versions do not pass everything on.
     pub(super) async fn leader(self, now: Timestamp) -> Result<Client, ActError> {
+        Box::pin(self.voter(now, leads)).await
+    }
+
+    /// A connection to a voter of this kind; if there is none, to another.
+    pub(super) async fn voter(
+        self,
+        now: Timestamp,
+        wanted: impl Fn(&StatusResponse) -> bool,
+    ) -> Result<Client, ActError> {
         let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
-        let mut follower: Result<Client, ActError> = Err(ActError::NobodyAnswers);
+        let mut other: Result<Client, ActError> = Err(ActError::NobodyAnswers);
         for name in self.cluster().places().keys() {
             let Ok(links) = self.links(name) else { continue };
             let Ok(mut client) = Box::pin(links.etcd.client(&credentials)).await else { continue };
@@ -73,12 +83,12 @@ impl Hands<'_> {
             if status.leader() == 0 || status.is_learner() {
                 continue;
             }
-            if status.header().is_some_and(|h| h.member_id() == status.leader()) {
+            if wanted(&status) {
                 return Ok(client);
             }
-            follower = Ok(client);
+            other = Ok(client);
         }
-        follower
+        other
     }
 }
 

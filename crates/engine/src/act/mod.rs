@@ -7,6 +7,9 @@ mod members;
 mod pki;
 mod upkeep;
 mod users;
+mod versions;
+
+pub use versions::SnapshotError;
 
 use std::sync::Arc;
 
@@ -51,6 +54,9 @@ pub enum ActError {
     /// etcd.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
+    /// The snapshot.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// The join token.
     #[error(transparent)]
     Claim(#[from] raftsman_api::claim::ClaimError),
@@ -125,8 +131,12 @@ impl Hands<'_> {
             Action::Compact { revision } => self.compact(*revision, now).await,
             Action::Defragment { machine } => self.defragment(machine, now).await,
             Action::DisarmAlarm { alarm } => self.disarm(*alarm, now).await,
+            Action::TakeSnapshot { version } => Box::pin(self.take_snapshot(*version, now)).await,
+            Action::EnableDowngrade { version } => self.enable_downgrade(*version, now).await,
+            Action::CancelDowngrade => self.cancel_downgrade(now).await,
             Action::CreateRoot => self.create_root(now).await,
             Action::EnableAuth => self.enable_auth(now).await,
+            Action::DisableAuth => self.disable_auth(now).await,
             Action::SetRole { role, set, revoke } => Box::pin(self.set_role(role, set, revoke, now)).await,
             Action::DeleteRole { role } => Box::pin(self.delete_role(role, now)).await,
             Action::SetUser { user, account, grant, revoke } => {

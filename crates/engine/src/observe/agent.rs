@@ -215,6 +215,7 @@ fn understand_etcd(etcd: v1::EtcdReport) -> Result<EtcdOnMachine, String> {
         config: given(etcd.config_digest),
         running_config: given(etcd.running_config_digest),
         running_version: given(etcd.running_version).map(|v| version(&v)).transpose()?,
+        last_version: given(etcd.current_version).map(|v| version(&v)).transpose()?,
         running_trust,
         certificates,
         service: Service {

@@ -1,14 +1,15 @@
 //! A member's address → what its etcd answers: who it is, whom it follows, whether it can read through a majority.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use etcd_client::Client;
 use jiff::Timestamp;
+use raftsman_core::desired::CLIENT_PORT;
 use raftsman_core::observed::{Alarm, ClusterId, Doors, EtcdFacts, Fact, ListedMember, MemberId, Root};
 use raftsman_core::spec::EtcdVersion;
 use tokio::sync::Mutex;
 
-use super::doors;
+use super::{doors, http};
 use crate::cluster::ClusterCredentials;
 use crate::etcd::{EtcdError, bounded, dial};
 
@@ -82,7 +83,7 @@ impl EtcdLink {
         let healthy = read.is_ok();
         let members = if healthy { members(root).await? } else { Vec::new() };
         let doors = match (&auth, healthy) {
-            (Ok(true), true) => match &open.doors {
+            (Ok(locked), true) if *locked || credentials.nameless => match &open.doors {
                 // As long as the connection stands, it is the same process: its doors do not open by themselves.
                 Some(doors) => Some(doors.clone()),
                 None => {
@@ -93,6 +94,11 @@ impl EtcdLink {
             },
             _ => None,
         };
+        let downgrade = status.downgrade_info().filter(|d| d.enabled()).and_then(|d| version(d.target_version()));
+        let storage_version = match version(status.storage_version()) {
+            Some(version) => Some(version),
+            None => self.cluster_version(credentials).await,
+        };
         Ok(EtcdFacts {
             member: MemberId(member),
             cluster: ClusterId(cluster),
@@ -101,6 +107,8 @@ impl EtcdLink {
             raft_index: status.raft_index(),
             revision,
             version: EtcdVersion::parse(status.version()).unwrap_or_default(),
+            storage_version,
+            downgrade,
             db_size: status.db_size(),
             db_in_use: status.raft_used_db_size(),
             quota: Some(status.db_size_quota()).filter(|quota| *quota > 0),
@@ -126,6 +134,13 @@ impl EtcdLink {
             Err(error) if error.unauthenticated() => Ok(true),
             Err(error) => Err(error),
         }
+    }
+
+    /// The version that the cluster has agreed upon, of which only HTTP tells: up to 3.5 its data is written for it.
+    async fn cluster_version(&self, credentials: &ClusterCredentials) -> Option<EtcdVersion> {
+        let answer = http::get(SocketAddr::new(self.address, CLIENT_PORT), &credentials.root, "/version").await.ok()?;
+        let answer: serde_json::Value = serde_json::from_slice(&answer).ok()?;
+        version(answer["etcdcluster"].as_str()?)
     }
 
     async fn root_client(&self, open: &mut Open, credentials: &ClusterCredentials) -> Result<Client, EtcdError> {
@@ -158,6 +173,11 @@ impl EtcdLink {
         let mut open = self.open.lock().await;
         self.root_client(&mut open, credentials).await
     }
+}
+
+/// A version as etcd writes it: a line has its first version, or no third number at all.
+fn version(text: &str) -> Option<EtcdVersion> {
+    EtcdVersion::parse(text).or_else(|_| EtcdVersion::parse(&format!("{text}.0"))).ok()
 }
 
 /// The cluster's list of its members.

@@ -4,6 +4,7 @@ mod agent;
 mod doors;
 mod etcd;
 mod handshakes;
+mod http;
 mod upkeep;
 mod users;
 
@@ -19,7 +20,7 @@ use raftsman_core::observed::{
     Upkeep, View,
 };
 use raftsman_core::plan::trust::to_be_proven;
-use raftsman_core::spec::Name;
+use raftsman_core::spec::{AuthMode, Name};
 use raftsman_providers::{MachineRecord, ProviderError};
 use tokio::sync::Mutex;
 
@@ -232,7 +233,8 @@ impl Observer {
         let asked = {
             let view = View::of(observed);
             let open = |name: &&Name| view.answering.get(*name).is_some_and(|e| e.auth == Some(false));
-            if !view.has_quorum() {
+            // Without auth nobody asks for one.
+            if !view.has_quorum() || self.cluster.desired.auth == AuthMode::None {
                 return;
             }
             view.healthy.iter().copied().find(open).cloned()

@@ -91,7 +91,7 @@ pub async fn destroy(
     if !what.state {
         return Ok(what);
     }
-    for ours in ["clients", "artifacts"] {
+    for ours in ["clients", "artifacts", "snapshots"] {
         remove_dir(&fleet.store.dir().join(ours))?;
     }
     // Only where it is empty: what is not ours stays.

@@ -42,7 +42,7 @@ pub fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpErro
     // Also with passwords: it brings the CA, and the certificate does no harm.
     let issued = cert::issue(fleet, Some(name), "root", &dir, VALIDITY)?;
     Ok(match at.auth() {
-        AuthMode::Certificate => Settings {
+        AuthMode::Certificate | AuthMode::None => Settings {
             endpoints,
             ca: issued.ca,
             certificate: Some(issued.certificate),

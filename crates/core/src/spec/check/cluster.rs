@@ -63,14 +63,16 @@ fn version(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &
             .why("etcd issue 13766, fixed in 3.5.3")
             .help("use 3.5.33 or later"),
         );
-    } else if let Some(safe) = safe_with_auth(version).filter(|safe| version < *safe) {
+    } else if let Some(safe) =
+        safe_with_auth(version).filter(|safe| version < *safe && cluster.auth.mode != AuthMode::None)
+    {
         findings.add(
             Finding::warning(
                 "version-auth-bypass",
                 at(&["version"]),
                 format!("etcd {version} has known ways around its permissions"),
             )
-            .why(format!("closed in {safe}, and raftsman always turns authentication on"))
+            .why(format!("closed in {safe}, and raftsman turns authentication on"))
             .help(format!("use {safe} or later")),
         );
     }
@@ -117,17 +119,24 @@ fn auth(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &Etc
         ),
         _ => {}
     }
+    if cluster.auth.mode == AuthMode::None {
+        findings.add(
+            Finding::warning("auth-off", at(&["auth", "mode"]), "whoever has a client certificate may do everything")
+                .why("`none` is for the way from 3.4 to 3.5, which etcd does not go while auth is on")
+                .help("write `mode: certificate` again as soon as all members run 3.5"),
+        );
+    }
     if let Some(password) = &cluster.auth.root_password {
-        if cluster.auth.mode == AuthMode::Certificate {
+        if cluster.auth.mode != AuthMode::Password {
             findings.add(
                 Finding::error(
                     "password-with-certificates",
                     at(&["auth", "root_password"]),
-                    "`root_password` has no use with certificates",
+                    "`root_password` has no use without passwords",
                 )
                 .on_key()
                 .uses(at(&["auth", "mode"]))
-                .why("with `mode: certificate` root proves itself by its certificate, and has no password")
+                .why("only with `mode: password` does root prove itself by one")
                 .help("remove it, or set `mode: password`"),
             );
         }

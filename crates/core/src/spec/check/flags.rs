@@ -315,19 +315,27 @@ fn experimental(
     }
 }
 
+/// Whether etcd of this version has no such setting, although other lines do: its configuration file may hold it, and
+/// it has no effect.
+pub(crate) fn ignored_by(flag: &str, version: EtcdVersion) -> bool {
+    if flag.starts_with("experimental-") && version.minor_line() >= (3, 7) {
+        return true;
+    }
+    lines(flag).is_some_and(|lines| bit(version).is_some_and(|bit| lines & bit == 0))
+}
+
+fn bit(version: EtcdVersion) -> Option<u8> {
+    version.minor.checked_sub(4).and_then(|line| u8::try_from(line).ok()).and_then(|line| 1u8.checked_shl(line.into()))
+}
+
 /// The lines that know a setting.
 fn lines(flag: &str) -> Option<u8> {
     KNOWN.iter().find(|(_, names)| names.contains(&flag)).map(|(lines, _)| *lines)
 }
 
 fn known(findings: &mut Findings<'_>, at: Path, version_at: Path, version: EtcdVersion, flag: &str) {
-    let bit = version
-        .minor
-        .checked_sub(4)
-        .and_then(|line| u8::try_from(line).ok())
-        .and_then(|line| 1u8.checked_shl(line.into()));
     match lines(flag) {
-        Some(lines) if bit.is_none_or(|bit| lines & bit != 0) => {}
+        Some(lines) if bit(version).is_none_or(|bit| lines & bit != 0) => {}
         Some(_) => {
             let older = "use its `experimental-` name, if this line has one, or a line that knows it";
             findings.add(

@@ -9,6 +9,8 @@ mod source;
 mod upkeep;
 mod users;
 
+pub(crate) use flags::ignored_by;
+
 use super::diagnostic::{Diagnostic, Path, Severity};
 use super::document::Node;
 use super::secrecy;

@@ -1,0 +1,169 @@
+//! What a change of versions needs beside restarts: a snapshot of all data, and etcd's word on the way down.
+
+use std::fs::{DirBuilder, File, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use aws_lc_rs::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
+use etcd_client::{Client, DowngradeOptions};
+use jiff::Timestamp;
+use raftsman_core::observed::SnapshotRecord;
+use raftsman_core::spec::EtcdVersion;
+
+use super::{ActError, Hands};
+use crate::etcd::{EtcdError, bounded};
+
+/// A member that sends nothing of its snapshot for so long is not waited for.
+const SILENCE: Duration = Duration::from_secs(30);
+/// A database is written in pages of a multiple of this; behind it stands the hash.
+const PAGE: u64 = 512;
+/// A key that nobody writes: reading it through a majority shows how far the data is.
+const PROBE_KEY: &str = "raftsman/probe";
+
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The file.
+    #[error("cannot write the snapshot {}: {source}; it needs as much room as etcd's database", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The stream ended in the middle.
+    #[error("etcd sent {bytes} bytes of a snapshot, which is no whole one")]
+    Incomplete {
+        /// So many.
+        bytes: u64,
+    },
+    /// What came is not what was sent.
+    #[error("the snapshot's bytes do not have the SHA-256 that etcd sent with them")]
+    OtherBytes,
+    /// Nothing came.
+    #[error("etcd sent nothing of its snapshot for {} s", SILENCE.as_secs())]
+    Silent,
+}
+
+impl Hands<'_> {
+    /// Saves all data, as it is now, in a file of the state.
+    pub(super) async fn take_snapshot(self, before: EtcdVersion, now: Timestamp) -> Result<(), ActError> {
+        // The leader has enough to do.
+        let mut client = Box::pin(self.voter(now, |status| !leads(status))).await?;
+        let status = bounded(async { Ok(client.status().await?) }).await?;
+        // Whoever answers this has all that was acknowledged until now.
+        let read = bounded(async { Ok(client.get(PROBE_KEY, None).await?) }).await?;
+        let revision = read.header().map_or(0, |header| header.revision());
+        let from = EtcdVersion::parse(status.version()).unwrap_or_default();
+        let dir = self.cluster().fleet.store.dir().join("snapshots");
+        let file = format!("{}-{revision}-{from}.db", self.cluster().desired.name);
+        receive(&mut client, &dir.join(&file)).await?;
+        let record = SnapshotRecord { before, from, revision, at: now, file };
+        self.cluster().remember(|ledger| ledger.snapshot = Some(record))?;
+        Ok(())
+    }
+
+    pub(super) async fn enable_downgrade(self, version: EtcdVersion, now: Timestamp) -> Result<(), ActError> {
+        let mut client = self.leader(now).await?.maintenance_client();
+        let target = version.to_string();
+        bounded(async { Ok(client.downgrade(DowngradeOptions::Validate(target.clone())).await?) }).await?;
+        bounded(async { Ok(client.downgrade(DowngradeOptions::Enable(target)).await?) }).await?;
+        Ok(())
+    }
+
+    pub(super) async fn cancel_downgrade(self, now: Timestamp) -> Result<(), ActError> {
+        // One of 3.5 does it and never answers.
+        let client = Box::pin(self.voter(now, |status| !status.storage_version().is_empty())).await?;
+        let mut client = client.maintenance_client();
+        bounded(async { Ok(client.downgrade(DowngradeOptions::Cancel).await?) }).await?;
+        Ok(())
+    }
+}
+
+pub(super) fn leads(status: &etcd_client::StatusResponse) -> bool {
+    status.header().is_some_and(|header| header.member_id() == status.leader())
+}
+
+/// Under another name until all of it is there, is what etcd sent, and is on the disk.
+async fn receive(client: &mut Client, path: &Path) -> Result<(), ActError> {
+    let failed = |source| SnapshotError::File { path: path.to_owned(), source };
+    let dir = path.parent().unwrap_or(path);
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
+    let mut file = tempfile::Builder::new()
+        .prefix(".tmp-")
+        .permissions(Permissions::from_mode(0o600))
+        .tempfile_in(dir)
+        .map_err(failed)?;
+    let mut stream = bounded(async { Ok(client.snapshot().await?) }).await?;
+    let mut check = Check::default();
+    loop {
+        let next = tokio::time::timeout(SILENCE, stream.message()).await.map_err(|_| SnapshotError::Silent)?;
+        let Some(part) = next.map_err(EtcdError::from)? else { break };
+        check.take(part.blob());
+        file.write_all(part.blob()).map_err(failed)?;
+    }
+    check.finish()?;
+    file.as_file().sync_all().map_err(failed)?;
+    file.persist(path).map_err(|error| failed(error.error))?;
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
+    Ok(())
+}
+
+/// Hashes all but the last 32 bytes, which are the hash.
+struct Check {
+    context: Context,
+    tail: Vec<u8>,
+    bytes: u64,
+}
+
+impl Default for Check {
+    fn default() -> Self {
+        Self { context: Context::new(&SHA256), tail: Vec::new(), bytes: 0 }
+    }
+}
+
+impl Check {
+    fn take(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        self.tail.extend_from_slice(bytes);
+        let body = self.tail.len().saturating_sub(SHA256_OUTPUT_LEN);
+        self.context.update(&self.tail[..body]);
+        self.tail.drain(..body);
+    }
+
+    fn finish(self) -> Result<(), SnapshotError> {
+        if self.bytes % PAGE != SHA256_OUTPUT_LEN as u64 {
+            return Err(SnapshotError::Incomplete { bytes: self.bytes });
+        }
+        let found = self.context.finish();
+        if found.as_ref() == self.tail.as_slice() { Ok(()) } else { Err(SnapshotError::OtherBytes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(bytes: &[u8], part: usize) -> Result<(), SnapshotError> {
+        let mut check = Check::default();
+        bytes.chunks(part).for_each(|part| check.take(part));
+        check.finish()
+    }
+
+    #[test]
+    fn a_snapshot_is_checked_by_the_hash_behind_it() {
+        let mut bytes = vec![7; 3 * 512];
+        let hash = aws_lc_rs::digest::digest(&SHA256, &bytes);
+        bytes.extend_from_slice(hash.as_ref());
+        for part in [1, 31, 32, 33, 512, 4096] {
+            assert!(checked(&bytes, part).is_ok(), "in parts of {part}");
+        }
+        let cut = &bytes[..bytes.len() - 1];
+        assert!(matches!(checked(cut, 100), Err(SnapshotError::Incomplete { bytes: 1567 })));
+        assert!(matches!(checked(&bytes[..512 + 32], 100), Err(SnapshotError::OtherBytes)));
+        bytes[0] = 8;
+        assert!(matches!(checked(&bytes, 100), Err(SnapshotError::OtherBytes)));
+    }
+}

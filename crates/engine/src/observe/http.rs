@@ -1,0 +1,37 @@
+//! An address and a path → the body that a TLS server answers with, for what etcd tells over HTTP only.
+
+use std::io;
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::etcd::{CALL_TIMEOUT, Credentials};
+
+/// Far more than any answer that we ask for.
+const LARGEST: u64 = 64 * 1024;
+
+pub(super) async fn get(address: SocketAddr, credentials: &Credentials, path: &str) -> io::Result<Vec<u8>> {
+    let asked = async {
+        let tcp = TcpStream::connect(address).await?;
+        let mut stream = credentials.connector().connect(address.ip().into(), tcp).await?;
+        let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        // Servers may close without a word: what is missing shows in the body.
+        match stream.take(LARGEST).read_to_end(&mut answer).await {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {}
+            Err(error) => return Err(error),
+        }
+        Ok(answer)
+    };
+    let answer = tokio::time::timeout(CALL_TIMEOUT, asked).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    body(&answer).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn body(answer: &[u8]) -> Option<Vec<u8>> {
+    let good = answer.starts_with(b"HTTP/1.0 200") || answer.starts_with(b"HTTP/1.1 200");
+    let at = answer.windows(4).position(|four| four == b"\r\n\r\n")?;
+    good.then(|| answer[at + 4..].to_vec())
+}
