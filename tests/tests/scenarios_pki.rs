@@ -447,10 +447,10 @@ fn in_an_emergency_nobody_is_waited_for_who_is_not_needed() {
     * retire peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3 main-4: trusted CAs have changed; 1 1 1
     waits: main-5: the agent does not answer: timed out
-    waits: main-3: restart etcd waits for its turn
-    waits: main-4: restart etcd waits for its turn
-    waits: main-1: restart etcd waits for its turn
     waits: main-2: restart etcd would cost quorum: 4 of 5 members are healthy
+    waits: main-1: has not got what the change of the peers CA rests on
+    waits: main-3: has not got what the change of the peers CA rests on
+    waits: main-4: has not got what the change of the peers CA rests on
     ");
     // It comes back with what nobody trusts any more, and catches up.
     scene.hidden.clear();
