@@ -3,6 +3,7 @@
 //! The rules are checked against the true world, not against what the planner saw, and without the planner's own
 //! safety judge: a flaw that both share would otherwise pass.
 
+mod pki;
 mod users;
 mod versions;
 
@@ -93,6 +94,8 @@ struct Run {
     lost: bool,
     /// Somebody changed users by hand since the last look.
     tampered: bool,
+    /// Whether people change authorities.
+    rotates: bool,
     /// Whether the life is told as it goes on.
     told: bool,
 }
@@ -101,6 +104,8 @@ struct Run {
 #[derive(Debug, Clone)]
 pub struct Cast {
     sizes: Vec<Vec<Cluster>>,
+    /// Whether people change authorities.
+    rotates: bool,
 }
 
 impl Cast {
@@ -124,7 +129,20 @@ impl Cast {
             named(&[("a", 1), ("b", 12), ("c", 3)]),
             named(&[("a", 11), ("b", 12), ("c", 13), ("d", 14), ("e", 15)]),
         ]);
-        Self { sizes }
+        Self { sizes, rotates: false }
+    }
+
+    /// Sizes 1, 3 and 5, whose files differ in their authorities, and people who want others.
+    pub fn with_rotations() -> Self {
+        let cluster = |n, line: &str| fixtures::cluster(n, &[line]);
+        let mut sizes = [1, 3, 5].map(|n| pki::FILES.map(|line| cluster(n, line)).to_vec()).to_vec();
+        sizes.push(vec![
+            cluster(3, pki::FILES[0]),
+            cluster(5, pki::FILES[0]),
+            cluster(3, "auth: { mode: certificate }"),
+        ]);
+        sizes.push(vec![cluster(3, "auth: { mode: password }")]);
+        Self { sizes, rotates: true }
     }
 
     /// Sizes 1 and 3, whose files differ in their roles and users.
@@ -132,7 +150,7 @@ impl Cast {
         let cluster = |n, [roles, users]: [&str; 2]| fixtures::cluster(n, &[roles, users]);
         let mut sizes = [1, 3].map(|n| users::FILES.map(|file| cluster(n, file)).to_vec()).to_vec();
         sizes[1].push(fixtures::cluster(3, &["quota: 4GiB", users::FILES[0][0], users::FILES[0][1]]));
-        Self { sizes }
+        Self { sizes, rotates: false }
     }
 
     /// Sizes 3 and 5, each with versions to change between, some of them with a way over others.
@@ -144,7 +162,7 @@ impl Cast {
             cluster.available.extend(available());
             cluster
         };
-        Self { sizes: [3, 5].map(|size| versions.iter().map(|v| of(size, v)).collect()).to_vec() }
+        Self { sizes: [3, 5].map(|size| versions.iter().map(|v| of(size, v)).collect()).to_vec(), rotates: false }
     }
 }
 
@@ -159,7 +177,8 @@ pub fn run(seed: u64, cast: &Cast, planner: Planner) -> Result<Stats, Violation>
     let mut dice = Dice::new(seed);
     let variants = cast.sizes[dice.below(cast.sizes.len())].clone();
     let desired = variants[0].clone();
-    let world = World::empty(&desired, fixtures::epoch());
+    let mut world = World::empty(&desired, fixtures::epoch());
+    world.brought = pki::brought();
     let mut run = Run {
         seed,
         dice,
@@ -171,6 +190,7 @@ pub fn run(seed: u64, cast: &Cast, planner: Planner) -> Result<Stats, Violation>
         ever_data: BTreeSet::new(),
         lost: false,
         tampered: false,
+        rotates: cast.rotates,
         told: std::env::var_os("RAFTSMAN_SIM_TRACE").is_some(),
     };
     run.troubled()?;
@@ -213,7 +233,8 @@ impl Run {
                 machine.agent_up = true;
             }
         }
-        for _ in 0..PEACE {
+        pki::clear(&mut self.world);
+        for _ in 0..if self.rotates { 500 } else { PEACE } {
             self.tampered = false;
             self.mark_the_lost();
             let observed = self.world.observe(&self.desired);
@@ -310,6 +331,9 @@ impl Run {
             if machine.process.config.as_ref() != Some(&member.config.digest) {
                 return Err(self.violation("done means done", format!("{} runs an old configuration", member.name)));
             }
+        }
+        if let Some(difference) = pki::unfinished(&self.desired, &self.world) {
+            return Err(self.violation("done means done", difference));
         }
         let formed = self.world.agreed.values().find(|a| a.formed);
         if let Some(difference) = formed.and_then(|agreed| users::differs(&self.desired, &agreed.access)) {
@@ -412,6 +436,7 @@ impl Run {
             return Err(self.violation("root is left alone", format!("{action:?}")));
         }
         let access = formed.and_then(|id| self.world.agreed.get(&id)).map(|agreed| agreed.access.clone());
+        let trusted = pki::before(&self.desired, &self.world);
         let birth = match action {
             Action::StartEtcd { machine, data: StartData::Empty | StartData::Joining(_), .. } => Some(machine.clone()),
             _ => None,
@@ -447,7 +472,11 @@ impl Run {
         {
             return Err(self.violation("nobody loses what he should have", format!("{who}: {action:?}")));
         }
-        if quorum_before && formed.is_some_and(|id| !self.world.has_quorum(id)) {
+        if let Some((rule, detail)) = pki::broken(&self.desired, observed, &trusted, &self.world, action) {
+            return Err(self.violation(rule, detail));
+        }
+        let together = matches!(action, Action::RestartTogether { .. });
+        if quorum_before && !together && formed.is_some_and(|id| !self.world.has_quorum(id)) {
             return Err(self.violation("no step of ours costs quorum", format!("{action:?}")));
         }
         Ok(())
@@ -539,6 +568,10 @@ impl Run {
             && users::tamper(&mut self.dice, &mut agreed.access)
         {
             self.tampered = true;
+            return;
+        }
+        if self.rotates && self.dice.one_in(3) && pki::meddle(&mut self.dice, &mut self.world, midway) {
+            self.tell(|| format!("authorities: {:?} {:?}", self.world.ledger.peers, self.world.ledger.clients));
             return;
         }
         let names: Vec<Name> = self.world.machines.keys().cloned().collect();

@@ -107,8 +107,10 @@ pub struct Process {
     pub address: Option<IpAddr>,
     /// The quota that it was started with.
     pub quota: i64,
-    /// Digests of the trust that it has read.
+    /// Digests of the trust that it has read, as far as its agent knows.
     pub trust: BTreeMap<Purpose, String>,
+    /// Digests of what it has really read, where its agent is mistaken.
+    pub read: BTreeMap<Purpose, String>,
 }
 
 /// What a cluster has agreed upon.
@@ -201,6 +203,7 @@ impl Process {
             address: None,
             quota: 0,
             trust: BTreeMap::new(),
+            read: BTreeMap::new(),
         }
     }
 }
@@ -260,6 +263,7 @@ impl World {
                     address: observed.ledger.members.get(name).and_then(|url| address_of(url)),
                     quota: 0,
                     trust: etcd.running_trust.clone(),
+                    read: BTreeMap::new(),
                 };
             }
             if let Some(etcd) = seen.etcd.seen() {
@@ -420,6 +424,7 @@ impl World {
                     machine.process.address = machine.config_address;
                     machine.process.quota = machine.quota;
                     machine.process.trust = machine.trust_on_disk();
+                    machine.process.read.clear();
                 }
                 ServiceState::Backoff | ServiceState::Stopped => {}
             }

@@ -15,7 +15,7 @@ use super::effects::{Impossible, later};
 impl World {
     /// Whether etcd on this machine accepts what the authority with this key signed.
     pub fn accepts(&self, machine: &MachineModel, purpose: Purpose, key: &str) -> bool {
-        match machine.process.trust.get(&purpose) {
+        match machine.process.read.get(&purpose).or_else(|| machine.process.trust.get(&purpose)) {
             // Of some processes nothing is known: they are taken to be as they should be.
             None => true,
             Some(digest) => self.bundles.get(digest).is_some_and(|keys| keys.contains(key)),
@@ -49,7 +49,7 @@ impl World {
     }
 
     /// Whether we, with a certificate of the authority that signs for clients, can speak to this member's etcd.
-    pub(super) fn receives_us(&self, desired: &Cluster, machine: &MachineModel) -> bool {
+    pub fn receives_us(&self, desired: &Cluster, machine: &MachineModel) -> bool {
         let Some(trust) = &self.ledger.clients else { return true };
         let shown = machine.certificates.get(&Purpose::Server);
         let known = shown.is_none_or(|c| trust.trusts(&c.issuer_key));

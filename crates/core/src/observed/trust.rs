@@ -9,7 +9,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::Purpose;
+use super::{CertificateFacts, Purpose};
 use crate::render;
 use crate::spec::Name;
 
@@ -147,6 +147,11 @@ impl Trust {
     /// Whether certificates of this key's authority are to be accepted.
     pub fn trusts(&self, key: &str) -> bool {
         self.trusted().iter().any(|a| a.key == key)
+    }
+
+    /// Whether this certificate is to be accepted.
+    pub fn accepts(&self, certificate: &CertificateFacts, now: Timestamp) -> bool {
+        certificate.not_after > now && self.trusts(&certificate.issuer_key)
     }
 
     /// The certificates of everyone who is to be trusted, as one PEM text.

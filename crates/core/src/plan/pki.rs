@@ -72,11 +72,11 @@ pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentRepor
         // A member on the move is reached at its old address until it is restarted.
         let also = Some(members::serves_at(draft, member)).filter(|address| *address != member.address);
         let flaw = flaw(seen, &member.profile(purpose).with(also), authorities, signer, side, draft.now);
-        // Nobody shows a certificate that others do not accept; one that has ended is accepted by nobody anyway.
-        let ended = seen.is_none_or(|seen| seen.not_after <= draft.now);
+        // Nobody shows a certificate that others do not accept, unless what he shows is accepted by nobody anyway.
+        let useless = seen.is_none_or(|seen| !authorities.accepts(seen, draft.now));
         let accepted = || trust::accepted(draft.observed, &draft.view, side, &signer.key, &member.name).is_ok();
         match flaw {
-            Some(Reason::OtherAuthority) if !ended && !accepted() => {}
+            Some(Reason::OtherAuthority) if !useless && !accepted() => {}
             Some(reason) => {
                 let action = Action::IssueCertificate { machine: member.name.clone(), purpose, also };
                 // A certificate that merely ends soon still serves: it holds nothing up.

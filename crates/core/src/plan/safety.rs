@@ -183,7 +183,7 @@ fn report<'a>(observed: &'a Observed, machine: &Name) -> Result<&'a AgentReport,
     }
 }
 
-/// Nobody gets a certificate that others would not accept; one that has ended is accepted by nobody anyway.
+/// Nobody gets a certificate that others would not accept in the place of one that they do.
 fn sign(
     desired: &Cluster,
     observed: &Observed,
@@ -197,7 +197,7 @@ fn sign(
     };
     let signer = authorities.signer(purpose.side(), member.profile(purpose).renew_before(), now);
     let seen = report.etcd.certificates.get(&purpose);
-    if seen.is_some_and(|seen| seen.not_after > now && seen.issuer_key != signer.key) {
+    if seen.is_some_and(|seen| authorities.accepts(seen, now) && seen.issuer_key != signer.key) {
         trust::accepted(observed, view, purpose.side(), &signer.key, machine)
             .map_err(|other| Refusal::Otherwise(format!("{other} does not trust the authority that would sign it")))?;
     }

@@ -1,0 +1,181 @@
+//! A world whose authorities change → what people do about it, and whether anybody was turned away.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use raftsman_core::action::Action;
+use raftsman_core::desired::Cluster;
+use raftsman_core::model::{MachineModel, World};
+use raftsman_core::observed::{AuthorityRecord, Ledger, MemberId, Observed, Origin, ServiceState, Side};
+use raftsman_core::spec::Name;
+
+use crate::dice::Dice;
+
+/// Lines of files that differ in their authorities.
+pub(super) const FILES: [&str; 3] = [
+    "ca: { algorithm: ecdsa-p256 }",
+    "ca: { peers: { brought: { certificate: ca.crt, key: { file: ca.key } } } }",
+    "certificates: { validity: 30d, renew_before: 10d, ca_validity: 500d }",
+];
+
+/// What the file brings where it brings something.
+pub(super) fn brought() -> BTreeMap<Side, AuthorityRecord> {
+    let record = AuthorityRecord {
+        number: 0,
+        key: "theirs".to_owned(),
+        not_after: Timestamp::MAX,
+        origin: Origin::Brought,
+        certificate: "certificate of theirs\n".to_owned(),
+    };
+    BTreeMap::from([(Side::Peers, record)])
+}
+
+/// Somebody wants another authority, or is done with the old one; or etcd has read other trust than its agent says.
+pub(super) fn meddle(dice: &mut Dice, world: &mut World, midway: bool) -> bool {
+    let kind = dice.below(12);
+    let side = if kind % 2 == 0 { Side::Peers } else { Side::Clients };
+    let next = world.ledger.trust(side).is_some_and(|t| t.next.is_some());
+    if kind >= 8 {
+        let before = world.ledger.trust(side).map(|t| render(&t.current));
+        let names: Vec<Name> = world.machines.keys().cloned().collect();
+        let picked = dice.pick(&names).and_then(|name| world.machines.get_mut(name));
+        // Only before anything rests on it: afterwards it is for nobody to foresee.
+        let (Some(machine), Some(before), true) = (picked, before, next && !midway) else { return false };
+        if machine.process.state == ServiceState::Running {
+            machine.process.read.insert(side.purpose(), before);
+        }
+        return true;
+    }
+    let Some(trust) = world.ledger.trust_mut(side) else { return false };
+    match kind {
+        0..4 => trust.asked = true,
+        4..7 => trust.finish = !trust.old.is_empty(),
+        _ => trust.now = trust.rotates(),
+    }
+    true
+}
+
+/// The digest of the bundle that holds this authority alone.
+fn render(record: &AuthorityRecord) -> String {
+    raftsman_core::observed::Trust::new(record.clone()).digest()
+}
+
+/// Processes read what is on their disks after all.
+pub(super) fn clear(world: &mut World) {
+    world.machines.values_mut().for_each(|m| m.process.read.clear());
+}
+
+/// Who is in touch with whom, and who lets us in, before a step.
+pub(super) struct Before {
+    in_touch: BTreeSet<MemberId>,
+    receiving: BTreeSet<Name>,
+    ledger: Ledger,
+}
+
+fn in_touch(world: &World) -> BTreeSet<MemberId> {
+    let formed = world.agreed.iter().find(|(_, a)| a.formed).map(|(id, _)| *id);
+    formed.map(|id| world.voters_answering(id).collect()).unwrap_or_default()
+}
+
+fn receiving(desired: &Cluster, world: &World) -> BTreeSet<Name> {
+    let lets_in = |m: &MachineModel| serves(m) && world.receives_us(desired, m);
+    world.machines.iter().filter(|(_, m)| lets_in(m)).map(|(name, _)| name.clone()).collect()
+}
+
+fn serves(machine: &MachineModel) -> bool {
+    machine.exists && machine.process.state == ServiceState::Running && machine.process.warm_up == 0
+}
+
+/// Looks before a step.
+pub(super) fn before(desired: &Cluster, world: &World) -> Before {
+    Before { in_touch: in_touch(world), receiving: receiving(desired, world), ledger: world.ledger.clone() }
+}
+
+/// The rule that a step broke, and how.
+pub(super) fn broken(
+    desired: &Cluster,
+    observed: &Observed,
+    before: &Before,
+    world: &World,
+    action: &Action,
+) -> Option<(&'static str, String)> {
+    let (was, now) = (&before.ledger, world.now);
+    let is = in_touch(world);
+    let up = |id: &MemberId| {
+        world.machines.iter().find(|(_, m)| {
+            matches!(m.data, raftsman_core::observed::Data::Present { member, .. } if member == *id) && serves(m)
+        })
+    };
+    // In an emergency those are left behind who cannot be reached.
+    let emergency = |side| was.trust(side).is_some_and(|t| t.now);
+    let silent = |name: &Name| observed.members.get(name).is_none_or(|m| m.report().is_none());
+    for id in before.in_touch.difference(&is) {
+        let left = |name: &Name| emergency(Side::Peers) && silent(name);
+        let listed = world.agreed.values().any(|a| a.members.iter().any(|m| m.id == *id));
+        if let Some((name, _)) = up(id).filter(|(name, _)| listed && !left(name)) {
+            return Some(("nobody is cut off", format!("{name} by {action:?}")));
+        }
+    }
+    if let Action::RetireAuthority { side: Side::Clients, unused: false } = action {
+        let trust = was.clients.as_ref()?;
+        if !(trust.finish || trust.now || trust.old.iter().all(|a| a.not_after <= now)) {
+            return Some(("clients are given their time", format!("{action:?}")));
+        }
+    }
+    let ended = |side| was.trust(side).is_some_and(|t| t.current.not_after <= now);
+    if !ended(Side::Clients) {
+        let receives = receiving(desired, world);
+        let shut = before.receiving.difference(&receives).filter(|name| serves(&world.machines[*name]));
+        let shut = shut.into_iter().find(|name| !(emergency(Side::Clients) && silent(name)));
+        if let Some(name) = shut {
+            return Some(("whom we vouch for is let in", format!("not by {name} after {action:?}")));
+        }
+    }
+    match action {
+        Action::ForgetAuthority { side } => {
+            let trust = was.trust(*side)?;
+            let gone = trust.retired.iter().filter(|a| !trust.trusts(&a.key) && a.not_after > now);
+            let gone: Vec<&AuthorityRecord> = gone.collect();
+            let still = |m: &MachineModel| gone.iter().any(|a| world.accepts(m, side.purpose(), &a.key));
+            let reached = |name: &Name| observed.members.get(name).is_some_and(|m| m.report().is_some());
+            let checked = *side == Side::Peers || desired.auth == raftsman_core::spec::AuthMode::Certificate;
+            let machines = world.machines.iter().filter(|(name, m)| serves(m) && reached(name));
+            let open = machines.filter(|_| checked).find(|(_, m)| still(m)).map(|(name, _)| name.clone());
+            open.map(|name| ("who is trusted no more is refused", format!("not by {name}")))
+        }
+        Action::RestartTogether { .. } if !ended_before(was, now) => {
+            Some(("members are restarted one at a time", format!("{action:?}")))
+        }
+        _ => None,
+    }
+}
+
+/// Whether an authority that members trust has ended.
+fn ended_before(ledger: &Ledger, now: Timestamp) -> bool {
+    let over = |side| ledger.trust(side).is_some_and(|t| t.known().iter().any(|a| a.not_after <= now));
+    Side::ALL.into_iter().any(over)
+}
+
+/// What is not as it should be of a cluster that is done.
+pub(super) fn unfinished(desired: &Cluster, world: &World) -> Option<String> {
+    for side in Side::ALL {
+        let trust = world.ledger.trust(side)?;
+        if side == Side::Peers && trust.rotates() || trust.next.is_some() || !trust.retired.is_empty() {
+            return Some(format!("the {side} CA still changes"));
+        }
+        for member in &desired.members {
+            let machine = world.machines.get(&member.name)?;
+            let leaf = machine.certificates.get(&side.purpose())?;
+            let reads = side == Side::Peers || desired.auth == raftsman_core::spec::AuthMode::Certificate;
+            if leaf.trust != Some(trust.digest())
+                || reads && machine.process.trust.get(&side.purpose()) != Some(&trust.digest())
+            {
+                return Some(format!("{} trusts others than it should", member.name));
+            }
+            if side == Side::Peers && leaf.issuer_key != trust.current.key {
+                return Some(format!("{} shows an old certificate", member.name));
+            }
+        }
+    }
+    None
+}

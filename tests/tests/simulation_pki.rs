@@ -1,0 +1,187 @@
+//! Seeded lives in which authorities change → our planner turns nobody away, and seven broken ones are caught.
+
+use jiff::Timestamp;
+use raftsman_core::action::Action;
+use raftsman_core::desired::Cluster;
+use raftsman_core::observed::{Agent, AgentReport, Fact, Greeting, Handshakes, Observed, Side, View};
+use raftsman_core::plan::{Pause, Plan, Reason, Step, Waiting, plan};
+use raftsman_core::spec::Name;
+use raftsman_tests::sim::{Cast, Planner, Violation, lives};
+
+#[test]
+fn no_plan_of_ours_turns_anybody_away() {
+    let first = std::env::var("RAFTSMAN_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0_u64);
+    let lived = if first == 0 { 800 } else { 1 };
+    let stats = lives(first..first + lived, &Cast::with_rotations(), plan)
+        .unwrap_or_else(|v| panic!("{v}\nagain with: RAFTSMAN_SEED={}", v.seed));
+    println!("{stats:?}");
+    if lived == 1 {
+        return;
+    }
+    // A simulation in which nothing happens proves nothing.
+    assert!(stats.converged * 2 > 800, "{stats:?}");
+    assert!(stats.restarts > 1_000, "{stats:?}");
+}
+
+#[track_caller]
+fn caught(planner: Planner, rule: &str) {
+    match lives(0..3_000, &Cast::with_rotations(), planner) {
+        Err(Violation { rule: broken, .. }) if broken == rule => {}
+        Err(other) => panic!("caught, but for another rule: {other}"),
+        Ok(stats) => panic!("a broken planner went unnoticed: {stats:?}"),
+    }
+}
+
+/// The same observation with other reports.
+fn with(observed: &Observed, change: impl Fn(&mut AgentReport, &Observed)) -> Observed {
+    let mut changed = observed.clone();
+    for member in changed.members.values_mut() {
+        if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut member.agent {
+            change(report, observed);
+        }
+    }
+    changed
+}
+
+/// As if every handshake had been seen to succeed, and everybody who should be refused had been.
+fn assume_handshakes(observed: &mut Observed) {
+    let names: Vec<Name> = observed.members.keys().cloned().collect();
+    for name in &names {
+        let mut all = Handshakes::default();
+        all.peers.extend(names.iter().map(|other| (other.clone(), None)));
+        for side in Side::ALL {
+            let Some(trust) = observed.ledger.trust(side) else { continue };
+            let greeting = |key: &str| match trust.trusts(key) {
+                true => Greeting::Accepted,
+                false => Greeting::Refused("assumed".to_owned()),
+            };
+            all.let_in.insert(side, trust.known().iter().map(|a| (a.key.clone(), greeting(&a.key))).collect());
+        }
+        observed.handshakes.insert(name.clone(), all);
+    }
+}
+
+/// Does not try whether anybody is let in.
+fn proves_nothing(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut observed = observed.clone();
+    assume_handshakes(&mut observed);
+    plan(desired, &observed, now)
+}
+
+/// Takes what is on the disk for what the process has read: nobody is restarted.
+fn disk_is_enough(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut observed = with(observed, |report, _| {
+        for (purpose, certificate) in &report.etcd.certificates {
+            report.etcd.running_trust.extend(certificate.trust.clone().map(|digest| (*purpose, digest)));
+        }
+    });
+    assume_handshakes(&mut observed);
+    plan(desired, &observed, now)
+}
+
+/// Lets the next authority sign before anybody trusts it.
+fn switches_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut observed = with(observed, |report, observed| {
+        for side in Side::ALL {
+            let Some(digest) = observed.ledger.trust(side).map(|t| t.digest()) else { continue };
+            if let Some(certificate) = report.etcd.certificates.get_mut(&side.purpose()) {
+                certificate.trust = Some(digest.clone());
+                report.etcd.running_trust.insert(side.purpose(), digest);
+            }
+        }
+    });
+    assume_handshakes(&mut observed);
+    plan(desired, &observed, now)
+}
+
+/// Trusts the old authority no more while members still show what it signed.
+fn retires_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut observed = with(observed, |report, observed| {
+        let Some(trust) = observed.ledger.trust(Side::Peers) else { return };
+        let shown = report.etcd.certificates.get_mut(&Side::Peers.purpose());
+        if let Some(certificate) = shown.filter(|c| trust.trusts(&c.issuer_key)) {
+            certificate.issuer_key.clone_from(&trust.current.key);
+        }
+    });
+    assume_handshakes(&mut observed);
+    plan(desired, &observed, now)
+}
+
+/// Restarts everybody who has to read other trust at once.
+fn all_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut plan = plan(desired, observed, now);
+    let Some(Step { action: Action::RestartEtcd { version, cluster, .. }, .. }) = plan.steps.first().cloned() else {
+        return plan;
+    };
+    let turns = plan.waiting.iter().filter_map(|w| match w {
+        Waiting::Turn { machine, .. } => Some(machine.clone()),
+        _ => None,
+    });
+    let more = turns.map(|machine| Action::RestartEtcd { machine, version, cluster });
+    let more: Vec<Step> = more.map(|action| Step { action, ..plan.steps[0].clone() }).collect();
+    plan.steps.extend(more);
+    plan
+}
+
+/// Does not wait for clients to get new certificates.
+fn hurries(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut plan = plan(desired, observed, now);
+    let tolerance = View::of(observed).tolerance();
+    if plan.is_done() && observed.ledger.clients.as_ref().is_some_and(|t| !t.old.is_empty()) {
+        plan.steps.push(Step {
+            action: Action::RetireAuthority { side: Side::Clients, unused: false },
+            reason: Reason::NotNeeded,
+            before: tolerance,
+            during: tolerance,
+            after: tolerance,
+            pause: Pause::None,
+        });
+    }
+    plan
+}
+
+/// Forgets the old authority as soon as it is not to be trusted any more.
+fn forgets_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut plan = plan(desired, observed, now);
+    let retired = |side: &Side| observed.ledger.trust(*side).is_some_and(|t| !t.retired.is_empty());
+    let quiet = View::of(observed).has_quorum() && plan.steps.len() == 1;
+    if let (Some(side), true) = (Side::ALL.into_iter().find(retired), quiet) {
+        plan.steps[0].action = Action::ForgetAuthority { side };
+    }
+    plan
+}
+
+#[test]
+fn a_planner_that_proves_nothing_is_caught() {
+    caught(proves_nothing, "nobody is cut off");
+}
+
+#[test]
+fn a_planner_that_restarts_nobody_is_caught() {
+    caught(disk_is_enough, "nobody is cut off");
+}
+
+#[test]
+fn a_planner_that_switches_before_anybody_trusts_is_caught() {
+    caught(switches_first, "nobody is cut off");
+}
+
+#[test]
+fn a_planner_that_retires_what_is_still_shown_is_caught() {
+    caught(retires_first, "nobody is cut off");
+}
+
+#[test]
+fn a_planner_that_restarts_all_at_once_for_trust_is_caught() {
+    caught(all_at_once, "a step that changes the cluster is alone");
+}
+
+#[test]
+fn a_planner_that_gives_clients_no_time_is_caught() {
+    caught(hurries, "clients are given their time");
+}
+
+#[test]
+fn a_planner_that_forgets_before_all_refuse_is_caught() {
+    caught(forgets_first, "who is trusted no more is refused");
+}
