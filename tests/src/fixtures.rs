@@ -217,6 +217,7 @@ pub fn tell(plan: &Plan) -> String {
         let word = match waiting.patience() {
             Patience::Soon => "waits",
             Patience::Blocked => "blocked",
+            Patience::Note => "note",
         };
         told.push_str(&format!("{word}: {waiting}\n"));
     }

@@ -58,6 +58,8 @@ pub(crate) enum When {
 pub(crate) enum Verb {
     /// Write a file to start from, and make the state beside it.
     Init(Init),
+    /// Describe a running cluster that others set up, without changing anything in it.
+    Adopt(Adopt),
     /// Check the file; every error at once, with its place, its reason and a remedy.
     Check(Check),
     /// Print the JSON schema of the file, for editors.
@@ -124,6 +126,55 @@ pub(crate) struct Init {
     /// Protect the state's secrets by a passphrase instead of a file with mode 0600.
     #[arg(long)]
     pub(crate) passphrase: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Nothing in the cluster is changed. Afterwards `raftsman plan` lists what differs from the file, and `raftsman status`
+watches the members. Run it on a computer of the members, as their user, to have their flags read as well.
+
+Example:
+  raftsman adopt --endpoints https://127.0.0.1:2379 --cacert ca.crt --cert root.crt --key root.key")]
+pub(crate) struct Adopt {
+    /// URLs of members, separated by commas; one that answers is enough.
+    #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
+    pub(crate) endpoints: Vec<String>,
+    /// The authority that signed the members' certificates.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cacert: PathBuf,
+    /// A client certificate to show; best one of `root`.
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+    /// The key of the client certificate.
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
+    /// The user to log in as, where users log in by password. raftsman works as `root`.
+    #[arg(long, default_value = "root", value_parser = ["root"])]
+    pub(crate) user: String,
+    /// A file with the password of that user.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) password_file: Option<PathBuf>,
+    /// The key of that authority, for raftsman to sign certificates of clients.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca_key: Option<PathBuf>,
+    /// The authority that signed the members' certificates for each other.
+    #[arg(long, value_name = "FILE", requires = "peer_ca_key")]
+    pub(crate) peer_cacert: Option<PathBuf>,
+    /// The key of that authority.
+    #[arg(long, value_name = "FILE", requires = "peer_cacert")]
+    pub(crate) peer_ca_key: Option<PathBuf>,
+    /// The cluster's name in the file.
+    #[arg(long, default_value = "main")]
+    pub(crate) name: String,
+    /// The fleet's name in the file.
+    #[arg(long, default_value = "adopted")]
+    pub(crate) fleet: String,
+    /// The file to write; that of --file by default.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Print all that was found as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

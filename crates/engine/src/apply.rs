@@ -187,7 +187,7 @@ impl Run<'_> {
                 }
                 continue;
             }
-            if next.waiting.iter().all(|w| w.patience() == Patience::Blocked) {
+            if next.waiting.iter().all(|w| w.patience() != Patience::Soon) {
                 return Err(ApplyError::Blocked(next.waiting));
             }
             if progress.elapsed() > timeout {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use raftsman_core::observed::{AuthorityRecord, Origin, Purpose, Side, Trust};
 use raftsman_core::spec::{self, Name};
+use secrecy::SecretString;
 
 use crate::cluster::{ClusterAt, ClusterError};
 use crate::pki::{self, Authority, AuthorityKind};
@@ -143,7 +144,8 @@ impl ClusterAt {
                     self.brought(side, brought, now)?;
                 }
             }
-            if let Some(trust) = trust {
+            // What others sign with is theirs.
+            if let Some(trust) = trust.filter(|_| ledger.adopted.is_none()) {
                 self.kept(side, &trust.current)?;
             }
         }
@@ -159,7 +161,11 @@ impl ClusterAt {
     /// The authority of this record, with its key.
     pub fn kept(&self, side: Side, record: &AuthorityRecord) -> Result<Authority, ClusterError> {
         let place = place(&self.desired.name, side, record.number);
-        let key = self.fleet.secrets.get(&place)?.ok_or(ClusterError::AuthorityMissing(side.into()))?;
+        let missing = || match self.ledger().adopted {
+            Some(_) => ClusterError::ForeignAuthority { cluster: self.desired.name.clone(), kind: side.into() },
+            None => ClusterError::AuthorityMissing(side.into()),
+        };
+        let key = self.fleet.secrets.get(&place)?.ok_or_else(missing)?;
         Ok(Authority::load(side.into(), &record.certificate, &key)?)
     }
 
@@ -187,6 +193,22 @@ impl ClusterAt {
         };
         sweep(&self.fleet.store, &self.fleet.secrets, &self.desired.name, known)
     }
+}
+
+/// Puts an authority into the state that others signed with so far, with its key where that is brought.
+pub(crate) fn bring_in(
+    store: &Store,
+    secrets: &Secrets,
+    cluster: &Name,
+    side: Side,
+    (certificate, key): (&str, Option<&SecretString>),
+) -> Result<Trust, ClusterError> {
+    let pem = pki::certificates_only(certificate)?;
+    if let Some(key) = key {
+        secrets.put(&place(cluster, side, 1), key)?;
+        store.put_certificate(&place(cluster, side, 1), &pem)?;
+    }
+    Ok(Trust::new(record(&pki::describe(&pem)?, &pem, 1, Origin::Brought)))
 }
 
 fn record(facts: &pki::CertificateFacts, pem: &str, number: u32, origin: Origin) -> AuthorityRecord {

@@ -12,7 +12,7 @@ use raftsman_core::observed::{Ledger, Side};
 use raftsman_core::spec::{self, AuthMode, Name};
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::etcd::{Credentials, EtcdError};
+use crate::etcd::{Credentials, Endpoint, EtcdError};
 use crate::fleet::Fleet;
 use crate::pki::{self, Authority, AuthorityKind, PkiError, Usages};
 use crate::secrets::SecretError;
@@ -52,6 +52,22 @@ pub enum ClusterError {
     /// It has no authorities yet.
     #[error("cluster `{0}` was never applied, so that it has no certificates yet: run `raftsman apply` first")]
     NotApplied(Name),
+    /// Others run the cluster, and its authority's key was not brought.
+    #[error(
+        "the key of the {kind} authority of `{cluster}` is not raftsman's, because others set the cluster up: bring it, \
+         with `ca:` in the file, or have the certificate signed where the key is"
+    )]
+    ForeignAuthority {
+        /// Which cluster.
+        cluster: Name,
+        /// Which authority.
+        kind: AuthorityKind,
+    },
+    /// The state has lost what `adopt` put there.
+    #[error(
+        "the credentials with which `{0}` was adopted are not in the state: bring the state's directory back from a copy"
+    )]
+    NotAdopted(Name),
     /// The state knows of an authority that it does not hold.
     #[error("the key of the {0} authority is not in the state: bring the state's directory back from a copy")]
     AuthorityMissing(AuthorityKind),
@@ -101,6 +117,13 @@ impl ClusterAt {
         places
     }
 
+    /// Where a member with this address listens for clients: others may have chosen another port.
+    pub fn endpoint(&self, name: &Name, address: IpAddr) -> Endpoint {
+        let adopted = self.ledger().adopted;
+        let url = adopted.as_ref().and_then(|adopted| adopted.clients.get(name));
+        url.and_then(|url| crate::adopt::endpoint(url).ok()).unwrap_or_else(|| Endpoint::from(address))
+    }
+
     /// Where the agent of a machine with this address listens.
     pub fn agent_at(address: IpAddr) -> SocketAddr {
         SocketAddr::new(address, AGENT_PORT)
@@ -147,8 +170,32 @@ impl ClusterAt {
         Ok(Some(password))
     }
 
+    /// Who we are to a cluster that others run: what `adopt` was given.
+    fn adopted_credentials(&self) -> Result<ClusterCredentials, ClusterError> {
+        let name = adopted_name(&self.desired.name);
+        let missing = || ClusterError::NotAdopted(self.desired.name.clone());
+        let ca = self.fleet.store.get_certificate(&format!("{name}-ca"))?.ok_or_else(missing)?;
+        let identity = match (self.fleet.store.get_certificate(&name)?, self.fleet.secrets.get(&name)?) {
+            (Some(chain), Some(key)) => Some(TlsIdentity::from_pem(&chain, key.expose_secret())?),
+            _ => None,
+        };
+        let root = Credentials::new(&ca, identity.as_ref(), self.root_password()?)?;
+        let nobody = Credentials::new(&ca, None, None)?;
+        Ok(ClusterCredentials {
+            root,
+            foreign: nobody.clone(),
+            peer: None,
+            vouched: BTreeMap::new(),
+            nameless: false,
+            nobody,
+        })
+    }
+
     /// Who we are to this cluster's etcd: `root`, nobody, and somebody whom a foreign authority vouches for.
     pub fn credentials(&self, now: Timestamp) -> Result<ClusterCredentials, ClusterError> {
+        if self.ledger().adopted.is_some() {
+            return self.adopted_credentials();
+        }
         let trust = self.trust(Side::Clients)?;
         let (authority, ca) = (self.kept(Side::Clients, &trust.current)?, &trust.bundle());
         let client = |authority: &Authority, user: &str| -> Result<TlsIdentity, ClusterError> {
@@ -199,6 +246,11 @@ impl ClusterAt {
             },
         })
     }
+}
+
+/// Under this name the state keeps what was given to `adopt`.
+pub fn adopted_name(cluster: &Name) -> String {
+    format!("{cluster}-adopted")
 }
 
 /// Who one can be to a cluster's etcd.

@@ -143,10 +143,39 @@ impl Credentials {
     }
 }
 
+/// Where a member listens for clients, and whom its certificate must name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Where.
+    pub at: SocketAddr,
+    /// Who.
+    pub name: ServerName<'static>,
+}
+
+impl Endpoint {
+    /// A place whose certificate must have this name; nothing when it is none.
+    pub fn named(at: SocketAddr, host: &str) -> Option<Self> {
+        ServerName::try_from(host.to_owned()).ok().map(|name| Self { at, name })
+    }
+}
+
+impl From<SocketAddr> for Endpoint {
+    fn from(at: SocketAddr) -> Self {
+        Self { at, name: ServerName::from(at.ip()) }
+    }
+}
+
+impl From<IpAddr> for Endpoint {
+    fn from(address: IpAddr) -> Self {
+        SocketAddr::new(address, CLIENT_PORT).into()
+    }
+}
+
 /// Connects to one member, and to that member only. With a password in the credentials it logs in as `root`.
-pub async fn dial(address: IpAddr, credentials: &Credentials) -> Result<Client, EtcdError> {
-    let tls = ClientTls::custom((*credentials.tls).clone(), ServerName::from(address)).with_timeout(CALL_TIMEOUT);
-    let connected = connect(SocketAddr::new(address, CLIENT_PORT), &tls).await?;
+pub async fn dial(to: impl Into<Endpoint>, credentials: &Credentials) -> Result<Client, EtcdError> {
+    let Endpoint { at, name } = to.into();
+    let tls = ClientTls::custom((*credentials.tls).clone(), name).with_timeout(CALL_TIMEOUT);
+    let connected = connect(at, &tls).await?;
     let options =
         credentials.password.as_ref().map(|password| ConnectOptions::new().with_user("root", password.expose_secret()));
     bounded(async { Ok(Client::from_channel(etcd_client::Channel::Tonic(connected.channel), options).await?) }).await

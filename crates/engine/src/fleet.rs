@@ -57,7 +57,7 @@ impl Setting {
         self.base().join(&spec.state)
     }
 
-    fn identity_source(&self) -> IdentitySource {
+    pub(crate) fn identity_source(&self) -> IdentitySource {
         match &self.identity {
             Some(path) => IdentitySource::File(path.clone(), self.passphrase.clone()),
             None => IdentitySource::State(self.passphrase.clone()),

@@ -6,6 +6,7 @@
 //! | [`cluster`], [`authorities`] | one cluster of a fleet → its credentials and memory; its certificate authorities |
 //! | [`observe`] | world → `Observed` |
 //! | [`act`] | one `Action` → the world |
+//! | [`adopt`] | a cluster that others run → all that can be seen of it |
 //! | [`apply`] | observe, plan, act, observe again |
 //! | [`ops`] | one verb of the command line each |
 //! | [`pki`] | authorities and certificates |
@@ -15,6 +16,7 @@
 //! | [`journal`] | what a run does → the audit trail |
 
 pub mod act;
+pub mod adopt;
 pub mod apply;
 pub mod artifacts;
 pub mod authorities;

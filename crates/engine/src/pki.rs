@@ -26,7 +26,7 @@ use x509_parser::public_key::PublicKey;
 use zeroize::Zeroize;
 
 pub use error::PkiError;
-pub use facts::{CertificateFacts, describe};
+pub use facts::{CertificateFacts, describe, purposes};
 
 /// Certificates begin this long before they are made, for machines whose clock is behind.
 const BACKDATED: Duration = Duration::from_secs(5 * 60);

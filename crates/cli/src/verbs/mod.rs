@@ -1,5 +1,6 @@
 //! One verb a file, thin over the engine's.
 
+mod adopt;
 mod apply;
 mod cert;
 mod check;
@@ -26,6 +27,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Paint::choose(common.color);
     match verb {
         Verb::Init(args) => init::run(&common, &args),
+        Verb::Adopt(args) => adopt::run(&common, &args).await,
         Verb::Check(args) => check::run(&common, &args),
         Verb::Schema => {
             view::print_json(&raftsman_core::spec::schema())?;

@@ -1,5 +1,6 @@
 //! What the engine found → text for people.
 
+pub(crate) mod adopt;
 pub(crate) mod cert;
 pub(crate) mod journal;
 pub(crate) mod plan;
@@ -77,6 +78,7 @@ impl Paint {
         match patience {
             Patience::Soon => self.yellow("waits:"),
             Patience::Blocked => self.red("blocked:"),
+            Patience::Note => self.dim("note:"),
         }
     }
 

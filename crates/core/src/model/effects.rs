@@ -45,6 +45,9 @@ impl World {
         let now = self.now;
         let observed = self.observe(desired);
         self.ledger.ahead(desired, &observed, action, now);
+        if let Some(watched) = &mut self.watched {
+            return users::change_watched(watched, desired, action);
+        }
         match action {
             Action::MakeAuthorities => {
                 for side in Side::ALL {

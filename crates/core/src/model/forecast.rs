@@ -115,6 +115,7 @@ fn stuck(waiting: &Waiting) -> bool {
             | Waiting::HealFirst { .. }
             | Waiting::ReplacedLater { .. }
             | Waiting::NoHeir { .. }
+            | Waiting::MemberSilent { .. }
             | Waiting::UsersUnknown { .. }
             | Waiting::PasswordUnknown { .. }
             | Waiting::TrustLags { .. }

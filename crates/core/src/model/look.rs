@@ -14,6 +14,9 @@ use crate::versions::Line;
 impl World {
     /// A look at everything, without faults.
     pub fn observe(&self, desired: &Cluster) -> Observed {
+        if let Some(watched) = &self.watched {
+            return Observed { ledger: self.ledger.clone(), ..watched.clone() };
+        }
         let names = desired.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
         let members = names.map(|name| (name.clone(), self.observe_member(desired, name))).collect();
         let (ledger, brought, upkeep) = (self.ledger.clone(), self.brought.clone(), self.observe_upkeep(desired));
@@ -50,7 +53,10 @@ impl World {
             _ => Fact::Unreachable { error: "connection refused".to_owned(), since: at },
         };
         MemberObserved {
-            machine: Fact::Seen { value: Machine { power: machine.power, address: machine.address }, at },
+            machine: Fact::Seen {
+                value: Machine { power: machine.power, address: machine.address, foreign: false },
+                at,
+            },
             agent,
             etcd,
         }
@@ -91,6 +97,7 @@ impl World {
             root: agreed.map_or(crate::observed::Root::Unknown, |a| a.root),
             doors: asked.filter(|a| a.auth || desired.auth == AuthMode::None).map(|a| a.doors.clone()),
             access: asked.filter(|a| a.auth && !desired.access.is_silent()).map(|a| Ok(a.access.clone())),
+            settings: BTreeMap::new(),
             read_error,
         }
     }

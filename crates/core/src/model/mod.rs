@@ -43,6 +43,8 @@ pub struct World {
     pub brought: BTreeMap<Side, AuthorityRecord>,
     /// Every trust that was ever stored anywhere: its digest, and the keys of those that it trusts.
     pub bundles: BTreeMap<String, BTreeSet<String>>,
+    /// A cluster that others run, as it was seen: only its roles and users change.
+    pub watched: Option<Observed>,
 }
 
 /// One machine, as it truly is.
@@ -221,6 +223,7 @@ impl World {
             made: 0,
             brought: BTreeMap::new(),
             bundles: BTreeMap::new(),
+            watched: None,
         }
     }
 
@@ -231,6 +234,10 @@ impl World {
         world.ledger = observed.ledger.clone();
         world.brought.clone_from(&observed.brought);
         world.note_bundles();
+        if observed.ledger.adopted.is_some() {
+            world.watched = Some(observed.clone());
+            return world;
+        }
         for (name, seen) in &observed.members {
             let machine = world.machines.entry(name.clone()).or_insert_with(MachineModel::none);
             if let Some(m) = seen.machine.seen() {

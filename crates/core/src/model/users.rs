@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::effects::Impossible;
 use crate::action::{Account, Action};
 use crate::desired::Cluster;
-use crate::observed::{Access, Password, ROOT, Role, User};
+use crate::observed::{Access, Fact, Observed, Password, ROOT, Role, User};
 
 /// There is a superuser, with its role.
 pub(super) fn create_root(access: &mut Access) {
@@ -24,6 +24,18 @@ pub(super) fn settled(desired: &Cluster) -> Access {
     let mut access = Access { roles, users: users.collect() };
     create_root(&mut access);
     access
+}
+
+/// Does it to a cluster that others run: nothing else can be done there.
+pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: &Action) -> Result<(), Impossible> {
+    for member in watched.members.values_mut() {
+        if let Fact::Seen { value, .. } = &mut member.etcd
+            && let Some(Ok(access)) = &mut value.access
+        {
+            return change(access, desired, action);
+        }
+    }
+    Err(Impossible("nobody who runs it can be asked".to_owned()))
 }
 
 /// Does it.

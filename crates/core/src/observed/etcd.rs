@@ -1,5 +1,6 @@
 //! etcd's own answers → who is in the cluster, who leads, who may come in.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -88,6 +89,9 @@ pub struct EtcdFacts {
     /// one member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Result<Access, String>>,
+    /// Settings in the file's words, as far as they can be seen of a member that others run.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub settings: BTreeMap<String, String>,
 }
 
 impl EtcdFacts {

@@ -52,6 +52,9 @@ pub struct Ledger {
     /// How far the learner is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learner: Option<LearnerRecord>,
+    /// Set while others run the cluster: raftsman watches its members, and has no machine of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adopted: Option<Adopted>,
     /// Learners that did not get on and were taken out again.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub evicted: BTreeMap<Name, Timestamp>,
@@ -86,6 +89,13 @@ pub struct SpaceRecord {
     /// Whether it ended on every member: compacting goes on behind the call, so that a run that was killed in between
     /// does not know.
     pub done: bool,
+}
+
+/// A cluster that others run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Adopted {
+    /// Where clients reach each member: others may have given it another port than raftsman would.
+    pub clients: BTreeMap<Name, String>,
 }
 
 /// How far a learner is.
@@ -188,8 +198,9 @@ impl Ledger {
             list.iter().filter_map(|m| self.name_of(m).map(|name| (name, m))).collect();
         // Who is no member any more has no past that could be in the way.
         self.started.retain(|name, _| listed.contains_key(name));
+        let adopted = self.adopted.is_some();
         self.members.retain(|name, _| {
-            let gone = || observed.members.get(name).is_none_or(|m| m.machine.is_absent());
+            let gone = || adopted || observed.members.get(name).is_none_or(|m| m.machine.is_absent());
             listed.contains_key(name) || desired.member(name).is_some() || !gone()
         });
         let voter = |name: &Name| listed.get(name).is_some_and(|m| !m.learner);

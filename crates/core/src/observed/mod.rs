@@ -21,7 +21,7 @@ pub use agent::{
 };
 pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
 pub use fact::Fact;
-pub use ledger::{LearnerRecord, Ledger, SnapshotRecord, SpaceRecord};
+pub use ledger::{Adopted, LearnerRecord, Ledger, SnapshotRecord, SpaceRecord};
 pub use trust::{AuthorityRecord, Greeting, Handshakes, Origin, Side, Trust};
 pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally, Upkeep, size};
 pub use users::{Access, Granted, Password, ROOT, Role, User};
@@ -73,6 +73,9 @@ pub struct Machine {
     pub power: Power,
     /// Where it is reached.
     pub address: IpAddr,
+    /// Others made it and run it: it is there, and it is not ours to touch.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub foreign: bool,
 }
 
 /// Whether a machine runs.

@@ -1,5 +1,6 @@
 //! (Desired, Observed, now) → Plan: what to do next, and for all that is not done, why not.
 
+mod adopted;
 mod auth;
 mod etcd;
 mod machines;
@@ -38,9 +39,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Whether nothing is left to do or to wait for.
+    /// Whether nothing is left to do or to wait for. What is only to be known does not count.
     pub fn is_done(&self) -> bool {
-        self.steps.is_empty() && self.waiting.is_empty()
+        self.steps.is_empty() && self.waiting.iter().all(|w| w.patience() == Patience::Note)
     }
 
     /// What no waiting will mend.
@@ -53,7 +54,13 @@ impl Plan {
 pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut draft = Draft::new(desired, observed, now);
     // Whose cluster is this? Before that is clear, nothing is touched.
-    if etcd::identity_is_clear(&mut draft) {
+    if !etcd::identity_is_clear(&mut draft) {
+        return safety::gate(draft);
+    }
+    if draft.observed.ledger.adopted.is_some() {
+        adopted::compare(&mut draft);
+        users::manage(&mut draft);
+    } else {
         pki::authorities(&mut draft);
         let course = versions::course(&mut draft);
         let ready = machines::prepare(&mut draft, course);

@@ -59,6 +59,13 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
     if action.exclusive() && wave.len() > 1 || wave.iter().any(beside) {
         return Err(Refusal::NotAlone);
     }
+    let about_users = matches!(
+        action,
+        Action::SetRole { .. } | Action::DeleteRole { .. } | Action::SetUser { .. } | Action::DeleteUser { .. }
+    );
+    if observed.ledger.adopted.is_some() && !about_users {
+        return Err(Refusal::Otherwise("others run this cluster".into()));
+    }
     match action {
         Action::MakeAuthorities | Action::NextAuthority { .. } | Action::RetireAuthority { unused: true, .. } => {
             Ok(unharmed)

@@ -294,6 +294,29 @@ pub enum Waiting {
         /// What was seen.
         error: String,
     },
+    /// Others run these members: raftsman only watches them.
+    NotTakenOver {
+        /// Who.
+        members: Vec<Name>,
+    },
+    /// Something of a cluster that others run is not as the file says.
+    Differs {
+        /// Where; empty for the cluster as a whole.
+        machines: Vec<Name>,
+        /// What, in the file's words.
+        key: String,
+        /// What was found.
+        found: String,
+        /// What the file says.
+        wanted: String,
+    },
+    /// A member that others run does not answer.
+    MemberSilent {
+        /// Which.
+        machine: Name,
+        /// What was tried.
+        error: String,
+    },
     /// The cluster's users and roles could not be asked for.
     UsersUnknown {
         /// What stood in the way.
@@ -316,6 +339,8 @@ pub enum Patience {
     Soon,
     /// Somebody must do something.
     Blocked,
+    /// Good to know; nothing has to be done.
+    Note,
 }
 
 impl Waiting {
@@ -336,8 +361,10 @@ impl Waiting {
             | Self::HandshakeFailed { .. }
             | Self::VersionSettling { .. }
             | Self::DoorUnclear { .. }
+            | Self::MemberSilent { .. }
             | Self::UsersUnknown { .. }
             | Self::PasswordUnknown { .. } => Patience::Soon,
+            Self::NotTakenOver { .. } => Patience::Note,
             // With one or two members no other can take over: waiting never helps.
             Self::WouldLoseQuorum { of, .. } if *of < 3 => Patience::Blocked,
             Self::WouldLoseQuorum { .. } => Patience::Soon,
@@ -365,6 +392,7 @@ impl Waiting {
             | Self::AlarmRaised { .. }
             | Self::QuotaFull { .. }
             | Self::MemberCorrupt { .. }
+            | Self::Differs { .. }
             | Self::DoorOpen { .. } => Patience::Blocked,
         }
     }
@@ -399,8 +427,10 @@ impl Waiting {
             | Self::HandshakeFailed { to: machine, .. }
             | Self::StillLetIn { machine, .. }
             | Self::DoorOpen { machine, .. }
+            | Self::MemberSilent { machine, .. }
             | Self::DoorUnclear { machine, .. } => Some(machine),
             Self::Unsafe { machine, .. } => machine.as_ref(),
+            Self::Differs { machines, .. } => machines.first().filter(|_| machines.len() == 1),
             Self::SeveralClusters { .. }
             | Self::AllDataLost { .. }
             | Self::NoMajority { .. }
@@ -411,6 +441,7 @@ impl Waiting {
             | Self::AuthorityExpired { .. }
             | Self::AlarmRaised { .. }
             | Self::QuotaFull { .. }
+            | Self::NotTakenOver { .. }
             | Self::UsersUnknown { .. }
             | Self::PasswordUnknown { .. } => None,
         }
@@ -509,6 +540,17 @@ impl Waiting {
             }
             Self::DoorOpen { .. } => "take the cluster off the network until this is understood".to_owned(),
             Self::DoorUnclear { .. } | Self::UsersUnknown { .. } => "it is tried again".to_owned(),
+            Self::NotTakenOver { .. } => {
+                "taking them over needs an agent on each machine and the keys of both authorities, and is not in this \
+                 version yet"
+                    .to_owned()
+            }
+            Self::Differs { .. } => {
+                "write what was found into the file, or change it where the member is run: raftsman restarts no member \
+                 that is not its own"
+                    .to_owned()
+            }
+            Self::MemberSilent { .. } => "look at it where it is run".to_owned(),
             Self::PasswordUnknown { user, .. } => {
                 format!("see to it that the password of `{user}` can be read where the file says that it is")
             }
@@ -619,6 +661,14 @@ impl fmt::Display for Waiting {
             Self::MemberCorrupt { machine, how } => write!(f, "{machine}: {how}"),
             Self::DoorOpen { machine, who } => write!(f, "{machine}: {who} client was let in"),
             Self::DoorUnclear { machine, error } => write!(f, "{machine}: strangers could not be tried: {error}"),
+            Self::NotTakenOver { members } => {
+                write!(f, "others run {}: raftsman watches, and changes roles and users only", join(members.iter()))
+            }
+            Self::Differs { machines, key, found, wanted } => {
+                let colon = if machines.is_empty() { "" } else { ": " };
+                write!(f, "{}{colon}`{key}` is {found}, the file says {wanted}", join(machines.iter()))
+            }
+            Self::MemberSilent { machine, error } => write!(f, "{machine}: it does not answer: {error}"),
             Self::UsersUnknown { error } => write!(f, "users and roles could not be asked for: {error}"),
             Self::PasswordUnknown { user, error } => write!(f, "the password of `{user}` could not be tried: {error}"),
         }

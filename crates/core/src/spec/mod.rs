@@ -19,6 +19,8 @@ pub use units::{ByteSize, Duration, EtcdVersion, Name, UnitError};
 pub use upkeep::{Day, Defragmentation, Maintenance, Percent, TimeOfDay, Window};
 pub use users::{KeyRange, KeySpan, Keys, Level, Permission, Roles, User, Users};
 
+use std::collections::BTreeMap;
+
 use indexmap::IndexMap;
 
 use decode::section;
@@ -79,6 +81,34 @@ pub fn read(text: &str) -> Reading {
     };
     let spec = spec.filter(|_| !diagnostics.iter().any(Diagnostic::is_error));
     Reading { spec, diagnostics: finish(diagnostics, text), masks }
+}
+
+/// The scalars of any YAML mapping, such as etcd's configuration file: nested keys are joined by dots, lists by commas.
+pub fn scalars(text: &str) -> Option<BTreeMap<String, String>> {
+    fn walk(prefix: &str, node: &Node, found: &mut BTreeMap<String, String>) {
+        match &node.kind {
+            Kind::Scalar { text, .. } => drop(found.insert(prefix.to_owned(), text.clone())),
+            Kind::List(items) => {
+                let text = |item: &Node| match &item.kind {
+                    Kind::Scalar { text, .. } => text.clone(),
+                    Kind::List(_) | Kind::Map(_) => String::new(),
+                };
+                found.insert(prefix.to_owned(), items.iter().map(text).collect::<Vec<_>>().join(","));
+            }
+            Kind::Map(map) => {
+                for entry in &map.entries {
+                    let dot = if prefix.is_empty() { "" } else { "." };
+                    walk(&format!("{prefix}{dot}{}", entry.key), &entry.value, found);
+                }
+            }
+        }
+    }
+    let (root, diagnostics) = document::load(text);
+    let root =
+        root.filter(|root| matches!(root.kind, Kind::Map(_)) && !diagnostics.iter().any(Diagnostic::is_error))?;
+    let mut found = BTreeMap::new();
+    walk("", &root, &mut found);
+    Some(found)
 }
 
 /// The JSON schema of the file, for editors.

@@ -1,36 +1,35 @@
 //! A member's address → what its etcd answers: who it is, whom it follows, whether it can read through a majority.
 
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeMap;
 
 use etcd_client::Client;
 use jiff::Timestamp;
-use raftsman_core::desired::CLIENT_PORT;
 use raftsman_core::observed::{Alarm, ClusterId, Doors, EtcdFacts, Fact, ListedMember, MemberId, Root};
 use raftsman_core::spec::EtcdVersion;
 use tokio::sync::Mutex;
 
 use super::{doors, http};
 use crate::cluster::ClusterCredentials;
-use crate::etcd::{EtcdError, bounded, dial};
+use crate::etcd::{Endpoint, EtcdError, bounded, dial};
 
 /// A key that nobody writes: reading it through a majority proves that there is one.
-const PROBE_KEY: &str = "raftsman/probe";
+pub(super) const PROBE_KEY: &str = "raftsman/probe";
 
 /// The way to one member's etcd.
 #[derive(Debug)]
 pub struct EtcdLink {
-    address: IpAddr,
-    open: Mutex<Open>,
+    pub(super) to: Endpoint,
+    pub(super) open: Mutex<Open>,
 }
 
 #[derive(Default)]
-struct Open {
-    root: Option<Client>,
+pub(super) struct Open {
+    pub(super) root: Option<Client>,
     nobody: Option<Client>,
     /// What strangers met at this process, once all of them were refused.
     doors: Option<Doors>,
     /// With passwords: whether auth was on when we last looked, so that we have to log in.
-    locked: bool,
+    pub(super) locked: bool,
 }
 
 impl std::fmt::Debug for Open {
@@ -40,14 +39,14 @@ impl std::fmt::Debug for Open {
 }
 
 impl EtcdLink {
-    /// The way to the member at this address.
-    pub fn new(address: IpAddr) -> Self {
-        Self { address, open: Mutex::new(Open::default()) }
+    /// The way to the member that listens here.
+    pub fn new(to: impl Into<Endpoint>) -> Self {
+        Self { to: to.into(), open: Mutex::new(Open::default()) }
     }
 
     /// Where it leads.
-    pub fn address(&self) -> IpAddr {
-        self.address
+    pub fn to(&self) -> &Endpoint {
+        &self.to
     }
 
     pub(super) async fn look(&self, credentials: &ClusterCredentials, now: Timestamp) -> Fact<EtcdFacts> {
@@ -87,7 +86,7 @@ impl EtcdLink {
                 // As long as the connection stands, it is the same process: its doors do not open by themselves.
                 Some(doors) => Some(doors.clone()),
                 None => {
-                    let tried = Box::pin(doors::try_all(self.address, credentials)).await;
+                    let tried = Box::pin(doors::try_all(self.to.at.ip(), credentials)).await;
                     open.doors = Some(tried.clone()).filter(|doors| doors.not_shut().next().is_none());
                     Some(tried)
                 }
@@ -120,6 +119,7 @@ impl EtcdLink {
             root: Root::Unknown,
             doors,
             access: None,
+            settings: BTreeMap::new(),
         })
     }
 
@@ -127,7 +127,7 @@ impl EtcdLink {
     async fn auth(&self, open: &mut Open, credentials: &ClusterCredentials) -> Result<bool, EtcdError> {
         let mut nobody = match &open.nobody {
             Some(client) => client.clone(),
-            None => open.nobody.insert(dial(self.address, &credentials.nobody).await?).clone(),
+            None => open.nobody.insert(dial(self.to.clone(), &credentials.nobody).await?).clone(),
         };
         match bounded(async { Ok(nobody.get(PROBE_KEY, None).await?) }).await {
             Ok(_) => Ok(false),
@@ -138,18 +138,22 @@ impl EtcdLink {
 
     /// The version that the cluster has agreed upon, of which only HTTP tells: up to 3.5 its data is written for it.
     async fn cluster_version(&self, credentials: &ClusterCredentials) -> Option<EtcdVersion> {
-        let answer = http::get(SocketAddr::new(self.address, CLIENT_PORT), &credentials.root, "/version").await.ok()?;
+        let answer = http::get(&self.to, &credentials.root, "/version").await.ok()?;
         let answer: serde_json::Value = serde_json::from_slice(&answer).ok()?;
         version(answer["etcdcluster"].as_str()?)
     }
 
-    async fn root_client(&self, open: &mut Open, credentials: &ClusterCredentials) -> Result<Client, EtcdError> {
+    pub(super) async fn root_client(
+        &self,
+        open: &mut Open,
+        credentials: &ClusterCredentials,
+    ) -> Result<Client, EtcdError> {
         if let Some(client) = &open.root {
             return Ok(client.clone());
         }
         // Logging in fails while auth is off.
         let credentials = if open.locked { credentials.root.clone() } else { credentials.root.without_password() };
-        Ok(open.root.insert(dial(self.address, &credentials).await?).clone())
+        Ok(open.root.insert(dial(self.to.clone(), &credentials).await?).clone())
     }
 
     /// Whether there is a superuser with its role. Asked while auth is off.
@@ -193,7 +197,7 @@ pub(crate) async fn members(mut client: Client) -> Result<Vec<ListedMember>, Etc
 }
 
 /// Alarms are in the status too, where asking for them costs no round through the log.
-fn alarms(errors: &[String]) -> Vec<Alarm> {
+pub(super) fn alarms(errors: &[String]) -> Vec<Alarm> {
     let mut alarms = Vec::new();
     for (text, alarm) in [("NOSPACE", Alarm::NoSpace), ("CORRUPT", Alarm::Corrupt)] {
         if errors.iter().any(|e| e.contains(text)) {

@@ -29,7 +29,7 @@ pub(super) async fn of_member(
 ) -> Handshakes {
     let tried = credentials.vouched.iter().filter(|((side, _), _)| sides.contains(side));
     let greetings = tried.map(|((side, key), credentials)| async move {
-        (*side, key.clone(), greeting(links.etcd.address(), *side, credentials).await)
+        (*side, key.clone(), greeting(links.etcd.to().at.ip(), *side, credentials).await)
     });
     let (peers, greetings) = tokio::join!(among_members(&links.agent, others), join_all(greetings));
     let mut handshakes = Handshakes { peers, let_in: BTreeMap::new() };

@@ -1,21 +1,20 @@
 //! An address and a path → the body that a TLS server answers with, for what etcd tells over HTTP only.
 
 use std::io;
-use std::net::SocketAddr;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::etcd::{CALL_TIMEOUT, Credentials};
+use crate::etcd::{CALL_TIMEOUT, Credentials, Endpoint};
 
 /// Far more than any answer that we ask for.
-const LARGEST: u64 = 64 * 1024;
+const LARGEST: u64 = 8 << 20;
 
-pub(super) async fn get(address: SocketAddr, credentials: &Credentials, path: &str) -> io::Result<Vec<u8>> {
+pub(crate) async fn get(to: &Endpoint, credentials: &Credentials, path: &str) -> io::Result<Vec<u8>> {
     let asked = async {
-        let tcp = TcpStream::connect(address).await?;
-        let mut stream = credentials.connector().connect(address.ip().into(), tcp).await?;
-        let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n");
+        let tcp = TcpStream::connect(to.at).await?;
+        let mut stream = credentials.connector().connect(to.name.clone(), tcp).await?;
+        let request = format!("GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", to.at);
         stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
         // Servers may close without a word: what is missing shows in the body.

@@ -1,5 +1,6 @@
 //! World → Observed: every machine, agent and member of one cluster, looked at concurrently and within bounds of time.
 
+mod adopted;
 mod agent;
 mod doors;
 mod etcd;
@@ -27,6 +28,8 @@ use tokio::sync::Mutex;
 pub use agent::{AgentLink, LinkError, token_name};
 pub use etcd::EtcdLink;
 pub(crate) use etcd::members;
+pub(crate) use http::get as http_get;
+pub(crate) use users::{read as read_access, try_password};
 
 use crate::cluster::{ClusterAt, ClusterCredentials, ClusterError};
 use crate::pki::PkiError;
@@ -79,8 +82,9 @@ impl Observer {
 
     /// The ways to a member whose machine and whose etcd are here; those that are open stay open.
     fn connect(&self, name: &Name, machine: IpAddr, etcd: IpAddr) -> Result<Arc<Links>, TlsError> {
+        let etcd = self.cluster.endpoint(name, etcd);
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(links) = links.get(name).filter(|l| l.agent.address() == machine && l.etcd.address() == etcd) {
+        if let Some(links) = links.get(name).filter(|l| l.agent.address() == machine && *l.etcd.to() == etcd) {
             return Ok(Arc::clone(links));
         }
         let agent = AgentLink::new(&self.cluster.fleet, name, machine)?;
@@ -104,7 +108,7 @@ impl Observer {
         let mut known = self.credentials.lock().await;
         let ledger = self.cluster.ledger();
         let of = [ledger.peers, ledger.clients];
-        if of.iter().any(Option::is_none) {
+        if ledger.adopted.is_none() && of.iter().any(Option::is_none) {
             return Ok(None);
         }
         if let Some(known) = known.as_ref().filter(|known| known.of == of) {
@@ -143,8 +147,11 @@ impl Observer {
         let (ledger, upkeep) = (self.cluster.ledger(), Upkeep::default());
         let mut observed = Observed { ledger, members, brought, handshakes: BTreeMap::new(), upkeep };
         if let Ok(credentials) = &credentials {
-            self.look_for_root(&mut observed, credentials).await;
-            observed.upkeep = Box::pin(self.look_into_alarms(&observed, credentials)).await;
+            // What to do about somebody else's superuser and alarms is not for us to see to.
+            if observed.ledger.adopted.is_none() {
+                self.look_for_root(&mut observed, credentials).await;
+                observed.upkeep = Box::pin(self.look_into_alarms(&observed, credentials)).await;
+            }
             self.look_for_users(&mut observed, credentials).await;
         }
         let mut before = self.before.lock().await;
@@ -190,6 +197,9 @@ impl Observer {
         credentials: Result<&ClusterCredentials, &Fact<EtcdFacts>>,
         now: Timestamp,
     ) -> (Name, MemberObserved) {
+        if self.cluster.ledger().adopted.is_some() {
+            return (name.clone(), self.watch(name, place, credentials.ok(), now).await);
+        }
         let machine = machine_fact(self.cluster.fleet.provider.machine(name.as_str()).await, now);
         let nothing = || MemberObserved {
             machine: machine.clone(),
@@ -257,7 +267,7 @@ fn machine_fact(found: Result<Option<MachineRecord>, ProviderError>, at: Timesta
                 raftsman_providers::Power::Running => Power::Running,
                 raftsman_providers::Power::Stopped => Power::Stopped,
             };
-            Fact::Seen { value: Machine { power, address: record.address }, at }
+            Fact::Seen { value: Machine { power, address: record.address, foreign: false }, at }
         }
     }
 }

@@ -42,8 +42,12 @@ pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError>
     // Somebody else's machines in our place are an error of it.
     fleet.provider.inventory().await?;
     for cluster in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
-        fleet.artifacts.locate(&cluster.source, cluster.version, fleet.setting.base())?;
-        ClusterAt::open(fleet, cluster)?.check_references(jiff::Timestamp::now())?;
+        let at = ClusterAt::open(fleet, cluster)?;
+        // Nothing is installed where others run etcd.
+        if at.ledger().adopted.is_none() {
+            fleet.artifacts.locate(&cluster.source, cluster.version, fleet.setting.base())?;
+        }
+        at.check_references(jiff::Timestamp::now())?;
     }
     Ok(())
 }

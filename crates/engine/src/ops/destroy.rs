@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::OpError;
 use crate::authorities::sweep;
+use crate::cluster::adopted_name;
 use crate::fleet::Fleet;
 use crate::observe::token_name;
 use crate::store::Lock;
@@ -81,6 +82,11 @@ pub async fn destroy(
     for cluster in &what.clusters {
         sweep(&fleet.store, &fleet.secrets, cluster, |_, _| false)?;
         fleet.secrets.delete(&format!("{cluster}-root-password"))?;
+        let adopted = adopted_name(cluster);
+        fleet.secrets.delete(&adopted)?;
+        for certificate in [format!("{adopted}-ca"), adopted] {
+            fleet.store.delete_certificate(&certificate)?;
+        }
         let members = fleet.desired.clusters.iter().filter(|c| c.name == *cluster).flat_map(|c| &c.members);
         for member in members {
             fleet.secrets.delete(&token_name(&member.name))?;

@@ -1,5 +1,6 @@
 //! One verb of the command line each: input from the file, the state and the world → what the command shows.
 
+pub mod adopt;
 pub mod apply;
 pub mod cert;
 pub mod destroy;
@@ -67,6 +68,9 @@ pub enum OpError {
     /// Applying stopped.
     #[error(transparent)]
     Apply(#[from] ApplyError),
+    /// A cluster cannot be adopted.
+    #[error(transparent)]
+    Adopt(#[from] adopt::AdoptError),
     /// No such cluster in the file.
     #[error("the file has no cluster `{name}`; it has: {}", known.join(", "))]
     NoSuchCluster {

@@ -4,9 +4,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use jiff::Timestamp;
 use raftsman_api::hex;
+use raftsman_core::adopt::Certificate;
 use serde::{Deserialize, Serialize};
 use x509_parser::certificate::X509Certificate;
-use x509_parser::extensions::GeneralName;
+use x509_parser::extensions::{ExtendedKeyUsage, GeneralName};
 use x509_parser::prelude::FromDer;
 
 use super::{PkiError, pem};
@@ -37,6 +38,24 @@ pub struct CertificateFacts {
 /// Describes the first certificate in a PEM text.
 pub fn describe(text: &str) -> Result<CertificateFacts, PkiError> {
     of_der(&pem::certificates(text)?[0])
+}
+
+/// What matters of a certificate that somebody else's server shows.
+pub fn purposes(der: &[u8]) -> Result<Certificate, PkiError> {
+    let facts = of_der(der)?;
+    let certificate = parse(der)?;
+    let usage =
+        certificate.extended_key_usage().map_err(|error| PkiError::Certificate { detail: error.to_string() })?;
+    // None at all means that every use is allowed.
+    let may = |which: fn(&ExtendedKeyUsage<'_>) -> bool| usage.as_ref().is_none_or(|u| u.value.any || which(u.value));
+    Ok(Certificate {
+        subject: facts.subject,
+        issuer: facts.issuer,
+        names: facts.names,
+        not_after: facts.not_after,
+        server_auth: may(|usage| usage.server_auth),
+        client_auth: may(|usage| usage.client_auth),
+    })
 }
 
 pub(super) fn parse(der: &[u8]) -> Result<X509Certificate<'_>, PkiError> {

@@ -1,0 +1,95 @@
+//! A member that others run → what its etcd answers to us, and what can be seen of its settings.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use raftsman_core::observed::{ClusterId, EtcdFacts, Fact, Machine, MemberId, MemberObserved, Power, Root};
+use raftsman_core::spec::{EtcdVersion, Name};
+
+use super::Observer;
+use super::etcd::{EtcdLink, Open, PROBE_KEY, alarms, members};
+use crate::cluster::ClusterCredentials;
+use crate::etcd::{EtcdError, bounded};
+
+impl Observer {
+    /// Looks at a member on a machine that is not ours: neither its provider nor its agent is asked, there is none.
+    pub(super) async fn watch(
+        &self,
+        name: &Name,
+        place: IpAddr,
+        credentials: Option<&ClusterCredentials>,
+        now: Timestamp,
+    ) -> MemberObserved {
+        let machine = Machine { power: Power::Running, address: place, foreign: true };
+        let etcd = match (credentials, self.connect(name, place, place)) {
+            (Some(credentials), Ok(links)) => Box::pin(links.etcd.watch(credentials, now)).await,
+            (_, Err(error)) => Fact::Unreachable { error: error.to_string(), since: now },
+            (None, _) => Fact::Unreachable { error: "no credentials".to_owned(), since: now },
+        };
+        MemberObserved { machine: Fact::Seen { value: machine, at: now }, agent: Fact::Absent { at: now }, etcd }
+    }
+}
+
+impl EtcdLink {
+    async fn watch(&self, credentials: &ClusterCredentials, now: Timestamp) -> Fact<EtcdFacts> {
+        let mut open = self.open.lock().await;
+        match Box::pin(self.watched(&mut open, credentials)).await {
+            Ok(value) => Fact::Seen { value, at: now },
+            Err(error) => {
+                *open = Open::default();
+                let error = if error.refused() { "nothing listens there".to_owned() } else { error.to_string() };
+                Fact::Unreachable { error, since: now }
+            }
+        }
+    }
+
+    async fn watched(&self, open: &mut Open, credentials: &ClusterCredentials) -> Result<EtcdFacts, EtcdError> {
+        let mut root = self.root_client(open, credentials).await?;
+        let auth = crate::adopt::auth(&root).await;
+        if auth == Some(true) && !open.locked {
+            open.locked = true;
+            open.root = None;
+            root = self.root_client(open, credentials).await?;
+        }
+        let status = bounded(async { Ok(root.status().await?) }).await?;
+        let (cluster, member, revision) =
+            status.header().map(|h| (h.cluster_id(), h.member_id(), h.revision())).unwrap_or_default();
+        let read = bounded(async { Ok(root.get(PROBE_KEY, None).await?) }).await;
+        if read.as_ref().is_err_and(EtcdError::token_lost) {
+            open.root = None;
+        }
+        // Whoever may not read this key has been answered by a majority all the same.
+        let read_error = read.err().filter(|error| !error.to_string().contains("permission denied"));
+        let listed = if read_error.is_none() { members(root).await? } else { Vec::new() };
+        let version = EtcdVersion::parse(status.version()).unwrap_or_default();
+        let quota = u64::try_from(status.db_size_quota()).ok().filter(|bytes| *bytes > 0);
+        Ok(EtcdFacts {
+            member: MemberId(member),
+            cluster: ClusterId(cluster),
+            leader: Some(status.leader()).filter(|id| *id != 0).map(MemberId),
+            raft_term: status.raft_term(),
+            raft_index: status.raft_index(),
+            revision,
+            version,
+            db_size: status.db_size(),
+            db_in_use: status.raft_used_db_size(),
+            learner: status.is_learner(),
+            read_error: read_error.map(|error| error.to_string()),
+            members: listed,
+            alarms: alarms(status.errors()),
+            auth,
+            root: Root::Unknown,
+            doors: None,
+            access: None,
+            quota: Some(status.db_size_quota()).filter(|quota| *quota > 0),
+            storage_version: None,
+            downgrade: None,
+            settings: self.settings(quota, version),
+        })
+    }
+
+    fn settings(&self, quota: Option<u64>, version: EtcdVersion) -> BTreeMap<String, String> {
+        crate::adopt::settings_of(self.to.at, quota, version)
+    }
+}

@@ -1,0 +1,213 @@
+//! `raftsman adopt`: a cluster that others run → a file that describes it, a state that knows it, and what to know of it.
+
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use raftsman_api::tls::Identity;
+use raftsman_core::adopt::{self, Finding, Found, Weight, draft, findings};
+use raftsman_core::observed::{Adopted, Ledger, Side};
+use raftsman_core::spec::{self, Name, Reading, Secret};
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::Serialize;
+use serde_json::json;
+
+use super::init::write_file;
+use super::{OpError, lock_info};
+use crate::adopt::{LookError, Way, look};
+use crate::authorities::bring_in;
+use crate::cluster::adopted_name;
+use crate::fleet::{Fleet, Setting};
+use crate::journal::Journal;
+use crate::pki::{Authority, AuthorityKind};
+use crate::store::{Protection, Store};
+
+/// What the command line says.
+#[derive(Debug, Clone)]
+pub struct Choices {
+    /// URLs of members.
+    pub endpoints: Vec<String>,
+    /// The authority of the members' certificates.
+    pub ca: PathBuf,
+    /// A certificate to show, and its key.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// A file with the password of `root`.
+    pub password: Option<PathBuf>,
+    /// The key of that authority.
+    pub ca_key: Option<PathBuf>,
+    /// The authority of the peers' certificates, and its key.
+    pub peers: Option<(PathBuf, PathBuf)>,
+    /// The fleet's name.
+    pub fleet: Name,
+    /// The cluster's name.
+    pub cluster: Name,
+}
+
+/// Why a cluster cannot be adopted.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptError {
+    /// The file is there.
+    #[error("{} is there already: it stays as it is; name another with --output", .0.display())]
+    FileExists(PathBuf),
+    /// The state is there.
+    #[error("there is a state in {} already: adopt into a directory of its own", .0.display())]
+    StateExists(PathBuf),
+    /// It cannot be looked at.
+    #[error(transparent)]
+    Look(#[from] LookError),
+    /// A member's name that the file cannot say.
+    #[error(
+        "the member `{0}` has a name that raftsman's file cannot say: a name is 1 to 63 lower-case letters, digits and \
+         hyphens; start it again with another `--name`, which etcd allows at any time"
+    )]
+    Name(String),
+}
+
+/// What came of it.
+#[derive(Debug, Serialize)]
+pub struct Adoption {
+    /// The file that was written.
+    pub file: PathBuf,
+    /// Whether there is a state now, so that `plan` and `status` work.
+    pub state: bool,
+    /// What was seen.
+    pub found: Found,
+    /// What to know of it, the worst first.
+    pub findings: Vec<Finding>,
+}
+
+/// Looks, writes the file and makes the state. In the cluster itself nothing is changed.
+pub async fn adopt(choices: &Choices, setting: &Setting) -> Result<Adoption, OpError> {
+    let now = Timestamp::now();
+    if setting.file.exists() {
+        return Err(AdoptError::FileExists(setting.file.clone()).into());
+    }
+    let way = way(choices)?;
+    check_keys(choices, &way, now)?;
+    let found = Box::pin(look(&way, now)).await.map_err(AdoptError::from)?;
+    for member in &found.members {
+        Name::parse(&member.listed.name).map_err(|_| AdoptError::Name(member.listed.name.clone()))?;
+    }
+    let drafted = draft(&found, &words(choices));
+    let reading = spec::read(&drafted.text);
+    let mut all = findings(&found);
+    all.extend(drafted.left_out);
+    all.extend(of_file(&reading));
+    all.sort_by_key(|finding| finding.weight);
+    let state = match &reading.spec {
+        Some(spec) => {
+            let dir = setting.state_dir(spec);
+            if dir.exists() {
+                return Err(AdoptError::StateExists(dir).into());
+            }
+            let store = Fleet::create(spec, setting, Protection::IdentityFile, now)?;
+            remember(&store, choices, setting, &way, &found)?;
+            true
+        }
+        None => false,
+    };
+    write_file(&setting.file, &drafted.text)?;
+    Ok(Adoption { file: setting.file.clone(), state, found, findings: all })
+}
+
+fn read(path: &Path) -> Result<String, OpError> {
+    std::fs::read_to_string(path).map_err(|source| OpError::File { action: "read", path: path.to_owned(), source })
+}
+
+fn secret(path: &Path) -> Result<SecretString, OpError> {
+    let absolute = absolute(path);
+    crate::secrets::resolve(&Secret::File(absolute), Path::new("/"))
+        .map_err(|error| OpError::Cluster(crate::cluster::ClusterError::Secret(error)))
+}
+
+fn absolute(path: &Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
+}
+
+fn way(choices: &Choices) -> Result<Way, OpError> {
+    let ca_pem = read(&choices.ca)?;
+    crate::pki::describe(&ca_pem)?;
+    let identity = match &choices.certificate {
+        Some((chain, key)) => Some(Identity::from_pem(&read(chain)?, secret(key)?.expose_secret())?),
+        None => None,
+    };
+    Ok(Way {
+        endpoints: choices.endpoints.clone(),
+        ca_pem,
+        identity,
+        password: choices.password.as_deref().map(secret).transpose()?,
+    })
+}
+
+/// Keys that are brought must be those of the authorities, which is better known now than later.
+fn check_keys(choices: &Choices, way: &Way, now: Timestamp) -> Result<(), OpError> {
+    if let Some(key) = &choices.ca_key {
+        Authority::brought(AuthorityKind::EtcdClients, &way.ca_pem, &secret(key)?, now)?;
+    }
+    if let Some((certificate, key)) = &choices.peers {
+        Authority::brought(AuthorityKind::EtcdPeers, &read(certificate)?, &secret(key)?, now)?;
+    }
+    Ok(())
+}
+
+/// What the file should refer to, by paths that hold wherever it is.
+fn words(choices: &Choices) -> adopt::Choices {
+    adopt::Choices {
+        fleet: choices.fleet.clone(),
+        cluster: choices.cluster.clone(),
+        root_password: choices.password.as_deref().map(absolute),
+        clients: choices.ca_key.as_deref().map(|key| (absolute(&choices.ca), absolute(key))),
+        peers: choices.peers.as_ref().map(|(certificate, key)| (absolute(certificate), absolute(key))),
+    }
+}
+
+/// What `check` says of the file is true of the cluster.
+fn of_file(reading: &Reading) -> Vec<Finding> {
+    let finding = |diagnostic: &spec::Diagnostic| Finding {
+        weight: if diagnostic.is_error() { Weight::Problem } else { Weight::Warning },
+        code: diagnostic.code,
+        member: None,
+        message: diagnostic.message.clone(),
+        next: diagnostic.help.clone().unwrap_or_else(|| "see `raftsman check`".to_owned()),
+    };
+    reading.diagnostics.iter().map(finding).collect()
+}
+
+/// Puts into the state what no look at the world will tell.
+fn remember(store: &Store, choices: &Choices, setting: &Setting, way: &Way, found: &Found) -> Result<(), OpError> {
+    let secrets = store.unlock(setting.identity_source())?;
+    let name = adopted_name(&choices.cluster);
+    store.put_certificate(&format!("{name}-ca"), &way.ca_pem)?;
+    if let Some((chain, key)) = &choices.certificate {
+        secrets.put(&name, &secret(key)?)?;
+        store.put_certificate(&name, &read(chain)?)?;
+    }
+    let named = || found.members.iter().filter_map(|m| Some((Name::parse(&m.listed.name).ok()?, m)));
+    let peers = named().filter_map(|(name, m)| Some((name, m.listed.peer_urls.first()?.clone())));
+    let (ca_key, peers_key) = (&choices.ca_key, choices.peers.as_ref());
+    let ca_key = ca_key.as_deref().map(secret).transpose()?;
+    let clients = bring_in(store, &secrets, &choices.cluster, Side::Clients, (&way.ca_pem, ca_key.as_ref()))?;
+    let peers_trust = match peers_key {
+        Some((certificate, key)) => {
+            let (certificate, key) = (read(certificate)?, secret(key)?);
+            Some(bring_in(store, &secrets, &choices.cluster, Side::Peers, (&certificate, Some(&key)))?)
+        }
+        None => None,
+    };
+    let revision = |m: &adopt::Member| m.status.as_ref().ok().map(|status| status.revision);
+    let ledger = Ledger {
+        cluster: Some(found.cluster),
+        members: peers.collect(),
+        auth: Some(found.mode),
+        peers: peers_trust,
+        clients: Some(clients),
+        last_revision: found.members.iter().filter_map(revision).max().unwrap_or(0),
+        adopted: Some(Adopted { clients: named().map(|(name, m)| (name, m.endpoint.clone())).collect() }),
+        ..Ledger::default()
+    };
+    store.put_cluster(choices.cluster.as_str(), &ledger)?;
+    let lock = store.lock(lock_info(setting, "adopt"))?;
+    let journal = Journal::new(store, setting, &lock);
+    let members: Vec<&str> = found.members.iter().map(|m| m.listed.name.as_str()).collect();
+    journal.note(Some(&choices.cluster), "adopted", json!({ "id": found.cluster, "members": members }))?;
+    Ok(())
+}
