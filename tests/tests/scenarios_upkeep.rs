@@ -3,7 +3,7 @@
 use insta::assert_snapshot;
 use raftsman_core::action::Action;
 use raftsman_core::model::forecast;
-use raftsman_core::observed::{Alarm, MemberId, SpaceRecord};
+use raftsman_core::observed::{Alarm, Hash, Hashes, MemberId, SpaceRecord, View};
 use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{Hidden, Scene, cluster};
@@ -41,7 +41,7 @@ fn leader(scene: &Scene) -> MemberId {
 fn a_full_database_is_compacted_rewritten_and_written_to_again() {
     let mut scene = full(3, 2, 14);
     assert_snapshot!(scene.to_the_end(), @"
-    * compact cluster: the quota is used up by `data/` (2068 keys, about 2.0 MiB, and 14.0 MiB of old values); 1 1 1
+    * compact cluster: the quota is used up, most by `data/` (2068 keys, about 2.0 MiB, and 14.0 MiB of old values); 1 1 1
     * defragment main-2: 14.0 MiB of 16.0 MiB are free; 1 0 1
     * defragment main-3: 14.0 MiB of 16.0 MiB are free; 1 0 1
     * hand over to main-2: main-1 is about to go; 1 1 1, hand-over
@@ -76,13 +76,13 @@ fn the_forecast_of_a_full_database_is_what_happens() {
 fn the_data_itself_fills_the_quota() {
     let mut scene = full(3, 15, 1);
     assert_snapshot!(scene.to_the_end(), @"
-    * compact cluster: the quota is used up by `data/` (15380 keys, about 15.0 MiB); 1 1 1
+    * compact cluster: the quota is used up, most by `data/` (15380 keys, about 15.0 MiB); 1 1 1
     blocked: etcd takes no writes: the data itself fills the quota, 15.0 MiB of 16.0 MiB; most of it: `data/` (15380 keys, about 15.0 MiB)
     ");
     // Deleting goes through while writing does not: then there is something to drop again.
     scene.world.delete(10 * MIB);
     assert_snapshot!(scene.to_the_end(), @"
-    * compact cluster: the quota is used up by `data/` (5140 keys, about 5.0 MiB, and 10.0 MiB of old values); 1 1 1
+    * compact cluster: the quota is used up, most by `data/` (5140 keys, about 5.0 MiB, and 10.0 MiB of old values); 1 1 1
     * defragment main-2: 11.0 MiB of 16.0 MiB are free; 1 0 1
     * defragment main-3: 11.0 MiB of 16.0 MiB are free; 1 0 1
     * hand over to main-2: main-1 is about to go; 1 1 1, hand-over
@@ -127,7 +127,7 @@ fn no_room_is_made_while_a_member_is_down() {
     let mut scene = full(3, 2, 14);
     scene.hide(2, Hidden::Etcd);
     assert_snapshot!(scene.to_the_end(), @"
-    * compact cluster: the quota is used up by `data/` (2068 keys, about 2.0 MiB, and 14.0 MiB of old values); 0 0 0
+    * compact cluster: the quota is used up, most by `data/` (2068 keys, about 2.0 MiB, and 14.0 MiB of old values); 0 0 0
     waits: main-2: etcd is starting
     waits: making room in the database waits for main-2: not healthy
     ");
@@ -159,7 +159,7 @@ fn a_run_that_was_killed_while_compacting_waits_for_its_end() {
 fn one_member_makes_room_by_itself() {
     let mut scene = full(1, 2, 14);
     assert_snapshot!(scene.to_the_end(), @"
-    * compact cluster: the quota is used up by `data/` (2068 keys, about 2.0 MiB, and 14.0 MiB of old values); 0 0 0
+    * compact cluster: the quota is used up, most by `data/` (2068 keys, about 2.0 MiB, and 14.0 MiB of old values); 0 0 0
     * defragment main-1: 14.0 MiB of 16.0 MiB are free; 0 0 0, hand-over
     * disarm NOSPACE cluster: there is room again; 0 0 0
     done
@@ -172,7 +172,7 @@ fn a_member_that_has_room_is_left_alone() {
     scene.world.compact_everywhere();
     scene.machine(2).db_size = 2 * MIB;
     assert_snapshot!(scene.to_the_end(), @"
-    * compact cluster: the quota is used up by `data/` (2068 keys, about 2.0 MiB); 1 1 1
+    * compact cluster: the quota is used up, most by `data/` (2068 keys, about 2.0 MiB); 1 1 1
     * defragment main-3: 14.0 MiB of 16.0 MiB are free; 1 0 1
     * hand over to main-2: main-1 is about to go; 1 1 1, hand-over
     * defragment main-1: 14.0 MiB of 16.0 MiB are free; 1 0 1
@@ -358,6 +358,27 @@ fn a_corrupt_member_that_does_not_start_is_named() {
     };
     report.etcd.service.last_exit =
         Some("exit code 1: 8e9e05c52164694d found data inconsistency with peers".to_owned());
+    // Nobody compared the others yet.
+    let plan = raftsman_core::plan::plan(&scene.desired, &observed, scene.world.now);
+    assert_snapshot!(raftsman_tests::fixtures::tell(&plan), @"
+    blocked: main-2: etcd does not start: its data differs from that of another member
+    ");
+    let hash = |hash| Hash::Known { hash, compacted: 1 };
+    let hashes = |third| Hashes { revision: 1, members: [(name(1), hash(7)), (name(3), hash(third))].into() };
+    // The others differ as well: it may be the one that is right.
+    observed.upkeep.hashes = Some(hashes(8));
+    let plan = raftsman_core::plan::plan(&scene.desired, &observed, scene.world.now);
+    assert_snapshot!(raftsman_tests::fixtures::tell(&plan), @"
+    blocked: main-2: etcd does not start: its data differs from that of another member
+    ");
+    let view = View::of(&observed);
+    let id = view.listed.expect("a list").iter().find(|m| m.name == "main-2").expect("it is listed").id;
+    let remove = Action::RemoveMember { name: "main-2".to_owned(), member: id };
+    let refused = safety::judge(&scene.desired, &observed, &[&remove], &remove);
+    assert_snapshot!(refused.expect_err("it must not"), @"
+    the members that stay differ in their data
+    ");
+    observed.upkeep.hashes = Some(hashes(7));
     let plan = raftsman_core::plan::plan(&scene.desired, &observed, scene.world.now);
     assert_snapshot!(raftsman_tests::fixtures::tell(&plan), @"
     blocked: main-2: etcd does not start: its data differs from that of the other members

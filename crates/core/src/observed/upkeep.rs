@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::view::quorum;
-use super::{Observed, View};
+use super::{Observed, Service, ServiceState, View};
 use crate::spec::Name;
 
 /// So many prefixes are told of.
@@ -260,12 +260,46 @@ impl Hashes {
     }
 }
 
+impl Hashes {
+    /// Whether all of these voters but this one are a majority that holds the same.
+    pub fn rest_agrees(&self, voters: &[Name], but: &Name) -> bool {
+        let rest = voters.iter().filter(|name| *name != but);
+        let rest: Vec<Option<&Hash>> = rest.map(|name| self.members.get(name)).collect();
+        let same = rest.windows(2).all(|pair| pair[0] == pair[1]);
+        rest.len() >= quorum(voters.len()) && same && matches!(rest.first(), Some(Some(Hash::Known { .. })))
+    }
+
+    /// Whether two of these are known to hold something else.
+    pub fn conflict(&self, voters: &[Name]) -> bool {
+        let known = voters.iter().filter_map(|name| match self.members.get(name) {
+            Some(Hash::Known { hash, compacted }) => Some((compacted, hash)),
+            Some(Hash::Unknown(_)) | None => None,
+        });
+        let mut by_compaction: BTreeMap<&i64, &u32> = BTreeMap::new();
+        known.into_iter().any(|(compacted, hash)| *by_compaction.entry(compacted).or_insert(hash) != hash)
+    }
+}
+
+/// What etcd says when it finds at its start that its data is not that of another member.
+const INCONSISTENT: &str = "found data inconsistency with peers";
+
+impl Service {
+    /// Whether etcd does not start because its data is not that of another member. Whose is right, that does not tell.
+    pub fn finds_others_different(&self) -> bool {
+        self.state != ServiceState::Running && self.last_exit.as_ref().is_some_and(|exit| exit.contains(INCONSISTENT))
+    }
+}
+
 impl Observed {
+    /// The names of the voters, where they are known.
+    pub fn voters(&self, view: &View<'_>) -> Option<Vec<Name>> {
+        let voters = view.listed?.iter().filter(|m| !m.learner);
+        voters.map(|m| self.ledger.name_of(m)).collect()
+    }
+
     /// Whether the voters hold the same, as far as anybody looked.
     pub fn agreement(&self, view: &View<'_>) -> Agreement {
-        let voters = view.listed.unwrap_or_default().iter().filter(|m| !m.learner);
-        let names: Option<Vec<Name>> = voters.map(|m| self.ledger.name_of(m)).collect();
-        match (&self.upkeep.hashes, names) {
+        match (&self.upkeep.hashes, self.voters(view)) {
             (Some(hashes), Some(names)) => hashes.agreement(&names),
             _ => Agreement::Unclear,
         }
@@ -343,5 +377,10 @@ mod tests {
         assert_eq!(hashes(&[a, b, None]).agreement(&names(3)), Agreement::Unclear);
         assert_eq!(hashes(&[a, a, a, b, b]).agreement(&names(5)), Agreement::Differ(vec![name(4), name(5)]));
         assert_eq!(hashes(&[]).agreement(&[]), Agreement::Unclear);
+        assert!(hashes(&[a, None, a]).rest_agrees(&names(3), &name(2)));
+        assert!(!hashes(&[a, None, b]).rest_agrees(&names(3), &name(2)), "whose is right?");
+        assert!(!hashes(&[a, None, None]).rest_agrees(&names(3), &name(2)));
+        assert!(!hashes(&[a, None]).rest_agrees(&names(2), &name(2)), "one of two is no majority");
+        assert!(hashes(&[a, b, later]).conflict(&names(3)) && !hashes(&[a, later, a]).conflict(&names(3)));
     }
 }

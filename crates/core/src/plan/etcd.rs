@@ -1,13 +1,11 @@
 //! Members that should run, members that run → first start, restarts, and whose cluster this is.
 
 use super::machines::Ready;
-use super::{Draft, Reason, Step, Waiting, safety, trust, versions};
+use super::{Draft, Reason, Step, Waiting, safety, trust, upkeep, versions};
 use crate::action::{Action, StartData};
 use crate::observed::{ClusterId, Data, Fact, ServiceState, Side, quorum};
 use crate::spec::{AuthMode, EtcdVersion, Name};
 
-/// What etcd says when it finds at its start that its data differs from that of the others.
-const INCONSISTENT: &str = "found data inconsistency with peers";
 /// After so many ends a process does not come up by itself any more.
 const CRASHES: u32 = 5;
 
@@ -186,9 +184,8 @@ fn await_restart(draft: &mut Draft<'_>, ready: &Ready<'_>) {
     let machine = ready.member.name.clone();
     let service = &ready.report.etcd.service;
     let last_exit = service.last_exit.clone().unwrap_or_else(|| "for an unknown reason".to_owned());
-    if last_exit.contains(INCONSISTENT) {
-        let how = "etcd does not start: its data differs from that of the other members".to_owned();
-        draft.lose(&machine.clone(), Waiting::MemberCorrupt { machine, how });
+    if service.finds_others_different() {
+        upkeep::refuses_to_start(draft, machine);
         return;
     }
     let waiting = if let Some(taken) = ready.report.etcd.ports_taken.first() {

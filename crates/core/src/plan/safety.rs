@@ -291,6 +291,12 @@ fn membership(desired: &Cluster, observed: &Observed, view: &View<'_>, action: &
             if during == Tolerance::NoQuorum || view.voters == 1 || was_healthy && !others_healthy(*member) {
                 return Err(costs_quorum());
             }
+            let gone = observed.ledger.name_of(entry(*member)?);
+            let mut stay = observed.voters(view).unwrap_or_default();
+            stay.retain(|name| Some(name) != gone.as_ref());
+            if observed.upkeep.hashes.as_ref().is_some_and(|hashes| hashes.conflict(&stay)) {
+                return Err(Refusal::Otherwise("the members that stay differ in their data".into()));
+            }
             if leader.is_none_or(|leader| leader == *member) {
                 return Err(Refusal::Otherwise("it leads, or nobody does: leadership has to go first".into()));
             }

@@ -152,7 +152,8 @@ impl fmt::Display for Reason {
             Self::Stalled => f.write_str("does not get on"),
             Self::Moved => f.write_str("another address"),
             Self::QuotaUsedUp { filled_by } if filled_by.is_empty() => f.write_str("the quota is used up"),
-            Self::QuotaUsedUp { filled_by } => write!(f, "the quota is used up by {}", filled_by.join(", ")),
+            // One is enough for a line; `status` tells more.
+            Self::QuotaUsedUp { filled_by } => write!(f, "the quota is used up, most by {}", filled_by[0]),
             Self::RoomInFile { free, of } => {
                 write!(f, "{} of {} are free", size(free.unsigned_abs()), size(of.unsigned_abs()))
             }

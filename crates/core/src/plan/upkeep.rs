@@ -83,6 +83,19 @@ fn corruption(draft: &mut Draft<'_>) {
     }
 }
 
+/// A member that does not start because its data is not that of another: only where all others agree is it the one.
+pub(super) fn refuses_to_start(draft: &mut Draft<'_>, machine: Name) {
+    let voters = draft.observed.voters(&draft.view).unwrap_or_default();
+    let hashes = draft.observed.upkeep.hashes.as_ref();
+    let waiting = if hashes.is_some_and(|hashes| hashes.rest_agrees(&voters, &machine)) {
+        let how = "etcd does not start: its data differs from that of the other members".to_owned();
+        Waiting::MemberCorrupt { machine: machine.clone(), how }
+    } else {
+        Waiting::DataDisputed { machine: machine.clone() }
+    };
+    draft.lose(&machine, waiting);
+}
+
 /// Makes room: compact, rewrite the files one by one, take the alarm back.
 fn space(draft: &mut Draft<'_>) {
     if !draft.steps.is_empty() || quota_rises(draft) {

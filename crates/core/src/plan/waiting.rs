@@ -280,6 +280,11 @@ pub enum Waiting {
         /// How it shows.
         how: String,
     },
+    /// A member does not start, because its data is not that of another, and nobody can tell whose is right.
+    DataDisputed {
+        /// Which.
+        machine: Name,
+    },
     /// Somebody gets in who should not.
     DoorOpen {
         /// Where.
@@ -393,6 +398,7 @@ impl Waiting {
             | Self::QuotaFull { .. }
             | Self::MemberCorrupt { .. }
             | Self::Differs { .. }
+            | Self::DataDisputed { .. }
             | Self::DoorOpen { .. } => Patience::Blocked,
         }
     }
@@ -423,6 +429,7 @@ impl Waiting {
             | Self::NoHeir { machine, .. }
             | Self::AddressInUse { machine, .. }
             | Self::MemberCorrupt { machine, .. }
+            | Self::DataDisputed { machine }
             | Self::TrustLags { machine, .. }
             | Self::HandshakeFailed { to: machine, .. }
             | Self::StillLetIn { machine, .. }
@@ -534,6 +541,10 @@ impl Waiting {
             }
             Self::QuotaFull { .. } => {
                 "raise `quota:` in the file, or delete what fills it (deleting works); then apply again".to_owned()
+            }
+            Self::DataDisputed { .. } => {
+                "`raftsman verify` compares those that run; replace nobody before it is clear whose data is right"
+                    .to_owned()
             }
             Self::MemberCorrupt { machine, .. } => {
                 format!("have it fetch all data anew from the others: `raftsman replace {machine}`")
@@ -659,6 +670,9 @@ impl fmt::Display for Waiting {
                 if filled_by.is_empty() { Ok(()) } else { write!(f, "; most of it: {}", filled_by.join(", ")) }
             }
             Self::MemberCorrupt { machine, how } => write!(f, "{machine}: {how}"),
+            Self::DataDisputed { machine } => {
+                write!(f, "{machine}: etcd does not start: its data differs from that of another member")
+            }
             Self::DoorOpen { machine, who } => write!(f, "{machine}: {who} client was let in"),
             Self::DoorUnclear { machine, error } => write!(f, "{machine}: strangers could not be tried: {error}"),
             Self::NotTakenOver { members } => {

@@ -41,6 +41,9 @@ pub(super) struct Found {
 impl Observer {
     /// Looks for the reasons of the alarms that were seen.
     pub(super) async fn look_into_alarms(&self, observed: &Observed, credentials: &ClusterCredentials) -> Upkeep {
+        // One that does not start for its data leaves the question whose is right.
+        let disputed = observed.members.values().filter_map(|m| m.report());
+        let disputed = disputed.into_iter().any(|report| report.etcd.service.finds_others_different());
         let (no_space, corrupt, asked, voters) = {
             let view = View::of(observed);
             if !view.has_quorum() {
@@ -50,7 +53,7 @@ impl Observer {
             let asked = view.healthy.iter().find(|name| view.leader != Some(**name)).or(view.healthy.first());
             let voters: Vec<Name> =
                 view.answering.iter().filter(|(_, e)| !e.learner).map(|(n, _)| (*n).clone()).collect();
-            (view.alarmed(Alarm::NoSpace), view.corrupt(), asked.map(|name| (*name).clone()), voters)
+            (view.alarmed(Alarm::NoSpace), view.corrupt() || disputed, asked.map(|name| (*name).clone()), voters)
         };
         let mut found = self.upkeep.lock().await;
         let fresh = |at: &Instant, age| at.elapsed() < age;

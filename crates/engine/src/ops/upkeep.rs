@@ -235,10 +235,11 @@ async fn verify_one(cluster: Arc<ClusterAt>) -> Result<Verification, OpError> {
         let (observed, hashes) = observer.compare().await?;
         let view = View::of(&observed);
         let hashes = hashes.unwrap_or(Hashes { revision: 0, members: Default::default() });
-        let voters: Vec<Name> = match view.listed {
+        let mut voters: Vec<Name> = match view.listed {
             Some(list) => list.iter().filter(|m| !m.learner).filter_map(|m| observed.ledger.name_of(m)).collect(),
             None => observed.members.keys().cloned().collect(),
         };
+        voters.sort();
         let agreement = hashes.agreement(&voters);
         if agreement == Agreement::Unclear && tries < TRIES && view.has_quorum() {
             tokio::time::sleep(Duration::from_millis(200)).await;
