@@ -4,6 +4,7 @@
 //! safety judge: a flaw that both share would otherwise pass.
 
 mod pki;
+mod upkeep;
 mod users;
 mod versions;
 
@@ -44,6 +45,8 @@ pub struct Stats {
     pub refused: usize,
     /// Disruptive steps carried out.
     pub restarts: usize,
+    /// Compactions, rewritten databases and alarms taken back.
+    pub maintained: usize,
     /// Changes of members and of leadership carried out.
     pub reshaped: usize,
     /// Lost members that the operator gave up at the end.
@@ -58,6 +61,7 @@ impl std::ops::AddAssign for Stats {
         self.converged += more.converged;
         self.refused += more.refused;
         self.restarts += more.restarts;
+        self.maintained += more.maintained;
         self.reshaped += more.reshaped;
         self.replaced += more.replaced;
     }
@@ -166,6 +170,13 @@ impl Cast {
     }
 }
 
+impl Cast {
+    /// Sizes 1, 3 and 5 with small quotas, whose databases fill up.
+    pub fn with_upkeep() -> Self {
+        Self { sizes: [1, 3, 5].map(|n| upkeep::FILES.map(|file| fixtures::cluster(n, file)).to_vec()).to_vec(), rotates: false }
+    }
+}
+
 impl Default for Cast {
     fn default() -> Self {
         Self::new()
@@ -251,8 +262,13 @@ impl Run {
                 self.stats.refused += 1;
                 return Ok(());
             }
+            if stuck && upkeep::obey(&mut self.world, &plan) {
+                continue;
+            }
             if stuck && !evicted {
-                if (self.lost && !self.quorate()) || self.only_would_lose_quorum(&plan) {
+                // Where some are lost and one is damaged, nobody can tell who is right.
+                let disputed = self.lost && upkeep::damaged(&self.world);
+                if disputed || (self.lost && !self.quorate()) || self.only_would_lose_quorum(&plan) {
                     self.stats.refused += 1;
                     return Ok(());
                 }
@@ -271,7 +287,7 @@ impl Run {
         // Founders that the file dropped before their cluster formed are brought up only by the file that has them.
         let founding = !self.world.agreed.values().any(|a| a.formed)
             && self.world.ledger.founders.keys().any(|name| self.desired.member(name).is_none());
-        if founding || self.lost && !self.quorate() {
+        if founding || self.lost && (!self.quorate() || upkeep::damaged(&self.world)) {
             self.stats.refused += 1;
             return Ok(());
         }
@@ -338,6 +354,9 @@ impl Run {
         let formed = self.world.agreed.values().find(|a| a.formed);
         if let Some(difference) = formed.and_then(|agreed| users::differs(&self.desired, &agreed.access)) {
             return Err(self.violation("done means done", difference));
+        }
+        if let Some(unfinished) = upkeep::unfinished(&self.world, &self.desired) {
+            return Err(self.violation("done means done", unfinished));
         }
         let listed: BTreeSet<String> =
             self.world.agreed.values().flat_map(|a| &a.members).map(|m| m.name.clone()).collect();
@@ -407,7 +426,11 @@ impl Run {
         for action in actions {
             if calm != usize::MAX {
                 if self.dice.one_in(10 * calm) {
-                    break; // killed
+                    // Killed, perhaps just after it was written down that it would be done.
+                    if matches!(action, Action::Compact { .. }) && self.dice.one_in(2) {
+                        self.world.ledger.ahead(&self.desired, observed, &action, self.world.now);
+                    }
+                    break;
                 }
                 if self.dice.one_in(10 * calm) {
                     continue; // refused, without effect
@@ -432,6 +455,9 @@ impl Run {
             }
             _ => self.membership(observed, action)?,
         }
+        if let Some(rule) = upkeep::broken(&self.world, action) {
+            return Err(self.violation(rule, format!("{action:?}")));
+        }
         if users::touches_root(action) {
             return Err(self.violation("root is left alone", format!("{action:?}")));
         }
@@ -445,6 +471,9 @@ impl Run {
         let warm_up = u32::try_from(self.dice.below(4)).unwrap_or(0);
         let warm_up = if action.disruptive() { warm_up + 1 } else { warm_up };
         self.stats.reshaped += usize::from(action.exclusive() && !action.disruptive());
+        let maintains =
+            matches!(action, Action::Compact { .. } | Action::Defragment { .. } | Action::DisarmAlarm { .. });
+        self.stats.maintained += usize::from(maintains);
         self.stats.steps += 1;
         self.stats.restarts += usize::from(action.disruptive());
         if let Err(impossible) = self.world.act(&self.desired, action, warm_up)
@@ -533,8 +562,8 @@ impl Run {
 
     /// Nothing is done to what could not be reached.
     fn rests_on_what_was_seen(&self, observed: &Observed, action: &Action) -> Result<(), Violation> {
-        // What goes through etcd's log rests on what etcd said.
-        if matches!(action, Action::PromoteMember { .. } | Action::MoveLeader { .. }) {
+        // What etcd does itself rests on what etcd said.
+        if matches!(action, Action::PromoteMember { .. } | Action::MoveLeader { .. } | Action::Defragment { .. }) {
             return Ok(());
         }
         let Some(member) = action.machine().and_then(|name| observed.members.get(name)) else { return Ok(()) };
@@ -572,6 +601,13 @@ impl Run {
         }
         if self.rotates && self.dice.one_in(3) && pki::meddle(&mut self.dice, &mut self.world, midway) {
             self.tell(|| format!("authorities: {:?} {:?}", self.world.ledger.peers, self.world.ledger.clients));
+            return;
+        }
+        if upkeep::is_told_of(&self.desired)
+            && self.dice.one_in(2)
+            && upkeep::happens(&mut self.dice, &mut self.world, !self.lost)
+        {
+            self.tell(|| "fault: the database".to_owned());
             return;
         }
         let names: Vec<Name> = self.world.machines.keys().cloned().collect();

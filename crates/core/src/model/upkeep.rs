@@ -131,7 +131,9 @@ impl World {
         let names = desired.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
         let hash = |name: &Name| {
             let machine = self.machines.get(name).filter(|m| self.is_heard(m) && m.cluster() == Some(*id))?;
-            let hash = if machine.corrupt { 0xbad } else { 0x900d };
+            // No damage is like another.
+            let damage = machine.member().map_or(0, |id| id.0.to_le_bytes()[0]);
+            let hash = if machine.corrupt { 0xbad00 + u32::from(damage) } else { 0x900d };
             Some((name.clone(), Hash::Known { hash, compacted: stored.compacted }))
         };
         let hashes = Hashes { revision: stored.revision, members: names.filter_map(hash).collect() };

@@ -261,12 +261,11 @@ impl Hashes {
 }
 
 impl Hashes {
-    /// Whether all of these voters but this one are a majority that holds the same.
+    /// Whether all that could be asked of these voters, this one aside, hold the same and are a majority.
     pub fn rest_agrees(&self, voters: &[Name], but: &Name) -> bool {
-        let rest = voters.iter().filter(|name| *name != but);
-        let rest: Vec<Option<&Hash>> = rest.map(|name| self.members.get(name)).collect();
-        let same = rest.windows(2).all(|pair| pair[0] == pair[1]);
-        rest.len() >= quorum(voters.len()) && same && matches!(rest.first(), Some(Some(Hash::Known { .. })))
+        let rest = voters.iter().filter(|name| *name != but).filter_map(|name| self.members.get(name));
+        let known: Vec<&Hash> = rest.filter(|hash| matches!(hash, Hash::Known { .. })).collect();
+        known.len() >= quorum(voters.len()) && known.windows(2).all(|pair| pair[0] == pair[1])
     }
 
     /// Whether two of these are known to hold something else.
@@ -295,6 +294,12 @@ impl Observed {
     pub fn voters(&self, view: &View<'_>) -> Option<Vec<Name>> {
         let voters = view.listed?.iter().filter(|m| !m.learner);
         voters.map(|m| self.ledger.name_of(m)).collect()
+    }
+
+    /// Whether all voters that could be asked, this one aside, hold the same and are a majority.
+    pub fn rest_agrees(&self, view: &View<'_>, but: &Name) -> bool {
+        let voters = self.voters(view).unwrap_or_default();
+        self.upkeep.hashes.as_ref().is_some_and(|hashes| hashes.rest_agrees(&voters, but))
     }
 
     /// Whether the voters hold the same, as far as anybody looked.

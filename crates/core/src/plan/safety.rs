@@ -294,7 +294,8 @@ fn membership(desired: &Cluster, observed: &Observed, view: &View<'_>, action: &
             let gone = observed.ledger.name_of(entry(*member)?);
             let mut stay = observed.voters(view).unwrap_or_default();
             stay.retain(|name| Some(name) != gone.as_ref());
-            if observed.upkeep.hashes.as_ref().is_some_and(|hashes| hashes.conflict(&stay)) {
+            let damaged = mends_corruption(observed, view, action);
+            if !damaged && observed.upkeep.hashes.as_ref().is_some_and(|hashes| hashes.conflict(&stay)) {
                 return Err(Refusal::Otherwise("the members that stay differ in their data".into()));
             }
             if leader.is_none_or(|leader| leader == *member) {
@@ -317,15 +318,18 @@ fn membership(desired: &Cluster, observed: &Observed, view: &View<'_>, action: &
     }
 }
 
-/// Whether it takes a member out, or leadership from it, that is known to differ from a majority.
+/// Whether it takes a member out that is known to differ from a majority, or without which all agree; or leadership from
+/// one that differs.
 fn mends_corruption(observed: &Observed, view: &View<'_>, action: &Action) -> bool {
     let agreement = observed.agreement(view);
-    let Agreement::Differ(names) = &agreement else { return false };
     let listed = |id| view.listed.unwrap_or_default().iter().find(|m| m.id == id);
-    let differs = |id| listed(id).and_then(|m| observed.ledger.name_of(m)).is_some_and(|name| names.contains(&name));
     match action {
-        Action::RemoveMember { member, .. } => differs(*member),
-        Action::MoveLeader { machine, member } => !differs(*member) && upkeep::trusted_heir(view, &agreement, machine),
+        Action::RemoveMember { member, .. } => {
+            let name = listed(*member).and_then(|m| observed.ledger.name_of(m));
+            let differs = |name: &Name| matches!(&agreement, Agreement::Differ(names) if names.contains(name));
+            name.is_some_and(|name| differs(&name) || observed.rest_agrees(view, &name))
+        }
+        Action::MoveLeader { machine, .. } => upkeep::trusted_heir(view, &agreement, machine),
         _ => false,
     }
 }

@@ -35,19 +35,13 @@ impl Draft<'_> {
         etcd.quota.unwrap_or_else(|| i64::try_from(self.desired.settings.quota.bytes()).unwrap_or(i64::MAX))
     }
 
-    /// Whether changing members may go on: nothing says that data is corrupt, or it is about a corrupt member itself.
+    /// Whether changing members may go on: nothing says that data is corrupt, or it is about the corrupt member itself,
+    /// or about one without which all agree.
     pub(super) fn sound(&self, about: Option<&Name>) -> bool {
-        !self.view.corrupt() || about.is_some_and(|name| self.differs(name))
+        let agreement = self.observed.agreement(&self.view);
+        let differs = |name: &Name| matches!(&agreement, Agreement::Differ(names) if names.contains(name));
+        !self.view.corrupt() || about.is_some_and(|name| differs(name) || self.observed.rest_agrees(&self.view, name))
     }
-
-    /// Whether this member's data is known to differ from that of a majority.
-    pub(super) fn differs(&self, name: &Name) -> bool {
-        differs(self.observed.agreement(&self.view), name)
-    }
-}
-
-fn differs(agreement: Agreement, name: &Name) -> bool {
-    matches!(agreement, Agreement::Differ(names) if names.contains(name))
 }
 
 /// Sees to alarms: what has to go before anything else can.
@@ -79,15 +73,15 @@ fn corruption(draft: &mut Draft<'_>) {
                 }
             }
         }
+        // Without one that is about to go the others agree.
+        Agreement::Unclear if draft.steps.iter().any(|s| matches!(s.action, Action::RemoveMember { .. })) => {}
         Agreement::Unclear => draft.wait(Waiting::AlarmRaised { alarm: Alarm::Corrupt }),
     }
 }
 
 /// A member that does not start because its data is not that of another: only where all others agree is it the one.
 pub(super) fn refuses_to_start(draft: &mut Draft<'_>, machine: Name) {
-    let voters = draft.observed.voters(&draft.view).unwrap_or_default();
-    let hashes = draft.observed.upkeep.hashes.as_ref();
-    let waiting = if hashes.is_some_and(|hashes| hashes.rest_agrees(&voters, &machine)) {
+    let waiting = if draft.observed.rest_agrees(&draft.view, &machine) {
         let how = "etcd does not start: its data differs from that of the other members".to_owned();
         Waiting::MemberCorrupt { machine: machine.clone(), how }
     } else {
@@ -112,8 +106,9 @@ fn space(draft: &mut Draft<'_>) {
     }
     let newest = sized.iter().map(|(_, e)| e.revision).max().unwrap_or(0);
     // All hold the same data: where the least is in use, compaction has got furthest.
-    let least = sized.iter().min_by_key(|(_, e)| e.db_in_use);
-    let full = least.filter(|(_, e)| at_part(e.db_in_use, draft.quota(e), FULL_PERCENT));
+    let data = sized.iter().map(|(_, e)| e.db_in_use).min().unwrap_or(0);
+    let quotas = sized.iter().filter(|(name, _)| tight.contains(name)).map(|(_, e)| draft.quota(e));
+    let full = quotas.min().filter(|quota| at_part(data, *quota, FULL_PERCENT));
     let revision = match draft.observed.ledger.space {
         None => Some(newest),
         // A run that was killed does not know whether compacting ended: again, which waits for its end.
@@ -125,10 +120,9 @@ fn space(draft: &mut Draft<'_>) {
     if let Some(revision) = revision {
         let filled_by = draft.observed.upkeep.filling.as_ref().map(most).unwrap_or_default();
         draft.steps.push(Step::new(Action::Compact { revision }, Reason::QuotaUsedUp { filled_by }));
-    } else if let Some((_, etcd)) = full {
+    } else if let Some(quota) = full {
         let filled_by = draft.observed.upkeep.filling.as_ref().map(most).unwrap_or_default();
-        let (in_use, quota) = (etcd.db_in_use, draft.quota(etcd));
-        draft.wait(Waiting::QuotaFull { in_use, quota, filled_by });
+        draft.wait(Waiting::QuotaFull { in_use: data, quota, filled_by });
     } else if !unhealthy.is_empty() {
         draft.wait(Waiting::HealFirst { change: "making room in the database".to_owned(), unhealthy });
     } else {
