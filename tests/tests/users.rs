@@ -142,7 +142,7 @@ fn persistent(lab: &Lab) -> impl FnOnce() -> (u64, Vec<String>) + use<> {
     let read = |name: &str| std::fs::read_to_string(dir.join(name)).expect("a file");
     let identity = Identity::from_pem(&read("app.crt"), &read("app.key")).expect("an identity");
     let credentials = Credentials::new(&read("ca.crt"), Some(&identity), None).expect("credentials");
-    let address = lab.addresses()[0].into();
+    let address: std::net::IpAddr = lab.addresses()[0].into();
     let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (stopped, count) = (Arc::clone(&stop), Arc::clone(&written));
     let thread = std::thread::spawn(move || {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Client, ConnectOptions};
+use futures::future::BoxFuture;
 use raftsman_api::tls::{ClientTls, ConnectError, Identity, connect, provider, roots};
 use raftsman_core::desired::CLIENT_PORT;
 use rustls::ClientConfig;
@@ -182,11 +183,18 @@ pub async fn dial(to: impl Into<Endpoint>, credentials: &Credentials) -> Result<
 }
 
 /// Puts a limit on the time that a call to etcd may take.
-pub async fn bounded<T>(call: impl Future<Output = Result<T, EtcdError>>) -> Result<T, EtcdError> {
-    within(CALL_TIMEOUT, call).await
+///
+/// What it hands back is small: calls to etcd are large, and everybody who waits for one would be.
+pub fn bounded<'a, T: 'a>(
+    call: impl Future<Output = Result<T, EtcdError>> + Send + 'a,
+) -> BoxFuture<'a, Result<T, EtcdError>> {
+    within(CALL_TIMEOUT, call)
 }
 
 /// The same for a call that may take longer than others.
-pub async fn within<T>(limit: Duration, call: impl Future<Output = Result<T, EtcdError>>) -> Result<T, EtcdError> {
-    tokio::time::timeout(limit, call).await.unwrap_or(Err(EtcdError::Timeout(limit)))
+pub fn within<'a, T: 'a>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, EtcdError>> + Send + 'a,
+) -> BoxFuture<'a, Result<T, EtcdError>> {
+    Box::pin(async move { tokio::time::timeout(limit, call).await.unwrap_or(Err(EtcdError::Timeout(limit))) })
 }

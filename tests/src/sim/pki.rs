@@ -33,7 +33,7 @@ pub(super) fn brought() -> BTreeMap<Side, AuthorityRecord> {
 /// Somebody wants another authority, or is done with the old one; or etcd has read other trust than its agent says.
 pub(super) fn meddle(dice: &mut Dice, world: &mut World, midway: bool) -> bool {
     let kind = dice.below(12);
-    let side = if kind % 2 == 0 { Side::Peers } else { Side::Clients };
+    let side = if kind.is_multiple_of(2) { Side::Peers } else { Side::Clients };
     let next = world.ledger.trust(side).is_some_and(|t| t.next.is_some());
     if kind >= 8 {
         let before = world.ledger.trust(side).map(|t| render(&t.current));

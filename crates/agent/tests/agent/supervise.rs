@@ -46,6 +46,8 @@ async fn an_etcd_that_hangs_is_stopped_all_the_same() {
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
     let pid = start_empty(&mut client, VERSION).await.unwrap();
     running(&mut client).await;
+    // Its first entries are on the disk once it leads; before that there may be nothing to read.
+    sleep(Duration::from_secs(2)).await;
     signal(pid, rustix::process::Signal::STOP);
     client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 1 })).await.unwrap();
     let stopped = report(&mut client).await.etcd.unwrap();

@@ -343,7 +343,8 @@ impl World {
             if starts(Some(version), line) { (ServiceState::Running, 0) } else { (ServiceState::Backoff, 1) };
         machine.last_version = Some(version);
         let version = Some(version);
-        machine.process = Process { state, config, version, restarts, warm_up, address, quota, trust, ..Process::none() };
+        machine.process =
+            Process { state, config, version, restarts, warm_up, address, quota, trust, ..Process::none() };
         if data == StartData::Empty {
             self.agreed.entry(ids.cluster).or_insert_with(|| Agreed::new(ids.list(&founders)));
         }

@@ -96,7 +96,7 @@ impl Hands<'_> {
 /// leader has heard how far it is: a moment later the answer is another.
 async fn patiently<F>(call: impl Fn() -> F) -> Result<(), ActError>
 where
-    F: Future<Output = Result<(), EtcdError>>,
+    F: Future<Output = Result<(), EtcdError>> + Send,
 {
     let begun = tokio::time::Instant::now();
     loop {

@@ -107,7 +107,7 @@ async fn delete(client: &mut Client, user: &str) -> Result<(), EtcdError> {
 }
 
 /// One call, which may say that it was done before in these words.
-async fn call(deed: impl Future<Output = Result<(), EtcdError>>, before: &str) -> Result<(), EtcdError> {
+async fn call(deed: impl Future<Output = Result<(), EtcdError>> + Send, before: &str) -> Result<(), EtcdError> {
     match bounded(deed).await {
         Err(EtcdError::Call(etcd_client::Error::GRpcStatus(status))) if status.message().contains(before) => Ok(()),
         other => other,
