@@ -358,6 +358,8 @@ fn status_is_documented(status: &Value) {
 fn changes(lab: &Lab) {
     let before = lab.file();
     lab.write_file(&before.replace("members: 3", "members: 5"));
+    snapshot_run("plan_growing", &lab.run(&["plan"]));
+    lab.write_file(&format!("{before}    auth: {{ mode: password }}\n"));
     snapshot_run("plan_blocked", &lab.run(&["plan"]));
     assert_eq!(lab.run(&["plan", "--detailed-exitcode"]).code, 1);
 
