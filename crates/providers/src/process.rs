@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// Whether an agent lives: it holds its lock for life.
@@ -46,16 +47,13 @@ impl Proved {
         }
     }
 
-    /// Whether it has let go of all that it held: its arguments and locks are gone a moment before its ports are.
+    /// Whether it has let go of all that it held. Its arguments and locks are gone, and its first thread is a zombie, a
+    /// moment before its ports are free: only the handle tells when the last of its threads has ended.
     pub(crate) fn has_ended(&self) -> io::Result<bool> {
-        match pidfd_send_signal(&self.handle, Signal::KILL) {
-            Err(rustix::io::Errno::SRCH) => return Ok(true),
-            sent => sent?,
+        match poll(&mut [PollFd::new(&self.handle, PollFlags::IN)], Some(&Timespec::default())) {
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            ready => Ok(ready? > 0),
         }
-        // Nobody may have asked yet how it ended: then it is a zombie, which holds nothing.
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-        Ok(matches!(state, None | Some('Z' | 'X')))
     }
 }
 
@@ -72,4 +70,57 @@ pub(crate) fn with_argument(argument: &[u8]) -> Vec<u32> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(|pid| arguments(*pid).iter().skip(1).any(|found| found == argument))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::net::TcpListener;
+    use std::process::{Command, Stdio};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// What the other test kills: a process of many threads and much memory that listens.
+    #[test]
+    #[ignore = "it is started by another test"]
+    fn listens_until_it_is_killed() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let memory: Vec<u8> = vec![1; 64 << 20];
+        for _ in 0..64 {
+            thread::spawn(|| {
+                loop {
+                    thread::yield_now()
+                }
+            });
+        }
+        println!("port={}", listener.local_addr().expect("its address").port());
+        thread::sleep(Duration::from_secs(60));
+        drop(memory);
+    }
+
+    #[test]
+    fn what_has_ended_holds_no_port() {
+        let this = std::env::current_exe().expect("this program");
+        for round in 0..20 {
+            let mut child = Command::new(&this)
+                .args(["--exact", "process::tests::listens_until_it_is_killed", "--ignored", "--nocapture"])
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("this program starts");
+            let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+            let port = lines.map_while(Result::ok).find_map(|line| line.split_once("port=")?.1.parse::<u16>().ok());
+            let port = port.expect("its port");
+            let process = Proved::open(child.id(), |_| true).expect("looked at").expect("it lives");
+            assert!(!process.has_ended().expect("looked at"), "round {round}: it lives");
+            process.kill().expect("killed");
+            while !process.has_ended().expect("looked at") {
+                thread::yield_now();
+            }
+            TcpListener::bind(("127.0.0.1", port))
+                .unwrap_or_else(|error| panic!("round {round}: port {port}: {error}"));
+            child.wait().expect("it ended");
+        }
+    }
 }
