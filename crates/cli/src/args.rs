@@ -70,6 +70,8 @@ pub(crate) enum Verb {
     Apply(Apply),
     /// Show how every cluster and member fares.
     Status(Status),
+    /// Show the versions that run, those that the file wants, and the way there.
+    Versions(Versions),
     /// Delete the machines with their data, and the state.
     Destroy(Destroy),
     /// Replace a member: it is given up with its data, and a new one of its name fetches all data from the others.
@@ -232,6 +234,17 @@ pub(crate) struct Status {
     #[arg(value_name = "CLUSTER")]
     pub(crate) clusters: Vec<String>,
     /// Print the status as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exit codes: 0 all run what the file wants, 1 error, 2 something does not.")]
+pub(crate) struct Versions {
+    /// Only these clusters.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) clusters: Vec<String>,
+    /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -217,6 +217,13 @@ cases! {
     ca_key_is_certificate: cluster("ca:\n  peers: { brought: { certificate: ca.pem, key: { file: ca.pem } } }");
     archive_sha256: cluster("source:\n  archive: { file: etcd-v3.6.15-linux-amd64.tar.gz, sha256: abc }");
     archive_of_other_version: cluster(&format!("source:\n  archive: {{ file: dl/etcd-v3.5.34-linux-amd64.tar.gz, sha256: {} }}", "0".repeat(64)));
+    archive_two_places: cluster(&format!("source:\n  archive: {{ file: etcd.tar.gz, url: \"https://example.com/etcd.tar.gz\", sha256: {} }}", "0".repeat(64)));
+    archive_no_place: cluster(&format!("source:\n  archive: {{ sha256: {} }}", "0".repeat(64)));
+    archive_insecure: cluster(&format!("source:\n  archive: {{ url: \"http://example.com/etcd.tar.gz\", sha256: {} }}", "0".repeat(64)));
+    archive_without_this_hash: cluster(&format!("source:\n  archive: {{ url: \"https://example.com/v{{version}}.tar.gz\", sha256: {{ 3.5.34: {} }} }}", "0".repeat(64)));
+    archive_several_hashes: cluster(&format!("source:\n  archive:\n    url: https://example.com/etcd.tar.gz\n    sha256:\n      3.6.15: {0}\n      3.5.34: {0}", "0".repeat(64)));
+    archive_hash_shape: cluster("source:\n  archive: { file: etcd.tar.gz, sha256: [] }");
+    archive_hash_version: cluster("source:\n  archive: { file: etcd.tar.gz, sha256: { newest: abc } }");
     archive_url: cluster(&format!("source:\n  archive: {{ file: \"https://example.com/etcd.tar.gz\", sha256: {} }}", "0".repeat(64)));
     package_invalid: cluster("source: { package: \"etcd-server=3.6\" }");
     one_binary_two_versions: whole("fleet: shop\netcd:\n  a: { members: 3, version: 3.6.15 }\n  b: { members: 3, version: 3.5.34 }\n");

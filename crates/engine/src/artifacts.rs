@@ -3,6 +3,7 @@
 //! All of it blocks (files are hashed, `etcd --version` is run): call it where that does no harm.
 
 mod archive;
+mod download;
 mod error;
 mod probe;
 #[cfg(test)]
@@ -17,8 +18,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use raftsman_core::spec::{EtcdVersion, Source};
+use raftsman_core::spec::{Archive, EtcdVersion, Source};
 
+pub use download::DownloadError;
 pub use error::ArtifactError;
 
 /// A binary that was checked.
@@ -67,6 +69,21 @@ impl Artifacts {
         Self { cache_dir, known: Arc::default() }
     }
 
+    /// Downloads what has to be downloaded for this version, unless it is there.
+    pub async fn fetch(&self, source: &Source, version: EtcdVersion) -> Result<(), ArtifactError> {
+        match source {
+            Source::Archive(Archive { url: Some(url), sha256, .. }) => {
+                let sha256 = sha256.of(version).ok_or(ArtifactError::NoHash { version })?;
+                // Once it is unpacked, the archive is not needed any more.
+                if archive::unpacked(sha256, version, &self.cache_dir)?.exists() {
+                    return Ok(());
+                }
+                Box::pin(download::fetch(&Archive::at(url, version), sha256, &self.cache_dir)).await
+            }
+            Source::Archive(_) | Source::Path | Source::File(_) | Source::Directory(_) | Source::Package(_) => Ok(()),
+        }
+    }
+
     /// Finds the binary that a source names, relative to `base_dir`, and checks that it is of this version.
     pub fn locate(&self, source: &Source, version: EtcdVersion, base_dir: &Path) -> Result<Artifact, ArtifactError> {
         let search = std::env::var_os("PATH").unwrap_or_default();
@@ -94,7 +111,12 @@ impl Artifacts {
             }
             Source::Package(package) => in_package(package)?,
             Source::Archive(archive) => {
-                archive::unpack(&base_dir.join(&archive.file), &archive.sha256, version, &self.cache_dir)?
+                let sha256 = archive.sha256.of(version).ok_or(ArtifactError::NoHash { version })?;
+                let path = match &archive.file {
+                    Some(file) => base_dir.join(Archive::at(file, version)),
+                    None => download::place(sha256, &self.cache_dir),
+                };
+                archive::unpack(&path, sha256, version, &self.cache_dir)?
             }
         };
         let known = self.examine(&path)?;

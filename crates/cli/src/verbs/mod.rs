@@ -14,6 +14,7 @@ mod plan;
 mod replace;
 mod status;
 mod upkeep;
+mod versions;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Verb::Plan(args) => plan::run(&common, &args).await,
         Verb::Apply(args) => apply::run(&common, &args).await,
         Verb::Status(args) => status::run(&common, &args).await,
+        Verb::Versions(args) => versions::run(&common, &args).await,
         Verb::Destroy(args) => destroy::run(&common, &args).await,
         Verb::Defrag(args) => upkeep::run_defrag(&common, &args).await,
         Verb::Compact(args) => upkeep::run_compact(&common, &args).await,

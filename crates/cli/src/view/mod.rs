@@ -7,6 +7,7 @@ pub(crate) mod plan;
 pub(crate) mod status;
 mod table;
 pub(crate) mod upkeep;
+pub(crate) mod versions;
 
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;

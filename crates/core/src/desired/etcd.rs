@@ -10,7 +10,7 @@ use jiff::SignedDuration;
 use super::addresses::Allotment;
 use super::{Cluster, Config, DesireError, Member};
 use crate::render;
-use crate::spec::{AuthMode, EtcdCluster, EtcdVersion, Members, Name};
+use crate::spec::{Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Members, Name, Source};
 
 /// Where an agent listens.
 pub const AGENT_PORT: u16 = 2378;
@@ -172,7 +172,7 @@ pub(super) fn resolve(
         replace_after_ms: spec.replace_after.map(|after| after.as_millis()),
         version: spec.version,
         source: spec.source.clone(),
-        available: BTreeSet::from([spec.version]),
+        available: available(spec),
         auth: spec.auth.mode,
         root_password: spec.auth.root_password.clone(),
         authorities: spec.ca.clone(),
@@ -181,4 +181,13 @@ pub(super) fn resolve(
         ca_validity_ms: spec.certificates.ca_validity.as_millis(),
         members,
     })
+}
+
+/// The versions that the file itself says can be had.
+fn available(spec: &EtcdCluster) -> BTreeSet<EtcdVersion> {
+    let named = match &spec.source {
+        Source::Archive(Archive { sha256: Checksums::Each(each), .. }) => each.keys().copied().collect(),
+        Source::Archive(_) | Source::Path | Source::File(_) | Source::Directory(_) | Source::Package(_) => Vec::new(),
+    };
+    named.into_iter().chain([spec.version]).collect()
 }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub use step::{Pause, Reason, Step};
 pub use users::{Drift, drift};
-pub use versions::versions;
+pub use versions::{route, versions};
 pub use waiting::{Patience, Waiting};
 
 use crate::desired::Cluster;

@@ -10,7 +10,7 @@ use crate::action::Action;
 use crate::desired::Cluster;
 use crate::observed::{MemberObserved, Observed, View};
 use crate::spec::{AuthMode, EtcdVersion, Name, ignored_by};
-use crate::versions::{AUTH_CHANGED_AFTER, Hop, Line, VersionRefusal, Versions, least_before, next};
+use crate::versions::{AUTH_CHANGED_AFTER, Hop, Line, VersionRefusal, Versions, least_before, next, path};
 
 /// A snapshot that is younger than this serves a change that was interrupted and is taken up again.
 const FRESH: SignedDuration = SignedDuration::from_hours(1);
@@ -87,6 +87,17 @@ pub(super) fn course(draft: &mut Draft<'_>) -> Course {
             Course::Stay(running)
         }
     }
+}
+
+/// Every version on the way from what runs to what the file says; the last one is the file's, and nothing is left when
+/// all members run it.
+pub fn route(desired: &Cluster, observed: &Observed) -> Result<Vec<EtcdVersion>, VersionRefusal> {
+    let now = versions(desired, observed, &View::of(observed));
+    let route = path(&now, desired.version, &desired.available)?;
+    for version in &route {
+        understood(desired, &now, *version)?;
+    }
+    Ok(route)
 }
 
 /// Whether a version of another line takes all settings of the file. etcd says nothing about those that it ignores.

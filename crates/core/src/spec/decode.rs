@@ -13,6 +13,9 @@ use super::fault::{Cause, Fault};
 use super::secrecy;
 use super::units::quoted;
 
+/// The name of values that are a text where they are a scalar: sixty-four digits are no number there.
+pub(super) const TEXT_OR_MORE: &str = "text or more";
+
 /// Decodes one section; what is wrong is recorded, cut out, and the rest tried again, so that all errors
 /// of the section come at once. The cost of an error is one more pass over its section.
 ///
@@ -265,8 +268,11 @@ impl<'t> Deserializer<'t> for Value<'t> {
         if self.node.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'t>>(self, _: &'static str, visitor: V) -> Result<V::Value, Fault> {
-        visitor.visit_newtype_struct(self)
+    fn deserialize_newtype_struct<V: Visitor<'t>>(self, name: &'static str, visitor: V) -> Result<V::Value, Fault> {
+        match &self.node.kind {
+            Kind::Scalar { text, .. } if name == TEXT_OR_MORE => self.placed(visitor.visit_borrowed_str(text)),
+            _ => visitor.visit_newtype_struct(self),
+        }
     }
 
     /// A key with nothing below is an empty list: everything under it may be commented out.

@@ -312,7 +312,7 @@ pub enum Source {
     Directory(String),
     /// The binary that this Debian package installed, such as `etcd-server`.
     Package(String),
-    /// A release archive (`etcd-v3.6.15-linux-amd64.tar.gz`), checked by its SHA-256.
+    /// A release archive (`etcd-v3.6.15-linux-amd64.tar.gz`), a file or downloaded, checked by its SHA-256.
     Archive(Archive),
 }
 
@@ -320,10 +320,44 @@ pub enum Source {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Archive {
-    /// The archive's file, relative to this one.
-    pub file: String,
-    /// Its SHA-256, as published beside the archive.
-    pub sha256: String,
+    /// The archive's file, relative to this one. `{version}` in it stands for the version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Or where it is downloaded from, once. `{version}` in it stands for the version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// Its SHA-256, as published beside the archive; or one for each version: `{ 3.5.34: …, 3.6.15: … }`.
+    pub sha256: Checksums,
+}
+
+/// The SHA-256 of one archive, or of one for each version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Checksums {
+    /// Of the one archive.
+    One(String),
+    /// Of each version's.
+    Each(IndexMap<EtcdVersion, String>),
+}
+
+impl Checksums {
+    /// The one for this version.
+    pub fn of(&self, version: EtcdVersion) -> Option<&str> {
+        match self {
+            Self::One(sha256) => Some(sha256),
+            Self::Each(each) => each.get(&version).map(String::as_str),
+        }
+    }
+}
+
+impl Archive {
+    /// What stands for the version in a file's name or a URL.
+    pub const VERSION: &str = "{version}";
+
+    /// The name or URL for this version.
+    pub fn at(place: &str, version: EtcdVersion) -> String {
+        place.replace(Self::VERSION, &version.to_string())
+    }
 }
 
 /// How clients prove who they are.

@@ -1,12 +1,13 @@
-//! Values of more than one shape → members, retention, flags, with a message of their own each.
+//! Values of more than one shape → members, checksums, retention, flags, with a message of their own each.
 
 use std::fmt;
 
-use serde::de::value::SeqAccessDeserializer;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::types::{FlagValue, Members, Retention};
+use super::decode::TEXT_OR_MORE;
+use super::types::{Checksums, FlagValue, Members, Retention};
 use super::units::{Duration, UnitError};
 
 impl<'de> Deserialize<'de> for Members {
@@ -35,6 +36,28 @@ impl<'de> Deserialize<'de> for Members {
             }
         }
         deserializer.deserialize_any(Shapes)
+    }
+}
+
+impl<'de> Deserialize<'de> for Checksums {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Shapes;
+        impl<'de> Visitor<'de> for Shapes {
+            type Value = Checksums;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a SHA-256, or one for each version such as `{ 3.6.15: … }`")
+            }
+            fn visit_str<E: Error>(self, sha256: &str) -> Result<Checksums, E> {
+                Ok(Checksums::One(sha256.to_owned()))
+            }
+            fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<Checksums, D::Error> {
+                deserializer.deserialize_any(self)
+            }
+            fn visit_map<A: MapAccess<'de>>(self, each: A) -> Result<Checksums, A::Error> {
+                Deserialize::deserialize(MapAccessDeserializer::new(each)).map(Checksums::Each)
+            }
+        }
+        deserializer.deserialize_newtype_struct(TEXT_OR_MORE, Shapes)
     }
 }
 

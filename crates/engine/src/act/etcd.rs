@@ -32,6 +32,7 @@ impl Hands<'_> {
     pub(super) async fn install_etcd(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;
+        fleet.artifacts.fetch(&cluster.desired.source, version).await?;
         let artifact = fleet.artifacts.locate(&cluster.desired.source, version, fleet.setting.base())?;
         let head = InstallEtcdHead { version: version.to_string(), sha256: artifact.sha256, program: String::new() };
         let head = InstallEtcdRequest { part: Some(Part::Head(head)) };

@@ -25,6 +25,7 @@ impl Hands<'_> {
         let fleet = &cluster.fleet;
         let member = self.member(machine)?;
         let source = &cluster.desired.source;
+        fleet.artifacts.fetch(source, cluster.desired.version).await?;
         let etcd = fleet.artifacts.locate(source, cluster.desired.version, fleet.setting.base())?;
         let order = MachineOrder {
             name: machine.to_string(),

@@ -22,11 +22,7 @@ pub(super) fn unpack(
     cache_dir: &Path,
 ) -> Result<PathBuf, ArtifactError> {
     let wanted = sha256.trim().to_ascii_lowercase();
-    if wanted.len() != 64 || !wanted.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err(ArtifactError::NotAHash { sha256: sha256.to_owned() });
-    }
-    // The archive's hash is in the name: another archive of the same version is not taken for this one.
-    let target = cache_dir.join(format!("etcd-{version}-{}", &wanted[..16]));
+    let target = unpacked(sha256, version, cache_dir)?;
     if target.exists() {
         return Ok(target);
     }
@@ -53,6 +49,16 @@ pub(super) fn unpack(
         return Ok(target);
     }
     Err(ArtifactError::NotInArchive { path: path.to_owned() })
+}
+
+/// Where the binary out of an archive is, or will be. The archive's hash is in the name: another archive of the same
+/// version is not taken for this one.
+pub(super) fn unpacked(sha256: &str, version: EtcdVersion, cache_dir: &Path) -> Result<PathBuf, ArtifactError> {
+    let wanted = sha256.trim().to_ascii_lowercase();
+    if wanted.len() != 64 || !wanted.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(ArtifactError::NotAHash { sha256: sha256.to_owned() });
+    }
+    Ok(cache_dir.join(format!("etcd-{version}-{}", &wanted[..16])))
 }
 
 /// `etcd-v3.6.15-linux-amd64/etcd`, with or without `./` before it.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use raftsman_core::spec::EtcdVersion;
 
+use super::DownloadError;
+
 /// Why there is no binary to install.
 #[derive(Debug, thiserror::Error)]
 pub enum ArtifactError {
@@ -114,6 +116,33 @@ pub enum ArtifactError {
     NotAHash {
         /// What was written.
         sha256: String,
+    },
+    /// The file has no hash for this version.
+    #[error("the file has no SHA-256 for etcd {version}: add it to `sha256:` of the archive")]
+    NoHash {
+        /// The version.
+        version: EtcdVersion,
+    },
+    /// The archive cannot be downloaded.
+    #[error("{url} cannot be downloaded: {source}; or download it by other means, and name it with `file:`")]
+    Download {
+        /// From where.
+        url: String,
+        /// Why not.
+        source: DownloadError,
+    },
+    /// What was downloaded is not what was meant.
+    #[error(
+        "{url} has the SHA-256 {found}, the file says {wanted}: nothing was kept; compare with the release's SHA256SUMS \
+         before you change the file"
+    )]
+    OtherDownload {
+        /// From where.
+        url: String,
+        /// Its hash.
+        found: String,
+        /// The hash in the file.
+        wanted: String,
     },
     /// The archive is not the one that was meant.
     #[error(

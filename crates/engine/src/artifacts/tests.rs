@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
 use flate2::{Compression, write::GzEncoder};
-use raftsman_core::spec::Archive;
+use raftsman_core::spec::{Archive, Checksums};
 use tempfile::TempDir;
 
 use super::*;
@@ -43,7 +43,7 @@ fn archive(dir: &Path, entries: &[(&str, &[u8])]) -> Archive {
     }
     let bytes = builder.into_inner().unwrap().finish().unwrap();
     fs::write(dir.join("etcd.tar.gz"), &bytes).unwrap();
-    Archive { file: "etcd.tar.gz".into(), sha256: raftsman_api::hex::sha256(&bytes) }
+    Archive { file: Some("etcd.tar.gz".into()), url: None, sha256: Checksums::One(raftsman_api::hex::sha256(&bytes)) }
 }
 
 fn says(version: &str) -> Vec<u8> {
@@ -183,7 +183,7 @@ fn messages() {
     script(&base.join("versions/3.5.34"), "etcd", &says("3.5.34"));
     fs::create_dir(base.join("none")).unwrap();
     let good = archive(base, &[("x/etcd", &says("3.5.34"))]);
-    let swapped = Archive { sha256: "0".repeat(64), ..good.clone() };
+    let swapped = Archive { sha256: Checksums::One("0".repeat(64)), ..good.clone() };
     let cases: Vec<(&str, Source)> = vec![
         ("not on the path", Source::Path),
         ("no such file", file("missing")),
@@ -199,9 +199,10 @@ fn messages() {
         ("package name", Source::Package("--help".into())),
         ("package not installed", Source::Package("raftsman-no-such-package".into())),
         ("package without etcd", Source::Package("dpkg".into())),
-        ("not a hash", Source::Archive(Archive { sha256: "abc".into(), ..good.clone() })),
+        ("not a hash", Source::Archive(Archive { sha256: Checksums::One("abc".into()), ..good.clone() })),
         ("hash mismatch", Source::Archive(swapped)),
-        ("archive missing", Source::Archive(Archive { file: "missing.tar.gz".into(), ..good.clone() })),
+        ("archive missing", Source::Archive(Archive { file: Some("missing.tar.gz".into()), ..good.clone() })),
+        ("no hash", Source::Archive(Archive { sha256: Checksums::Each(Default::default()), ..good.clone() })),
         ("wrong version in archive", Source::Archive(good)),
     ];
     let mut text = String::new();
@@ -213,11 +214,83 @@ fn messages() {
     text += &format!("empty archive:\n  {}\n", artifacts.locate(&Source::Archive(empty), V36, base).unwrap_err());
     fs::write(base.join("etcd.tar.gz"), "no archive").unwrap();
     let sha256 = sha256sum(&base.join("etcd.tar.gz"));
-    let broken = Source::Archive(Archive { file: "etcd.tar.gz".into(), sha256 });
+    let broken = Archive { file: Some("etcd.tar.gz".into()), url: None, sha256: Checksums::One(sha256) };
+    let broken = Source::Archive(broken);
     text += &format!("no archive:\n  {}\n", artifacts.locate(&broken, V36, base).unwrap_err());
     let base = base.to_str().unwrap();
     let text = text.replace(base, "/base").replace(std::env::consts::ARCH, "<arch>");
     insta::with_settings!({filters => vec![("[0-9a-f]{64}", "<sha256>"), ("[0-9a-f]{16}\\b", "<sha256>"), ("for (x86_64|aarch64);", "for <other>;")]}, {
         insta::assert_snapshot!(text);
     });
+}
+
+/// A server that answers each request with the next of these answers, and tells what it was asked for.
+fn server(answers: Vec<Vec<u8>>) -> (u16, std::thread::JoinHandle<Vec<String>>) {
+    use std::io::{BufRead as _, BufReader};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serving = std::thread::spawn(move || {
+        let mut asked = Vec::new();
+        for answer in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+            asked.push(lines.next().unwrap());
+            lines.find(String::is_empty);
+            stream.write_all(&answer).unwrap();
+        }
+        asked
+    });
+    (port, serving)
+}
+
+fn answer(head: &str, body: &[u8]) -> Vec<u8> {
+    let mut answer =
+        format!("HTTP/1.1 {head}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len()).into_bytes();
+    answer.extend_from_slice(body);
+    answer
+}
+
+fn at(port: u16, sums: &[(EtcdVersion, String)]) -> Source {
+    let url = Some(format!("http://127.0.0.1:{port}/v{{version}}/etcd.tar.gz"));
+    let sha256 = Checksums::Each(sums.iter().cloned().collect());
+    Source::Archive(Archive { file: None, url, sha256 })
+}
+
+#[tokio::test]
+async fn an_archive_is_downloaded_once() {
+    let (dir, artifacts) = scratch();
+    archive(dir.path(), &[("x/etcd", &says("3.6.15"))]);
+    let bytes = fs::read(dir.path().join("etcd.tar.gz")).unwrap();
+    fs::remove_file(dir.path().join("etcd.tar.gz")).unwrap();
+    let (port, serving) = server(vec![answer("302 Found\r\nLocation: /elsewhere", b""), answer("200 OK", &bytes)]);
+    let source = at(port, &[(V36, raftsman_api::hex::sha256(&bytes))]);
+    artifacts.fetch(&source, V36).await.unwrap();
+    let found = artifacts.locate(&source, V36, dir.path()).unwrap();
+    assert_eq!(fs::read(&found.path).unwrap(), says("3.6.15"));
+    assert_eq!(serving.join().unwrap(), ["GET /v3.6.15/etcd.tar.gz HTTP/1.1", "GET /elsewhere HTTP/1.1"]);
+    // Nobody serves any more, and nobody is asked.
+    artifacts.fetch(&source, V36).await.unwrap();
+    assert_eq!(artifacts.locate(&source, V36, dir.path()).unwrap(), found);
+    let other = artifacts.fetch(&source, EtcdVersion::new(3, 5, 34)).await.unwrap_err();
+    assert!(matches!(other, ArtifactError::NoHash { .. }), "{other}");
+}
+
+#[tokio::test]
+async fn a_download_that_is_not_what_was_meant_is_not_kept() {
+    let cases: [(Vec<u8>, &str); 5] = [
+        (answer("200 OK", b"something else"), "has the SHA-256"),
+        (answer("404 Not Found", b"no"), "404"),
+        (answer("302 Found\r\nLocation: http://192.0.2.1/etcd.tar.gz", b""), "no https URL"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf".to_vec(), "cannot be downloaded"),
+        (b"SSH-2.0-OpenSSH\r\n".to_vec(), "cannot be downloaded"),
+    ];
+    for (answer, says) in cases {
+        let (dir, artifacts) = scratch();
+        let (port, serving) = server(vec![answer]);
+        let error = artifacts.fetch(&at(port, &[(V36, "0".repeat(64))]), V36).await.unwrap_err().to_string();
+        assert!(error.contains(says), "{says}: {error}");
+        serving.join().unwrap();
+        let left: Vec<_> = fs::read_dir(dir.path().join("cache")).unwrap().collect();
+        assert!(left.is_empty(), "{says}: {left:?}");
+    }
 }

@@ -45,6 +45,7 @@ pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError>
         let at = ClusterAt::open(fleet, cluster)?;
         // Nothing is installed where others run etcd.
         if at.ledger().adopted.is_none() {
+            fleet.artifacts.fetch(&cluster.source, cluster.version).await?;
             fleet.artifacts.locate(&cluster.source, cluster.version, fleet.setting.base())?;
         }
         at.check_references(jiff::Timestamp::now())?;

@@ -11,6 +11,7 @@ pub mod plan;
 pub mod replace;
 pub mod status;
 pub mod upkeep;
+pub mod versions;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::super::diagnostic::Path;
-use super::super::types::Source;
+use super::super::types::{Archive, Checksums, EtcdCluster, Source};
 use super::super::units::{EtcdVersion, Name, quoted};
 use super::{Finding, Findings};
 
@@ -42,33 +42,8 @@ pub(super) fn check(findings: &mut Findings<'_>) {
                 }
                 None
             }
-            Source::Archive(archive) => {
-                let here = |key: &str| here().key("archive").key(key);
-                findings.file(|| here("file"), &archive.file);
-                if archive.sha256.len() != 64 || !archive.sha256.bytes().all(|b| b.is_ascii_hexdigit()) {
-                    findings.add(
-                        Finding::error(
-                            "sha256-invalid",
-                            here("sha256"),
-                            format!(
-                                "a SHA-256 is 64 hex digits, this is {} characters",
-                                archive.sha256.chars().count()
-                            ),
-                        )
-                        .help("copy the line of this archive from the `SHA256SUMS` file that is published beside it"),
-                    );
-                }
-                if let Some(named) = version_in(&archive.file).filter(|named| *named != cluster.version) {
-                    findings.add(
-                        Finding::error(
-                            "archive-version",
-                            here("file"),
-                            format!("the archive is of etcd {named}, but the cluster's version is {}", cluster.version),
-                        )
-                        .also(version(), "the version")
-                        .help(format!("set `version: {named}`, or name the archive of {}", cluster.version)),
-                    );
-                }
+            Source::Archive(of) => {
+                archive(findings, name, cluster, of);
                 None
             }
         };
@@ -90,6 +65,83 @@ pub(super) fn check(findings: &mut Findings<'_>) {
             }
         }
     }
+}
+
+fn archive(findings: &mut Findings<'_>, name: &Name, cluster: &EtcdCluster, archive: &Archive) {
+    let here = |key: &str| Path::of(&["etcd", name.as_str(), "source", "archive"]).key(key);
+    let version_at = || Path::of(&["etcd", name.as_str(), "version"]);
+    let version = cluster.version;
+    let (key, place) = match (&archive.file, &archive.url) {
+        (Some(file), None) => {
+            findings.file(|| here("file"), file);
+            ("file", file)
+        }
+        (None, Some(url)) => {
+            if !trustworthy(url) {
+                findings.add(
+                    Finding::error("url-insecure", here("url"), format!("{} is not an https URL", quoted(url)))
+                        .why("what is run as etcd must not pass through anybody's hands on the way")
+                        .help("use https, or download the archive and name it with `file:`"),
+                );
+            }
+            ("url", url)
+        }
+        (file, _) => {
+            let (key, what) =
+                if file.is_some() { ("url", "both `file` and `url`") } else { ("file", "neither `file` nor `url`") };
+            findings.add(
+                Finding::error("archive-place", here(key), format!("the archive has {what}"))
+                    .help("`file:` for one that is here, `url:` for one that is to be downloaded"),
+            );
+            return;
+        }
+    };
+    let sums: Vec<(Path, &str)> = match &archive.sha256 {
+        Checksums::One(sha256) => vec![(here("sha256"), sha256)],
+        Checksums::Each(each) => {
+            each.iter().map(|(v, sha256)| (here("sha256").key(&v.to_string()), &**sha256)).collect()
+        }
+    };
+    for (at, sha256) in sums {
+        if sha256.len() != 64 || !sha256.bytes().all(|b| b.is_ascii_hexdigit()) {
+            let length = sha256.chars().count();
+            let message = format!("a SHA-256 is 64 hex digits, this is {length} characters");
+            findings.add(
+                Finding::error("sha256-invalid", at, message)
+                    .help("copy the line of this archive from the `SHA256SUMS` file that is published beside it"),
+            );
+        }
+    }
+    if archive.sha256.of(version).is_none() {
+        findings.add(
+            Finding::error("sha256-missing", here("sha256"), format!("there is no SHA-256 for etcd {version}"))
+                .also(version_at(), "the version")
+                .help("add the one that is published beside its archive"),
+        );
+    }
+    if matches!(&archive.sha256, Checksums::Each(each) if each.len() > 1) && !place.contains(Archive::VERSION) {
+        findings.add(
+            Finding::error("archive-one-place", here(key), "one archive cannot have several SHA-256")
+                .help("write `{version}` where the version stands in it"),
+        );
+    }
+    if let Some(named) = version_in(place).filter(|named| *named != version) {
+        findings.add(
+            Finding::error(
+                "archive-version",
+                here(key),
+                format!("the archive is of etcd {named}, but the cluster's version is {version}"),
+            )
+            .also(version_at(), "the version")
+            .help(format!("set `version: {named}`, or name the archive of {version}")),
+        );
+    }
+}
+
+/// https; on this computer, where nobody is in between, http as well.
+fn trustworthy(url: &str) -> bool {
+    let local = |rest: &str| rest.starts_with("127.") || rest.starts_with("localhost") || rest.starts_with("[::1]");
+    url.strip_prefix("https://").is_some_and(|rest| !rest.is_empty()) || url.strip_prefix("http://").is_some_and(local)
 }
 
 /// The version in a release archive's name.

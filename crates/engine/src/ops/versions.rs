@@ -1,0 +1,78 @@
+//! `raftsman versions`: what runs, what the file wants → the way there, or why there is none.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use raftsman_core::observed::{SnapshotRecord, View};
+use raftsman_core::plan::{route, versions};
+use raftsman_core::spec::{EtcdVersion, Name};
+use raftsman_core::versions::{Line, VersionRefusal};
+use serde::Serialize;
+
+use super::{OpError, for_each_cluster};
+use crate::fleet::Fleet;
+use crate::observe::Observer;
+
+/// The versions of one cluster.
+#[derive(Debug, Clone, Serialize)]
+pub struct ClusterVersions {
+    /// Its name.
+    pub cluster: Name,
+    /// What each member runs, or ran last; those that nobody knows of are missing.
+    pub running: BTreeMap<Name, EtcdVersion>,
+    /// What the file wants.
+    pub wanted: EtcdVersion,
+    /// What can be had.
+    pub available: Vec<EtcdVersion>,
+    /// Every version on the way; none when all members run the wanted one, or when there is no way.
+    pub way: Vec<EtcdVersion>,
+    /// Why there is no way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<NoWay>,
+    /// The line that etcd was told to go down to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub downgrade: Option<Line>,
+    /// The last snapshot that was taken before a change of versions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotRecord>,
+}
+
+/// Why there is no way.
+#[derive(Debug, Clone, Serialize)]
+pub struct NoWay {
+    /// In words.
+    pub message: String,
+    /// What to do.
+    pub next: String,
+    /// As data.
+    #[serde(flatten)]
+    pub refusal: VersionRefusal,
+}
+
+/// Looks at every cluster.
+pub async fn all(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<ClusterVersions>, OpError> {
+    for_each_cluster(fleet, only, |cluster| async move {
+        let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
+        let desired = &cluster.desired;
+        let now = versions(desired, &observed, &View::of(&observed));
+        let lowest = now.running.values().min().copied().unwrap_or(desired.version);
+        let (way, refused) = match route(desired, &observed) {
+            Ok(way) => (way, None),
+            Err(refusal) => {
+                let (message, next) = (refusal.to_string(), refusal.next(lowest));
+                (Vec::new(), Some(NoWay { message, next, refusal }))
+            }
+        };
+        Ok(ClusterVersions {
+            cluster: desired.name.clone(),
+            running: now.running,
+            wanted: desired.version,
+            available: desired.available.iter().copied().collect(),
+            way,
+            refused,
+            downgrade: now.downgrade,
+            snapshot: observed.ledger.snapshot.clone(),
+        })
+    })
+    .await
+}
