@@ -289,6 +289,13 @@ fn two_lines_down_each_announced() {
 }
 
 #[test]
+fn the_next_way_down_waits_until_etcd_has_ended_the_one_before() {
+    let mut scene = running("3.6.15").wants("3.5.34", ALL, &[]);
+    scene.agreed().downgrade = Some(Line(3, 6));
+    assert_snapshot!(tell(&scene.plan()), @"waits: the cluster has not settled on 3.6 yet");
+}
+
+#[test]
 fn a_downgrade_that_nobody_wants_any_more_is_called_off() {
     let mut scene = running("3.7.2").wants("3.6.15", ALL, &[]);
     scene.until(|action| matches!(action, Action::EnableDowngrade { .. }));

@@ -1,5 +1,7 @@
 //! Versions of real etcd go up, down, half way and back, with TLS and auth, while clients are at work → nothing is lost.
 
+#![allow(clippy::print_stdout, reason = "a test says what its clients saw")]
+
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};
 use std::process::Command;

@@ -330,6 +330,8 @@ fn go_down(
     }
     let version = step(want, next, wanted, available)?;
     Ok(match now.downgrade {
+        // The hop before this one: etcd ends it by itself.
+        Some(target) if target == high => Hop::Settle(high),
         Some(target) if target != next => Hop::Cancel(target),
         Some(_) if now.settled(next) => Hop::To(version),
         Some(_) => Hop::Settle(next),
