@@ -88,7 +88,7 @@ pub(crate) enum Verb {
     Journal(Journal),
     /// Print what `etcdctl` needs, for `eval`.
     Env(Env),
-    /// List certificates, and issue new ones for clients.
+    /// List certificates, issue new ones for clients, change authorities.
     #[command(subcommand)]
     Cert(Cert),
     /// Show the last lines of a member's log.
@@ -382,6 +382,8 @@ pub(crate) enum Cert {
         #[arg(long)]
         json: bool,
     },
+    /// Change a certificate authority, while the cluster serves.
+    Rotate(Rotate),
     /// Issue a client certificate for a user of etcd.
     #[command(after_help = "Example:\n  raftsman cert issue alice --out certs/    writes alice.crt, alice.key, ca.crt")]
     Issue {
@@ -400,6 +402,49 @@ pub(crate) enum Cert {
         #[arg(long)]
         json: bool,
     },
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The next CA is made, trusted by every member beside the old one, then signs, then the old one is trusted no more.
+Members are restarted one at a time; handshakes on every link prove each phase. For clients it stops while both are
+trusted: give them new certificates (`raftsman cert issue`), then finish.
+
+Examples:
+  raftsman cert rotate peers              all phases
+  raftsman cert rotate clients            up to where clients need new certificates
+  raftsman cert rotate clients --finish   the old CA is trusted no more
+  raftsman cert rotate clients --now      a key has leaked: all phases, clients of the old CA are turned away")]
+pub(crate) struct Rotate {
+    /// Whose authority.
+    #[arg(value_enum)]
+    pub(crate) side: RotateSide,
+    /// Which cluster; may be left out when there is only one.
+    #[arg(long)]
+    pub(crate) cluster: Option<String>,
+    /// All clients have new certificates: the old authority can go.
+    #[arg(long)]
+    pub(crate) finish: bool,
+    /// An emergency: do not wait for clients, nor for members that cannot be reached.
+    #[arg(long)]
+    pub(crate) now: bool,
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Print what happens as JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Give up when there was no progress for this long.
+    #[arg(long, default_value = "2m", value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RotateSide {
+    /// What members show each other.
+    Peers,
+    /// What clients show, and what members show to clients.
+    Clients,
 }
 
 #[derive(Debug, Args)]

@@ -1,4 +1,4 @@
-//! `raftsman cert list` and `raftsman cert issue`.
+//! `raftsman cert list` and `raftsman cert issue`; `rotate` has a file of its own.
 
 use std::process::ExitCode;
 
@@ -13,6 +13,7 @@ use crate::view::{self, Paint};
 pub(super) async fn run(common: &Common, args: &Cert) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     match args {
+        Cert::Rotate(args) => return super::rotate::run(common, args).await,
         Cert::List { clusters: names, json } => {
             let only = clusters(&spec, names)?;
             let fleet = open(spec, setting(common)?)?;

@@ -12,6 +12,7 @@ mod logs;
 mod manual;
 mod plan;
 mod replace;
+mod rotate;
 mod status;
 mod upkeep;
 mod versions;

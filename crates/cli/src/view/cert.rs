@@ -5,6 +5,12 @@ use raftsman_engine::ops::cert::Certificate;
 
 use super::{Paint, Table, span};
 
+/// What people do while clients are waited for.
+pub(crate) const CLIENTS_NEXT: &str = "\
+Both the new and the old clients CA are trusted now. Give every client a new certificate and ca.crt
+(`raftsman cert issue`), then: `raftsman cert rotate clients --finish`
+";
+
 /// The whole text.
 pub(crate) fn render(certificates: &[Certificate], silent: &[String], now: Timestamp, paint: Paint) -> String {
     let mut table = Table::default();
@@ -14,7 +20,7 @@ pub(crate) fn render(certificates: &[Certificate], silent: &[String], now: Times
         let left = if left < 0 { paint.red("expired") } else { span(left) };
         table.row([
             c.cluster.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
-            c.what.to_owned(),
+            c.standing.map_or_else(|| c.what.to_owned(), |standing| format!("{} ({standing})", c.what)),
             c.whose.clone(),
             c.not_after.strftime("%Y-%m-%d %H:%M").to_string(),
             left,
@@ -22,6 +28,9 @@ pub(crate) fn render(certificates: &[Certificate], silent: &[String], now: Times
         ]);
     }
     let mut out = table.render();
+    if certificates.iter().any(|c| c.what == "clients CA" && c.standing == Some("still trusted")) {
+        out.push_str(&format!("{} {CLIENTS_NEXT}", paint.yellow("note:")));
+    }
     if !silent.is_empty() {
         out.push_str(&format!(
             "{} not asked, because they do not answer: {}\n",

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use raftsman_core::observed::{Alarm, Door, Tolerance};
-use raftsman_engine::ops::status::{ClusterStatus, FleetStatus, MemberStatus};
+use raftsman_engine::ops::status::{ClusterStatus, Expiry, FleetStatus, MemberStatus};
 
 use super::{Paint, Table, bytes, span, tolerance};
 
@@ -69,9 +69,19 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
         1 => out.push_str("  1 step to do: see `raftsman plan`\n"),
         n => out.push_str(&format!("  {n} steps to do: see `raftsman plan`\n")),
     }
-    if let Some(expiry) = cluster.first_expiry {
-        let left = span(expiry.duration_since(now).as_secs());
-        out.push_str(&format!("  first certificate ends in {left}\n"));
+    if !cluster.old_ca_trusted.is_empty() {
+        out.push_str(&format!(
+            "  {} the old clients CA is still trusted, for clients to get new certificates\n    → once they have: \
+             `raftsman cert rotate clients --finish`\n",
+            paint.yellow("note:")
+        ));
+    }
+    if let Some(first) = &cluster.first_expiry {
+        let whose = first.member.as_ref().map(|m| format!(" of {m}")).unwrap_or_default();
+        out.push_str(&format!("  first certificate ends in {}: {}{whose}\n", left(first, now, paint), first.what));
+    }
+    if let Some(first) = &cluster.first_ca_expiry {
+        out.push_str(&format!("  first CA ends in {}: {}\n", left(first, now, paint), first.what));
     }
     out
 }
@@ -81,6 +91,12 @@ fn words(alarm: Alarm) -> &'static str {
         Alarm::NoSpace => "NOSPACE: etcd takes no writes, its quota is used up",
         Alarm::Corrupt => "CORRUPT: a member's data is not that of the others",
     }
+}
+
+/// How long something is still valid; yellow when it is time for another one.
+fn left(expiry: &Expiry, now: Timestamp, paint: Paint) -> String {
+    let left = span(expiry.at.duration_since(now).as_secs());
+    if expiry.due { paint.yellow(&left) } else { left }
 }
 
 fn row(member: &MemberStatus, paint: Paint) -> [String; 8] {

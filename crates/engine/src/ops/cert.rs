@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use raftsman_core::observed::{AuthorityRecord, Side, Trust};
-use raftsman_core::spec::Name;
+use raftsman_core::spec::{self, Name};
 use secrecy::ExposeSecret;
 use serde::Serialize;
 
@@ -30,7 +30,7 @@ pub struct Certificate {
     pub not_before: Timestamp,
     /// Until when.
     pub not_after: Timestamp,
-    /// When it is renewed; never for authorities.
+    /// When it is renewed, or another authority is made; never for those that are brought.
     pub renewal: Option<Timestamp>,
     /// SHA-256.
     pub fingerprint: String,
@@ -52,7 +52,10 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
                     let facts = pki::describe(&record.certificate)?;
                     let standing = Some(standing).filter(|_| trust.rotates());
                     let what = if side == Side::Peers { "peers CA" } else { "clients CA" };
-                    certificates.push(Certificate { standing, ..of_authority(Some(name), what, &facts) });
+                    let made = *cluster.desired.authority(side) == spec::Authority::Made;
+                    let before = cluster.desired.renew_authority_before();
+                    let renewal = facts.not_after.checked_sub(before).ok().filter(|_| made && record == &trust.current);
+                    certificates.push(Certificate { standing, renewal, ..of_authority(Some(name), what, &facts) });
                 }
             }
         }

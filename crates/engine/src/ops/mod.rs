@@ -9,6 +9,7 @@ pub mod init;
 pub mod logs;
 pub mod plan;
 pub mod replace;
+pub mod rotate;
 pub mod status;
 pub mod upkeep;
 pub mod versions;
@@ -17,6 +18,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use raftsman_core::observed::Side;
 use raftsman_core::plan::Waiting;
 use raftsman_core::spec::Name;
 
@@ -113,6 +115,33 @@ pub enum OpError {
     /// A user's name that cannot name files.
     #[error("`{0}` cannot be the name of a certificate's files: use letters, digits, `-`, `_`, `.` and `@`")]
     UserName(String),
+    /// The file brings the authority that somebody wants another one for.
+    #[error(
+        "the file brings the {side} CA of `{cluster}`: put another certificate and key in the place of {certificate}, \
+         then `raftsman apply`"
+    )]
+    BroughtAuthority {
+        /// Which cluster.
+        cluster: Name,
+        /// Which side.
+        side: Side,
+        /// Its certificate.
+        certificate: String,
+    },
+    /// There is no old authority.
+    #[error("the {side} CA of `{cluster}` is the only one that is trusted: there is nothing to finish")]
+    NothingToFinish {
+        /// Which cluster.
+        cluster: Name,
+        /// Which side.
+        side: Side,
+    },
+    /// Clients are waited for.
+    #[error(
+        "the old clients CA of `{0}` is still trusted, so that clients can get new certificates; once they have: \
+         `raftsman cert rotate clients --finish`"
+    )]
+    ClientsAwaited(Name),
     /// The agent's program is not there.
     #[error("{} is not a program that can be run: install raftsman-agent beside raftsman, or give --agent-binary", .0.display())]
     NoAgent(std::path::PathBuf),

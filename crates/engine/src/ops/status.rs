@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use raftsman_core::observed::{Alarm, CertificateFacts, ClusterId, Doors, Filling, Observed, Purpose, Tolerance, View};
+use raftsman_core::desired::Cluster;
+use raftsman_core::observed::{
+    Alarm, CertificateFacts, ClusterId, Doors, Filling, Observed, Purpose, Side, Tolerance, View,
+};
 use raftsman_core::plan::{Drift, Waiting, drift, plan};
 use raftsman_core::spec::{EtcdVersion, Name};
 use serde::Serialize;
@@ -51,8 +54,12 @@ pub struct ClusterStatus {
     pub waiting: Vec<WaitingStatus>,
     /// Roles and users that are not as the file says.
     pub drift: Vec<Drift>,
-    /// The certificate that ends first.
-    pub first_expiry: Option<Timestamp>,
+    /// The member's certificate that ends first.
+    pub first_expiry: Option<Expiry>,
+    /// The authority in use that ends first.
+    pub first_ca_expiry: Option<Expiry>,
+    /// Sides whose old authority is still trusted, so that clients can get new certificates.
+    pub old_ca_trusted: Vec<Side>,
 }
 
 /// Something that is wrong or waited for, in words.
@@ -65,6 +72,19 @@ pub struct WaitingStatus {
     /// As data.
     #[serde(flatten)]
     pub waiting: Waiting,
+}
+
+/// Something that ends.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Expiry {
+    /// When.
+    pub at: Timestamp,
+    /// What: `peer` or `server`, or an authority's side.
+    pub what: &'static str,
+    /// Whose, where it is a member's.
+    pub member: Option<Name>,
+    /// Whether it is time for another one.
+    pub due: bool,
 }
 
 /// How a member fares.
@@ -107,13 +127,13 @@ impl FleetStatus {
 pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, OpError> {
     let clusters = for_each_cluster(fleet, only, |cluster| async move {
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
-        let next = plan(&cluster.desired, &observed, Timestamp::now());
+        let now = Timestamp::now();
+        let next = plan(&cluster.desired, &observed, now);
         let view = View::of(&observed);
         let members: Vec<MemberStatus> =
             cluster.desired.members.iter().map(|m| member(&observed, &view, &m.name, m.address)).collect();
         let access = view.answering.values().find_map(|e| e.access.as_ref()).and_then(|access| access.as_ref().ok());
         let drift = access.map(|seen| drift(&cluster.desired.access, seen)).unwrap_or_default();
-        let expiries = members.iter().flat_map(|m| m.certificates.values()).map(|c| c.not_after);
         Ok(ClusterStatus {
             id: observed.ledger.cluster.or_else(|| view.clusters.keys().next().copied()),
             settled: next.is_done(),
@@ -122,7 +142,9 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
             auth: view.answering.values().find_map(|e| e.auth),
             alarms: [Alarm::NoSpace, Alarm::Corrupt].into_iter().filter(|alarm| view.alarmed(*alarm)).collect(),
             filling: observed.upkeep.filling.clone(),
-            first_expiry: expiries.min(),
+            first_expiry: first_leaf(&cluster.desired, &members, now),
+            first_ca_expiry: first_authority(&cluster.desired, &observed, now),
+            old_ca_trusted: Side::ALL.into_iter().filter(|side| awaits(&observed, *side, now)).collect(),
             drift,
             pending: next.steps.len(),
             waiting: next
@@ -135,6 +157,35 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
         })
     });
     Ok(FleetStatus { clusters: clusters.await?, strangers: strangers(fleet).await?, fleet: fleet.spec.fleet.clone() })
+}
+
+fn first_leaf(desired: &Cluster, members: &[MemberStatus], now: Timestamp) -> Option<Expiry> {
+    let of_member = |m: &MemberStatus| {
+        let profile = desired.member(&m.name).cloned();
+        let name = m.name.clone();
+        let expiry = move |(purpose, facts): (&Purpose, &CertificateFacts)| {
+            let renew_before = profile.as_ref().map(|m| m.profile(*purpose).renew_before());
+            let due = renew_before.is_some_and(|before| facts.not_after.duration_since(now) <= before);
+            Expiry { at: facts.not_after, what: purpose.name(), member: Some(name.clone()), due }
+        };
+        m.certificates.iter().map(expiry).collect::<Vec<_>>()
+    };
+    members.iter().flat_map(of_member).min()
+}
+
+fn first_authority(desired: &Cluster, observed: &Observed, now: Timestamp) -> Option<Expiry> {
+    let expiry = |side: Side| {
+        let trust = observed.ledger.trust(side)?;
+        let at = trust.next.as_ref().unwrap_or(&trust.current).not_after;
+        let due = at.duration_since(now) < desired.renew_authority_before();
+        Some(Expiry { at, what: side.name(), member: None, due })
+    };
+    Side::ALL.into_iter().filter_map(expiry).min()
+}
+
+/// Whether clients are waited for.
+fn awaits(observed: &Observed, side: Side, now: Timestamp) -> bool {
+    observed.ledger.trust(side).is_some_and(|t| !t.old.is_empty() && !t.finishes(side, now))
 }
 
 fn member(observed: &Observed, view: &View<'_>, name: &Name, address: std::net::IpAddr) -> MemberStatus {

@@ -1,0 +1,96 @@
+//! `raftsman cert rotate`: somebody wants another authority, or is done with the old one → marked, and carried out by what
+//! `apply` does.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use raftsman_core::model::forecast;
+use raftsman_core::observed::{Side, Trust};
+use raftsman_core::spec::{self, Name};
+use serde::Serialize;
+use serde_json::json;
+
+use super::plan::{ClusterPlan, FleetPlan};
+use super::{OpError, pick_cluster};
+use crate::cluster::ClusterAt;
+use crate::fleet::Fleet;
+use crate::journal::Journal;
+use crate::observe::Observer;
+use crate::store::Lock;
+
+/// What somebody wants of an authority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Wish {
+    /// Of which side.
+    pub side: Side,
+    /// All clients have what they need: the old one can go.
+    pub finish: bool,
+    /// An emergency: nobody is waited for who is not needed, clients neither.
+    pub now: bool,
+}
+
+impl Wish {
+    fn mark(self, trust: &mut Trust) {
+        if self.finish {
+            trust.finish = true;
+        } else {
+            // A change that is under way goes on.
+            trust.asked |= !trust.rotates();
+        }
+        trust.now |= self.now;
+    }
+
+    /// Whether it can be granted.
+    fn check(self, cluster: &ClusterAt) -> Result<Trust, OpError> {
+        let (side, name) = (self.side, cluster.desired.name.clone());
+        let trust = cluster.trust(side)?;
+        match cluster.desired.authority(side) {
+            _ if self.finish && trust.old.is_empty() => Err(OpError::NothingToFinish { cluster: name, side }),
+            spec::Authority::Brought(brought) if !trust.rotates() => {
+                Err(OpError::BroughtAuthority { cluster: name, side, certificate: brought.certificate.clone() })
+            }
+            _ if !self.finish && !self.now && side == Side::Clients && !trust.old.is_empty() => {
+                Err(OpError::ClientsAwaited(name))
+            }
+            _ => Ok(trust),
+        }
+    }
+}
+
+/// What granting a wish would do.
+#[derive(Debug, Clone, Serialize)]
+pub struct Rotation {
+    /// Of which cluster.
+    pub cluster: Name,
+    /// What `apply` would do.
+    pub plan: FleetPlan,
+}
+
+/// What granting this wish would do.
+pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, wish: Wish) -> Result<Rotation, OpError> {
+    let cluster = Arc::new(pick_cluster(fleet, cluster)?);
+    wish.check(&cluster)?;
+    let mut observed = Observer::new(Arc::clone(&cluster))?.look().await?;
+    if let Some(trust) = observed.ledger.trust_mut(wish.side) {
+        wish.mark(trust);
+    }
+    let desired = &cluster.desired;
+    let plan = ClusterPlan {
+        cluster: desired.name.clone(),
+        members: desired.members.len(),
+        version: desired.version,
+        forecast: forecast(desired, &observed, Timestamp::now()),
+    };
+    let plan = FleetPlan { fleet: fleet.spec.fleet.clone(), clusters: vec![plan], strangers: Vec::new() };
+    Ok(Rotation { cluster: desired.name.clone(), plan })
+}
+
+/// Writes the wish down, for `apply` to grant.
+pub fn mark(fleet: &Arc<Fleet>, lock: &Lock, cluster: &Name, wish: Wish) -> Result<(), OpError> {
+    let cluster = pick_cluster(fleet, Some(cluster.as_str()))?;
+    wish.check(&cluster)?;
+    cluster.change_trust(wish.side, |trust| wish.mark(trust))?;
+    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    journal.note(Some(&cluster.desired.name), "marked", json!({ "rotate": wish }))?;
+    Ok(())
+}

@@ -1,0 +1,324 @@
+//! Authorities change on real etcd: nobody notices who trusts what he was given, and the old ones are refused everywhere.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
+
+use raftsman_engine::pki::{Authority, AuthorityKind};
+use raftsman_engine::store::{IdentitySource, Store};
+use raftsman_tests::lab::{Lab, eventually, kill, soak};
+use raftsman_tests::load::{Load, LoadSettings};
+use rustix::process::Signal;
+use secrecy::ExposeSecret as _;
+use serde_json::Value;
+
+const CLIENTS: u16 = 2379;
+const PEERS: u16 = 2380;
+
+/// Five members where there is time.
+fn members() -> usize {
+    if soak() { 5 } else { 3 }
+}
+
+/// What somebody shows and whom he trusts, as files.
+struct Somebody {
+    dir: PathBuf,
+}
+
+impl Somebody {
+    /// A client without a name, from the authority that the state keeps under this name.
+    fn of(lab: &Lab, kept: &str, kind: AuthorityKind) -> Self {
+        let store = Store::open(&lab.path().join(".raftsman"), "lab").expect("the state");
+        let secrets = store.unlock(IdentitySource::State(None)).expect("the secrets");
+        let key = secrets.get(kept).expect("readable").unwrap_or_else(|| panic!("no key of {kept}"));
+        let certificate = store.get_certificate(kept).expect("readable").expect("a certificate");
+        let authority = Authority::load(kind, &certificate, &key).expect("an authority");
+        let day = Duration::from_secs(24 * 3600);
+        let issued = authority.issue_client("", Some("lab"), day, jiff::Timestamp::now()).expect("a certificate");
+        let dir = lab.path().join(format!("somebody-of-{kept}"));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        std::fs::write(dir.join("tls.crt"), issued.0).expect("written");
+        std::fs::write(dir.join("tls.key"), issued.1.expose_secret()).expect("written");
+        Self { dir }
+    }
+
+    /// Whether whoever listens there answers him, asked with openssl, which knows nothing of us.
+    fn is_let_in(&self, address: &str, port: u16) -> bool {
+        let file = |name: &str| self.dir.join(name).to_string_lossy().into_owned();
+        let mut child = Command::new("openssl")
+            .args(["s_client", "-quiet", "-connect", &format!("{address}:{port}")])
+            .args(["-cert", &file("tls.crt"), "-key", &file("tls.key")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("openssl");
+        let question = format!("GET /version HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        // One that is turned away may be gone already.
+        let _ = child.stdin.take().expect("piped").write_all(question.as_bytes());
+        let output = child.wait_with_output().expect("it ends");
+        let (answer, why) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        match (answer.contains("etcdserver"), why.contains("alert")) {
+            (true, false) => true,
+            (false, true) => false,
+            _ => panic!("unclear at {address}:{port}: {answer}\n{why}"),
+        }
+    }
+}
+
+/// Every member's word on somebody.
+#[track_caller]
+fn everywhere(lab: &Lab, port: u16, somebody: &Somebody, expected: bool) {
+    for address in lab.addresses() {
+        assert_eq!(somebody.is_let_in(&address.to_string(), port), expected, "at {address}:{port}");
+    }
+}
+
+/// The verbs of each wave, once planned and once done.
+fn waves(lines: &[Value]) -> (Vec<Vec<String>>, Vec<Vec<String>>) {
+    let verbs = |steps: &Value| -> Vec<String> {
+        let steps = steps.as_array().into_iter().flatten();
+        let mut verbs: Vec<String> = steps.map(|s| s["action"]["do"].as_str().unwrap_or_default().to_owned()).collect();
+        verbs.sort();
+        verbs
+    };
+    let plan = lines.iter().find(|l| l["event"] == "plan").expect("a plan comes first");
+    let planned = plan["plan"]["clusters"][0]["waves"].as_array().expect("waves").iter();
+    let done = lines.iter().filter(|l| l["event"] == "wave");
+    (planned.map(|w| verbs(&w["steps"])).collect(), done.map(|l| verbs(&l["steps"])).collect())
+}
+
+/// Rotates, and holds the forecast against what was done. Who leads meanwhile, and so is restarted last, is etcd's choice.
+#[track_caller]
+fn rotate(lab: &Lab, arguments: &[&str]) {
+    let all = [&["cert", "rotate"], arguments, &["--yes", "--json", "--timeout", "60s"]].concat();
+    let (planned, done) = waves(&lab.run(&all).ok().json_lines());
+    assert!(!done.is_empty());
+    assert_eq!(planned, done, "the forecast and what was done differ");
+}
+
+fn ledger(lab: &Lab) -> Value {
+    let text = std::fs::read_to_string(lab.path().join(".raftsman/clusters/main.json")).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+#[track_caller]
+fn settled(lab: &Lab) -> Value {
+    let status = lab.run(&["status", "--json"]).ok().json();
+    assert_eq!(status["clusters"][0]["settled"], true, "{status}");
+    assert!(lab.run(&["plan", "--detailed-exitcode"]).ok().stdout.contains("Nothing to do"));
+    status["clusters"][0].clone()
+}
+
+#[test]
+fn both_authorities_change_under_load() {
+    let lab = Lab::cluster(members(), "3.6.15", &[]);
+    lab.apply();
+    let old_peer = Somebody::of(&lab, "main-peers", AuthorityKind::EtcdPeers);
+    let old_client = Somebody::of(&lab, "main-clients", AuthorityKind::EtcdClients);
+    everywhere(&lab, PEERS, &old_peer, true);
+    everywhere(&lab, PEERS, &old_client, false);
+    everywhere(&lab, CLIENTS, &old_client, true);
+    everywhere(&lab, CLIENTS, &old_peer, false);
+
+    // These clients trust the old authority only, and show what it signed.
+    let load = Load::start(&lab, LoadSettings::default());
+    load.mark("rotate peers");
+    rotate(&lab, &["peers"]);
+    everywhere(&lab, PEERS, &old_peer, false);
+    everywhere(&lab, PEERS, &Somebody::of(&lab, "main-peers-2", AuthorityKind::EtcdPeers), true);
+    settled(&lab);
+
+    load.mark("rotate clients");
+    rotate(&lab, &["clients"]);
+    let status = settled(&lab);
+    assert_eq!(status["old_ca_trusted"], serde_json::json!(["clients"]));
+    let text = lab.run(&["status"]).ok().stdout;
+    assert!(text.contains("the old clients CA is still trusted"), "{text}");
+    let text = lab.run(&["cert", "list"]).ok().stdout;
+    assert!(text.contains("clients CA (still trusted)") && text.contains("clients CA (signs)"), "{text}");
+    let again = lab.run(&["cert", "rotate", "clients", "--yes"]).failed();
+    assert!(again.stderr.contains("--finish"), "{}", again.all());
+    let new_client = Somebody::of(&lab, "main-clients-2", AuthorityKind::EtcdClients);
+    everywhere(&lab, CLIENTS, &old_client, true);
+    everywhere(&lab, CLIENTS, &new_client, true);
+
+    // From now on they trust both, and show what the new one signed.
+    load.refresh(&lab);
+    load.await_writes(100);
+    load.mark("finish");
+    rotate(&lab, &["clients", "--finish"]);
+    everywhere(&lab, CLIENTS, &old_client, false);
+    everywhere(&lab, CLIENTS, &new_client, true);
+    load.await_writes(100);
+    let verdict = load.finish();
+    println!("{verdict}");
+    verdict.assert_clean();
+
+    let status = settled(&lab);
+    assert_eq!(status["old_ca_trusted"], serde_json::json!([]));
+    let kept = ["fleet.age", "main-clients-2.age", "main-peers-2.age"];
+    assert_eq!(lab.listing("secrets"), kept, "nothing of the old ones is left");
+    lab.destroy();
+}
+
+/// An authority as a person would bring it, that ends after this time.
+fn bring(lab: &Lab, name: &str, lasts: Duration) {
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let mut parameters = rcgen::CertificateParams::default();
+    parameters.distinguished_name.push(rcgen::DnType::CommonName, name);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock");
+    parameters.not_before = rcgen::date_time_ymd(2020, 1, 1);
+    parameters.not_after = rcgen::date_time_ymd(1970, 1, 1) + (now + lasts);
+    parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    parameters.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign, rcgen::KeyUsagePurpose::CrlSign];
+    let certificate = parameters.self_signed(&key).expect("a certificate");
+    let write = |path: &Path, text: &str| {
+        std::fs::write(path, text).expect("written");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("private");
+    };
+    write(&lab.path().join(format!("{name}.crt")), &certificate.pem());
+    write(&lab.path().join(format!("{name}.key")), &key.serialize_pem());
+}
+
+fn brought(name: &str) -> String {
+    let one = |side: &str| format!("{side}: {{ brought: {{ certificate: {name}.crt, key: {{ file: {name}.key }} }} }}");
+    format!("    ca: {{ {}, {} }}\n", one("peers"), one("clients"))
+}
+
+/// The common name of who signed what is shown there.
+fn signer(address: &str, port: u16) -> String {
+    let script =
+        format!("openssl s_client -connect {address}:{port} </dev/null 2>/dev/null | openssl x509 -noout -issuer");
+    let output = Command::new("sh").args(["-c", &script]).output().expect("a shell");
+    String::from_utf8_lossy(&output.stdout).trim().rsplit("CN = ").next().unwrap_or_default().to_owned()
+}
+
+#[track_caller]
+fn all_signed_by(lab: &Lab, peers: &str, clients: &str) {
+    for address in lab.addresses() {
+        let address = address.to_string();
+        assert_eq!((signer(&address, PEERS).as_str(), signer(&address, CLIENTS).as_str()), (peers, clients));
+    }
+}
+
+#[test]
+fn made_then_brought_then_another_then_made() {
+    let lab = Lab::cluster(3, "3.6.15", &[]);
+    lab.apply();
+    lab.etcdctl(&["put", "it", "stays"]).ok();
+    let made = lab.file();
+    all_signed_by(&lab, "main etcd peers CA", "main etcd clients CA");
+    for name in ["ours", "another"] {
+        bring(&lab, name, Duration::from_secs(400 * 24 * 3600));
+        lab.write_file(&format!("{made}{}", brought(name)));
+        lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+        rotate(&lab, &["clients", "--finish"]);
+        all_signed_by(&lab, name, name);
+        settled(&lab);
+        let refused = lab.run(&["cert", "rotate", "peers", "--yes"]).failed();
+        assert!(refused.stderr.contains("put another certificate"), "{}", refused.all());
+    }
+    // What was brought is kept: the files may go before the authority does.
+    std::fs::remove_file(lab.path().join("another.key")).expect("it is ours");
+    lab.write_file(&made);
+    lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+    rotate(&lab, &["clients", "--finish"]);
+    all_signed_by(&lab, "main etcd peers CA 4", "main etcd clients CA 4");
+    settled(&lab);
+    assert_eq!(lab.etcdctl(&["get", "it", "--print-value-only"]).ok().stdout.trim(), "stays");
+    lab.destroy();
+}
+
+/// Starts it, and kills it once this holds; whether it came to that.
+fn killed_when(lab: &Lab, arguments: &[&str], mut holds: impl FnMut() -> bool) -> bool {
+    let mut child = lab.command(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    let killed = eventually("it holds, or the command ends", || match holds() {
+        true => Some(true),
+        false => child.try_wait().expect("it is ours").map(|_| false),
+    });
+    kill(child.id(), Signal::KILL);
+    child.wait().expect("it was ours");
+    killed
+}
+
+#[test]
+fn killed_in_every_phase() {
+    let lab = Lab::cluster(3, "3.6.15", &[]);
+    lab.apply();
+    let old_peer = Somebody::of(&lab, "main-peers", AuthorityKind::EtcdPeers);
+    let old_client = Somebody::of(&lab, "main-clients", AuthorityKind::EtcdClients);
+    let load = Load::start(&lab, LoadSettings { rate: 100, ..LoadSettings::default() });
+    let apply = ["apply", "--yes", "--timeout", "60s"];
+    let has = |side: &str, what: &str| ledger(&lab)[side].get(what).is_some();
+    let trust = |machine: &str| {
+        std::fs::read_to_string(lab.machine(machine).join("etcd/tls/peer/current/ca.crt")).unwrap_or_default()
+    };
+    let pids = lab.etcds();
+    let restarted = |all: bool| {
+        let same = lab.etcds().iter().filter(|found| pids.contains(found)).count();
+        if all { same == 0 } else { same < pids.len() }
+    };
+    let first = ["cert", "rotate", "peers", "--yes"];
+    assert!(killed_when(&lab, &first, || lab.listing("secrets").contains(&"main-peers-2.age".to_owned())));
+    if !has("peers", "next") {
+        // Killed before the ledger knew of it: what is left is nobody's.
+        assert!(killed_when(&lab, &first, || has("peers", "next")));
+    }
+    assert!(killed_when(&lab, &apply, || trust("main-2").matches("BEGIN CERTIFICATE").count() == 2));
+    assert!(killed_when(&lab, &apply, || restarted(false)));
+    assert!(killed_when(&lab, &apply, || restarted(true)));
+    assert!(killed_when(&lab, &apply, || has("peers", "old")));
+    assert!(killed_when(&lab, &apply, || has("peers", "retired")));
+    assert!(killed_when(&lab, &apply, || trust("main-3").matches("BEGIN CERTIFICATE").count() == 1));
+    // The one that ends it all may be too quick to be killed.
+    killed_when(&lab, &apply, || !has("peers", "retired"));
+    lab.run(&apply).ok();
+    everywhere(&lab, PEERS, &old_peer, false);
+    settled(&lab);
+
+    load.refresh(&lab);
+    let now = ["cert", "rotate", "clients", "--now", "--yes"];
+    assert!(killed_when(&lab, &now, || has("clients", "next")));
+    load.refresh(&lab);
+    assert!(killed_when(&lab, &apply, || has("clients", "old")));
+    // It goes on without waiting for clients: it was asked to.
+    load.refresh(&lab);
+    killed_when(&lab, &apply, || has("clients", "retired"));
+    lab.run(&apply).ok();
+    load.refresh(&lab);
+    everywhere(&lab, CLIENTS, &old_client, false);
+    settled(&lab);
+    assert_eq!(lab.listing("secrets"), ["fleet.age", "main-clients-2.age", "main-peers-2.age"]);
+    load.await_writes(50);
+    let verdict = load.finish();
+    println!("{verdict}");
+    verdict.assert_consistent();
+    lab.destroy();
+}
+
+#[test]
+fn authorities_that_have_ended_are_followed_by_others() {
+    let lab = Lab::cluster(3, "3.6.15", &[]);
+    let made = lab.file();
+    let lasts = Duration::from_secs(45);
+    let begun = std::time::Instant::now();
+    bring(&lab, "short", lasts);
+    lab.write_file(&format!("{made}{}", brought("short")));
+    lab.run(&["apply", "--yes", "--timeout", "40s"]).ok();
+    lab.etcdctl(&["put", "it", "stays"]).ok();
+    std::thread::sleep(lasts.saturating_sub(begun.elapsed()) + Duration::from_secs(2));
+    assert_ne!(lab.etcdctl(&["--command-timeout=3s", "get", "it"]).code, 0, "nobody gets in any more");
+    let blocked = lab.run(&["apply", "--yes", "--timeout", "10s"]).failed();
+    assert!(blocked.all().contains("the authority of the clients has expired"), "{}", blocked.all());
+    lab.write_file(&made);
+    let lines = lab.run(&["apply", "--yes", "--json", "--timeout", "60s"]).ok().json_lines();
+    let (planned, done) = waves(&lines);
+    assert_eq!(planned, done);
+    assert!(done.iter().flatten().any(|verb| verb == "restart_together"), "{done:?}");
+    assert_eq!(lab.etcdctl(&["get", "it", "--print-value-only"]).ok().stdout.trim(), "stays");
+    settled(&lab);
+    lab.destroy();
+}
