@@ -2,6 +2,7 @@
 //! the load on them.
 
 pub mod bare;
+pub mod bulk;
 pub mod dice;
 pub mod fixtures;
 pub mod hand;

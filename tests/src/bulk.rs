@@ -1,0 +1,82 @@
+//! A lab's cluster → a client that writes and deletes much at once.
+
+use std::net::IpAddr;
+
+use etcd_client::{Client, DeleteOptions, Error};
+use raftsman_api::tls::Identity;
+use raftsman_engine::etcd::{Credentials, EtcdError, dial};
+use tokio::runtime::Runtime;
+
+use crate::lab::Lab;
+use crate::load::Target;
+
+/// A client without haste.
+pub struct Bulk {
+    runtime: Runtime,
+    credentials: Credentials,
+    endpoints: Vec<IpAddr>,
+}
+
+impl Bulk {
+    /// A client of this lab's cluster `main`, as `root`.
+    #[track_caller]
+    pub fn of(lab: &Lab) -> Self {
+        let target = Target::of(lab, "main");
+        let read = |path: &std::path::Path| std::fs::read_to_string(path).expect("a file of the target");
+        let (certificate, key) = target.certificate.as_ref().expect("a cluster with certificates");
+        let identity = Identity::from_pem(&read(certificate), &read(key)).expect("a certificate");
+        let credentials = Credentials::new(&read(&target.ca), Some(&identity), None).expect("credentials");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Self { runtime, credentials, endpoints: target.endpoints }
+    }
+
+    /// Does something with the first member that answers.
+    #[track_caller]
+    pub fn with<T>(&self, work: impl AsyncFnOnce(Client) -> T) -> T {
+        self.runtime.block_on(async {
+            for _ in 0..100 {
+                for address in &self.endpoints {
+                    let dialled: Result<Client, EtcdError> = dial(*address, &self.credentials).await;
+                    if let Ok(client) = dialled {
+                        return work(client).await;
+                    }
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            }
+            panic!("no member answers")
+        })
+    }
+
+    /// Writes values of this size, `count` of them, over and over to `keys` keys below the prefix. The first error.
+    #[track_caller]
+    pub fn fill(&self, prefix: &str, keys: usize, count: usize, bytes: usize) -> Result<(), Error> {
+        self.with(async |mut client| {
+            for i in 0..count {
+                let value: Vec<u8> = (0..bytes).map(|at| b'a' + ((at * 31 + i * 17) % 26) as u8).collect();
+                client.put(format!("{prefix}{:06}", i % keys), value, None).await?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Deletes everything below the prefix.
+    #[track_caller]
+    pub fn delete(&self, prefix: &str) {
+        let deleted = self.with(async |mut client| {
+            client.delete(prefix, Some(DeleteOptions::new().with_prefix())).await.map(|reply| reply.deleted())
+        });
+        assert!(deleted.expect("deleting works") > 0);
+    }
+
+    /// Writes one key.
+    pub fn put(&self, key: &str, value: &str) -> Result<(), Error> {
+        self.with(async |mut client| client.put(key, value, None).await.map(|_| ()))
+    }
+
+    /// Reads one key through a majority.
+    #[track_caller]
+    pub fn get(&self, key: &str) -> Option<String> {
+        let read = self.with(async |mut client| client.get(key, None).await).expect("reading works");
+        read.kvs().first().map(|kv| kv.value_str().expect("text").to_owned())
+    }
+}
