@@ -49,6 +49,10 @@ bench-pause *args: build lab
 notice operations="100": build lab
     RAFTSMAN_OPERATIONS={{operations}} cargo nextest run --release -p raftsman-tests --test notice --no-capture
 
+# A database of 1 GiB: a member replaced, two more, files rewritten, all restarted, under load; a table
+big *args: build lab
+    cargo run --release -p raftsman-tests --bin big -- {{args}}
+
 # Something dies at every step of every operation: a table of what came of it
 [positional-arguments]
 death *args: build lab

@@ -2,13 +2,25 @@
 
 use std::net::IpAddr;
 
-use etcd_client::{Client, DeleteOptions, Error};
+use etcd_client::{Client, DeleteOptions, Error, Txn, TxnOp};
+use futures::future::ready;
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use raftsman_api::tls::Identity;
 use raftsman_engine::etcd::{Credentials, EtcdError, dial};
 use tokio::runtime::Runtime;
 
 use crate::lab::Lab;
 use crate::load::Target;
+
+/// Values in a transaction.
+const BATCH: usize = 4;
+/// Transactions at the same time.
+const UNDER_WAY: usize = 8;
+
+/// A value of this length, another one for every number.
+fn text(bytes: usize, number: usize) -> Vec<u8> {
+    (0..bytes).map(|at| b'a' + ((at * 31 + number * 17) % 26) as u8).collect()
+}
 
 /// A client without haste.
 pub struct Bulk {
@@ -52,10 +64,28 @@ impl Bulk {
     pub fn fill(&self, prefix: &str, keys: usize, count: usize, bytes: usize) -> Result<(), Error> {
         self.with(async |mut client| {
             for i in 0..count {
-                let value: Vec<u8> = (0..bytes).map(|at| b'a' + ((at * 31 + i * 17) % 26) as u8).collect();
-                client.put(format!("{prefix}{:06}", i % keys), value, None).await?;
+                client.put(format!("{prefix}{:06}", i % keys), text(bytes, i), None).await?;
             }
             Ok(())
+        })
+    }
+
+    /// Writes so many bytes in values of this size: several in a transaction, several transactions under way.
+    #[track_caller]
+    pub fn pour(&self, prefix: &str, total: usize, bytes: usize) -> Result<(), Error> {
+        let count = total.div_ceil(bytes * BATCH);
+        self.with(async |client| {
+            let transactions = (0..count).map(|number| {
+                let mut client = client.clone();
+                async move {
+                    let put = |i: usize| {
+                        let number = number * BATCH + i;
+                        TxnOp::put(format!("{prefix}{number:08}"), text(bytes, number), None)
+                    };
+                    client.txn(Txn::new().and_then((0..BATCH).map(put).collect::<Vec<_>>())).await.map(|_| ())
+                }
+            });
+            stream::iter(transactions).buffer_unordered(UNDER_WAY).try_for_each(|()| ready(Ok(()))).await
         })
     }
 

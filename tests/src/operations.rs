@@ -162,7 +162,7 @@ impl Shape {
                 apply
             }
             Operation::Replace => vec![words(&["replace", &name, "--yes", "--json", "--timeout", "90s"])],
-            Operation::Defragment => vec![words(&["defrag", "--json"])],
+            Operation::Defragment => vec![words(&["defrag", "--all", "--json"])],
             Operation::MoveLeader => vec![words(&["move-leader", &name, "--json"])],
         }
     }

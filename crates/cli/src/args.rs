@@ -299,18 +299,23 @@ pub(crate) struct Verify {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A member answers nobody while its database is rewritten, and the disk must have room for the new file. Followers come
-first; the leader hands over before its turn. Nothing is done while a member is down.
+first; the leader hands over before its turn. Nothing is done while a member is down, and nothing where little is to be
+won: a tenth of the file, and 1 MiB, must be free.
 
 Examples:
-  raftsman defrag                   every member of the only cluster
-  raftsman defrag --member main-2   one member")]
+  raftsman defrag                   every member of the only cluster where it pays
+  raftsman defrag --all             every member, even where it does not
+  raftsman defrag --member main-2   one member, even where it does not")]
 pub(crate) struct Defrag {
     /// Which cluster; may be left out when there is only one.
     #[arg(value_name = "CLUSTER")]
     pub(crate) cluster: Option<String>,
     /// Only this member.
-    #[arg(long, value_name = "MEMBER")]
+    #[arg(long, value_name = "MEMBER", conflicts_with = "all")]
     pub(crate) member: Option<String>,
+    /// Also where little is to be won.
+    #[arg(long)]
+    pub(crate) all: bool,
     /// Print what happens as JSON lines.
     #[arg(long)]
     pub(crate) json: bool,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use raftsman_engine::fleet::Fleet;
 use raftsman_engine::ops::apply::{Tell, begin};
-use raftsman_engine::ops::upkeep::{Drop, compact, defrag, move_leader, verify};
+use raftsman_engine::ops::upkeep::{Drop, Whose, compact, defrag, move_leader, verify};
 use raftsman_engine::store::Lock;
 
 use super::plan::is_new;
@@ -18,9 +18,16 @@ use crate::view::{self, Paint};
 pub(super) async fn run_defrag(common: &Common, args: &Defrag) -> Result<ExitCode, Failure> {
     let (fleet, lock) = locked(common, "defrag")?;
     let tell = tell(args.json);
-    let done = defrag(&fleet, &lock, args.cluster.as_deref(), args.member.as_deref(), &tell).await?;
+    let whose = match &args.member {
+        Some(member) => Whose::Member(member),
+        None if args.all => Whose::All,
+        None => Whose::Large,
+    };
+    let done = defrag(&fleet, &lock, args.cluster.as_deref(), whose, &tell).await?;
     if args.json {
         view::print_json_line(&serde_json::json!({ "event": "defragmented", "members": done }));
+    } else if done.is_empty() {
+        view::print("Nothing to do: no file has much room in it. `--all` rewrites them all the same.\n");
     } else {
         view::print(&view::upkeep::defragmented(&done, Paint::of_stdout()));
     }

@@ -374,16 +374,7 @@ fn maintenance(desired: &Cluster, observed: &Observed, view: &View<'_>, action: 
             if view.leader == Some(machine) && view.voters > 1 {
                 return Err(Refusal::Otherwise("it leads: leadership has to go first".into()));
             }
-            let needed = etcd.db_in_use.unsigned_abs();
-            if let Some(disk) = member(observed, machine)?.report().map(|r| r.disk)
-                && disk.free < needed
-            {
-                let free = size(disk.free);
-                return Err(Refusal::Otherwise(format!(
-                    "its disk has {free} free, and the new file takes {}",
-                    size(needed)
-                )));
-            }
+            room_for_new_file(observed, machine, etcd)?;
             // Its raft goes on: it answers nobody, and votes. Only where it is all there is does everybody wait.
             let during =
                 if view.voters > 1 { view.tolerance_without(machine).max(Tolerance::CanLose(0)) } else { before };
@@ -404,6 +395,18 @@ fn maintenance(desired: &Cluster, observed: &Observed, view: &View<'_>, action: 
             }
         }
         _ => Ok(unharmed),
+    }
+}
+
+/// A database is rewritten into a new file beside the old one.
+pub(super) fn room_for_new_file(observed: &Observed, machine: &Name, etcd: &EtcdFacts) -> Result<(), Refusal> {
+    let needed = etcd.db_in_use.unsigned_abs();
+    match member(observed, machine)?.report().map(|r| r.disk.free) {
+        Some(free) if free < needed => {
+            let (free, needed) = (size(free), size(needed));
+            Err(Refusal::Otherwise(format!("its disk has {free} free, and the new file takes {needed}")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -3,7 +3,7 @@
 //! Nothing of this heals by itself in etcd. A full database is compacted once, its members are rewritten one by one, and
 //! only then is the alarm taken back. Which member is corrupt is for the members' own hashes to say.
 
-use super::{Draft, Reason, Step, Waiting, members};
+use super::{Draft, Reason, Step, Waiting, members, safety};
 use crate::action::Action;
 use crate::observed::{Agreement, Alarm, EtcdFacts, Filling, View};
 use crate::spec::Name;
@@ -99,9 +99,14 @@ fn space(draft: &mut Draft<'_>) {
     let unhealthy = draft.unhealthy_beside(None);
     let tight: Vec<Name> =
         sized.iter().filter(|(_, e)| !has_room(e, draft.quota(e))).map(|(name, _)| name.clone()).collect();
-    if unhealthy.is_empty() && tight.is_empty() {
+    if tight.is_empty() && unhealthy.is_empty() {
         let action = Action::DisarmAlarm { alarm: Alarm::NoSpace };
         draft.steps.push(Step::new(action, Reason::RoomAgain));
+        return;
+    }
+    if tight.is_empty() {
+        // Whether the others have room is not known: nobody's history is dropped on a guess.
+        draft.wait(Waiting::HealFirst { change: "taking the alarm back".to_owned(), unhealthy });
         return;
     }
     let newest = sized.iter().map(|(_, e)| e.revision).max().unwrap_or(0);
@@ -158,7 +163,21 @@ pub(super) fn defragment(draft: &mut Draft<'_>, mut who: Vec<Name>) {
         draft.waiting.extend(who.into_iter().map(turn));
         return;
     }
-    who.sort_by_key(|name| (draft.view.leader == Some(name), name.clone()));
+    // One without room on its disk holds nobody else up, and waiting makes no room.
+    who.retain(|machine| {
+        let Some(etcd) = draft.view.answering.get(machine) else { return true };
+        match safety::room_for_new_file(draft.observed, machine, etcd) {
+            Ok(()) => true,
+            Err(refusal) => {
+                let action = Action::Defragment { machine: machine.clone() };
+                draft.waiting.push(safety::refused(&action, refusal));
+                false
+            }
+        }
+    });
+    // One that does not answer holds the others up as well: that is for the judge to say, of one that does.
+    let silent = |name: &Name| !draft.view.answering.contains_key(name);
+    who.sort_by_key(|name| (silent(name), draft.view.leader == Some(name), name.clone()));
     let mut who = who.into_iter();
     let Some(machine) = who.next() else { return };
     if draft.view.leader == Some(&machine) && draft.view.voters > 1 {

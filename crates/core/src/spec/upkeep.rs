@@ -86,6 +86,9 @@ impl Default for Defragmentation {
 }
 
 impl Defragmentation {
+    /// What is worth a rewrite that somebody asked for: below that a file stays about as large as it is.
+    pub const ASKED: Self = Self { free: Percent(10), at_least: ByteSize::mib(1) };
+
     /// Whether it pays to defragment a file of this size with so much in use.
     pub fn pays(&self, size: i64, in_use: i64) -> bool {
         let (size, free) = (i128::from(size), i128::from(size) - i128::from(in_use));

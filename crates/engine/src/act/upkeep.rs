@@ -12,6 +12,10 @@ use crate::etcd::{EtcdError, bounded, within};
 
 /// A database of the greatest size that etcd suggests is compacted and rewritten in less, also on a slow disk.
 const REWRITE: Duration = Duration::from_secs(1800);
+/// etcd commits what was written this often, unless a flag says otherwise.
+const COMMIT: Duration = Duration::from_millis(100);
+/// As many commits without a change are the end of it.
+const STEADY: u32 = 3;
 /// A follower hears of a disarmed alarm within moments.
 const HEARD: Duration = Duration::from_secs(5);
 
@@ -23,6 +27,25 @@ impl Hands<'_> {
         for mut client in self.clients(now).await? {
             // One that went away meanwhile compacts when it comes back.
             let _ = physically(&mut client, revision).await;
+        }
+        self.await_freed_pages(now).await
+    }
+
+    /// Pages that a compaction gave up count as free only some commits later, a tenth of a second each: what is in use
+    /// would be told too high, and a database that has room again be taken for a full one.
+    async fn await_freed_pages(self, now: Timestamp) -> Result<(), ActError> {
+        let mut clients = self.clients(now).await?;
+        let begun = Instant::now();
+        let (mut before, mut same) = (Vec::new(), 0);
+        while same < STEADY && begun.elapsed() < HEARD {
+            tokio::time::sleep(COMMIT).await;
+            let mut sizes = Vec::new();
+            for client in &mut clients {
+                let status: Result<_, EtcdError> = bounded(async { Ok(client.status().await?) }).await;
+                sizes.push(status.ok().map(|status| status.raft_used_db_size()));
+            }
+            same = if sizes == before { same + 1 } else { 0 };
+            before = sizes;
         }
         Ok(())
     }

@@ -98,7 +98,7 @@ pub enum OpError {
     NotSafe(Waiting),
     /// A majority is needed and there is none.
     #[error(
-        "cluster `{0}` has no quorum, so that nothing can be agreed upon: look at `raftsman status`; if it is lost for good, `raftsman recover`"
+        "cluster `{0}` has no quorum, so that nothing can be agreed upon: bring members back with their disks; `raftsman status` says which are missing"
     )]
     NoQuorum(Name),
     /// The cluster does not list the member, or it does not answer.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use raftsman_core::action::Action;
 use raftsman_core::observed::{Agreement, Hash, Hashes, Observed, View};
-use raftsman_core::plan::{Reason, Step, defragment, safety};
-use raftsman_core::spec::Name;
+use raftsman_core::plan::{Reason, Step, Waiting, defragment, safety};
+use raftsman_core::spec::{Defragmentation, Name};
 use serde::Serialize;
 
 use super::apply::Tell;
@@ -92,18 +92,30 @@ impl<'a> Single<'a> {
     }
 }
 
-/// Rewrites the databases of a cluster's members, or of one: one at a time, followers first, the leader once it leads no
-/// more.
+/// Whose databases are rewritten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose<'a> {
+    /// Those of all members that have much room in their files.
+    Large,
+    /// Those of all members.
+    All,
+    /// That of this member.
+    Member(&'a str),
+}
+
+/// Rewrites the databases of a cluster's members: one at a time, followers first, the leader once it leads no more.
 pub async fn defrag(
     fleet: &Arc<Fleet>,
     lock: &Lock,
     cluster: Option<&str>,
-    member: Option<&str>,
+    whose: Whose<'_>,
     tell: &Tell,
 ) -> Result<Vec<Defragmented>, OpError> {
-    let (cluster, member) = match member {
-        Some(member) => pick_member(fleet, cluster, member).map(|(cluster, member)| (cluster, Some(member)))?,
-        None => (pick_cluster(fleet, cluster)?, None),
+    let (cluster, member) = match whose {
+        Whose::Member(member) => {
+            pick_member(fleet, cluster, member).map(|(cluster, member)| (cluster, Some(member)))?
+        }
+        Whose::Large | Whose::All => (pick_cluster(fleet, cluster)?, None),
     };
     let single = Single::new(fleet, cluster, lock, tell)?;
     let mut observed = single.look().await?;
@@ -118,11 +130,20 @@ pub async fn defrag(
     if left.is_empty() {
         return Err(OpError::NoQuorum(single.observer.cluster().desired.name.clone()));
     }
+    if whose == Whose::Large {
+        let view = View::of(&observed);
+        // Of one that does not answer it is not known; the judge has a word to say then.
+        let idle = |name: &Name| view.answering.get(name).map(|e| !Defragmentation::ASKED.pays(e.db_size, e.db_in_use));
+        if left.iter().all(|name| idle(name).is_some()) {
+            left.retain(|name| idle(name) != Some(true));
+        }
+    }
     let mut done = Vec::new();
     while !left.is_empty() {
         let plan = defragment(&single.observer.cluster().desired, &observed, left.clone(), Timestamp::now());
         let Some(step) = plan.steps.into_iter().next() else {
-            let why = plan.waiting.into_iter().next();
+            // Why the first one cannot be is the reason, not that the others wait for it.
+            let why = plan.waiting.into_iter().min_by_key(|w| matches!(w, Waiting::Turn { .. }));
             return Err(why.map_or_else(|| OpError::NoSuchMember(left.remove(0).to_string()), OpError::NotSafe));
         };
         let size = |observed: &Observed, name: &Name| View::of(observed).answering.get(name).map_or(0, |e| e.db_size);
