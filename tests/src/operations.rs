@@ -22,6 +22,10 @@ pub enum Operation {
     Patch,
     /// Certificates with other names.
     Leaves,
+    /// Another authority for what members show each other.
+    RotatePeers,
+    /// Another authority for clients, and the end of the old one once they have what they need.
+    RotateClients,
     /// Database files rewritten.
     Defragment,
     /// Another leader.
@@ -30,7 +34,7 @@ pub enum Operation {
 
 impl Operation {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Grow,
         Self::Shrink,
         Self::Rename,
@@ -39,6 +43,8 @@ impl Operation {
         Self::Reconfigure,
         Self::Patch,
         Self::Leaves,
+        Self::RotatePeers,
+        Self::RotateClients,
         Self::Defragment,
         Self::MoveLeader,
     ];
@@ -54,6 +60,8 @@ impl Operation {
             Self::Reconfigure => "reconfigure",
             Self::Patch => "patch",
             Self::Leaves => "leaves",
+            Self::RotatePeers => "rotate peers",
+            Self::RotateClients => "rotate clients",
             Self::Defragment => "defragment",
             Self::MoveLeader => "move leader",
         }
@@ -161,6 +169,9 @@ impl Shape {
                 self.names += 1;
                 apply
             }
+            Operation::RotatePeers => vec![rotate(&["peers"])],
+            // Between the two, clients get new certificates: whoever runs these commands sees to it.
+            Operation::RotateClients => vec![rotate(&["clients"]), rotate(&["clients", "--finish"])],
             Operation::Replace => vec![words(&["replace", &name, "--yes", "--json", "--timeout", "90s"])],
             Operation::Defragment => vec![words(&["defrag", "--all", "--json"])],
             Operation::MoveLeader => vec![words(&["move-leader", &name, "--json"])],
@@ -173,6 +184,10 @@ const NETWORK: (u8, u8) = (77, 20);
 
 fn words(list: &[&str]) -> Vec<String> {
     list.iter().map(|w| (*w).to_owned()).collect()
+}
+
+fn rotate(what: &[&str]) -> Vec<String> {
+    words(&[&["cert", "rotate"], what, &["--yes", "--json", "--timeout", "90s"]].concat())
 }
 
 /// A lab whose file has this shape, applied.

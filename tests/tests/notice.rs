@@ -9,7 +9,7 @@ use raftsman_tests::operations::{Operation, Shape, lab};
 
 fn wanted() -> u64 {
     let said = std::env::var("RAFTSMAN_OPERATIONS").ok().and_then(|n| n.parse().ok());
-    said.unwrap_or(if soak() { 100 } else { 10 })
+    said.unwrap_or(if soak() { 100 } else { 12 })
 }
 
 fn first() -> u64 {

@@ -4,6 +4,9 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use raftsman_engine::pki::{Authority, AuthorityKind};
@@ -14,6 +17,7 @@ use rustix::process::Signal;
 use secrecy::ExposeSecret as _;
 use serde_json::Value;
 
+const AGENTS: u16 = 2378;
 const CLIENTS: u16 = 2379;
 const PEERS: u16 = 2380;
 
@@ -23,12 +27,23 @@ fn members() -> usize {
 }
 
 /// What somebody shows and whom he trusts, as files.
+#[derive(Clone)]
 struct Somebody {
     dir: PathBuf,
 }
 
+/// How somebody fared at a door.
+#[derive(Debug, PartialEq, Eq)]
+enum Reception {
+    LetIn,
+    /// By him, or he did not like what he was shown; in openssl's words.
+    TurnedAway(String),
+    /// Whoever listens there is on his way out, or not there yet.
+    NobodyThere,
+}
+
 impl Somebody {
-    /// A client without a name, from the authority that the state keeps under this name.
+    /// A client without a name, from the authority that the state keeps under this name, and who trusts it alone.
     fn of(lab: &Lab, kept: &str, kind: AuthorityKind) -> Self {
         let store = Store::open(&lab.path().join(".raftsman"), "lab").expect("the state");
         let secrets = store.unlock(IdentitySource::State(None)).expect("the secrets");
@@ -41,30 +56,87 @@ impl Somebody {
         std::fs::create_dir_all(&dir).expect("a directory");
         std::fs::write(dir.join("tls.crt"), issued.0).expect("written");
         std::fs::write(dir.join("tls.key"), issued.1.expose_secret()).expect("written");
+        std::fs::write(dir.join("ca.crt"), certificate).expect("written");
         Self { dir }
     }
 
-    /// Whether whoever listens there answers him, asked with openssl, which knows nothing of us.
-    fn is_let_in(&self, address: &str, port: u16) -> bool {
+    /// A client as `raftsman cert issue` equips it.
+    #[track_caller]
+    fn issued(lab: &Lab, directory: &str) -> Self {
+        lab.run(&["cert", "issue", "tls", "--out", directory]).ok();
+        Self { dir: lab.path().join(directory) }
+    }
+
+    /// Asked with openssl, which knows nothing of us. Whom he is shown is judged only if he trusts `ca.crt`.
+    fn visits(&self, address: &str, port: u16, judges: bool) -> Reception {
         let file = |name: &str| self.dir.join(name).to_string_lossy().into_owned();
-        let mut child = Command::new("openssl")
-            .args(["s_client", "-quiet", "-connect", &format!("{address}:{port}")])
-            .args(["-cert", &file("tls.crt"), "-key", &file("tls.key")])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("openssl");
+        let mut command = Command::new("openssl");
+        command.args(["s_client", "-quiet", "-connect", &format!("{address}:{port}")]).args([
+            "-cert",
+            &file("tls.crt"),
+            "-key",
+            &file("tls.key"),
+        ]);
+        if judges {
+            command.args(["-verify_return_error", "-CAfile", &file("ca.crt")]);
+        }
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = piped.spawn().expect("openssl");
         let question = format!("GET /version HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
         // One that is turned away may be gone already.
         let _ = child.stdin.take().expect("piped").write_all(question.as_bytes());
         let output = child.wait_with_output().expect("it ends");
         let (answer, why) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        match (answer.contains("etcdserver"), why.contains("alert")) {
-            (true, false) => true,
-            (false, true) => false,
-            _ => panic!("unclear at {address}:{port}: {answer}\n{why}"),
+        match answer.contains("etcdserver") {
+            true => Reception::LetIn,
+            false if ["alert", "verify error", "verify failed"].iter().any(|word| why.contains(word)) => {
+                Reception::TurnedAway(format!("{address}:{port}: {why}"))
+            }
+            false => Reception::NobodyThere,
         }
+    }
+}
+
+/// Somebody who knocks at every member's door again and again, with a handshake of its own each time.
+struct Visitor {
+    stop: Arc<AtomicBool>,
+    visits: JoinHandle<(u32, Vec<String>)>,
+}
+
+impl Visitor {
+    fn start(lab: &Lab, somebody: &Somebody) -> Self {
+        let (stop, somebody, addresses) = (Arc::new(AtomicBool::new(false)), somebody.clone(), lab.addresses());
+        let stopped = Arc::clone(&stop);
+        let visits = std::thread::spawn(move || {
+            let (mut let_in, mut turned_away) = (0, Vec::new());
+            while !stopped.load(Ordering::Relaxed) {
+                for address in &addresses {
+                    match somebody.visits(&address.to_string(), CLIENTS, true) {
+                        Reception::LetIn => let_in += 1,
+                        Reception::TurnedAway(why) => turned_away.push(why),
+                        Reception::NobodyThere => {}
+                    }
+                    // He is not there to wear the machine out.
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            }
+            (let_in, turned_away)
+        });
+        Self { stop, visits }
+    }
+
+    /// How often he was let in, and what he heard where he was not.
+    fn finish(self) -> (u32, Vec<String>) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.visits.join().expect("he comes back")
+    }
+
+    #[track_caller]
+    fn was_welcome(self) -> u32 {
+        let (let_in, turned_away) = self.finish();
+        assert_eq!(turned_away, Vec::<String>::new());
+        assert!(let_in > 10, "{let_in} visits prove nothing");
+        let_in
     }
 }
 
@@ -72,7 +144,11 @@ impl Somebody {
 #[track_caller]
 fn everywhere(lab: &Lab, port: u16, somebody: &Somebody, expected: bool) {
     for address in lab.addresses() {
-        assert_eq!(somebody.is_let_in(&address.to_string(), port), expected, "at {address}:{port}");
+        let answer = eventually("somebody is there", || {
+            let reception = somebody.visits(&address.to_string(), port, false);
+            (reception != Reception::NobodyThere).then_some(reception)
+        });
+        assert_eq!(answer == Reception::LetIn, expected, "at {address}:{port}: {answer:?}");
     }
 }
 
@@ -114,7 +190,7 @@ fn settled(lab: &Lab) -> Value {
 
 #[test]
 fn both_authorities_change_under_load() {
-    let lab = Lab::cluster(members(), "3.6.15", &[]);
+    let lab = Lab::cluster(members(), "3.6.15", &["certificates: { validity: 2h, renew_before: 1h }"]);
     lab.apply();
     let old_peer = Somebody::of(&lab, "main-peers", AuthorityKind::EtcdPeers);
     let old_client = Somebody::of(&lab, "main-clients", AuthorityKind::EtcdClients);
@@ -124,7 +200,8 @@ fn both_authorities_change_under_load() {
     everywhere(&lab, CLIENTS, &old_peer, false);
 
     // These clients trust the old authority only, and show what it signed.
-    let load = Load::start(&lab, LoadSettings::default());
+    let load = Load::start(&lab, LoadSettings { rate: 200, ..LoadSettings::default() });
+    let visitor = Visitor::start(&lab, &old_client);
     load.mark("rotate peers");
     rotate(&lab, &["peers"]);
     everywhere(&lab, PEERS, &old_peer, false);
@@ -144,15 +221,29 @@ fn both_authorities_change_under_load() {
     let new_client = Somebody::of(&lab, "main-clients-2", AuthorityKind::EtcdClients);
     everywhere(&lab, CLIENTS, &old_client, true);
     everywhere(&lab, CLIENTS, &new_client, true);
+    println!("handshakes             {} of one who knows the old authority", visitor.was_welcome());
 
     // From now on they trust both, and show what the new one signed.
     load.refresh(&lab);
     load.await_writes(100);
+    let (visitor, late) = (Visitor::start(&lab, &Somebody::issued(&lab, "issued")), Visitor::start(&lab, &old_client));
     load.mark("finish");
     rotate(&lab, &["clients", "--finish"]);
     everywhere(&lab, CLIENTS, &old_client, false);
     everywhere(&lab, CLIENTS, &new_client, true);
+    let (_, heard) = late.finish();
+    assert!(!heard.is_empty(), "a client that missed all this hears of it, and so would the others have");
+
+    // Certificates end, too: each is signed anew, and its key with it.
+    load.mark("renew");
+    let (pids, shown) = (lab.etcds(), fingerprints(&lab));
+    lab.write_file(&lab.file().replace("validity: 2h, renew_before: 1h", "validity: 1000h, renew_before: 900h"));
+    lab.apply();
+    assert_eq!(lab.etcds(), pids, "nobody was restarted");
+    let renewed = fingerprints(&lab);
+    assert!(shown.iter().all(|old| !renewed.contains(old)), "{shown:?} {renewed:?}");
     load.await_writes(100);
+    println!("handshakes             {} of one who knows both", visitor.was_welcome());
     let verdict = load.finish();
     println!("{verdict}");
     verdict.assert_clean();
@@ -161,6 +252,30 @@ fn both_authorities_change_under_load() {
     assert_eq!(status["old_ca_trusted"], serde_json::json!([]));
     let kept = ["fleet.age", "main-clients-2.age", "main-peers-2.age"];
     assert_eq!(lab.listing("secrets"), kept, "nothing of the old ones is left");
+    // The agents never had to do with any of them.
+    for somebody in [&old_peer, &old_client, &new_client] {
+        everywhere(&lab, AGENTS, somebody, false);
+    }
+    lab.destroy();
+}
+
+#[test]
+fn with_passwords_another_authority_restarts_nobody() {
+    let lab = Lab::cluster(3, "3.6.15", &["auth: { mode: password }"]);
+    lab.apply();
+    let pids = lab.etcds();
+    let load = Load::start(&lab, LoadSettings { rate: 100, ..LoadSettings::default() });
+    rotate(&lab, &["clients"]);
+    load.refresh(&lab);
+    load.await_writes(50);
+    rotate(&lab, &["clients", "--finish"]);
+    load.await_writes(50);
+    let verdict = load.finish();
+    println!("{verdict}");
+    verdict.assert_clean();
+    assert_eq!(lab.etcds(), pids, "nobody was restarted");
+    all_signed_by(&lab, "main etcd peers CA", "main etcd clients CA 2");
+    settled(&lab);
     lab.destroy();
 }
 
@@ -196,12 +311,23 @@ fn brought(name: &str) -> String {
     format!("    ca: {{ {}, {} }}\n", one("peers"), one("clients"))
 }
 
+/// What openssl says of the certificate that is shown there.
+fn shown(address: &str, port: u16, what: &str) -> String {
+    let script =
+        format!("openssl s_client -connect {address}:{port} </dev/null 2>/dev/null | openssl x509 -noout {what}");
+    let output = Command::new("sh").args(["-c", &script]).output().expect("a shell");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
 /// The common name of who signed what is shown there.
 fn signer(address: &str, port: u16) -> String {
-    let script =
-        format!("openssl s_client -connect {address}:{port} </dev/null 2>/dev/null | openssl x509 -noout -issuer");
-    let output = Command::new("sh").args(["-c", &script]).output().expect("a shell");
-    String::from_utf8_lossy(&output.stdout).trim().rsplit("CN = ").next().unwrap_or_default().to_owned()
+    shown(address, port, "-issuer").rsplit("CN = ").next().unwrap_or_default().to_owned()
+}
+
+/// Of every certificate that members show.
+fn fingerprints(lab: &Lab) -> Vec<String> {
+    let all = lab.addresses().into_iter().flat_map(|address| [PEERS, CLIENTS].map(|port| (address, port)));
+    all.map(|(address, port)| shown(&address.to_string(), port, "-fingerprint -sha256")).collect()
 }
 
 #[track_caller]
@@ -219,13 +345,19 @@ fn made_then_brought_then_another_then_made() {
     lab.etcdctl(&["put", "it", "stays"]).ok();
     let made = lab.file();
     all_signed_by(&lab, "main etcd peers CA", "main etcd clients CA");
+    let lasts = Duration::from_secs(400 * 24 * 3600);
     for name in ["ours", "another"] {
-        bring(&lab, name, Duration::from_secs(400 * 24 * 3600));
+        bring(&lab, name, lasts);
         lab.write_file(&format!("{made}{}", brought(name)));
         lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
         rotate(&lab, &["clients", "--finish"]);
         all_signed_by(&lab, &format!("{name}-peers"), &format!("{name}-clients"));
-        settled(&lab);
+        // When it ends is what the status says of it.
+        let first = settled(&lab)["first_ca_expiry"].clone();
+        let at: jiff::Timestamp = first["at"].as_str().and_then(|at| at.parse().ok()).expect("a time");
+        let left = at.duration_since(jiff::Timestamp::now()).as_secs().unsigned_abs();
+        assert!(lasts.as_secs() - 3600 < left && left <= lasts.as_secs(), "{first}");
+        assert_eq!(first["due"], false);
         let refused = lab.run(&["cert", "rotate", "peers", "--yes"]).failed();
         assert!(refused.stderr.contains("put another certificate"), "{}", refused.all());
     }
@@ -311,11 +443,11 @@ fn killed_in_every_phase() {
 fn authorities_that_have_ended_are_followed_by_others() {
     let lab = Lab::cluster(3, "3.6.15", &[]);
     let made = lab.file();
-    let lasts = Duration::from_secs(45);
+    let lasts = Duration::from_secs(60);
     let begun = std::time::Instant::now();
     bring(&lab, "short", lasts);
     lab.write_file(&format!("{made}{}", brought("short")));
-    lab.run(&["apply", "--yes", "--timeout", "40s"]).ok();
+    lab.run(&["apply", "--yes", "--timeout", "55s"]).ok();
     lab.etcdctl(&["put", "it", "stays"]).ok();
     std::thread::sleep(lasts.saturating_sub(begun.elapsed()) + Duration::from_secs(2));
     let refused = lab.run(&["env"]).failed();
