@@ -84,6 +84,8 @@ fn two_lines_up_each_to_its_end() {
     * restart etcd main-2: 3.5.34 → 3.6.15; 1 0 1
     * restart etcd main-3: 3.5.34 → 3.6.15; 1 0 1
     * restart etcd main-1: 3.5.34 → 3.6.15; 1 0 1, hand-over
+    * enable downgrade cluster: for a moment: the log holds requests of 3.5; 1 1 1
+    * cancel downgrade cluster: to 3.5.0, which the file does not want; 1 1 1
     * install etcd main-1 main-2 main-3: not there yet; 1 1 1
     * take snapshot cluster: 3.6.15 → 3.7.2; 1 1 1
     * restart etcd main-2: 3.6.15 → 3.7.2; 1 0 1
@@ -159,6 +161,56 @@ fn the_leader_goes_last() {
     }
 }
 
+/// Whether logs begin anew on this way.
+fn renews(told: &str) -> bool {
+    assert!(told.ends_with("done\n"), "{told}");
+    told.contains("the log holds requests of 3.5")
+}
+
+#[test]
+fn requests_of_3_5_are_remembered_until_3_7() {
+    let mut scene = running("3.5.34").wants("3.6.15", ALL, &[]);
+    assert!(!renews(&scene.to_the_end()), "3.6 reads them");
+    scene.later(24);
+    scene.now_wants("3.7.2", ALL, &[]);
+    assert!(renews(&scene.clone().to_the_end()));
+    scene.to_the_end();
+    scene.now_wants("3.6.15", ALL, &[]);
+    scene.to_the_end();
+    scene.now_wants("3.7.2", ALL, &[]);
+    assert!(!renews(&scene.to_the_end()), "all of them have been to 3.7");
+}
+
+#[test]
+fn a_cluster_born_on_3_6_has_no_older_requests() {
+    assert!(!renews(&running("3.6.15").wants("3.7.2", ALL, &[]).to_the_end()));
+}
+
+#[test]
+fn a_log_begins_anew_only_while_all_are_healthy() {
+    let mut scene = running("3.5.34").wants("3.6.15", ALL, &[]);
+    scene.to_the_end();
+    scene.now_wants("3.7.2", ALL, &[]);
+    scene.hide(3, Hidden::Etcd);
+    assert_snapshot!(scene.to_the_end(), @"
+    waits: main-3: etcd is starting
+    waits: a new log waits for main-3: not healthy
+    ");
+}
+
+#[test]
+fn interrupted_while_logs_begin_anew() {
+    let mut scene = running("3.5.34").wants("3.7.2", ALL, &[]);
+    scene.until(|action| matches!(action, Action::EnableDowngrade { .. }));
+    let further = scene.clone().to_the_end();
+    assert!(further.starts_with("* cancel downgrade") && !renews(&further), "{further}");
+    scene.now_wants("3.6.15", ALL, &[]);
+    assert_snapshot!(scene.to_the_end(), @"
+    * cancel downgrade cluster: to 3.5.0, which the file does not want; 1 1 1
+    done
+    ");
+}
+
 // ---- Half way.
 
 #[test]
@@ -207,6 +259,8 @@ fn half_way_of_the_first_hop_the_second_waits() {
     assert_snapshot!(told, @"
     * restart etcd main-3: 3.5.34 → 3.6.15; 1 0 1
     * restart etcd main-1: 3.5.34 → 3.6.15; 1 0 1, hand-over
+    * enable downgrade cluster: for a moment: the log holds requests of 3.5; 1 1 1
+    * cancel downgrade cluster: to 3.5.0, which the file does not want; 1 1 1
     * install etcd main-1 main-2 main-3: not there yet; 1 1 1
     * take snapshot cluster: 3.6.15 → 3.7.2; 1 1 1
     ");

@@ -1,4 +1,4 @@
-//! Seeded lives in which the file changes its version → the rules hold for our planner, and catch six others.
+//! Seeded lives in which the file changes its version → the rules hold for our planner, and catch seven others.
 
 use jiff::Timestamp;
 use raftsman_core::action::Action;
@@ -52,11 +52,20 @@ fn through(observed: &Observed, glass: impl Fn(EtcdVersion) -> EtcdVersion) -> O
     observed
 }
 
+/// With a glass that hides an older line, nobody knows of its requests either.
+fn through_and_forget(observed: &Observed, glass: impl Fn(EtcdVersion) -> EtcdVersion) -> Observed {
+    let seen = observed.members.values().filter_map(|m| m.etcd.seen()).map(|e| e.version);
+    let hides = seen.into_iter().any(|v| glass(v) != v);
+    let mut observed = through(observed, glass);
+    observed.ledger.log_renewed = observed.ledger.log_renewed.filter(|_| !hides);
+    observed
+}
+
 /// Takes every older line for the one below the wanted one.
 fn skips_a_line(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let below = Line::of(desired.version).below();
     let glass = |v: EtcdVersion| if Line::of(v) < below { EtcdVersion::new(below.0, below.1, 99) } else { v };
-    plan(desired, &through(observed, glass), now)
+    plan(desired, &through_and_forget(observed, glass), now)
 }
 
 /// Goes on with the members that have made the first hop before the others have made it.
@@ -65,7 +74,7 @@ fn two_hops_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
     let newest = seen.max().unwrap_or(desired.version);
     let further = Line::of(newest) < Line::of(desired.version);
     let glass = |v: EtcdVersion| if further && Line::of(v) < Line::of(newest) { newest } else { v };
-    plan(desired, &through(observed, glass), now)
+    plan(desired, &through_and_forget(observed, glass), now)
 }
 
 /// Takes no snapshot.
@@ -114,6 +123,18 @@ fn leader_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
         *machine = leader.clone();
     }
     next
+}
+
+/// Forgets that there was an older line.
+fn old_log(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut observed = observed.clone();
+    observed.ledger.log_renewed = None;
+    plan(desired, &observed, now)
+}
+
+#[test]
+fn a_planner_that_leaves_old_requests_in_the_log_is_caught() {
+    caught(old_log, "no log of 3.5 meets 3.7");
 }
 
 #[test]

@@ -6,13 +6,15 @@ use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};
 use std::process::Command;
 
-use raftsman_tests::lab::{Lab, etcdctl, kill, soak};
+use raftsman_tests::lab::{Lab, etcdctl, eventually, kill, soak};
 use raftsman_tests::load::{Load, LoadSettings};
 use rustix::process::Signal;
 use serde_json::Value;
 
 const NO_AUTH: &str = "auth: { mode: none }";
 const PASSWORDS: &str = "auth: { mode: password }";
+/// Several hops in one run, on a machine that may be busy.
+const APPLY: &[&str] = &["apply", "--yes", "--json", "--timeout", "180s"];
 
 /// Writes another version into the file.
 fn write_version(lab: &Lab, version: &str) {
@@ -24,18 +26,26 @@ fn write_version(lab: &Lab, version: &str) {
     lab.write_file(&lines.collect::<String>());
 }
 
-/// The versions that run, and whether all is as the file says.
-#[track_caller]
-fn running(lab: &Lab) -> (BTreeSet<String>, bool) {
-    let status = lab.cluster_status();
-    let members = status["members"].as_array().expect("members");
-    let versions = members.iter().map(|m| m["version"].as_str().unwrap_or("none").to_owned()).collect();
-    (versions, status["settled"] == true)
+/// The versions that the members say they run; `None` while one does not say, or not all is as the file says.
+fn running(status: &Value) -> Option<BTreeSet<String>> {
+    let members = status["members"].as_array()?;
+    let versions = members.iter().map(|m| m["version"].as_str().map(str::to_owned)).collect::<Option<_>>();
+    versions.filter(|_| status["settled"] == true && members.len() == 3)
 }
 
+/// Every member serves this version, and all is as the file says.
 #[track_caller]
 fn all_run(lab: &Lab, version: &str) {
-    assert_eq!(running(lab), (BTreeSet::from([version.to_owned()]), true), "{}", lab.status());
+    // A busy machine may miss a look; a wrong version does not become right by waiting.
+    let versions = eventually("all members answer and all is settled", || running(&lab.cluster_status()));
+    assert_eq!(versions, BTreeSet::from([version.to_owned()]));
+}
+
+/// How many machines start this version of etcd, whether or not it answers yet.
+fn changed_to(lab: &Lab, version: &str) -> usize {
+    let current = |name: &String| std::fs::read_link(lab.machine(name).join("etcd/current")).ok();
+    let this = |name: &String| current(name).is_some_and(|link| link.ends_with(version));
+    lab.listing("machines").iter().filter(|name| this(name)).count()
 }
 
 /// What was planned or done, wave by wave, without the names of members: who leads after a hop is etcd's choice.
@@ -55,7 +65,7 @@ fn waves<'a>(waves: impl Iterator<Item = &'a Value>) -> Vec<Vec<String>> {
 /// Applies, and holds what was done against the forecast. The answer is what was done.
 #[track_caller]
 fn apply(lab: &Lab) -> Vec<Value> {
-    let lines = lab.run(&["apply", "--yes", "--json", "--timeout", "60s"]).ok().json_lines();
+    let lines = lab.run(APPLY).ok().json_lines();
     let plan = lines.iter().find(|l| l["event"] == "plan").expect("a plan comes first");
     let forecast = waves(plan["plan"]["clusters"][0]["waves"].as_array().expect("waves").iter());
     assert_eq!(forecast, waves(lines.iter().filter(|l| l["event"] == "wave")), "the forecast, and what was done");
@@ -80,7 +90,8 @@ fn hops(lines: &[Value], members: usize) -> Vec<String> {
             assert_eq!(hops.last().map(String::as_str), Some(version), "no restart without a snapshot: {lines:?}");
             left -= 1;
             let leads = step["pause"]["hand_over"].is_number();
-            assert_eq!(leads, left == 0, "the leader goes last: {step}");
+            // Another election on the way may leave nobody to hand over at the end.
+            assert!(!leads || left == 0, "the leader goes last: {step}");
         }
     }
     assert_eq!(left, 0, "every member came over: {lines:?}");
@@ -114,7 +125,7 @@ fn snapshots_are_good(lab: &Lab, from: &[&str]) {
 
 /// Applies until so many members have been restarted, and is killed then.
 fn apply_until_restarted(lab: &Lab, restarts: usize) {
-    let mut child = lab.spawn(&["apply", "--yes", "--json", "--timeout", "60s"]);
+    let mut child = lab.spawn(APPLY);
     let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
     let mut done = 0;
     for line in lines.map_while(Result::ok) {
@@ -167,12 +178,14 @@ fn half_way(from: &str, to: &str, restarts: usize, further: &[&str]) {
     write_version(&lab, to);
     load.mark("the way there");
     apply_until_restarted(&lab, restarts);
+    let gone = eventually("what was begun is done", || (lab.etcds().len() == 3).then(|| changed_to(&lab, to)));
+    assert!((restarts..3).contains(&gone), "{gone} have gone, and not all");
     write_version(&lab, from);
     load.mark("the way back");
     let lines = apply(&lab);
     all_run(&lab, from);
     let back = lines.iter().filter(|l| l["event"] == "done" && l["action"]["do"] == "restart_etcd").count();
-    assert_eq!(back, restarts, "only those that had gone come back: {lines:?}");
+    assert_eq!(back, gone, "only those that had gone come back: {lines:?}");
     // And the whole way, once more.
     write_version(&lab, to);
     load.mark("once more");
@@ -196,8 +209,29 @@ fn two_lines_down() {
 }
 
 #[test]
+fn half_way_from_3_4_to_3_5_and_back() {
+    half_way("3.4.45", "3.5.34", 1, &[NO_AUTH]);
+}
+
+#[test]
 fn half_way_from_3_5_to_3_6_and_back() {
     half_way("3.5.34", "3.6.15", 1, &[]);
+}
+
+#[test]
+fn half_way_from_3_6_to_3_7_and_back() {
+    half_way("3.6.15", "3.7.2", 2, &[]);
+}
+
+#[test]
+fn a_patch_half_way_and_back() {
+    half_way("3.6.14", "3.6.15", 2, &[]);
+}
+
+/// Half way down, etcd was told of it: it is called off before the members come up again.
+#[test]
+fn half_way_down_and_up_again() {
+    half_way("3.7.2", "3.6.15", 1, &[]);
 }
 
 /// etcd does not go this way while auth is on: it is refused, and gone without.
@@ -209,7 +243,7 @@ fn from_3_4_to_3_5() {
     let refused = lab.run(&["apply", "--yes", "--timeout", "30s"]).failed().all();
     assert!(refused.contains("do not understand each other while auth is on"), "{refused}");
     assert!(refused.contains(NO_AUTH), "{refused}");
-    assert_eq!(running(&lab).0, BTreeSet::from(["3.4.45".to_owned()]));
+    assert_eq!(changed_to(&lab, "3.4.45"), 3, "nobody has changed");
 
     lab.etcdctl(&["user", "add", "alice", "--no-password"]).ok();
     let with_auth = lab.file();
@@ -264,20 +298,9 @@ fn the_whole_way_without_auth() {
 #[test]
 fn half_way_everywhere() {
     if soak() {
-        half_way("3.4.45", "3.5.34", 1, &[NO_AUTH]);
         half_way("3.4.45", "3.5.34", 2, &[NO_AUTH]);
         half_way("3.5.34", "3.6.15", 2, &[]);
-        half_way("3.6.15", "3.7.2", 1, &[]);
-        half_way("3.6.15", "3.7.2", 2, &[PASSWORDS]);
-        half_way("3.6.14", "3.6.15", 2, &[]);
-    }
-}
-
-/// Half way down, etcd was told of it: it is called off before the members come up again.
-#[test]
-fn half_way_down_and_up_again() {
-    if soak() {
-        half_way("3.7.2", "3.6.15", 1, &[]);
+        half_way("3.6.15", "3.7.2", 1, &[PASSWORDS]);
         half_way("3.7.2", "3.6.15", 2, &[PASSWORDS]);
         half_way("3.6.15", "3.5.34", 1, &[]);
         half_way("3.6.15", "3.5.34", 2, &[]);

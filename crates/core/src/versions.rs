@@ -53,6 +53,10 @@ const LOWEST: Line = Line(3, 5);
 /// The line whose auth the next one does not read in its log.
 pub(crate) const AUTH_CHANGED_AFTER: Line = Line(3, 4);
 
+/// The first line that writes all its requests to the log in the form of today. The next one reads no other: it panics
+/// on the first request of an older line that is still in a member's log.
+pub const REQUESTS_OF_TODAY: Line = Line(3, 6);
+
 /// The least version of a line that may meet the next line. Earlier ones bring removed members back and turn voters
 /// into learners again (etcd issues 19557, 20793 and 20967).
 pub fn least_before(next: Line) -> Option<EtcdVersion> {
@@ -74,6 +78,8 @@ pub struct Versions {
     pub downgrade: Option<Line>,
     /// Whether auth is on, or is to be.
     pub auth: bool,
+    /// Whether some member's log may hold requests from before [`REQUESTS_OF_TODAY`].
+    pub old_requests: bool,
 }
 
 /// What comes next.
@@ -83,6 +89,9 @@ pub enum Hop {
     To(EtcdVersion),
     /// etcd must be told first that the cluster goes down to this line.
     Enable(Line),
+    /// The members' logs must begin anew first. Nothing else makes all members of 3.6 write a snapshot of their log than
+    /// a cluster that agrees on this older line: etcd is told to go down, and that is called off when it was done.
+    Renew(Line),
     /// Nobody wants the downgrade that etcd was told of: it is called off first.
     Cancel(Line),
     /// etcd is about to settle on this line: nobody changes before.
@@ -272,6 +281,11 @@ fn finish(
         return Ok(Hop::Cancel(target));
     }
     match now.too_old(low) {
+        // A member came in half way. All go back to where logs can begin anew.
+        None if low == REQUESTS_OF_TODAY && now.old_requests => {
+            let back = now.running.values().min().copied().unwrap_or(version);
+            Ok(go_back(now, low, back))
+        }
         None => Ok(Hop::To(version)),
         // All go back to where the way up begins, in a version that may go it.
         Some(refusal) => younger(low, available).map(|version| go_back(now, low, version)).ok_or(refusal),
@@ -310,10 +324,13 @@ fn go_up(
         // A younger one of the same line comes first, where there is one.
         return younger(low, available).map(Hop::To).ok_or(refusal);
     }
+    let renew = low == REQUESTS_OF_TODAY && now.old_requests;
     Ok(match now.downgrade {
+        Some(target) if renew && target == low.below() => Hop::Settle(target),
         Some(target) if target != low => Hop::Cancel(target),
         Some(_) => Hop::Settle(low),
         None if !now.settled(low) => Hop::Settle(low),
+        None if renew => Hop::Renew(low.below()),
         None => Hop::To(version),
     })
 }
@@ -360,9 +377,10 @@ pub fn path(
                 now.downgrade = None;
                 path.push(version);
             }
-            Some(Hop::Enable(line)) => {
+            Some(Hop::Enable(line) | Hop::Renew(line)) => {
                 now.downgrade = Some(line);
                 now.written_for = BTreeSet::from([line]);
+                now.old_requests = false;
             }
             Some(Hop::Cancel(_)) => {
                 now.downgrade = None;

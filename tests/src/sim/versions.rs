@@ -3,7 +3,7 @@
 use raftsman_core::action::Action;
 use raftsman_core::observed::{Data, Observed, View};
 use raftsman_core::spec::{EtcdVersion, Name};
-use raftsman_core::versions::{Line, least_before};
+use raftsman_core::versions::{Line, REQUESTS_OF_TODAY, least_before};
 
 use super::{Run, Violation};
 
@@ -31,6 +31,9 @@ impl Run {
         }
         if agreed.line.is_some_and(|cluster| line < cluster) {
             return Err(self.violation("down only after etcd was told", detail));
+        }
+        if agreed.old_requests && line > REQUESTS_OF_TODAY {
+            return Err(self.violation("no log of 3.5 meets 3.7", detail));
         }
         let last = || {
             let ids: Vec<_> = agreed.members.iter().map(|m| m.id).collect();

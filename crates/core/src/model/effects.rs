@@ -1,11 +1,11 @@
 //! An action on the simulated world → its predicted effect, or why it is impossible.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Agreed, MachineModel, Process, Stored, World, starts, users};
+use super::{Agreed, MachineModel, Process, Stored, World, users};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
@@ -35,6 +35,7 @@ impl Agreed {
             access: Access::default(),
             line: None,
             downgrade: None,
+            old_requests: false,
         }
     }
 }
@@ -316,7 +317,8 @@ impl World {
             }),
             StartData::Empty | StartData::Of(_) => None,
         };
-        let agreed: BTreeMap<ClusterId, Option<Line>> = self.agreed.iter().map(|(id, a)| (*id, a.line)).collect();
+        let ends = |(id, agreed): (&ClusterId, &Agreed)| (!agreed.starts(Some(version))).then_some(*id);
+        let ends: BTreeSet<ClusterId> = self.agreed.iter().filter_map(ends).collect();
         let machine = self.claimed(name)?;
         if !machine.installed.contains(&version) || machine.config.is_none() || machine.certificates.len() < 2 {
             return Err(Impossible(format!("{name} lacks a binary, a configuration or a certificate")));
@@ -338,9 +340,8 @@ impl World {
         }
         let config = machine.config.clone();
         let (address, quota, trust) = (machine.config_address, machine.quota, machine.trust_on_disk());
-        let line = machine.cluster().and_then(|id| agreed.get(&id).copied().flatten());
-        let (state, restarts) =
-            if starts(Some(version), line) { (ServiceState::Running, 0) } else { (ServiceState::Backoff, 1) };
+        let starts = machine.cluster().is_none_or(|id| !ends.contains(&id));
+        let (state, restarts) = if starts { (ServiceState::Running, 0) } else { (ServiceState::Backoff, 1) };
         machine.last_version = Some(version);
         let version = Some(version);
         machine.process =

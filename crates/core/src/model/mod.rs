@@ -22,7 +22,7 @@ use crate::observed::{
     ListedMember, MemberId, Observed, PortTaken, Power, Purpose, Root, ServiceState, Side,
 };
 use crate::spec::{EtcdVersion, Name};
-use crate::versions::Line;
+use crate::versions::{Line, REQUESTS_OF_TODAY};
 
 /// One cluster and its machines, as they truly are.
 #[derive(Debug, Clone)]
@@ -138,6 +138,8 @@ pub struct Agreed {
     pub line: Option<Line>,
     /// The line that it was told to go down to.
     pub downgrade: Option<Line>,
+    /// Whether the members' logs hold requests from before [`REQUESTS_OF_TODAY`].
+    pub old_requests: bool,
 }
 
 impl MachineModel {
@@ -336,6 +338,9 @@ impl World {
             access: Access::default(),
             line: None,
             downgrade: None,
+            old_requests: self.ledger.log_renewed.as_ref().is_some_and(|renewed| {
+                etcd.members.is_empty() || etcd.members.iter().any(|m| !renewed.contains(&m.id))
+            }),
         });
         if let Some(Ok(access)) = &etcd.access {
             agreed.access = access.clone();
@@ -421,8 +426,8 @@ impl World {
                     machine.had_data |= matches!(machine.data, Data::Present { .. });
                 }
                 ServiceState::Backoff if machine.agent_up && machine.data != Data::Empty => {
-                    let line = machine.cluster().and_then(|id| self.agreed.get(&id)).and_then(|a| a.line);
-                    if !starts(machine.process.version, line) {
+                    let agreed = machine.cluster().and_then(|id| self.agreed.get(&id));
+                    if !agreed.is_none_or(|agreed| agreed.starts(machine.process.version)) {
                         machine.process.restarts += 1;
                         continue;
                     }
@@ -461,8 +466,13 @@ impl Agreed {
     /// all members are down.
     fn settle(&mut self, lines: &[Line]) {
         let lowest = lines.iter().min().copied();
+        self.old_requests |= lowest.is_some_and(|line| line < REQUESTS_OF_TODAY);
         match self.downgrade {
             Some(target) => {
+                // All members write a snapshot of their logs.
+                if self.line > Some(target) && lowest >= Some(REQUESTS_OF_TODAY) {
+                    self.old_requests = false;
+                }
                 self.line = Some(target);
                 self.downgrade = self.downgrade.filter(|_| lines.is_empty() || lines.iter().any(|l| *l != target));
             }
@@ -471,8 +481,10 @@ impl Agreed {
     }
 }
 
-/// Whether etcd of this version starts on the data of a cluster that has agreed on this line; else it ends at once.
-fn starts(version: Option<EtcdVersion>, cluster: Option<Line>) -> bool {
-    let line = version.map(Line::of);
-    line.is_none_or(|line| cluster.is_none_or(|cluster| line.fits(cluster)))
+impl Agreed {
+    /// Whether etcd of this version starts on the data of the cluster; else it ends at once.
+    fn starts(&self, version: Option<EtcdVersion>) -> bool {
+        let Some(line) = version.map(Line::of) else { return true };
+        self.line.is_none_or(|cluster| line.fits(cluster)) && !(self.old_requests && line > REQUESTS_OF_TODAY)
+    }
 }

@@ -1,6 +1,6 @@
 //! The state's memory of a cluster → what no look at the world can tell.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,7 @@ use super::{AuthorityRecord, Observed, Side, Trust, View};
 use crate::action::Action;
 use crate::desired::Cluster;
 use crate::spec::{AuthMode, EtcdVersion, Name};
+use crate::versions::{Line, REQUESTS_OF_TODAY};
 
 /// A learner's progress is written down no more often than this.
 const PROGRESS: SignedDuration = SignedDuration::from_secs(5);
@@ -64,6 +65,10 @@ pub struct Ledger {
     /// The last snapshot that was taken before a change of versions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotRecord>,
+    /// Set when the cluster was seen with members from before [`REQUESTS_OF_TODAY`], until all are beyond it: the
+    /// members whose logs begin after the last request of those.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_renewed: Option<BTreeSet<MemberId>>,
 }
 
 /// A snapshot of all data, taken before a change of versions.
@@ -215,7 +220,31 @@ impl Ledger {
         if !view.alarmed(Alarm::NoSpace) {
             self.space = None;
         }
+        self.learn_requests(list, &view);
         self.follow(list, &view, now);
+    }
+
+    /// Whose log may still hold requests of an older line. A member that has followed the cluster down to the older line
+    /// has written a snapshot of its log then (etcd does so for nothing else), and one of the line beyond has read it all.
+    fn learn_requests(&mut self, list: &[ListedMember], view: &View<'_>) {
+        let answers = || view.answering.values().filter(|e| list.iter().any(|m| m.id == e.member));
+        if answers().any(|e| Line::of(e.version) < REQUESTS_OF_TODAY) {
+            self.log_renewed = Some(BTreeSet::new());
+            return;
+        }
+        let Some(renewed) = &mut self.log_renewed else { return };
+        let older = Some(REQUESTS_OF_TODAY.below());
+        for etcd in answers() {
+            let down = etcd.downgrade.map(Line::of) == older && etcd.storage_version.map(Line::of) == older;
+            if down || Line::of(etcd.version) > REQUESTS_OF_TODAY {
+                renewed.insert(etcd.member);
+            }
+        }
+        renewed.retain(|id| list.iter().any(|m| m.id == *id));
+        let beyond = |id| answers().any(|e| e.member == id && Line::of(e.version) > REQUESTS_OF_TODAY);
+        if list.iter().all(|m| beyond(m.id)) {
+            self.log_renewed = None;
+        }
     }
 
     fn follow(&mut self, list: &[ListedMember], view: &View<'_>, now: Timestamp) {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::action::Action;
 use crate::observed::{Tolerance, size};
 use crate::spec::{EtcdVersion, Name};
+use crate::versions::Line;
 
 /// One step of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -50,6 +51,11 @@ pub enum Reason {
         from: EtcdVersion,
         /// What comes.
         to: EtcdVersion,
+    },
+    /// The members' logs may hold requests of this line, which the version to come does not read.
+    OldRequests {
+        /// The line.
+        line: Line,
     },
     /// etcd was told to go down to this version, and the file wants something else.
     Unwanted {
@@ -133,6 +139,7 @@ impl fmt::Display for Reason {
             Self::FirstStart { starting, of } => write!(f, "first start, {starting} of {of} together"),
             Self::Changed => f.write_str("the file has changed"),
             Self::Version { from, to } => write!(f, "{from} → {to}"),
+            Self::OldRequests { line } => write!(f, "for a moment: the log holds requests of {line}"),
             Self::Unwanted { version } => write!(f, "to {version}, which the file does not want"),
             Self::AuthOn => f.write_str("auth is on"),
             Self::Expires { hours } if *hours < 0 => f.write_str("expired"),

@@ -10,7 +10,9 @@ use crate::action::Action;
 use crate::desired::Cluster;
 use crate::observed::{MemberObserved, Observed, View};
 use crate::spec::{AuthMode, EtcdVersion, Name, ignored_by};
-use crate::versions::{AUTH_CHANGED_AFTER, Hop, Line, VersionRefusal, Versions, least_before, next, path};
+use crate::versions::{
+    AUTH_CHANGED_AFTER, Hop, Line, REQUESTS_OF_TODAY, VersionRefusal, Versions, least_before, next, path,
+};
 
 /// A snapshot that is younger than this serves a change that was interrupted and is taken up again.
 const FRESH: SignedDuration = SignedDuration::from_hours(1);
@@ -47,7 +49,12 @@ pub fn versions(desired: &Cluster, observed: &Observed, view: &View<'_>) -> Vers
     let answers = || view.answering.iter().filter(|(name, _)| member(name)).map(|(_, e)| e);
     // Where the file wants auth and there is none yet, it can wait until all members have made the way.
     let auth = answers().any(|e| e.auth == Some(true)) || desired.auth != AuthMode::None && !half_way;
+    let old_requests = ledger
+        .log_renewed
+        .as_ref()
+        .is_some_and(|renewed| view.listed.is_none_or(|list| list.iter().any(|m| !renewed.contains(&m.id))));
     Versions {
+        old_requests,
         running,
         written_for: answers().filter_map(|e| e.storage_version).map(Line::of).collect(),
         downgrade: answers().find_map(|e| e.downgrade).map(Line::of),
@@ -81,7 +88,7 @@ pub(super) fn course(draft: &mut Draft<'_>) -> Course {
             draft.wait(Waiting::VersionSettling { line });
             Course::Hold(running, None)
         }
-        Ok(Some(hop @ (Hop::Enable(_) | Hop::Cancel(_)))) => Course::Hold(running, Some(hop)),
+        Ok(Some(hop @ (Hop::Enable(_) | Hop::Renew(_) | Hop::Cancel(_)))) => Course::Hold(running, Some(hop)),
         Err(refusal) => {
             draft.wait(Waiting::VersionRefused { running, wanted, refusal });
             Course::Stay(running)
@@ -118,14 +125,17 @@ pub(super) fn steer(draft: &mut Draft<'_>, course: Course) {
         return;
     }
     match hop {
-        Hop::Enable(line) => {
+        Hop::Enable(line) | Hop::Renew(line) => {
+            let renews = matches!(hop, Hop::Renew(_));
             let unhealthy = draft.unhealthy_beside(None);
             if !unhealthy.is_empty() {
-                draft.wait(Waiting::HealFirst { change: format!("the way down to {line}"), unhealthy });
+                let change = if renews { "a new log".to_owned() } else { format!("the way down to {line}") };
+                draft.wait(Waiting::HealFirst { change, unhealthy });
                 return;
             }
             let version = line.first();
-            let reason = Reason::Version { from: running, to: version };
+            let reason =
+                if renews { Reason::OldRequests { line } } else { Reason::Version { from: running, to: version } };
             draft.steps.push(Step::new(Action::EnableDowngrade { version }, reason));
         }
         Hop::Cancel(line) => {
@@ -190,6 +200,9 @@ pub(super) fn judge(
     }
     if let Some(line) = now.written_for.iter().min().filter(|line| !to.fits(**line)) {
         return otherwise(format!("the data is written for {line}"));
+    }
+    if from == REQUESTS_OF_TODAY && now.old_requests {
+        return otherwise(format!("the log may hold requests of {}, which {to} does not read", from.below()));
     }
     let least = least_before(to);
     match now.running.values().find(|v| Line::of(**v) < to && least.is_some_and(|least| **v < least)) {
