@@ -440,6 +440,30 @@ fn killed_in_every_phase() {
 }
 
 #[test]
+#[ignore = "does not hold yet: who is left behind may lead, others cannot follow him, and his restart is put last"]
+fn in_an_emergency_a_machine_that_is_silent_is_left_behind() {
+    let lab = Lab::cluster(5, "3.6.15", &[]);
+    lab.apply();
+    let old_peer = Somebody::of(&lab, "main-peers", AuthorityKind::EtcdPeers);
+    let load = Load::start(&lab, LoadSettings { rate: 50, ..LoadSettings::default() });
+    let (_, agent) = lab.agents().into_iter().find(|(name, _)| name == "main-5").expect("its agent");
+    kill(agent, Signal::STOP);
+    let waits = lab.run(&["cert", "rotate", "peers", "--now", "--yes", "--timeout", "30s"]).failed();
+    assert!(waits.all().contains("main-5: the agent does not answer"), "{}", waits.all());
+    let trust = ledger(&lab)["peers"].clone();
+    assert_eq!(trust["current"]["number"], 2, "the others did not wait for it: {trust}");
+    kill(agent, Signal::CONT);
+    lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+    everywhere(&lab, PEERS, &old_peer, false);
+    settled(&lab);
+    load.await_writes(50);
+    let verdict = load.finish();
+    println!("{verdict}");
+    verdict.assert_clean();
+    lab.destroy();
+}
+
+#[test]
 fn authorities_that_have_ended_are_followed_by_others() {
     let lab = Lab::cluster(3, "3.6.15", &[]);
     let made = lab.file();
