@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions};
 use jiff::Timestamp;
+use raftsman_core::action::Action;
 use raftsman_core::observed::Alarm;
+use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
 
 use super::{ActError, Hands};
@@ -12,6 +14,10 @@ use crate::etcd::{EtcdError, bounded, within};
 
 /// A database of the greatest size that etcd suggests is compacted and rewritten in less, also on a slow disk.
 const REWRITE: Duration = Duration::from_secs(1800);
+/// What takes long enough to be rewritten for callers to notice.
+const LARGE: i64 = 64 << 20;
+/// Longer than most callers wait before they try another member.
+const REST: Duration = Duration::from_secs(5);
 /// etcd commits what was written this often, unless a flag says otherwise.
 const COMMIT: Duration = Duration::from_millis(100);
 /// As many commits without a change are the end of it.
@@ -53,6 +59,14 @@ impl Hands<'_> {
     pub(super) async fn defragment(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
         let mut client = self.links(machine)?.etcd.client(&credentials).await?;
+        let status = bounded(async { Ok(client.status().await?) }).await?;
+        // Whom the member before has kept waiting, or whose write was lost in the hand-over, comes back within moments,
+        // and must not meet the next one that answers nobody. While no write goes through there is nobody to spare.
+        if status.raft_used_db_size() >= LARGE && status.errors().is_empty() {
+            tokio::time::sleep(REST).await;
+            let (fresh, action) = (self.observer.look().await?, Action::Defragment { machine: machine.clone() });
+            safety::judge(&self.cluster().desired, &fresh, &[&action], &action).map_err(ActError::Unsafe)?;
+        }
         within(REWRITE, async { Ok(client.defragment().await?) }).await?;
         Ok(())
     }
