@@ -819,7 +819,7 @@ async fn strangers_at_the_agents_door() {
 
     let stop = || StopEtcdRequest { grace_seconds: 1 };
     let configure = || ConfigureEtcdRequest { config: "name: evil\n".to_owned(), digest: "0".repeat(64) };
-    let refused = client(None).await.report(ReportRequest {}).await.expect_err("refused");
+    let refused = client(None).await.report(ReportRequest::default()).await.expect_err("refused");
     story.tell("a certificate without a role", refused.message(), &["needs the role reader"]);
     let refused = client(Some(Role::Reader)).await.stop_etcd(stamp(tonic::Request::new(stop()), 1000)).await;
     story.tell(
@@ -847,7 +847,7 @@ async fn strangers_at_the_agents_door() {
         Err(error) => raftsman_engine::error_chain(&error),
         // With TLS 1.3 the server's no may come with the first call.
         Ok(connected) => {
-            AgentClient::new(connected.channel).report(ReportRequest {}).await.expect_err("refused").to_string()
+            AgentClient::new(connected.channel).report(ReportRequest::default()).await.expect_err("refused").to_string()
         }
     };
     story.tell("an admin of another fleet", "refused in the handshake", &[]);

@@ -1,7 +1,8 @@
 //! the data of a member that is no member any more → out of the way, where people find it once more.
 
 use std::fs;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
@@ -48,6 +49,17 @@ pub fn put_away(root: &Root, member: u64) -> Result<(), DataError> {
     files::sync_parent(&data)?;
     files::sync_parent(&target)?;
     forget_older(&removed, &target)
+}
+
+/// Where the data of this member was put away; nothing where it was not.
+pub fn put_away_of(root: &Root, member: u64) -> Result<Option<PathBuf>, DataError> {
+    let removed = root.removed();
+    let entries = match fs::read_dir(&removed) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        entries => entries.map_err(FileError::of("list", &removed))?,
+    };
+    let of_member = |path: &PathBuf| matches!(wal::look(path), Data::Present(ids) if ids.member == member);
+    Ok(entries.flatten().map(|entry| entry.path()).filter(of_member).max())
 }
 
 fn forget_older(removed: &Path, newest: &Path) -> Result<(), DataError> {

@@ -30,6 +30,7 @@ pub mod boot;
 pub mod certs;
 pub mod claim;
 pub mod data;
+pub mod db;
 pub mod etcd;
 pub mod fence;
 pub mod files;

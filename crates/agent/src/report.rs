@@ -5,6 +5,7 @@ use raftsman_api::v1;
 
 use crate::Agent;
 use crate::certs::{CertsError, Store};
+use crate::db;
 use crate::etcd::{self, EtcdError};
 use crate::files::FileError;
 use crate::ports;
@@ -26,7 +27,7 @@ pub enum ReportError {
 }
 
 /// All facts about the machine.
-pub fn report(agent: &Agent) -> Result<v1::ReportReply, ReportError> {
+pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportError> {
     let boot = agent.claim.boot();
     let (free_bytes, total_bytes) = service::disk(&agent.root)?;
     Ok(v1::ReportReply {
@@ -37,12 +38,12 @@ pub fn report(agent: &Agent) -> Result<v1::ReportReply, ReportError> {
         generation: agent.fence.newest(),
         now: Some(moment(Timestamp::now())),
         agent_certificate: agent.claim.describe()?,
-        etcd: Some(etcd_report(agent)?),
+        etcd: Some(etcd_report(agent, into_data)?),
         disk: Some(v1::Disk { free_bytes, total_bytes }),
     })
 }
 
-fn etcd_report(agent: &Agent) -> Result<v1::EtcdReport, ReportError> {
+fn etcd_report(agent: &Agent, into_data: bool) -> Result<v1::EtcdReport, ReportError> {
     let root = &agent.root;
     let config = etcd::configuration(root)?;
     let mut certificates = Vec::new();
@@ -67,7 +68,7 @@ fn etcd_report(agent: &Agent) -> Result<v1::EtcdReport, ReportError> {
         State::Running(pid) => (v1::ServiceState::Running, pid),
         State::Backoff => (v1::ServiceState::Backoff, 0),
     };
-    let data = data(agent, runs);
+    let data = data(agent, !runs || into_data);
     Ok(v1::EtcdReport {
         installed: etcd::installed(root)
             .into_iter()
@@ -104,14 +105,15 @@ fn running_trust(trust: Trust) -> Vec<v1::RunningTrust> {
         .collect()
 }
 
-fn data(agent: &Agent, runs: bool) -> v1::Data {
+fn data(agent: &Agent, closely: bool) -> v1::Data {
     let dir = agent.root.data();
     let empty = v1::Data { state: v1::DataState::Empty.into(), ..v1::Data::default() };
     match wal::look(&dir) {
         Data::Empty => empty,
         Data::Present(ids) => {
-            // While etcd writes it, the end is nowhere.
-            let end = if runs { End::default() } else { wal::end(&dir) };
+            // While etcd writes it, the end is nowhere, and looking for it costs time.
+            let end = if closely { wal::end(&dir) } else { End::default() };
+            let applied = if closely { db::applied(&dir.join("member/snap/db")).ok() } else { None };
             v1::Data {
                 state: v1::DataState::Present.into(),
                 member_id: ids.member,
@@ -121,6 +123,8 @@ fn data(agent: &Agent, runs: bool) -> v1::Data {
                 last_term: end.term,
                 last_index: end.index,
                 commit_index: end.commit,
+                revision: applied.map_or(0, |applied| applied.revision),
+                applied_index: applied.map_or(0, |applied| applied.index),
             }
         }
         Data::Unreadable(problem) => {

@@ -1,4 +1,4 @@
-//! a snapshot's bytes, the member to be → a data directory, made by etcd's own tool.
+//! a snapshot's bytes or data that was put away, the member to be → a data directory, made by etcd's own tool.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -13,6 +13,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::Agent;
+use crate::data::{self, DataError};
 use crate::etcd::{self, EtcdError, Program};
 use crate::files::{self, FileError};
 use crate::root::Root;
@@ -43,6 +44,12 @@ pub enum RestoreError {
         /// What came.
         found: String,
     },
+    /// Nothing was put away.
+    #[error("no data of the member {0:x} was put away here: nothing was restored")]
+    NothingPutAway(u64),
+    /// Bytes came where none were announced.
+    #[error("bytes came, although the data that was put away is to be restored")]
+    Unasked,
     /// The tool could not be run.
     #[error("etcdutl could not be run")]
     Run(#[source] std::io::Error),
@@ -63,6 +70,9 @@ pub enum RestoreError {
     /// etcd's files are at fault.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
+    /// What was put away cannot be found.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -72,9 +82,15 @@ pub enum RestoreError {
 pub struct Restore {
     head: RestoreDataHead,
     tool: PathBuf,
-    snapshot: Unfinished,
-    file: File,
-    digest: digest::Context,
+    source: Source,
+}
+
+/// What is restored.
+enum Source {
+    /// A snapshot, as its bytes come.
+    Bytes { snapshot: Unfinished, file: File, digest: Box<digest::Context> },
+    /// The database in data that was put away.
+    Own(PathBuf),
 }
 
 impl Restore {
@@ -90,27 +106,43 @@ impl Restore {
         }
         let tool = etcd::program(root, Program::Etcdutl, &head.version)?
             .ok_or_else(|| RestoreError::NoTool(head.version.clone()))?;
-        let snapshot = Unfinished(files::beside(&root.etcd().join("snapshot")));
-        let file = files::create(&snapshot.0, 0o600).map_err(FileError::of("create", &snapshot.0))?;
-        Ok(Self { head, tool, snapshot, file, digest: digest::Context::new(&SHA256) })
+        let source = if head.own_member_id == 0 {
+            let snapshot = Unfinished(files::beside(&root.etcd().join("snapshot")));
+            let file = files::create(&snapshot.0, 0o600).map_err(FileError::of("create", &snapshot.0))?;
+            Source::Bytes { snapshot, file, digest: Box::new(digest::Context::new(&SHA256)) }
+        } else {
+            let away = data::put_away_of(root, head.own_member_id)?;
+            Source::Own(away.ok_or(RestoreError::NothingPutAway(head.own_member_id))?.join("member/snap/db"))
+        };
+        Ok(Self { head, tool, source })
     }
 
     /// Some bytes more.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), RestoreError> {
-        self.digest.update(bytes);
-        Ok(self.file.write_all(bytes).map_err(FileError::of("write", &self.snapshot.0))?)
+        match &mut self.source {
+            Source::Bytes { snapshot, file, digest } => {
+                digest.update(bytes);
+                Ok(file.write_all(bytes).map_err(FileError::of("write", &snapshot.0))?)
+            }
+            Source::Own(_) => Err(RestoreError::Unasked),
+        }
     }
 
     /// All bytes are there: checks them and makes the data directory of them.
     pub async fn finish(self, root: &Root) -> Result<Ids, RestoreError> {
-        let Self { head, tool, snapshot, file, digest } = self;
-        drop(file);
-        let found = hex::encode(digest.finish().as_ref());
-        if found != head.sha256.to_ascii_lowercase() {
-            return Err(RestoreError::OtherBytes { expected: head.sha256, found });
-        }
+        let Self { head, tool, source } = self;
         let made = Unfinished(files::beside(&root.data()));
-        run(&tool, root, &head, &snapshot.0, &made.0).await?;
+        match source {
+            Source::Bytes { snapshot, file, digest } => {
+                drop(file);
+                let found = hex::encode(digest.finish().as_ref());
+                if found != head.sha256.to_ascii_lowercase() {
+                    return Err(RestoreError::OtherBytes { expected: head.sha256, found });
+                }
+                run(&tool, root, &head, &snapshot.0, &made.0).await?;
+            }
+            Source::Own(database) => run(&tool, root, &head, &database, &made.0).await?,
+        }
         let ids = match wal::look(&made.0) {
             Data::Present(ids) => ids,
             found @ (Data::Empty | Data::Unreadable(_)) => return Err(RestoreError::NoData(found)),
@@ -144,7 +176,8 @@ async fn run(
         .arg(format!("--initial-cluster={}", head.initial_cluster))
         .arg(format!("--initial-cluster-token={}", head.token))
         .arg(format!("--initial-advertise-peer-urls={}", head.peer_url))
-        .arg("--skip-hash-check=false");
+        // Only what was sent as a snapshot has a hash behind it.
+        .arg(format!("--skip-hash-check={}", head.own_member_id != 0));
     if head.bump_revision > 0 {
         // The tool takes the one only with the other: what clients saw of the old revisions is void.
         command.arg(format!("--bump-revision={}", head.bump_revision)).arg("--mark-compacted");

@@ -140,8 +140,8 @@ impl AgentService for Server {
 
     async fn report(&self, request: Request<v1::ReportRequest>) -> Result<Response<v1::ReportReply>, Status> {
         Self::allow(&request, Role::Reader)?;
-        let agent = Arc::clone(&self.agent);
-        finish(spawn_blocking(move || report::report(&agent))).await
+        let (agent, into_data) = (Arc::clone(&self.agent), request.into_inner().into_data);
+        finish(spawn_blocking(move || report::report(&agent, into_data))).await
     }
 
     async fn install_etcd(

@@ -136,9 +136,12 @@ impl Coded for HandshakeError {
 impl Coded for RestoreError {
     fn code(&self) -> Code {
         match self {
-            Self::NotStopped | Self::OtherData(_) | Self::NoTool(_) => Code::FailedPrecondition,
-            Self::OtherBytes { .. } | Self::Refused { .. } => Code::InvalidArgument,
+            Self::NotStopped | Self::OtherData(_) | Self::NoTool(_) | Self::NothingPutAway(_) => {
+                Code::FailedPrecondition
+            }
+            Self::OtherBytes { .. } | Self::Refused { .. } | Self::Unasked => Code::InvalidArgument,
             Self::Etcd(error) => error.code(),
+            Self::Data(error) => error.code(),
             Self::File(error) => error.code(),
             Self::Run(_) | Self::TooLong | Self::NoData(_) => Code::Internal,
         }

@@ -76,6 +76,8 @@ pub(crate) enum Verb {
     Destroy(Destroy),
     /// Replace a member: it is given up with its data, and a new one of its name fetches all data from the others.
     Replace(Replace),
+    /// Build a cluster anew around one that survived, when its majority is lost for good.
+    Recover(Recover),
     /// Compare what the members hold, and name one that differs.
     Verify(Verify),
     /// Make the members' database files as small as their data, one at a time, never the leader.
@@ -276,6 +278,39 @@ pub(crate) struct Replace {
     #[arg(long)]
     pub(crate) mark_only: bool,
     /// Print what happens as JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Give up when there was no progress for this long.
+    #[arg(long, default_value = "2m", value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Only for a cluster that has lost its majority for good: writes that only the lost members had are lost. It shows what is
+left, recommends the survivor that loses least, and asks. Revisions jump up, so that watchers notice. The old data is put
+aside on the machines, below etcd/removed.
+
+Examples:
+  raftsman recover                       shows what is left, asks, does it
+  raftsman recover --show                only shows what is left
+  raftsman recover --lost main-3         main-3 cannot be reached, and somebody knows that it is gone for good")]
+pub(crate) struct Recover {
+    /// Which cluster; needed when the file has several.
+    pub(crate) cluster: Option<String>,
+    /// A member that cannot be reached and is gone for good. May be given several times.
+    #[arg(long, value_name = "MEMBER")]
+    pub(crate) lost: Vec<String>,
+    /// Build it around this survivor, not around the one that loses least.
+    #[arg(long, value_name = "MEMBER")]
+    pub(crate) from: Option<String>,
+    /// Only show what is left.
+    #[arg(long, conflicts_with = "yes")]
+    pub(crate) show: bool,
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Print JSON; what happens follows as JSON lines.
     #[arg(long)]
     pub(crate) json: bool,
     /// Give up when there was no progress for this long.

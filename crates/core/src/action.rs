@@ -124,6 +124,14 @@ pub enum Action {
         /// Whose data it must be; none when it cannot be read as a member's.
         member: Option<MemberId>,
     },
+    /// Fill the data directory of the one that survived from its own data, which was put away: a new cluster of one
+    /// member, with revisions above all that anybody saw.
+    RestoreData {
+        /// Where.
+        machine: Name,
+        /// The version whose tool does it.
+        version: EtcdVersion,
+    },
     /// Give the machine back, with its disk.
     DeleteMachine {
         /// Which.
@@ -267,6 +275,8 @@ pub enum StartData {
     Joining(ClusterId),
     /// This cluster's data: the member comes back.
     Of(ClusterId),
+    /// This cluster's data: the member forgets all others, who are lost, and goes on alone.
+    Alone(ClusterId),
 }
 
 impl Action {
@@ -303,6 +313,7 @@ impl Action {
             | Self::RestartEtcd { machine, .. }
             | Self::StopEtcd { machine }
             | Self::ClearData { machine, .. }
+            | Self::RestoreData { machine, .. }
             | Self::DeleteMachine { machine }
             | Self::MoveMachine { machine, .. }
             | Self::AddLearner { machine, .. }
@@ -354,6 +365,8 @@ impl Action {
                     | Self::MoveLeader { .. }
                     | Self::Compact { .. }
                     | Self::DisarmAlarm { .. }
+                    | Self::StartEtcd { data: StartData::Alone(_), .. }
+                    | Self::RestoreData { .. }
                     | Self::EnableDowngrade { .. }
                     | Self::CancelDowngrade
             )
@@ -380,11 +393,13 @@ impl Action {
             Self::IssueCertificate { purpose: Purpose::Peer, .. } => "sign peer cert",
             Self::IssueCertificate { purpose: Purpose::Server, .. } => "sign server cert",
             Self::ConfigureEtcd { .. } => "configure etcd",
+            Self::StartEtcd { data: StartData::Alone(_), .. } => "start alone",
             Self::StartEtcd { .. } => "start etcd",
             Self::RestartEtcd { .. } => "restart etcd",
             Self::RestartTogether { .. } => "restart all etcd",
             Self::StopEtcd { .. } => "stop etcd",
             Self::ClearData { .. } => "clear data",
+            Self::RestoreData { .. } => "restore data",
             Self::DeleteMachine { .. } => "delete machine",
             Self::MoveMachine { .. } => "move machine",
             Self::AddLearner { .. } => "add learner",

@@ -90,6 +90,16 @@ impl Artifacts {
         self.locate_with(source, version, base_dir, &search)
     }
 
+    /// Finds the tool that restores snapshots: beside etcd, as releases have it, or on the PATH.
+    pub fn tool(&self, source: &Source, version: EtcdVersion, base_dir: &Path) -> Result<Artifact, ArtifactError> {
+        let beside = self.locate(source, version, base_dir)?.path.with_file_name("etcdutl");
+        let search = std::env::var_os("PATH").unwrap_or_default();
+        let path = Some(beside.clone()).filter(|path| path.exists()).or_else(|| program(&search, "etcdutl"));
+        let path = path.ok_or(ArtifactError::NoTool { beside, version })?;
+        let sha256 = probe::sha256(&path)?;
+        Ok(Artifact { version, path, sha256 })
+    }
+
     fn locate_with(
         &self,
         source: &Source,
@@ -165,12 +175,15 @@ impl Identity {
 }
 
 fn on_path(search: &OsStr, version: EtcdVersion) -> Result<PathBuf, ArtifactError> {
+    program(search, "etcd").ok_or(ArtifactError::NotOnPath { version })
+}
+
+fn program(search: &OsStr, name: &str) -> Option<PathBuf> {
     // Relative entries depend on where the command is run: they are not looked at.
     std::env::split_paths(search)
         .filter(|directory| directory.is_absolute())
-        .map(|directory| directory.join("etcd"))
+        .map(|directory| directory.join(name))
         .find(|path| fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0))
-        .ok_or(ArtifactError::NotOnPath { version })
 }
 
 /// The versions that a source holds beside the one that the file names: only a directory shows them.

@@ -209,6 +209,7 @@ async fn a_snapshot_becomes_data_again() {
         token: "restored".to_owned(),
         peer_url: url,
         bump_revision: 1_000_000,
+        own_member_id: 0,
     };
     let refusal = |refused: Result<v1::RestoreDataReply, Status>, code, reason: &str| {
         let refused = refused.unwrap_err();

@@ -369,7 +369,7 @@ pub(crate) async fn stop(client: &mut Client) {
 }
 
 pub(crate) async fn report(client: &mut Client) -> v1::ReportReply {
-    client.report(v1::ReportRequest {}).await.unwrap().into_inner()
+    client.report(v1::ReportRequest::default()).await.unwrap().into_inner()
 }
 
 /// Reports until one is as wanted.

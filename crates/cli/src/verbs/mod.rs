@@ -11,6 +11,7 @@ mod journal;
 mod logs;
 mod manual;
 mod plan;
+mod recover;
 mod replace;
 mod rotate;
 mod status;
@@ -45,6 +46,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Verb::MoveLeader(args) => upkeep::run_move_leader(&common, &args).await,
         Verb::Verify(args) => upkeep::run_verify(&common, &args).await,
         Verb::Replace(args) => Box::pin(replace::run(&common, &args)).await,
+        Verb::Recover(args) => Box::pin(recover::run(&common, &args)).await,
         Verb::Journal(args) => journal::run(&common, &args),
         Verb::Env(args) => env::run(&common, &args),
         Verb::Cert(args) => cert::run(&common, &args).await,
@@ -59,12 +61,17 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
 
 /// Asks a question that only `yes` answers with yes. Without a terminal the answer is no.
 fn confirmed(question: &str) -> bool {
+    asked(question).is_some_and(|answer| matches!(answer.as_str(), "y" | "yes"))
+}
+
+/// The answer to a question; none without a terminal.
+fn asked(question: &str) -> Option<String> {
     use std::io::{BufRead as _, IsTerminal as _};
     if !std::io::stdin().is_terminal() {
-        return false;
+        return None;
     }
     view::print(question);
     let mut answer = String::new();
-    let read = std::io::stdin().lock().read_line(&mut answer);
-    read.is_ok() && matches!(answer.trim(), "y" | "yes")
+    std::io::stdin().lock().read_line(&mut answer).ok()?;
+    Some(answer.trim().to_owned())
 }

@@ -96,6 +96,9 @@ impl World {
                 configured.quota = i64::try_from(desired.settings.quota.bytes()).unwrap_or(i64::MAX);
             }
             Action::StartEtcd { machine, version, data } => {
+                if matches!(data, StartData::Alone(_)) {
+                    self.remembered(desired);
+                }
                 self.start(machine, *version, *data, warm_up)?;
             }
             Action::RestartEtcd { machine, version, cluster } => {
@@ -122,6 +125,7 @@ impl World {
                 cleared.last_version = None;
                 cleared.process = Process::none();
             }
+            Action::RestoreData { machine, .. } => self.restore(machine)?,
             Action::DeleteMachine { machine } => *self.existing(machine)? = MachineModel::none(),
             Action::MoveMachine { machine, address } => self.existing(machine)?.address = *address,
             Action::AddLearner { peer_url, .. } => {
@@ -315,7 +319,7 @@ impl World {
                 let this = |m: &&ListedMember| self.ledger.name_of(m).as_ref() == Some(name);
                 agreed.members.iter().find(this).map(|m| m.id)
             }),
-            StartData::Empty | StartData::Of(_) => None,
+            StartData::Empty | StartData::Of(_) | StartData::Alone(_) => None,
         };
         let ends = |(id, agreed): (&ClusterId, &Agreed)| (!agreed.starts(Some(version))).then_some(*id);
         let ends: BTreeSet<ClusterId> = self.agreed.iter().filter_map(ends).collect();
@@ -335,9 +339,11 @@ impl World {
                 let member = joined.ok_or_else(|| Impossible(format!("the cluster does not list {name}")))?;
                 machine.data = Data::Present { member, cluster };
             }
-            (StartData::Of(wanted), Data::Present { cluster, .. }) if wanted == *cluster => {}
+            (StartData::Of(wanted) | StartData::Alone(wanted), Data::Present { cluster, .. }) if wanted == *cluster => {
+            }
             _ => return Err(Impossible(format!("the data of {name} is not as expected"))),
         }
+        let this = machine.member();
         let config = machine.config.clone();
         let (address, quota, trust) = (machine.config_address, machine.quota, machine.trust_on_disk());
         let starts = machine.cluster().is_none_or(|id| !ends.contains(&id));
@@ -346,9 +352,36 @@ impl World {
         let version = Some(version);
         machine.process =
             Process { state, config, version, restarts, warm_up, address, quota, trust, ..Process::none() };
+        if let StartData::Alone(cluster) = data {
+            let peer_urls = self.ledger.members.get(name).cloned().into_iter().collect();
+            let id = this.unwrap_or(MemberId(0));
+            let alone = ListedMember { id, name: name.to_string(), peer_urls, learner: false };
+            self.agreed.get_mut(&cluster).into_iter().for_each(|agreed| agreed.members = vec![alone.clone()]);
+        }
         if data == StartData::Empty {
             self.agreed.entry(ids.cluster).or_insert_with(|| Agreed::new(ids.list(&founders)));
         }
+        Ok(())
+    }
+
+    /// A cluster of one, of what the last that had this machine for its member knew.
+    fn restore(&mut self, name: &Name) -> Result<(), Impossible> {
+        let recovery = self.ledger.recovery.clone().ok_or_else(|| Impossible("nothing to restore".to_owned()))?;
+        recovery.member.ok_or_else(|| Impossible("nothing was put away".to_owned()))?;
+        self.made += 1;
+        let cluster = ClusterId(hash(&format!("{} {}", recovery.of, self.made)));
+        let peer_urls: Vec<String> = self.ledger.members.get(name).cloned().into_iter().collect();
+        let member = MemberId(hash(&format!("{peer_urls:?} {cluster}")));
+        let machine = self.claimed(name)?;
+        if machine.data != Data::Empty || machine.process.state != ServiceState::Stopped {
+            return Err(Impossible(format!("the data of {name} is not as expected")));
+        }
+        machine.data = Data::Present { member, cluster };
+        machine.had_data = true;
+        let mut agreed = self.agreed.get(&recovery.of).cloned().ok_or_else(no_quorum)?;
+        agreed.members = vec![ListedMember { id: member, name: name.to_string(), peer_urls, learner: false }];
+        self.agreed.insert(cluster, agreed);
+        self.agreed.remove(&recovery.of);
         Ok(())
     }
 

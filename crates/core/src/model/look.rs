@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::{MachineModel, Stored, World};
 use crate::desired::Cluster;
 use crate::observed::{
-    Agent, AgentReport, ClusterId, EtcdFacts, EtcdOnMachine, Fact, Machine, MemberObserved, Observed, Power, Service,
-    ServiceState,
+    Agent, AgentReport, ClusterId, Data, EtcdFacts, EtcdOnMachine, Fact, LogEnd, Machine, MemberObserved, Observed,
+    Power, Service, ServiceState,
 };
 use crate::spec::{AuthMode, Name};
 use crate::versions::Line;
@@ -132,6 +132,13 @@ fn report(name: &Name, machine: &MachineModel) -> AgentReport {
             data: machine.data.clone(),
             ports_taken: machine.ports_taken.clone(),
             had_data: machine.had_data,
+            log: (!running && matches!(machine.data, Data::Present { .. })).then_some(LogEnd {
+                term: 2,
+                index: 10,
+                commit: 10,
+                revision: Some(1),
+                applied: 10,
+            }),
         },
     }
 }

@@ -75,6 +75,24 @@ pub struct EtcdOnMachine {
     /// Whether a member's data was ever seen here: remembered outside the data directory, so that a wiped directory is
     /// told from one that never was.
     pub had_data: bool,
+    /// Where the log ends, read while etcd does not run, or because somebody wants to know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogEnd>,
+}
+
+/// Where a member's log ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogEnd {
+    /// The term of its last entry.
+    pub term: u64,
+    /// The index of its last entry.
+    pub index: u64,
+    /// The last index that it knew to be committed.
+    pub commit: u64,
+    /// The last revision in the database, where it could be read.
+    pub revision: Option<i64>,
+    /// The last index whose effect is in the database.
+    pub applied: u64,
 }
 
 impl EtcdOnMachine {

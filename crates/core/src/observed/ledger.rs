@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::etcd::{Alarm, ClusterId, ListedMember, MemberId};
 use super::{AuthorityRecord, Observed, Side, Trust, View};
-use crate::action::Action;
+use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::spec::{AuthMode, EtcdVersion, Name};
 use crate::versions::{Line, REQUESTS_OF_TODAY};
@@ -69,6 +69,27 @@ pub struct Ledger {
     /// members whose logs begin after the last request of those.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_renewed: Option<BTreeSet<MemberId>>,
+    /// Set while the cluster is built anew around one that survived, because somebody decided so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
+}
+
+/// A cluster that lost its majority for good, and the member around which it is built anew.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recovery {
+    /// Whose data the new cluster has.
+    pub survivor: Name,
+    /// The cluster that lost its majority.
+    pub of: ClusterId,
+    /// When it was decided.
+    pub since: Timestamp,
+    /// Whether the survivor was told to forget the others.
+    pub alone: bool,
+    /// Whether it was seen to serve alone since: all that is committed in its log has been applied.
+    pub settled: bool,
+    /// Which member it was, once its data is put away.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub member: Option<MemberId>,
 }
 
 /// A snapshot of all data, taken before a change of versions.
@@ -144,6 +165,10 @@ impl Ledger {
     /// What a crash must not make us forget about an action, written down before it is done.
     pub fn ahead(&mut self, desired: &Cluster, observed: &Observed, action: &Action, now: Timestamp) {
         match action {
+            Action::StartEtcd { data: StartData::Alone(_), .. } => {
+                self.reshaped = true;
+                self.recovery.iter_mut().for_each(|recovery| recovery.alone = true);
+            }
             Action::StartEtcd { machine, .. } => {
                 if self.founders.is_empty() {
                     self.founders = desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
@@ -153,6 +178,10 @@ impl Ledger {
                 if let Some(report) = observed.members.get(machine).and_then(|m| m.report()) {
                     self.started.insert(machine.clone(), report.incarnation.clone());
                 }
+            }
+            Action::ClearData { machine, member } => {
+                let recovery = self.recovery.iter_mut().filter(|recovery| recovery.survivor == *machine);
+                recovery.for_each(|recovery| recovery.member = *member);
             }
             Action::EnableAuth | Action::DisableAuth => self.auth = Some(desired.auth),
             Action::CreateMachine { machine } if self.cluster.is_some() => {
@@ -188,6 +217,7 @@ impl Ledger {
 
     /// Takes in what a look at the world showed and a later one may not show.
     pub fn learn(&mut self, desired: &Cluster, observed: &Observed, now: Timestamp) {
+        self.rebuilt(observed);
         let view = View::of(observed);
         let (Some(list), 1) = (view.listed, view.clusters.len()) else { return };
         if !view.has_quorum() {
@@ -245,6 +275,24 @@ impl Ledger {
         if list.iter().all(|m| beyond(m.id)) {
             self.log_renewed = None;
         }
+    }
+
+    /// Once the survivor has the data of a cluster of its own, that one is ours, and nobody else is in it.
+    fn rebuilt(&mut self, observed: &Observed) {
+        let Some(recovery) = &mut self.recovery else { return };
+        recovery.settled |= recovery.alone && View::of(observed).is_alone(&recovery.survivor);
+        let found = observed.members.get(&recovery.survivor).and_then(|m| m.cluster_on_disk());
+        let Some(cluster) = found.filter(|found| *found != recovery.of) else { return };
+        let survivor = recovery.survivor.clone();
+        self.cluster = Some(cluster);
+        self.reshaped = true;
+        self.members.retain(|name, _| *name == survivor);
+        self.started.retain(|name, _| *name == survivor);
+        self.down_since.clear();
+        self.evicted.clear();
+        (self.learner, self.space, self.recovery) = (None, None, None);
+        // Its log begins anew.
+        self.log_renewed = None;
     }
 
     fn follow(&mut self, list: &[ListedMember], view: &View<'_>, now: Timestamp) {

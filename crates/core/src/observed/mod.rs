@@ -17,11 +17,11 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use agent::{
-    Agent, AgentReport, CertificateFacts, Data, Disk, EtcdOnMachine, PortTaken, Purpose, Service, ServiceState,
+    Agent, AgentReport, CertificateFacts, Data, Disk, EtcdOnMachine, LogEnd, PortTaken, Purpose, Service, ServiceState,
 };
 pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
 pub use fact::Fact;
-pub use ledger::{Adopted, LearnerRecord, Ledger, SnapshotRecord, SpaceRecord};
+pub use ledger::{Adopted, LearnerRecord, Ledger, Recovery, SnapshotRecord, SpaceRecord};
 pub use trust::{AuthorityRecord, Greeting, Handshakes, Origin, Side, Trust};
 pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally, Upkeep, size};
 pub use users::{Access, Granted, Password, ROOT, Role, User};

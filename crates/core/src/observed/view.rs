@@ -96,6 +96,12 @@ impl<'a> View<'a> {
         Tolerance::of((self.healthy.len() + more).min(self.voters), self.voters)
     }
 
+    /// Whether it is healthy, and lists nobody but itself.
+    pub fn is_alone(&self, name: &Name) -> bool {
+        let only = self.listed.is_some_and(|list| matches!(list, [one] if one.name == name.as_str()));
+        only && self.healthy.contains(name)
+    }
+
     /// Whether a member knows of this alarm.
     pub fn alarmed(&self, alarm: Alarm) -> bool {
         self.answering.values().any(|e| e.alarms.contains(&alarm))

@@ -6,6 +6,7 @@ mod etcd;
 mod machines;
 mod members;
 mod pki;
+pub mod recovery;
 pub mod safety;
 mod step;
 pub mod trust;
@@ -53,6 +54,10 @@ impl Plan {
 /// Plans the next wave for one cluster.
 pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut draft = Draft::new(desired, observed, now);
+    if draft.observed.ledger.recovery.is_some() {
+        recovery::rebuild(&mut draft);
+        return safety::gate(draft);
+    }
     // Whose cluster is this? Before that is clear, nothing is touched.
     if !etcd::identity_is_clear(&mut draft) {
         return safety::gate(draft);

@@ -5,7 +5,7 @@
 
 mod users;
 
-use super::{Draft, Pause, Plan, Waiting, trust, upkeep, versions};
+use super::{Draft, Pause, Plan, Waiting, recovery, trust, upkeep, versions};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
@@ -66,7 +66,14 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
     if observed.ledger.adopted.is_some() && !about_users {
         return Err(Refusal::Otherwise("others run this cluster".into()));
     }
+    if observed.ledger.recovery.is_some() {
+        let cost = Cost { before, during: Tolerance::NoQuorum, pause: Pause::NotServing };
+        return recovery::judge(observed, action).map(|()| cost);
+    }
     match action {
+        Action::RestoreData { .. } | Action::StartEtcd { data: StartData::Alone(_), .. } => {
+            Err(Refusal::Otherwise("nobody decided to build the cluster anew".into()))
+        }
         Action::MakeAuthorities | Action::NextAuthority { .. } | Action::RetireAuthority { unused: true, .. } => {
             Ok(unharmed)
         }

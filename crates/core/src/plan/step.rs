@@ -113,6 +113,11 @@ pub enum Reason {
     MembersAgree,
     /// Somebody asked for it.
     Asked,
+    /// The majority is lost, and the cluster is built anew around this member.
+    Recovery {
+        /// Which.
+        survivor: Name,
+    },
     /// The leader is about to go.
     LeaderGoes {
         /// Who leads.
@@ -167,6 +172,7 @@ impl fmt::Display for Reason {
             Self::RoomAgain => f.write_str("there is room again"),
             Self::MembersAgree => f.write_str("all members hold the same"),
             Self::Asked => f.write_str("asked for"),
+            Self::Recovery { survivor } => write!(f, "built anew around {survivor}"),
             Self::LeaderGoes { from } => write!(f, "{from} is about to go"),
             Self::Access { missing: true, lacks, .. } if lacks.is_empty() => f.write_str("not there yet"),
             Self::Access { missing: true, lacks, .. } => write!(f, "not there yet: {}", lacks.join(", ")),

@@ -19,6 +19,7 @@ use raftsman_core::spec::{EtcdVersion, Name};
 use tokio::net::TcpStream;
 
 use super::{ActError, Hands};
+use crate::artifacts::Artifact;
 use crate::etcd::Credentials;
 
 /// etcd hands its leadership over and closes its files in well under this time.
@@ -34,7 +35,13 @@ impl Hands<'_> {
         let fleet = &cluster.fleet;
         fleet.artifacts.fetch(&cluster.desired.source, version).await?;
         let artifact = fleet.artifacts.locate(&cluster.desired.source, version, fleet.setting.base())?;
-        let head = InstallEtcdHead { version: version.to_string(), sha256: artifact.sha256, program: String::new() };
+        self.install(machine, &artifact, "").await
+    }
+
+    /// Puts a program on the machine, unless it is there.
+    pub(super) async fn install(self, machine: &Name, artifact: &Artifact, program: &str) -> Result<(), ActError> {
+        let (version, sha256) = (artifact.version.to_string(), artifact.sha256.clone());
+        let head = InstallEtcdHead { version, sha256, program: program.to_owned() };
         let head = InstallEtcdRequest { part: Some(Part::Head(head)) };
         let mut client = self.agent(machine).await?;
         // Most machines carry the binary already: only where one does not are 25 MB sent.
@@ -71,17 +78,18 @@ impl Hands<'_> {
         version: EtcdVersion,
         data: StartData,
     ) -> Result<(), ActError> {
+        let force_new_cluster = matches!(data, StartData::Alone(_));
         let (expected_data, expected_cluster_id, birth) = match data {
             StartData::Empty => (DataState::Empty, 0, self.first_birth()),
             StartData::Joining(_) => (DataState::Empty, 0, self.late_birth(machine).await?),
-            StartData::Of(ClusterId(id)) => (DataState::Present, id, String::new()),
+            StartData::Of(ClusterId(id)) | StartData::Alone(ClusterId(id)) => (DataState::Present, id, String::new()),
         };
         let request = StartEtcdRequest {
             version: version.to_string(),
             expected_data: expected_data.into(),
             expected_cluster_id,
             birth,
-            force_new_cluster: false,
+            force_new_cluster,
         };
         self.agent(machine).await?.start_etcd(self.stamped(request)).await?;
         Ok(())

@@ -5,6 +5,7 @@ mod etcd;
 mod machine;
 mod members;
 mod pki;
+mod recovery;
 mod upkeep;
 mod users;
 mod versions;
@@ -116,6 +117,7 @@ impl Hands<'_> {
             Action::StartEtcd { machine, version, data } => self.start_etcd(machine, *version, *data).await,
             Action::StopEtcd { machine } => self.stop_etcd(machine).await,
             Action::ClearData { machine, member } => self.clear_data(machine, *member).await,
+            Action::RestoreData { machine, version } => Box::pin(self.restore_data(machine, *version)).await,
             Action::DeleteMachine { machine } => self.delete_machine(machine).await,
             Action::MoveMachine { machine, address } => self.move_machine(machine, *address).await,
             Action::AddLearner { peer_url, .. } => self.add_learner(peer_url, now).await,

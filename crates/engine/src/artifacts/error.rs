@@ -20,6 +20,18 @@ pub enum ArtifactError {
         /// What was looked for.
         version: EtcdVersion,
     },
+    /// The tool that restores snapshots is missing.
+    #[error(
+        "{} does not exist, nor is etcdutl on the PATH: it makes data of a snapshot, and comes with every release of \
+         etcd {version} (Debian: apt install etcd-client)",
+        beside.display()
+    )]
+    NoTool {
+        /// Where it was looked for.
+        beside: PathBuf,
+        /// For which version.
+        version: EtcdVersion,
+    },
     /// The file is not there.
     #[error("{path} does not exist; correct `source:` in the file", path = path.display())]
     NoSuchFile {

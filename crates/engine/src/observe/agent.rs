@@ -10,8 +10,8 @@ use raftsman_api::tls::{ClientTls, ConnectError, Connected, TlsError, connect};
 use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_api::v1::{self, ClaimReply, ClaimRequest, ReportRequest};
 use raftsman_core::observed::{
-    Agent, AgentReport, CertificateFacts, ClusterId, Data, Disk, EtcdOnMachine, Fact, MemberId, PortTaken, Purpose,
-    Service, ServiceState,
+    Agent, AgentReport, CertificateFacts, ClusterId, Data, Disk, EtcdOnMachine, Fact, LogEnd, MemberId, PortTaken,
+    Purpose, Service, ServiceState,
 };
 use raftsman_core::spec::{EtcdVersion, Name};
 use secrecy::ExposeSecret;
@@ -111,8 +111,8 @@ impl AgentLink {
         *self.open.lock().await = None;
     }
 
-    pub(super) async fn look(&self, fleet: &Fleet, now: Timestamp) -> Fact<Agent> {
-        match self.report().await {
+    pub(super) async fn look(&self, fleet: &Fleet, into_data: bool, now: Timestamp) -> Fact<Agent> {
+        match self.report(into_data).await {
             Ok(report) => Fact::Seen { value: Agent::Claimed(Box::new(report)), at: now },
             Err(LinkError::Connect(error @ ConnectError::Untrusted { .. })) => {
                 // Not an agent of ours: perhaps a new one, which can prove that it is meant to become one.
@@ -148,10 +148,10 @@ impl AgentLink {
     }
 
     /// The agent's report.
-    pub async fn report(&self) -> Result<AgentReport, LinkError> {
+    pub async fn report(&self, into_data: bool) -> Result<AgentReport, LinkError> {
         let mut client = self.client().await?;
         let sent = Timestamp::now();
-        let reply = tokio::time::timeout(REPORT_TIMEOUT, client.report(ReportRequest {})).await;
+        let reply = tokio::time::timeout(REPORT_TIMEOUT, client.report(ReportRequest { into_data })).await;
         let reply = reply.map_err(|_| LinkError::Timeout)??.into_inner();
         let nonsense = |what: String| LinkError::Nonsense { machine: self.machine.clone(), what };
         understand(reply, sent).map_err(nonsense)
@@ -202,6 +202,14 @@ fn understand_etcd(etcd: v1::EtcdReport) -> Result<EtcdOnMachine, String> {
         v1::ServiceState::Backoff => ServiceState::Backoff,
         v1::ServiceState::Unspecified => return Err("an unknown state of the service".to_owned()),
     };
+    let log = Some(LogEnd {
+        term: data.last_term,
+        index: data.last_index,
+        commit: data.commit_index,
+        revision: i64::try_from(data.revision).ok().filter(|revision| *revision > 0),
+        applied: data.applied_index,
+    });
+    let log = log.filter(|log| log.index > 0);
     let data = match data.state() {
         v1::DataState::Empty => Data::Empty,
         v1::DataState::Present => {
@@ -232,6 +240,7 @@ fn understand_etcd(etcd: v1::EtcdReport) -> Result<EtcdOnMachine, String> {
             .map(|p| PortTaken { port: u16::try_from(p.port).unwrap_or(0), holder: p.holder })
             .collect(),
         had_data: etcd.had_data,
+        log,
     })
 }
 

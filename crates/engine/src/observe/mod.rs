@@ -44,6 +44,7 @@ pub struct Observer {
     before: Mutex<Option<Observed>>,
     upkeep: Mutex<upkeep::Found>,
     known: Mutex<users::Known>,
+    into_data: bool,
 }
 
 /// Credentials, and the authorities that they were made of.
@@ -73,11 +74,17 @@ impl Observer {
             before: Mutex::new(None),
             upkeep: Mutex::default(),
             known: Mutex::default(),
+            into_data: false,
         };
         for (name, place) in observer.cluster.places() {
             observer.connect(&name, place, place)?;
         }
         Ok(observer)
+    }
+
+    /// One that has agents look into etcd's data, also while etcd runs.
+    pub fn into_data(cluster: Arc<ClusterAt>) -> Result<Self, TlsError> {
+        Ok(Self { into_data: true, ..Self::new(cluster)? })
     }
 
     /// The ways to a member whose machine and whose etcd are here; those that are open stay open.
@@ -217,7 +224,7 @@ impl Observer {
         // On this computer a stopped machine is one whose agent is gone: its etcd may well run on.
         let agent = async {
             match seen.power {
-                Power::Running => links.agent.look(&self.cluster.fleet, now).await,
+                Power::Running => links.agent.look(&self.cluster.fleet, self.into_data, now).await,
                 Power::Stopped => Fact::Absent { at: now },
             }
         };

@@ -8,6 +8,7 @@ pub mod env;
 pub mod init;
 pub mod logs;
 pub mod plan;
+pub mod recover;
 pub mod replace;
 pub mod rotate;
 pub mod status;
@@ -101,6 +102,9 @@ pub enum OpError {
         "cluster `{0}` has no quorum, so that nothing can be agreed upon: bring members back with their disks; `raftsman status` says which are missing"
     )]
     NoQuorum(Name),
+    /// It is not clear what should be done.
+    #[error("{0}")]
+    Unclear(String),
     /// The cluster does not list the member, or it does not answer.
     #[error("`{0}` is no member that answers: look at `raftsman status`; `raftsman apply` brings in what the file has")]
     NoSuchMember(String),

@@ -1,0 +1,388 @@
+//! A cluster whose majority is lost → what is left of it, what would be lost, and the steps that build it anew.
+//!
+//! Nothing here happens by itself: somebody has to decide upon it, which the ledger remembers. The survivor is started
+//! alone, so that etcd itself applies all that its log holds. Then it is stopped, so that no client's write slips in
+//! between, its data is put away, and of that a new cluster of one member is made, with revisions above all that anybody
+//! saw, so that watchers notice. Then it grows like any other.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::safety::Refusal;
+use super::{Draft, Reason, Step, Waiting};
+use crate::action::{Action, StartData};
+use crate::desired::Cluster;
+use crate::observed::{
+    Agent, AgentReport, ClusterId, Data, Fact, MemberObserved, Observed, Power, Recovery, ServiceState, View, quorum,
+};
+use crate::spec::Name;
+
+/// What is left of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remains {
+    /// Every member that was.
+    pub members: Vec<Remnant>,
+    /// The survivor that loses least, or the one that was asked for; or why nothing can be done.
+    pub outcome: Result<Proposal, Unclear>,
+}
+
+/// What is left of one member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remnant {
+    /// Its name.
+    pub name: Name,
+    /// Its state.
+    pub state: State,
+}
+
+/// What became of a member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum State {
+    /// Its data is there.
+    Survivor {
+        /// Its last revision: what it answers with, or what is in its database, where that can be read.
+        revision: Option<i64>,
+        /// Whether that is all that it will know: what is committed in its log has been applied.
+        exact: bool,
+        /// Its term.
+        term: u64,
+        /// The last entry of its log that it knows to be committed: etcd keeps nothing beyond it.
+        index: u64,
+        /// Entries that its log holds beyond that; not known of one that answers.
+        beyond: Option<u64>,
+    },
+    /// Its data is gone for good.
+    Lost {
+        /// How.
+        how: String,
+    },
+    /// Nobody can tell: it may live, and may know more than all others.
+    Unknown {
+        /// Why not.
+        why: String,
+    },
+}
+
+/// A cluster to be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proposal {
+    /// Around whom.
+    pub survivor: Name,
+    /// The cluster that lost its majority.
+    pub of: ClusterId,
+    /// The last revision that stays, where it is known.
+    pub revision: Option<i64>,
+    /// Whether no later one stays.
+    pub exact: bool,
+    /// Whether another survivor knows more.
+    pub behind: Option<Name>,
+    /// At least so many revisions are lost: the state saw a later one.
+    pub at_least_lost: i64,
+}
+
+/// Why nothing is proposed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "unclear", rename_all = "snake_case")]
+pub enum Unclear {
+    /// The cluster works.
+    HasQuorum,
+    /// It never formed.
+    NeverFormed,
+    /// Enough members have their data.
+    MajorityLeft {
+        /// So many.
+        survivors: usize,
+        /// Of so many.
+        of: usize,
+    },
+    /// Members of which nobody knows.
+    Unknown {
+        /// Which.
+        members: Vec<Name>,
+    },
+    /// Nobody has data.
+    NobodyLeft,
+    /// The one that was asked for has no data.
+    NoSurvivor {
+        /// Which.
+        member: Name,
+    },
+    /// It cannot be told how much a survivor knows.
+    Unreadable {
+        /// Which.
+        member: Name,
+    },
+    /// Others run it.
+    Adopted,
+}
+
+impl fmt::Display for Unclear {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HasQuorum => f.write_str("the cluster has its majority and works: there is nothing to recover"),
+            Self::NeverFormed => f.write_str("the cluster never formed: `raftsman apply` makes it"),
+            Self::MajorityLeft { survivors, of } => write!(
+                f,
+                "{survivors} of {of} members have their data, which is a majority: nothing has to be lost; \
+                 `raftsman apply` brings them up"
+            ),
+            Self::Unknown { members } => {
+                let names: Vec<&str> = members.iter().map(Name::as_str).collect();
+                write!(
+                    f,
+                    "nobody can tell what became of {}: bring it back (`raftsman apply` starts machines that are \
+                     stopped), or say that it is gone for good with `--lost {}`",
+                    names.join(", "),
+                    names.join(" --lost ")
+                )
+            }
+            Self::NobodyLeft => f.write_str("no member has its data: only a snapshot can help"),
+            Self::NoSurvivor { member } => write!(f, "`{member}` has no data to build a cluster of"),
+            Self::Unreadable { member } => {
+                write!(f, "it cannot be told how much `{member}` knows: say with `--from` around whom to build")
+            }
+            Self::Adopted => f.write_str("others run this cluster"),
+        }
+    }
+}
+
+/// Looks at what is left. Members that somebody knows to be gone for good are given by name, and so is the survivor where
+/// somebody knows better.
+pub fn survey(desired: &Cluster, observed: &Observed, lost: &[Name], from: Option<&Name>) -> Remains {
+    let ledger = &observed.ledger;
+    let view = View::of(observed);
+    let members: Vec<Remnant> = ledger.members.keys().map(|name| remnant(observed, name, lost)).collect();
+    let outcome = match ledger.cluster {
+        _ if ledger.adopted.is_some() => Err(Unclear::Adopted),
+        _ if view.has_quorum() => Err(Unclear::HasQuorum),
+        None => Err(Unclear::NeverFormed),
+        Some(cluster) => propose(desired, observed, cluster, &members, from),
+    };
+    Remains { members, outcome }
+}
+
+fn propose(
+    desired: &Cluster,
+    observed: &Observed,
+    of: ClusterId,
+    members: &[Remnant],
+    from: Option<&Name>,
+) -> Result<Proposal, Unclear> {
+    let survivors: Vec<Survivor<'_>> = members.iter().filter_map(Survivor::of).collect();
+    let unknown = members.iter().filter(|m| matches!(m.state, State::Unknown { .. }));
+    let unknown: Vec<Name> = unknown.map(|m| m.name.clone()).collect();
+    if survivors.len() >= quorum(members.len()) {
+        return Err(Unclear::MajorityLeft { survivors: survivors.len(), of: members.len() });
+    }
+    if !unknown.is_empty() {
+        return Err(Unclear::Unknown { members: unknown });
+    }
+    // Who is not in the file has no place in the cluster to be.
+    let mut candidates = survivors.iter().filter(|s| desired.member(s.name).is_some());
+    let best = candidates.clone().max_by_key(|s| (s.index, std::cmp::Reverse(s.name))).ok_or(Unclear::NobodyLeft)?;
+    let chosen = match from {
+        None => match survivors.iter().find(|s| s.index == 0) {
+            Some(unread) => return Err(Unclear::Unreadable { member: unread.name.clone() }),
+            None => best,
+        },
+        Some(from) => {
+            candidates.find(|s| s.name == from).ok_or_else(|| Unclear::NoSurvivor { member: from.clone() })?
+        }
+    };
+    Ok(Proposal {
+        survivor: chosen.name.clone(),
+        of,
+        revision: chosen.revision,
+        exact: chosen.exact,
+        behind: (chosen.index < best.index).then(|| best.name.clone()),
+        at_least_lost: chosen.revision.map_or(0, |revision| (observed.ledger.last_revision - revision).max(0)),
+    })
+}
+
+struct Survivor<'a> {
+    name: &'a Name,
+    revision: Option<i64>,
+    exact: bool,
+    index: u64,
+}
+
+impl<'a> Survivor<'a> {
+    fn of(member: &'a Remnant) -> Option<Self> {
+        match member.state {
+            State::Survivor { revision, exact, index, .. } => Some(Self { name: &member.name, revision, exact, index }),
+            State::Lost { .. } | State::Unknown { .. } => None,
+        }
+    }
+}
+
+fn remnant(observed: &Observed, name: &Name, lost: &[Name]) -> Remnant {
+    let said = |state| if lost.contains(name) { State::Lost { how: "given up".to_owned() } } else { state };
+    let state = match observed.members.get(name) {
+        None => said(State::Unknown { why: "it was not looked at".to_owned() }),
+        Some(seen) => match state(observed, name, seen) {
+            unknown @ State::Unknown { .. } => said(unknown),
+            known => known,
+        },
+    };
+    Remnant { name: name.clone(), state }
+}
+
+fn state(observed: &Observed, name: &Name, seen: &MemberObserved) -> State {
+    let lost = |how: &str| State::Lost { how: how.to_owned() };
+    let unknown = |why: &str| State::Unknown { why: why.to_owned() };
+    match &seen.machine {
+        Fact::Absent { .. } => return lost("its machine is gone"),
+        Fact::Unreachable { error, .. } => return unknown(error),
+        Fact::Seen { value, .. } if value.power == Power::Stopped => return unknown("its machine is stopped"),
+        Fact::Seen { .. } => {}
+    }
+    let report = match &seen.agent {
+        Fact::Seen { value: Agent::Claimed(report), .. } => report,
+        Fact::Seen { value: Agent::Unclaimed, .. } => return lost("its machine is a new one"),
+        Fact::Unreachable { error, .. } => return unknown(error),
+        Fact::Absent { .. } => return unknown("its machine runs without an agent"),
+    };
+    if observed.ledger.started.get(name).is_some_and(|incarnation| *incarnation != report.incarnation) {
+        return lost("its machine is a new one");
+    }
+    match &report.etcd.data {
+        Data::Empty => lost("its data is gone"),
+        Data::Unreadable { problem } => State::Lost { how: format!("its data cannot be read: {problem}") },
+        Data::Present { cluster, .. } if Some(*cluster) != observed.ledger.cluster => {
+            State::Lost { how: format!("it has the data of another cluster, {cluster}") }
+        }
+        Data::Present { .. } => known(seen, report),
+    }
+}
+
+fn known(seen: &MemberObserved, report: &AgentReport) -> State {
+    match (seen.etcd.seen(), report.etcd.log) {
+        (Some(etcd), _) => State::Survivor {
+            revision: Some(etcd.revision),
+            exact: true,
+            term: etcd.raft_term,
+            index: etcd.raft_index,
+            beyond: None,
+        },
+        (None, Some(log)) => State::Survivor {
+            revision: log.revision,
+            exact: log.revision.is_some() && log.applied >= log.commit,
+            term: log.term,
+            index: log.commit,
+            beyond: Some(log.index.saturating_sub(log.commit)),
+        },
+        (None, None) => State::Unknown { why: "its etcd runs and does not answer".to_owned() },
+    }
+}
+
+/// The next steps of a cluster that is built anew.
+pub(super) fn rebuild(draft: &mut Draft<'_>) {
+    let ledger = &draft.observed.ledger;
+    let Some(recovery) = &ledger.recovery else { return };
+    let Recovery { survivor, of, alone, settled, member: away, .. } = recovery;
+    let reason = || Reason::Recovery { survivor: survivor.clone() };
+    let others = draft.observed.members.iter().filter(|(name, _)| *name != survivor);
+    let others: Vec<(&Name, &AgentReport)> =
+        others.filter_map(|(name, seen)| seen.report().map(|report| (name, report))).collect();
+    // Nobody may serve beside the one that goes on.
+    for (name, report) in &others {
+        if report.etcd.service.state != ServiceState::Stopped {
+            draft.steps.push(Step::new(Action::StopEtcd { machine: (*name).clone() }, reason()));
+        }
+    }
+    if !draft.steps.is_empty() {
+        return;
+    }
+    let Some(report) = reached(draft, survivor) else { return };
+    let machine = survivor.clone();
+    let stopped = report.etcd.service.state == ServiceState::Stopped;
+    let version = report.etcd.used_with().unwrap_or(draft.desired.version);
+    let stop = || Action::StopEtcd { machine: survivor.clone() };
+    let action = match report.etcd.data {
+        Data::Present { cluster, .. } if !settled && stopped => {
+            Action::StartEtcd { machine, version, data: StartData::Alone(cluster) }
+        }
+        Data::Present { .. } if !settled && *alone => {
+            let error = "it is about to go on alone".to_owned();
+            draft.wait(Waiting::EtcdStarting { machine, error });
+            return;
+        }
+        Data::Present { .. } if !stopped => stop(),
+        Data::Present { member, .. } => {
+            // Now that it has applied all that it knows, what the others have is in the way.
+            for (name, report) in others {
+                if let Data::Present { member, cluster } = report.etcd.data
+                    && cluster == *of
+                {
+                    let action = Action::ClearData { machine: name.clone(), member: Some(member) };
+                    draft.steps.push(Step::new(action, reason()));
+                }
+            }
+            Action::ClearData { machine, member: Some(member) }
+        }
+        Data::Empty if away.is_some() => Action::RestoreData { machine, version },
+        Data::Empty => {
+            draft.wait(Waiting::DataLost { machine });
+            return;
+        }
+        Data::Unreadable { ref problem } => {
+            draft.wait(Waiting::DataUnreadable { machine, problem: problem.clone() });
+            return;
+        }
+    };
+    draft.steps.push(Step::new(action, reason()));
+}
+
+/// The report of the survivor's agent, or what stands in the way.
+fn reached<'a>(draft: &mut Draft<'a>, survivor: &Name) -> Option<&'a AgentReport> {
+    let seen = draft.observed.members.get(survivor)?;
+    if let Some(report) = seen.report() {
+        return Some(report);
+    }
+    let machine = survivor.clone();
+    match (&seen.machine, &seen.agent) {
+        (Fact::Seen { value, .. }, _) if value.power == Power::Stopped => {
+            draft.steps.push(Step::new(Action::StartMachine { machine }, Reason::NotRunning));
+        }
+        (Fact::Absent { .. }, _) => draft.wait(Waiting::MachineLost { machine }),
+        (_, Fact::Unreachable { error, since }) => {
+            draft.wait(Waiting::AgentUnreachable { machine, error: error.clone(), since: *since });
+        }
+        (_, agent) => {
+            let error = "its agent does not answer".to_owned();
+            draft.wait(Waiting::AgentUnreachable { machine, error, since: agent.at() });
+        }
+    }
+    None
+}
+
+/// Whether a step of a recovery may be done: nobody's data is put away before the survivor has shown that it goes on.
+pub(super) fn judge(observed: &Observed, action: &Action) -> Result<(), Refusal> {
+    let ledger = &observed.ledger;
+    let Some(recovery) = &ledger.recovery else { return Err(Refusal::NotSeen("that somebody decided upon it")) };
+    let otherwise = |text: &str| Err(Refusal::Otherwise(text.to_owned()));
+    let others_run = observed.members.iter().any(|(name, m)| {
+        *name != recovery.survivor && m.report().is_some_and(|r| r.etcd.service.state != ServiceState::Stopped)
+    });
+    let survives = |machine: &Name| *machine == recovery.survivor;
+    let data = |machine| observed.members.get(machine).and_then(MemberObserved::report).map(|r| &r.etcd.data);
+    match action {
+        Action::StartMachine { .. } | Action::StopEtcd { .. } => Ok(()),
+        Action::StartEtcd { machine, data: StartData::Alone(of), .. } if survives(machine) && *of == recovery.of => {
+            if others_run {
+                otherwise("another member runs")
+            } else {
+                Ok(())
+            }
+        }
+        Action::ClearData { .. } if recovery.settled => Ok(()),
+        Action::ClearData { .. } => Err(Refusal::NotSeen("that the survivor went on alone")),
+        Action::RestoreData { machine, .. } if survives(machine) && recovery.member.is_some() => match data(machine) {
+            Some(Data::Empty) => Ok(()),
+            _ => otherwise("there is data already"),
+        },
+        _ => otherwise("the cluster is being built anew"),
+    }
+}

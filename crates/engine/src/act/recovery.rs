@@ -1,0 +1,38 @@
+//! The data of the one that survived, put away → the data of a new cluster of one member, on its machine.
+
+use raftsman_api::v1::restore_data_request::Part;
+use raftsman_api::v1::{RestoreDataHead, RestoreDataRequest};
+use raftsman_core::observed::MemberId;
+use raftsman_core::spec::{EtcdVersion, Name};
+
+use super::{ActError, Hands};
+
+/// No cluster writes so often in the time that people need to notice that it lost its majority.
+const BUMP: u64 = 1_000_000_000;
+
+impl Hands<'_> {
+    pub(super) async fn restore_data(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
+        let cluster = self.cluster();
+        let ledger = cluster.ledger();
+        let (Some(recovery), Some(url)) = (&ledger.recovery, ledger.members.get(machine)) else {
+            return Err(ActError::NoSuchMember(machine.clone()));
+        };
+        let fleet = &cluster.fleet;
+        let tool = fleet.artifacts.tool(&cluster.desired.source, version, fleet.setting.base())?;
+        self.install(machine, &tool, "etcdutl").await?;
+        let head = RestoreDataHead {
+            version: version.to_string(),
+            sha256: String::new(),
+            name: machine.to_string(),
+            initial_cluster: format!("{machine}={url}"),
+            // Ids follow from it: the same cluster may have to be built anew a second time.
+            token: format!("{}-{}", cluster.desired.token, recovery.since.as_second()),
+            peer_url: url.clone(),
+            bump_revision: BUMP,
+            own_member_id: recovery.member.map_or(0, |MemberId(id)| id),
+        };
+        let head = RestoreDataRequest { part: Some(Part::Head(head)) };
+        self.agent(machine).await?.restore_data(self.stamped(futures::stream::iter([head]))).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! `raftsman recover`: a cluster whose majority is lost for good → what is left, and a decision that `apply` carries out.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use raftsman_core::model::forecast;
+use raftsman_core::observed::{MemberId, Observed, Recovery};
+use raftsman_core::plan::recovery::{self, Proposal, Remains};
+use raftsman_core::spec::Name;
+use serde::Serialize;
+use serde_json::json;
+
+use super::plan::{ClusterPlan, FleetPlan};
+use super::{OpError, pick_cluster};
+use crate::cluster::ClusterAt;
+use crate::fleet::Fleet;
+use crate::journal::Journal;
+use crate::observe::Observer;
+use crate::store::Lock;
+
+/// What somebody who recovers a cluster knows, and wants.
+#[derive(Debug, Clone, Default)]
+pub struct Wishes {
+    /// The cluster; the only one of the file when it is not named.
+    pub cluster: Option<String>,
+    /// The survivor to build it around, where somebody knows better.
+    pub from: Option<Name>,
+    /// Members that are known to be gone for good.
+    pub lost: Vec<Name>,
+}
+
+/// What recovering a cluster would do.
+#[derive(Debug, Clone, Serialize)]
+pub struct Survey {
+    /// Which.
+    pub cluster: Name,
+    /// What is left of it.
+    #[serde(flatten)]
+    pub remains: Remains,
+    /// What `apply` would do.
+    #[serde(skip)]
+    pub plan: Option<FleetPlan>,
+    /// Somebody decided already: it goes on from where it is.
+    pub under_way: bool,
+}
+
+/// Looks at what is left. Nothing is changed.
+pub async fn survey(fleet: &Arc<Fleet>, wishes: &Wishes) -> Result<Survey, OpError> {
+    let cluster = Arc::new(pick_cluster(fleet, wishes.cluster.as_deref())?);
+    let mut observed = Observer::into_data(Arc::clone(&cluster))?.look().await?;
+    let desired = &cluster.desired;
+    let now = Timestamp::now();
+    let under_way = observed.ledger.recovery.is_some();
+    let remains = recovery::survey(desired, &observed, &wishes.lost, wishes.from.as_ref());
+    if let (Ok(proposal), false) = (&remains.outcome, under_way) {
+        decide(&mut observed.ledger, proposal, &wishes.lost, now);
+    }
+    let plan = observed.ledger.recovery.is_some().then(|| plan(fleet, &cluster, &observed, now));
+    Ok(Survey { cluster: desired.name.clone(), remains, plan, under_way })
+}
+
+fn plan(fleet: &Fleet, cluster: &ClusterAt, observed: &Observed, now: Timestamp) -> FleetPlan {
+    let desired = &cluster.desired;
+    let plan = ClusterPlan {
+        cluster: desired.name.clone(),
+        members: desired.members.len(),
+        version: desired.version,
+        forecast: forecast(desired, observed, now),
+    };
+    FleetPlan { fleet: fleet.spec.fleet.clone(), clusters: vec![plan], strangers: Vec::new() }
+}
+
+fn decide(ledger: &mut raftsman_core::observed::Ledger, proposal: &Proposal, lost: &[Name], now: Timestamp) {
+    let Proposal { survivor, of, .. } = proposal;
+    ledger.recovery =
+        Some(Recovery { survivor: survivor.clone(), of: *of, since: now, alone: false, settled: false, member: None });
+    // Whoever bears the name of one that was given up gets a new machine, whatever answers there.
+    ledger.replace.extend(lost.iter().map(|name| (name.clone(), MemberId(0))));
+}
+
+/// Writes the decision down: from now on `apply` builds the cluster anew. What was proposed must still be so.
+pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, wishes: &Wishes, proposal: &Proposal) -> Result<(), OpError> {
+    let cluster = Arc::new(pick_cluster(fleet, wishes.cluster.as_deref())?);
+    let observed = Observer::into_data(Arc::clone(&cluster))?.look().await?;
+    // Whatever is missing is said before anything is changed.
+    let source = &cluster.desired.source;
+    let seen = observed.members.get(&proposal.survivor).and_then(|m| m.report());
+    let version = seen.and_then(|r| r.etcd.used_with()).unwrap_or(cluster.desired.version);
+    fleet.artifacts.tool(source, version, fleet.setting.base())?;
+    let remains = recovery::survey(&cluster.desired, &observed, &wishes.lost, wishes.from.as_ref());
+    let proposal = remains.outcome.map_err(|unclear| OpError::Unclear(unclear.to_string())).and_then(|now| {
+        let same = now.survivor == proposal.survivor && now.of == proposal.of;
+        if same { Ok(now) } else { Err(OpError::Unclear("what is left has changed: look again".to_owned())) }
+    })?;
+    let now = Timestamp::now();
+    cluster.remember(|ledger| decide(ledger, &proposal, &wishes.lost, now))?;
+    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    journal.note(Some(&cluster.desired.name), "recovery", json!({ "proposal": proposal, "lost": wishes.lost }))?;
+    Ok(())
+}
