@@ -2,6 +2,8 @@
 
 #![allow(clippy::print_stdout, reason = "figures of a run are printed for whoever reads its log")]
 
+use std::io::{BufRead as _, BufReader};
+
 use raftsman_tests::lab::{Lab, eventually, forecast_equals_fact, kill};
 use raftsman_tests::load::{Load, LoadSettings};
 use rustix::process::Signal;
@@ -126,12 +128,16 @@ fn three_of_five_are_destroyed_and_the_command_is_killed_on_the_way() {
     assert_eq!(found["outcome"]["Ok"]["revision"], known);
     let less = state(&found, "main-4")["revision"].as_i64().expect("a revision");
     assert!(less < known, "{found}");
-    // Killed again and again, each time a little later.
-    for milliseconds in [300, 800, 1500, 2500] {
+    // Killed in the first wave, taken up, killed in the next, and so on: eight times.
+    for _ in 0..8 {
         let mut child = lab.spawn(&["recover", "--yes", "--json"]);
-        std::thread::sleep(std::time::Duration::from_millis(milliseconds));
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        let wave = output.lines().map_while(Result::ok).any(|line| line.contains("\"event\":\"wave\""));
         let _ = child.kill();
         let _ = child.wait();
+        assert!(wave, "it ended without a wave");
+        // The agent may be at it still; then it goes on with the next.
+        std::thread::sleep(std::time::Duration::from_millis(500));
     }
     lab.run(&["apply", "--yes", "--timeout", "90s"]).ok();
     assert_eq!(lab.cluster_status()["settled"], true);
