@@ -97,6 +97,7 @@ impl Output {
 pub struct Lab {
     dir: tempfile::TempDir,
     user: Option<u32>,
+    agent: Option<PathBuf>,
 }
 
 impl Lab {
@@ -104,12 +105,17 @@ impl Lab {
     pub fn new(file: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("raftsman-lab-").tempdir().expect("a directory");
         std::fs::write(dir.path().join("raftsman.yaml"), file).expect("the file");
-        Self { dir, user: None }
+        Self { dir, user: None, agent: None }
     }
 
     /// From now on this user, with no group but its own and the lab for its home, runs everything.
     pub fn run_as(&mut self, user: u32) {
         self.user = Some(user);
+    }
+
+    /// From now on this program is started in the place of the agent.
+    pub fn use_agent(&mut self, agent: PathBuf) {
+        self.agent = Some(agent);
     }
 
     /// A lab with one cluster `main`, and further lines of its section.
@@ -158,6 +164,7 @@ impl Lab {
             }
         };
         command.args(arguments).current_dir(self.path()).stdin(Stdio::null()).env_remove("NO_COLOR");
+        command.envs(self.agent.iter().map(|agent| ("RAFTSMAN_AGENT", agent)));
         command
     }
 

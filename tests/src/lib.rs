@@ -9,5 +9,6 @@ pub mod hand;
 pub mod lab;
 pub mod load;
 pub mod operations;
+pub mod partition;
 pub mod sim;
 pub mod story;

@@ -1,5 +1,7 @@
 //! A running cluster and a wish → the file and the commands by which an operator carries it out.
 
+use std::net::Ipv4Addr;
+
 use crate::dice::Dice;
 use crate::lab::{Lab, etcd_dir};
 
@@ -94,19 +96,22 @@ impl Shape {
 
     /// The file.
     pub fn file(&self) -> String {
-        let address = |last: u8| format!("127.{}.{}.{last}", NETWORK.0, NETWORK.1 + (std::process::id() % 200) as u8);
         let member = |(n, last): &(u32, u8)| format!("      - {{ name: m{n}, address: {} }}\n", address(*last));
         let members: String = self.members.iter().map(member).collect();
         format!(
-            "fleet: lab\nmachines: {{ network: 127.{}.{}.0/24 }}\netcd:\n  main:\n    members:\n{members}    version: 3.6.{}\n    \
+            "fleet: lab\nmachines: {{ network: {}/24 }}\netcd:\n  main:\n    members:\n{members}    version: 3.6.{}\n    \
              source: {{ directory: {:?} }}\n    log_level: {}\n    certificates: {{ extra_names: [n{}.example.org] }}\n",
-            NETWORK.0,
-            NETWORK.1 + (std::process::id() % 200) as u8,
+            address(0),
             self.patch,
             etcd_dir(),
             if self.warn { "warn" } else { "info" },
             self.names,
         )
+    }
+
+    /// Every member's name and address.
+    pub fn addresses(&self) -> Vec<(String, Ipv4Addr)> {
+        self.members.iter().map(|(n, last)| (format!("m{n}"), address(*last))).collect()
     }
 
     fn take_next(&mut self) -> (u32, u8) {
@@ -181,6 +186,11 @@ impl Shape {
 
 /// Labs of this kind have a network of their own, away from those that raftsman chooses.
 const NETWORK: (u8, u8) = (77, 20);
+
+/// The address with this last part, in a network that no other process of tests has.
+fn address(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(127, NETWORK.0, NETWORK.1 + (std::process::id() % 200) as u8, last)
+}
 
 fn words(list: &[&str]) -> Vec<String> {
     list.iter().map(|w| (*w).to_owned()).collect()

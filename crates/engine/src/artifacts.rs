@@ -92,7 +92,7 @@ impl Artifacts {
 
     /// Finds the tool that restores snapshots: beside etcd, as releases have it, or on the PATH.
     pub fn tool(&self, source: &Source, version: EtcdVersion, base_dir: &Path) -> Result<Artifact, ArtifactError> {
-        let beside = self.locate(source, version, base_dir)?.path.with_file_name("etcdutl");
+        let beside = archive::tool_beside(&self.locate(source, version, base_dir)?.path);
         let search = std::env::var_os("PATH").unwrap_or_default();
         let path = Some(beside.clone()).filter(|path| path.exists()).or_else(|| program(&search, "etcdutl"));
         let path = path.ok_or(ArtifactError::NoTool { beside, version })?;

@@ -1,22 +1,26 @@
 //! Operation × fault × step on real members under client load → a table of what came of each, and whether all is well.
 //!
-//! `death [--cells N] [--operation NAME] [--fault NAME] [--seed S] [--table FILE]`: without `--cells`, all of them. A
-//! cell is carried out like this: the operation is begun; at the beginning of its k-th wave something dies; whoever
-//! operates the cluster runs the same command again until it is done. Green means: it converges, no acknowledged write
-//! is lost, what clients saw is linearizable.
+//! `death [--cells N] [--operation NAME] [--fault NAME] [--step K] [--shard I/N] [--seed S] [--results FILE]`: without
+//! `--cells`, all of them, or every N-th. `death --table FILE` makes the table of results that were written before, by
+//! several shards perhaps. A cell is carried out like this: the operation is begun; at the beginning of its k-th wave
+//! something dies; whoever operates the cluster runs the same command again until it is done. Green means: it converges,
+//! no acknowledged write is lost, what clients saw is linearizable. The command is killed in every wave of each
+//! operation, everything else dies in the first ones.
 
 #![allow(clippy::print_stdout, reason = "a table is printed")]
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::BufRead as _;
+use std::io::{BufRead as _, Write as _};
+use std::net::Ipv4Addr;
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use raftsman_tests::dice::Dice;
 use raftsman_tests::lab::{Lab, kill};
 use raftsman_tests::load::{Load, LoadSettings};
-use raftsman_tests::operations::{Operation, Shape, lab};
+use raftsman_tests::operations::{Operation, Shape};
+use raftsman_tests::partition::{self, Cut, Groups};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -35,10 +39,26 @@ enum Fault {
     Disk,
     /// A machine is gone with its disk.
     Machine,
+    /// The leader and the others hear nothing of each other for a while.
+    Apart,
+    /// The others hear nothing of the leader.
+    Mute,
+    /// The leader hears nothing of the others.
+    Deaf,
 }
 
 impl Fault {
-    const ALL: [Self; 6] = [Self::Command, Self::Agent, Self::Member, Self::Pause, Self::Disk, Self::Machine];
+    const ALL: [Self; 9] = [
+        Self::Command,
+        Self::Agent,
+        Self::Member,
+        Self::Pause,
+        Self::Disk,
+        Self::Machine,
+        Self::Apart,
+        Self::Mute,
+        Self::Deaf,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -48,7 +68,29 @@ impl Fault {
             Self::Pause => "etcd stopped, woken late",
             Self::Disk => "disk wiped",
             Self::Machine => "machine gone",
+            Self::Apart => "leader cut off",
+            Self::Mute => "leader not heard",
+            Self::Deaf => "leader hears nobody",
         }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|f| f.name() == name)
+    }
+
+    /// Which packets are lost.
+    fn cut(self) -> Option<Cut> {
+        match self {
+            Self::Apart => Some(Cut::Both),
+            Self::Mute => Some(Cut::Sent),
+            Self::Deaf => Some(Cut::Received),
+            _ => None,
+        }
+    }
+
+    /// As many waves of an operation are tried.
+    fn steps(self) -> usize {
+        if self == Self::Command { 24 } else { 4 }
     }
 
     /// Whether a member is lost for good, so that somebody has to give it up.
@@ -57,21 +99,31 @@ impl Fault {
     }
 }
 
-/// As many waves of each operation are tried.
-const STEPS: usize = 12;
-/// A member that hangs wakes up after this long: later than any election.
+/// A member that hangs wakes up after this long, and a network heals: later than any election.
 const NAP: Duration = Duration::from_secs(3);
 
 struct Wishes {
     cells: usize,
     operation: Option<Operation>,
     fault: Option<Fault>,
+    step: Option<usize>,
+    shard: (usize, usize),
     seed: u64,
+    results: Option<String>,
     table: Option<String>,
 }
 
 fn wishes() -> Wishes {
-    let mut wishes = Wishes { cells: usize::MAX, operation: None, fault: None, seed: 1, table: None };
+    let mut wishes = Wishes {
+        cells: usize::MAX,
+        operation: None,
+        fault: None,
+        step: None,
+        shard: (0, 1),
+        seed: 1,
+        results: None,
+        table: None,
+    };
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     for pair in arguments.chunks(2) {
         let [key, value] = pair else { panic!("{} needs a value", pair[0]) };
@@ -79,9 +131,13 @@ fn wishes() -> Wishes {
             "--cells" => wishes.cells = value.parse().expect("a number"),
             "--seed" => wishes.seed = value.parse().expect("a number"),
             "--operation" => wishes.operation = Some(Operation::named(value).expect("an operation")),
-            "--fault" => {
-                wishes.fault = Some(Fault::ALL.into_iter().find(|f| f.name() == value).expect("a fault"));
+            "--fault" => wishes.fault = Some(Fault::named(value).expect("a fault")),
+            "--step" => wishes.step = Some(value.parse().expect("a number")),
+            "--shard" => {
+                let (index, of) = value.split_once('/').expect("such as 0/2");
+                wishes.shard = (index.parse().expect("a number"), of.parse().expect("a number"));
             }
+            "--results" => wishes.results = Some(value.clone()),
             "--table" => wishes.table = Some(value.clone()),
             other => panic!("what is {other}?"),
         }
@@ -89,48 +145,79 @@ fn wishes() -> Wishes {
     wishes
 }
 
+/// What came of a cell.
+type Outcome = (Operation, Fault, usize, Result<(), String>);
+
 fn main() -> ExitCode {
     let wishes = wishes();
-    let begun = Instant::now();
-    let mut results: BTreeMap<(Operation, Fault), Vec<Result<(), String>>> = BTreeMap::new();
+    if let Some(path) = &wishes.table {
+        let (table, green) = table(&read(path));
+        println!("{table}");
+        return if green { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    partition::enter();
+    let results = run(&wishes);
+    let (table, green) = table(&results);
+    println!("\n{table}");
+    if green { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn cells(wishes: &Wishes, dice: &mut Dice) -> Vec<(Operation, Fault, usize)> {
     let mut cells: Vec<(Operation, Fault, usize)> = Vec::new();
     for operation in Operation::ALL.into_iter().filter(|o| wishes.operation.is_none_or(|wish| wish == *o)) {
         for fault in Fault::ALL.into_iter().filter(|f| wishes.fault.is_none_or(|wish| wish == *f)) {
-            cells.extend((1..=STEPS).map(|step| (operation, fault, step)));
+            let steps = (1..=fault.steps()).filter(|step| wishes.step.is_none_or(|wish| wish == *step));
+            cells.extend(steps.map(|step| (operation, fault, step)));
         }
     }
-    let mut dice = Dice::new(wishes.seed);
     if wishes.cells < cells.len() {
         // A slice is drawn from all of them, the early steps first: every operation has those.
-        cells.retain(|(_, _, step)| *step <= 3);
+        cells.retain(|(_, _, step)| *step <= 2);
         dice.shuffle(&mut cells);
     }
-    let (mut scene, mut run) = (None, 0);
+    let (index, of) = wishes.shard;
+    // By operation and fault, so that a row of steps is in one shard and ends where the operation does.
+    let place = |(operation, fault, _): &(Operation, Fault, usize)| {
+        let position = Operation::ALL.iter().position(|o| o == operation).unwrap_or(0) * Fault::ALL.len();
+        position + Fault::ALL.iter().position(|f| f == fault).unwrap_or(0)
+    };
+    cells.retain(|cell| place(cell) % of == index);
+    cells
+}
+
+fn run(wishes: &Wishes) -> Vec<Outcome> {
+    let mut dice = Dice::new(wishes.seed);
+    let cells = cells(wishes, &mut dice);
+    let mut results: Vec<Outcome> = Vec::new();
+    let mut file = wishes
+        .results
+        .as_ref()
+        .map(|path| std::fs::OpenOptions::new().create(true).append(true).open(path).expect("a file for the results"));
+    let mut scene = None;
+    let mut ended: Option<(Operation, Fault)> = None;
     println!("operation       fault                     step  seconds  longest gap  outcome");
     for (operation, fault, step) in cells {
-        if run >= wishes.cells {
+        if results.len() >= wishes.cells {
             break;
         }
-        let (lab, shape) = match scene.take() {
-            Some(scene) => scene,
-            None => {
-                let shape = Shape::new(3);
-                (lab(&shape), shape)
-            }
-        };
+        // It had no such step before: it has no later one.
+        if ended == Some((operation, fault)) {
+            continue;
+        }
+        let mut scene_now: Scene = scene.take().unwrap_or_else(Scene::new);
         let began = Instant::now();
-        let mut shape = shape;
-        let outcome = cell(&lab, &mut shape, operation, fault, step, &mut dice);
+        let outcome = cell(&mut scene_now, operation, fault, step, &mut dice);
+        Groups::heal();
         let (gap, verdict) = match outcome {
             // The operation has no such step: not a cell.
             Ok(None) => {
-                scene = Some((lab, shape));
+                ended = Some((operation, fault));
+                scene = Some(scene_now);
                 continue;
             }
             Ok(Some(gap)) => (format!("{} ms", gap.as_millis()), Ok(())),
             Err(error) => ("-".to_owned(), Err(error)),
         };
-        run += 1;
         let word = verdict.as_ref().map_or_else(|e| format!("FAILED: {e}"), |()| "green".to_owned());
         println!(
             "{:<14}  {:<24}  {step:>4}  {:>7.1}  {gap:>11}  {word}",
@@ -138,41 +225,75 @@ fn main() -> ExitCode {
             fault.name(),
             began.elapsed().as_secs_f64(),
         );
-        // Whatever failed is not carried into the next cell.
-        if verdict.is_ok() && shape.members.len() <= 7 {
-            scene = Some((lab, shape));
+        if let Some(file) = &mut file {
+            let color = if verdict.is_ok() { "green" } else { "red" };
+            writeln!(file, "{}\t{}\t{step}\t{color}", operation.name(), fault.name()).expect("a result is written");
         }
-        results.entry((operation, fault)).or_default().push(verdict);
+        // Whatever failed is not carried into the next cell.
+        if verdict.is_ok() {
+            scene = Some(scene_now);
+        }
+        results.push((operation, fault, step, verdict));
     }
-    let table = table(&results, begun.elapsed());
-    println!("\n{table}");
-    if let Some(path) = wishes.table {
-        std::fs::write(path, &table).expect("the table is written");
+    results
+}
+
+/// A cluster whose machines' networks can be cut.
+struct Scene {
+    // Before the groups: they can only go when nobody is in them any more.
+    lab: Lab,
+    groups: Groups,
+    shape: Shape,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let shape = Shape::new(3);
+        let mut lab = Lab::new(&shape.file());
+        let groups = Groups::of(&mut lab);
+        lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+        Self { lab, groups, shape }
     }
-    if results.values().flatten().all(Result::is_ok) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn read(path: &str) -> Vec<Outcome> {
+    let text = std::fs::read_to_string(path).expect("results that were written before");
+    let cell = |line: &str| {
+        let mut columns = line.split('\t');
+        let operation = Operation::named(columns.next()?)?;
+        let fault = Fault::named(columns.next()?)?;
+        let step = columns.next()?.parse().ok()?;
+        Some((operation, fault, step, if columns.next()? == "green" { Ok(()) } else { Err(String::new()) }))
+    };
+    // A cell that was tried again counts as it ended last.
+    let last: BTreeMap<(Operation, Fault, usize), Result<(), String>> =
+        text.lines().filter_map(cell).map(|(o, f, s, result)| ((o, f, s), result)).collect();
+    last.into_iter().map(|((o, f, s), result)| (o, f, s, result)).collect()
 }
 
 /// One cell: the longest gap, nothing when the operation has fewer steps, or what went wrong.
 fn cell(
-    lab: &Lab,
-    shape: &mut Shape,
+    scene: &mut Scene,
     operation: Operation,
     fault: Fault,
     step: usize,
     dice: &mut Dice,
 ) -> Result<Option<Duration>, String> {
+    let Scene { lab, groups, shape } = scene;
+    let lab: &Lab = lab;
     // A shrink needs something to shrink; and while one member is on its way, another may only be lost among five.
     while !shape.allows(operation) || fault.loses() && shape.members.len() < 5 {
         let grow = shape.change(Operation::Grow, dice);
         again(lab, grow, shape)?;
     }
-    let load = Load::start(lab, LoadSettings { rate: 200, ..LoadSettings::default() });
+    let load = Load::start(lab, LoadSettings { rate: 100, ..LoadSettings::default() });
     load.await_writes(50);
     let commands = shape.change(operation, dice);
     lab.write_file(&shape.file());
     let words: Vec<&str> = commands[0].iter().map(String::as_str).collect();
     let mut child = lab.command(&words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("raftsman starts");
     let output = std::io::BufReader::new(child.stdout.take().expect("its output"));
+    let addresses = shape.addresses();
     let (mut waves, mut victim) = (0, None);
     for line in output.lines().map_while(Result::ok) {
         let event: Value = serde_json::from_str(&line).unwrap_or_default();
@@ -187,6 +308,14 @@ fn cell(
                 std::thread::spawn(move || {
                     std::thread::sleep(NAP);
                     kill(pid, Signal::CONT);
+                });
+            }
+            if let Some(cut) = fault.cut() {
+                let (leader, others) = leader_and_others(lab, &addresses);
+                groups.cut(cut, (&leader.0, leader.1), &others);
+                std::thread::spawn(move || {
+                    std::thread::sleep(NAP);
+                    Groups::heal();
                 });
             }
         }
@@ -212,6 +341,19 @@ fn cell(
         return Err(format!("{verdict}"));
     }
     Ok(Some(verdict.figures.longest_gap.length))
+}
+
+/// Who leads, by the word of etcd itself, and everybody else.
+type Placed = (String, Ipv4Addr);
+fn leader_and_others(lab: &Lab, addresses: &[Placed]) -> (Placed, Vec<Placed>) {
+    let status = lab.etcdctl(&["endpoint", "status", "-w", "json"]).stdout;
+    let status: Value = serde_json::from_str(&status).unwrap_or_default();
+    let leads = |one: &&Value| one["Status"]["leader"] == one["Status"]["header"]["member_id"];
+    let leader = status.as_array().and_then(|all| all.iter().find(leads)).and_then(|one| one["Endpoint"].as_str());
+    let at = |address: &Ipv4Addr| leader.is_some_and(|url| url.contains(&format!("{address}:")));
+    let leader = addresses.iter().find(|(_, address)| at(address)).unwrap_or(&addresses[0]).clone();
+    let others = addresses.iter().filter(|other| **other != leader).cloned().collect();
+    (leader, others)
 }
 
 /// Somebody gives a member up, as soon as the cluster can be asked.
@@ -277,14 +419,15 @@ fn strike(lab: &Lab, fault: Fault, command: u32, dice: &mut Dice) -> Option<(Str
             kill(*pid, Signal::KILL);
             let _ = std::fs::remove_dir_all(lab.machine(name));
         }
+        // The network is for whoever has the groups at hand.
+        Fault::Apart | Fault::Mute | Fault::Deaf => {}
     }
     victim
 }
 
-fn table(results: &BTreeMap<(Operation, Fault), Vec<Result<(), String>>>, took: Duration) -> String {
-    let all = results.values().map(Vec::len).sum::<usize>();
-    let green = results.values().flatten().filter(|r| r.is_ok()).count();
-    let mut out = format!("{green} of {all} cells green, in {} s.\n\n| operation |", took.as_secs());
+fn table(results: &[Outcome]) -> (String, bool) {
+    let green = results.iter().filter(|(.., result)| result.is_ok()).count();
+    let mut out = format!("{green} of {} cells green.\n\n| operation |", results.len());
     for fault in Fault::ALL {
         let _ = write!(out, " {} |", fault.name());
     }
@@ -294,11 +437,12 @@ fn table(results: &BTreeMap<(Operation, Fault), Vec<Result<(), String>>>, took: 
     for operation in Operation::ALL {
         let _ = write!(out, "| {} |", operation.name());
         for fault in Fault::ALL {
-            let cells = results.get(&(operation, fault)).map(Vec::as_slice).unwrap_or_default();
-            let green = cells.iter().filter(|r| r.is_ok()).count();
-            let _ = if cells.is_empty() { write!(out, " - |") } else { write!(out, " {green}/{} |", cells.len()) };
+            let of: Vec<bool> =
+                results.iter().filter(|(o, f, ..)| (*o, *f) == (operation, fault)).map(|(.., r)| r.is_ok()).collect();
+            let green = of.iter().filter(|green| **green).count();
+            let _ = if of.is_empty() { write!(out, " - |") } else { write!(out, " {green}/{} |", of.len()) };
         }
         out.push('\n');
     }
-    out
+    (out, green == results.len())
 }

@@ -1,4 +1,4 @@
-//! A release archive and its SHA-256 → the one binary that is needed of it.
+//! A release archive and its SHA-256 → the binaries that are needed of it.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -14,7 +14,8 @@ use super::ArtifactError;
 /// No release of etcd is near this; more is not unpacked.
 const LARGEST: u64 = 1024 * 1024 * 1024;
 
-/// Unpacks etcd into the cache, unless it is there. No name out of the archive is ever used as a path.
+/// Unpacks etcd into the cache, unless it is there, and beside it the tool that restores snapshots, where the release has
+/// it. No name out of the archive is ever used as a path.
 pub(super) fn unpack(
     path: &Path,
     sha256: &str,
@@ -35,20 +36,37 @@ pub(super) fn unpack(
     if found != wanted {
         return Err(ArtifactError::HashMismatch { path: path.to_owned(), found, wanted });
     }
-    let unreadable = |source| ArtifactError::Archive { path: path.to_owned(), source };
-    let mut archive = Archive::new(GzDecoder::new(bytes.as_slice()));
-    for entry in archive.entries().map_err(unreadable)? {
-        let mut entry = entry.map_err(unreadable)?;
-        if entry.header().entry_type() != EntryType::Regular || !is_etcd(&entry.path().map_err(unreadable)?) {
-            continue;
-        }
-        if entry.size() > LARGEST {
-            return Err(unreadable(io::Error::new(io::ErrorKind::InvalidData, "etcd in it is larger than 1 GiB")));
-        }
-        write(&mut entry, &target, cache_dir, unreadable)?;
+    // etcd comes last: where it is, everything is.
+    extract(&bytes, path, "etcdutl", &tool_beside(&target), cache_dir)?;
+    if extract(&bytes, path, "etcd", &target, cache_dir)? {
         return Ok(target);
     }
     Err(ArtifactError::NotInArchive { path: path.to_owned() })
+}
+
+/// Writes a program of the archive; whether there is one is the answer.
+fn extract(bytes: &[u8], path: &Path, program: &str, target: &Path, cache_dir: &Path) -> Result<bool, ArtifactError> {
+    let unreadable = |source| ArtifactError::Archive { path: path.to_owned(), source };
+    let mut archive = Archive::new(GzDecoder::new(bytes));
+    for entry in archive.entries().map_err(unreadable)? {
+        let mut entry = entry.map_err(unreadable)?;
+        if entry.header().entry_type() != EntryType::Regular || !is(program, &entry.path().map_err(unreadable)?) {
+            continue;
+        }
+        if entry.size() > LARGEST {
+            let large = format!("{program} in it is larger than 1 GiB");
+            return Err(unreadable(io::Error::new(io::ErrorKind::InvalidData, large)));
+        }
+        write(&mut entry, target, cache_dir, unreadable)?;
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+/// Where the tool that restores snapshots is, as releases have it: beside etcd, and called alike.
+pub(super) fn tool_beside(etcd: &Path) -> PathBuf {
+    let name = etcd.file_name().unwrap_or_default().to_string_lossy().replacen("etcd", "etcdutl", 1);
+    etcd.with_file_name(name)
 }
 
 /// Where the binary out of an archive is, or will be. The archive's hash is in the name: another archive of the same
@@ -62,10 +80,10 @@ pub(super) fn unpacked(sha256: &str, version: EtcdVersion, cache_dir: &Path) -> 
 }
 
 /// `etcd-v3.6.15-linux-amd64/etcd`, with or without `./` before it.
-fn is_etcd(path: &Path) -> bool {
+fn is(program: &str, path: &Path) -> bool {
     let mut parts = path.components().filter(|part| *part != Component::CurDir);
     matches!(parts.next(), Some(Component::Normal(_)))
-        && parts.next() == Some(Component::Normal("etcd".as_ref()))
+        && parts.next() == Some(Component::Normal(program.as_ref()))
         && parts.next().is_none()
 }
 
