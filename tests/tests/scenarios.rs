@@ -4,8 +4,10 @@
 //! no quorum. `Scene::to_the_end` itself holds every end against 're-planning changes nothing'.
 
 use insta::assert_snapshot;
+use raftsman_core::action::Action;
 use raftsman_core::model::MachineModel;
 use raftsman_core::observed::{Alarm, ClusterId, Data, Disk, Door, MemberId, PortTaken, Power, ServiceState};
+use raftsman_core::plan::Waiting;
 use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{Hidden, Scene, cluster, tell};
 
@@ -639,4 +641,22 @@ fn auth_is_off() {
     * enable auth cluster: auth is off; 1 1 1
     done
     ");
+}
+
+#[test]
+fn what_waits_for_a_member_that_is_lost_is_not_waited_for() {
+    let mut scene = Scene::settled(5);
+    scene.desired = cluster(7, &[]);
+    scene.until(|action| matches!(action, Action::InstallEtcd { .. }));
+    *scene.machine(2) = MachineModel::none();
+    scene.world.remember(&scene.desired);
+    let plan = scene.plan();
+    assert!(plan.steps.is_empty() && plan.is_stuck(), "{plan:?}");
+    assert!(plan.waiting.iter().any(|w| matches!(w, Waiting::HealFirst { .. })), "{plan:?}");
+    // One that is only down comes back.
+    let mut scene = Scene::settled(5);
+    scene.desired = cluster(7, &[]);
+    scene.until(|action| matches!(action, Action::InstallEtcd { .. }));
+    scene.hide(2, Hidden::Etcd);
+    assert!(!scene.plan().is_stuck(), "{:?}", scene.plan());
 }

@@ -3,8 +3,8 @@
 use insta::assert_snapshot;
 use raftsman_core::action::{Action, StartData};
 use raftsman_core::model::{MachineModel, forecast};
-use raftsman_core::observed::{Data, Recovery, ServiceState};
-use raftsman_core::plan::recovery::{Proposal, State, Unclear, survey};
+use raftsman_core::observed::{Data, ServiceState};
+use raftsman_core::plan::recovery::{self, Proposal, State, Unclear, survey};
 use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{Hidden, Scene, cluster};
@@ -26,9 +26,9 @@ fn proposal(scene: &Scene, lost: &[Name], from: Option<&Name>) -> Result<Proposa
 
 /// Somebody decides as is proposed.
 fn decide(scene: &mut Scene) {
-    let Proposal { survivor, of, .. } = proposal(scene, &[], None).expect("a proposal");
-    scene.world.ledger.recovery =
-        Some(Recovery { survivor, of, since: scene.world.now, alone: false, settled: false, member: None });
+    let remains = survey(&scene.desired, &scene.look(), &[], None);
+    assert!(remains.outcome.is_ok(), "{remains:?}");
+    recovery::decide(&mut scene.world.ledger, &remains, scene.world.now);
 }
 
 #[test]
@@ -71,8 +71,9 @@ fn of_two_survivors_one_goes_on_and_the_other_fetches_all_anew() {
     * stop etcd main-5: built anew around main-4; - - -
     * stop etcd main-4: built anew around main-4; - - -
     * start alone main-4: built anew around main-4; - - -
+    * clear data main-5: built anew around main-4; 0 - 0
     * stop etcd main-4: built anew around main-4; 0 - 0
-    * clear data main-5 main-4: built anew around main-4; - - -
+    * clear data main-4: built anew around main-4; - - -
     * restore data main-4: built anew around main-4; - - -
     * create machine main-1 main-2 main-3: not there yet; - - -
       start etcd main-4: not running; - - -

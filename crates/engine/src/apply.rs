@@ -7,7 +7,7 @@ use futures::future::join_all;
 use jiff::Timestamp;
 use raftsman_core::action::{Action, StartData};
 use raftsman_core::observed::{Observed, View};
-use raftsman_core::plan::{Patience, Plan, Step, Waiting, plan, safety};
+use raftsman_core::plan::{Plan, Step, Waiting, plan, safety};
 use raftsman_core::spec::Name;
 
 use crate::act::{ActError, Hands};
@@ -187,7 +187,7 @@ impl Run<'_> {
                 }
                 continue;
             }
-            if next.waiting.iter().all(|w| w.patience() != Patience::Soon) {
+            if next.is_stuck() {
                 return Err(ApplyError::Blocked(next.waiting));
             }
             if progress.elapsed() > timeout {

@@ -45,6 +45,18 @@ impl Plan {
         self.steps.is_empty() && self.waiting.iter().all(|w| w.patience() == Patience::Note)
     }
 
+    /// Whether nothing is done and waiting does not help: what is waited for is itself blocked.
+    pub fn is_stuck(&self) -> bool {
+        let lost: Vec<&Name> = self.blocked().filter_map(Waiting::machine).collect();
+        let hopeless = |waiting: &Waiting| match waiting {
+            Waiting::HealFirst { unhealthy, .. } => {
+                unhealthy.iter().all(|member| lost.iter().any(|name| name.as_str() == member))
+            }
+            other => other.patience() != Patience::Soon,
+        };
+        self.steps.is_empty() && self.waiting.iter().all(hopeless)
+    }
+
     /// What no waiting will mend.
     pub fn blocked(&self) -> impl Iterator<Item = &Waiting> {
         self.waiting.iter().filter(|w| w.patience() == Patience::Blocked)

@@ -7,6 +7,7 @@
 
 use std::fmt;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::safety::Refusal;
@@ -14,7 +15,8 @@ use super::{Draft, Reason, Step, Waiting};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
-    Agent, AgentReport, ClusterId, Data, Fact, MemberObserved, Observed, Power, Recovery, ServiceState, View, quorum,
+    Agent, AgentReport, ClusterId, Data, Fact, Ledger, MemberId, MemberObserved, Observed, Power, Recovery,
+    ServiceState, View, quorum,
 };
 use crate::spec::Name;
 
@@ -277,6 +279,16 @@ fn known(seen: &MemberObserved, report: &AgentReport) -> State {
     }
 }
 
+/// Writes down that somebody decided as is proposed: the cluster is built anew, and the lost are given up with whatever
+/// answers in their place.
+pub fn decide(ledger: &mut Ledger, remains: &Remains, now: Timestamp) {
+    let Ok(Proposal { survivor, of, .. }) = &remains.outcome else { return };
+    ledger.recovery =
+        Some(Recovery { survivor: survivor.clone(), of: *of, since: now, alone: false, settled: false, member: None });
+    let lost = remains.members.iter().filter(|m| matches!(m.state, State::Lost { .. }));
+    ledger.replace.extend(lost.map(|m| (m.name.clone(), MemberId(0))));
+}
+
 /// The next steps of a cluster that is built anew.
 pub(super) fn rebuild(draft: &mut Draft<'_>) {
     let ledger = &draft.observed.ledger;
@@ -295,7 +307,31 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) {
     if !draft.steps.is_empty() {
         return;
     }
+    // One that nobody gave up and that cannot be reached may serve.
+    let silent = draft.observed.members.iter().filter(|(name, seen)| {
+        let given_up = ledger.replace.contains_key(*name) || !ledger.members.contains_key(*name);
+        *name != survivor && !given_up && seen.report().is_none() && !seen.machine.is_absent()
+    });
+    let silent: Vec<Name> = silent.map(|(name, _)| name.clone()).collect();
+    if !silent.is_empty() {
+        silent.iter().for_each(|name| {
+            let _ = reached(draft, name);
+        });
+        return;
+    }
     let Some(report) = reached(draft, survivor) else { return };
+    // Once it has applied all that it knows, what the others have is in the way.
+    for (name, report) in others.iter().filter(|_| *settled) {
+        if let Data::Present { member, cluster } = report.etcd.data
+            && cluster == *of
+        {
+            let action = Action::ClearData { machine: (*name).clone(), member: Some(member) };
+            draft.steps.push(Step::new(action, reason()));
+        }
+    }
+    if !draft.steps.is_empty() {
+        return;
+    }
     let machine = survivor.clone();
     let stopped = report.etcd.service.state == ServiceState::Stopped;
     let version = report.etcd.used_with().unwrap_or(draft.desired.version);
@@ -310,18 +346,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) {
             return;
         }
         Data::Present { .. } if !stopped => stop(),
-        Data::Present { member, .. } => {
-            // Now that it has applied all that it knows, what the others have is in the way.
-            for (name, report) in others {
-                if let Data::Present { member, cluster } = report.etcd.data
-                    && cluster == *of
-                {
-                    let action = Action::ClearData { machine: name.clone(), member: Some(member) };
-                    draft.steps.push(Step::new(action, reason()));
-                }
-            }
-            Action::ClearData { machine, member: Some(member) }
-        }
+        Data::Present { member, .. } => Action::ClearData { machine, member: Some(member) },
         Data::Empty if away.is_some() => Action::RestoreData { machine, version },
         Data::Empty => {
             draft.wait(Waiting::DataLost { machine });
@@ -335,13 +360,13 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) {
     draft.steps.push(Step::new(action, reason()));
 }
 
-/// The report of the survivor's agent, or what stands in the way.
-fn reached<'a>(draft: &mut Draft<'a>, survivor: &Name) -> Option<&'a AgentReport> {
-    let seen = draft.observed.members.get(survivor)?;
+/// The report of a survivor's agent, or what stands in the way.
+fn reached<'a>(draft: &mut Draft<'a>, name: &Name) -> Option<&'a AgentReport> {
+    let seen = draft.observed.members.get(name)?;
     if let Some(report) = seen.report() {
         return Some(report);
     }
-    let machine = survivor.clone();
+    let machine = name.clone();
     match (&seen.machine, &seen.agent) {
         (Fact::Seen { value, .. }, _) if value.power == Power::Stopped => {
             draft.steps.push(Step::new(Action::StartMachine { machine }, Reason::NotRunning));

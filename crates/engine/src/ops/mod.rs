@@ -99,7 +99,7 @@ pub enum OpError {
     NotSafe(Waiting),
     /// A majority is needed and there is none.
     #[error(
-        "cluster `{0}` has no quorum, so that nothing can be agreed upon: bring members back with their disks; `raftsman status` says which are missing"
+        "cluster `{0}` has no quorum, so that nothing can be agreed upon: bring members back with their disks, `raftsman status` says which are missing; if they are gone for good, `raftsman recover`"
     )]
     NoQuorum(Name),
     /// It is not clear what should be done.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use raftsman_core::model::forecast;
-use raftsman_core::observed::{MemberId, Observed, Recovery};
+use raftsman_core::observed::Observed;
 use raftsman_core::plan::recovery::{self, Proposal, Remains};
 use raftsman_core::spec::Name;
 use serde::Serialize;
@@ -52,8 +52,8 @@ pub async fn survey(fleet: &Arc<Fleet>, wishes: &Wishes) -> Result<Survey, OpErr
     let now = Timestamp::now();
     let under_way = observed.ledger.recovery.is_some();
     let remains = recovery::survey(desired, &observed, &wishes.lost, wishes.from.as_ref());
-    if let (Ok(proposal), false) = (&remains.outcome, under_way) {
-        decide(&mut observed.ledger, proposal, &wishes.lost, now);
+    if !under_way {
+        recovery::decide(&mut observed.ledger, &remains, now);
     }
     let plan = observed.ledger.recovery.is_some().then(|| plan(fleet, &cluster, &observed, now));
     Ok(Survey { cluster: desired.name.clone(), remains, plan, under_way })
@@ -70,14 +70,6 @@ fn plan(fleet: &Fleet, cluster: &ClusterAt, observed: &Observed, now: Timestamp)
     FleetPlan { fleet: fleet.spec.fleet.clone(), clusters: vec![plan], strangers: Vec::new() }
 }
 
-fn decide(ledger: &mut raftsman_core::observed::Ledger, proposal: &Proposal, lost: &[Name], now: Timestamp) {
-    let Proposal { survivor, of, .. } = proposal;
-    ledger.recovery =
-        Some(Recovery { survivor: survivor.clone(), of: *of, since: now, alone: false, settled: false, member: None });
-    // Whoever bears the name of one that was given up gets a new machine, whatever answers there.
-    ledger.replace.extend(lost.iter().map(|name| (name.clone(), MemberId(0))));
-}
-
 /// Writes the decision down: from now on `apply` builds the cluster anew. What was proposed must still be so.
 pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, wishes: &Wishes, proposal: &Proposal) -> Result<(), OpError> {
     let cluster = Arc::new(pick_cluster(fleet, wishes.cluster.as_deref())?);
@@ -88,13 +80,14 @@ pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, wishes: &Wishes, proposal: &P
     let version = seen.and_then(|r| r.etcd.used_with()).unwrap_or(cluster.desired.version);
     fleet.artifacts.tool(source, version, fleet.setting.base())?;
     let remains = recovery::survey(&cluster.desired, &observed, &wishes.lost, wishes.from.as_ref());
-    let proposal = remains.outcome.map_err(|unclear| OpError::Unclear(unclear.to_string())).and_then(|now| {
-        let same = now.survivor == proposal.survivor && now.of == proposal.of;
-        if same { Ok(now) } else { Err(OpError::Unclear("what is left has changed: look again".to_owned())) }
-    })?;
+    match &remains.outcome {
+        Ok(now) if now.survivor == proposal.survivor && now.of == proposal.of => {}
+        Ok(_) => return Err(OpError::Unclear("what is left has changed: look again".to_owned())),
+        Err(unclear) => return Err(OpError::Unclear(unclear.to_string())),
+    }
     let now = Timestamp::now();
-    cluster.remember(|ledger| decide(ledger, &proposal, &wishes.lost, now))?;
+    cluster.remember(|ledger| recovery::decide(ledger, &remains, now))?;
     let journal = Journal::new(&fleet.store, &fleet.setting, lock);
-    journal.note(Some(&cluster.desired.name), "recovery", json!({ "proposal": proposal, "lost": wishes.lost }))?;
+    journal.note(Some(&cluster.desired.name), "recovery", json!({ "remains": remains }))?;
     Ok(())
 }
