@@ -4,7 +4,7 @@
 //! no quorum. `Scene::to_the_end` itself holds every end against 're-planning changes nothing'.
 
 use insta::assert_snapshot;
-use raftsman_core::observed::{AuthorityRecord, Origin, Purpose, Side, Trust};
+use raftsman_core::observed::{AuthorityRecord, Data, Origin, Purpose, Side, Trust};
 use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{Hidden, Scene, cluster, tell};
 
@@ -444,26 +444,106 @@ fn in_an_emergency_nobody_is_waited_for_who_is_not_needed() {
     * restart etcd main-1: trusted CAs have changed; 2 1 2, hand-over
     * switch peers CA cluster: trusted by every member; 2 2 2
     * sign peer cert main-1 main-2 main-3 main-4: signed by another authority; 2 2 2
-    * retire peers CA cluster: not needed any more; 1 1 1
-    * store peer trust main-1 main-2 main-3 main-4: trusted CAs have changed; 1 1 1
+    * retire peers CA cluster: not needed any more; 2 2 2
+    * store peer trust main-1 main-2 main-3 main-4: trusted CAs have changed; 2 2 2
+    * restart etcd main-2: trusted CAs have changed; 2 0 2
+    * restart etcd main-3: trusted CAs have changed; 2 0 2
+    * restart etcd main-4: trusted CAs have changed; 2 0 2
+    * hand over to main-2: main-1 is about to go; 2 2 2, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
+    * forget peers CA cluster: refused by every member; 1 1 1
     waits: main-5: the agent does not answer: timed out
-    waits: main-2: restart etcd would cost quorum: 4 of 5 members are healthy
-    waits: main-1: has not got what the change of the peers CA rests on
-    waits: main-3: has not got what the change of the peers CA rests on
-    waits: main-4: has not got what the change of the peers CA rests on
     ");
     // It comes back with what nobody trusts any more, and catches up.
     scene.hidden.clear();
     assert_snapshot!(scene.to_the_end(), @"
     * sign peer cert main-5: signed by another authority; 1 1 1
     * restart etcd main-5: trusted CAs have changed; 1 1 2
+    done
+    ");
+}
+
+/// The member of this number comes to lead.
+fn lead(scene: &mut Scene, number: usize) {
+    let Data::Present { member, .. } = scene.machine(number).data else { panic!("no member") };
+    scene.world.leads = Some(member);
+}
+
+#[test]
+fn in_an_emergency_who_is_left_behind_does_not_lead() {
+    let mut scene = Scene::settled(5);
+    ask(&mut scene, Side::Peers);
+    trust(&mut scene, Side::Peers).now = true;
+    scene.hide(5, Hidden::Agent);
+    lead(&mut scene, 5);
+    assert_snapshot!(scene.to_the_end(), @"
+    * take in peers CA cluster: asked for; 2 2 2
+    * store peer trust main-1 main-2 main-3 main-4: trusted CAs have changed; 2 2 2
+    * hand over to main-1: main-5 may not know the new CA; 2 2 2, hand-over
     * restart etcd main-2: trusted CAs have changed; 2 1 2
+    * restart etcd main-3: trusted CAs have changed; 2 1 2
+    * restart etcd main-4: trusted CAs have changed; 2 1 2
+    * restart etcd main-1: trusted CAs have changed; 2 1 2, hand-over
+    * switch peers CA cluster: trusted by every member; 2 2 2
+    * sign peer cert main-1 main-2 main-3 main-4: signed by another authority; 2 2 2
+    * retire peers CA cluster: not needed any more; 2 2 2
+    * store peer trust main-1 main-2 main-3 main-4: trusted CAs have changed; 2 2 2
+    * restart etcd main-1: trusted CAs have changed; 2 0 2
+    * restart etcd main-3: trusted CAs have changed; 2 0 2
+    * restart etcd main-4: trusted CAs have changed; 2 0 2
+    * hand over to main-1: main-2 is about to go; 2 2 2, hand-over
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
+    * forget peers CA cluster: refused by every member; 1 1 1
+    waits: main-5: the agent does not answer: timed out
+    ");
+    scene.hidden.clear();
+    assert_snapshot!(scene.to_the_end(), @"
+    * sign peer cert main-5: signed by another authority; 1 1 1
+    * restart etcd main-5: trusted CAs have changed; 1 1 2
+    done
+    ");
+}
+
+#[test]
+fn who_was_left_behind_and_leads_makes_way_when_it_is_back() {
+    let mut scene = Scene::settled(5);
+    ask(&mut scene, Side::Peers);
+    trust(&mut scene, Side::Peers).now = true;
+    scene.hide(5, Hidden::Agent);
+    while trust(&mut scene, Side::Peers).retired.is_empty() {
+        waves(&mut scene, 1);
+    }
+    waves(&mut scene, 2);
+    // Others that it is still connected with elect it: who was restarted since cannot follow.
+    lead(&mut scene, 5);
+    scene.hidden.clear();
+    assert_snapshot!(scene.to_the_end(), @"
+    * sign peer cert main-5: signed by another authority; 1 1 1
+    * hand over to main-1: main-5 may not know the new CA; 1 1 1, hand-over
+    * restart etcd main-5: trusted CAs have changed; 2 1 2
     * restart etcd main-3: trusted CAs have changed; 2 1 2
     * restart etcd main-4: trusted CAs have changed; 2 1 2
     * restart etcd main-1: trusted CAs have changed; 2 1 2, hand-over
     * forget peers CA cluster: refused by every member; 2 2 2
     done
     ");
+}
+
+#[test]
+fn in_an_emergency_nobody_is_left_behind_where_that_would_cost_quorum() {
+    let mut scene = Scene::settled(3);
+    ask(&mut scene, Side::Peers);
+    trust(&mut scene, Side::Peers).now = true;
+    scene.hide(3, Hidden::Agent);
+    assert_snapshot!(scene.to_the_end(), @"
+    * take in peers CA cluster: asked for; 1 1 1
+    * store peer trust main-1 main-2: trusted CAs have changed; 1 1 1
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
+    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    waits: main-3: the agent does not answer: timed out
+    ");
+    scene.hidden.clear();
+    assert!(scene.to_the_end().ends_with("done\n"));
 }
 
 #[test]
@@ -533,7 +613,7 @@ fn a_certificate_of_nobody_we_know_is_replaced() {
     let mut scene = Scene::settled(3);
     scene.machine(2).certificates.get_mut(&Purpose::Peer).expect("a certificate").issuer_key = "another".to_owned();
     assert_snapshot!(scene.to_the_end(), @"
-    * sign peer cert main-2: signed by another authority; 0 0 0
+    * sign peer cert main-2: signed by another authority; 1 1 1
     done
     ");
 }

@@ -23,10 +23,13 @@ fn no_plan_of_ours_turns_anybody_away() {
     assert!(stats.restarts > 1_000, "{stats:?}");
 }
 
+/// What becomes of whoever trusts, or is trusted, too early or too late: members turn each other away, or us.
+const TURNED_AWAY: [&str; 2] = ["nobody is cut off", "whom we vouch for is let in"];
+
 #[track_caller]
-fn caught(planner: Planner, rule: &str) {
+fn caught(planner: Planner, rules: &[&str]) {
     match lives(0..3_000, &Cast::with_rotations(), planner) {
-        Err(Violation { rule: broken, .. }) if broken == rule => {}
+        Err(Violation { rule: broken, .. }) if rules.contains(&broken) => {}
         Err(other) => panic!("caught, but for another rule: {other}"),
         Ok(stats) => panic!("a broken planner went unnoticed: {stats:?}"),
     }
@@ -153,35 +156,35 @@ fn forgets_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
 
 #[test]
 fn a_planner_that_proves_nothing_is_caught() {
-    caught(proves_nothing, "nobody is cut off");
+    caught(proves_nothing, &TURNED_AWAY);
 }
 
 #[test]
 fn a_planner_that_restarts_nobody_is_caught() {
-    caught(disk_is_enough, "nobody is cut off");
+    caught(disk_is_enough, &TURNED_AWAY);
 }
 
 #[test]
 fn a_planner_that_switches_before_anybody_trusts_is_caught() {
-    caught(switches_first, "nobody is cut off");
+    caught(switches_first, &TURNED_AWAY);
 }
 
 #[test]
 fn a_planner_that_retires_what_is_still_shown_is_caught() {
-    caught(retires_first, "nobody is cut off");
+    caught(retires_first, &TURNED_AWAY);
 }
 
 #[test]
 fn a_planner_that_restarts_all_at_once_for_trust_is_caught() {
-    caught(all_at_once, "a step that changes the cluster is alone");
+    caught(all_at_once, &["a step that changes the cluster is alone"]);
 }
 
 #[test]
 fn a_planner_that_gives_clients_no_time_is_caught() {
-    caught(hurries, "clients are given their time");
+    caught(hurries, &["clients are given their time"]);
 }
 
 #[test]
 fn a_planner_that_forgets_before_all_refuse_is_caught() {
-    caught(forgets_first, "who is trusted no more is refused");
+    caught(forgets_first, &["who is trusted no more is refused"]);
 }

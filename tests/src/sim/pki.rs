@@ -30,9 +30,17 @@ pub(super) fn brought() -> BTreeMap<Side, AuthorityRecord> {
     BTreeMap::from([(Side::Peers, record)])
 }
 
-/// Somebody wants another authority, or is done with the old one; or etcd has read other trust than its agent says.
+/// Somebody wants another authority, or is done with the old one; or etcd has read other trust than its agent says; or
+/// another member comes to lead.
 pub(super) fn meddle(dice: &mut Dice, world: &mut World, midway: bool) -> bool {
-    let kind = dice.below(12);
+    let kind = dice.below(14);
+    if kind >= 12 {
+        let formed = world.agreed.iter().find(|(_, a)| a.formed).map(|(id, _)| *id);
+        let following: Vec<MemberId> = formed.map(|id| world.voters_answering(id).collect()).unwrap_or_default();
+        // Somebody who leads may well be one whom not all can follow.
+        world.leads = dice.pick(&following).copied().or(world.leads);
+        return !following.is_empty();
+    }
     let side = if kind.is_multiple_of(2) { Side::Peers } else { Side::Clients };
     let next = world.ledger.trust(side).is_some_and(|t| t.next.is_some());
     if kind >= 8 {
@@ -68,13 +76,27 @@ pub(super) fn clear(world: &mut World) {
 /// Who is in touch with whom, and who lets us in, before a step.
 pub(super) struct Before {
     in_touch: BTreeSet<MemberId>,
+    following: BTreeSet<Name>,
     receiving: BTreeSet<Name>,
     ledger: Ledger,
 }
 
+/// Those who could shake hands now, whoever is still connected.
 fn in_touch(world: &World) -> BTreeSet<MemberId> {
     let formed = world.agreed.iter().find(|(_, a)| a.formed).map(|(id, _)| *id);
-    formed.map(|id| world.voters_answering(id).collect()).unwrap_or_default()
+    formed.map(|id| world.voters_trusting(id).into_iter().collect()).unwrap_or_default()
+}
+
+/// Whether a member that was restarted gets back in touch with whoever leads then.
+fn comes_back(world: &World, machine: &Name) -> bool {
+    let formed = world.agreed.iter().find(|(_, a)| a.formed).map(|(id, _)| *id);
+    let mut world = world.clone();
+    let Some(restarted) = world.machines.get_mut(machine) else { return true };
+    restarted.process.warm_up = 0;
+    let raftsman_core::observed::Data::Present { member, .. } = restarted.data else { return true };
+    let runs = restarted.process.state == ServiceState::Running;
+    let Some(id) = formed.filter(|id| runs && world.has_quorum(*id)) else { return true };
+    world.voters_answering(id).any(|id| id == member)
 }
 
 fn receiving(desired: &Cluster, world: &World) -> BTreeSet<Name> {
@@ -88,7 +110,12 @@ fn serves(machine: &MachineModel) -> bool {
 
 /// Looks before a step.
 pub(super) fn before(desired: &Cluster, world: &World) -> Before {
-    Before { in_touch: in_touch(world), receiving: receiving(desired, world), ledger: world.ledger.clone() }
+    let formed = world.agreed.iter().find(|(_, a)| a.formed).map(|(id, _)| *id);
+    let following: BTreeSet<MemberId> = formed.map(|id| world.voters_answering(id).collect()).unwrap_or_default();
+    let follows = |m: &MachineModel| matches!(m.data, raftsman_core::observed::Data::Present { member, .. } if following.contains(&member));
+    let following = world.machines.iter().filter(|(_, m)| follows(m)).map(|(name, _)| name.clone()).collect();
+    let (in_touch, receiving, ledger) = (in_touch(world), receiving(desired, world), world.ledger.clone());
+    Before { in_touch, following, receiving, ledger }
 }
 
 /// The rule that a step broke, and how.
@@ -115,6 +142,12 @@ pub(super) fn broken(
         if let Some((name, _)) = up(id).filter(|(name, _)| listed && !left(name)) {
             return Some(("nobody is cut off", format!("{name} by {action:?}")));
         }
+    }
+    if let Action::RestartEtcd { machine, .. } = action
+        && before.following.contains(machine)
+        && !comes_back(world, machine)
+    {
+        return Some(("nobody is cut off", format!("{machine} cannot follow after {action:?}")));
     }
     if let Action::RetireAuthority { side: Side::Clients, unused: false } = action {
         let trust = was.clients.as_ref()?;

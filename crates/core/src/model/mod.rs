@@ -113,6 +113,8 @@ pub struct Process {
     pub trust: BTreeMap<Purpose, String>,
     /// Digests of what it has really read, where its agent is mistaken.
     pub read: BTreeMap<Purpose, String>,
+    /// Members that it is connected with: a connection outlives the certificates that it was made with.
+    pub connected: BTreeSet<MemberId>,
 }
 
 /// What a cluster has agreed upon.
@@ -208,6 +210,7 @@ impl Process {
             quota: 0,
             trust: BTreeMap::new(),
             read: BTreeMap::new(),
+            connected: BTreeSet::new(),
         }
     }
 }
@@ -272,7 +275,7 @@ impl World {
                     address: observed.ledger.members.get(name).and_then(|url| address_of(url)),
                     quota: 0,
                     trust: etcd.running_trust.clone(),
-                    read: BTreeMap::new(),
+                    ..Process::none()
                 };
             }
             if let Some(etcd) = seen.etcd.seen() {
@@ -280,17 +283,21 @@ impl World {
                 world.adopt_size(desired, name, observed, etcd);
             }
         }
-        world.trust_the_stopped(desired, observed);
+        world.trust_the_silent(desired, observed);
+        world.connect_the_healthy(observed);
         world
     }
 
-    /// A stopped machine cannot be asked. It is taken to be as it was left: what etcd was started on has etcd's data.
-    fn trust_the_stopped(&mut self, desired: &Cluster, observed: &Observed) {
+    /// A stopped machine cannot be asked, nor one whose agent is silent while its etcd answers. It is taken to be as it
+    /// was left: what etcd was started on has etcd's data.
+    fn trust_the_silent(&mut self, desired: &Cluster, observed: &Observed) {
         let others = observed.members.values().filter_map(|m| m.etcd.seen());
         let assumed = others.map(|e| e.version).min().unwrap_or(desired.version);
         for (name, incarnation) in &observed.ledger.started {
             let (Some(seen), Some(member)) = (observed.members.get(name), desired.member(name)) else { continue };
-            if seen.agent.seen().is_some() || seen.machine.seen().is_none_or(|m| m.power == Power::Running) {
+            let answers = seen.etcd.seen().is_some();
+            let stopped = seen.machine.seen().is_some_and(|m| m.power == Power::Stopped || answers);
+            if seen.agent.seen().is_some() || !stopped {
                 continue;
             }
             let data = match seen.etcd.seen() {
@@ -298,7 +305,7 @@ impl World {
                 None => self.born(desired, name, observed.ledger.cluster),
             };
             let version = seen.etcd.seen().map(|e| e.version).unwrap_or(assumed);
-            let running = if seen.etcd.seen().is_some() { ServiceState::Running } else { ServiceState::Stopped };
+            let running = if answers { ServiceState::Running } else { ServiceState::Stopped };
             let signed = |purpose| Some((purpose, self.certificate(desired, name, purpose, None).ok()?));
             let certificates = Purpose::ALL.into_iter().filter_map(signed).collect();
             if let Some(machine) = self.machines.get_mut(name) {
@@ -373,9 +380,9 @@ impl World {
         place.is_none_or(|place| machine.process.address.is_none_or(|address| address == place))
     }
 
-    /// Voters of this cluster that answer, where the others look for them and with certificates that they accept.
+    /// Voters of this cluster that answer, where the others look for them, and are in touch with who leads, or could.
     pub fn voters_answering(&self, cluster: ClusterId) -> impl Iterator<Item = MemberId> {
-        self.in_touch(&self.voters_up(cluster)).into_iter()
+        self.following(cluster).1.into_iter()
     }
 
     /// Whether a majority of the cluster's voters answers.
@@ -386,13 +393,12 @@ impl World {
         })
     }
 
-    /// The leader: the one that was seen to lead, else the first member that answers.
+    /// The leader: the one that was seen to lead, else the first member that most are in touch with.
     pub fn leader(&self, cluster: ClusterId) -> Option<MemberId> {
         if !self.has_quorum(cluster) {
             return None;
         }
-        let ids: Vec<MemberId> = self.voters_answering(cluster).collect();
-        self.leads.filter(|id| ids.contains(id)).or_else(|| ids.first().copied())
+        self.following(cluster).0
     }
 
     /// Lets the processes get on with what they do by themselves: start up, elect, be restarted by their agent.
@@ -437,10 +443,12 @@ impl World {
                     machine.process.quota = machine.quota;
                     machine.process.trust = machine.trust_on_disk();
                     machine.process.read.clear();
+                    machine.process.connected.clear();
                 }
                 ServiceState::Backoff | ServiceState::Stopped => {}
             }
         }
+        self.connect();
         upkeep::grow(&mut self.machines, &mut self.agreed);
         let formed: Vec<ClusterId> = self.agreed.keys().copied().filter(|id| self.has_quorum(*id)).collect();
         for id in formed {

@@ -6,11 +6,17 @@ use super::{MachineModel, World};
 use crate::desired::Cluster;
 use crate::observed::{
     AuthorityRecord, ClusterId, Greeting, Handshakes, MemberId, Observed, Origin, Purpose, ServiceState, Side, Trust,
+    View, quorum,
 };
 use crate::plan::trust::to_be_proven;
 use crate::spec::{AuthMode, Authority, Name};
 
 use super::effects::{Impossible, later};
+
+fn connected(one: &MachineModel, other: &MachineModel) -> bool {
+    let knows = |m: &MachineModel, o: &MachineModel| o.member().is_some_and(|id| m.process.connected.contains(&id));
+    knows(one, other) && knows(other, one)
+}
 
 impl World {
     /// Whether etcd on this machine accepts what the authority with this key signed.
@@ -30,22 +36,89 @@ impl World {
         accepts(one, other) && accepts(other, one)
     }
 
-    /// Of these members of a cluster, those that are in touch with each other through one of them: the most.
-    pub(super) fn in_touch(&self, voters: &[(MemberId, &MachineModel)]) -> Vec<MemberId> {
-        let with = |(id, m): &(MemberId, &MachineModel)| -> Vec<MemberId> {
-            voters.iter().filter(|(other, o)| other == id || self.linked(m, o)).map(|(id, _)| *id).collect()
-        };
-        let mut most = Vec::new();
+    /// Whether these two members talk to each other: over a connection that they have, or over one that they could make.
+    fn talk(&self, one: &MachineModel, other: &MachineModel) -> bool {
+        connected(one, other) || self.linked(one, other)
+    }
+
+    /// The members of these that this one is in touch with, itself among them.
+    fn around(
+        one: &(MemberId, &MachineModel),
+        voters: &[(MemberId, &MachineModel)],
+        talk: impl Fn(&MachineModel, &MachineModel) -> bool,
+    ) -> Vec<MemberId> {
+        voters.iter().filter(|(id, other)| *id == one.0 || talk(one.1, other)).map(|(id, _)| *id).collect()
+    }
+
+    /// The first of these that most are in touch with, and those.
+    fn most(
+        voters: &[(MemberId, &MachineModel)],
+        talk: impl Fn(&MachineModel, &MachineModel) -> bool,
+    ) -> (Option<MemberId>, Vec<MemberId>) {
+        let mut most = (None, Vec::new());
         for voter in voters {
-            let group = with(voter);
-            if group.len() == voters.len() {
-                return group;
+            let group = Self::around(voter, voters, &talk);
+            if group.len() > most.1.len() {
+                most = (Some(voter.0), group);
             }
-            if group.len() > most.len() {
-                most = group;
+            if most.1.len() == voters.len() {
+                break;
             }
         }
         most
+    }
+
+    /// Who leads or could, and the voters that are in touch with it. A leader stays for as long as a majority is in touch
+    /// with it, whoever else is not.
+    pub(super) fn following(&self, cluster: ClusterId) -> (Option<MemberId>, Vec<MemberId>) {
+        let up = self.voters_up(cluster);
+        let voters = self.agreed.get(&cluster).map_or(0, |a| a.members.iter().filter(|m| !m.learner).count());
+        let talk = |one: &MachineModel, other: &MachineModel| self.talk(one, other);
+        let leads = up.iter().find(|(id, _)| self.leads == Some(*id));
+        let group = leads.map(|leader| Self::around(leader, &up, talk)).unwrap_or_default();
+        if leads.is_some() && group.len() >= quorum(voters) {
+            return (self.leads, group);
+        }
+        Self::most(&up, talk)
+    }
+
+    /// Voters of this cluster that would be in touch if every connection had to be made anew.
+    pub fn voters_trusting(&self, cluster: ClusterId) -> Vec<MemberId> {
+        Self::most(&self.voters_up(cluster), |one, other| self.linked(one, other)).1
+    }
+
+    /// Members connect with whom they can, and stay connected for as long as both run.
+    pub(super) fn connect(&mut self) {
+        let with = |one: &MachineModel| -> BTreeSet<MemberId> {
+            let others =
+                self.machines.values().filter(|o| o.answers() && one.answers() && o.cluster() == one.cluster());
+            others
+                .filter(|o| o.member() != one.member() && self.talk(one, o))
+                .filter_map(MachineModel::member)
+                .collect()
+        };
+        let connected: BTreeMap<Name, BTreeSet<MemberId>> =
+            self.machines.iter().map(|(name, m)| (name.clone(), with(m))).collect();
+        for (name, connected) in connected {
+            if let Some(machine) = self.machines.get_mut(&name) {
+                machine.process.connected = connected;
+            }
+        }
+    }
+
+    /// Who was seen to be healthy is in touch with the leader, whatever certificates they show by now.
+    pub(super) fn connect_the_healthy(&mut self, observed: &Observed) {
+        let view = View::of(observed);
+        let Some(leader) = view.leader else { return };
+        let id = |name: &Name| view.answering.get(name).map(|e| e.member);
+        for name in view.healthy.iter().filter(|name| **name != leader) {
+            for (one, other) in [(*name, leader), (leader, *name)] {
+                if let (Some(machine), Some(other)) = (self.machines.get_mut(one), id(other)) {
+                    machine.process.connected.insert(other);
+                }
+            }
+        }
+        self.connect();
     }
 
     /// Whether we, with a certificate of the authority that signs for clients, can speak to this member's etcd.

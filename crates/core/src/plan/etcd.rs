@@ -1,7 +1,7 @@
 //! Members that should run, members that run → first start, restarts, and whose cluster this is.
 
 use super::machines::Ready;
-use super::{Draft, Reason, Step, Waiting, safety, trust, upkeep, versions};
+use super::{Draft, Reason, Step, Waiting, members, safety, trust, upkeep, versions};
 use crate::action::{Action, StartData};
 use crate::observed::{ClusterId, Data, Fact, ServiceState, Side, quorum};
 use crate::spec::{AuthMode, EtcdVersion, Name};
@@ -224,14 +224,19 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     if trust::locked_out(draft.desired, draft.observed, &draft.view, draft.now) {
         return restart_together(draft, &stale);
     }
+    let left = trust::left_behind(draft.observed, &draft.view);
     let rank = |r: &&Ready<'_>| {
         let name = &r.member.name;
-        (draft.view.healthy.contains(name), draft.view.leader == Some(name))
+        (draft.view.healthy.contains(name) && !left.contains(name), draft.view.leader == Some(name))
     };
     stale.sort_by_key(rank);
     let Some(first) = stale.first().copied() else { return };
     let Data::Present { cluster, .. } = first.report.etcd.data else { return };
     let name = &first.member.name;
+    // etcd hands over to whom it is connected with the longest: that would be one that is left behind.
+    if !left.is_empty() && draft.view.leader == Some(name) && draft.view.healthy.len() > 1 {
+        return members::hand_over(draft, name);
+    }
     let version = first.version;
     let etcd = &first.report.etcd;
     let reason = match changes(first) {
@@ -242,7 +247,7 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     let action = Action::RestartEtcd { machine: name.clone(), version, cluster };
     let save_first = matches!(reason, Reason::Version { .. }) && versions::snapshot_due(draft, version);
     let verdict = match save_first {
-        true => safety::restart(draft.desired, &draft.view, name),
+        true => safety::restart(draft.desired, draft.observed, &draft.view, name),
         false => safety::judge(draft.desired, draft.observed, &[&action], &action),
     };
     // A cluster too small for it may be about to grow: what cannot go on holds nothing else up.

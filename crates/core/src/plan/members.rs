@@ -6,7 +6,7 @@
 use jiff::SignedDuration;
 
 use super::machines::Ready;
-use super::{Draft, Reason, Step, Waiting, upkeep};
+use super::{Draft, Reason, Step, Waiting, trust, upkeep};
 use crate::action::{Action, StartData};
 use crate::desired::{self, Member};
 use crate::observed::{Data, Fact, ListedMember, MemberId, Power, ServiceState};
@@ -190,10 +190,15 @@ pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
     let heirs = draft.desired.members.iter().map(|m| &m.name);
     let heirs = heirs.filter(|n| *n != from && draft.view.healthy.contains(n) && !draft.to_be_replaced(n));
     let heirs = heirs.filter(|n| upkeep::trusted_heir(&draft.view, &agreement, n));
+    let heirs = heirs.filter(|n| trust::may_lead(draft.observed, &draft.view, n));
     let facts = heirs.filter_map(|n| draft.view.answering.get(n).map(|e| (n, e)));
     let heir = facts.max_by_key(|(name, e)| (e.raft_index, std::cmp::Reverse(*name)));
+    let reason = match trust::may_lead(draft.observed, &draft.view, from) {
+        true => Reason::LeaderGoes { from: from.clone() },
+        false => Reason::LeaderLeftBehind { from: from.clone() },
+    };
     match heir.map(|(name, e)| Action::MoveLeader { machine: name.clone(), member: e.member }) {
-        Some(action) => draft.steps.push(Step::new(action, Reason::LeaderGoes { from: from.clone() })),
+        Some(action) => draft.steps.push(Step::new(action, reason)),
         None => {
             let others = draft.desired.members.iter().filter(|m| m.name != *from && !draft.to_be_replaced(&m.name));
             let others = others.count();

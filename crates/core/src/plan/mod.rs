@@ -87,6 +87,7 @@ pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         members::mend(&mut draft, &ready);
         upkeep::relieve(&mut draft);
         versions::steer(&mut draft, course);
+        trust::entrust(&mut draft);
         etcd::roll(&mut draft, &ready);
         trust::rotate(&mut draft);
         members::reshape(&mut draft, &ready);

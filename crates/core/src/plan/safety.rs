@@ -126,7 +126,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
             }
             trust::stays_in_touch(observed, &view, machine)
                 .map_err(|other| Refusal::Otherwise(format!("{machine} and {other} would not trust each other")))?;
-            restart(desired, &view, machine)
+            restart(desired, observed, &view, machine)
         }
         Action::RestartTogether { machines, cluster } => {
             for (machine, version) in machines {
@@ -313,11 +313,15 @@ fn membership(desired: &Cluster, observed: &Observed, view: &View<'_>, action: &
         Action::UpdateMember { machine, member, version, .. } => {
             entry(*member)?;
             versions::judge(desired, observed, view, machine, *version)?;
-            restart(desired, view, machine)
+            restart(desired, observed, view, machine)
         }
         Action::MoveLeader { member, .. } => {
             if !healthy(*member) || entry(*member)?.learner {
                 return Err(Refusal::NotSeen("the heir in good health"));
+            }
+            let heir = observed.ledger.name_of(entry(*member)?);
+            if heir.is_some_and(|name| !trust::may_lead(observed, view, &name)) {
+                return Err(Refusal::Otherwise("others could not follow it while the peers CA changes".into()));
             }
             Ok(Cost { pause: Pause::LEADER_MOVED, ..unharmed })
         }
@@ -417,18 +421,29 @@ pub(super) fn room_for_new_file(observed: &Observed, machine: &Name, etcd: &Etcd
     }
 }
 
-pub(super) fn restart(desired: &Cluster, view: &View<'_>, machine: &Name) -> Result<Cost, Refusal> {
+pub(super) fn restart(
+    desired: &Cluster,
+    observed: &Observed,
+    view: &View<'_>,
+    machine: &Name,
+) -> Result<Cost, Refusal> {
     if view.corrupt() {
         return Err(Refusal::Otherwise("etcd says that a member's data is corrupt".into()));
     }
-    let (before, during) = (view.tolerance(), view.tolerance_without(machine));
+    // Who could not shake hands anew is healthy by what it is connected with, and that may be the one that goes.
+    let left = trust::left_behind(observed, view);
+    let in_touch = |name: &Name| view.healthy.contains(name) && !left.contains(name);
+    let others = view.healthy.iter().filter(|name| **name != machine && in_touch(name)).count();
+    let (before, during) = (view.tolerance(), Tolerance::of(others, view.voters));
     // A member that was not seen healthy may still be the one that makes the majority: only the others count.
     let others_suffice = during != Tolerance::NoQuorum;
-    let was_healthy = view.healthy.contains(machine);
+    let was_healthy = in_touch(machine);
     // Members that the file adds have no say yet.
     let voter = |name: &Name| view.listed.is_none_or(|l| l.iter().any(|m| !m.learner && m.name == name.as_str()));
     let others = desired.members.iter().map(|m| &m.name).filter(|name| *name != machine && voter(name));
-    let others_healthy = others.into_iter().all(|name| view.healthy.contains(name));
+    // In an emergency nobody waits for those who are left behind.
+    let ignored = |name: &Name| trust::emergency(observed) && left.contains(name);
+    let others_healthy = others.into_iter().all(|name| view.healthy.contains(name) || ignored(name));
     if !others_suffice || (was_healthy && !others_healthy) {
         return Err(Refusal::WouldLoseQuorum { healthy: view.healthy.len(), of: view.voters });
     }

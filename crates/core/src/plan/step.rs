@@ -123,6 +123,11 @@ pub enum Reason {
         /// Who leads.
         from: Name,
     },
+    /// The leader is left behind by a change of the peers' authority: others could not follow it any more.
+    LeaderLeftBehind {
+        /// Who leads.
+        from: Name,
+    },
     /// A role may do, or a user has, something else than the file says.
     Access {
         /// Whether it is not there at all.
@@ -174,6 +179,7 @@ impl fmt::Display for Reason {
             Self::Asked => f.write_str("asked for"),
             Self::Recovery { survivor } => write!(f, "built anew around {survivor}"),
             Self::LeaderGoes { from } => write!(f, "{from} is about to go"),
+            Self::LeaderLeftBehind { from } => write!(f, "{from} may not know the new CA"),
             Self::Access { missing: true, lacks, .. } if lacks.is_empty() => f.write_str("not there yet"),
             Self::Access { missing: true, lacks, .. } => write!(f, "not there yet: {}", lacks.join(", ")),
             Self::Access { lacks, has, .. } => {

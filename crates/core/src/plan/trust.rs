@@ -4,9 +4,11 @@
 //! authority is trusted by all before it signs anything, and the old one until nothing of it is shown any more; and no
 //! phase begins before handshakes have shown that the one before it has arrived everywhere.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 
-use super::{Draft, Reason, Step, Waiting};
+use super::{Draft, Reason, Step, Waiting, members};
 use crate::action::Action;
 use crate::desired::Cluster;
 use crate::observed::{
@@ -75,13 +77,14 @@ fn participants<'a>(observed: &'a Observed, view: &View<'_>) -> Vec<Participant<
     observed.members.iter().filter(|(name, _)| counts(name)).map(|(name, m)| (name, m.report())).collect()
 }
 
-/// Those who must be ready before a phase: everybody, in an emergency everybody who can be reached.
+/// Those who must be ready before a phase: everybody, in an emergency everybody who can be reached. Nobody is left behind
+/// where the others would be no majority while one of them is restarted.
 fn needed<'a>(observed: &'a Observed, view: &View<'_>, trust: &Trust) -> Vec<Participant<'a>> {
     let mut all = participants(observed, view);
     let of = all.len();
     if trust.now {
         all.retain(|(_, report)| report.is_some_and(runs));
-        if all.len() < quorum(of) {
+        if all.len() <= quorum(of) {
             return participants(observed, view);
         }
     }
@@ -115,7 +118,49 @@ fn laggards(desired: &Cluster, observed: &Observed, view: &View<'_>, side: Side,
         runs(report) && in_effect(desired, observed, side, report) && (reissued || phase != Phase::Retire)
     };
     let needed = needed(observed, view, trust);
-    needed.iter().filter(|(_, r)| !r.is_some_and(ready)).map(|(name, _)| (*name).clone()).collect()
+    let late = needed.iter().filter(|(_, r)| !r.is_some_and(ready)).map(|(name, _)| *name);
+    // Whoever is left behind must not be the one whom all others have to follow.
+    let leads = view.leader.filter(|leader| side == Side::Peers && !may_lead(observed, view, leader));
+    let late: BTreeSet<&Name> = late.chain(leads).collect();
+    late.into_iter().cloned().collect()
+}
+
+/// Members whose etcd may not know the authority that signs now: one that runs with other trust, in an emergency one that
+/// cannot be asked. They talk to others over connections that they have; none could be made anew.
+pub(super) fn left_behind(observed: &Observed, view: &View<'_>) -> BTreeSet<Name> {
+    let Some(trust) = observed.ledger.trust(Side::Peers) else { return BTreeSet::new() };
+    let (digest, changed) = (trust.digest(), !trust.old.is_empty() || !trust.retired.is_empty());
+    let knows = |running: &String| {
+        *running == digest || trust.keys_of(running).is_some_and(|keys| keys.contains(&trust.current.key))
+    };
+    let left = |report: Option<&AgentReport>| match report {
+        None => trust.now && changed,
+        // Of an etcd that an older agent started nothing is known.
+        Some(report) => report.etcd.running_trust.get(&Side::Peers.purpose()).is_some_and(|running| !knows(running)),
+    };
+    let left = participants(observed, view).into_iter().filter(|(_, report)| left(*report));
+    left.map(|(name, _)| name.clone()).collect()
+}
+
+/// Whether somebody wants the authority of the peers changed without waiting for anybody.
+pub(super) fn emergency(observed: &Observed) -> bool {
+    observed.ledger.trust(Side::Peers).is_some_and(|trust| trust.now && trust.rotates())
+}
+
+/// Whether others could follow this member, were they restarted: not one that is left behind, or about to be.
+pub(super) fn may_lead(observed: &Observed, view: &View<'_>, name: &Name) -> bool {
+    let silent = observed.members.get(name).is_none_or(|m| m.report().is_none());
+    let about_to_be = emergency(observed) && silent;
+    !about_to_be && !left_behind(observed, view).contains(name)
+}
+
+/// Takes leadership from a member that others could not follow once they are restarted. Its agent is not needed for it.
+pub(super) fn entrust(draft: &mut Draft<'_>) {
+    let leads = |name: &Name| may_lead(draft.observed, &draft.view, name);
+    let Some(leader) = draft.view.leader.filter(|leader| !leads(leader)).cloned() else { return };
+    if draft.view.healthy.iter().any(|name| leads(name)) {
+        members::hand_over(draft, &leader);
+    }
 }
 
 /// Sides on which handshakes have to be tried now: a phase waits for nothing else.
@@ -279,7 +324,8 @@ pub(super) fn accepted(
     Ok(())
 }
 
-/// Whether this member, started anew, and the healthy others will still shake hands.
+/// Whether this member, started anew, and the healthy others will still shake hands: in an emergency at least with all
+/// that are not left behind, and with whoever leads.
 pub(super) fn stays_in_touch(observed: &Observed, view: &View<'_>, machine: &Name) -> Result<(), Name> {
     let Some(trust) = observed.ledger.trust(Side::Peers) else { return Ok(()) };
     let leaf = |report: &AgentReport| report.etcd.certificates.get(&Side::Peers.purpose()).cloned();
@@ -289,8 +335,14 @@ pub(super) fn stays_in_touch(observed: &Observed, view: &View<'_>, machine: &Nam
         None => true,
         Some(digest) => trust.keys_of(digest).is_some_and(|keys| keys.contains(key)),
     };
+    let left = left_behind(observed, view);
+    if let Some(leader) = view.leader.filter(|leader| *leader != machine && left.contains(*leader)) {
+        return Err(leader.clone());
+    }
+    let ignored = |name: &Name| emergency(observed) && left.contains(name);
     for (name, report) in participants(observed, view) {
-        let Some(report) = report.filter(|_| name != machine && view.healthy.contains(name)) else { continue };
+        let counts = name != machine && view.healthy.contains(name) && !ignored(name);
+        let Some(report) = report.filter(|_| counts) else { continue };
         let Some(other) = leaf(report) else { continue };
         let running = report.etcd.running_trust.get(&Side::Peers.purpose());
         if !holds(own.trust.as_ref(), &other.issuer_key) || !holds(running, &own.issuer_key) {
