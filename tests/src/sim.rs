@@ -347,7 +347,9 @@ impl Run {
         }
         for member in &self.desired.members {
             let machine = self.world.machines.get(&member.name).cloned().unwrap_or_else(MachineModel::none);
-            if machine.process.config.as_ref() != Some(&member.config.digest) {
+            let pace = self.desired.pace(&self.world.ledger).unwrap_or_default();
+            let config = self.desired.config(member, self.desired.version, pace);
+            if machine.process.config.as_ref() != Some(&config.digest) {
                 return Err(self.violation("done means done", format!("{} runs an old configuration", member.name)));
             }
         }

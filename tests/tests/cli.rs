@@ -10,7 +10,7 @@ use serde_json::Value;
 const APPLY: [&str; 5] = ["apply", "--yes", "--json", "--timeout", "30s"];
 
 /// Every verb, as written on the command line.
-const VERBS: [&str; 22] = [
+const VERBS: [&str; 25] = [
     "init",
     "adopt",
     "check",
@@ -18,8 +18,11 @@ const VERBS: [&str; 22] = [
     "plan",
     "apply",
     "status",
+    "preflight",
+    "versions",
     "destroy",
     "replace",
+    "recover",
     "verify",
     "defrag",
     "compact",

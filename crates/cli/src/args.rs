@@ -70,6 +70,8 @@ pub(crate) enum Verb {
     Apply(Apply),
     /// Show how every cluster and member fares.
     Status(Status),
+    /// Measure disks and network, and hold heartbeat and election time-outs against it.
+    Preflight(Preflight),
     /// Show the versions that run, those that the file wants, and the way there.
     Versions(Versions),
     /// Delete the machines with their data, and the state.
@@ -246,6 +248,26 @@ pub(crate) struct Versions {
     /// Only these clusters.
     #[arg(value_name = "CLUSTER")]
     pub(crate) clusters: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Every machine makes some small writes durable and connects to the others, one machine after the other; etcd goes on
+meanwhile, and is measured with it. Exit codes: 0 the timers suit, 1 error, 2 they put the cluster at risk.
+
+Examples:
+  raftsman preflight            every cluster
+  raftsman preflight --save     `plan` and `status` speak of it, and `timers: measured` goes by it")]
+pub(crate) struct Preflight {
+    /// Only these clusters.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) clusters: Vec<String>,
+    /// Keep what was measured.
+    #[arg(long)]
+    pub(crate) save: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -59,6 +59,8 @@ pub enum Action {
         /// Which.
         machine: Name,
     },
+    /// Measure every machine's disk and the network between them, and set heartbeat and election time-outs by it.
+    Measure,
     /// Put a version of etcd beside those that are there.
     InstallEtcd {
         /// Where.
@@ -284,6 +286,7 @@ impl Action {
     pub fn machine(&self) -> Option<&Name> {
         match self {
             Self::MakeAuthorities
+            | Self::Measure
             | Self::NextAuthority { .. }
             | Self::SwitchAuthority { .. }
             | Self::RetireAuthority { .. }
@@ -354,12 +357,13 @@ impl Action {
     }
 
     /// Whether it must be the only one of its wave: it takes a member away, changes who has a say, or what the data is
-    /// written for.
+    /// written for; or others would be measured with it.
     pub fn exclusive(&self) -> bool {
         self.disruptive()
             || matches!(
                 self,
-                Self::AddLearner { .. }
+                Self::Measure
+                    | Self::AddLearner { .. }
                     | Self::PromoteMember { .. }
                     | Self::RemoveMember { .. }
                     | Self::MoveLeader { .. }
@@ -389,6 +393,7 @@ impl Action {
             Self::CreateMachine { .. } => "create machine",
             Self::StartMachine { .. } => "start machine",
             Self::Enroll { .. } => "enroll",
+            Self::Measure => "measure",
             Self::InstallEtcd { .. } => "install etcd",
             Self::IssueCertificate { purpose: Purpose::Peer, .. } => "sign peer cert",
             Self::IssueCertificate { purpose: Purpose::Server, .. } => "sign server cert",

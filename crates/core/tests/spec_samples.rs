@@ -36,7 +36,7 @@ fn the_minimal_file_is_short_and_clean() {
     assert_eq!(main.members, Members::Count(3));
     assert_eq!(main.version, EtcdVersion::default());
     assert_eq!(main.quota, ByteSize::gib(8));
-    assert_eq!(main.timers.election, Duration::from_millis(1000));
+    assert_eq!(main.timers.given().expect("given").election, Duration::from_millis(1000));
     assert_eq!(main.auto_compaction.retention, Retention::Revisions(1000));
     assert_eq!(main.certificates.validity, Duration::from_days(90));
     assert_eq!(spec.state, ".raftsman");

@@ -63,7 +63,8 @@ impl Run {
             let seen = observed.members.get(name)?;
             seen.machine.seen()?;
             let report = seen.report()?;
-            let config = &self.desired.config(member, version).digest;
+            let pace = self.desired.pace(&observed.ledger)?;
+            let config = &self.desired.config(member, version, pace).digest;
             let ready = report.etcd.running_version? != version
                 && report.etcd.config.as_ref() == Some(config)
                 && report.etcd.installed.contains_key(&version)

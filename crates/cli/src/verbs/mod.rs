@@ -11,6 +11,7 @@ mod journal;
 mod logs;
 mod manual;
 mod plan;
+mod preflight;
 mod recover;
 mod replace;
 mod rotate;
@@ -39,6 +40,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Verb::Plan(args) => plan::run(&common, &args).await,
         Verb::Apply(args) => apply::run(&common, &args).await,
         Verb::Status(args) => status::run(&common, &args).await,
+        Verb::Preflight(args) => Box::pin(preflight::run(&common, &args)).await,
         Verb::Versions(args) => versions::run(&common, &args).await,
         Verb::Destroy(args) => destroy::run(&common, &args).await,
         Verb::Defrag(args) => upkeep::run_defrag(&common, &args).await,

@@ -4,6 +4,7 @@ pub(crate) mod adopt;
 pub(crate) mod cert;
 pub(crate) mod journal;
 pub(crate) mod plan;
+pub(crate) mod preflight;
 pub(crate) mod recover;
 pub(crate) mod status;
 mod table;

@@ -5,7 +5,7 @@ use raftsman_core::observed::Tolerance;
 use raftsman_core::plan::{Pause, Step};
 use raftsman_engine::ops::plan::{ClusterPlan, FleetPlan};
 
-use super::{Paint, Table, tolerance};
+use super::{Paint, Table, preflight, tolerance};
 
 /// The whole text.
 pub(crate) fn render(plan: &FleetPlan, paint: Paint) -> String {
@@ -30,6 +30,9 @@ fn one(plan: &ClusterPlan, paint: Paint) -> String {
     let members = if plan.members == 1 { "1 member".to_owned() } else { format!("{} members", plan.members) };
     let name = paint.bold(&format!("etcd {}", plan.cluster));
     let mut out = format!("{name}   {members}, {}, {}\n", plan.version, tolerance(forecast.now));
+    if let Some(kept) = &plan.preflight {
+        out.push_str(&preflight::line(kept, plan.timers, plan.timers_by_measurement, paint));
+    }
     let mut table = Table::indented(2);
     for (number, wave) in forecast.waves.iter().enumerate() {
         for (index, row) in grouped(&wave.steps).into_iter().enumerate() {

@@ -10,7 +10,7 @@ use jiff::SignedDuration;
 use super::addresses::Allotment;
 use super::{Cluster, Config, DesireError, Member};
 use crate::render;
-use crate::spec::{Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Members, Name, Source};
+use crate::spec::{Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Members, Name, Pace, Source};
 
 /// Where an agent listens.
 pub const AGENT_PORT: u16 = 2378;
@@ -84,13 +84,14 @@ pub(super) fn url(address: IpAddr, port: u16) -> String {
 }
 
 /// etcd's configuration of a member at this version.
-pub(super) fn config(spec: &EtcdCluster, member: &Name, address: IpAddr, version: EtcdVersion) -> Config {
+pub(super) fn config(spec: &EtcdCluster, member: &Name, address: IpAddr, version: EtcdVersion, pace: Pace) -> Config {
     let text = render::etcd::config(&render::etcd::Member {
         name: member,
         client_url: url(address, CLIENT_PORT),
         peer_url: url(address, PEER_PORT),
         version,
         gateway: spec.gateway.unwrap_or(spec.auth.mode == AuthMode::Password),
+        pace,
         cluster: spec,
     });
     Config { digest: render::digest(&text), text }
@@ -127,7 +128,7 @@ pub(super) fn resolve(
     let members = places
         .into_iter()
         .map(|(member, address)| {
-            let config = config(spec, &member, address, spec.version);
+            let config = config(spec, &member, address, spec.version, spec.timers.given().unwrap_or_default());
             let profile = |usage, names: Vec<String>, addresses: Vec<IpAddr>| {
                 let (mut names, mut addresses) = (names, addresses);
                 names.sort();

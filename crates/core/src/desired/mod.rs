@@ -11,9 +11,10 @@ use std::sync::Arc;
 
 use jiff::SignedDuration;
 
-use crate::observed::Side;
+use crate::observed::{Ledger, Side};
 use crate::spec::{
-    AuthMode, Authorities, Authority, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Provider, Secret, Source, Spec,
+    AuthMode, Authorities, Authority, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Pace, Provider, Secret, Source,
+    Spec,
 };
 
 pub use addresses::{LoopbackNetwork, NetworkError};
@@ -86,7 +87,7 @@ pub struct Member {
     pub name: Name,
     /// Its machine's address.
     pub address: IpAddr,
-    /// etcd's configuration file at the version of the file.
+    /// etcd's configuration file at the version of the file, with etcd's own time-outs where they are to be measured.
     pub config: Config,
     /// The certificate that it shows to other members.
     pub peer: LeafProfile,
@@ -167,17 +168,30 @@ impl Cluster {
         etcd::span(leaves.min(self.ca_validity_ms / 2))
     }
 
+    /// The heartbeat and election time-outs of every member: those of the file, or those that were measured; nothing
+    /// while they are to be measured and have not been.
+    pub fn pace(&self, ledger: &Ledger) -> Option<Pace> {
+        self.settings.timers.given().or_else(|| ledger.preflight.as_ref().map(|preflight| preflight.pace))
+    }
+
     /// A member's configuration at this version, which may be one on the way to the file's.
-    pub fn config<'a>(&self, member: &'a Member, version: EtcdVersion) -> Cow<'a, Config> {
-        self.config_at(member, version, member.address)
+    pub fn config<'a>(&self, member: &'a Member, version: EtcdVersion, pace: Pace) -> Cow<'a, Config> {
+        self.config_at(member, version, member.address, pace)
     }
 
     /// The same at this address: one on the move is configured for its new place when it goes there.
-    pub fn config_at<'a>(&self, member: &'a Member, version: EtcdVersion, address: IpAddr) -> Cow<'a, Config> {
-        if version == self.version && address == member.address {
+    pub fn config_at<'a>(
+        &self,
+        member: &'a Member,
+        version: EtcdVersion,
+        address: IpAddr,
+        pace: Pace,
+    ) -> Cow<'a, Config> {
+        let rendered = self.settings.timers.given().unwrap_or_default();
+        if version == self.version && address == member.address && pace == rendered {
             return Cow::Borrowed(&member.config);
         }
-        Cow::Owned(etcd::config(&self.settings, &member.name, address, version))
+        Cow::Owned(etcd::config(&self.settings, &member.name, address, version, pace))
     }
 }
 

@@ -80,6 +80,7 @@ impl World {
             }
             Action::StartMachine { machine } => power_on(self.existing(machine)?),
             Action::Enroll { machine } => self.with_agent(machine)?.claimed = true,
+            Action::Measure => self.measure(desired)?,
             Action::InstallEtcd { machine, version } => {
                 self.claimed(machine)?.installed.insert(*version);
             }
@@ -164,7 +165,8 @@ impl World {
                 })?;
                 self.stop(machine, Some(*cluster))?;
                 let member = desired.member(machine);
-                let digest = member.map(|m| desired.config(m, *version).digest.clone());
+                let pace = desired.pace(&self.ledger).unwrap_or_default();
+                let digest = member.map(|m| desired.config(m, *version, pace).digest.clone());
                 let address = member.map(|m| m.address);
                 let moved = self.claimed(machine)?;
                 moved.config = digest;

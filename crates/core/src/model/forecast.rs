@@ -108,6 +108,7 @@ fn stuck(waiting: &Waiting) -> bool {
         Waiting::MachineUnknown { .. }
             | Waiting::AgentUnreachable { .. }
             | Waiting::NoMajority { .. }
+            | Waiting::NotMeasured { .. }
             | Waiting::NoQuorumYet { .. }
             | Waiting::EtcdStarting { .. }
             | Waiting::WouldLoseQuorum { .. }

@@ -3,6 +3,7 @@
 mod effects;
 mod forecast;
 mod look;
+mod preflight;
 mod trust;
 mod upkeep;
 mod users;
@@ -14,6 +15,7 @@ use jiff::Timestamp;
 
 pub use effects::Impossible;
 pub use forecast::{Forecast, Wave, forecast};
+pub use preflight::Latency;
 pub use upkeep::Stored;
 
 use crate::desired::{Cluster, address_of};
@@ -43,6 +45,8 @@ pub struct World {
     pub brought: BTreeMap<Side, AuthorityRecord>,
     /// Every trust that was ever stored anywhere: its digest, and the keys of those that it trusts.
     pub bundles: BTreeMap<String, BTreeSet<String>>,
+    /// What disks and network take.
+    pub latency: Latency,
     /// A cluster that others run, as it was seen: only its roles and users change.
     pub watched: Option<Observed>,
 }
@@ -228,6 +232,7 @@ impl World {
             made: 0,
             brought: BTreeMap::new(),
             bundles: BTreeMap::new(),
+            latency: Latency::USUAL,
             watched: None,
         }
     }
@@ -292,6 +297,7 @@ impl World {
     /// was left: what etcd was started on has etcd's data.
     fn trust_the_silent(&mut self, desired: &Cluster, observed: &Observed) {
         let others = observed.members.values().filter_map(|m| m.etcd.seen());
+        let pace = desired.pace(&observed.ledger).unwrap_or_default();
         let assumed = others.map(|e| e.version).min().unwrap_or(desired.version);
         for (name, incarnation) in &observed.ledger.started {
             let (Some(seen), Some(member)) = (observed.members.get(name), desired.member(name)) else { continue };
@@ -314,7 +320,7 @@ impl World {
                 machine.installed = BTreeSet::from([version]);
                 machine.last_version = Some(version);
                 machine.certificates = certificates;
-                machine.config = Some(desired.config(member, version).digest.clone());
+                machine.config = Some(desired.config(member, version, pace).digest.clone());
                 machine.config_address = observed.ledger.members.get(name).and_then(|url| address_of(url));
                 machine.data = data;
                 machine.had_data = true;

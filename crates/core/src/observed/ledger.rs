@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::etcd::{Alarm, ClusterId, ListedMember, MemberId};
-use super::{AuthorityRecord, Observed, Side, Trust, View};
+use super::{AuthorityRecord, Observed, Preflight, Side, Trust, View};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::spec::{AuthMode, EtcdVersion, Name};
@@ -65,6 +65,9 @@ pub struct Ledger {
     /// The last snapshot that was taken before a change of versions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotRecord>,
+    /// What was measured last, and the heartbeat and election time-outs that follow from it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preflight: Option<Preflight>,
     /// Set when the cluster was seen with members from before [`REQUESTS_OF_TODAY`], until all are beyond it: the
     /// members whose logs begin after the last request of those.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -5,6 +5,7 @@ mod etcd;
 mod fact;
 mod ledger;
 mod member;
+mod preflight;
 mod trust;
 mod upkeep;
 mod users;
@@ -22,6 +23,7 @@ pub use agent::{
 pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
 pub use fact::Fact;
 pub use ledger::{Adopted, LearnerRecord, Ledger, Recovery, SnapshotRecord, SpaceRecord};
+pub use preflight::{Concern, Measured, Measurement, Preflight, Worst, judge, recommend, time};
 pub use trust::{AuthorityRecord, Greeting, Handshakes, Origin, Side, Trust};
 pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally, Upkeep, size};
 pub use users::{Access, Granted, Password, ROOT, Role, User};

@@ -116,7 +116,7 @@ fn founder(draft: &Draft<'_>, name: &Name) -> bool {
 }
 
 /// Whether the cluster exists: it was seen once, or it answers now.
-fn formed(draft: &Draft<'_>) -> bool {
+pub(super) fn formed(draft: &Draft<'_>) -> bool {
     draft.observed.ledger.cluster.is_some()
         || draft.view.has_quorum()
         || draft.view.answering.values().any(|e| e.leader.is_some())

@@ -100,10 +100,14 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
     }
     let etcd = &report.etcd;
     let version = version(etcd, course);
-    let config = draft.desired.config_at(member, version, members::serves_at(draft, member));
-    let kept = etcd.running_config.as_ref().or(etcd.config.as_ref()).filter(|_| matches!(course, Course::Stay(_)));
-    let equipped = equip(draft, member, report, version, kept.is_none().then_some(&*config));
-    equipped.then(|| Ready { member, report, version, digest: kept.unwrap_or(&config.digest).clone() })
+    let pace = draft.desired.pace(&observed.ledger);
+    let config = pace.map(|pace| draft.desired.config_at(member, version, members::serves_at(draft, member), pace));
+    // Before the timers are measured, nobody gets others than those that he has.
+    let stays = matches!(course, Course::Stay(_)) || pace.is_none();
+    let kept = etcd.running_config.as_ref().or(etcd.config.as_ref()).filter(|_| stays);
+    let equipped = equip(draft, member, report, version, config.as_deref().filter(|_| kept.is_none()));
+    let digest = kept.or(config.as_ref().map(|config| &config.digest)).filter(|_| equipped)?.clone();
+    Some(Ready { member, report, version, digest })
 }
 
 /// The version that etcd should run on a machine now. One that is stopped comes back with the version that its data was

@@ -6,6 +6,7 @@ mod etcd;
 mod machines;
 mod members;
 mod pki;
+pub mod preflight;
 pub mod recovery;
 pub mod safety;
 mod step;
@@ -81,11 +82,13 @@ pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         pki::authorities(&mut draft);
         let course = versions::course(&mut draft);
         let ready = machines::prepare(&mut draft, course);
+        preflight::measure(&mut draft, false);
         etcd::run(&mut draft, &ready);
         members::sustain(&mut draft);
         // What is broken comes first: no healthy member is restarted beside a lost one.
         members::mend(&mut draft, &ready);
         upkeep::relieve(&mut draft);
+        preflight::measure(&mut draft, true);
         versions::steer(&mut draft, course);
         trust::entrust(&mut draft);
         etcd::roll(&mut draft, &ready);
@@ -95,6 +98,7 @@ pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         auth::secure(&mut draft);
         users::manage(&mut draft);
         upkeep::routine(&mut draft);
+        preflight::note(&mut draft);
     }
     safety::gate(draft)
 }

@@ -5,7 +5,7 @@
 
 mod users;
 
-use super::{Draft, Pause, Plan, Waiting, recovery, trust, upkeep, versions};
+use super::{Draft, Pause, Plan, Waiting, preflight, recovery, trust, upkeep, versions};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
@@ -89,6 +89,10 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         }
         Action::IssueCertificate { machine, purpose, .. } => {
             sign(desired, observed, &view, machine, *purpose).map(|()| unharmed)
+        }
+        Action::Measure => {
+            let (ready, needed) = preflight::answering(desired, observed);
+            if ready.len() < needed { Err(Refusal::Otherwise("too few agents answer".into())) } else { Ok(unharmed) }
         }
         Action::CreateMachine { machine } => {
             let member = member(observed, machine)?;

@@ -45,6 +45,8 @@ pub enum Reason {
     },
     /// The file says something else than the machine.
     Changed,
+    /// Heartbeat and election time-outs rest on it.
+    NotMeasured,
     /// Another version comes.
     Version {
         /// What runs.
@@ -148,6 +150,7 @@ impl fmt::Display for Reason {
             Self::Unclaimed => f.write_str("new machine"),
             Self::FirstStart { starting, of } => write!(f, "first start, {starting} of {of} together"),
             Self::Changed => f.write_str("the file has changed"),
+            Self::NotMeasured => f.write_str("heartbeat and election rest on it"),
             Self::Version { from, to } => write!(f, "{from} → {to}"),
             Self::OldRequests { line } => write!(f, "for a moment: the log holds requests of {line}"),
             Self::Unwanted { version } => write!(f, "to {version}, which the file does not want"),

@@ -5,7 +5,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::observed::{Alarm, ClusterId, Side, size};
+use crate::observed::{Alarm, ClusterId, Concern, Side, size};
 use crate::spec::{AuthMode, EtcdVersion, Name};
 use crate::versions::{Line, VersionRefusal};
 
@@ -138,6 +138,18 @@ pub enum Waiting {
         ready: usize,
         /// So many are needed.
         needed: usize,
+    },
+    /// Too few machines can be asked to measure.
+    NotMeasured {
+        /// So many can.
+        ready: usize,
+        /// So many are needed.
+        needed: usize,
+    },
+    /// Heartbeat or election time-out do not suit what was measured, or the disk does not suit etcd.
+    TimersUnfit {
+        /// In which way.
+        concern: Concern,
     },
     /// The step would cost quorum.
     WouldLoseQuorum {
@@ -357,6 +369,7 @@ impl Waiting {
             | Self::EtcdStarting { .. }
             | Self::NoQuorumYet { .. }
             | Self::NoMajority { .. }
+            | Self::NotMeasured { .. }
             | Self::Turn { .. }
             | Self::LearnerCatchingUp { .. }
             | Self::HealFirst { .. }
@@ -369,7 +382,7 @@ impl Waiting {
             | Self::MemberSilent { .. }
             | Self::UsersUnknown { .. }
             | Self::PasswordUnknown { .. } => Patience::Soon,
-            Self::NotTakenOver { .. } => Patience::Note,
+            Self::NotTakenOver { .. } | Self::TimersUnfit { .. } => Patience::Note,
             // With one or two members no other can take over: waiting never helps.
             Self::WouldLoseQuorum { of, .. } if *of < 3 => Patience::Blocked,
             Self::WouldLoseQuorum { .. } => Patience::Soon,
@@ -437,10 +450,12 @@ impl Waiting {
             | Self::MemberSilent { machine, .. }
             | Self::DoorUnclear { machine, .. } => Some(machine),
             Self::Unsafe { machine, .. } => machine.as_ref(),
+            Self::TimersUnfit { concern } => concern.machine(),
             Self::Differs { machines, .. } => machines.first().filter(|_| machines.len() == 1),
             Self::SeveralClusters { .. }
             | Self::AllDataLost { .. }
             | Self::NoMajority { .. }
+            | Self::NotMeasured { .. }
             | Self::HealFirst { .. }
             | Self::VersionRefused { .. }
             | Self::VersionSettling { .. }
@@ -494,6 +509,10 @@ impl Waiting {
             }
             Self::NoQuorumYet { .. } => "it needs a majority of the members to answer each other".to_owned(),
             Self::NoMajority { .. } => "see above why the other members are not ready".to_owned(),
+            Self::NotMeasured { .. } => {
+                "bring the agents of the other machines back: see above, and `raftsman status`".to_owned()
+            }
+            Self::TimersUnfit { concern } => concern.next(),
             Self::Unsafe { .. } => "look at `raftsman status`, and apply again once it holds".to_owned(),
             Self::WouldLoseQuorum { of, .. } if *of < 3 => {
                 format!("a cluster of {of} has no member to spare: give it three members")
@@ -623,6 +642,13 @@ impl fmt::Display for Waiting {
                 let members = if *ready == 1 { "member" } else { "members" };
                 write!(f, "{ready} {members} can be started, a majority is {needed}")
             }
+            Self::NotMeasured { ready, needed } => {
+                write!(
+                    f,
+                    "the timers are to be measured, and {ready} of the {needed} agents that it takes can be asked"
+                )
+            }
+            Self::TimersUnfit { concern } => concern.fmt(f),
             Self::WouldLoseQuorum { verb, machine, healthy, of } => {
                 write!(f, "{machine}: {verb} would cost quorum: {healthy} of {of} members are healthy")
             }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::spec::{AuthMode, CompactionMode, EtcdCluster, EtcdVersion, FlagValue, LogLevel, Name, Retention};
+use crate::spec::{AuthMode, CompactionMode, EtcdCluster, EtcdVersion, FlagValue, LogLevel, Name, Pace, Retention};
 
 /// What a member's configuration is made of.
 pub struct Member<'a> {
@@ -16,6 +16,8 @@ pub struct Member<'a> {
     pub version: EtcdVersion,
     /// Whether the JSON gateway is on.
     pub gateway: bool,
+    /// Its heartbeat and election time-outs.
+    pub pace: Pace,
     /// The cluster's settings.
     pub cluster: &'a EtcdCluster,
 }
@@ -47,8 +49,8 @@ pub fn config(member: &Member<'_>) -> String {
     set("listen-peer-urls", &quoted(&member.peer_url));
     set("initial-advertise-peer-urls", &quoted(&member.peer_url));
     set("strict-reconfig-check", &true);
-    set("heartbeat-interval", &spec.timers.heartbeat.as_millis());
-    set("election-timeout", &spec.timers.election.as_millis());
+    set("heartbeat-interval", &member.pace.heartbeat.as_millis());
+    set("election-timeout", &member.pace.election.as_millis());
     set("quota-backend-bytes", &spec.quota.bytes());
     set("auto-compaction-mode", &quoted(compaction_mode(spec.auto_compaction.mode)));
     set("auto-compaction-retention", &quoted(&retention(spec.auto_compaction.retention)));

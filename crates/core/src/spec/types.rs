@@ -240,7 +240,7 @@ pub struct EtcdCluster {
     /// The size at which the database stops taking writes.
     #[serde(default = "default_quota")]
     pub quota: ByteSize,
-    /// Heartbeat and election time-outs.
+    /// Heartbeat and election time-outs, or `measured`.
     #[serde(default)]
     pub timers: Timers,
     /// Checks against silent divergence of members.
@@ -427,10 +427,28 @@ pub enum Retention {
     Age(Duration),
 }
 
-/// Heartbeat and election time-outs, the same on every member.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// Heartbeat and election time-outs, the same on every member: these, or `measured`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Timers {
+    /// Found by a rule.
+    Found(TimersFound),
+    /// These.
+    Given(Pace),
+}
+
+/// How heartbeat and election time-outs are found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TimersFound {
+    /// By what the members' disks and the network between them were measured to take, once; see `raftsman preflight`.
+    Measured,
+}
+
+/// Heartbeat and election time-outs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Timers {
+pub struct Pace {
     /// How often the leader makes itself heard: about one round trip between members.
     pub heartbeat: Duration,
     /// How long a follower waits before it stands for election: at least ten heartbeats.
@@ -575,6 +593,22 @@ impl Default for AutoCompaction {
 }
 
 impl Default for Timers {
+    fn default() -> Self {
+        Self::Given(Pace::default())
+    }
+}
+
+impl Timers {
+    /// What the file says itself; nothing where it wants them measured.
+    pub fn given(&self) -> Option<Pace> {
+        match self {
+            Self::Given(pace) => Some(*pace),
+            Self::Found(TimersFound::Measured) => None,
+        }
+    }
+}
+
+impl Default for Pace {
     fn default() -> Self {
         Self { heartbeat: Duration::from_millis(100), election: Duration::from_millis(1000) }
     }

@@ -1,4 +1,4 @@
-//! Values of more than one shape → members, checksums, retention, flags, with a message of their own each.
+//! Values of more than one shape → members, checksums, timers, retention, flags, with a message of their own each.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::decode::TEXT_OR_MORE;
-use super::types::{Checksums, FlagValue, Members, Retention};
+use super::types::{Checksums, FlagValue, Members, Pace, Retention, Timers, TimersFound};
 use super::units::{Duration, UnitError};
 
 impl<'de> Deserialize<'de> for Members {
@@ -58,6 +58,32 @@ impl<'de> Deserialize<'de> for Checksums {
             }
         }
         deserializer.deserialize_newtype_struct(TEXT_OR_MORE, Shapes)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Shapes;
+        impl<'de> Visitor<'de> for Shapes {
+            type Value = Timers;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`measured`, or both times such as `{ heartbeat: 100ms, election: 1s }`")
+            }
+            fn visit_str<E: Error>(self, word: &str) -> Result<Timers, E> {
+                match word {
+                    "measured" => Ok(Timers::Found(TimersFound::Measured)),
+                    _ => Err(E::invalid_value(Unexpected::Str(word), &self)),
+                }
+            }
+            // A key with nothing below: everything under it may be commented out.
+            fn visit_unit<E: Error>(self) -> Result<Timers, E> {
+                Ok(Timers::default())
+            }
+            fn visit_map<A: MapAccess<'de>>(self, pace: A) -> Result<Timers, A::Error> {
+                Pace::deserialize(MapAccessDeserializer::new(pace)).map(Timers::Given)
+            }
+        }
+        deserializer.deserialize_any(Shapes)
     }
 }
 

@@ -66,7 +66,9 @@ impl Hands<'_> {
         at: Option<IpAddr>,
     ) -> Result<(), ActError> {
         let member = self.member(machine)?;
-        let config = self.cluster().desired.config_at(member, version, at.unwrap_or(member.address)).into_owned();
+        let desired = &self.cluster().desired;
+        let pace = desired.pace(&self.cluster().ledger()).ok_or(ActError::NotMeasured)?;
+        let config = desired.config_at(member, version, at.unwrap_or(member.address), pace).into_owned();
         let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
         self.agent(machine).await?.configure_etcd(self.stamped(request)).await?;
         Ok(())

@@ -5,6 +5,7 @@ mod etcd;
 mod machine;
 mod members;
 mod pki;
+mod preflight;
 mod recovery;
 mod upkeep;
 mod users;
@@ -78,6 +79,29 @@ pub enum ActError {
     /// A member that should join is not listed.
     #[error("the cluster does not list `{0}`, which should join it: apply again")]
     NotListed(Name),
+    /// Too few machines measured.
+    #[error("{ready} of the {needed} machines that it takes could be measured: {why}")]
+    TooFewMeasured {
+        /// So many did.
+        ready: usize,
+        /// So many are needed.
+        needed: usize,
+        /// Why another one did not.
+        why: String,
+    },
+    /// An agent took too long.
+    #[error(
+        "the agent of {machine} has not measured within {seconds} s: look at its log, `raftsman logs {machine} --agent`"
+    )]
+    Slow {
+        /// Whose.
+        machine: Name,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// The timers are to be measured first.
+    #[error("the timers are to be measured first: apply again")]
+    NotMeasured,
     /// No member answers.
     #[error("no member of the cluster answers")]
     NobodyAnswers,
@@ -109,6 +133,7 @@ impl Hands<'_> {
             Action::CreateMachine { machine } => self.create_machine(machine).await,
             Action::StartMachine { machine } => self.start_machine(machine).await,
             Action::Enroll { machine } => self.enroll(machine, now).await,
+            Action::Measure => Box::pin(self.measure()).await,
             Action::InstallEtcd { machine, version } => self.install_etcd(machine, *version).await,
             Action::IssueCertificate { machine, purpose, also } => {
                 self.issue_certificate(machine, *purpose, *also, now).await

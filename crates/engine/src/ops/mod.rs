@@ -8,6 +8,7 @@ pub mod env;
 pub mod init;
 pub mod logs;
 pub mod plan;
+pub mod preflight;
 pub mod recover;
 pub mod replace;
 pub mod rotate;
@@ -105,6 +106,16 @@ pub enum OpError {
     /// It is not clear what should be done.
     #[error("{0}")]
     Unclear(String),
+    /// No agent can be asked to measure.
+    #[error(
+        "no machine of `{cluster}` can be asked to measure: {why}; `raftsman apply` makes machines, `raftsman status` says how they fare"
+    )]
+    NobodyMeasures {
+        /// Which cluster.
+        cluster: Name,
+        /// Why one of them cannot.
+        why: String,
+    },
     /// The cluster does not list the member, or it does not answer.
     #[error("`{0}` is no member that answers: look at `raftsman status`; `raftsman apply` brings in what the file has")]
     NoSuchMember(String),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use raftsman_core::desired::{Cluster, Identity, LoopbackNetwork, resolve};
 use raftsman_core::model::{Forecast, forecast};
-use raftsman_core::observed::{Fact, Ledger, MemberObserved, Observed, Upkeep};
-use raftsman_core::spec::{EtcdVersion, Name, Spec};
+use raftsman_core::observed::{Fact, Ledger, MemberObserved, Observed, Preflight, Upkeep};
+use raftsman_core::spec::{EtcdVersion, Name, Pace, Spec};
 use serde::Serialize;
 
 use super::{OpError, for_each_cluster, strangers};
@@ -23,6 +23,13 @@ pub struct ClusterPlan {
     pub members: usize,
     /// Its version.
     pub version: EtcdVersion,
+    /// Its heartbeat and election time-outs; nothing while they are to be measured.
+    pub timers: Option<Pace>,
+    /// Whether the file wants them measured.
+    pub timers_by_measurement: bool,
+    /// What was measured last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preflight: Option<Preflight>,
     /// What would be done.
     #[serde(flatten)]
     pub forecast: Forecast,
@@ -80,11 +87,15 @@ pub fn plan_of_new(spec: &Spec) -> Result<FleetPlan, OpError> {
     Ok(FleetPlan { fleet: spec.fleet.clone(), clusters: clusters.collect(), strangers: Vec::new() })
 }
 
-fn cluster_plan(desired: &Cluster, observed: &Observed) -> ClusterPlan {
+/// The forecast of one cluster that was looked at.
+pub(super) fn cluster_plan(desired: &Cluster, observed: &Observed) -> ClusterPlan {
     ClusterPlan {
         cluster: desired.name.clone(),
         members: desired.members.len(),
         version: desired.version,
+        timers: desired.pace(&observed.ledger),
+        timers_by_measurement: desired.settings.timers.given().is_none(),
+        preflight: observed.ledger.preflight.clone(),
         forecast: forecast(desired, observed, Timestamp::now()),
     }
 }

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use raftsman_core::model::forecast;
 use raftsman_core::observed::Observed;
 use raftsman_core::plan::recovery::{self, Proposal, Remains};
 use raftsman_core::spec::Name;
 use serde::Serialize;
 use serde_json::json;
 
-use super::plan::{ClusterPlan, FleetPlan};
+use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_cluster};
 use crate::cluster::ClusterAt;
 use crate::fleet::Fleet;
@@ -55,18 +54,12 @@ pub async fn survey(fleet: &Arc<Fleet>, wishes: &Wishes) -> Result<Survey, OpErr
     if !under_way {
         recovery::decide(&mut observed.ledger, &remains, now);
     }
-    let plan = observed.ledger.recovery.is_some().then(|| plan(fleet, &cluster, &observed, now));
+    let plan = observed.ledger.recovery.is_some().then(|| plan(fleet, &cluster, &observed));
     Ok(Survey { cluster: desired.name.clone(), remains, plan, under_way })
 }
 
-fn plan(fleet: &Fleet, cluster: &ClusterAt, observed: &Observed, now: Timestamp) -> FleetPlan {
-    let desired = &cluster.desired;
-    let plan = ClusterPlan {
-        cluster: desired.name.clone(),
-        members: desired.members.len(),
-        version: desired.version,
-        forecast: forecast(desired, observed, now),
-    };
+fn plan(fleet: &Fleet, cluster: &ClusterAt, observed: &Observed) -> FleetPlan {
+    let plan = cluster_plan(&cluster.desired, observed);
     FleetPlan { fleet: fleet.spec.fleet.clone(), clusters: vec![plan], strangers: Vec::new() }
 }
 

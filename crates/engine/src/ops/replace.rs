@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
-use raftsman_core::model::forecast;
 use raftsman_core::observed::{MemberId, Observed, View};
 use raftsman_core::spec::Name;
 use serde::Serialize;
 use serde_json::json;
 
-use super::plan::{ClusterPlan, FleetPlan};
+use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_member};
 use crate::cluster::ClusterAt;
 use crate::fleet::Fleet;
@@ -38,12 +36,7 @@ pub async fn survey(fleet: &Arc<Fleet>, member: &str) -> Result<Replacement, OpE
     let id = listed(&cluster, &observed, &member)?;
     observed.ledger.replace.insert(member.clone(), id);
     let desired = &cluster.desired;
-    let plan = ClusterPlan {
-        cluster: desired.name.clone(),
-        members: desired.members.len(),
-        version: desired.version,
-        forecast: forecast(desired, &observed, Timestamp::now()),
-    };
+    let plan = cluster_plan(desired, &observed);
     let plan = FleetPlan { fleet: fleet.spec.fleet.clone(), clusters: vec![plan], strangers: Vec::new() };
     Ok(Replacement { cluster: desired.name.clone(), member, id, plan })
 }

@@ -3,14 +3,12 @@
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
-use raftsman_core::model::forecast;
 use raftsman_core::observed::{Side, Trust};
 use raftsman_core::spec::{self, Name};
 use serde::Serialize;
 use serde_json::json;
 
-use super::plan::{ClusterPlan, FleetPlan};
+use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_cluster};
 use crate::cluster::ClusterAt;
 use crate::fleet::Fleet;
@@ -75,12 +73,7 @@ pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, wish: Wish) -> Re
         wish.mark(trust);
     }
     let desired = &cluster.desired;
-    let plan = ClusterPlan {
-        cluster: desired.name.clone(),
-        members: desired.members.len(),
-        version: desired.version,
-        forecast: forecast(desired, &observed, Timestamp::now()),
-    };
+    let plan = cluster_plan(desired, &observed);
     let plan = FleetPlan { fleet: fleet.spec.fleet.clone(), clusters: vec![plan], strangers: Vec::new() };
     Ok(Rotation { cluster: desired.name.clone(), plan })
 }

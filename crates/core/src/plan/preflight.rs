@@ -1,0 +1,45 @@
+//! Timers that are to be measured → a measurement, once enough machines are there for it; timers that do not suit what
+//! was measured → said.
+
+use super::{Draft, Reason, Step, Waiting, etcd};
+use crate::action::Action;
+use crate::desired::Cluster;
+use crate::observed::{Ledger, Observed, judge, quorum};
+use crate::spec::Name;
+
+/// So many machines it takes: all before the cluster is there, later a majority, so that one that is lost holds up
+/// nobody.
+pub fn needed(desired: &Cluster, ledger: &Ledger) -> usize {
+    let all = desired.members.len();
+    if ledger.cluster.is_some() { quorum(all) } else { all }
+}
+
+/// The machines that can be asked to measure, and how many it takes.
+pub fn answering<'a>(desired: &'a Cluster, observed: &Observed) -> (Vec<&'a Name>, usize) {
+    let answers = |name: &Name| observed.members.get(name).and_then(|m| m.report()).is_some_and(|r| r.machine == *name);
+    let answering = desired.members.iter().map(|m| &m.name).filter(|name| answers(name)).collect();
+    (answering, needed(desired, &observed.ledger))
+}
+
+/// Has everything measured that the timers rest on, where nothing else is to be done first: it would be measured, too.
+pub(super) fn measure(draft: &mut Draft<'_>, formed: bool) {
+    let measured = draft.desired.pace(&draft.observed.ledger).is_some();
+    if measured || !draft.steps.is_empty() || etcd::formed(draft) != formed {
+        return;
+    }
+    let (ready, needed) = answering(draft.desired, draft.observed);
+    if ready.len() < needed {
+        let ready = ready.len();
+        draft.wait(Waiting::NotMeasured { ready, needed });
+    } else {
+        draft.steps.push(Step::new(Action::Measure, Reason::NotMeasured));
+    }
+}
+
+/// Says what does not suit the last measurement.
+pub(super) fn note(draft: &mut Draft<'_>) {
+    let ledger = &draft.observed.ledger;
+    let (Some(pace), Some(preflight)) = (draft.desired.pace(ledger), &ledger.preflight) else { return };
+    let concerns = judge(pace, &preflight.measurement);
+    draft.waiting.extend(concerns.into_iter().map(|concern| Waiting::TimersUnfit { concern }));
+}

@@ -1,0 +1,76 @@
+//! Machines that can be asked → what their disks and the network between them were measured to take.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use raftsman_api::v1::{MeasureReply, MeasureRequest, Target};
+use raftsman_core::observed::{Measured, Measurement, Preflight};
+use raftsman_core::plan::preflight;
+use raftsman_core::spec::Name;
+
+use super::{ActError, Hands};
+
+/// An agent takes about 5 s at most.
+const LIMIT: Duration = Duration::from_secs(15);
+
+impl Hands<'_> {
+    /// Measures, and remembers what follows from it.
+    pub(super) async fn measure(self) -> Result<(), ActError> {
+        let (measurement, silent) = self.measurement().await?;
+        let cluster = self.cluster();
+        let (ready, needed) = (measurement.members.len(), preflight::needed(&cluster.desired, &cluster.ledger()));
+        if ready < needed {
+            let why = silent.values().next().cloned().unwrap_or_default();
+            return Err(ActError::TooFewMeasured { ready, needed, why });
+        }
+        cluster.remember(|ledger| {
+            ledger.preflight = Some(Preflight::after(ledger.preflight.as_ref(), measurement));
+        })?;
+        Ok(())
+    }
+
+    /// Has every machine of the file measure, and names those that could not be asked.
+    ///
+    /// One after the other: machines may share a disk or a computer, and nobody's writes should be measured with those
+    /// of another.
+    pub async fn measurement(self) -> Result<(Measurement, BTreeMap<Name, String>), ActError> {
+        let names = self.cluster().desired.members.iter().map(|m| &m.name);
+        let places: BTreeMap<&Name, IpAddr> =
+            names.map(|name| Ok((name, self.links(name)?.agent.address()))).collect::<Result<_, ActError>>()?;
+        let (mut members, mut silent) = (BTreeMap::new(), BTreeMap::new());
+        for name in places.keys() {
+            let others = places.iter().filter(|(other, _)| other != &name);
+            let targets = others.map(|(other, ip)| Target { name: other.to_string(), address: ip.to_string() });
+            match self.measured_by(name, targets.collect()).await {
+                Ok(measured) => drop(members.insert((*name).clone(), measured)),
+                Err(error) => drop(silent.insert((*name).clone(), error.to_string())),
+            }
+        }
+        Ok((Measurement { at: Timestamp::now(), members }, silent))
+    }
+
+    async fn measured_by(self, machine: &Name, targets: Vec<Target>) -> Result<Measured, ActError> {
+        let asked = async {
+            let mut agent = self.agent(machine).await?;
+            Ok::<_, ActError>(agent.measure(self.stamped(MeasureRequest { targets })).await?.into_inner())
+        };
+        let reply = tokio::time::timeout(LIMIT, asked).await;
+        Ok(taken(reply.map_err(|_| ActError::Slow { machine: machine.clone(), seconds: LIMIT.as_secs() })??))
+    }
+}
+
+fn taken(reply: MeasureReply) -> Measured {
+    let MeasureReply { fsync_p50_us, fsync_p99_us, samples, round_trips } = reply;
+    let mut measured = Measured { fsync_p50_us, fsync_p99_us, samples, ..Measured::default() };
+    for trip in round_trips {
+        let Ok(name) = Name::parse(&trip.name) else { continue };
+        if trip.median_us > 0 {
+            measured.round_trips.insert(name, trip.median_us);
+        } else {
+            measured.unreached.insert(name, trip.error);
+        }
+    }
+    measured
+}

@@ -1,0 +1,118 @@
+//! `raftsman preflight`: what disks and network take → whether heartbeat and election time-outs suit it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use raftsman_core::observed::{Concern, Measurement, Preflight, Worst, judge, recommend};
+use raftsman_core::spec::{Name, Pace};
+use serde::Serialize;
+use serde_json::json;
+
+use super::OpError;
+use crate::act::Hands;
+use crate::cluster::ClusterAt;
+use crate::fleet::Fleet;
+use crate::journal::Journal;
+use crate::observe::Observer;
+use crate::store::Lock;
+
+/// What was measured on one cluster, and what follows.
+#[derive(Debug, Clone, Serialize)]
+pub struct ClusterPreflight {
+    /// Its name.
+    pub cluster: Name,
+    /// What was measured.
+    #[serde(flatten)]
+    pub measurement: Measurement,
+    /// Machines that could not be asked, and why.
+    pub silent: BTreeMap<Name, String>,
+    /// The slowest disk, and those that are furthest apart.
+    pub worst: Worst,
+    /// The timers that suit it.
+    pub recommended: Pace,
+    /// Those that are in force: of the file, or of the measurement that is kept; nothing before there is one.
+    pub timers: Option<Pace>,
+    /// Whether the file wants them measured.
+    pub by_measurement: bool,
+    /// Whether this measurement is kept.
+    pub saved: bool,
+    /// What does not suit.
+    pub concerns: Vec<ConcernStatus>,
+}
+
+/// Something that does not suit, in words.
+#[derive(Debug, Clone, Serialize)]
+pub struct ConcernStatus {
+    /// In words.
+    pub message: String,
+    /// What to do.
+    pub next: String,
+    /// Whether the cluster may lose its leader for it.
+    #[serde(rename = "unsafe")]
+    pub is_unsafe: bool,
+    /// As data.
+    #[serde(flatten)]
+    pub concern: Concern,
+}
+
+impl ClusterPreflight {
+    /// Whether the timers that are in force put the cluster at risk.
+    pub fn is_unsafe(&self) -> bool {
+        self.concerns.iter().any(|c| c.is_unsafe)
+    }
+}
+
+/// Measures every cluster, one after the other: they may share disks. With `save` the measurement is kept.
+pub async fn preflight(
+    fleet: &Arc<Fleet>,
+    lock: &Lock,
+    only: &[Name],
+    save: bool,
+) -> Result<Vec<ClusterPreflight>, OpError> {
+    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    let mut all = Vec::new();
+    for desired in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
+        all.push(one(Arc::new(ClusterAt::open(fleet, desired)?), &journal, save).await?);
+    }
+    Ok(all)
+}
+
+async fn one(cluster: Arc<ClusterAt>, journal: &Journal, save: bool) -> Result<ClusterPreflight, OpError> {
+    let name = cluster.desired.name.clone();
+    if cluster.ledger().adopted.is_some() {
+        return Err(OpError::NobodyMeasures { cluster: name, why: "others run it, without an agent".to_owned() });
+    }
+    let observer = Observer::new(Arc::clone(&cluster))?;
+    // Where the machines are by now.
+    observer.look().await?;
+    let hands = Hands { observer: &observer, generation: journal.generation() };
+    let (measurement, silent) = hands.measurement().await?;
+    if measurement.members.is_empty() {
+        let why = silent.into_values().next().unwrap_or_default();
+        return Err(OpError::NobodyMeasures { cluster: name, why });
+    }
+    if save {
+        let kept = Preflight::after(cluster.ledger().preflight.as_ref(), measurement.clone());
+        journal.note(Some(&name), "measured", json!(kept))?;
+        cluster.remember(|ledger| ledger.preflight = Some(kept))?;
+    }
+    let timers = cluster.desired.pace(&cluster.ledger());
+    let concerns = timers.map(|pace| judge(pace, &measurement)).unwrap_or_default();
+    let concerns = concerns.into_iter().map(|concern| ConcernStatus {
+        message: concern.to_string(),
+        next: concern.next(),
+        is_unsafe: concern.is_unsafe(),
+        concern,
+    });
+    Ok(ClusterPreflight {
+        cluster: name,
+        silent,
+        worst: measurement.worst(),
+        recommended: recommend(&measurement),
+        timers,
+        by_measurement: cluster.desired.settings.timers.given().is_none(),
+        saved: save,
+        concerns: concerns.collect(),
+        measurement,
+    })
+}
