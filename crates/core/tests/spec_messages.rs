@@ -201,6 +201,10 @@ cases! {
     maintenance_percent: cluster("maintenance: { defragment: { free: 50 } }");
     maintenance_time: cluster("maintenance: { defragment: {}, window: { from: 2am, to: 24:00 } }");
     maintenance_day: cluster("maintenance: { defragment: {}, window: { days: [sunday], from: 02:00, to: 04:00 } }");
+    timers_measured_and_more: cluster("timers: { measured: true, heartbeat: 100ms }");
+    timers_measured_in_part: cluster("timers: { heartbeat: measured, election: 1s }");
+    timers_number: cluster("timers: 100ms");
+    timers_list: cluster("timers: [100ms, 1s]");
     election_short: cluster("timers: { heartbeat: 200ms }");
     election_short_both: cluster("timers:\n  heartbeat: 500ms\n  election: 2s");
     election_long: cluster("timers: { election: 1m }");
