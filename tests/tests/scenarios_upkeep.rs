@@ -3,8 +3,8 @@
 use insta::assert_snapshot;
 use raftsman_core::action::Action;
 use raftsman_core::model::forecast;
-use raftsman_core::observed::{Alarm, Hash, Hashes, MemberId, SpaceRecord, View};
-use raftsman_core::plan::safety;
+use raftsman_core::observed::{Alarm, Fact, Hash, Hashes, MemberId, SpaceRecord, View};
+use raftsman_core::plan::{Waiting, plan, safety};
 use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{Hidden, Scene, cluster};
 
@@ -173,11 +173,36 @@ fn a_run_that_was_killed_while_compacting_waits_for_its_end() {
     let Some(Action::Compact { revision }) = scene.plan().steps.first().map(|s| s.action.clone()) else {
         panic!("{:?}", scene.plan())
     };
-    scene.world.ledger.space = Some(SpaceRecord { revision, done: false });
+    scene.world.ledger.space = Some(SpaceRecord { revision, done: false, ..SpaceRecord::default() });
     // Whether the call was made nobody knows.
     assert_eq!(scene.plan().steps[0].action, Action::Compact { revision });
     assert!(scene.to_the_end().ends_with("done\n"));
     assert_eq!(scene.world.ledger.space, None, "the next time is another");
+}
+
+#[test]
+fn what_compaction_freed_is_not_counted_yet() {
+    let mut scene = full(3, 2, 14);
+    scene.until(|action| matches!(action, Action::Compact { .. }));
+    let stale = |scene: &Scene| {
+        let mut observed = scene.look();
+        for member in observed.members.values_mut() {
+            if let Fact::Seen { value, .. } = &mut member.etcd {
+                value.db_in_use = value.db_size;
+            }
+        }
+        plan(&scene.desired, &observed, scene.world.now)
+    };
+    // The keys take 2 MiB: the files are rewritten, whatever they say is in use.
+    let next = stale(&scene);
+    assert!(matches!(next.steps[0].action, Action::Defragment { .. }), "{next:?}");
+    // Once all of them were, what they say is true.
+    let space = scene.world.ledger.space.as_mut().expect("a compaction");
+    space.rewritten = [name(1), name(2), name(3)].into();
+    let next = stale(&scene);
+    assert!(next.steps.is_empty() && matches!(next.waiting[0], Waiting::QuotaFull { .. }), "{next:?}");
+    let told = scene.to_the_end();
+    assert!(told.ends_with("done\n"), "{told}");
 }
 
 #[test]
@@ -378,7 +403,7 @@ fn a_corrupt_member_that_does_not_start_is_named() {
     machine.process.state = raftsman_core::observed::ServiceState::Backoff;
     machine.process.restarts = 7;
     let mut observed = scene.look();
-    let Some(raftsman_core::observed::Fact::Seen { value: raftsman_core::observed::Agent::Claimed(report), .. }) =
+    let Some(Fact::Seen { value: raftsman_core::observed::Agent::Claimed(report), .. }) =
         observed.members.get_mut(&name(2)).map(|m| &mut m.agent)
     else {
         panic!("an agent")
@@ -386,16 +411,16 @@ fn a_corrupt_member_that_does_not_start_is_named() {
     report.etcd.service.last_exit =
         Some("exit code 1: 8e9e05c52164694d found data inconsistency with peers".to_owned());
     // Nobody compared the others yet.
-    let plan = raftsman_core::plan::plan(&scene.desired, &observed, scene.world.now);
-    assert_snapshot!(raftsman_tests::fixtures::tell(&plan), @"
+    let next = plan(&scene.desired, &observed, scene.world.now);
+    assert_snapshot!(raftsman_tests::fixtures::tell(&next), @"
     blocked: main-2: etcd does not start: its data differs from that of another member
     ");
     let hash = |hash| Hash::Known { hash, compacted: 1 };
     let hashes = |third| Hashes { revision: 1, members: [(name(1), hash(7)), (name(3), hash(third))].into() };
     // The others differ as well: it may be the one that is right.
     observed.upkeep.hashes = Some(hashes(8));
-    let plan = raftsman_core::plan::plan(&scene.desired, &observed, scene.world.now);
-    assert_snapshot!(raftsman_tests::fixtures::tell(&plan), @"
+    let next = plan(&scene.desired, &observed, scene.world.now);
+    assert_snapshot!(raftsman_tests::fixtures::tell(&next), @"
     blocked: main-2: etcd does not start: its data differs from that of another member
     ");
     let view = View::of(&observed);
@@ -406,11 +431,11 @@ fn a_corrupt_member_that_does_not_start_is_named() {
     the members that stay differ in their data
     ");
     observed.upkeep.hashes = Some(hashes(7));
-    let plan = raftsman_core::plan::plan(&scene.desired, &observed, scene.world.now);
-    assert_snapshot!(raftsman_tests::fixtures::tell(&plan), @"
+    let next = plan(&scene.desired, &observed, scene.world.now);
+    assert_snapshot!(raftsman_tests::fixtures::tell(&next), @"
     blocked: main-2: etcd does not start: its data differs from that of the other members
     ");
-    assert_snapshot!(plan.waiting[0].next(), @"
+    assert_snapshot!(next.waiting[0].next(), @"
     have it fetch all data anew from the others: `raftsman replace main-2`
     ");
 }

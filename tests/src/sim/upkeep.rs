@@ -86,7 +86,7 @@ pub(super) fn broken(world: &World, action: &Action) -> Option<&'static str> {
         }
         Action::Compact { revision } => {
             let again = *revision <= agreed.stored.compacted;
-            let known = world.ledger.space.is_some_and(|space| space.done);
+            let known = world.ledger.space.as_ref().is_some_and(|space| space.done);
             match () {
                 () if !agreed.alarms.contains(&Alarm::NoSpace) => Some("history is dropped for need only"),
                 () if again && known => Some("history is dropped once"),

@@ -111,13 +111,16 @@ pub struct SnapshotRecord {
 }
 
 /// A compaction that is to make room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpaceRecord {
     /// Everything before this revision goes.
     pub revision: i64,
     /// Whether it ended on every member: compacting goes on behind the call, so that a run that was killed in between
     /// does not know.
     pub done: bool,
+    /// Whose files were rewritten since: what those say is in use is true.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub rewritten: BTreeSet<Name>,
 }
 
 /// A cluster that others run.
@@ -205,7 +208,7 @@ impl Ledger {
                 self.evicted.extend(learner.filter(|name| desired.member(name).is_some()).map(|name| (name, now)));
             }
             Action::Compact { revision } if View::of(observed).alarmed(Alarm::NoSpace) => {
-                self.space = Some(SpaceRecord { revision: *revision, done: false });
+                self.space = Some(SpaceRecord { revision: *revision, done: false, rewritten: BTreeSet::new() });
             }
             _ => {}
         }
@@ -213,8 +216,12 @@ impl Ledger {
 
     /// What is known once an action was done.
     pub fn after(&mut self, action: &Action) {
-        if let (Action::Compact { revision }, Some(space)) = (action, &mut self.space) {
-            space.done |= space.revision == *revision;
+        match (action, &mut self.space) {
+            (Action::Compact { revision }, Some(space)) => space.done |= space.revision == *revision,
+            (Action::Defragment { machine }, Some(space)) => {
+                space.rewritten.insert(machine.clone());
+            }
+            _ => {}
         }
     }
 
