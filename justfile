@@ -23,7 +23,7 @@ build:
 lab *versions="3.4.45 3.5.34 3.6.14 3.6.15 3.7.2":
     ./tools/lab-etcd "$RAFTSMAN_ETCD_DIR" {{versions}}
     ./tools/lab-debs trixie "$RAFTSMAN_LAB/debs" etcd-client
-    ./tools/lab-debs sid "$RAFTSMAN_LAB/sid" etcd-client
+    ./tools/lab-debs sid "$RAFTSMAN_LAB/sid" etcd-server
     for version in "$RAFTSMAN_ETCD_DIR"/*; do ln -sfn "$RAFTSMAN_LAB/sid/usr/bin/etcdutl" "$version/etcdutl"; done
 
 # All tests but the long ones

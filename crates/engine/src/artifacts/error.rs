@@ -22,8 +22,8 @@ pub enum ArtifactError {
     },
     /// The tool that restores snapshots is missing.
     #[error(
-        "{} does not exist, nor is etcdutl on the PATH: it makes data of a snapshot, and comes with every release of \
-         etcd {version} (Debian: apt install etcd-client)",
+        "{} does not exist, nor is etcdutl on the PATH: it makes data of a database, and comes with every release of \
+         etcd from 3.5 on: put it beside etcd {version}",
         beside.display()
     )]
     NoTool {
