@@ -1,6 +1,6 @@
 //! Members that come, go, move and die on real etcd, under client load → nothing is lost.
 
-use raftsman_tests::lab::{Lab, kill};
+use raftsman_tests::lab::{Lab, kill, soak};
 use raftsman_tests::load::{Load, LoadSettings};
 use rustix::process::Signal;
 
@@ -117,5 +117,23 @@ fn a_member_gets_another_address_and_another_another_name() {
     let verdict = load.finish();
     println!("{verdict}");
     verdict.assert_clean();
+    lab.destroy();
+}
+
+#[test]
+fn a_quiet_cluster_with_a_long_past_grows() {
+    // 16,000 entries take their time.
+    if !soak() {
+        return;
+    }
+    let lab = Lab::cluster(1, "3.6.15", &[]);
+    lab.apply();
+    // More entries than a member keeps for those who come late: whoever joins is sent a snapshot.
+    let load = Load::start(&lab, LoadSettings { rate: 4000, workers: 128, ..LoadSettings::default() });
+    load.await_writes(16_000);
+    load.finish().assert_consistent();
+    // Nobody writes any more.
+    change(&lab, "members: 1", "members: 3");
+    assert_eq!(members(&lab), ["main-1", "main-2", "main-3"]);
     lab.destroy();
 }

@@ -18,6 +18,8 @@ use crate::store::StoreError;
 
 /// While something is about to happen by itself, it is looked at this often.
 const POLL: Duration = Duration::from_millis(20);
+/// A learner that does not get on in a quiet cluster is helped this often.
+const NUDGE: Duration = Duration::from_secs(1);
 /// A step that failed is tried again this many times, each time from a fresh look at the world.
 const TRIES: u32 = 3;
 
@@ -164,6 +166,7 @@ impl Run<'_> {
         let mut told = Vec::new();
         let (mut before, mut same) = (Vec::new(), 0);
         let mut progress = Instant::now();
+        let mut nudged = Instant::now();
         loop {
             let (observed, next) = self.look_and_plan().await?;
             self.observed = Some(observed);
@@ -192,6 +195,13 @@ impl Run<'_> {
             }
             if progress.elapsed() > timeout {
                 return Err(ApplyError::Timeout { after: timeout, waiting: next.waiting });
+            }
+            let learns = |w: &Waiting| matches!(w, Waiting::LearnerCatchingUp { .. });
+            if next.waiting.iter().any(learns) && nudged.elapsed() > NUDGE {
+                nudged = Instant::now();
+                let hands = Hands { observer: &self.observer, generation: self.journal.generation() };
+                // It only helps: whether the learner gets on is seen at the next look.
+                let _ = Box::pin(hands.nudge(Timestamp::now())).await;
             }
             if told != next.waiting {
                 (self.tell)(Event::Waiting { waiting: next.waiting.clone() });

@@ -6,7 +6,7 @@ use etcd_client::{Client, MemberAddOptions, StatusResponse};
 use jiff::Timestamp;
 use raftsman_core::observed::{ListedMember, MemberId};
 
-use super::versions::leads;
+use super::versions::{PROBE_KEY, leads};
 use super::{ActError, Hands};
 use crate::etcd::{EtcdError, bounded};
 use crate::observe;
@@ -26,6 +26,14 @@ impl Hands<'_> {
             }
         })
         .await
+    }
+
+    /// Has the cluster agree on an entry that changes nothing. A learner that was sent a snapshot counts as having applied
+    /// nothing before the next entry comes, refuses its own first request for it, and a quiet cluster has no next entry.
+    pub async fn nudge(self, now: Timestamp) -> Result<(), ActError> {
+        let mut client = Box::pin(self.voter(now, |_| true)).await?;
+        bounded(async { Ok(client.delete(PROBE_KEY, None).await?) }).await?;
+        Ok(())
     }
 
     pub(super) async fn promote_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {

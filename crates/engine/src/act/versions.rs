@@ -20,7 +20,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// A database is written in pages of a multiple of this; behind it stands the hash.
 const PAGE: u64 = 512;
 /// A key that nobody writes: reading it through a majority shows how far the data is.
-const PROBE_KEY: &str = "raftsman/probe";
+pub(super) const PROBE_KEY: &str = "raftsman/probe";
 
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]
