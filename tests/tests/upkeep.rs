@@ -163,8 +163,19 @@ fn what_the_file_asks_for_is_done_by_apply() {
     let told = lab.run(&["plan"]).ok().stdout;
     assert!(told.contains("are free"), "{told}");
     let lines = lab.run(&["apply", "--yes", "--json"]).ok().json_lines();
-    let verbs = done(&lines);
-    assert_eq!((count(&verbs, "defragment"), count(&verbs, "move_leader")), (3, 1), "{verbs:?}");
+    let mut verbs = done(&lines);
+    // What compaction freed counts as free on a member after its next commits: a quiet one may have none for a while.
+    eventually("all of them were rewritten", || {
+        if count(&verbs, "defragment") >= 3 {
+            return Some(());
+        }
+        lab.etcdctl(&["put", "tick", "tock"]).ok();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        verbs.extend(done(&lab.run(&["apply", "--yes", "--json"]).ok().json_lines()));
+        None
+    });
+    assert_eq!(count(&verbs, "defragment"), 3, "{verbs:?}");
+    assert!(count(&verbs, "move_leader") >= 1, "{verbs:?}");
     let status = settled(&lab);
     assert!(largest(&status) < 8 << 20, "{status}");
     assert_eq!(done(&lab.apply()), Vec::<String>::new(), "once is enough");
