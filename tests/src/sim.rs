@@ -18,7 +18,7 @@ use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{
     Data, Disk, Fact, ListedMember, MemberId, MemberObserved, Observed, PortTaken, Power, ServiceState, View,
 };
-use raftsman_core::plan::{Patience, Plan, Waiting};
+use raftsman_core::plan::{Patience, Plan, Step, Waiting, plan};
 use raftsman_core::spec::{EtcdVersion, Name};
 
 use crate::dice::Dice;
@@ -29,6 +29,22 @@ const PEACE: usize = 250;
 
 /// A planner under test.
 pub type Planner = fn(&Cluster, &Observed, Timestamp) -> Plan;
+
+/// A broken planner: it restarts everybody at once whose configuration, or whose trust, has changed.
+pub fn all_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut plan = plan(desired, observed, now);
+    let Some(Step { action: Action::RestartEtcd { version, cluster, .. }, .. }) = plan.steps.first().cloned() else {
+        return plan;
+    };
+    let turns = plan.waiting.iter().filter_map(|w| match w {
+        Waiting::Turn { machine, .. } => Some(machine.clone()),
+        _ => None,
+    });
+    let more = turns.map(|machine| Action::RestartEtcd { machine, version, cluster });
+    let more: Vec<Step> = more.map(|action| Step { action, ..plan.steps[0].clone() }).collect();
+    plan.steps.extend(more);
+    plan
+}
 
 /// What a run was like.
 #[derive(Debug, Clone, Copy, Default)]

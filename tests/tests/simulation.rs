@@ -5,7 +5,7 @@ use raftsman_core::action::Action;
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Data, Fact, Ledger, MemberObserved, Observed, Root, ServiceState, View};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, Waiting, plan};
-use raftsman_tests::sim::{Cast, Planner, Stats, Violation, lives};
+use raftsman_tests::sim::{Cast, Planner, Stats, Violation, all_at_once, lives};
 
 /// So many plans a run of the tests makes at least; `RAFTSMAN_SIM_PLANS` asks for more.
 fn wanted_plans() -> usize {
@@ -86,22 +86,6 @@ fn one_by_one(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
             plan.waiting.push(Waiting::NoMajority { ready: 1, needed: 2 });
         }
     }
-    plan
-}
-
-/// Restarts every member whose configuration changed at once.
-fn all_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
-    let mut plan = plan(desired, observed, now);
-    let Some(Step { action: Action::RestartEtcd { version, cluster, .. }, .. }) = plan.steps.first().cloned() else {
-        return plan;
-    };
-    let turns = plan.waiting.iter().filter_map(|w| match w {
-        Waiting::Turn { machine, .. } => Some(machine.clone()),
-        _ => None,
-    });
-    let more = turns.map(|machine| Action::RestartEtcd { machine, version, cluster });
-    let more: Vec<Step> = more.map(|action| Step { action, ..plan.steps[0].clone() }).collect();
-    plan.steps.extend(more);
     plan
 }
 

@@ -4,9 +4,9 @@ use jiff::Timestamp;
 use raftsman_core::action::Action;
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Agent, AgentReport, Fact, Greeting, Handshakes, Observed, Side, View};
-use raftsman_core::plan::{Pause, Plan, Reason, Step, Waiting, plan};
+use raftsman_core::plan::{Pause, Plan, Reason, Step, plan};
 use raftsman_core::spec::Name;
-use raftsman_tests::sim::{Cast, Planner, Violation, lives};
+use raftsman_tests::sim::{Cast, Planner, Violation, all_at_once, lives};
 
 #[test]
 fn no_plan_of_ours_turns_anybody_away() {
@@ -108,22 +108,6 @@ fn retires_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
     });
     assume_handshakes(&mut observed);
     plan(desired, &observed, now)
-}
-
-/// Restarts everybody who has to read other trust at once.
-fn all_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
-    let mut plan = plan(desired, observed, now);
-    let Some(Step { action: Action::RestartEtcd { version, cluster, .. }, .. }) = plan.steps.first().cloned() else {
-        return plan;
-    };
-    let turns = plan.waiting.iter().filter_map(|w| match w {
-        Waiting::Turn { machine, .. } => Some(machine.clone()),
-        _ => None,
-    });
-    let more = turns.map(|machine| Action::RestartEtcd { machine, version, cluster });
-    let more: Vec<Step> = more.map(|action| Step { action, ..plan.steps[0].clone() }).collect();
-    plan.steps.extend(more);
-    plan
 }
 
 /// Does not wait for clients to get new certificates.

@@ -16,6 +16,9 @@ use tokio_rustls::TlsConnector;
 /// How long a member may take to answer one call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// A key that nobody writes: reading it through a majority proves that there is one, and shows how far the data is.
+pub const PROBE_KEY: &str = "raftsman/probe";
+
 /// Why there is no connection to a member.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {

@@ -2,10 +2,13 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
+use raftsman_core::spec::Name;
 use raftsman_engine::fleet::Fleet;
 use raftsman_engine::ops::apply::{Tell, apply, begin, preflight, withdraw};
 use raftsman_engine::ops::plan::{plan, plan_of_new};
+use raftsman_engine::store::Lock;
 
 use super::{confirmed, plan::is_new};
 use crate::args::{Apply, Common};
@@ -56,8 +59,19 @@ pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failu
     };
     let progress = Progress::new(args.json);
     let tell: Tell = Arc::new(move |cluster, event| progress.hear(cluster, &event));
+    carry_out(&fleet, &lock, &only, args.timeout, tell).await
+}
+
+/// Applies until all is done, or somebody interrupts it.
+pub(super) async fn carry_out(
+    fleet: &Arc<Fleet>,
+    lock: &Lock,
+    only: &[Name],
+    timeout: Duration,
+    tell: Tell,
+) -> Result<ExitCode, Failure> {
     let outcomes = tokio::select! {
-        outcomes = apply(&fleet, &lock, &only, args.timeout, tell) => outcomes?,
+        outcomes = apply(fleet, lock, only, timeout, tell) => outcomes?,
         _ = tokio::signal::ctrl_c() => {
             return Err(Failure::other("interrupted: the next `raftsman apply` goes on from the world as it is then"));
         }

@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use raftsman_core::spec::Name;
-use raftsman_engine::ops::apply::apply;
 use raftsman_engine::ops::recover::{Wishes, mark, survey};
 
+use super::apply::carry_out;
 use super::asked;
 use super::upkeep::{locked, tell};
 use crate::args::{Common, Recover};
@@ -49,11 +49,5 @@ pub(super) async fn run(common: &Common, args: &Recover) -> Result<ExitCode, Fai
         return Ok(OK);
     }
     let only = [found.cluster];
-    let outcomes = tokio::select! {
-        outcomes = apply(&fleet, &lock, &only, args.timeout, tell(args.json)) => outcomes?,
-        _ = tokio::signal::ctrl_c() => {
-            return Err(Failure::other("interrupted: the next `raftsman apply` goes on from the world as it is then"));
-        }
-    };
-    if outcomes.iter().any(|o| o.error.is_some()) { Err(Failure::said()) } else { Ok(OK) }
+    carry_out(&fleet, &lock, &only, args.timeout, tell(args.json)).await
 }

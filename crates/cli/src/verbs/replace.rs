@@ -2,9 +2,10 @@
 
 use std::process::ExitCode;
 
-use raftsman_engine::ops::apply::{apply, preflight};
+use raftsman_engine::ops::apply::preflight;
 use raftsman_engine::ops::replace::{mark, survey};
 
+use super::apply::carry_out;
 use super::confirmed;
 use super::upkeep::{locked, tell};
 use crate::args::{Common, Replace};
@@ -36,11 +37,5 @@ pub(super) async fn run(common: &Common, args: &Replace) -> Result<ExitCode, Fai
         return Ok(OK);
     }
     let only = [cluster];
-    let outcomes = tokio::select! {
-        outcomes = apply(&fleet, &lock, &only, args.timeout, tell(args.json)) => outcomes?,
-        _ = tokio::signal::ctrl_c() => {
-            return Err(Failure::other("interrupted: the next `raftsman apply` goes on from the world as it is then"));
-        }
-    };
-    if outcomes.iter().any(|o| o.error.is_some()) { Err(Failure::said()) } else { Ok(OK) }
+    carry_out(&fleet, &lock, &only, args.timeout, tell(args.json)).await
 }

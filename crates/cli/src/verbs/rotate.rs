@@ -3,13 +3,14 @@
 use std::process::ExitCode;
 
 use raftsman_core::observed::Side;
-use raftsman_engine::ops::apply::{apply, preflight};
+use raftsman_engine::ops::apply::preflight;
 use raftsman_engine::ops::rotate::{Wish, mark, survey};
 
+use super::apply::carry_out;
 use super::confirmed;
 use super::upkeep::{locked, tell};
 use crate::args::{Common, Rotate, RotateSide};
-use crate::exit::{Failure, OK};
+use crate::exit::Failure;
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Rotate) -> Result<ExitCode, Failure> {
@@ -31,17 +32,9 @@ pub(super) async fn run(common: &Common, args: &Rotate) -> Result<ExitCode, Fail
     let only = [what.cluster];
     preflight(&fleet, &only).await?;
     mark(&fleet, &lock, &only[0], wish)?;
-    let outcomes = tokio::select! {
-        outcomes = apply(&fleet, &lock, &only, args.timeout, tell(args.json)) => outcomes?,
-        _ = tokio::signal::ctrl_c() => {
-            return Err(Failure::other("interrupted: the next `raftsman apply` goes on from the world as it is then"));
-        }
-    };
-    if outcomes.iter().any(|o| o.error.is_some()) {
-        return Err(Failure::said());
-    }
+    let done = carry_out(&fleet, &lock, &only, args.timeout, tell(args.json)).await?;
     if side == Side::Clients && !args.finish && !args.now && !args.json {
         view::print(view::cert::CLIENTS_NEXT);
     }
-    Ok(OK)
+    Ok(done)
 }

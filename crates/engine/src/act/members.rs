@@ -6,9 +6,9 @@ use etcd_client::{Client, MemberAddOptions, StatusResponse};
 use jiff::Timestamp;
 use raftsman_core::observed::{ListedMember, MemberId};
 
-use super::versions::{PROBE_KEY, leads};
+use super::versions::leads;
 use super::{ActError, Hands};
-use crate::etcd::{EtcdError, bounded};
+use crate::etcd::{EtcdError, PROBE_KEY, bounded};
 use crate::observe;
 
 /// How long a change of members that comes too early is tried.

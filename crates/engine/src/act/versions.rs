@@ -13,14 +13,12 @@ use raftsman_core::observed::SnapshotRecord;
 use raftsman_core::spec::EtcdVersion;
 
 use super::{ActError, Hands};
-use crate::etcd::{EtcdError, bounded};
+use crate::etcd::{EtcdError, PROBE_KEY, bounded};
 
 /// A member that sends nothing of its snapshot for so long is not waited for.
 const SILENCE: Duration = Duration::from_secs(30);
 /// A database is written in pages of a multiple of this; behind it stands the hash.
 const PAGE: u64 = 512;
-/// A key that nobody writes: reading it through a majority shows how far the data is.
-pub(super) const PROBE_KEY: &str = "raftsman/probe";
 
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]

@@ -8,9 +8,9 @@ use raftsman_core::observed::{ClusterId, EtcdFacts, Fact, Machine, MemberId, Mem
 use raftsman_core::spec::{EtcdVersion, Name};
 
 use super::Observer;
-use super::etcd::{EtcdLink, Open, PROBE_KEY, alarms, members};
+use super::etcd::{EtcdLink, Open, alarms, members};
 use crate::cluster::ClusterCredentials;
-use crate::etcd::{EtcdError, bounded};
+use crate::etcd::{EtcdError, PROBE_KEY, bounded};
 
 impl Observer {
     /// Looks at a member on a machine that is not ours: neither its provider nor its agent is asked, there is none.

@@ -10,10 +10,7 @@ use tokio::sync::Mutex;
 
 use super::{doors, http};
 use crate::cluster::ClusterCredentials;
-use crate::etcd::{Endpoint, EtcdError, bounded, dial};
-
-/// A key that nobody writes: reading it through a majority proves that there is one.
-pub(super) const PROBE_KEY: &str = "raftsman/probe";
+use crate::etcd::{Endpoint, EtcdError, PROBE_KEY, bounded, dial};
 
 /// The way to one member's etcd.
 #[derive(Debug)]
