@@ -26,6 +26,10 @@ lab *versions="3.4.45 3.5.34 3.6.14 3.6.15 3.7.2":
     ./tools/lab-debs sid "$RAFTSMAN_LAB/sid" etcd-server
     for version in "$RAFTSMAN_ETCD_DIR"/*; do ln -sfn "$RAFTSMAN_LAB/sid/usr/bin/etcdutl" "$version/etcdutl"; done
 
+# The file system of real machines for the tests, and what runs them: needs root, once some minutes
+lab-machines:
+    ./tools/lab-machine "$RAFTSMAN_LAB/machines"
+
 # All tests but the long ones
 test: build lab
     cargo nextest run --release --workspace
