@@ -42,6 +42,13 @@ pub fn etcdctl() -> PathBuf {
     std::env::var_os("RAFTSMAN_ETCDCTL").map(PathBuf::from).expect("RAFTSMAN_ETCDCTL: run `just lab` first")
 }
 
+/// Where `just lab-machines` puts the file system of real machines.
+pub fn machines_dir() -> PathBuf {
+    let lab = std::env::var_os("RAFTSMAN_LAB").map(PathBuf::from);
+    let dir = lab.map(|lab| lab.join("machines")).filter(|dir| dir.join("machine.meta.tar").exists());
+    dir.expect("RAFTSMAN_LAB with machines in it: run `just lab-machines` as root first")
+}
+
 /// A binary of this workspace, built in the profile that this test runs in.
 pub fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test's own path");
@@ -90,6 +97,15 @@ impl Output {
     #[track_caller]
     pub fn json_lines(&self) -> Vec<Value> {
         self.stdout.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect()
+    }
+}
+
+/// What a command of ours printed, as text.
+pub fn text(output: std::process::Output) -> Output {
+    Output {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
     }
 }
 
@@ -170,12 +186,7 @@ impl Lab {
 
     /// Runs a verb to its end.
     pub fn run(&self, arguments: &[&str]) -> Output {
-        let output = self.command(arguments).output().expect("raftsman runs");
-        Output {
-            code: output.status.code().unwrap_or(-1),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
+        text(self.command(arguments).output().expect("raftsman runs"))
     }
 
     /// Starts a verb.
@@ -219,11 +230,7 @@ impl Lab {
             .env("ETCDCTL", etcdctl())
             .output()
             .expect("a shell");
-        Output {
-            code: output.status.code().unwrap_or(-1),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
+        text(output)
     }
 
     /// Processes whose command line names this lab's directory.

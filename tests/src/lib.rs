@@ -1,14 +1,16 @@
 //! What the tests share: files to start from, seeded dice, the simulator, the lab of real servers,
-//! the load on them.
+//! the load on them, real machines.
 
 pub mod bare;
 pub mod bulk;
 pub mod dice;
 pub mod fixtures;
 pub mod hand;
+pub mod hosts;
 pub mod lab;
 pub mod load;
 pub mod operations;
 pub mod partition;
 pub mod sim;
+pub mod space;
 pub mod story;
