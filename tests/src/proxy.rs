@@ -1,0 +1,237 @@
+//! A server's socket, a plan of faults → a socket in front of it, behind which requests and replies get lost.
+//!
+//! Every request has a connection of its own to the server, and the reply ends the client's: so nothing but the requests
+//! needs to be understood.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::dice::Dice;
+
+/// What becomes of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing: it is passed on, and so is the reply.
+    None,
+    /// It is passed on and carried out, but the connection ends before the reply.
+    LostReply,
+    /// It is refused with 503, and the server has not seen it.
+    Refused,
+    /// It is passed on after a while.
+    Stalled(Duration),
+    /// The connection ends, and the server has not seen it.
+    Lost,
+}
+
+/// A request as a plan sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Its method.
+    pub method: String,
+    /// Its path, with the query.
+    pub path: String,
+    /// How many came before with the same method and path.
+    pub before: usize,
+}
+
+/// A plan by which each kind of fault comes to about one in so many requests. The same seed has the same fate for the same
+/// request, in whatever order they come.
+pub fn seeded(seed: u64, one_in: usize, stall: Duration) -> impl FnMut(&Request) -> Fault + Send + 'static {
+    move |request| {
+        let mut hasher = DefaultHasher::new();
+        (seed, &request.method, &request.path, request.before).hash(&mut hasher);
+        let mut dice = Dice::new(hasher.finish());
+        let faults = [Fault::LostReply, Fault::Refused, Fault::Stalled(stall), Fault::Lost];
+        // Below four in all there would be no room for a request that is passed on.
+        faults.get(dice.below(one_in.max(5))).copied().unwrap_or(Fault::None)
+    }
+}
+
+type Plan = Box<dyn FnMut(&Request) -> Fault + Send>;
+
+struct Shared {
+    server: PathBuf,
+    ends: AtomicBool,
+    state: Mutex<State>,
+}
+
+struct State {
+    plan: Plan,
+    seen: BTreeMap<(String, String), usize>,
+    log: Vec<(Request, Fault)>,
+}
+
+/// A proxy that runs. Dropped, it takes no more connections.
+pub struct Proxy {
+    socket: PathBuf,
+    shared: Arc<Shared>,
+    listens: Option<JoinHandle<()>>,
+}
+
+impl Proxy {
+    /// Listens at a socket in front of a server's.
+    pub fn start(socket: &Path, server: &Path, plan: impl FnMut(&Request) -> Fault + Send + 'static) -> Self {
+        let listener = UnixListener::bind(socket).expect("a socket");
+        let state = State { plan: Box::new(plan), seen: BTreeMap::new(), log: Vec::new() };
+        let shared =
+            Arc::new(Shared { server: server.to_owned(), ends: AtomicBool::new(false), state: Mutex::new(state) });
+        let of_all = Arc::clone(&shared);
+        let listens = std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                if of_all.ends.load(Ordering::SeqCst) {
+                    return;
+                }
+                let shared = Arc::clone(&of_all);
+                // A connection that breaks is what a proxy is for: nobody is told.
+                std::thread::spawn(move || shared.serve(client));
+            }
+        });
+        Self { socket: socket.to_owned(), shared, listens: Some(listens) }
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// From now on another plan.
+    pub fn plan(&self, plan: impl FnMut(&Request) -> Fault + Send + 'static) {
+        self.shared.state().plan = Box::new(plan);
+    }
+
+    /// Requests so far, and what became of them.
+    pub fn log(&self) -> Vec<(Request, Fault)> {
+        self.shared.state().log.clone()
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::SeqCst);
+        // It waits for one more connection.
+        let _ = UnixStream::connect(&self.socket);
+        let _ = self.listens.take().map(JoinHandle::join);
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no plan panics")
+    }
+
+    fn fate(&self, method: &str, path: &str) -> Fault {
+        let mut state = self.state();
+        let seen = state.seen.entry((method.to_owned(), path.to_owned())).or_default();
+        let request = Request { method: method.to_owned(), path: path.to_owned(), before: *seen };
+        *seen += 1;
+        let fault = (state.plan)(&request);
+        state.log.push((request, fault));
+        fault
+    }
+
+    /// One request and its reply. `None` when a connection broke.
+    fn serve(&self, client: UnixStream) -> Option<()> {
+        let mut from_client = BufReader::new(client.try_clone().ok()?);
+        let mut to_client = client;
+        let head = read_head(&mut from_client)?;
+        let mut words = head.first()?.split(' ');
+        let (method, path) = (words.next()?, words.next()?);
+        let fault = self.fate(method, path);
+        match fault {
+            Fault::Lost => return None,
+            Fault::Refused => {
+                // The client may wait for its body to be taken.
+                relay_body(&head, &mut from_client, &mut std::io::sink())?;
+                let body = r#"{"type":"error","error":"the server is starting","error_code":503}"#;
+                let length = body.len();
+                return write!(
+                    to_client,
+                    "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\
+                     Connection: close\r\n\r\n{body}"
+                )
+                .ok();
+            }
+            Fault::Stalled(time) => std::thread::sleep(time),
+            Fault::None | Fault::LostReply => {}
+        }
+        let mut server = UnixStream::connect(&self.server).ok()?;
+        let upgraded = value(&head, "upgrade").is_some();
+        for line in &head {
+            if upgraded || !named(line, "connection") {
+                write!(server, "{line}\r\n").ok()?;
+            }
+        }
+        let end = if upgraded { "\r\n" } else { "Connection: close\r\n\r\n" };
+        server.write_all(end.as_bytes()).ok()?;
+        if upgraded {
+            let mut upstream = server.try_clone().ok()?;
+            // In both directions until either ends.
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut from_client, &mut upstream);
+                let _ = upstream.shutdown(Shutdown::Both);
+            });
+        } else {
+            relay_body(&head, &mut from_client, &mut server)?;
+        }
+        let mut reply = BufReader::new(server);
+        if fault == Fault::LostReply {
+            // The whole reply: then the server has carried it out.
+            std::io::copy(&mut reply, &mut std::io::sink()).ok()?;
+        } else {
+            std::io::copy(&mut reply, &mut to_client).ok()?;
+        }
+        to_client.shutdown(Shutdown::Both).ok()
+    }
+}
+
+/// Lines up to the empty one, without their ends.
+fn read_head(from: &mut BufReader<UnixStream>) -> Option<Vec<String>> {
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        if from.read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        let line = line.trim_end_matches(['\r', '\n']);
+        if line.is_empty() {
+            return Some(lines);
+        }
+        lines.push(line.to_owned());
+    }
+}
+
+fn named(line: &str, name: &str) -> bool {
+    line.split_once(':').is_some_and(|(found, _)| found.eq_ignore_ascii_case(name))
+}
+
+fn value<'a>(head: &'a [String], name: &str) -> Option<&'a str> {
+    head.iter().find(|line| named(line, name)).and_then(|line| line.split_once(':')).map(|(_, value)| value.trim())
+}
+
+/// Passes a request's body on as it is.
+fn relay_body(head: &[String], from: &mut BufReader<UnixStream>, to: &mut impl std::io::Write) -> Option<()> {
+    if value(head, "transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
+        loop {
+            let mut line = String::new();
+            from.read_line(&mut line).ok()?;
+            to.write_all(line.as_bytes()).ok()?;
+            let size = u64::from_str_radix(line.split(';').next()?.trim(), 16).ok()?;
+            // The chunk and the end of its line.
+            std::io::copy(&mut from.take(size + 2), to).ok()?;
+            if size == 0 {
+                return Some(());
+            }
+        }
+    }
+    let length = value(head, "content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    std::io::copy(&mut from.take(length), to).ok().map(|_| ())
+}
