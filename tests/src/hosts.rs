@@ -131,7 +131,7 @@ impl Hosts {
 
     /// A file or directory on a host's disk, seen from the test; also while the host has no power.
     pub fn disk(&self, i: usize, path: &str) -> PathBuf {
-        self.space.path(&self.part(i, "root")).join(path.trim_start_matches('/'))
+        self.space.path(&self.at(i, "root")).join(path.trim_start_matches('/'))
     }
 
     /// Every process of the host ends in the same moment. The disk stays, with everything that was written: what the
@@ -167,6 +167,24 @@ impl Hosts {
         self.hosts[i].cut = true;
     }
 
+    /// Two hosts do not hear each other; the test and the other hosts hear both.
+    pub fn part(&self, i: usize, j: usize) {
+        for (host, other) in [(i, j), (j, i)] {
+            let (host, other) = (name(host), address(other));
+            self.space.run(&format!(
+                "ip netns exec {host} nft 'table inet part {{ chain in {{ type filter hook input priority 0; ip saddr \
+                 {other} drop; }}; }}'"
+            ));
+        }
+    }
+
+    /// All hosts hear each other again.
+    pub fn unite(&self) {
+        for i in 0..self.hosts.len() {
+            self.space.run(&format!("ip netns exec {} nft 'table inet part; delete table inet part'", name(i)));
+        }
+    }
+
     /// The host's network is back.
     pub fn heal(&mut self, i: usize) {
         self.space.run(&format!("ip link set {} up", name(i)));
@@ -177,7 +195,7 @@ impl Hosts {
     /// the configuration knows. It is off.
     pub fn wipe(&mut self, i: usize) {
         self.power_cut(i);
-        self.space.run(&format!("umount {}", self.part(i, "root").display()));
+        self.space.run(&format!("umount {}", self.at(i, "root").display()));
         std::fs::remove_dir_all(self.dir.path().join(name(i))).expect("the disk is ours");
         self.new_disk(i);
         self.write_config();
@@ -232,7 +250,7 @@ impl Hosts {
         Manifest(lines)
     }
 
-    fn part(&self, i: usize, part: &str) -> PathBuf {
+    fn at(&self, i: usize, part: &str) -> PathBuf {
         self.dir.path().join(name(i)).join(part)
     }
 
@@ -249,19 +267,19 @@ impl Hosts {
               [ "${ended:-0}" = 133 ] || exit "${ended:-0}"
               ended=
             done"#;
-        let log = std::fs::File::options().create(true).append(true).open(self.part(i, "console"));
+        let log = std::fs::File::options().create(true).append(true).open(self.at(i, "console"));
         let log = log.expect("a log");
         let mut power = self.space.command("bash");
-        power.args(["-c", script, "bash"]).arg(self.part(i, "root")).arg(name(i));
+        power.args(["-c", script, "bash"]).arg(self.at(i, "root")).arg(name(i));
         power.stdout(log.try_clone().expect("a log")).stderr(log);
         self.hosts[i].power = Some(power.spawn().expect("nsenter: install util-linux"));
     }
 
     fn new_disk(&self, i: usize) {
         for part in ["own", "work", "root"] {
-            std::fs::create_dir_all(self.part(i, part)).expect("a directory");
+            std::fs::create_dir_all(self.at(i, part)).expect("a directory");
         }
-        let disk = Disk { base: &self.base, own: &self.part(i, "own") };
+        let disk = Disk { base: &self.base, own: &self.at(i, "own") };
         let id = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("a random number");
         disk.write("etc/machine-id", 0o444, &id.replace('-', ""));
         disk.write("etc/hostname", 0o644, &format!("{}\n", name(i)));
@@ -289,17 +307,16 @@ impl Hosts {
         self.space.run(&format!(
             "mount -t overlay overlay -o lowerdir={},upperdir={},workdir={} {}",
             self.base.display(),
-            self.part(i, "own").display(),
-            self.part(i, "work").display(),
-            self.part(i, "root").display(),
+            self.at(i, "own").display(),
+            self.at(i, "work").display(),
+            self.at(i, "root").display(),
         ));
     }
 
     fn write_config(&self) {
         let (mut config, mut known) = (String::new(), String::new());
         for i in 0..self.hosts.len() {
-            let key =
-                std::fs::read_to_string(self.part(i, "own/etc/ssh/ssh_host_ed25519_key.pub")).expect("a host key");
+            let key = std::fs::read_to_string(self.at(i, "own/etc/ssh/ssh_host_ed25519_key.pub")).expect("a host key");
             let _ = write!(known, "{} {key}", address(i));
             let _ = writeln!(config, "Host {}\n  HostName {}", name(i), address(i));
         }
@@ -336,7 +353,7 @@ impl Drop for Hosts {
     fn drop(&mut self) {
         for i in 0..self.hosts.len() {
             if std::thread::panicking() {
-                let log = std::fs::read_to_string(self.part(i, "console")).unwrap_or_default();
+                let log = std::fs::read_to_string(self.at(i, "console")).unwrap_or_default();
                 let last: Vec<&str> = log.lines().rev().take(5).collect();
                 let _ =
                     std::io::Write::write_all(&mut std::io::stderr(), format!("{}: {last:?}\n", name(i)).as_bytes());

@@ -62,6 +62,23 @@ impl Incus {
         incus
     }
 
+    /// From now on the server listens on its bridge, too: the address and the certificate that it shows, which
+    /// clients know it by: the address is not in it.
+    pub fn https(&self) -> (String, String) {
+        let listen = json!({"config": {"core.https_address": "10.78.0.1:8443"}});
+        self.query("PATCH", "/1.0", Some(&listen)).unwrap_or_else(|e| panic!("it does not listen: {e}"));
+        let server = self.query("GET", "/1.0", None).expect("the server");
+        let certificate = server["environment"]["certificate"].as_str().expect("a certificate");
+        ("https://10.78.0.1:8443".to_owned(), certificate.to_owned())
+    }
+
+    /// From now on the server trusts whoever has the key of this certificate (PEM).
+    pub fn trust(&self, name: &str, certificate: &str) {
+        let der: String = certificate.lines().filter(|line| !line.starts_with("-----")).collect();
+        let trust = json!({"type": "client", "name": name, "certificate": der});
+        self.query("POST", "/1.0/certificates", Some(&trust)).unwrap_or_else(|e| panic!("no trust: {e}"));
+    }
+
     /// The server's socket.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("var/unix.socket")
@@ -124,7 +141,9 @@ impl Incus {
     /// Everything that the server has: what is left on it is told by before and after.
     pub fn inventory(&self) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
-        for kind in ["instances", "images", "networks", "network-acls", "profiles", "projects", "storage-pools"] {
+        for kind in
+            ["instances", "images", "certificates", "networks", "network-acls", "profiles", "projects", "storage-pools"]
+        {
             all.extend(self.urls(&format!("/1.0/{kind}")));
         }
         all.extend(self.urls("/1.0/storage-pools/default/volumes"));

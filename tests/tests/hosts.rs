@@ -62,7 +62,15 @@ fn a_host_can_be_cut_off_and_closed() {
     hosts.heal(0);
     hosts.ssh(1, "sudo ping -c 3 -W 5 10.77.0.11").ok();
 
+    hosts.part(0, 1);
+    hosts.ssh(1, "sudo ping -c 1 -W 1 10.77.0.11").failed();
+    hosts.ssh(0, "true").ok();
+    hosts.unite();
+    hosts.ssh(1, "sudo ping -c 3 -W 5 10.77.0.11").ok();
+    // Threads of the test hear them, too.
     let address = SocketAddr::from((hosts.addresses()[0], 22));
+    std::thread::spawn(move || TcpStream::connect(address)).join().expect("a thread").expect("sshd");
+
     hosts.stop_sshd(0);
     assert!(TcpStream::connect(address).is_err());
     hosts.start_sshd(0);

@@ -1,9 +1,10 @@
 //! The Incus server of the tests itself: machines come and go, and a proxy in front of it loses what it should.
 
+use std::process::Command;
 use std::time::Duration;
 
 use raftsman_tests::incus::{IMAGE, Incus, NETWORK, ask};
-use raftsman_tests::lab::eventually;
+use raftsman_tests::lab::{eventually, text};
 use raftsman_tests::proxy::{Fault, Proxy, seeded};
 use serde_json::{Value, json};
 
@@ -59,6 +60,32 @@ fn three_machines_come_and_go() {
     let (dir, group) = (incus.path().to_owned(), incus.group().to_owned());
     drop(incus);
     assert!(!dir.exists() && !group.exists());
+}
+
+#[test]
+fn whoever_is_trusted_may_come_by_network() {
+    let incus = Incus::up();
+    let (url, server) = incus.https();
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let client = rcgen::CertificateParams::default().self_signed(&key).expect("a certificate");
+    let file = |name: &str, text: &str| {
+        std::fs::write(incus.path().join(name), text).expect("a file");
+        incus.path().join(name)
+    };
+    let (certificate, key) = (file("client.crt", &client.pem()), file("client.key", &key.serialize_pem()));
+    let server = file("server.crt", &server);
+    let auth = || {
+        let mut curl = Command::new("curl");
+        // Under the one address that its certificate names.
+        let address = url.trim_start_matches("https://");
+        curl.args(["--silent", "--show-error", "--connect-to", &format!("127.0.0.1:8443:{address}"), "--cacert"]);
+        curl.arg(&server).arg("--cert").arg(&certificate);
+        let output = curl.arg("--key").arg(&key).arg("https://127.0.0.1:8443/1.0").output().expect("curl runs");
+        text(output).ok().json()["metadata"]["auth"].as_str().map(str::to_owned)
+    };
+    assert_eq!(auth().as_deref(), Some("untrusted"));
+    incus.trust("raftsman", &client.pem());
+    assert_eq!(auth().as_deref(), Some("trusted"));
 }
 
 #[test]
