@@ -203,7 +203,7 @@ impl Hosts {
 
     /// Nobody can log in any more, and nobody stays logged in.
     pub fn stop_sshd(&self, i: usize) {
-        self.console(i, "systemctl stop ssh.service; pkill -x sshd-session; ! pgrep -x sshd").ok();
+        self.console(i, "systemctl stop ssh.service && while pkill -KILL '^sshd'; do sleep 0.05; done").ok();
     }
 
     /// People can log in again.
