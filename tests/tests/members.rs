@@ -1,5 +1,8 @@
 //! Members that come, go, move and die on real etcd, under client load → nothing is lost.
 
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+
 use raftsman_tests::lab::{Lab, kill, soak};
 use raftsman_tests::load::{Load, LoadSettings};
 use rustix::process::Signal;
@@ -93,6 +96,25 @@ fn a_wiped_disk_is_replaced_when_somebody_says_so() {
     let verdict = load.finish();
     println!("{verdict}");
     verdict.assert_consistent();
+    lab.destroy();
+}
+
+#[test]
+fn a_replacement_that_was_interrupted_goes_on_by_the_same_command() {
+    let lab = Lab::cluster(3, "3.6.15", &[]);
+    lab.apply();
+    let replace = ["replace", "main-2", "--yes", "--json", "--timeout", "60s"];
+    let mut child = lab.command(&replace).stdout(Stdio::piped()).spawn().expect("raftsman starts");
+    let lines = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    // In the third wave it is out of the cluster, and not in again.
+    let third = lines.filter(|line| line.contains(r#""event":"wave""#)).nth(2);
+    assert!(third.is_some(), "the replacement has at least three waves");
+    child.kill().expect("raftsman is killed");
+    child.wait().expect("raftsman ends");
+    let list = lab.etcdctl(&["member", "list"]).ok().stdout;
+    assert!(!list.contains("main-2"), "not in between any more: {list}");
+    lab.run(&replace).ok();
+    assert_eq!(members(&lab), ["main-1", "main-2", "main-3"]);
     lab.destroy();
 }
 

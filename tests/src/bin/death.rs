@@ -17,7 +17,7 @@ use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use raftsman_tests::dice::Dice;
-use raftsman_tests::lab::{Lab, kill};
+use raftsman_tests::lab::{Lab, eventually, kill};
 use raftsman_tests::load::{Load, LoadSettings};
 use raftsman_tests::operations::{Operation, Shape};
 use raftsman_tests::partition::{self, Cut, Groups};
@@ -426,7 +426,11 @@ fn strike(lab: &Lab, fault: Fault, command: u32, dice: &mut Dice) -> Option<(Str
             let (name, pid) = victim.as_ref()?;
             agent(name).into_iter().for_each(|pid| kill(pid, Signal::KILL));
             kill(*pid, Signal::KILL);
-            let _ = std::fs::remove_dir_all(lab.machine(name));
+            // Whoever dies may still be writing.
+            eventually("the machine's files are gone", || {
+                let _ = std::fs::remove_dir_all(lab.machine(name));
+                (!lab.machine(name).exists()).then_some(())
+            });
         }
         // The network is for whoever has the groups at hand.
         Fault::Apart | Fault::Mute | Fault::Deaf => {}

@@ -55,11 +55,13 @@ pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, member: &str) -> Result<(Name
     Ok((cluster.desired.name.clone(), member))
 }
 
-/// The member of this name, as a majority lists it.
+/// The member of this name, as a majority lists it; or the one that was marked before and is out already: whoever was
+/// interrupted gives the same command again, and it goes on.
 fn listed(cluster: &ClusterAt, observed: &Observed, member: &Name) -> Result<MemberId, OpError> {
     let view = View::of(observed);
     let list = view.listed.filter(|_| view.has_quorum());
     let list = list.ok_or_else(|| OpError::NoQuorum(cluster.desired.name.clone()))?;
     let found = list.iter().find(|m| observed.ledger.name_of(m).as_ref() == Some(member));
-    found.map(|m| m.id).ok_or_else(|| OpError::NoSuchMember(member.to_string()))
+    let found = found.map(|m| m.id).or_else(|| observed.ledger.replace.get(member).copied());
+    found.ok_or_else(|| OpError::NoSuchMember(member.to_string()))
 }
