@@ -324,7 +324,7 @@ pub fn configuration(root: &Root) -> Result<Option<(String, String)>, EtcdError>
 
 /// Replaces etcd's configuration file.
 pub fn write_config(root: &Root, text: &str) -> Result<(), EtcdError> {
-    Ok(files::write(&root.config(), text.as_bytes(), 0o600)?)
+    Ok(files::write(&root.config(), text.as_bytes(), files::FOR_ETCD)?)
 }
 
 fn checked_version(version: &str) -> Result<&str, EtcdError> {

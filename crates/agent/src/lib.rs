@@ -22,8 +22,10 @@ use crate::boot::BootError;
 use crate::claim::{Claim, ClaimError};
 use crate::fence::{Fence, FenceError};
 use crate::files::FileError;
+use crate::launch::Launcher;
 use crate::root::Root;
 use crate::service::{Service, ServiceError};
+use crate::systemd::{Systemd, SystemdError};
 
 pub mod birth;
 pub mod boot;
@@ -35,6 +37,8 @@ pub mod etcd;
 pub mod fence;
 pub mod files;
 pub mod handshake;
+pub mod install;
+pub mod launch;
 pub mod measure;
 pub mod ports;
 pub mod process;
@@ -44,6 +48,7 @@ pub mod root;
 pub mod server;
 pub mod service;
 pub mod status;
+pub mod systemd;
 pub mod wal;
 
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -87,6 +92,9 @@ pub enum AgentError {
     /// etcd's record is at fault.
     #[error(transparent)]
     Service(#[from] ServiceError),
+    /// systemd is at fault.
+    #[error(transparent)]
+    Systemd(#[from] SystemdError),
     /// The server ended.
     #[error("the gRPC server failed")]
     Serve(#[from] tonic::transport::Error),
@@ -106,10 +114,21 @@ pub struct Agent {
     pub fence: Fence,
     /// etcd's process.
     pub service: Service,
+    /// How it is run.
+    pub launcher: Launcher,
+}
+
+/// Who keeps services running on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Under {
+    /// The agent itself: a process that it started and watches.
+    Itself,
+    /// systemd.
+    Systemd,
 }
 
 /// Runs the agent until it fails or is killed.
-pub async fn run(root: &Path) -> Result<(), AgentError> {
+pub async fn run(root: &Path, under: Under) -> Result<(), AgentError> {
     let root = Root::open(root)?;
     let mut lock = lock(&root).await?;
     root.prepare()?;
@@ -128,10 +147,14 @@ pub async fn run(root: &Path) -> Result<(), AgentError> {
     let fence = Fence::open(root.generation())?;
     let address = boot.address;
     let claim = Claim::open(&root, boot, incarnation)?;
-    let service = Service::open(root.clone(), address).await?;
+    let launcher = match under {
+        Under::Itself => Launcher::Child,
+        Under::Systemd => Launcher::Unit(Systemd::connect().await?),
+    };
+    let service = Service::open(root.clone(), address, launcher.clone()).await?;
     let tls = claim.tls().clone();
     tracing::info!(%listen, root = %root.path().display(), claimed = claim.is_claimed(), "agent serves");
-    let server = server::Server::new(Arc::new(Agent { root, claim, fence, service }));
+    let server = server::Server::new(Arc::new(Agent { root, claim, fence, service, launcher }));
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))

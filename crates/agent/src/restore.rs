@@ -16,8 +16,9 @@ use crate::Agent;
 use crate::data::{self, DataError};
 use crate::etcd::{self, EtcdError, Program};
 use crate::files::{self, FileError};
+use crate::launch::PATH;
 use crate::root::Root;
-use crate::service::{PATH, State};
+use crate::service::State;
 use crate::wal::{self, Data, Ids};
 
 /// A snapshot of the greatest size that etcd allows is written in less, also on a slow disk.

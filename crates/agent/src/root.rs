@@ -17,9 +17,13 @@ impl Root {
 
     /// Makes the directories that are always there.
     pub fn prepare(&self) -> Result<(), FileError> {
-        for dir in [self.0.join("agent"), self.agent_tls(), self.etcd(), self.versions()] {
+        let own = [self.0.join("agent"), self.agent_tls()].map(|dir| (dir, 0o700));
+        for (dir, mode) in own
+            .into_iter()
+            .chain([self.etcd(), self.versions(), self.etcd().join("tls")].map(|dir| (dir, files::DIR_FOR_ETCD)))
+        {
             if !dir.is_dir() {
-                files::make_dir(&dir, 0o700)?;
+                files::make_dir(&dir, mode)?;
             }
         }
         // What a killed agent was writing; etcd's data is etcd's own business.

@@ -19,11 +19,14 @@ use crate::certs::Store;
 use crate::etcd::{self, Download, Program, Wanted};
 use crate::files;
 use crate::handshake;
+use crate::install;
+use crate::launch::{LaunchError, Launcher};
 use crate::measure;
 use crate::report;
 use crate::restore::{Restore, RestoreError};
-use crate::service::{Expected, told};
+use crate::service::{Expected, ServiceError, told};
 use crate::status::Coded;
+use crate::systemd;
 
 /// A stream of bytes that stands still longer than this ends; it holds up every other change.
 const CHUNK_LIMIT: Duration = Duration::from_secs(30);
@@ -357,19 +360,40 @@ impl AgentService for Server {
         .await
     }
 
+    async fn leave(&self, request: Request<v1::LeaveRequest>) -> Result<Response<v1::LeaveReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let Launcher::Unit(systemd) = self.agent.launcher.clone() else {
+            return Err(Status::failed_precondition("this agent was not installed: delete its machine instead"));
+        };
+        let service = self.agent.service.clone();
+        finish(tokio::spawn(async move {
+            let _turn = turn;
+            // Before anything is removed: an agent that is asked to leave does not start it again.
+            service.stop(Duration::from_secs(USUAL_GRACE.into())).await?;
+            tracing::info!("leaves this machine");
+            install::leave(&systemd).await.map_err(LaunchError::from)?;
+            Ok::<_, ServiceError>(v1::LeaveReply {})
+        }))
+        .await
+    }
+
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<v1::LogsReply>, Status> {
         Self::allow(&request, Role::Reader)?;
         let request = request.into_inner();
-        let path = match request.log() {
-            v1::LogOf::Etcd => self.agent.root.etcd_log(),
-            v1::LogOf::Agent => self.agent.root.agent_log(),
+        let root = &self.agent.root;
+        let (path, unit) = match request.log() {
+            v1::LogOf::Etcd => (root.etcd_log(), systemd::ETCD_UNIT),
+            v1::LogOf::Agent => (root.agent_log(), systemd::AGENT_UNIT),
             v1::LogOf::Unspecified => return Err(Status::invalid_argument("say which log: etcd or agent")),
         };
-        let lines = usize::try_from(request.lines).unwrap_or(MOST_LINES).min(MOST_LINES);
-        finish(spawn_blocking(move || {
-            files::tail(&path, lines, MOST_LOG_BYTES, 0).map(|lines| v1::LogsReply { lines })
-        }))
-        .await
+        let most = usize::try_from(request.lines).unwrap_or(MOST_LINES).min(MOST_LINES);
+        let lines = match self.agent.launcher {
+            Launcher::Unit(_) => systemd::journal(unit, None, most).await.map_err(|error| error.status())?,
+            Launcher::Child => {
+                finish(spawn_blocking(move || files::tail(&path, most, MOST_LOG_BYTES, 0))).await?.into_inner()
+            }
+        };
+        Ok(Response::new(v1::LogsReply { lines }))
     }
 }
 

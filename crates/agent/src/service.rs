@@ -3,12 +3,8 @@
 //! One task owns the process; everybody else sends it a command or looks at its [`View`]. There is no pid file: after a
 //! restart the agent finds its etcd by the argument that only this etcd has.
 
-use std::fs::{self, OpenOptions};
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -22,6 +18,7 @@ use crate::certs::{CertsError, Store};
 use crate::data::{self, DataError};
 use crate::etcd::{self, EtcdError};
 use crate::files::{self, FileError};
+use crate::launch::{LaunchError, Launcher, Run};
 use crate::ports;
 use crate::process::{self, Handle};
 use crate::root::Root;
@@ -37,9 +34,6 @@ const KILL_LIMIT: Duration = Duration::from_secs(30);
 /// The grace when a stop that was interrupted is finished.
 const USUAL_GRACE: Duration = Duration::from_secs(10);
 const LEAST_FREE: u64 = 64 << 20;
-/// Where etcd and its tools find programs, and all that they find in their environment.
-pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
 /// Why etcd was not started or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
@@ -84,8 +78,8 @@ pub enum ServiceError {
         wanted: String,
     },
     /// The process could not be made.
-    #[error("etcd could not be started")]
-    Spawn(#[source] io::Error),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
     /// The process could not be signalled or watched.
     #[error("etcd's process {pid} could not be signalled or watched")]
     Process {
@@ -219,14 +213,14 @@ pub struct Service {
 
 impl Service {
     /// Takes up what was wanted: adopts the etcd that runs, or starts it when it should run and does not.
-    pub async fn open(root: Root, address: IpAddr) -> Result<Self, ServiceError> {
+    pub async fn open(root: Root, address: IpAddr, launcher: Launcher) -> Result<Self, ServiceError> {
         let record: Record = match files::read(&root.service())? {
             Some(text) => serde_json::from_str(&text).map_err(ServiceError::Malformed)?,
             None => Record::default(),
         };
         let (asks, inbox) = mpsc::channel(8);
         let (shown, view) = watch::channel(View::default());
-        let mut keeper = Keeper { root, address, record, phase: Phase::Stopped, delay: FIRST_DELAY, shown };
+        let mut keeper = Keeper { root, launcher, address, record, phase: Phase::Stopped, delay: FIRST_DELAY, shown };
         if keeper.record.ever_started {
             keeper.take_up().await;
         }
@@ -264,11 +258,8 @@ impl Service {
 
 struct Running {
     handle: Handle,
-    /// `None` when it was adopted: how it ends cannot be told then.
-    child: Option<Child>,
+    run: Run,
     since: Instant,
-    /// Where this run begins in the log.
-    log_from: u64,
 }
 
 enum Phase {
@@ -294,6 +285,7 @@ struct Ready {
 
 struct Keeper {
     root: Root,
+    launcher: Launcher,
     address: IpAddr,
     record: Record,
     phase: Phase,
@@ -319,7 +311,7 @@ impl Keeper {
             match event {
                 Event::Ask(None) => return,
                 Event::Ask(Some(Ask::Start { version, expected, reply })) => {
-                    let started = self.start(&version, &expected);
+                    let started = self.start(&version, &expected).await;
                     self.show();
                     let _ = reply.send(started);
                 }
@@ -333,8 +325,8 @@ impl Keeper {
                     self.show();
                     let _ = reply.send(cleared);
                 }
-                Event::Ended => self.ended(),
-                Event::Due => self.restart(),
+                Event::Ended => self.ended().await,
+                Event::Due => self.restart().await,
                 Event::LookForIds => self.remember_ids(),
             }
             self.show();
@@ -351,10 +343,10 @@ impl Keeper {
     }
 
     async fn take_up(&mut self) {
-        self.adopt();
+        self.adopt().await;
         match (matches!(self.phase, Phase::Running(_)), self.record.running) {
             (true, true) | (false, false) => {}
-            (false, true) => self.restart(),
+            (false, true) => self.restart().await,
             (true, false) => {
                 // A stop was interrupted together with the agent.
                 if let Err(error) = self.stop(USUAL_GRACE).await {
@@ -364,10 +356,10 @@ impl Keeper {
         }
     }
 
-    fn start(&mut self, version: &str, expected: &Expected) -> Result<u32, ServiceError> {
+    async fn start(&mut self, version: &str, expected: &Expected) -> Result<u32, ServiceError> {
         let alone = matches!(expected, Expected::Cluster { alone: true, .. });
         if !matches!(self.phase, Phase::Running(_)) {
-            self.adopt();
+            self.adopt().await;
         }
         if let Phase::Running(running) = &self.phase {
             if self.record.version != version {
@@ -395,8 +387,8 @@ impl Keeper {
         self.record.alone = alone;
         self.record.running = true;
         self.delay = FIRST_DELAY;
-        let started = self.spawn(digest);
-        if matches!(started, Err(ServiceError::Spawn(_))) {
+        let started = self.spawn(digest).await;
+        if matches!(started, Err(ServiceError::Launch(_))) {
             // Nothing ran, so nothing is to be remembered or tried again.
             self.record = before;
             self.try_save();
@@ -438,61 +430,39 @@ impl Keeper {
     }
 
     /// The intent is on disk before the process is there: whoever finds the process knows what it is.
-    fn spawn(&mut self, config_digest: String) -> Result<u32, ServiceError> {
+    async fn spawn(&mut self, config_digest: String) -> Result<u32, ServiceError> {
         self.record.config_digest = config_digest;
         self.record.trust = Trust::read(&self.root)?;
         self.record.ever_started = true;
         self.record.since = Some(Timestamp::now());
         self.save()?;
-        let path = self.root.etcd_log();
-        let log = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(FileError::of("open", &path))?;
-        let log_from = log.metadata().map_err(FileError::of("read", &path))?.len();
-        let errors = log.try_clone().map_err(FileError::of("open", &path))?;
-        // A plain file and a process group of its own: etcd outlives the agent. A clean environment: etcd would take
-        // ETCD_ variables for settings.
-        let child = Command::new(self.root.current().join("etcd"))
-            .arg(self.root.config_argument())
-            .env_clear()
-            .env("PATH", PATH)
-            .current_dir(self.root.etcd())
-            .stdin(Stdio::null())
-            .stdout(log)
-            .stderr(errors)
-            .process_group(0)
-            .spawn()
-            .map_err(ServiceError::Spawn)?;
-        let pid = child.id();
+        let (pid, run) = self.launcher.launch(&self.root).await?;
         let handle = Handle::open(pid).map_err(|source| ServiceError::Process { pid, source })?;
         tracing::info!(pid, version = self.record.version, "etcd started");
-        self.phase = Phase::Running(Running { handle, child: Some(child), since: Instant::now(), log_from });
+        self.phase = Phase::Running(Running { handle, run, since: Instant::now() });
         Ok(pid)
     }
 
     /// Takes an etcd of ours that somebody else started: an agent before us.
-    fn adopt(&mut self) {
+    async fn adopt(&mut self) {
         let argument = self.root.config_argument();
         let Some(pid) = process::with_argument(&argument) else { return };
         // The number could have changed hands before the handle was opened, so it is looked at once more.
         match Handle::open(pid) {
             Ok(handle) if process::has_argument(pid, &argument) => {
                 tracing::info!(pid, "etcd runs already: adopted");
-                let log_from = fs::metadata(self.root.etcd_log()).map_or(0, |found| found.len());
-                self.phase = Phase::Running(Running { handle, child: None, since: Instant::now(), log_from });
+                let run = self.launcher.adopted(&self.root).await;
+                self.phase = Phase::Running(Running { handle, run, since: Instant::now() });
             }
             Ok(_) => {}
             Err(error) => tracing::warn!(pid, %error, "etcd ended before it could be adopted"),
         }
     }
 
-    fn ended(&mut self) {
+    async fn ended(&mut self) {
         let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Stopped) else { return };
         let lived = running.since.elapsed();
-        self.record.last_exit = self.obituary(running);
+        self.record.last_exit = self.launcher.obituary(&self.root, running.run).await;
         self.record.since = Some(Timestamp::now());
         if lived >= GOOD_RUN {
             self.delay = FIRST_DELAY;
@@ -508,8 +478,8 @@ impl Keeper {
     }
 
     /// Starts etcd again as it was, on the data that it had.
-    fn restart(&mut self) {
-        self.adopt();
+    async fn restart(&mut self) {
+        self.adopt().await;
         if matches!(self.phase, Phase::Running(_)) {
             return;
         }
@@ -531,25 +501,24 @@ impl Keeper {
             }
         }
         self.record.restarts = self.record.restarts.saturating_add(1);
-        let started = etcd::configuration(&self.root)
-            .map_err(ServiceError::from)
-            .and_then(|config| config.ok_or(ServiceError::NotConfigured))
-            .and_then(|(digest, config)| {
-                // Once there is data the birth is over, and whoever forgot the other members did so at the first start.
-                if matches!(data, Data::Present(_)) {
-                    let wanted = birth::prepared(&config, Start::Data { alone: false })?;
-                    if wanted != config {
-                        etcd::write_config(&self.root, &wanted)?;
-                    }
-                    self.record.alone = false;
-                }
-                self.spawn(digest)
-            });
-        if let Err(error) = started {
+        if let Err(error) = self.start_again(matches!(data, Data::Present(_))).await {
             self.record.last_exit = told(&error);
             tracing::error!(error = self.record.last_exit, "etcd could not be started again");
             self.back_off();
         }
+    }
+
+    async fn start_again(&mut self, has_data: bool) -> Result<u32, ServiceError> {
+        let (digest, config) = etcd::configuration(&self.root)?.ok_or(ServiceError::NotConfigured)?;
+        // Once there is data the birth is over, and whoever forgot the other members did so at the first start.
+        if has_data {
+            let wanted = birth::prepared(&config, Start::Data { alone: false })?;
+            if wanted != config {
+                etcd::write_config(&self.root, &wanted)?;
+            }
+            self.record.alone = false;
+        }
+        self.spawn(digest).await
     }
 
     async fn stop(&mut self, grace: Duration) -> Result<(), ServiceError> {
@@ -558,7 +527,7 @@ impl Keeper {
         if !matches!(self.phase, Phase::Running(_)) {
             self.phase = Phase::Stopped;
             if self.record.ever_started {
-                self.adopt();
+                self.adopt().await;
             }
         }
         let Phase::Running(running) = &self.phase else { return Ok(()) };
@@ -573,7 +542,8 @@ impl Keeper {
             timeout(KILL_LIMIT, handle.ended()).await.map_err(|_| ServiceError::Immortal { pid })?;
         }
         if let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Stopped) {
-            self.record.last_exit = format!("stopped as asked ({})", self.obituary(running));
+            let how = self.launcher.obituary(&self.root, running.run).await;
+            self.record.last_exit = format!("stopped as asked ({how})");
         }
         self.record.since = Some(Timestamp::now());
         tracing::info!(pid, "etcd stopped");
@@ -600,23 +570,6 @@ impl Keeper {
         }
     }
 
-    /// How a run ended, with etcd's own last words.
-    fn obituary(&self, running: Running) -> String {
-        let how = match running.child.map(|mut child| child.wait()) {
-            Some(Ok(status)) => exit(status),
-            Some(Err(error)) => format!("unknown: {error}"),
-            None => "unknown: it was started by an agent before this one".to_owned(),
-        };
-        let words = files::tail(&self.root.etcd_log(), 50, 64 * 1024, running.log_from).unwrap_or_default();
-        let fatal = |line: &&String| {
-            line.contains(r#""level":"fatal""#) || line.contains(r#""level":"panic""#) || line.starts_with("panic:")
-        };
-        match words.iter().rev().find(fatal) {
-            Some(line) => format!("{how}: {}", gist(line).chars().take(600).collect::<String>()),
-            None => how,
-        }
-    }
-
     fn save(&self) -> Result<(), ServiceError> {
         let text = serde_json::to_vec_pretty(&self.record).map_err(ServiceError::Malformed)?;
         Ok(files::write(&self.root.service(), &text, 0o600)?)
@@ -630,14 +583,6 @@ impl Keeper {
     }
 }
 
-/// What a line of etcd's log says, without its time, place and stack.
-fn gist(line: &str) -> String {
-    let Ok(line) = serde_json::from_str::<serde_json::Value>(line) else { return line.to_owned() };
-    let text = |key: &str| line.get(key).and_then(|value| value.as_str()).unwrap_or_default();
-    let parts = [text("msg"), text("error")];
-    parts.iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(": ")
-}
-
 /// The bytes that are free on the disk that the root is on.
 pub fn free_bytes(root: &Root) -> Result<u64, FileError> {
     disk(root).map(|(free, _)| free)
@@ -648,14 +593,6 @@ pub fn disk(root: &Root) -> Result<(u64, u64), FileError> {
     let found =
         rustix::fs::statvfs(root.path()).map_err(|error| FileError::of("measure", root.path())(error.into()))?;
     Ok((found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize))
-}
-
-fn exit(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exit code {code}"),
-        (None, Some(signal)) => format!("signal {signal}"),
-        (None, None) => "unknown".to_owned(),
-    }
 }
 
 /// An error with all its causes in one line.

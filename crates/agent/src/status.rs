@@ -108,7 +108,7 @@ impl Coded for ServiceError {
             Self::Data(error) => error.code(),
             Self::File(error) => error.code(),
             Self::Closed => Code::Unavailable,
-            Self::Spawn(_) | Self::Process { .. } | Self::Immortal { .. } | Self::Malformed(_) => Code::Internal,
+            Self::Launch(_) | Self::Process { .. } | Self::Immortal { .. } | Self::Malformed(_) => Code::Internal,
         }
     }
 }

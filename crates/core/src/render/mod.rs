@@ -1,6 +1,7 @@
 //! Desired → the text of files, and their digests.
 
 pub mod etcd;
+pub mod systemd;
 
 use sha2::{Digest, Sha256};
 

@@ -1,0 +1,252 @@
+//! Boot data → this machine with an agent under systemd; a machine of ours → one without a trace of us.
+//!
+//! Both are run by root from outside of the agent's own unit: at the first boot, over SSH, or by the agent itself as a
+//! unit of its own when its fleet leaves the machine.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use raftsman_core::boot::Boot;
+use raftsman_core::render::systemd::{AGENT_PROGRAM, ROOT, agent_unit, etcd_unit};
+use tokio::process::Command;
+
+use crate::boot::{self, BootError};
+use crate::files::{self, FileError};
+use crate::root::Root;
+use crate::systemd::{self, AGENT_UNIT, ETCD_UNIT, ETCD_USER, Owner, Systemd, SystemdError};
+
+const UNITS: &str = "/etc/systemd/system";
+const LEAVE_UNIT: &str = "raftsman-leave.service";
+
+/// Why the machine is not as it was wanted.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// Not root.
+    #[error("this needs root: run it with sudo")]
+    NotRoot,
+    /// Something else runs the machine.
+    #[error("systemd does not run this machine: raftsman needs it on machines other than its own computer")]
+    NoSystemd,
+    /// What was given is no boot data.
+    #[error("the boot data that was given is malformed: it is one line of JSON, made by raftsman")]
+    Given(#[source] serde_json::Error),
+    /// The machine is another fleet's.
+    #[error(
+        "this machine belongs to the fleet {fleet} ({id}) as {machine}: have that fleet leave it first \
+         (`raftsman destroy`), or run `sudo {AGENT_PROGRAM} uninstall` on it if that fleet is gone"
+    )]
+    Foreign {
+        /// The fleet's name.
+        fleet: String,
+        /// Its id.
+        id: String,
+        /// What the machine is there.
+        machine: String,
+    },
+    /// The same fleet knows it by another name.
+    #[error(
+        "this machine is {found} of this fleet already, and should become {wanted}: give each machine its own address"
+    )]
+    OtherMachine {
+        /// What it is.
+        found: String,
+        /// What was asked for.
+        wanted: String,
+    },
+    /// What is there already cannot be read.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// systemd.
+    #[error(transparent)]
+    Systemd(#[from] SystemdError),
+    /// A program of the system's.
+    #[error("{program} failed: {words}")]
+    Program {
+        /// Which.
+        program: &'static str,
+        /// What it said.
+        words: String,
+    },
+}
+
+/// Installs the agent for this boot data and starts it. What is there already is kept: a machine that was rebuilt around
+/// its data disk is the same machine.
+pub async fn install(given: &str) -> Result<(), InstallError> {
+    fit()?;
+    let boot: Boot = serde_json::from_str(given).map_err(InstallError::Given)?;
+    let claimed = check(&boot)?;
+    let owner = etcd_user().await?;
+    lay_out(owner)?;
+    if !claimed {
+        let text = serde_json::to_vec_pretty(&boot).map_err(InstallError::Given)?;
+        files::write(&Path::new(ROOT).join("agent/boot.json"), &text, 0o600)?;
+    }
+    put_program()?;
+    for (name, text) in [(AGENT_UNIT, agent_unit()), (ETCD_UNIT, etcd_unit())] {
+        files::write(&unit_file(name), text.as_bytes(), 0o644)?;
+    }
+    let systemd = Systemd::connect().await?;
+    systemd.reload().await?;
+    systemd.enable(AGENT_UNIT).await?;
+    // One that runs may run an older program, or wait with boot data whose token was lost.
+    systemd.stop(AGENT_UNIT).await?;
+    systemd.start(AGENT_UNIT).await?;
+    Ok(())
+}
+
+/// Removes all that [`install`] and the agent made: etcd with its data, units, user, files. An agent that `leaves` has
+/// stopped etcd and goes last: once it does not serve any more, nothing is left. Any other would start etcd again, and
+/// goes first.
+pub async fn uninstall(fleet: Option<&str>, leaves: bool) -> Result<(), InstallError> {
+    fit()?;
+    if let (Some(fleet), Some((_, found))) = (fleet, installed()?)
+        && found.fleet_id != fleet
+    {
+        return Err(foreign(found));
+    }
+    let bus = match systemd::owner(ETCD_USER)? {
+        Some(_) => Some(Systemd::connect().await?),
+        // Nothing was installed, or all of it was removed but for some files.
+        None => None,
+    };
+    if let Some(bus) = &bus {
+        bus.disable(AGENT_UNIT).await?;
+        if !leaves {
+            bus.stop(AGENT_UNIT).await?;
+        }
+        bus.stop(ETCD_UNIT).await?;
+    }
+    remove_root(Path::new(ROOT))?;
+    for unit in [AGENT_UNIT, ETCD_UNIT] {
+        remove_file(&unit_file(unit))?;
+    }
+    let program = Path::new(AGENT_PROGRAM);
+    remove_file(program)?;
+    // Only where it is empty: what is not ours stays.
+    let _ = program.parent().map(fs::remove_dir);
+    let Some(bus) = bus else { return Ok(()) };
+    run("userdel", &[ETCD_USER]).await?;
+    bus.reload().await?;
+    bus.stop(AGENT_UNIT).await?;
+    for unit in [AGENT_UNIT, ETCD_UNIT] {
+        bus.forget_failure(unit).await;
+    }
+    Ok(())
+}
+
+/// Has [`uninstall`] run outside of the agent's unit, which it ends.
+pub async fn leave(bus: &Systemd) -> Result<(), SystemdError> {
+    bus.run_apart(LEAVE_UNIT, AGENT_PROGRAM, &["uninstall", "--leaving"]).await
+}
+
+fn fit() -> Result<(), InstallError> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(InstallError::NotRoot);
+    }
+    if Path::new(systemd::RUNS).is_dir() { Ok(()) } else { Err(InstallError::NoSystemd) }
+}
+
+/// Whether the machine is this fleet's and claimed already; an error when it is somebody else's.
+fn check(wanted: &Boot) -> Result<bool, InstallError> {
+    let Some((root, found)) = installed()? else { return Ok(false) };
+    if found.fleet_id != wanted.fleet_id {
+        return Err(foreign(found));
+    }
+    if found.machine != wanted.machine {
+        return Err(InstallError::OtherMachine { found: found.machine, wanted: wanted.machine.clone() });
+    }
+    Ok(root.agent_tls().join("current").exists())
+}
+
+/// What was installed here before.
+fn installed() -> Result<Option<(Root, Boot)>, InstallError> {
+    let Ok(root) = Root::open(Path::new(ROOT)) else { return Ok(None) };
+    match boot::read(&root) {
+        Ok(found) => Ok(Some((root, found))),
+        Err(BootError::Missing { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn foreign(found: Boot) -> InstallError {
+    InstallError::Foreign { fleet: found.fleet, id: found.fleet_id, machine: found.machine }
+}
+
+async fn etcd_user() -> Result<Owner, InstallError> {
+    if systemd::owner(ETCD_USER)?.is_none() {
+        let home = format!("{ROOT}/etcd");
+        let arguments = [
+            "--system",
+            "--user-group",
+            "--no-create-home",
+            "--home-dir",
+            &home,
+            "--shell",
+            "/usr/sbin/nologin",
+            ETCD_USER,
+        ];
+        run("useradd", &arguments).await?;
+    }
+    Ok(systemd::owner(ETCD_USER)?.ok_or(SystemdError::NoUser)?)
+}
+
+fn lay_out(owner: Owner) -> Result<(), InstallError> {
+    let root = Path::new(ROOT);
+    // etcd passes through; what is in it says for itself who may read it.
+    files::make_dir(root, 0o711)?;
+    files::make_dir(&root.join("agent"), 0o700)?;
+    let etcd = root.join("etcd");
+    files::make_dir(&etcd, files::DIR_FOR_ETCD)?;
+    std::os::unix::fs::chown(&etcd, None, Some(owner.group)).map_err(FileError::of("change the group of", &etcd))?;
+    // Changing the group takes the bit away that hands it down.
+    Ok(files::make_dir(&etcd, files::DIR_FOR_ETCD)?)
+}
+
+/// Puts the running program where its unit expects it.
+fn put_program() -> Result<(), InstallError> {
+    let target = Path::new(AGENT_PROGRAM);
+    let own = Path::new("/proc/self/exe");
+    let dir = target.parent().unwrap_or(Path::new("/"));
+    files::make_dir(dir, 0o755)?;
+    let bytes = fs::read(own).map_err(FileError::of("read", own))?;
+    if fs::read(target).is_ok_and(|found| found == bytes) {
+        return Ok(());
+    }
+    Ok(files::write(target, &bytes, 0o755)?)
+}
+
+fn unit_file(name: &str) -> PathBuf {
+    Path::new(UNITS).join(name)
+}
+
+fn remove_file(path: &Path) -> Result<(), FileError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FileError::of("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// A data disk is mounted there: then it is emptied, and stays.
+fn remove_root(root: &Path) -> Result<(), FileError> {
+    match files::remove_dir(root) {
+        Err(error) if error.source.kind() == io::ErrorKind::ResourceBusy => Ok(()),
+        removed => removed,
+    }
+}
+
+async fn run(program: &'static str, arguments: &[&str]) -> Result<(), InstallError> {
+    let ended = Command::new(program).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output().await;
+    match ended {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Err(InstallError::Program { program, words })
+        }
+        Err(error) => Err(InstallError::Program { program, words: error.to_string() }),
+    }
+}

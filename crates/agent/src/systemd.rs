@@ -1,0 +1,258 @@
+//! D-Bus → units of systemd: started, stopped, enabled, and how they ended; the journal → their logs.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, lchown};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
+use tokio::time::{Instant, sleep, timeout};
+use zbus::{Connection, OwnedObjectPath, OwnedVariant, Proxy, Variant};
+
+use crate::files::FileError;
+
+pub use raftsman_core::render::systemd::ETCD_USER;
+
+/// etcd's unit.
+pub const ETCD_UNIT: &str = "raftsman-etcd.service";
+/// The agent's own.
+pub const AGENT_UNIT: &str = "raftsman-agent.service";
+/// There while systemd is the first process.
+pub const RUNS: &str = "/run/systemd/system";
+
+const MANAGER: &str = "org.freedesktop.systemd1.Manager";
+const UNIT: &str = "org.freedesktop.systemd1.Unit";
+const SERVICE: &str = "org.freedesktop.systemd1.Service";
+const BUS: &str = "org.freedesktop.systemd1";
+const OBJECT: &str = "/org/freedesktop/systemd1";
+const POLL: Duration = Duration::from_millis(10);
+/// A process is made within this, or its disk hangs.
+const JOB_LIMIT: Duration = Duration::from_secs(30);
+const JOURNAL_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why systemd did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum SystemdError {
+    /// It cannot be spoken to.
+    #[error("systemd cannot be reached over D-Bus: is the package `dbus` installed?")]
+    Bus(#[source] zbus::Error),
+    /// It said no.
+    #[error("systemd did not {what} {unit}")]
+    Refused {
+        /// What was asked.
+        what: &'static str,
+        /// Of which unit.
+        unit: String,
+        /// Why.
+        #[source]
+        source: zbus::Error,
+    },
+    /// The process did not come up.
+    #[error("{unit} did not start: {how}; see `journalctl -u {unit}`")]
+    NotStarted {
+        /// The unit.
+        unit: String,
+        /// How it ended.
+        how: String,
+    },
+    /// It takes too long.
+    #[error("systemd did not {what} {unit} within {} s", JOB_LIMIT.as_secs())]
+    TooLong {
+        /// What was asked.
+        what: &'static str,
+        /// Of which unit.
+        unit: String,
+    },
+    /// The user is missing.
+    #[error("there is no user {ETCD_USER}: install the agent again with `raftsman-agent install`")]
+    NoUser,
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// A user and its group, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The user.
+    pub user: u32,
+    /// Its group.
+    pub group: u32,
+}
+
+/// The way to systemd.
+#[derive(Clone, Debug)]
+pub struct Systemd {
+    manager: Proxy<'static>,
+    etcd_user: Owner,
+}
+
+impl Systemd {
+    /// Connects to the system's bus.
+    pub async fn connect() -> Result<Self, SystemdError> {
+        let etcd_user = owner(ETCD_USER)?.ok_or(SystemdError::NoUser)?;
+        let bus = Connection::system().await.map_err(SystemdError::Bus)?;
+        let manager = Proxy::new(&bus, BUS, OBJECT, MANAGER).await.map_err(SystemdError::Bus)?;
+        Ok(Self { manager, etcd_user })
+    }
+
+    /// Who etcd runs as.
+    pub fn etcd_user(&self) -> Owner {
+        self.etcd_user
+    }
+
+    /// Starts a unit, or finds it started; the number of its main process.
+    pub async fn start(&self, unit: &str) -> Result<u32, SystemdError> {
+        let refused = |source| SystemdError::Refused { what: "start", unit: unit.to_owned(), source };
+        let _: OwnedObjectPath = self.manager.call("StartUnit", &(unit, "replace")).await.map_err(refused)?;
+        self.settle("start", unit).await?;
+        let pid: u32 = self.property(unit, SERVICE, "MainPID").await.unwrap_or_default();
+        match pid {
+            0 => Err(SystemdError::NotStarted { unit: unit.to_owned(), how: self.end_of(unit).await }),
+            pid => Ok(pid),
+        }
+    }
+
+    /// Stops a unit; fine when it is not there.
+    pub async fn stop(&self, unit: &str) -> Result<(), SystemdError> {
+        match self.manager.call::<_, _, OwnedObjectPath>("StopUnit", &(unit, "replace")).await {
+            Ok(_) => self.settle("stop", unit).await,
+            Err(error) if is_unknown(&error) => Ok(()),
+            Err(source) => Err(SystemdError::Refused { what: "stop", unit: unit.to_owned(), source }),
+        }
+    }
+
+    /// Reads the units anew.
+    pub async fn reload(&self) -> Result<(), SystemdError> {
+        let refused = |source| SystemdError::Refused { what: "reload", unit: "its units".to_owned(), source };
+        self.manager.call("Reload", &()).await.map_err(refused)
+    }
+
+    /// Has a unit started at every boot.
+    pub async fn enable(&self, unit: &str) -> Result<(), SystemdError> {
+        let refused = |source| SystemdError::Refused { what: "enable", unit: unit.to_owned(), source };
+        let enable = (vec![unit], false, true);
+        let call = self.manager.call("EnableUnitFiles", &enable);
+        let _: (bool, Vec<(String, String, String)>) = call.await.map_err(refused)?;
+        Ok(())
+    }
+
+    /// Has it started no more.
+    pub async fn disable(&self, unit: &str) -> Result<(), SystemdError> {
+        let refused = |source| SystemdError::Refused { what: "disable", unit: unit.to_owned(), source };
+        let disable = (vec![unit], false);
+        let call = self.manager.call("DisableUnitFiles", &disable);
+        let _: Vec<(String, String, String)> = call.await.map_err(refused)?;
+        Ok(())
+    }
+
+    /// Forgets that a unit failed; fine when it did not.
+    pub async fn forget_failure(&self, unit: &str) {
+        let _: Result<(), _> = self.manager.call("ResetFailedUnit", &(unit,)).await;
+    }
+
+    /// Runs a program outside of our own unit: it outlives us, and is not confined as we are.
+    pub async fn run_apart(&self, unit: &str, program: &str, arguments: &[&str]) -> Result<(), SystemdError> {
+        let refused = |source| SystemdError::Refused { what: "start", unit: unit.to_owned(), source };
+        let argv: Vec<&str> = std::iter::once(program).chain(arguments.iter().copied()).collect();
+        let properties: Vec<(&str, Variant<'_>)> = vec![
+            ("Description", Variant::from("Raftsman leaves this machine")),
+            ("CollectMode", Variant::from("inactive-or-failed")),
+            ("ExecStart", Variant::from(vec![(program, argv, false)])),
+        ];
+        let more: Vec<(&str, Vec<(&str, Variant<'_>)>)> = Vec::new();
+        let start = (unit, "replace", properties, more);
+        let call = self.manager.call("StartTransientUnit", &start);
+        let _: OwnedObjectPath = call.await.map_err(refused)?;
+        Ok(())
+    }
+
+    /// How the last run of a unit ended.
+    pub async fn end_of(&self, unit: &str) -> String {
+        let code: i32 = self.property(unit, SERVICE, "ExecMainCode").await.unwrap_or_default();
+        let status: i32 = self.property(unit, SERVICE, "ExecMainStatus").await.unwrap_or_default();
+        match code {
+            1 => format!("exit code {status}"),
+            2 | 3 => format!("signal {status}"),
+            _ => "unknown".to_owned(),
+        }
+    }
+
+    /// What systemd calls the present or last run of a unit.
+    pub async fn invocation(&self, unit: &str) -> Option<String> {
+        let id: Vec<u8> = self.property(unit, UNIT, "InvocationID").await?;
+        (!id.is_empty()).then(|| raftsman_api::hex::encode(&id))
+    }
+
+    /// Waits until nothing is under way with a unit.
+    async fn settle(&self, what: &'static str, unit: &str) -> Result<(), SystemdError> {
+        let begun = Instant::now();
+        loop {
+            // The unit's job: 0 when there is none.
+            let job: Option<(u32, OwnedObjectPath)> = self.property(unit, UNIT, "Job").await;
+            if job.is_none_or(|(number, _)| number == 0) {
+                return Ok(());
+            }
+            if begun.elapsed() > JOB_LIMIT {
+                return Err(SystemdError::TooLong { what, unit: unit.to_owned() });
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    async fn property<T: TryFrom<OwnedVariant>>(&self, unit: &str, interface: &'static str, name: &str) -> Option<T> {
+        let path: OwnedObjectPath = self.manager.call("LoadUnit", &(unit,)).await.ok()?;
+        // A call of its own: a proxy's cache would tell what was.
+        let properties = "org.freedesktop.DBus.Properties";
+        let proxy = Proxy::new(self.manager.connection(), BUS, path, properties).await.ok()?;
+        let value: OwnedVariant = proxy.call("Get", &(interface, name)).await.ok()?;
+        T::try_from(value).ok()
+    }
+}
+
+fn is_unknown(error: &zbus::Error) -> bool {
+    matches!(error, zbus::Error::MethodError(name, ..) if name.as_str() == "org.freedesktop.systemd1.NoSuchUnit")
+}
+
+/// A user's numbers; nothing when there is no such user.
+pub fn owner(user: &str) -> Result<Option<Owner>, FileError> {
+    let path = Path::new("/etc/passwd");
+    let text = fs::read_to_string(path).map_err(FileError::of("read", path))?;
+    let numbers = |line: &str| {
+        let mut fields = line.split(':');
+        let (name, _, user_id, group_id) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+        (name == user).then_some(Owner { user: user_id.parse().ok()?, group: group_id.parse().ok()? })
+    };
+    Ok(text.lines().find_map(numbers))
+}
+
+/// Gives a directory and all that is in it to this user.
+pub fn give(path: &Path, owner: Owner) -> Result<(), FileError> {
+    const CHANGE: &str = "change the owner of";
+    let mut waiting = vec![path.to_path_buf()];
+    while let Some(path) = waiting.pop() {
+        let found = fs::symlink_metadata(&path).map_err(FileError::of(CHANGE, &path))?;
+        if (found.uid(), found.gid()) != (owner.user, owner.group) {
+            lchown(&path, Some(owner.user), Some(owner.group)).map_err(FileError::of(CHANGE, &path))?;
+        }
+        if found.is_dir() {
+            let entries = fs::read_dir(&path).map_err(FileError::of("list", &path))?;
+            waiting.extend(entries.flatten().map(|entry| entry.path()));
+        }
+    }
+    Ok(())
+}
+
+/// The last lines that a unit logged, in this run or in all of them.
+pub async fn journal(unit: &str, invocation: Option<&str>, lines: usize) -> Result<Vec<String>, FileError> {
+    let program = Path::new("journalctl");
+    let mut command = Command::new(program);
+    command.args(["--quiet", "--no-pager", "--output=cat", &format!("--lines={lines}"), &format!("--unit={unit}")]);
+    command.args(invocation.map(|id| format!("_SYSTEMD_INVOCATION_ID={id}")));
+    command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let output =
+        timeout(JOURNAL_LIMIT, command.output()).await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+    let output = output.map_err(FileError::of("run", program))?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+}

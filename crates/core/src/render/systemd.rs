@@ -1,0 +1,104 @@
+//! Nothing but our own conventions → the units of the agent and of etcd on a machine that systemd runs.
+
+/// Where everything of a machine lives that systemd runs.
+pub const ROOT: &str = "/var/lib/raftsman";
+/// The agent's program there.
+pub const AGENT_PROGRAM: &str = "/usr/local/lib/raftsman/raftsman-agent";
+/// Who etcd runs as, and its group.
+pub const ETCD_USER: &str = "raftsman-etcd";
+
+/// What neither of them needs.
+const CONFINED: &str = "\
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+PrivateDevices=yes
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+RestrictNamespaces=yes
+RestrictRealtime=yes
+LockPersonality=yes
+MemoryDenyWriteExecute=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+";
+
+/// The agent's unit.
+///
+/// It is root's, because it gives files to etcd's user and has systemd start etcd; of root's powers it keeps those for
+/// files and processes of another user. Directories that hand their group down have their set-group-id bit, so that
+/// `RestrictSUIDSGID` cannot be set.
+pub fn agent_unit() -> String {
+    format!(
+        "\
+# Written by raftsman-agent; changes are lost when it is installed again.
+[Unit]
+Description=Raftsman's agent
+Wants=network-online.target
+After=network-online.target dbus.service
+# It never gives up: a machine whose agent is silent is lost to its fleet.
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+ExecStart={AGENT_PROGRAM} --root {ROOT} --systemd
+Restart=always
+RestartSec=1
+UMask=0077
+ReadWritePaths={ROOT}
+CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_KILL CAP_SYS_PTRACE
+{CONFINED}
+[Install]
+WantedBy=multi-user.target
+"
+    )
+}
+
+/// etcd's unit. The agent starts it, at boot too, because it looks at the data first: a member that lost what it promised
+/// must not come back under the same name.
+pub fn etcd_unit() -> String {
+    format!(
+        "\
+# Written by raftsman-agent, which starts and stops this unit: do not enable it.
+[Unit]
+Description=etcd, operated by raftsman
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+User={ETCD_USER}
+Group={ETCD_USER}
+ExecStart={ROOT}/etcd/current/etcd --config-file={ROOT}/etcd/etcd.yaml
+WorkingDirectory={ROOT}/etcd
+Restart=no
+TimeoutStopSec=90
+UMask=0077
+ReadWritePaths={ROOT}/etcd/data
+CapabilityBoundingSet=
+RestrictSUIDSGID=yes
+LimitNOFILE=65536
+OOMScoreAdjust=-900
+IOSchedulingClass=best-effort
+IOSchedulingPriority=0
+{CONFINED}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units() {
+        insta::assert_snapshot!("agent_unit", agent_unit());
+        insta::assert_snapshot!("etcd_unit", etcd_unit());
+    }
+}
