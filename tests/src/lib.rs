@@ -3,6 +3,7 @@
 
 pub mod bare;
 pub mod bulk;
+pub mod conformance;
 pub mod dice;
 pub mod fixtures;
 pub mod hand;

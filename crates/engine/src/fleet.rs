@@ -10,9 +10,9 @@ use raftsman_api::roles::Role;
 use raftsman_api::tls::Identity as TlsIdentity;
 use raftsman_core::desired::{self, DesireError, Desired, LoopbackNetwork};
 use raftsman_core::observed::Ledger;
-use raftsman_core::spec::{Name, Provider, Spec};
+use raftsman_core::spec::{Machines, Member, Members, Name, Provider, Spec, Ssh};
 use raftsman_providers::networks::{NetworkError, Networks};
-use raftsman_providers::{Connection, LocalSettings, Settings};
+use raftsman_providers::{Connection, HostsSettings, LocalSettings, Settings};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::artifacts::Artifacts;
@@ -94,6 +94,9 @@ pub enum FleetError {
     /// The file cannot be carried out as it is.
     #[error(transparent)]
     Desire(#[from] DesireError),
+    /// Not in this version.
+    #[error("this version has no such provider: run `raftsman check`")]
+    NoProvider,
     /// The operator's own certificate.
     #[error(transparent)]
     Tls(#[from] raftsman_api::tls::TlsError),
@@ -136,6 +139,8 @@ impl std::fmt::Debug for Fleet {
 }
 
 const FLEET_AUTHORITY: &str = "fleet";
+/// Where the state keeps what is known of hosts that exist already.
+pub(crate) const HOSTS: &str = "hosts";
 
 impl Fleet {
     /// Makes the state of a new fleet.
@@ -158,15 +163,7 @@ impl Fleet {
         for cluster in &mut desired.clusters {
             cluster.available.extend(crate::artifacts::available(&cluster.source, setting.base()));
         }
-        let machines = match &spec.machines.directory {
-            Some(directory) => setting.base().join(directory),
-            None => dir.join("machines"),
-        };
-        let provider = raftsman_providers::connect(Settings::Local(LocalSettings {
-            dir: machines,
-            fleet_id: store.fleet().id.clone(),
-            agent: setting.agent.clone(),
-        }));
+        let provider = raftsman_providers::connect(settings(&spec, &setting, &store)?);
         let who = format!("{}@{}", setting.user, setting.host);
         let role = Role::Admin.organization();
         let (chain, key) = authority.issue_client(&shortened(&who), Some(role), OPERATOR_VALIDITY, now)?;
@@ -178,6 +175,36 @@ impl Fleet {
     /// The fleet's id.
     pub fn id(&self) -> &str {
         &self.store.fleet().id
+    }
+}
+
+/// Where the file says that machines come from.
+fn settings(spec: &Spec, setting: &Setting, store: &Store) -> Result<Settings, FleetError> {
+    let Machines { provider, directory, ssh, .. } = &spec.machines;
+    let fleet_id = store.fleet().id.clone();
+    let agent = setting.agent.clone();
+    let below = |path: &String| setting.base().join(path);
+    match provider {
+        Provider::Local => {
+            let dir = directory.as_ref().map_or_else(|| store.dir().join("machines"), below);
+            Ok(Settings::Local(LocalSettings { dir, fleet_id, agent }))
+        }
+        Provider::Hosts => {
+            let Ssh { user, port, config } = ssh.clone().unwrap_or_default();
+            let named = |member: &Member| Some((member.name.to_string(), member.host.clone()?));
+            let listed = spec.etcd.values().filter_map(|cluster| match &cluster.members {
+                Members::List(list) => Some(list),
+                Members::Count(_) => None,
+            });
+            Ok(Settings::Hosts(HostsSettings {
+                dir: store.dir().join(HOSTS),
+                fleet_id,
+                agent,
+                ssh: raftsman_providers::Ssh { user, port, config: config.as_ref().map(below) },
+                destinations: listed.flatten().filter_map(named).collect(),
+            }))
+        }
+        Provider::Incus | Provider::Libvirt | Provider::Openstack | Provider::Aws => Err(FleetError::NoProvider),
     }
 }
 

@@ -24,6 +24,7 @@ pub mod cluster;
 pub mod etcd;
 pub mod fleet;
 pub mod journal;
+pub mod machines;
 pub mod observe;
 pub mod ops;
 pub mod pki;

@@ -1,16 +1,22 @@
 //! settings → a connection to where machines come from; orders → machines.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use async_trait::async_trait;
 use raftsman_core::boot::Boot;
 use serde::{Deserialize, Serialize};
 
+pub mod hosts;
 pub mod local;
 pub mod networks;
 
+mod files;
 mod process;
 
+pub use hosts::{Hosts, HostsError, HostsSettings, Ssh};
 pub use local::{Local, LocalError, LocalSettings};
 
 /// Where machines come from.
@@ -18,14 +24,37 @@ pub use local::{Local, LocalError, LocalSettings};
 pub enum Settings {
     /// This computer: a machine is a directory and an agent process.
     Local(LocalSettings),
+    /// Hosts that exist already, reached by SSH once.
+    Hosts(HostsSettings),
 }
 
-/// A connection to where machines come from. Idempotent by name: an order whose reply was lost is given again.
-#[derive(Clone, Debug)]
-pub enum Connection {
-    /// This computer.
-    Local(Local),
+/// Where machines come from: the contract that every provider keeps, shown by one suite against every real server.
+///
+/// Idempotent by name and by the fleet's tag: an order whose reply was lost is given again, and makes nothing twice. What
+/// bears another fleet's tag, or none, is never touched.
+#[async_trait]
+pub trait Provider: fmt::Debug + Send + Sync {
+    /// The fleet's machines, by name.
+    async fn inventory(&self) -> Result<Vec<MachineRecord>, ProviderError>;
+
+    /// The machine of this name, if there is one: looking at a cluster must not cost a look at the whole fleet.
+    async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, ProviderError>;
+
+    /// Makes a machine, or completes one that was made in part, and starts it.
+    async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError>;
+
+    /// Starts a machine that is there.
+    async fn start(&self, name: &str) -> Result<(), ProviderError>;
+
+    /// Gives a machine another address. What runs on it goes on meanwhile, at the old one.
+    async fn readdress(&self, name: &str, address: IpAddr) -> Result<(), ProviderError>;
+
+    /// Gives a machine back, with its data; fine when there is none.
+    async fn delete(&self, name: &str) -> Result<(), ProviderError>;
 }
+
+/// A connection to where machines come from.
+pub type Connection = Arc<dyn Provider>;
 
 /// Why a provider did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +62,20 @@ pub enum ProviderError {
     /// The local provider.
     #[error(transparent)]
     Local(#[from] LocalError),
+    /// Hosts that exist already.
+    #[error(transparent)]
+    Hosts(#[from] HostsError),
+}
+
+impl ProviderError {
+    /// Whether it declined because what is there is not of this fleet's making.
+    pub fn is_foreign(&self) -> bool {
+        match self {
+            Self::Local(error) => matches!(error, LocalError::NotOurs { .. }),
+            // What is not ours is not in the state.
+            Self::Hosts(_) => false,
+        }
+    }
 }
 
 /// A machine to be made.
@@ -80,62 +123,14 @@ pub struct MachineRecord {
     pub agent_port: u16,
     /// Whether it runs.
     pub power: Power,
+    /// Whether it was made to its end; if not, [`Provider::create`] completes it.
+    pub finished: bool,
 }
 
 /// Connects to where machines come from.
 pub fn connect(settings: Settings) -> Connection {
     match settings {
-        Settings::Local(settings) => Connection::Local(Local::new(settings)),
-    }
-}
-
-impl Connection {
-    /// The fleet's machines.
-    pub async fn inventory(&self) -> Result<Vec<MachineRecord>, ProviderError> {
-        match self {
-            Self::Local(local) => Ok(local.inventory().await?),
-        }
-    }
-
-    /// The machine of this name, if there is one: looking at a cluster must not cost a look at the whole fleet.
-    pub async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, ProviderError> {
-        match self {
-            Self::Local(local) => Ok(local.machine(name).await?),
-        }
-    }
-
-    /// Makes a machine, or completes one that was made in part, and starts it.
-    pub async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError> {
-        match self {
-            Self::Local(local) => Ok(local.create(order).await?),
-        }
-    }
-
-    /// Whether the machine was made to its end; if not, [`Self::create`] completes it.
-    pub fn is_finished(&self, name: &str) -> Result<bool, ProviderError> {
-        match self {
-            Self::Local(local) => Ok(local.is_finished(name)?),
-        }
-    }
-
-    /// Starts a machine that is there.
-    pub async fn start(&self, name: &str) -> Result<(), ProviderError> {
-        match self {
-            Self::Local(local) => Ok(local.start(name).await?),
-        }
-    }
-
-    /// Gives a machine another address. What runs on it goes on meanwhile, at the old one.
-    pub async fn readdress(&self, name: &str, address: IpAddr) -> Result<(), ProviderError> {
-        match self {
-            Self::Local(local) => Ok(local.readdress(name, address).await?),
-        }
-    }
-
-    /// Destroys a machine with its data; fine when there is none.
-    pub async fn delete(&self, name: &str) -> Result<(), ProviderError> {
-        match self {
-            Self::Local(local) => Ok(local.delete(name).await?),
-        }
+        Settings::Local(settings) => Arc::new(Local::new(settings)),
+        Settings::Hosts(settings) => Arc::new(Hosts::new(settings)),
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use raftsman_core::boot::Boot;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
@@ -16,8 +17,9 @@ use tokio::process::{Child, Command};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
+use crate::files;
 use crate::process::{self, Proved};
-use crate::{MachineOrder, MachineRecord, Power};
+use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError};
 
 const POLL: Duration = Duration::from_millis(2);
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
@@ -184,10 +186,63 @@ impl Tag {
     fn socket(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.agent_port)
     }
+
+    fn record(self, power: Power, finished: bool) -> MachineRecord {
+        let Self { name, address, agent_port, .. } = self;
+        MachineRecord { name, address, agent_port, power, finished }
+    }
+}
+
+/// Work on files, where it holds up nobody.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, LocalError> + Send + 'static,
+) -> Result<T, LocalError> {
+    spawn_blocking(work).await?
 }
 
 fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> LocalError + use<'a> {
     move |source| LocalError::File { action, path: path.to_path_buf(), source }
+}
+
+#[async_trait]
+impl Provider for Local {
+    /// A directory that bears another fleet's tag is an error.
+    async fn inventory(&self) -> Result<Vec<MachineRecord>, ProviderError> {
+        let this = self.clone();
+        Ok(blocking(move || this.list()).await?)
+    }
+
+    async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, ProviderError> {
+        let (this, root) = (self.clone(), self.root(name)?);
+        Ok(blocking(move || this.look(&root)).await?)
+    }
+
+    async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError> {
+        let (this, copy) = (self.clone(), order.clone());
+        let tag = blocking(move || this.lay_out(&copy)).await?;
+        self.brief(order).await?;
+        self.wake(&tag).await?;
+        Ok(tag.record(Power::Running, true))
+    }
+
+    /// Starts the machine's agent unless it runs.
+    async fn start(&self, name: &str) -> Result<(), ProviderError> {
+        Ok(self.wake(&self.known(name)?).await?)
+    }
+
+    /// The agent serves at the new address at once, and etcd goes on as it is until it is restarted.
+    async fn readdress(&self, name: &str, address: IpAddr) -> Result<(), ProviderError> {
+        let tag = self.known(name)?;
+        if tag.address == address {
+            return Ok(self.wake(&tag).await?);
+        }
+        Ok(self.relocate(Tag { address, ..tag }).await?)
+    }
+
+    /// Ends the machine's processes and removes its directory.
+    async fn delete(&self, name: &str) -> Result<(), ProviderError> {
+        Ok(self.remove(name).await?)
+    }
 }
 
 impl Local {
@@ -196,64 +251,27 @@ impl Local {
         Self { settings }
     }
 
-    /// The fleet's machines, by name. A directory that bears another fleet's tag is an error.
-    pub async fn inventory(&self) -> Result<Vec<MachineRecord>, LocalError> {
-        let this = self.clone();
-        spawn_blocking(move || this.list()).await?
+    fn known(&self, name: &str) -> Result<Tag, LocalError> {
+        self.tag(&self.root(name)?)?.ok_or_else(|| LocalError::NoMachine(name.to_owned()))
     }
 
-    /// The machine of this name, if there is one.
-    pub async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, LocalError> {
-        let (this, root) = (self.clone(), self.root(name)?);
-        spawn_blocking(move || this.look(&root)).await?
+    async fn relocate(&self, moved: Tag) -> Result<(), LocalError> {
+        let root = self.root(&moved.name)?;
+        let root = root.canonicalize().map_err(failed("resolve", &root))?;
+        let wanted = moved.socket();
+        // Before anything is changed: an agent that cannot be reached is worse than one at the wrong address.
+        TcpListener::bind(wanted).map_err(|source| LocalError::NoAddress {
+            name: moved.name.clone(),
+            wanted,
+            source,
+        })?;
+        self.end_agent(&moved.name, &root).await?;
+        let path = root.join("machine.json");
+        write(&path, &json(&path, &moved)?)?;
+        self.wake(&moved).await
     }
 
-    /// Makes a machine, or completes one that was made in part, and starts it.
-    pub async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, LocalError> {
-        let (this, copy) = (self.clone(), order.clone());
-        let tag = spawn_blocking(move || this.lay_out(&copy)).await??;
-        self.brief(order).await?;
-        self.wake(&tag).await?;
-        Ok(MachineRecord { power: Power::Running, name: tag.name, address: tag.address, agent_port: tag.agent_port })
-    }
-
-    /// Starts the machine's agent unless it runs.
-    pub async fn start(&self, name: &str) -> Result<(), LocalError> {
-        let root = self.root(name)?;
-        let tag = self.tag(&root)?.ok_or_else(|| LocalError::NoMachine(name.to_owned()))?;
-        self.wake(&tag).await
-    }
-
-    /// Gives the machine another address: its agent serves there, and etcd goes on as it is until it is restarted.
-    pub async fn readdress(&self, name: &str, address: IpAddr) -> Result<(), LocalError> {
-        let root = self.root(name)?;
-        let tag = self.tag(&root)?.ok_or_else(|| LocalError::NoMachine(name.to_owned()))?;
-        if tag.address != address {
-            let root = root.canonicalize().map_err(failed("resolve", &root))?;
-            let moved = Tag { address, ..tag };
-            let wanted = moved.socket();
-            // Before anything is changed: an agent that cannot be reached is worse than one at the wrong address.
-            TcpListener::bind(wanted).map_err(|source| LocalError::NoAddress {
-                name: name.to_owned(),
-                wanted,
-                source,
-            })?;
-            self.end_agent(name, &root).await?;
-            let path = root.join("machine.json");
-            write(&path, &json(&path, &moved)?)?;
-            return self.wake(&moved).await;
-        }
-        self.wake(&tag).await
-    }
-
-    /// Whether the machine was made to its end: one whose making was broken off has not got its boot data yet.
-    pub fn is_finished(&self, name: &str) -> Result<bool, LocalError> {
-        let agent = self.root(name)?.join("agent");
-        Ok(agent.join("boot.json").exists() || agent.join("tls/current").exists())
-    }
-
-    /// Ends the machine's processes and removes its directory; fine when there is none.
-    pub async fn delete(&self, name: &str) -> Result<(), LocalError> {
+    async fn remove(&self, name: &str) -> Result<(), LocalError> {
         let root = self.root(name)?;
         if self.tag(&root)?.is_none() {
             // An empty directory: we died between making it and its tag.
@@ -269,16 +287,11 @@ impl Local {
         // The agent first: it would start etcd again.
         self.end_agent(name, &root).await?;
         self.end_etcd(name, &root).await?;
-        let this = root.clone();
-        spawn_blocking(move || remove(&this)).await?
+        blocking(move || remove(&root)).await
     }
 
     fn root(&self, name: &str) -> Result<PathBuf, LocalError> {
-        let fits = (1..=63).contains(&name.len())
-            && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-            && !name.starts_with('-')
-            && !name.ends_with('-');
-        if fits { Ok(self.settings.dir.join(name)) } else { Err(LocalError::Name(name.to_owned())) }
+        if files::is_name(name) { Ok(self.settings.dir.join(name)) } else { Err(LocalError::Name(name.to_owned())) }
     }
 
     /// The machine's tag; `None` when there is none.
@@ -322,7 +335,10 @@ impl Local {
         let lock = root.join("agent.lock");
         let runs = process::is_locked(&lock).map_err(failed("look at", &lock))?;
         let power = if runs { Power::Running } else { Power::Stopped };
-        Ok(Some(MachineRecord { name: tag.name, address: tag.address, agent_port: tag.agent_port, power }))
+        // One whose making was broken off has not got its boot data yet.
+        let agent = root.join("agent");
+        let finished = agent.join("boot.json").exists() || agent.join("tls/current").exists();
+        Ok(Some(tag.record(power, finished)))
     }
 
     fn lay_out(&self, order: &MachineOrder) -> Result<Tag, LocalError> {
@@ -554,15 +570,7 @@ fn json<T: Serialize>(path: &Path, value: &T) -> Result<Vec<u8>, LocalError> {
 
 /// Whole or not at all, and for nobody else's eyes.
 fn write(path: &Path, text: &[u8]) -> Result<(), LocalError> {
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        file.write_all(text)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
-    };
-    write().map_err(failed("write", path))
+    files::write(path, text).map_err(failed("write", path))
 }
 
 /// Removes what killed calls of [`write`] and [`put`] left in a directory of ours.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 
 use super::addresses::Allotment;
-use super::{Cluster, Config, DesireError, Member};
+use super::{Capabilities, Cluster, Config, DesireError, Member};
 use crate::render;
 use crate::spec::{Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Members, Name, Pace, Source};
 
@@ -101,6 +101,7 @@ pub(super) fn resolve(
     fleet: &Name,
     name: &Name,
     spec: &EtcdCluster,
+    machines: Capabilities,
     addresses: &mut Allotment,
 ) -> Result<Cluster, DesireError> {
     let mut places: Vec<(Name, IpAddr)> = Vec::new();
@@ -170,6 +171,7 @@ pub(super) fn resolve(
         token,
         learner_patience_ms: spec.learner_patience.as_millis(),
         access: super::users::resolve(spec),
+        machines,
         replace_after_ms: spec.replace_after.map(|after| after.as_millis()),
         version: spec.version,
         source: spec.source.clone(),

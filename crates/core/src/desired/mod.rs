@@ -2,6 +2,7 @@
 
 mod addresses;
 mod etcd;
+mod machines;
 mod users;
 
 use std::borrow::Cow;
@@ -13,12 +14,12 @@ use jiff::SignedDuration;
 
 use crate::observed::{Ledger, Side};
 use crate::spec::{
-    AuthMode, Authorities, Authority, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Pace, Provider, Secret, Source,
-    Spec,
+    AuthMode, Authorities, Authority, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Pace, Secret, Source, Spec,
 };
 
 pub use addresses::{LoopbackNetwork, NetworkError};
 pub use etcd::{AGENT_PORT, CLIENT_PORT, LeafProfile, PEER_PORT, Usage};
+pub use machines::Capabilities;
 pub use users::{Access, User};
 
 /// What the state adds to the file: who this fleet is.
@@ -37,8 +38,6 @@ pub struct Identity {
 pub struct Desired {
     /// The fleet's name.
     pub fleet: Name,
-    /// Who makes the machines.
-    pub provider: Provider,
     /// Its clusters, in the order of the file.
     pub clusters: Vec<Cluster>,
 }
@@ -74,6 +73,8 @@ pub struct Cluster {
     pub learner_patience_ms: u64,
     /// Who may do what.
     pub access: Access,
+    /// What can be done with its machines.
+    pub machines: Capabilities,
     /// The cluster's section of the file, for configurations of versions on the way.
     pub settings: Arc<EtcdCluster>,
     /// Its members, in order.
@@ -139,12 +140,13 @@ pub enum DesireError {
 /// Makes every choice that the file leaves open.
 pub fn resolve(spec: &Spec, identity: &Identity) -> Result<Desired, DesireError> {
     let mut addresses = addresses::Allotment::new(spec, identity);
+    let machines = Capabilities::of(spec.machines.provider);
     let clusters = spec
         .etcd
         .iter()
-        .map(|(name, cluster)| etcd::resolve(&spec.fleet, name, cluster, &mut addresses))
+        .map(|(name, cluster)| etcd::resolve(&spec.fleet, name, cluster, machines, &mut addresses))
         .collect::<Result<_, _>>()?;
-    Ok(Desired { fleet: spec.fleet.clone(), provider: spec.machines.provider, clusters })
+    Ok(Desired { fleet: spec.fleet.clone(), clusters })
 }
 
 impl Cluster {

@@ -93,7 +93,11 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
     if outside && !empty(draft, member, report) {
         return None;
     }
-    if members::misplaced(draft, member) {
+    if let Some(from) = members::misplaced(draft, member) {
+        if !draft.desired.machines.moves {
+            draft.wait(Waiting::CannotMove { machine: name.clone(), from, to: member.address });
+            return None;
+        }
         let action = Action::MoveMachine { machine: name.clone(), address: member.address };
         draft.steps.push(Step::new(action, Reason::Moved));
         return None;

@@ -3,6 +3,8 @@
 //! A member comes in as a learner and gets its vote once it has caught up. What costs fault tolerance comes last: while
 //! a member can be added, none is taken away.
 
+use std::net::IpAddr;
+
 use jiff::SignedDuration;
 
 use super::machines::Ready;
@@ -324,10 +326,10 @@ fn relocate(draft: &mut Draft<'_>, ready: &[Ready<'_>], member: &Member, id: Mem
     draft.steps.push(Step::new(action, Reason::Moved));
 }
 
-/// Machines of the file that are not where it says.
-pub(super) fn misplaced(draft: &Draft<'_>, member: &Member) -> bool {
+/// Where a machine of the file is, when that is not where it says.
+pub(super) fn misplaced(draft: &Draft<'_>, member: &Member) -> Option<IpAddr> {
     let seen = draft.observed.members.get(&member.name).and_then(|m| m.machine.seen());
-    seen.is_some_and(|machine| machine.address != member.address)
+    seen.map(|machine| machine.address).filter(|address| *address != member.address)
 }
 
 /// Brings members up that are to go and that the cluster cannot do without yet: without a majority nobody can be removed.
@@ -397,7 +399,7 @@ pub(super) fn discard(draft: &mut Draft<'_>, name: &Name) -> Option<Step> {
 }
 
 /// The address at which a member serves now; where nobody can be asked, the one that the state remembers.
-pub(super) fn serves_at(draft: &Draft<'_>, member: &Member) -> std::net::IpAddr {
+pub(super) fn serves_at(draft: &Draft<'_>, member: &Member) -> IpAddr {
     let url = match draft.standing(&member.name) {
         Standing::Outside => None,
         Standing::Unknown => draft.observed.ledger.members.get(&member.name),

@@ -1,6 +1,7 @@
 //! What a plan does not do → why not, and what somebody can do about it.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -43,6 +44,15 @@ pub enum Waiting {
     DataLost {
         /// Which.
         machine: Name,
+    },
+    /// The file gives a machine another address, and this provider's machines do not move.
+    CannotMove {
+        /// Which.
+        machine: Name,
+        /// Where it is.
+        from: IpAddr,
+        /// Where the file wants it.
+        to: IpAddr,
     },
     /// Another machine answers at this one's address.
     WrongMachine {
@@ -390,6 +400,7 @@ impl Waiting {
             | Self::MachineLost { .. }
             | Self::MachineRebuilt { .. }
             | Self::DataLost { .. }
+            | Self::CannotMove { .. }
             | Self::WrongMachine { .. }
             | Self::DataUnreadable { .. }
             | Self::ForeignData { .. }
@@ -424,6 +435,7 @@ impl Waiting {
             | Self::MachineLost { machine }
             | Self::MachineRebuilt { machine }
             | Self::DataLost { machine }
+            | Self::CannotMove { machine, .. }
             | Self::WrongMachine { machine, .. }
             | Self::DataUnreadable { machine, .. }
             | Self::ForeignData { machine, .. }
@@ -482,6 +494,9 @@ impl Waiting {
             Self::DataLost { machine } => format!(
                 "bring the data of `{machine}` back, or give it up: `raftsman replace {machine}`; an empty member must \
                  never rejoin under its old id"
+            ),
+            Self::CannotMove { from, .. } => format!(
+                "write {from} again; or give the member at the new address another name: it joins first, then this one leaves"
             ),
             Self::WrongMachine { .. } => "give each machine an address of its own".to_owned(),
             Self::DataUnreadable { machine, .. } => {
@@ -603,6 +618,9 @@ impl fmt::Display for Waiting {
             }
             Self::DataLost { machine } => {
                 write!(f, "{machine}: etcd ran here and its data directory is empty")
+            }
+            Self::CannotMove { machine, from, to } => {
+                write!(f, "{machine}: it is at {from} and cannot move to {to}: that is another machine")
             }
             Self::WrongMachine { machine, found } => {
                 write!(f, "{machine}: at its address answers the machine `{found}`")

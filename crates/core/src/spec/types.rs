@@ -43,6 +43,9 @@ pub struct Machines {
     /// Chosen by raftsman by default, so that two fleets on one computer do not collide.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
+    /// Hosts: how they are reached by SSH, once. The user's own configuration of SSH and agent are respected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ssh: Option<Ssh>,
     /// Virtual CPUs of a machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u32>,
@@ -89,6 +92,21 @@ pub enum Provider {
     Openstack,
     /// AWS EC2 instances.
     Aws,
+}
+
+/// How hosts that exist already are reached, once: from then on their agents are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ssh {
+    /// Who logs in: root, or a user who may use sudo without a password. As your own configuration says by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// A configuration file of SSH instead of your own. Relative to this file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
 }
 
 /// How people get into the machines.
@@ -297,6 +315,9 @@ pub struct Member {
     /// The machine's address. Chosen by the provider by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
+    /// Hosts: what SSH calls it, a name of your configuration of SSH for example. Its address by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
 }
 
 /// Where the etcd binary comes from.

@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use raftsman_api::claim::JoinToken;
 use raftsman_api::tls::machine_name;
 use raftsman_api::v1::FinishClaimRequest;
 use raftsman_core::boot::Boot;
 use raftsman_core::desired::AGENT_PORT;
-use raftsman_core::spec::Name;
+use raftsman_core::spec::{Name, Provider};
 use raftsman_providers::{Artifact, MachineOrder};
 use secrecy::{ExposeSecret, SecretString};
 
@@ -16,11 +16,13 @@ use super::{ActError, Hands};
 use crate::observe::token_name;
 use crate::pki::{LeafProfile, Usages};
 
+/// How long a new machine waits to be taken into the fleet; later it refuses for ever.
+const JOIN_WINDOW: SignedDuration = SignedDuration::from_hours(1);
 /// How long an agent's own certificate is valid.
 const AGENT_VALIDITY: std::time::Duration = std::time::Duration::from_secs(3650 * 24 * 3600);
 
 impl Hands<'_> {
-    pub(super) async fn create_machine(self, machine: &Name) -> Result<(), ActError> {
+    pub(super) async fn create_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;
         let member = self.member(machine)?;
@@ -40,7 +42,7 @@ impl Hands<'_> {
                 fleet_ca_pem: fleet.authority.certificate_pem().to_owned(),
                 join_token: Some(self.join_token(machine)?.expose_secret().to_owned()),
                 // Nobody else can reach a machine on this computer, and an interrupted apply may be taken up next week.
-                join_deadline: None,
+                join_deadline: (fleet.spec.machines.provider != Provider::Local).then(|| now + JOIN_WINDOW),
             },
             artifacts: vec![Artifact { version: etcd.version.to_string(), path: etcd.path }],
         };
@@ -60,21 +62,21 @@ impl Hands<'_> {
         Ok(token)
     }
 
-    pub(super) async fn start_machine(self, machine: &Name) -> Result<(), ActError> {
+    pub(super) async fn start_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         self.links(machine)?.agent.hang_up().await;
         let provider = &self.cluster().fleet.provider;
         // A killed run may have left it half made: then it is ordered again, which completes it.
-        if !provider.is_finished(machine.as_str())? {
-            return self.create_machine(machine).await;
+        if provider.machine(machine.as_str()).await?.is_some_and(|found| !found.finished) {
+            return self.create_machine(machine, now).await;
         }
         Ok(provider.start(machine.as_str()).await?)
     }
 
     pub(super) async fn delete_machine(self, machine: &Name) -> Result<(), ActError> {
-        let fleet = &self.cluster().fleet;
-        fleet.provider.delete(machine.as_str()).await?;
-        fleet.secrets.delete(&token_name(machine))?;
-        Ok(())
+        if let Ok(links) = self.links(machine) {
+            links.agent.hang_up().await;
+        }
+        Ok(self.cluster().fleet.give_back(machine.as_str(), self.generation).await?)
     }
 
     pub(super) async fn move_machine(self, machine: &Name, address: IpAddr) -> Result<(), ActError> {

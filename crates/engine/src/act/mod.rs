@@ -41,6 +41,9 @@ pub enum ActError {
     /// The provider.
     #[error("{}", crate::error_chain(.0))]
     Provider(#[from] raftsman_providers::ProviderError),
+    /// The machine is still there.
+    #[error("{}", crate::error_chain(.0))]
+    GiveBack(#[from] crate::machines::GiveBackError),
     /// The etcd binary.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
@@ -130,8 +133,8 @@ impl Hands<'_> {
             Action::ForgetAuthority { side } => self.forget_authority(*side),
             Action::StoreTrust { machine, purpose } => self.store_trust(machine, *purpose).await,
             Action::RestartTogether { machines, cluster } => self.restart_together(machines, *cluster).await,
-            Action::CreateMachine { machine } => self.create_machine(machine).await,
-            Action::StartMachine { machine } => self.start_machine(machine).await,
+            Action::CreateMachine { machine } => self.create_machine(machine, now).await,
+            Action::StartMachine { machine } => self.start_machine(machine, now).await,
             Action::Enroll { machine } => self.enroll(machine, now).await,
             Action::Measure => Box::pin(self.measure()).await,
             Action::InstallEtcd { machine, version } => self.install_etcd(machine, *version).await,

@@ -8,13 +8,13 @@ use raftsman_core::desired::Cluster;
 use raftsman_core::observed::Ledger;
 use raftsman_core::spec::Name;
 use raftsman_providers::networks::Networks;
-use raftsman_providers::{LocalError, ProviderError};
 use serde::Serialize;
 
 use super::OpError;
 use crate::authorities::sweep;
 use crate::cluster::adopted_name;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, HOSTS};
+use crate::machines::GiveBackError;
 use crate::observe::token_name;
 use crate::store::Lock;
 
@@ -61,7 +61,7 @@ pub async fn destroy(
     tell: &(dyn Fn(&str) + Sync),
 ) -> Result<Destruction, OpError> {
     let deleted = join_all(what.machines.iter().map(|name| async {
-        let gone = fleet.provider.delete(name).await;
+        let gone = fleet.give_back(name, lock.generation()).await;
         if gone.is_ok() {
             tell(name);
         }
@@ -73,9 +73,9 @@ pub async fn destroy(
     // A killed run may have left a machine that is not one yet: a directory in which nothing is said.
     let members = || fleet.desired.clusters.iter().filter(|c| what.clusters.contains(&c.name)).flat_map(|c| &c.members);
     for member in members().filter(|m| !what.machines.iter().any(|name| m.name.as_str() == name)) {
-        match fleet.provider.delete(member.name.as_str()).await {
+        match fleet.give_back(member.name.as_str(), lock.generation()).await {
             // Not made by raftsman: it stays.
-            Err(ProviderError::Local(LocalError::NotOurs { .. })) => {}
+            Err(GiveBackError::Provider(error)) if error.is_foreign() => {}
             outcome => outcome?,
         }
     }
@@ -100,8 +100,10 @@ pub async fn destroy(
     for ours in ["clients", "artifacts", "snapshots"] {
         remove_dir(&fleet.store.dir().join(ours))?;
     }
-    // Only where it is empty: what is not ours stays.
-    let _ = std::fs::remove_dir(fleet.store.dir().join("machines"));
+    // Only where they are empty: what is not ours stays.
+    for ours in ["machines", HOSTS] {
+        let _ = std::fs::remove_dir(fleet.store.dir().join(ours));
+    }
     Networks::new(fleet.setting.registry.clone()).release(fleet.id())?;
     let left = fleet.store.clone().remove(lock)?.left;
     Ok(Destruction { left, ..what })

@@ -67,6 +67,9 @@ pub enum OpError {
     /// The provider.
     #[error("{}", crate::error_chain(.0))]
     Provider(#[from] raftsman_providers::ProviderError),
+    /// A machine is still there.
+    #[error("{}", crate::error_chain(.0))]
+    GiveBack(#[from] crate::machines::GiveBackError),
     /// The loopback network.
     #[error(transparent)]
     Network(#[from] raftsman_providers::networks::NetworkError),

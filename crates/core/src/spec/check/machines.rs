@@ -121,8 +121,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
 
 fn provider(findings: &mut Findings<'_>, machines: &Machines) {
     let name = match machines.provider {
-        Provider::Local => None,
-        Provider::Hosts => Some("hosts"),
+        Provider::Local | Provider::Hosts => None,
         Provider::Incus => Some("incus"),
         Provider::Libvirt => Some("libvirt"),
         Provider::Openstack => Some("openstack"),
@@ -135,8 +134,10 @@ fn provider(findings: &mut Findings<'_>, machines: &Machines) {
                 at("provider"),
                 format!("the provider `{name}` is not in this version yet"),
             )
-            .why("this version has one provider: `local`, which runs every machine on this computer")
-            .help("set `provider: local`, or wait for a later version"),
+            .why(
+                "this version has `local`, which runs every machine on this computer, and `hosts`, which exist already",
+            )
+            .help("set `provider: local` or `provider: hosts`, or wait for a later version"),
         );
         return;
     }

@@ -1,0 +1,378 @@
+//! orders → agents on hosts that exist already: over SSH once, never again.
+//!
+//! What is known of a host is a small file in the state, written before the host is touched. SSH is the system's own
+//! program, so that the user's configuration, keys, agent and known hosts are what they are everywhere else.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::process::Command;
+use tokio::time::{sleep, timeout};
+
+use crate::files::{self, is_name};
+use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError};
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+/// From its installation until the agent serves.
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// The agent is some 20 MB, and the line may be slow.
+const SSH_LIMIT: Duration = Duration::from_secs(600);
+const POLL: Duration = Duration::from_millis(20);
+const MOST_WORDS: usize = 1500;
+
+/// Takes the boot data from the first line and the agent's program from the rest, and has that install itself. No single
+/// quotes: it is one argument of `sh -c '…'`, because a user's shell may be another.
+const INSTALL: &str = r#"set -eu
+umask 077
+IFS= read -r boot
+dir=$(mktemp -d)
+trap "rm -rf $dir" EXIT
+cat >$dir/raftsman-agent
+chmod 700 $dir/raftsman-agent
+as_root=; [ $(id -u) = 0 ] || as_root="sudo -n"
+printf "%s\n" "$boot" | $as_root $dir/raftsman-agent install"#;
+
+/// Has an agent that is there remove itself, if it is this fleet's.
+const UNINSTALL: &str = r#"set -eu
+agent=/usr/local/lib/raftsman/raftsman-agent
+as_root=; [ $(id -u) = 0 ] || as_root="sudo -n"
+[ ! -e $agent ] || $as_root $agent uninstall --fleet "#;
+
+/// How hosts are reached, and where what is known of them is kept.
+#[derive(Clone, Debug)]
+pub struct HostsSettings {
+    /// The directory that holds a file for each host.
+    pub dir: PathBuf,
+    /// The fleet that the hosts belong to.
+    pub fleet_id: String,
+    /// The `raftsman-agent` program that is put on them.
+    pub agent: PathBuf,
+    /// How they are reached the first time.
+    pub ssh: Ssh,
+    /// What SSH calls a host, by machine; its address when nothing is said.
+    pub destinations: BTreeMap<String, String>,
+}
+
+/// What is said to SSH beyond the user's own configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Ssh {
+    /// Who logs in.
+    pub user: Option<String>,
+    /// On which port.
+    pub port: Option<u16>,
+    /// A configuration file instead of the user's.
+    pub config: Option<PathBuf>,
+}
+
+/// Hosts that exist already.
+#[derive(Clone, Debug)]
+pub struct Hosts {
+    settings: HostsSettings,
+}
+
+/// Why a host did not become, or stays, what it is.
+#[derive(Debug, thiserror::Error)]
+pub enum HostsError {
+    /// A file operation failed.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// A name that cannot be a file's and a certificate's.
+    #[error("`{0}` cannot be a machine's name: use lower-case letters, digits and hyphens, at most 63")]
+    Name(String),
+    /// What is known of a host cannot be read.
+    #[error("{} is malformed: bring it back from a copy of the state, or remove it: the host is installed again then", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// It is somewhere else.
+    #[error("the host {name} is at {found}, the order says {wanted}: hosts do not move")]
+    OtherAddress {
+        /// The host.
+        name: String,
+        /// Where it is.
+        found: SocketAddr,
+        /// What was ordered.
+        wanted: SocketAddr,
+    },
+    /// SSH is not there.
+    #[error("`ssh` could not be run: install OpenSSH's client")]
+    NoSsh(#[source] io::Error),
+    /// Nobody vouches for its key.
+    #[error(
+        "{host}: its SSH host key is not known, or another than before: compare it with the host's own, then log in once \
+         with `ssh {host}`; ssh says:\n{words}"
+    )]
+    HostKey {
+        /// What SSH calls it.
+        host: String,
+        /// What SSH said.
+        words: String,
+    },
+    /// No connection, or no login.
+    #[error("{host}: no login by SSH: see that `ssh {host} true` works without a question; ssh says:\n{words}")]
+    NoLogin {
+        /// What SSH calls it.
+        host: String,
+        /// What SSH said.
+        words: String,
+    },
+    /// Not allowed to become root.
+    #[error(
+        "{host}: sudo asks for a password: let this user use sudo without one, or log in as root; it says:\n{words}"
+    )]
+    NoSudo {
+        /// What SSH calls it.
+        host: String,
+        /// What was said.
+        words: String,
+    },
+    /// The agent could not be installed or removed.
+    #[error("{host}: {words}")]
+    Refused {
+        /// What SSH calls it.
+        host: String,
+        /// What the agent said.
+        words: String,
+    },
+    /// It took too long.
+    #[error("{host}: SSH did not end within {} min", SSH_LIMIT.as_secs() / 60)]
+    TooLong {
+        /// What SSH calls it.
+        host: String,
+    },
+    /// It does not serve.
+    #[error(
+        "the agent was installed on {name} and does not answer at {address} after {} s: is a firewall between? On the \
+         host, `journalctl -u raftsman-agent` tells more",
+        START_LIMIT.as_secs()
+    )]
+    Silent {
+        /// The host.
+        name: String,
+        /// Where it should.
+        address: SocketAddr,
+    },
+    /// Nobody but its owner switches it on.
+    #[error("the host {0} cannot be started from here: switch it on")]
+    NoPower(String),
+    /// Nobody but its owner moves it.
+    #[error("the host {0} cannot be given another address from here")]
+    NoMove(String),
+}
+
+/// What is known of a host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Known {
+    name: String,
+    address: IpAddr,
+    agent_port: u16,
+    /// Whether its agent was installed to the end.
+    installed: bool,
+}
+
+impl Known {
+    fn socket(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.agent_port)
+    }
+
+    /// Nobody here knows whether a host is switched on: its agent tells. One without an agent waits to be completed.
+    fn record(self) -> MachineRecord {
+        let Self { name, address, agent_port, installed } = self;
+        let power = if installed { Power::Running } else { Power::Stopped };
+        MachineRecord { name, address, agent_port, power, finished: installed }
+    }
+}
+
+fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> HostsError + use<'a> {
+    move |source| HostsError::File { action, path: path.to_path_buf(), source }
+}
+
+#[async_trait]
+impl Provider for Hosts {
+    async fn inventory(&self) -> Result<Vec<MachineRecord>, ProviderError> {
+        Ok(self.list()?)
+    }
+
+    async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, ProviderError> {
+        Ok(self.known(name)?.map(Known::record))
+    }
+
+    /// Installs the agent on the host, which is there already.
+    async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError> {
+        Ok(self.install(order).await?)
+    }
+
+    async fn start(&self, name: &str) -> Result<(), ProviderError> {
+        Err(HostsError::NoPower(name.to_owned()).into())
+    }
+
+    async fn readdress(&self, name: &str, _: IpAddr) -> Result<(), ProviderError> {
+        Err(HostsError::NoMove(name.to_owned()).into())
+    }
+
+    /// Forgets the host. An agent that still answers did not leave when it was asked, and is removed over SSH; one that
+    /// does not answer is gone, or its host is.
+    async fn delete(&self, name: &str) -> Result<(), ProviderError> {
+        Ok(self.forget(name).await?)
+    }
+}
+
+impl Hosts {
+    /// The provider with these settings. Nothing is touched.
+    pub fn new(settings: HostsSettings) -> Self {
+        Self { settings }
+    }
+
+    fn file(&self, name: &str) -> Result<PathBuf, HostsError> {
+        if is_name(name) {
+            Ok(self.settings.dir.join(format!("{name}.json")))
+        } else {
+            Err(HostsError::Name(name.to_owned()))
+        }
+    }
+
+    fn known(&self, name: &str) -> Result<Option<Known>, HostsError> {
+        let path = self.file(name)?;
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(failed("read", &path))?,
+        };
+        serde_json::from_str(&text).map(Some).map_err(|source| HostsError::Malformed { path, source })
+    }
+
+    fn remember(&self, host: &Known) -> Result<(), HostsError> {
+        let path = self.file(&host.name)?;
+        let dir = &self.settings.dir;
+        fs::create_dir_all(dir).map_err(failed("make the directory", dir))?;
+        let text =
+            serde_json::to_vec_pretty(host).map_err(|source| HostsError::Malformed { path: path.clone(), source })?;
+        files::write(&path, &text).map_err(failed("write", &path))
+    }
+
+    fn list(&self) -> Result<Vec<MachineRecord>, HostsError> {
+        let dir = &self.settings.dir;
+        let entries = match fs::read_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(failed("list", dir))?,
+        };
+        let mut hosts = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed("list", dir))?.file_name();
+            // Others are left by a run that was killed while it wrote.
+            let Some(name) = name.to_str().and_then(|name| name.strip_suffix(".json")) else { continue };
+            hosts.extend(self.known(name)?.map(Known::record));
+        }
+        hosts.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(hosts)
+    }
+
+    async fn install(&self, order: &MachineOrder) -> Result<MachineRecord, HostsError> {
+        let MachineOrder { name, address, agent_port, .. } = order;
+        let host = Known { name: name.clone(), address: *address, agent_port: *agent_port, installed: false };
+        if let Some(found) = self.known(name)?.filter(|found| found.socket() != host.socket()) {
+            let (found, wanted) = (found.socket(), host.socket());
+            return Err(HostsError::OtherAddress { name: name.clone(), found, wanted });
+        }
+        // Before the host is touched: what may have been installed is known.
+        self.remember(&host)?;
+        let program = &self.settings.agent;
+        let agent = tokio::fs::read(program).await.map_err(failed("read", program))?;
+        let path = self.file(name)?;
+        let mut input = serde_json::to_vec(&order.boot).map_err(|source| HostsError::Malformed { path, source })?;
+        input.push(b'\n');
+        input.extend(agent);
+        self.ssh(&host, INSTALL, input).await?;
+        await_agent(&host).await?;
+        let host = Known { installed: true, ..host };
+        self.remember(&host)?;
+        Ok(host.record())
+    }
+
+    async fn forget(&self, name: &str) -> Result<(), HostsError> {
+        let Some(host) = self.known(name)? else { return Ok(()) };
+        let answers = matches!(timeout(CONNECT_LIMIT, TcpStream::connect(host.socket())).await, Ok(Ok(_)));
+        let removed = self.ssh(&host, &format!("{UNINSTALL}{}", self.settings.fleet_id), Vec::new()).await;
+        if answers || !host.installed && !matches!(removed, Err(HostsError::NoLogin { .. })) {
+            removed?;
+        }
+        let path = self.file(name)?;
+        fs::remove_file(&path).map_err(failed("remove", &path))
+    }
+
+    /// Runs a script on the host, with this on its standard input.
+    async fn ssh(&self, host: &Known, script: &str, input: Vec<u8>) -> Result<(), HostsError> {
+        let address = host.address.to_string();
+        let destination = self.settings.destinations.get(&host.name).unwrap_or(&address);
+        let Ssh { user, port, config } = &self.settings.ssh;
+        let mut command = Command::new("ssh");
+        // Nobody is there to answer a question.
+        command.args(["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]);
+        command.args(config.iter().flat_map(|path| ["-F".into(), path.as_os_str().to_owned()]));
+        command.args(user.iter().flat_map(|user| ["-l", user]));
+        command.args(port.iter().flat_map(|port| ["-p".to_owned(), port.to_string()]));
+        command.args(["--", destination, &format!("sh -c '{script}'")]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().map_err(HostsError::NoSsh)?;
+        let mut stdin = child.stdin.take();
+        let feed = async move {
+            if let Some(stdin) = &mut stdin {
+                // Whoever does not want it has ended, and said why.
+                let _ = stdin.write_all(&input).await;
+            }
+        };
+        let both = async { tokio::join!(feed, child.wait_with_output()).1 };
+        let output = timeout(SSH_LIMIT, both).await;
+        let output = output.map_err(|_| HostsError::TooLong { host: destination.clone() })?;
+        let output = output.map_err(HostsError::NoSsh)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        let words: String = words.chars().skip(words.chars().count().saturating_sub(MOST_WORDS)).collect();
+        Err(refusal(destination.clone(), output.status.code(), words))
+    }
+}
+
+/// What SSH, sudo or the agent meant.
+fn refusal(host: String, code: Option<i32>, words: String) -> HostsError {
+    match code {
+        Some(255) if words.contains("Host key verification failed") => HostsError::HostKey { host, words },
+        Some(255) => HostsError::NoLogin { host, words },
+        _ if words.contains("sudo:") => HostsError::NoSudo { host, words },
+        _ => HostsError::Refused { host, words },
+    }
+}
+
+async fn await_agent(host: &Known) -> Result<(), HostsError> {
+    let begun = Instant::now();
+    loop {
+        if matches!(timeout(CONNECT_LIMIT, TcpStream::connect(host.socket())).await, Ok(Ok(_))) {
+            return Ok(());
+        }
+        if begun.elapsed() > START_LIMIT {
+            return Err(HostsError::Silent { name: host.name.clone(), address: host.socket() });
+        }
+        sleep(POLL).await;
+    }
+}
