@@ -62,6 +62,7 @@ fn hosts_become_a_cluster_and_hosts_again() {
 
     lab.run(&["destroy", "--yes"]).ok();
     lab.holds_nothing(None, &[]);
+    (0..3).for_each(|i| hosts.start_sshd(i));
     for (i, (before, after)) in before.iter().zip(manifests(&hosts)).enumerate() {
         assert_eq!(after.since(before), Vec::<String>::new(), "left on host {i}");
     }
