@@ -1,6 +1,8 @@
 //! Hosts with a systemd of their own, reached by SSH once → a cluster, operated without SSH, and gone without a trace.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
+use std::process::Stdio;
 
 use raftsman_tests::hosts::{Hosts, Manifest};
 use raftsman_tests::lab::{Lab, etcd_dir, eventually};
@@ -66,4 +68,48 @@ fn hosts_become_a_cluster_and_hosts_again() {
     for (i, (before, after)) in before.iter().zip(manifests(&hosts)).enumerate() {
         assert_eq!(after.since(before), Vec::<String>::new(), "left on host {i}");
     }
+}
+
+#[test]
+fn a_host_that_waited_too_long_is_taken_in_anew() {
+    let hosts = Hosts::up(1);
+    let lab = Lab::new(&file(&hosts, &hosts.ssh_config()));
+    let mut apply = lab.command(&["apply", "--yes", "--json"]).stdout(Stdio::piped()).spawn().expect("raftsman starts");
+    let lines = BufReader::new(apply.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    // The agent is there, and about to be taken in.
+    assert!(lines.filter(|line| line.contains(r#""event":"done""#)).any(|line| line.contains("create_machine")));
+    apply.kill().expect("raftsman is killed");
+    apply.wait().expect("raftsman ends");
+    let claimed = hosts.console(0, "test -e /var/lib/raftsman/agent/tls/current").code == 0;
+    assert!(!claimed, "it was killed in time");
+    let late = r#"sed -i 's/"join_deadline": "[^"]*"/"join_deadline": "2020-01-01T00:00:00Z"/' /var/lib/raftsman/agent/boot.json"#;
+    hosts.console(0, late).ok();
+    hosts.console(0, "grep -q 2020-01-01 /var/lib/raftsman/agent/boot.json && systemctl restart raftsman-agent").ok();
+    lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+    settled(&lab);
+}
+
+#[test]
+fn what_is_in_the_way_is_said_and_nothing_is_touched() {
+    let hosts = Hosts::up(1);
+    let lab = Lab::new(&file(&hosts, &hosts.ssh_config()));
+    lab.apply();
+    let before = hosts.manifest(0);
+
+    // A host of another fleet.
+    let others = Lab::new(&file(&hosts, &hosts.ssh_config()).replace("fleet: lab", "fleet: others"));
+    let refused = others.run(&["apply", "--yes", "--timeout", "10s"]).failed().all();
+    assert!(refused.contains("this machine belongs to the fleet lab"), "{refused}");
+
+    // A host whose key nobody knows.
+    let config = std::fs::read_to_string(hosts.ssh_config()).expect("a configuration");
+    let known = hosts.known_hosts().display().to_string();
+    let strange = others.path().join("strange");
+    std::fs::write(&strange, config.replace(&known, "/dev/null")).expect("a configuration");
+    others.write_file(&file(&hosts, &strange).replace("fleet: lab", "fleet: others"));
+    let refused = others.run(&["apply", "--yes", "--timeout", "10s"]).failed().all();
+    assert!(refused.contains("its SSH host key is not known"), "{refused}");
+
+    assert_eq!(hosts.manifest(0).since(&before), Vec::<String>::new());
+    settled(&lab);
 }

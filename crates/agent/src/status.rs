@@ -59,7 +59,9 @@ impl Coded for CertsError {
 impl Coded for ClaimError {
     fn code(&self) -> Code {
         match self {
-            Self::Claimed { .. } | Self::TooLate { .. } | Self::NoToken => Code::FailedPrecondition,
+            Self::Claimed { .. } | Self::NoToken => Code::FailedPrecondition,
+            // A code of its own: whoever ordered the machine can order it again.
+            Self::TooLate { .. } => Code::DeadlineExceeded,
             Self::ShortNonce | Self::Unfit { .. } => Code::InvalidArgument,
             Self::Certs(error) => error.code(),
             Self::Boot(BootError::File(error)) => error.code(),

@@ -340,6 +340,8 @@ fn cell(
         // It may have been about to go anyway.
         if shape.members.iter().any(|(n, _)| format!("m{n}") == *name) {
             give_up(lab, name)?;
+            // Some commands rest on all members being there: whoever is lost is replaced first.
+            again(lab, Vec::new(), shape)?;
         }
     }
     again(lab, commands, shape)?;
@@ -424,12 +426,11 @@ fn strike(lab: &Lab, fault: Fault, command: u32, dice: &mut Dice) -> Option<(Str
         }
         Fault::Machine => {
             let (name, pid) = victim.as_ref()?;
-            agent(name).into_iter().for_each(|pid| kill(pid, Signal::KILL));
-            kill(*pid, Signal::KILL);
-            // Whoever dies may still be writing.
-            eventually("the machine's files are gone", || {
+            // Whoever dies may still be writing, and the command may start what died again.
+            eventually("the machine is gone", || {
+                agent(name).into_iter().chain([*pid]).for_each(|pid| kill(pid, Signal::KILL));
                 let _ = std::fs::remove_dir_all(lab.machine(name));
-                (!lab.machine(name).exists()).then_some(())
+                (!lab.machine(name).exists() && agent(name).is_none()).then_some(())
             });
         }
         // The network is for whoever has the groups at hand.

@@ -88,7 +88,14 @@ impl Hands<'_> {
         let fleet = &self.cluster().fleet;
         let member = self.member(machine)?;
         let links = self.links(machine)?;
-        let mut proven = links.agent.prove(fleet).await?;
+        let mut proven = match links.agent.prove(fleet).await {
+            // It gets new boot data, and waits anew.
+            Err(late) if late.is_too_late() => {
+                self.create_machine(machine, now).await?;
+                links.agent.prove(fleet).await?
+            }
+            proven => proven?,
+        };
         let profile = LeafProfile {
             common_name: machine.to_string(),
             organization: None,

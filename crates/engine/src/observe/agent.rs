@@ -72,6 +72,13 @@ pub enum LinkError {
     },
 }
 
+impl LinkError {
+    /// Whether a new agent waited for longer than it may wait: nobody can take it in any more.
+    pub fn is_too_late(&self) -> bool {
+        matches!(self, Self::Status(status) if status.code() == tonic::Code::DeadlineExceeded)
+    }
+}
+
 /// A new agent that proved its token, and the connection that it proved it on.
 #[derive(Debug)]
 pub struct Proven {
@@ -118,6 +125,8 @@ impl AgentLink {
                 // Not an agent of ours: perhaps a new one, which can prove that it is meant to become one.
                 match self.prove(fleet).await {
                     Ok(_) => Fact::Seen { value: Agent::Unclaimed, at: now },
+                    // Ordered again when it is enrolled.
+                    Err(late) if late.is_too_late() => Fact::Seen { value: Agent::Unclaimed, at: now },
                     Err(LinkError::NoToken { .. } | LinkError::Connect(_)) => {
                         Fact::Unreachable { error: crate::error_chain(&error), since: now }
                     }
