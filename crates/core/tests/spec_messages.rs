@@ -134,6 +134,7 @@ cases! {
     provider_not_yet: machines("provider: libvirt");
     provider_unknown: machines("provider: vmware");
     provider_ignores: machines("vcpus: 2\nmemory: 4GiB\ndisk: 10GiB\nimage: debian-13\ninstall_dependencies: false");
+    provider_ignores_boot: machines("subnet: 10.77.0.0/24\ngateway: 10.77.0.1\ndns: { servers: [10.77.0.1] }\nfirewall: true\nnode_exporter: true\nupdates: security\nmirror: { packages: \"http://mirror/debian\" }");
     network_not_loopback: machines("network: 10.0.0.0/24");
     network_prefix: machines("network: 127.0.0.0/8");
     network_not_first: machines("network: 127.0.42.1/24");
@@ -148,6 +149,34 @@ cases! {
     log_auth_both: machines("logs:\n  dynamic: { key_prefix: /f/, endpoints: [\"10.0.0.5:2379\"], ca_cert: ca.pem, certificate: c.pem, username: u, password: { file: p } }");
     log_host_with_port: machines("logs:\n  forward: { host: \"logs:24224\", port: 0, ca_cert: ca.pem, shared_key: { env: SHARED_KEY } }");
     logs_nowhere: machines("logs: { etcd_tag: \"a b\" }");
+    admin_user: machines("admin: { user: 1st }");
+    admin_user_taken: machines("admin: { user: raftsman-etcd }");
+    log_hostname: machines("logs:\n  etcd_tag: ${HOME}\n  forward: { host: logs, hostname: \"a b\", ca_cert: ca.pem, shared_key: { env: SHARED_KEY } }");
+    log_control: machines("logs:\n  dynamic: { key_prefix: \"/f/\\n\", endpoints: [\"10.0.0.5:2379\"], ca_cert: ca.pem, username: \"a\\tb\", password: { file: p } }");
+    subnet_host_bits: machines("subnet: 10.77.0.1/24");
+    subnet_no_network: machines("subnet: ten");
+    subnet_prefix: machines("subnet: 10.77.0.0/33");
+    subnet_number: machines("subnet: 24");
+    subnet_small: machines("subnet: 10.77.0.1");
+    subnet_impossible: machines("subnet: 127.0.0.0/8");
+    subnet_unreachable: machines("subnet: 10.77.0.0/24");
+    subnet_without_names: machines("subnet: 10.77.0.0/24\ngateway: 10.77.0.1");
+    subnet_of_others: whole("fleet: shop\nmachines: { provider: libvirt, subnet: 10.77.0.0/24, gateway: 10.77.0.1, dns: { servers: [10.77.0.1] } }\netcd:\n  main:\n    members:\n      - { name: a, address: 10.77.0.1 }\n      - { name: b, address: 10.78.0.2 }\n      - { name: c, address: 10.77.0.255 }\n");
+    gateway_alone: machines("gateway: 10.77.0.1");
+    gateway_outside: machines("subnet: 10.77.0.0/24\ngateway: 10.78.0.1\ninstall_dependencies: false");
+    dns_empty: machines("dns: {}");
+    dns_wrong: machines("dns:\n  servers: [127.0.0.53, 10.0.0.1, 10.0.0.2, 10.0.0.3]\n  search: [\"a b\", example.com]");
+    dns_name_as_server: machines("dns: { servers: [dns.example.com] }");
+    firewall_word: machines("firewall: strict");
+    firewall_door_unknown: machines("firewall: { ssh: [10.0.0.0/8] }");
+    firewall_door_wrong: machines("firewall: { ssh_from: [10.0.0.0/8, office] }");
+    firewall_locked_out: machines("firewall: { operators_from: [], clients_from: [] }");
+    firewall_nothing_behind: machines("firewall: { metrics_from: [10.0.0.5] }");
+    updates_word: machines("updates: all");
+    updates_bool: machines("updates: false");
+    mirror_wrong: machines("mirror: { packages: \"ftp://mirror/debian\", security: \"http://user:hunter2@mirror/debian\" }");
+    mirror_path: machines("mirror: { packages: \"http://mirror:0/debian\", security: \"http://mirror/debian security\" }");
+    mirror_text: machines("mirror: http://mirror/debian");
     state_home: whole("fleet: shop\nstate: ~/raftsman\netcd: { main: { members: 3 } }\n");
     state_empty: whole("fleet: shop\nstate: \"\"\netcd: { main: { members: 3 } }\n");
 }
@@ -328,6 +357,10 @@ fn no_secret_is_ever_shown() {
         "mode: x # root_password: hunter2",
         "mode: |\n  root_password: hunter2",
         "mode: \"root_password: hunter2\"",
+        "mode: https://user:hunter2@example.com/",
+        "mode: [http://hunter2@a, 'http://b:hunter2@c/d@e']",
+        "root_password: http://user:hunter2@example.com",
+        "mode: {a: \"http://user:hunter2@x\"",
     ];
     for shape in shapes {
         let text = cluster(&format!("auth:\n  {}", shape.replace('\n', "\n  ")));

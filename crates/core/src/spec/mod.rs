@@ -5,7 +5,9 @@ mod decode;
 mod diagnostic;
 mod document;
 mod fault;
+pub mod machines;
 mod secrecy;
+pub mod subnet;
 pub mod types;
 pub mod units;
 pub mod upkeep;
@@ -14,6 +16,8 @@ mod values;
 
 pub(crate) use check::ignored_by;
 pub use diagnostic::{Diagnostic, Path, Segment, Severity};
+pub use machines::*;
+pub use subnet::Subnet;
 pub use types::*;
 pub use units::{ByteSize, Duration, EtcdVersion, Name, UnitError};
 pub use upkeep::{Day, Defragmentation, Maintenance, Percent, TimeOfDay, Window};

@@ -91,9 +91,24 @@ pub(super) fn places_in_text(text: &str) -> Vec<Span> {
                 found.push(at + body.len() - value.len()..at + body.len());
             }
         }
+        let hidden = found.last().map_or(0..0, Span::clone);
+        let urls = credentials(body).into_iter().map(|span| at + span.start..at + span.end);
+        found.extend(urls.filter(|span| span.end <= hidden.start || span.start >= hidden.end));
         at += line.len();
     }
+    found.sort_by_key(|span| span.start);
     found
+}
+
+/// Where, in a line, URLs have a user and a password in them.
+fn credentials(line: &str) -> Vec<Span> {
+    let starts = line.match_indices("://").map(|(at, mark)| at + mark.len());
+    let place = |start: usize| {
+        let rest = &line[start..];
+        let end = rest.find(|c: char| c == '/' || c.is_whitespace() || c == '"').unwrap_or(rest.len());
+        rest[..end].rfind('@').filter(|at| *at > 0).map(|at| start..start + at)
+    };
+    starts.filter_map(place).collect()
 }
 
 /// Where, in a line, the value of a key that names a secret starts. One line may hold several keys.

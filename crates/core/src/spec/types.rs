@@ -8,6 +8,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::machines::Machines;
 use super::units::{ByteSize, Duration, EtcdVersion, Name};
 use super::upkeep::Maintenance;
 use super::users::{Roles, Users};
@@ -28,194 +29,6 @@ pub struct Spec {
     /// The etcd clusters, by name.
     #[serde(default)]
     pub etcd: IndexMap<Name, EtcdCluster>,
-}
-
-/// Where machines come from, and what they have in common.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Machines {
-    /// Who makes the machines.
-    pub provider: Provider,
-    /// Local provider: where the machines' directories are, relative to this file. Below the state by default.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub directory: Option<String>,
-    /// Local provider: the loopback network that the machines' addresses are taken from, such as `127.0.42.0/24`.
-    /// Chosen by raftsman by default, so that two fleets on one computer do not collide.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub network: Option<String>,
-    /// Hosts: how they are reached by SSH, once. The user's own configuration of SSH and agent are respected.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ssh: Option<Ssh>,
-    /// Virtual CPUs of a machine.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vcpus: Option<u32>,
-    /// Memory of a machine.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory: Option<ByteSize>,
-    /// Size of a machine's system disk.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub disk: Option<ByteSize>,
-    /// Size of a separate disk for etcd's data, kept when the machine is rebuilt.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub data_disk: Option<ByteSize>,
-    /// The image that machines boot from: a name or id as the provider knows it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub image: Option<String>,
-    /// How people get into the machines.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub admin: Option<Admin>,
-    /// Time servers (chrony).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub time: Option<Time>,
-    /// Log forwarding (fluent-bit).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub logs: Option<Logs>,
-    /// Whether the first boot installs packages; `false` when the image carries everything.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub install_dependencies: Option<bool>,
-}
-
-/// Who makes the machines.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Provider {
-    /// This computer: every machine is a directory, an agent and a loopback address.
-    #[default]
-    Local,
-    /// Hosts that exist already, reached by SSH once.
-    Hosts,
-    /// Incus containers or virtual machines.
-    Incus,
-    /// KVM through libvirt.
-    Libvirt,
-    /// OpenStack servers.
-    Openstack,
-    /// AWS EC2 instances.
-    Aws,
-}
-
-/// How hosts that exist already are reached, once: from then on their agents are.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Ssh {
-    /// Who logs in: root, or a user who may use sudo without a password. As your own configuration says by default.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub user: Option<String>,
-    /// The port.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub port: Option<u16>,
-    /// A configuration file of SSH instead of your own. Relative to this file.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub config: Option<String>,
-}
-
-/// How people get into the machines.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Admin {
-    /// The user with sudo.
-    #[serde(default = "default_admin_user")]
-    pub user: Name,
-    /// Public SSH keys that may log in as this user.
-    #[serde(default)]
-    pub ssh_keys: Vec<String>,
-    /// A password for the console. It does not open SSH to passwords.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub console_password: Option<Secret>,
-}
-
-/// Time servers (chrony).
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Time {
-    /// Single servers.
-    pub servers: Vec<TimeSource>,
-    /// Pools of servers.
-    pub pools: Vec<TimeSource>,
-    /// When to step the clock rather than slew it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub makestep: Option<MakeStep>,
-}
-
-/// One time server or pool.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TimeSource {
-    /// Its name or address.
-    pub url: String,
-    /// chrony's options for it, such as `iburst`.
-    #[serde(default)]
-    pub options: Vec<String>,
-}
-
-/// When chrony steps the clock.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct MakeStep {
-    /// Step when the offset is larger than this many seconds.
-    pub threshold: f64,
-    /// Only in the first so many updates; -1 for always.
-    pub limit: i32,
-}
-
-/// Log forwarding (fluent-bit).
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Logs {
-    /// Tag of etcd's logs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub etcd_tag: Option<String>,
-    /// Tag of the node exporter's logs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub node_exporter_tag: Option<String>,
-    /// Forward to another fluentd or fluent-bit over TLS.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub forward: Option<LogForward>,
-    /// Fetch fluent-bit's configuration from an etcd prefix.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dynamic: Option<LogDynamic>,
-}
-
-/// Where logs are forwarded to.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct LogForward {
-    /// Name or address of the receiver.
-    pub host: String,
-    /// Port of the receiver.
-    #[serde(default = "default_forward_port")]
-    pub port: u16,
-    /// What the machine calls itself there; its own name by default.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hostname: Option<String>,
-    /// The key shared with the receiver.
-    pub shared_key: Secret,
-    /// The CA certificate that signed the receiver's: a file, relative to this one.
-    pub ca_cert: String,
-}
-
-/// An etcd that holds fluent-bit's configuration.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct LogDynamic {
-    /// The prefix of the keys that hold the configuration.
-    pub key_prefix: String,
-    /// `address:port` of each member.
-    pub endpoints: Vec<String>,
-    /// The CA certificate of that etcd: a file.
-    pub ca_cert: String,
-    /// A client certificate: a file.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub certificate: Option<String>,
-    /// The client certificate's key.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub key: Option<Secret>,
-    /// A user name, instead of a certificate.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub username: Option<String>,
-    /// That user's password.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub password: Option<Secret>,
 }
 
 /// A secret, by reference: never the value itself.
@@ -585,14 +398,6 @@ pub enum FlagValue {
 
 pub(super) fn default_state() -> String {
     ".raftsman".to_owned()
-}
-
-fn default_admin_user() -> Name {
-    Name::fixed("admin")
-}
-
-fn default_forward_port() -> u16 {
-    24224
 }
 
 fn default_quota() -> ByteSize {

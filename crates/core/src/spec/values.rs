@@ -1,4 +1,4 @@
-//! Values of more than one shape → members, checksums, timers, retention, flags, with a message of their own each.
+//! Values of more than one shape → members, checksums, timers, retention, firewall, flags, with a message of their own each.
 
 use std::fmt;
 
@@ -7,6 +7,7 @@ use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::decode::TEXT_OR_MORE;
+use super::machines::{Doors, Firewall};
 use super::types::{Checksums, FlagValue, Members, Pace, Retention, Timers, TimersFound};
 use super::units::{Duration, UnitError};
 
@@ -81,6 +82,25 @@ impl<'de> Deserialize<'de> for Timers {
             }
             fn visit_map<A: MapAccess<'de>>(self, pace: A) -> Result<Timers, A::Error> {
                 Pace::deserialize(MapAccessDeserializer::new(pace)).map(Timers::Given)
+            }
+        }
+        deserializer.deserialize_any(Shapes)
+    }
+}
+
+impl<'de> Deserialize<'de> for Firewall {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Shapes;
+        impl<'de> Visitor<'de> for Shapes {
+            type Value = Firewall;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`true`, `false`, or its doors such as `{ ssh_from: [10.0.0.0/8] }`")
+            }
+            fn visit_bool<E: Error>(self, on: bool) -> Result<Firewall, E> {
+                Ok(Firewall::Switch(on))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, doors: A) -> Result<Firewall, A::Error> {
+                Doors::deserialize(MapAccessDeserializer::new(doors)).map(Firewall::Doors)
             }
         }
         deserializer.deserialize_any(Shapes)

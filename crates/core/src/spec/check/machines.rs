@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::super::diagnostic::Path;
-use super::super::types::{Admin, LogDynamic, LogForward, Logs, Machines, Provider, Time, TimeSource};
+use super::super::machines::{Admin, LogDynamic, LogForward, Logs, Machines, Provider, Time, TimeSource};
 use super::super::units::{ByteSize, quoted};
 use super::{Finding, Findings};
 
@@ -150,7 +150,14 @@ fn provider(findings: &mut Findings<'_>, machines: &Machines) {
         ("admin", machines.admin.is_some()),
         ("time", machines.time.is_some()),
         ("logs", machines.logs.is_some()),
+        ("subnet", machines.subnet.is_some()),
+        ("gateway", machines.gateway.is_some()),
+        ("dns", machines.dns.is_some()),
+        ("firewall", machines.firewall.is_some()),
+        ("node_exporter", machines.node_exporter.is_some()),
+        ("updates", machines.updates.is_some()),
         ("install_dependencies", machines.install_dependencies.is_some()),
+        ("mirror", machines.mirror.is_some()),
     ] {
         if given {
             findings.add(
@@ -171,6 +178,25 @@ fn admin(findings: &mut Findings<'_>, admin: &Admin) {
             Finding::error("admin-root", here().key("user"), "the admin user cannot be root")
                 .why("raftsman makes this user and lets it use sudo; root exists already, and may not log in")
                 .help("use another name; `admin` is the default"),
+        );
+    } else if !admin.user.as_str().starts_with(|c: char| c.is_ascii_lowercase()) || admin.user.as_str().len() > 32 {
+        findings.add(
+            Finding::error(
+                "admin-user-invalid",
+                here().key("user"),
+                format!("Linux has no user `{}`: a user's name starts with a letter and has at most 32", admin.user),
+            )
+            .help("`admin` is the default"),
+        );
+    } else if admin.user.as_str().starts_with("raftsman-") {
+        findings.add(
+            Finding::error(
+                "admin-user-taken",
+                here().key("user"),
+                "names that start with `raftsman-` are raftsman's own",
+            )
+            .why("etcd runs as such a user, who must not use sudo")
+            .help("use another name; `admin` is the default"),
         );
     }
     if admin.ssh_keys.is_empty() && admin.console_password.is_none() {
@@ -275,7 +301,7 @@ fn time(findings: &mut Findings<'_>, time: &Time) {
         }
     }
     if let Some(step) = time.makestep {
-        if step.threshold.is_nan() || step.threshold <= 0.0 {
+        if !step.threshold.is_finite() || step.threshold <= 0.0 {
             findings.add(
                 Finding::error(
                     "makestep-invalid",
@@ -302,10 +328,10 @@ fn logs(findings: &mut Findings<'_>, logs: &Logs) {
     let here = || at("logs");
     for (key, tag) in [("etcd_tag", &logs.etcd_tag), ("node_exporter_tag", &logs.node_exporter_tag)] {
         if tag.as_ref().is_some_and(|tag| {
-            tag.is_empty() || tag.contains(|c: char| c.is_whitespace() || c.is_control() || c == '*')
+            tag.is_empty() || tag.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '*' | '$'))
         }) {
             findings.add(
-                Finding::error("log-tag-invalid", here().key(key), "a tag is one word, without `*`")
+                Finding::error("log-tag-invalid", here().key(key), "a tag is one word, without `*` and `$`")
                     .help("such as `etcd.main`"),
             );
         }
@@ -339,6 +365,16 @@ fn log_forward(findings: &mut Findings<'_>, forward: &LogForward) {
             .help("the name alone; the port has a key of its own, `port`"),
         );
     }
+    if let Some(name) = forward.hostname.as_ref().filter(|name| !host(name)) {
+        findings.add(
+            Finding::error(
+                "log-hostname-invalid",
+                here("hostname"),
+                format!("{} is not a host name or an address", quoted(name)),
+            )
+            .help("leave it out, and each machine calls itself by its own name"),
+        );
+    }
     if forward.port == 0 {
         findings.add(
             Finding::error("port-zero", here("port"), "no receiver listens on port 0")
@@ -357,6 +393,14 @@ fn log_dynamic(findings: &mut Findings<'_>, dynamic: &LogDynamic) {
             Finding::error("key-prefix-empty", here("key_prefix"), "an empty prefix means every key")
                 .help("such as `/fluent-bit/`"),
         );
+    }
+    for (key, text) in [("key_prefix", Some(&dynamic.key_prefix)), ("username", dynamic.username.as_ref())] {
+        if text.is_some_and(|text| text.contains(|c: char| c.is_control())) {
+            findings.add(
+                Finding::error("control-character", here(key), "a control character is in it")
+                    .help("write it on one line, without escapes"),
+            );
+        }
     }
     if dynamic.endpoints.is_empty() {
         findings.add(

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::super::diagnostic::Path;
-use super::super::types::{Members, Provider};
+use super::super::machines::Provider;
+use super::super::types::Members;
 use super::super::units::{Name, quoted};
 use super::machines::Network;
 use super::{Finding, Findings};

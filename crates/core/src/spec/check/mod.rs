@@ -1,5 +1,6 @@
 //! A decoded file → what is impossible, unwise or without effect in it.
 
+mod boot;
 mod cluster;
 mod flags;
 mod machines;
@@ -158,6 +159,7 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], limit: usize) ->
     }
     findings.file(|| Path::of(&["state"]), &spec.state);
     machines::check(&mut findings);
+    boot::check(&mut findings);
     members::check(&mut findings);
     source::check(&mut findings);
     for (name, cluster) in &spec.etcd {

@@ -1,0 +1,307 @@
+//! The section `machines:` → who makes machines, and what each of them is like.
+
+use std::net::IpAddr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::subnet::Subnet;
+use super::types::Secret;
+use super::units::{ByteSize, Name};
+
+/// Where machines come from, and what they have in common.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Machines {
+    /// Who makes the machines.
+    pub provider: Provider,
+    /// Local provider: where the machines' directories are, relative to this file. Below the state by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
+    /// Local provider: the loopback network that the machines' addresses are taken from, such as `127.0.42.0/24`.
+    /// Chosen by raftsman by default, so that two fleets on one computer do not collide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// Hosts: how they are reached by SSH, once. The user's own configuration of SSH and agent are respected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ssh: Option<Ssh>,
+    /// Virtual CPUs of a machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vcpus: Option<u32>,
+    /// Memory of a machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ByteSize>,
+    /// Size of a machine's system disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<ByteSize>,
+    /// Size of a separate disk for etcd's data, kept when the machine is rebuilt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_disk: Option<ByteSize>,
+    /// The image that machines boot from: a name or id as the provider knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// How people get into the machines.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin: Option<Admin>,
+    /// Time servers (chrony).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+    /// Log forwarding (fluent-bit).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logs: Option<Logs>,
+    /// The network that machines have their addresses in, such as `10.77.0.0/24`: each is set up with its own address,
+    /// for good. Without it, a machine asks by DHCP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subnet: Option<Subnet>,
+    /// The way out of the subnet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<IpAddr>,
+    /// Who turns names into addresses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dns: Option<Dns>,
+    /// Who may reach what on a machine: `false`, or from where. Open to everybody where it may be by default, closed
+    /// elsewhere; off on hosts that exist already.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub firewall: Option<Firewall>,
+    /// Figures of the machine itself for Prometheus, on port 9100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_exporter: Option<bool>,
+    /// Which updates of the system install themselves. None of them restarts the machine. The image's by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub updates: Option<Updates>,
+    /// Whether the first boot installs packages; `false` when the image carries everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub install_dependencies: Option<bool>,
+    /// Where packages come from, instead of the distribution's servers: for machines without a way to them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Mirror>,
+}
+
+impl Machines {
+    /// Whether the first boot installs packages.
+    pub fn installs(&self) -> bool {
+        self.install_dependencies.unwrap_or(true)
+    }
+
+    /// The doors of the machines, or nothing where there is no firewall.
+    pub fn doors(&self) -> Option<Doors> {
+        match &self.firewall {
+            Some(Firewall::Doors(doors)) => Some(doors.clone()),
+            Some(Firewall::Switch(on)) => on.then(Doors::default),
+            // Others may run on a host that was there before: nobody is locked out of it unasked.
+            None => (self.provider != Provider::Hosts).then(Doors::default),
+        }
+    }
+}
+
+/// Who makes the machines.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Provider {
+    /// This computer: every machine is a directory, an agent and a loopback address.
+    #[default]
+    Local,
+    /// Hosts that exist already, reached by SSH once.
+    Hosts,
+    /// Incus containers or virtual machines.
+    Incus,
+    /// KVM through libvirt.
+    Libvirt,
+    /// OpenStack servers.
+    Openstack,
+    /// AWS EC2 instances.
+    Aws,
+}
+
+/// How hosts that exist already are reached, once: from then on their agents are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ssh {
+    /// Who logs in: root, or a user who may use sudo without a password. As your own configuration says by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// A configuration file of SSH instead of your own. Relative to this file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+}
+
+/// How people get into the machines.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Admin {
+    /// The user with sudo.
+    #[serde(default = "default_admin_user")]
+    pub user: Name,
+    /// Public SSH keys that may log in as this user.
+    #[serde(default)]
+    pub ssh_keys: Vec<String>,
+    /// A password for the console. It does not open SSH to passwords.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub console_password: Option<Secret>,
+}
+
+/// Who turns names into addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Dns {
+    /// The addresses of name servers. Those that DHCP names by default.
+    pub servers: Vec<IpAddr>,
+    /// Domains that short names are looked for in.
+    pub search: Vec<String>,
+}
+
+/// Who may reach what on a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Firewall {
+    /// None, or one whose doors are open to everybody where they may be.
+    Switch(bool),
+    /// One with these doors.
+    Doors(Doors),
+}
+
+/// From where each service of a machine may be reached: networks such as `10.0.0.0/8`, or single addresses. Members reach
+/// each other always, and nobody else reaches the port between members.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Doors {
+    /// The agent, port 2378: where raftsman is run. Anywhere by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operators_from: Option<Vec<Subnet>>,
+    /// etcd's clients, port 2379. Anywhere by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clients_from: Option<Vec<Subnet>>,
+    /// SSH, port 22. Anywhere by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ssh_from: Option<Vec<Subnet>>,
+    /// The node exporter, port 9100. Anywhere by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics_from: Option<Vec<Subnet>>,
+}
+
+/// Which updates of the system install themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Updates {
+    /// None.
+    Off,
+    /// Those that close security holes.
+    Security,
+}
+
+/// Where packages come from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Mirror {
+    /// The distribution's packages, such as `http://mirror.example.com/debian`.
+    pub packages: String,
+    /// Its security updates, such as `http://mirror.example.com/debian-security`. In the same place by default, as on
+    /// Ubuntu.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub security: Option<String>,
+}
+
+/// Time servers (chrony).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Time {
+    /// Single servers.
+    pub servers: Vec<TimeSource>,
+    /// Pools of servers.
+    pub pools: Vec<TimeSource>,
+    /// When to step the clock rather than slew it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub makestep: Option<MakeStep>,
+}
+
+/// One time server or pool.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TimeSource {
+    /// Its name or address.
+    pub url: String,
+    /// chrony's options for it, such as `iburst`.
+    #[serde(default)]
+    pub options: Vec<String>,
+}
+
+/// When chrony steps the clock.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MakeStep {
+    /// Step when the offset is larger than this many seconds.
+    pub threshold: f64,
+    /// Only in the first so many updates; -1 for always.
+    pub limit: i32,
+}
+
+/// Log forwarding (fluent-bit).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Logs {
+    /// Tag of etcd's logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etcd_tag: Option<String>,
+    /// Tag of the node exporter's logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_exporter_tag: Option<String>,
+    /// Forward to another fluentd or fluent-bit over TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forward: Option<LogForward>,
+    /// Fetch fluent-bit's configuration from an etcd prefix.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dynamic: Option<LogDynamic>,
+}
+
+/// Where logs are forwarded to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LogForward {
+    /// Name or address of the receiver.
+    pub host: String,
+    /// Port of the receiver.
+    #[serde(default = "default_forward_port")]
+    pub port: u16,
+    /// What the machine calls itself there; its own name by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+    /// The key shared with the receiver.
+    pub shared_key: Secret,
+    /// The CA certificate that signed the receiver's: a file, relative to this one.
+    pub ca_cert: String,
+}
+
+/// An etcd that holds fluent-bit's configuration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LogDynamic {
+    /// The prefix of the keys that hold the configuration.
+    pub key_prefix: String,
+    /// `address:port` of each member.
+    pub endpoints: Vec<String>,
+    /// The CA certificate of that etcd: a file.
+    pub ca_cert: String,
+    /// A client certificate: a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
+    /// The client certificate's key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<Secret>,
+    /// A user name, instead of a certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub username: Option<String>,
+    /// That user's password.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password: Option<Secret>,
+}
+
+fn default_admin_user() -> Name {
+    Name::fixed("admin")
+}
+
+fn default_forward_port() -> u16 {
+    24224
+}
