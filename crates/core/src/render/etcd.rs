@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::yaml::quoted;
 use crate::spec::{AuthMode, CompactionMode, EtcdCluster, EtcdVersion, FlagValue, LogLevel, Name, Pace, Retention};
 
 /// What a member's configuration is made of.
@@ -96,11 +97,6 @@ pub fn config(member: &Member<'_>) -> String {
     out.push_str("  client-cert-auth: true\n");
     out.push_str("  trusted-ca-file: \"{root}/etcd/tls/peer/current/ca.crt\"\n");
     out
-}
-
-/// A YAML string that no value can break out of.
-fn quoted(text: &str) -> String {
-    serde_json::Value::String(text.to_owned()).to_string()
 }
 
 fn compaction_mode(mode: CompactionMode) -> &'static str {

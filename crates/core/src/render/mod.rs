@@ -1,7 +1,14 @@
 //! Desired → the text of files, and their digests.
 
+pub mod chrony;
+pub mod cloud_init;
 pub mod etcd;
+pub mod first_boot;
+pub mod fluent_bit;
+pub mod nftables;
 pub mod systemd;
+pub mod units;
+pub mod yaml;
 
 use sha2::{Digest, Sha256};
 

@@ -1,0 +1,147 @@
+//! a machine to be made → what cloud-init reads: user data, network configuration, NoCloud's meta-data.
+
+use std::fmt::Write as _;
+
+use super::digest;
+use super::first_boot::FirstBoot;
+use super::yaml::{block, list, quoted};
+use crate::boot::Boot;
+
+/// As much user data as every cloud takes (AWS takes no more).
+pub const LONGEST: usize = 16 * 1024;
+
+/// Why there is no user data.
+#[derive(Debug, thiserror::Error)]
+pub enum UserDataError {
+    /// More than a cloud takes.
+    #[error(
+        "the user data of machine `{machine}` has {bytes} bytes, and clouds take {LONGEST}: \
+         list fewer SSH keys or shorter ones (ed25519), or fewer networks at the firewall's doors"
+    )]
+    TooLong {
+        /// The machine.
+        machine: String,
+        /// How many bytes.
+        bytes: usize,
+    },
+    /// The boot data is not what it should be.
+    #[error("the boot data of machine `{machine}` cannot be written")]
+    Boot {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// The user data: `#cloud-config`.
+pub fn user_data(first: &FirstBoot<'_>) -> Result<String, UserDataError> {
+    let machine = || first.boot.machine.clone();
+    let files = first.files().map_err(|source| UserDataError::Boot { machine: machine(), source })?;
+    let mut out = String::with_capacity(12 * 1024);
+    let mut line = |text: String| {
+        out.push_str(&text);
+        out.push('\n');
+    };
+    line("#cloud-config".to_owned());
+    line(format!("hostname: {}", quoted(&first.boot.machine)));
+    // So that sudo finds the machine's own name without a name server.
+    line("manage_etc_hosts: localhost".to_owned());
+    // Making a locale takes a minute of a small machine's time, and nobody here reads it. A text, because cloud-init up to
+    // 23 wants one.
+    line("locale: \"false\"".to_owned());
+    line("disable_root: true".to_owned());
+    line("ssh_pwauth: false".to_owned());
+    match &first.machines.admin {
+        // Not even the image's own user: a list without it makes none, and an empty list is refused.
+        None => line("users: [{ name: root, lock_passwd: true }]".to_owned()),
+        Some(admin) => {
+            line("users:".to_owned());
+            line(format!("- name: {}", quoted(admin.user.as_str())));
+            line("  groups: [adm, sudo, systemd-journal]".to_owned());
+            line("  sudo: \"ALL=(ALL) NOPASSWD:ALL\"".to_owned());
+            line("  shell: /bin/bash".to_owned());
+            line("  lock_passwd: true".to_owned());
+            if !admin.ssh_keys.is_empty() {
+                line("  ssh_authorized_keys:".to_owned());
+                admin.ssh_keys.iter().for_each(|key| line(format!("  - {}", quoted(key.trim()))));
+            }
+        }
+    }
+    if let Some(mirror) = &first.machines.mirror {
+        line("apt:".to_owned());
+        for (key, uri) in
+            [("primary", &mirror.packages), ("security", mirror.security.as_ref().unwrap_or(&mirror.packages))]
+        {
+            line(format!("  {key}: [{{ arches: [default], uri: {} }}]", quoted(uri)));
+        }
+    }
+    let packages = first.packages();
+    if !packages.is_empty() {
+        line("package_update: true".to_owned());
+        line(format!("packages: {}", list(packages)));
+    }
+    // Written after the packages are installed, which would overwrite some of them or ask about them.
+    line("write_files:".to_owned());
+    for file in files {
+        line(format!("- path: {}", quoted(&file.path)));
+        line(format!("  permissions: \"{:04o}\"", file.mode));
+        line("  defer: true".to_owned());
+        line(format!("  content: {}", block(&file.contents, 4)));
+    }
+    line("runcmd:".to_owned());
+    for command in first.commands() {
+        line(format!("- {}", list(command)));
+    }
+    match out.len() {
+        bytes if bytes > LONGEST => Err(UserDataError::TooLong { machine: machine(), bytes }),
+        _ => Ok(out),
+    }
+}
+
+/// The network configuration, version 2: for NoCloud. Clouds that give out addresses themselves need none.
+pub fn network_config(first: &FirstBoot<'_>) -> String {
+    let machines = first.machines;
+    let address = first.boot.address;
+    let mut out = String::from("version: 2\nethernets:\n  machine:\n");
+    // A machine that raftsman makes has one network card.
+    let _ = match first.mac {
+        Some(mac) => writeln!(out, "    match: {{ macaddress: {} }}", quoted(&mac.to_ascii_lowercase())),
+        None => writeln!(out, "    match: {{ name: \"e*\" }}"),
+    };
+    match machines.subnet {
+        None => {
+            let _ = writeln!(out, "    dhcp{}: true", if address.is_ipv4() { 4 } else { 6 });
+        }
+        Some(subnet) => {
+            let _ = writeln!(out, "    addresses: [\"{address}/{}\"]", subnet.prefix());
+            if let Some(gateway) = machines.gateway {
+                // Not `default`: cloud-init's writer for networkd ends with an exception there.
+                let everything = if gateway.is_ipv4() { "0.0.0.0/0" } else { "::/0" };
+                let _ = writeln!(out, "    routes: [{{ to: \"{everything}\", via: \"{gateway}\" }}]");
+            }
+        }
+    }
+    if let Some(dns) = &machines.dns {
+        out.push_str("    nameservers:\n");
+        let servers = dns.servers.iter().map(ToString::to_string);
+        for (key, items) in [("addresses", list(servers)), ("search", list(&dns.search))] {
+            let _ = writeln!(out, "      {key}: {items}");
+        }
+    }
+    out
+}
+
+/// NoCloud's meta-data.
+pub fn meta_data(boot: &Boot) -> String {
+    format!("instance-id: {}\nlocal-hostname: {}\n", quoted(&instance_id(boot)), quoted(&boot.machine))
+}
+
+/// What tells one life of a machine from the next: a machine that is rebuilt has another join token, and does its first
+/// boot again.
+pub fn instance_id(boot: &Boot) -> String {
+    let token = boot.join_token.as_deref().unwrap_or_default();
+    let life = digest(&format!("{}\n{}\n{token}", boot.fleet_id, boot.machine));
+    format!("{}-{}", boot.machine, life.get(..16).unwrap_or(&life))
+}

@@ -1,0 +1,280 @@
+//! a machine to be made → the files, packages and commands that turn a bare system into one with an agent.
+//!
+//! Cloud-init carries it to machines that are made ([`super::cloud_init`]); on hosts that exist it is done by hand, in the
+//! same order: packages, files, commands. Nothing in it is of lasting value to a thief: the join token is dead once the
+//! machine was claimed. What stays secret comes later, from raftsman over mutual TLS, as a [`DeliveredFile`].
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::nftables::Firewall;
+use super::{chrony, nftables, units};
+use crate::boot::Boot;
+use crate::spec::{Machines, Name, Updates};
+
+/// The agent's program on a machine.
+pub const AGENT: &str = "/usr/local/lib/raftsman/raftsman-agent";
+/// The boot data until the agent is installed.
+pub const BOOT: &str = "/etc/raftsman/boot.json";
+/// The data disk's label.
+pub const DATA_LABEL: &str = "raftsman-data";
+const FIRST_BOOT: &str = "/usr/local/lib/raftsman/first-boot";
+const DATA_DISK: &str = "/usr/local/lib/raftsman/data-disk";
+const CONSOLE_PASSWORD: &str = "/etc/raftsman/console-password";
+
+/// A machine to be made.
+#[derive(Debug, Clone, Copy)]
+pub struct FirstBoot<'a> {
+    /// Who it is, and what its agent is told.
+    pub boot: &'a Boot,
+    /// What all machines of the fleet have in common.
+    pub machines: &'a Machines,
+    /// The addresses of its cluster's members, its own among them.
+    pub members: &'a [IpAddr],
+    /// The hardware address of its network card, where the provider knows it.
+    pub mac: Option<&'a str>,
+    /// The data disk as the machine sees it, such as `/dev/disk/by-id/virtio-raftsman-data`.
+    pub data_disk: Option<&'a str>,
+    /// Where the agent's program comes from.
+    pub agent: AgentFrom<'a>,
+}
+
+/// Where the agent's program comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AgentFrom<'a> {
+    /// It is in the image, or the provider puts it in its place: what installs it tries until it is there.
+    InPlace,
+    /// It is the file `raftsman-agent` on the disk that holds the boot data (NoCloud's, with the label `cidata`).
+    SeedDisk,
+    /// It is downloaded from here, and must have this SHA-256.
+    Url {
+        /// Where from.
+        url: &'a str,
+        /// In hexadecimal.
+        sha256: &'a str,
+    },
+}
+
+/// A file on a machine; root's.
+#[derive(Clone, PartialEq, Eq)]
+pub struct File {
+    /// Where it is.
+    pub path: String,
+    /// Its permissions.
+    pub mode: u32,
+    /// What is in it.
+    pub contents: String,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // What is in it may be secret.
+        f.debug_struct("File").field("path", &self.path).field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+/// A file that a running agent is given over mutual TLS: one that holds a secret, or one that changes with the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeliveredFile {
+    /// The file, below `/etc/raftsman`.
+    pub file: File,
+    /// What the agent asks systemd for once the file is in its place.
+    pub then: Then,
+}
+
+/// What makes a delivered file count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// Nothing: another file that comes after it does.
+    Nothing,
+    /// This unit is started.
+    Start(&'static str),
+    /// This unit reads its files again.
+    Reload(&'static str),
+    /// This unit is restarted.
+    Restart(&'static str),
+}
+
+/// Why a file cannot be delivered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeliveryError {
+    /// A secret of more than one line.
+    #[error("{what} holds a control character, such as a line break: make it one line of text")]
+    ControlCharacter {
+        /// Which secret.
+        what: &'static str,
+    },
+    /// A secret or file that the file refers to was not handed in.
+    #[error("{what} is missing: it is referred to by `{key}`")]
+    Missing {
+        /// Which secret.
+        what: &'static str,
+        /// The key of the file.
+        key: &'static str,
+    },
+}
+
+/// A text of one line.
+pub(super) fn one_line<'t>(text: &'t str, what: &'static str) -> Result<&'t str, DeliveryError> {
+    match text.contains(|c: char| c.is_control()) {
+        true => Err(DeliveryError::ControlCharacter { what }),
+        false => Ok(text),
+    }
+}
+
+/// The console's password, on its way to whoever sets it. The file is gone right after.
+pub fn console_password(user: &Name, password: &str) -> Result<DeliveredFile, DeliveryError> {
+    let password = one_line(password, "the console's password")?;
+    let file = File { path: CONSOLE_PASSWORD.to_owned(), mode: 0o600, contents: format!("{user}:{password}\n") };
+    Ok(DeliveredFile { file, then: Then::Start(units::CONSOLE.name) })
+}
+
+/// A word of a shell's line that means itself.
+fn word(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+impl FirstBoot<'_> {
+    /// The rules for who may reach what, or nothing where there is no firewall.
+    pub fn firewall(&self) -> Option<String> {
+        let doors = self.machines.doors()?;
+        let metrics = self.machines.node_exporter == Some(true);
+        let agent_port = self.boot.agent_port;
+        Some(nftables::rules(&Firewall { doors: &doors, agent_port, members: self.members, metrics }))
+    }
+
+    /// What the distribution has to have installed; nothing where the image carries everything.
+    pub fn packages(&self) -> Vec<&'static str> {
+        let machines = self.machines;
+        if !machines.installs() {
+            return Vec::new();
+        }
+        let mut packages = vec!["dbus"];
+        let wanted = [
+            ("chrony", machines.time.is_some()),
+            ("curl", matches!(self.agent, AgentFrom::Url { .. })),
+            ("e2fsprogs", self.data_disk.is_some()),
+            ("nftables", machines.doors().is_some()),
+            ("prometheus-node-exporter", machines.node_exporter == Some(true)),
+            ("unattended-upgrades", machines.updates == Some(Updates::Security)),
+        ];
+        packages.extend(wanted.iter().filter(|(_, wanted)| *wanted).map(|(name, _)| *name));
+        packages
+    }
+
+    /// Whether fluent-bit is installed: on its own, because Debian has no such package, and one that cannot be found
+    /// must not keep the others away.
+    fn installs_logs(&self) -> bool {
+        self.machines.installs() && self.machines.logs.is_some()
+    }
+
+    /// Its files, in order.
+    pub fn files(&self) -> Result<Vec<File>, serde_json::Error> {
+        let file = |path: &str, mode: u32, contents: String| File { path: path.to_owned(), mode, contents };
+        let machines = self.machines;
+        let mut files = vec![
+            file(BOOT, 0o600, serde_json::to_string(self.boot)? + "\n"),
+            file(FIRST_BOOT, 0o755, self.script()),
+            units::FIRST_BOOT.file(),
+        ];
+        if self.data_disk.is_some() {
+            files.push(file(DATA_DISK, 0o755, include_str!("scripts/data-disk").to_owned()));
+            files.push(units::DATA_DISK.file());
+        }
+        if let Some(rules) = self.firewall() {
+            files.push(file(nftables::PATH, 0o600, rules));
+            files.push(units::FIREWALL.file());
+        }
+        if machines.admin.as_ref().is_some_and(|admin| admin.console_password.is_some()) {
+            files.push(units::CONSOLE.file());
+        }
+        if let Some(time) = &machines.time {
+            files.push(file(chrony::PATH, 0o644, chrony::config(time)));
+        }
+        if machines.logs.is_some() {
+            files.extend(super::fluent_bit::stubs());
+        }
+        match machines.updates {
+            None => {}
+            Some(Updates::Off) => files.push(file(PERIODIC, 0o644, periodic(false))),
+            Some(Updates::Security) => {
+                files.push(file(PERIODIC, 0o644, periodic(true)));
+                files.push(file("/etc/apt/apt.conf.d/52raftsman-updates", 0o644, SECURITY_ONLY.to_owned()));
+                files.push(file("/etc/needrestart/conf.d/raftsman.conf", 0o644, NO_RESTART.to_owned()));
+            }
+        }
+        Ok(files)
+    }
+
+    /// What is run once the packages and files are there, in order, each as its words. What cannot be done now is tried
+    /// again by systemd.
+    pub fn commands(&self) -> Vec<Vec<&'static str>> {
+        let mut commands = vec![vec!["systemctl", "daemon-reload"]];
+        if self.machines.doors().is_some() {
+            commands.push(vec!["systemctl", "enable", "--now", units::FIREWALL.name]);
+        }
+        if self.data_disk.is_some() {
+            commands.push(vec!["systemctl", "enable", units::DATA_DISK.name]);
+        }
+        commands.push(vec!["systemctl", "enable", units::FIRST_BOOT.name]);
+        commands.push(vec!["systemctl", "start", "--no-block", units::FIRST_BOOT.name]);
+        if self.machines.time.is_some() {
+            commands.push(vec!["systemctl", "restart", "chrony.service"]);
+        }
+        if self.installs_logs() {
+            // It brings a configuration of its own, and would ask which one counts.
+            let keep = "Dpkg::Options::=--force-confold";
+            let quiet = "DEBIAN_FRONTEND=noninteractive";
+            commands.push(vec!["env", quiet, "apt-get", "install", "-y", "-o", keep, "fluent-bit"]);
+        }
+        commands
+    }
+
+    /// What is done once, before the agent starts. Every line may be done again.
+    fn script(&self) -> String {
+        let mut out = String::from("#!/bin/sh\n# Written by raftsman.\nset -eu\n");
+        match self.agent {
+            AgentFrom::InPlace => {}
+            AgentFrom::SeedDisk => out.push_str(&format!(
+                "seed=$(mktemp -d)\n\
+                 mount -o ro /dev/disk/by-label/cidata \"$seed\"\n\
+                 install -m 0755 \"$seed/raftsman-agent\" {AGENT}\n\
+                 umount \"$seed\"\n"
+            )),
+            AgentFrom::Url { url, sha256 } => out.push_str(&format!(
+                "curl --fail --silent --show-error --location --retry 5 --output {AGENT}.new {}\n\
+                 echo {}'  {AGENT}.new' | sha256sum --check --quiet\n\
+                 chmod 0755 {AGENT}.new\n\
+                 mv {AGENT}.new {AGENT}\n",
+                word(url),
+                word(sha256)
+            )),
+        }
+        if let Some(disk) = self.data_disk {
+            out.push_str(&format!("{DATA_DISK} {}\nsystemctl start {}\n", word(disk), units::DATA_DISK.name));
+        }
+        out.push_str(&format!("{AGENT} install <{BOOT}\nrm {BOOT}\n"));
+        out
+    }
+}
+
+const PERIODIC: &str = "/etc/apt/apt.conf.d/20auto-upgrades";
+
+fn periodic(on: bool) -> String {
+    let on = u8::from(on);
+    format!("APT::Periodic::Update-Package-Lists \"{on}\";\nAPT::Periodic::Unattended-Upgrade \"{on}\";\n")
+}
+
+/// Members that restart at the same time are a cluster that is down: no update restarts the machine.
+const SECURITY_ONLY: &str = "\
+#clear Unattended-Upgrade::Allowed-Origins;
+#clear Unattended-Upgrade::Origins-Pattern;
+Unattended-Upgrade::Origins-Pattern {
+  \"origin=Debian,codename=${distro_codename}-security,label=Debian-Security\";
+  \"origin=Ubuntu,archive=${distro_codename}-security\";
+};
+Unattended-Upgrade::Automatic-Reboot \"false\";
+";
+
+/// The same for services that use what was updated.
+const NO_RESTART: &str = "$nrconf{override_rc}{qr(^raftsman-)} = 0;\n";

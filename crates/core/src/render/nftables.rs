@@ -1,0 +1,125 @@
+//! doors and members → nftables rules: what each service of a machine lets in, and nothing else.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use super::first_boot::{DeliveredFile, File, Then};
+use crate::desired::{CLIENT_PORT, PEER_PORT};
+use crate::spec::{Doors, Subnet};
+
+/// Where the rules are on the machine.
+pub const PATH: &str = "/etc/raftsman/firewall.nft";
+/// SSH's port.
+pub const SSH_PORT: u16 = 22;
+/// The node exporter's port.
+pub const METRICS_PORT: u16 = 9100;
+
+/// What the rules of one machine are made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Firewall<'a> {
+    /// From where the others may come.
+    pub doors: &'a Doors,
+    /// The port that the agent serves on.
+    pub agent_port: u16,
+    /// The addresses of the cluster's members.
+    pub members: &'a [IpAddr],
+    /// Whether there is a node exporter.
+    pub metrics: bool,
+}
+
+/// The rules, a table of their own: others on the machine stay as they are. Loaded as a whole or not at all.
+pub fn rules(firewall: &Firewall<'_>) -> String {
+    let doors = firewall.doors;
+    let members: Vec<Subnet> = firewall.members.iter().copied().map(Subnet::single).collect();
+    // Members may ask each other as clients do, wherever clients may come from.
+    let clients = doors.clients_from.as_ref().map(|from| [from.as_slice(), members.as_slice()].concat());
+    let mut out = String::with_capacity(2048);
+    out.push_str(HEAD);
+    door(&mut out, "raftsman's operators", firewall.agent_port, doors.operators_from.as_deref());
+    door(&mut out, "etcd's clients", CLIENT_PORT, clients.as_deref());
+    door(&mut out, "etcd's members", PEER_PORT, Some(&members));
+    door(&mut out, "SSH", SSH_PORT, doors.ssh_from.as_deref());
+    if firewall.metrics {
+        door(&mut out, "the node exporter", METRICS_PORT, doors.metrics_from.as_deref());
+    }
+    out.push_str("    }\n}\n");
+    out
+}
+
+/// The same for a machine that runs, when its cluster has got other members or the file other doors.
+pub fn delivered(firewall: &Firewall<'_>) -> DeliveredFile {
+    let file = File { path: PATH.to_owned(), mode: 0o600, contents: rules(firewall) };
+    DeliveredFile { file, then: Then::Reload("raftsman-firewall.service") }
+}
+
+/// DHCP's answers come to a broadcast address, so that they belong to no connection.
+const HEAD: &str = "\
+#!/usr/sbin/nft -f
+# Written by raftsman: who may reach what on this machine.
+table inet raftsman
+delete table inet raftsman
+table inet raftsman {
+    chain input {
+        type filter hook input priority filter; policy drop;
+        ct state established,related accept
+        ct state invalid drop
+        iifname \"lo\" accept
+        meta l4proto { icmp, ipv6-icmp } accept
+        udp sport 67 udp dport 68 accept
+        ip6 saddr fe80::/10 udp sport 547 udp dport 546 accept
+";
+
+/// The rules for one port: from everywhere, or from these networks only.
+fn door(out: &mut String, what: &str, port: u16, from: Option<&[Subnet]>) {
+    let _ = writeln!(out, "        # {what}");
+    let Some(from) = from else {
+        let _ = writeln!(out, "        tcp dport {port} accept");
+        return;
+    };
+    for (family, v4) in [("ip", true), ("ip6", false)] {
+        let list = apart(from.iter().copied().filter(|subnet| subnet.first().is_ipv4() == v4));
+        let names: Vec<String> = list.iter().map(Subnet::to_string).collect();
+        match list.as_slice() {
+            [] => {}
+            [all] if all.prefix() == 0 => {
+                let protocol = if v4 { "ipv4" } else { "ipv6" };
+                let _ = writeln!(out, "        meta nfproto {protocol} tcp dport {port} accept");
+            }
+            _ => {
+                let _ = writeln!(out, "        {family} saddr {{ {} }} tcp dport {port} accept", names.join(", "));
+            }
+        }
+    }
+}
+
+/// In order, without those that are in another one: a set that names an address twice is refused as a whole.
+fn apart(subnets: impl Iterator<Item = Subnet>) -> Vec<Subnet> {
+    let mut sorted: Vec<Subnet> = subnets.collect();
+    // The larger of two that start at the same address comes first.
+    sorted.sort();
+    let mut kept: Vec<Subnet> = Vec::with_capacity(sorted.len());
+    for subnet in sorted {
+        // Two networks are apart, or one is in the other.
+        if !kept.last().is_some_and(|last| last.contains(subnet.first())) {
+            kept.push(subnet);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subnets(list: &[&str]) -> Vec<Subnet> {
+        list.iter().map(|text| Subnet::parse(text).expect("a network")).collect()
+    }
+
+    #[test]
+    fn networks_in_others_are_left_out() {
+        let list = ["10.1.0.0/16", "10.0.0.0/8", "10.0.0.5", "10.0.0.5", "192.168.0.0/24", "192.168.1.0/24"];
+        let kept = apart(subnets(&list).into_iter());
+        assert_eq!(kept, subnets(&["10.0.0.0/8", "192.168.0.0/24", "192.168.1.0/24"]));
+        assert_eq!(apart(subnets(&["10.0.0.0/8", "0.0.0.0/0"]).into_iter()), subnets(&["0.0.0.0/0"]));
+    }
+}
