@@ -5,13 +5,14 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use raftsman_core::boot::Boot;
 use raftsman_core::render::cloud_init;
 use raftsman_core::render::first_boot::{self, AgentFrom, DeliveredFile, FirstBoot, Then};
 use raftsman_core::render::nftables::{self, Firewall};
+use raftsman_core::render::systemd::AGENT_PROGRAM;
 use raftsman_core::spec::{Machines, Name, read};
+use raftsman_tests::conformance::order;
 use raftsman_tests::hosts::Hosts;
-use raftsman_tests::lab::eventually;
+use raftsman_tests::lab::{binary, eventually};
 
 /// The test's own address in the hosts' network.
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1));
@@ -64,16 +65,7 @@ fn a_machine_boots_for_the_first_time() {
     let address = hosts.addresses()[0];
     let key = std::fs::read_to_string(hosts.key().with_extension("pub")).expect("a key");
     let machines = machines(key.trim());
-    let boot = Boot {
-        fleet_id: "f".repeat(32),
-        fleet: "shop".to_owned(),
-        machine: "main-1".to_owned(),
-        address: address.into(),
-        agent_port: 2378,
-        fleet_ca_pem: "none\n".to_owned(),
-        join_token: Some("5e".repeat(32)),
-        join_deadline: None,
-    };
+    let boot = order("fleet-a", "main-1", address.into()).boot;
     let first = FirstBoot {
         boot: &boot,
         machines: &machines,
@@ -132,16 +124,42 @@ fn a_machine_boots_for_the_first_time() {
 
     // The agent is not there yet: it is tried again, and the token stays root's.
     assert_eq!(hosts.console(0, "stat -c '%a %U' /etc/raftsman/boot.json").ok().stdout, "600 root\n");
-    eventually("it is tried again", || {
-        let tries = hosts.console(0, "systemctl show -P NRestarts raftsman-first-boot.service").stdout;
-        tries.trim().parse::<u32>().is_ok_and(|tries| tries >= 2).then_some(())
-    });
+    let tried = |hosts: &Hosts, least: u32| {
+        eventually("it is tried again", || {
+            let tries = hosts.console(0, "systemctl show -P NRestarts raftsman-first-boot.service").stdout;
+            tries.trim().parse::<u32>().is_ok_and(|tries| tries >= least).then_some(())
+        });
+    };
+    tried(&hosts, 2);
     // A power cut changes nothing of that.
     hosts.power_cut(0);
     hosts.start(0);
     assert!(open(address, 22) && !open(address, STRANGE));
-    eventually("it is tried again", || {
-        let tries = hosts.console(0, "systemctl show -P NRestarts raftsman-first-boot.service").stdout;
-        tries.trim().parse::<u32>().is_ok_and(|tries| tries >= 1).then_some(())
+    tried(&hosts, 1);
+
+    // Now it is, and installs itself.
+    let program = hosts.disk(0, AGENT_PROGRAM);
+    let arriving = program.with_extension("new");
+    std::fs::copy(binary("raftsman-agent"), &arriving).expect("the disk");
+    std::fs::rename(&arriving, &program).expect("the disk");
+    let answers = |hosts: &Hosts| {
+        eventually("the agent answers", || open(address, 2378).then_some(()));
+        hosts.console(0, "systemctl is-active raftsman-agent.service raftsman-firewall.service").ok();
+    };
+    answers(&hosts);
+    eventually("the first boot is over", || {
+        (hosts.console(0, "test -e /etc/raftsman/boot.json").code != 0).then_some(())
     });
+    assert_eq!(hosts.console(0, "stat -c '%a %U' /var/lib/raftsman/agent/boot.json").ok().stdout, "600 root\n");
+
+    // It comes back by itself, never without the firewall, and may write where things are delivered.
+    hosts.power_cut(0);
+    hosts.start(0);
+    answers(&hosts);
+    assert!(!open(address, STRANGE));
+    let requires = hosts.console(0, "systemctl show -P Requires raftsman-agent.service").ok().stdout;
+    assert!(requires.contains("raftsman-firewall.service"), "{requires}");
+    let writes = "nsenter --target=$(systemctl show -P MainPID raftsman-agent) --mount -- touch";
+    hosts.console(0, &format!("{writes} /etc/raftsman/x")).ok();
+    hosts.console(0, &format!("{writes} /etc/x")).failed();
 }

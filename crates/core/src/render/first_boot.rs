@@ -8,12 +8,11 @@ use std::fmt;
 use std::net::IpAddr;
 
 use super::nftables::Firewall;
+use super::systemd::AGENT_PROGRAM as AGENT;
 use super::{chrony, nftables, units};
 use crate::boot::Boot;
 use crate::spec::{Machines, Name, Updates};
 
-/// The agent's program on a machine.
-pub const AGENT: &str = "/usr/local/lib/raftsman/raftsman-agent";
 /// The boot data until the agent is installed.
 pub const BOOT: &str = "/etc/raftsman/boot.json";
 /// The data disk's label.

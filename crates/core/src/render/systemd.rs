@@ -52,7 +52,7 @@ ExecStart={AGENT_PROGRAM} --root {ROOT} --systemd
 Restart=always
 RestartSec=1
 UMask=0077
-ReadWritePaths={ROOT}
+ReadWritePaths={ROOT} -/etc/raftsman
 CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_KILL CAP_SYS_PTRACE
 {CONFINED}
 [Install]

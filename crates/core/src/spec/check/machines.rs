@@ -159,12 +159,19 @@ fn provider(findings: &mut Findings<'_>, machines: &Machines) {
         ("install_dependencies", machines.install_dependencies.is_some()),
         ("mirror", machines.mirror.is_some()),
     ] {
+        let (who, why) = match machines.provider {
+            Provider::Hosts => ("the provider `hosts`", "hosts that exist are set up already, and stay as they are"),
+            _ => (
+                "the local provider",
+                "its machines are directories and processes of this computer, not machines that boot",
+            ),
+        };
         if given {
             findings.add(
-                Finding::warning("ignored-by-provider", at(key), format!("the local provider ignores `{key}`"))
+                Finding::warning("ignored-by-provider", at(key), format!("{who} ignores `{key}`"))
                     .on_key()
                     .uses(at("provider"))
-                    .why("its machines are directories and processes of this computer, not machines that boot")
+                    .why(why)
                     .help("remove it, or keep it for another provider"),
             );
         }
