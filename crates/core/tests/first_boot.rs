@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use raftsman_core::boot::Boot;
 use raftsman_core::render::cloud_init::{self, LONGEST, UserDataError};
 use raftsman_core::render::first_boot::{self, AgentFrom, DeliveredFile, DeliveryError, FirstBoot, Then};
-use raftsman_core::render::{chrony, fluent_bit, nftables, units};
+use raftsman_core::render::{chrony, fluent_bit, nftables, systemd, units};
 use raftsman_core::spec::{Firewall, Machines, Name, Subnet, read};
 
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ9q0xyTn1PLbVZ7gk2cCyZV3Vn0Vqz1oXJ0uJq9vQ3B";
@@ -523,7 +523,14 @@ fn laid_out(scratch: &Scratch) -> Vec<String> {
             "[Unit]\nDescription=a target\nDefaultDependencies=no\n",
         );
     }
-    for program in ["usr/local/lib/raftsman/first-boot", "usr/sbin/nft", "usr/sbin/chpasswd", "bin/rm"] {
+    for program in [
+        "usr/local/lib/raftsman/first-boot",
+        "usr/local/lib/raftsman/raftsman-agent",
+        "var/lib/raftsman/etcd/current/etcd",
+        "usr/sbin/nft",
+        "usr/sbin/chpasswd",
+        "bin/rm",
+    ] {
         let path = scratch.write(program, "#!/bin/sh\n");
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("permissions");
     }
@@ -538,5 +545,23 @@ fn systemd_accepts_its_units() {
     for unit in units {
         let said = accepted("systemd-analyze", &["verify", "--man=no", "--recursive-errors=no", &root, &unit]);
         assert_eq!(said, "", "{unit}");
+    }
+}
+
+#[test]
+fn what_runs_for_good_is_locked_in() {
+    let scratch = Scratch::new("security");
+    laid_out(&scratch);
+    let root = format!("--root={}", shown(&scratch.0));
+    // systemd's own measure, 100 for no restriction at all. The agent is root.
+    let units = [
+        ("raftsman-agent.service", systemd::agent_unit(), "35"),
+        ("raftsman-etcd.service", systemd::etcd_unit(), "20"),
+    ];
+    for (name, text, most) in units {
+        let path = scratch.write(&format!("etc/systemd/system/{name}"), &text);
+        let said = accepted("systemd-analyze", &["verify", "--man=no", "--recursive-errors=no", &root, shown(&path)]);
+        assert_eq!(said, "", "{name}");
+        accepted("systemd-analyze", &["security", "--no-pager", "--offline=true", "--threshold", most, shown(&path)]);
     }
 }
