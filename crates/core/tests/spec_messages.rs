@@ -149,6 +149,8 @@ cases! {
     log_auth_both: machines("logs:\n  dynamic: { key_prefix: /f/, endpoints: [\"10.0.0.5:2379\"], ca_cert: ca.pem, certificate: c.pem, username: u, password: { file: p } }");
     log_host_with_port: machines("logs:\n  forward: { host: \"logs:24224\", port: 0, ca_cert: ca.pem, shared_key: { env: SHARED_KEY } }");
     logs_nowhere: machines("logs: { etcd_tag: \"a b\" }");
+    hosts_nowhere: machines("provider: hosts");
+    ssh_elsewhere: machines("ssh: { user: deploy }");
     provider_hosts_ignores: machines("provider: hosts\nmemory: 4GiB\nfirewall: true");
     admin_user: machines("admin: { user: 1st }");
     admin_user_taken: machines("admin: { user: raftsman-etcd }");

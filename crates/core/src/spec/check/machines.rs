@@ -141,6 +141,14 @@ fn provider(findings: &mut Findings<'_>, machines: &Machines) {
         );
         return;
     }
+    if machines.provider != Provider::Hosts && machines.ssh.is_some() {
+        findings.add(
+            Finding::warning("ignored-by-provider", at("ssh"), "only the provider `hosts` uses `ssh`")
+                .on_key()
+                .uses(at("provider"))
+                .help("remove it, or set `provider: hosts`"),
+        );
+    }
     for (key, given) in [
         ("vcpus", machines.vcpus.is_some()),
         ("memory", machines.memory.is_some()),

@@ -44,6 +44,9 @@ pub(super) fn check(findings: &mut Findings<'_>) {
         };
         machines += number;
         count(findings, &members, number);
+        if spec.machines.provider == Provider::Hosts {
+            located(findings, &members, &settings.members);
+        }
         match &settings.members {
             Members::Count(count) => {
                 if cluster.as_str().len() + 2 > Name::LONGEST {
@@ -99,6 +102,24 @@ pub(super) fn check(findings: &mut Findings<'_>) {
             .why(format!("a /24 has room for {} machines", Network::USABLE))
             .help("use fewer members on this computer, or split the fleet into files with a network each"),
         );
+    }
+}
+
+/// Hosts that exist already are where they are: nobody can choose that for them.
+fn located(findings: &mut Findings<'_>, path: &Path, members: &Members) {
+    let nowhere = |at: Path, who: String| {
+        Finding::error("host-nowhere", at, format!("{who}: where is that host?"))
+            .uses(Path::of(&["machines", "provider"]))
+            .why("with `provider: hosts` the machines exist already, each at its address")
+            .help("list the members, each with its address: `- { name: db1, address: 10.0.0.11 }`")
+    };
+    match members {
+        Members::Count(count) => findings.add(nowhere(path.clone(), format!("{count} members without an address"))),
+        Members::List(list) => {
+            for (index, member) in list.iter().enumerate().filter(|(_, member)| member.address.is_none()) {
+                findings.add(nowhere(path.clone().index(index), format!("`{}` has no address", member.name)));
+            }
+        }
     }
 }
 
