@@ -19,6 +19,10 @@ check:
 build:
     cargo build --release -p raftsman -p raftsman-agent
 
+# Build everything as the tests need it: with another choice of packages cargo would choose other features, and build all of it again
+everything:
+    cargo build --release --workspace --all-targets
+
 # Real servers for the tests: etcd of several versions, etcdctl, etcdutl
 lab *versions="3.4.45 3.5.34 3.6.14 3.6.15 3.7.2":
     ./tools/lab-etcd "$RAFTSMAN_ETCD_DIR" {{versions}}
@@ -31,42 +35,42 @@ lab-machines:
     ./tools/lab-machine "$RAFTSMAN_LAB/machines"
 
 # All tests but the long ones
-test: build lab
+test: everything lab
     cargo nextest run --release --workspace
 
 # The long ones: every moment of a kill, a million documents, two million simulated plans
-soak: build lab
+soak: everything lab
     RAFTSMAN_SOAK=1 RAFTSMAN_MUTATIONS=1000000 RAFTSMAN_SIM_PLANS=2000000 cargo nextest run --release --workspace --no-capture
 
 # Bring-up against the bare engine: five members by hand and by raftsman, side by side
-bench-up *args: build lab
-    cargo run --release -p raftsman-tests --bin bench-up -- {{args}}
+bench-up *args: everything lab
+    ./target/release/bench-up {{args}}
 
 # Clients at work while something is done to a cluster: just under-load -- apply --yes
 [positional-arguments]
-under-load *args: build lab
-    cargo run --release -p raftsman-tests --bin under-load -- "$@"
+under-load *args: everything lab
+    ./target/release/under-load "$@"
 
 # What clients notice of a rolling restart: by hand, by hand with the leader moved first, by raftsman
-bench-pause *args: build lab
-    cargo run --release -p raftsman-tests --bin bench-pause -- {{args}}
+bench-pause *args: everything lab
+    ./target/release/bench-pause {{args}}
 
 # Planned operations in mixed order under load, one seed each: nobody notices
-notice operations="100": build lab
-    RAFTSMAN_OPERATIONS={{operations}} cargo nextest run --release -p raftsman-tests --test notice --no-capture
+notice operations="100": everything lab
+    RAFTSMAN_OPERATIONS={{operations}} cargo nextest run --release --workspace --test notice --no-capture
 
 # A database of 1 GiB: a member replaced, two more, files rewritten, all restarted, under load; a table
-big *args: build lab
-    cargo run --release -p raftsman-tests --bin big -- {{args}}
+big *args: everything lab
+    ./target/release/big {{args}}
 
 # Something dies at every step of every operation: a table of what came of it
 [positional-arguments]
-death *args: build lab
-    cargo run --release -p raftsman-tests --bin death -- "$@"
+death *args: everything lab
+    ./target/release/death "$@"
 
 # A file of 1,000 clusters: check and plan
-bench-scale: build
-    cargo run --release -p raftsman-tests --bin bench-scale
+bench-scale: everything
+    ./target/release/bench-scale
 
 # The JSON schema and the snapshots, after a change of the file's types or of a text
 accept:
