@@ -423,10 +423,15 @@ impl Keeper {
         if free < LEAST_FREE {
             return Err(ServiceError::DiskFull { free });
         }
-        if let Some(taken) = ports::taken(&ports::wanted(&config, self.address)).into_iter().next() {
-            return Err(ServiceError::PortTaken { port: taken.port, holder: taken.holder });
-        }
+        self.ports_are_free(&config)?;
         Ok(Ready { digest, config, ids })
+    }
+
+    fn ports_are_free(&self, config: &str) -> Result<(), ServiceError> {
+        match ports::taken(&ports::wanted(config, self.address)).into_iter().next() {
+            Some(taken) => Err(ServiceError::PortTaken { port: taken.port, holder: taken.holder }),
+            None => Ok(()),
+        }
     }
 
     /// The intent is on disk before the process is there: whoever finds the process knows what it is.
@@ -510,6 +515,8 @@ impl Keeper {
 
     async fn start_again(&mut self, has_data: bool) -> Result<u32, ServiceError> {
         let (digest, config) = etcd::configuration(&self.root)?.ok_or(ServiceError::NotConfigured)?;
+        // It would end at once, and for that moment look as if it ran.
+        self.ports_are_free(&config)?;
         // Once there is data the birth is over, and whoever forgot the other members did so at the first start.
         if has_data {
             let wanted = birth::prepared(&config, Start::Data { alone: false })?;

@@ -231,8 +231,8 @@ impl Provider for Hosts {
         Err(HostsError::NoMove(name.to_owned()).into())
     }
 
-    /// Forgets the host. An agent that still answers did not leave when it was asked, and is removed over SSH; one that
-    /// does not answer is gone, or its host is.
+    /// Forgets the host. An agent that still answers did not leave when it was asked, and is removed over SSH, like one
+    /// that was never installed to its end; one that does not answer any more has left, or its host is gone.
     async fn delete(&self, name: &str) -> Result<(), ProviderError> {
         Ok(self.forget(name).await?)
     }
@@ -312,9 +312,12 @@ impl Hosts {
     async fn forget(&self, name: &str) -> Result<(), HostsError> {
         let Some(host) = self.known(name)? else { return Ok(()) };
         let answers = matches!(timeout(CONNECT_LIMIT, TcpStream::connect(host.socket())).await, Ok(Ok(_)));
-        let removed = self.ssh(&host, &format!("{UNINSTALL}{}", self.settings.fleet_id), Vec::new()).await;
-        if answers || !host.installed && !matches!(removed, Err(HostsError::NoLogin { .. })) {
-            removed?;
+        if answers || !host.installed {
+            match self.ssh(&host, &format!("{UNINSTALL}{}", self.settings.fleet_id), Vec::new()).await {
+                // Nothing was installed there yet, and nobody can look.
+                Err(HostsError::NoLogin { .. }) if !answers => {}
+                removed => removed?,
+            }
         }
         let path = self.file(name)?;
         fs::remove_file(&path).map_err(failed("remove", &path))
