@@ -208,6 +208,34 @@ impl Lab {
         self.run(&["status", "--json"]).json()
     }
 
+    /// The status, when nothing is left to do or to wait for.
+    #[track_caller]
+    pub fn settled(&self) -> Value {
+        self.patiently(&["status", "--json"]).json()
+    }
+
+    /// Panics unless a plan says that there is nothing to do.
+    #[track_caller]
+    pub fn nothing_to_do(&self) {
+        let plan = self.patiently(&["plan", "--detailed-exitcode"]).stdout;
+        assert!(plan.contains("Nothing to do"), "{plan}");
+    }
+
+    /// One look at members that get no processor for seconds finds them silent, and says so. Another look is allowed:
+    /// what nothing but an apply would mend stays as it is.
+    #[track_caller]
+    fn patiently(&self, verb: &[&str]) -> Output {
+        for _ in 0..3 {
+            let output = self.run(verb);
+            if output.code == 0 {
+                return output;
+            }
+            let words = self.run(&["status"]).stdout;
+            println!("not settled, looking again: {}\n{words}", verb.join(" "));
+        }
+        self.run(verb).ok()
+    }
+
     /// The one cluster's status.
     #[track_caller]
     pub fn cluster_status(&self) -> Value {

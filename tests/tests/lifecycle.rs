@@ -7,7 +7,7 @@ use rustix::process::Signal;
 fn three_members_with_certificates() {
     let lab = Lab::cluster(3, "3.6.15", &[]);
     lab.apply();
-    let status = lab.run(&["status", "--json"]).ok().json();
+    let status = lab.settled();
     let cluster = &status["clusters"][0];
     assert_eq!(cluster["settled"], true);
     assert_eq!(cluster["auth"], true);
@@ -16,7 +16,7 @@ fn three_members_with_certificates() {
     assert_eq!(lab.etcdctl(&["get", "greeting", "--print-value-only"]).ok().stdout.trim(), "hello");
 
     // Re-planning changes nothing.
-    assert!(lab.run(&["plan", "--detailed-exitcode"]).ok().stdout.contains("Nothing to do"));
+    lab.nothing_to_do();
 
     lab.run(&["destroy", "--yes"]).ok();
     assert_eq!(lab.processes(), []);

@@ -103,7 +103,7 @@ fn gateway_works(lab: &Lab) {
 fn cell(members: usize, version: &str, password: bool) {
     let lab = Lab::cluster(members, version, if password { &[PASSWORD] } else { &[] });
     lab.apply();
-    let status = lab.run(&["status", "--json"]).ok().json();
+    let status = lab.settled();
     let cluster = &status["clusters"][0];
     assert_eq!((&cluster["settled"], &cluster["auth"]), (&json!(true), &json!(true)), "{cluster}");
     assert_eq!(cluster["tolerance"]["can_lose"], (members - 1) / 2);
@@ -119,7 +119,7 @@ fn cell(members: usize, version: &str, password: bool) {
     if password {
         gateway_works(&lab);
     }
-    assert!(lab.run(&["plan", "--detailed-exitcode"]).ok().stdout.contains("Nothing to do"));
+    lab.nothing_to_do();
     let again = lab.apply();
     assert!(again.iter().all(|l| l["event"] != "wave"), "{again:?}");
     lab.destroy();
@@ -188,7 +188,7 @@ fn two_clusters(lines_of_two: &str) -> String {
 fn two_clusters_in_one_file() {
     let lab = Lab::new(&two_clusters("    auth: { mode: password }\n"));
     lab.apply();
-    let status = lab.run(&["status", "--json"]).ok().json();
+    let status = lab.settled();
     let ids: Vec<&Value> = status["clusters"].as_array().expect("clusters").iter().map(|c| &c["id"]).collect();
     assert_eq!(ids.len(), 2);
     assert_ne!(ids[0], ids[1]);
@@ -322,7 +322,7 @@ fn without_root() {
         assert!(uid.split_whitespace().skip(1).all(|id| id == "65534"), "{line}: {uid}");
     }
     lab.etcdctl(&["put", "who", "nobody"]).ok();
-    assert_eq!(lab.run(&["status", "--json"]).ok().json()["clusters"][0]["settled"], true);
+    assert_eq!(lab.settled()["clusters"][0]["settled"], true);
     lab.destroy();
 }
 
@@ -450,7 +450,7 @@ fn changed_configuration_goes_through_the_cluster_one_by_one() {
             assert!(config.contains(&bytes.to_string()), "{config}");
         }
         // No second change.
-        assert!(lab.run(&["plan", "--detailed-exitcode"]).ok().stdout.contains("Nothing to do"));
+        lab.nothing_to_do();
         lab.apply();
         assert_eq!(lab.etcds(), after);
         assert_eq!(lab.cluster_status()["settled"], true);

@@ -182,9 +182,9 @@ fn ledger(lab: &Lab) -> Value {
 
 #[track_caller]
 fn settled(lab: &Lab) -> Value {
-    let status = lab.run(&["status", "--json"]).ok().json();
+    let status = lab.settled();
     assert_eq!(status["clusters"][0]["settled"], true, "{status}");
-    assert!(lab.run(&["plan", "--detailed-exitcode"]).ok().stdout.contains("Nothing to do"));
+    lab.nothing_to_do();
     status["clusters"][0].clone()
 }
 

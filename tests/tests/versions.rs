@@ -164,7 +164,7 @@ fn way(from: &str, to: &str, over: &[&str], further: &[&str]) -> Lab {
     let wrote: Vec<&str> = [from].into_iter().chain(over[..over.len() - 1].iter().copied()).collect();
     snapshots_are_good(&lab, &wrote);
     assert_eq!(lab.cluster_status()["id"], id, "it is the same cluster");
-    assert!(lab.run(&["plan", "--detailed-exitcode"]).ok().stdout.contains("Nothing to do"));
+    lab.nothing_to_do();
     lab
 }
 
