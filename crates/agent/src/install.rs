@@ -203,8 +203,7 @@ fn lay_out(owner: Owner) -> Result<(), InstallError> {
     let etcd = root.join("etcd");
     files::make_dir(&etcd, files::DIR_FOR_ETCD)?;
     std::os::unix::fs::chown(&etcd, None, Some(owner.group)).map_err(FileError::of("change the group of", &etcd))?;
-    // Changing the group takes the bit away that hands it down.
-    Ok(files::make_dir(&etcd, files::DIR_FOR_ETCD)?)
+    Ok(())
 }
 
 /// Puts the running program where its unit expects it.

@@ -39,6 +39,13 @@ pub enum LaunchError {
     File(#[from] FileError),
 }
 
+impl LaunchError {
+    /// Whether there never was a process: one that ended at once may have written data.
+    pub fn nothing_ran(&self) -> bool {
+        matches!(self, Self::Spawn(_) | Self::Systemd(SystemdError::Bus(_) | SystemdError::Refused { .. }))
+    }
+}
+
 /// A run of etcd.
 #[derive(Debug)]
 pub struct Run {

@@ -388,7 +388,7 @@ impl Keeper {
         self.record.running = true;
         self.delay = FIRST_DELAY;
         let started = self.spawn(digest).await;
-        if matches!(started, Err(ServiceError::Launch(_))) {
+        if matches!(&started, Err(ServiceError::Launch(error)) if error.nothing_ran()) {
             // Nothing ran, so nothing is to be remembered or tried again.
             self.record = before;
             self.try_save();

@@ -35,15 +35,16 @@ impl Fleet {
     /// Gives a machine back, under this generation of the lock; fine when there is none.
     pub async fn give_back(&self, name: &str, generation: u64) -> Result<(), GiveBackError> {
         let was_there = !Capabilities::of(self.spec.machines.provider).makes;
+        let machine = Name::parse(name).ok();
         if was_there
             && let Some(found) = self.provider.machine(name).await?
-            && let Ok(machine) = Name::parse(name)
+            && let Some(machine) = &machine
         {
             // When it does not leave, its provider sees whether it is still there, and has another way.
-            let _ = self.leave(&machine, found.address, generation).await;
+            let _ = self.leave(machine, found.address, generation).await;
         }
         self.provider.delete(name).await?;
-        if let Ok(machine) = Name::parse(name) {
+        if let Some(machine) = machine {
             self.secrets.delete(&token_name(&machine))?;
         }
         Ok(())

@@ -3,7 +3,25 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// A file operation that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} {}", path.display())]
+pub struct FileError {
+    /// What was tried.
+    pub action: &'static str,
+    /// On what.
+    pub path: PathBuf,
+    /// Why it failed.
+    #[source]
+    pub source: io::Error,
+}
+
+/// For `map_err`: names what was tried on which path.
+pub(crate) fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> FileError + use<'a> {
+    move |source| FileError { action, path: path.to_path_buf(), source }
+}
 
 /// Replaces the file's whole content in one step.
 pub(crate) fn write(path: &Path, text: &[u8]) -> io::Result<()> {
@@ -13,12 +31,4 @@ pub(crate) fn write(path: &Path, text: &[u8]) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(&temporary, path)?;
     File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
-}
-
-/// Whether this can be a machine's name: a directory's, a host's and a certificate's.
-pub(crate) fn is_name(name: &str) -> bool {
-    (1..=63).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-        && !name.starts_with('-')
-        && !name.ends_with('-')
 }

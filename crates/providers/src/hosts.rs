@@ -7,18 +7,20 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use raftsman_core::render::systemd::AGENT_PROGRAM;
+use raftsman_core::spec::Name;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
-use crate::files::{self, is_name};
+use crate::files::{self, FileError, failed};
 use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
@@ -42,10 +44,13 @@ as_root=; [ $(id -u) = 0 ] || as_root="sudo -n"
 printf "%s\n" "$boot" | $as_root $dir/raftsman-agent install"#;
 
 /// Has an agent that is there remove itself, if it is this fleet's.
-const UNINSTALL: &str = r#"set -eu
-agent=/usr/local/lib/raftsman/raftsman-agent
+fn uninstall(fleet_id: &str) -> String {
+    format!(
+        r#"set -eu
 as_root=; [ $(id -u) = 0 ] || as_root="sudo -n"
-[ ! -e $agent ] || $as_root $agent uninstall --fleet "#;
+[ ! -e {AGENT_PROGRAM} ] || $as_root {AGENT_PROGRAM} uninstall --fleet {fleet_id}"#
+    )
+}
 
 /// How hosts are reached, and where what is known of them is kept.
 #[derive(Clone, Debug)]
@@ -83,16 +88,8 @@ pub struct Hosts {
 #[derive(Debug, thiserror::Error)]
 pub enum HostsError {
     /// A file operation failed.
-    #[error("cannot {action} {}", path.display())]
-    File {
-        /// What was tried.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why it failed.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A name that cannot be a file's and a certificate's.
     #[error("`{0}` cannot be a machine's name: use lower-case letters, digits and hyphens, at most 63")]
     Name(String),
@@ -196,16 +193,17 @@ impl Known {
         SocketAddr::new(self.address, self.agent_port)
     }
 
+    /// Whether somebody listens on the agent's port.
+    async fn answers(&self) -> bool {
+        matches!(timeout(CONNECT_LIMIT, TcpStream::connect(self.socket())).await, Ok(Ok(_)))
+    }
+
     /// Nobody here knows whether a host is switched on: its agent tells. One without an agent waits to be completed.
     fn record(self) -> MachineRecord {
         let Self { name, address, agent_port, installed } = self;
         let power = if installed { Power::Running } else { Power::Stopped };
         MachineRecord { name, address, agent_port, power, finished: installed }
     }
-}
-
-fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> HostsError + use<'a> {
-    move |source| HostsError::File { action, path: path.to_path_buf(), source }
 }
 
 #[async_trait]
@@ -245,7 +243,7 @@ impl Hosts {
     }
 
     fn file(&self, name: &str) -> Result<PathBuf, HostsError> {
-        if is_name(name) {
+        if Name::parse(name).is_ok() {
             Ok(self.settings.dir.join(format!("{name}.json")))
         } else {
             Err(HostsError::Name(name.to_owned()))
@@ -267,7 +265,7 @@ impl Hosts {
         fs::create_dir_all(dir).map_err(failed("make the directory", dir))?;
         let text =
             serde_json::to_vec_pretty(host).map_err(|source| HostsError::Malformed { path: path.clone(), source })?;
-        files::write(&path, &text).map_err(failed("write", &path))
+        Ok(files::write(&path, &text).map_err(failed("write", &path))?)
     }
 
     fn list(&self) -> Result<Vec<MachineRecord>, HostsError> {
@@ -311,16 +309,16 @@ impl Hosts {
 
     async fn forget(&self, name: &str) -> Result<(), HostsError> {
         let Some(host) = self.known(name)? else { return Ok(()) };
-        let answers = matches!(timeout(CONNECT_LIMIT, TcpStream::connect(host.socket())).await, Ok(Ok(_)));
+        let answers = host.answers().await;
         if answers || !host.installed {
-            match self.ssh(&host, &format!("{UNINSTALL}{}", self.settings.fleet_id), Vec::new()).await {
+            match self.ssh(&host, &uninstall(&self.settings.fleet_id), Vec::new()).await {
                 // Nothing was installed there yet, and nobody can look.
                 Err(HostsError::NoLogin { .. }) if !answers => {}
                 removed => removed?,
             }
         }
         let path = self.file(name)?;
-        fs::remove_file(&path).map_err(failed("remove", &path))
+        Ok(fs::remove_file(&path).map_err(failed("remove", &path))?)
     }
 
     /// Runs a script on the host, with this on its standard input.
@@ -370,7 +368,7 @@ fn refusal(host: String, code: Option<i32>, words: String) -> HostsError {
 async fn await_agent(host: &Known) -> Result<(), HostsError> {
     let begun = Instant::now();
     loop {
-        if matches!(timeout(CONNECT_LIMIT, TcpStream::connect(host.socket())).await, Ok(Ok(_))) {
+        if host.answers().await {
             return Ok(());
         }
         if begun.elapsed() > START_LIMIT {

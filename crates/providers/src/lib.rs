@@ -16,6 +16,7 @@ pub mod networks;
 mod files;
 mod process;
 
+pub use files::FileError;
 pub use hosts::{Hosts, HostsError, HostsSettings, Ssh};
 pub use local::{Local, LocalError, LocalSettings};
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use raftsman_core::boot::Boot;
+use raftsman_core::spec::Name;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -291,7 +292,11 @@ impl Local {
     }
 
     fn root(&self, name: &str) -> Result<PathBuf, LocalError> {
-        if files::is_name(name) { Ok(self.settings.dir.join(name)) } else { Err(LocalError::Name(name.to_owned())) }
+        if Name::parse(name).is_ok() {
+            Ok(self.settings.dir.join(name))
+        } else {
+            Err(LocalError::Name(name.to_owned()))
+        }
     }
 
     /// The machine's tag; `None` when there is none.

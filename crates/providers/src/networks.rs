@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use raftsman_core::desired::LoopbackNetwork;
 use serde::{Deserialize, Serialize};
 
+use crate::files::{FileError, failed};
+
 /// The ports that a fleet uses on each address: agent, etcd's clients, etcd's peers.
 const PORTS: [u16; 3] = [2378, 2379, 2380];
 /// The addresses that are looked at before a network is taken.
@@ -45,16 +47,8 @@ pub enum NetworkError {
         registry: PathBuf,
     },
     /// A file operation failed.
-    #[error("cannot {action} {}", path.display())]
-    File {
-        /// What was tried.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why it failed.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -67,10 +61,6 @@ struct Entry {
 #[derive(Clone, Debug)]
 pub struct Networks {
     registry: PathBuf,
-}
-
-fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> NetworkError + use<'a> {
-    move |source| NetworkError::File { action, path: path.to_path_buf(), source }
 }
 
 impl Networks {
@@ -193,7 +183,7 @@ impl Networks {
                 let (fleet_id, state_dir) = found.map(|entry| (entry.fleet_id, entry.state_dir)).unwrap_or_default();
                 Err(NetworkError::Taken { network, fleet_id, state_dir })
             }
-            linked => linked.map_err(failed("make", &path)),
+            linked => Ok(linked.map_err(failed("make", &path))?),
         }
     }
 
@@ -205,10 +195,10 @@ impl Networks {
         let path = self.path(network);
         match fs::read_to_string(&path) {
             Ok(text) => {
-                serde_json::from_str(&text).map(Some).map_err(|error| failed("understand", &path)(error.into()))
+                Ok(serde_json::from_str(&text).map(Some).map_err(|error| failed("understand", &path)(error.into()))?)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed("read", &path)(error)),
+            Err(error) => Err(failed("read", &path)(error).into()),
         }
     }
 
@@ -239,7 +229,7 @@ fn name(network: LoopbackNetwork) -> String {
 
 fn remove(path: &Path) -> Result<(), NetworkError> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error).into()),
         _ => Ok(()),
     }
 }
