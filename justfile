@@ -34,6 +34,10 @@ lab *versions="3.4.45 3.5.34 3.6.14 3.6.15 3.7.2":
 lab-machines:
     ./tools/lab-machine "$RAFTSMAN_LAB/machines"
 
+# Virtual machines for the tests: libvirt, QEMU and a disk to boot from; needs root, once a minute
+lab-vms: lab-machines
+    ./tools/lab-vm "$RAFTSMAN_LAB/machines"
+
 # All tests but the long ones
 test: everything lab
     cargo nextest run --release --workspace

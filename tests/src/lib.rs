@@ -10,6 +10,7 @@ pub mod hand;
 pub mod hosts;
 pub mod incus;
 pub mod lab;
+pub mod libvirt;
 pub mod load;
 pub mod operations;
 pub mod partition;
