@@ -34,7 +34,15 @@ pub fn order(fleet: &str, name: &str, address: IpAddr) -> MachineOrder {
         join_token: Some("00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff".to_owned()),
         join_deadline: None,
     };
-    MachineOrder { name: name.to_owned(), address, agent_port: AGENT_PORT, boot, artifacts: Vec::new() }
+    MachineOrder {
+        name: name.to_owned(),
+        address,
+        agent_port: AGENT_PORT,
+        cluster: "main".to_owned(),
+        members: vec![address],
+        boot,
+        artifacts: Vec::new(),
+    }
 }
 
 async fn names(provider: &dyn Provider) -> BTreeSet<String> {

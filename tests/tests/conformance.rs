@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
-use raftsman_providers::{HostsSettings, LocalSettings, Settings, Ssh, connect};
+use raftsman_providers::{Connection, HostsSettings, IncusSettings, LocalSettings, Settings, Ssh, connect};
 use raftsman_tests::conformance::{Site, conform};
 use raftsman_tests::hosts::Hosts;
+use raftsman_tests::incus::{IMAGE, Incus, NETWORK, SUBNET};
 use raftsman_tests::lab::binary;
 
 fn run(site: &Site<'_>) {
@@ -53,4 +54,32 @@ fn hosts_that_exist_already() {
         all.filter(|line| !line.contains("var/lib/raftsman/")).collect()
     };
     run(&Site { connect: &connection, machines, everything: &everything });
+}
+
+/// The server at this socket, for this fleet.
+fn incus_at(socket: &Path, fleet: &str) -> Connection {
+    let text = format!(
+        "fleet: conformance\nmachines:\n  provider: incus\n  image: {IMAGE}\n  subnet: {SUBNET}\n  \
+         install_dependencies: false\n  data_disk: 1GiB\n  \
+         incus: {{ server: {socket:?}, network: {NETWORK}, pool: default }}\netcd: {{ main: {{ members: 3 }} }}\n"
+    );
+    let reading = raftsman_core::spec::read(&text);
+    assert_eq!(reading.errors(), 0, "{}", reading.render("raftsman.yaml", &text, false));
+    connect(Settings::Incus(IncusSettings {
+        fleet_id: fleet.to_owned(),
+        agent: binary("raftsman-agent"),
+        machines: reading.spec.expect("a spec").machines,
+        certificate: None,
+        key: None,
+        server_certificate: None,
+    }))
+}
+
+#[test]
+fn incus() {
+    let incus = Incus::up();
+    let socket = incus.socket();
+    let connection = |fleet: &str| incus_at(&socket, fleet);
+    let machines = (1..=3).map(|n| (format!("m{n}"), IpAddr::V4(Ipv4Addr::new(10, 78, 0, 10 + n)))).collect();
+    run(&Site { connect: &connection, machines, everything: &|| incus.inventory() });
 }

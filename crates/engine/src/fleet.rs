@@ -10,9 +10,9 @@ use raftsman_api::roles::Role;
 use raftsman_api::tls::Identity as TlsIdentity;
 use raftsman_core::desired::{self, DesireError, Desired, LoopbackNetwork};
 use raftsman_core::observed::Ledger;
-use raftsman_core::spec::{Machines, Member, Members, Name, Provider, Spec, Ssh};
+use raftsman_core::spec::{Incus, Machines, Member, Members, Name, Provider, Spec, Ssh};
 use raftsman_providers::networks::{NetworkError, Networks};
-use raftsman_providers::{Connection, HostsSettings, LocalSettings, Settings};
+use raftsman_providers::{Connection, HostsSettings, IncusSettings, LocalSettings, Settings};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::artifacts::Artifacts;
@@ -180,7 +180,7 @@ impl Fleet {
 
 /// Where the file says that machines come from.
 fn settings(spec: &Spec, setting: &Setting, store: &Store) -> Result<Settings, FleetError> {
-    let Machines { provider, directory, ssh, .. } = &spec.machines;
+    let Machines { provider, directory, ssh, incus, .. } = &spec.machines;
     let fleet_id = store.fleet().id.clone();
     let agent = setting.agent.clone();
     let below = |path: &String| setting.base().join(path);
@@ -204,7 +204,18 @@ fn settings(spec: &Spec, setting: &Setting, store: &Store) -> Result<Settings, F
                 destinations: listed.flatten().filter_map(named).collect(),
             }))
         }
-        Provider::Incus | Provider::Libvirt | Provider::Openstack | Provider::Aws => Err(FleetError::NoProvider),
+        Provider::Incus => {
+            let Incus { certificate, key, server_certificate, .. } = incus.clone().unwrap_or_default();
+            Ok(Settings::Incus(IncusSettings {
+                fleet_id,
+                agent,
+                machines: spec.machines.clone(),
+                certificate: certificate.as_ref().map(below),
+                key: key.as_ref().map(below),
+                server_certificate: server_certificate.as_ref().map(below),
+            }))
+        }
+        Provider::Libvirt | Provider::Openstack | Provider::Aws => Err(FleetError::NoProvider),
     }
 }
 

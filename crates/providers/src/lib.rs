@@ -10,6 +10,7 @@ use raftsman_core::boot::Boot;
 use serde::{Deserialize, Serialize};
 
 pub mod hosts;
+pub mod incus;
 pub mod local;
 pub mod networks;
 
@@ -18,6 +19,7 @@ mod process;
 
 pub use files::FileError;
 pub use hosts::{Hosts, HostsError, HostsSettings, Ssh};
+pub use incus::{Incus, IncusError, IncusSettings};
 pub use local::{Local, LocalError, LocalSettings};
 
 /// Where machines come from.
@@ -27,6 +29,8 @@ pub enum Settings {
     Local(LocalSettings),
     /// Hosts that exist already, reached by SSH once.
     Hosts(HostsSettings),
+    /// An Incus server.
+    Incus(IncusSettings),
 }
 
 /// Where machines come from: the contract that every provider keeps, shown by one suite against every real server.
@@ -66,6 +70,9 @@ pub enum ProviderError {
     /// Hosts that exist already.
     #[error(transparent)]
     Hosts(#[from] HostsError),
+    /// Incus.
+    #[error(transparent)]
+    Incus(#[from] IncusError),
 }
 
 impl ProviderError {
@@ -75,6 +82,7 @@ impl ProviderError {
             Self::Local(error) => matches!(error, LocalError::NotOurs { .. }),
             // What is not ours is not in the state.
             Self::Hosts(_) => false,
+            Self::Incus(error) => matches!(error, IncusError::NotOurs { .. }),
         }
     }
 }
@@ -88,6 +96,10 @@ pub struct MachineOrder {
     pub address: IpAddr,
     /// The port that its agent serves on.
     pub agent_port: u16,
+    /// The cluster that it is for.
+    pub cluster: String,
+    /// The addresses of that cluster's machines, its own among them: they let each other in, and stand apart.
+    pub members: Vec<IpAddr>,
     /// What its agent is told.
     pub boot: Boot,
     /// Binaries that come with it.
@@ -128,10 +140,19 @@ pub struct MachineRecord {
     pub finished: bool,
 }
 
+/// The hardware address of a machine's first network card: the same at every order, and nobody else's. Locally
+/// administered, so that no card that was ever sold has it.
+pub(crate) fn hardware_address(fleet_id: &str, machine: &str) -> String {
+    let digest = raftsman_core::render::digest(&format!("{fleet_id}\n{machine}"));
+    let bytes = digest.as_bytes().chunks(2).take(5).map(String::from_utf8_lossy);
+    bytes.fold("02".to_owned(), |address, byte| address + ":" + &byte)
+}
+
 /// Connects to where machines come from.
 pub fn connect(settings: Settings) -> Connection {
     match settings {
         Settings::Local(settings) => Arc::new(Local::new(settings)),
         Settings::Hosts(settings) => Arc::new(Hosts::new(settings)),
+        Settings::Incus(settings) => Arc::new(Incus::new(settings)),
     }
 }

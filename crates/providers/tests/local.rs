@@ -32,6 +32,8 @@ fn order(name: &str, address: &str) -> MachineOrder {
         name: name.to_owned(),
         address,
         agent_port: 2378,
+        cluster: "main".to_owned(),
+        members: vec![address],
         boot: Boot {
             fleet_id: "f1".to_owned(),
             fleet: "test".to_owned(),

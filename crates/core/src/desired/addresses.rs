@@ -8,7 +8,10 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::{DesireError, Identity};
-use crate::spec::{Members, Name, Spec};
+use crate::spec::{Members, Name, Provider, Spec, Subnet};
+
+/// Routers and the like are at the beginning of a subnet.
+const FIRST_IN_SUBNET: u32 = 11;
 
 /// A loopback network of 254 addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,6 +73,7 @@ impl<'de> Deserialize<'de> for LoopbackNetwork {
 /// A fleet that outgrows its network goes on in the one above it: 1,000 clusters in one file are a legitimate plan.
 pub(super) struct Allotment {
     network: Option<LoopbackNetwork>,
+    subnet: Option<Subnet>,
     places: BTreeMap<Name, BTreeMap<Name, IpAddr>>,
     given: BTreeSet<IpAddr>,
     next: u8,
@@ -87,22 +91,32 @@ impl Allotment {
                 Members::List(list) => list.as_slice(),
             })
             .filter_map(|member| member.address);
-        let given = written.chain(identity.places.values().flat_map(|places| places.values().copied())).collect();
+        let held = identity.places.values().flat_map(|places| places.values().copied());
+        let given = written.chain(held).chain(spec.machines.gateway).collect();
         let single = spec.machines.network.is_some();
         let places = identity.places.clone();
-        Self { network: identity.network, places, given, next: 1, full: false, single }
+        let subnet = spec.machines.subnet.filter(|_| spec.machines.provider != Provider::Local);
+        let network = identity.network.filter(|_| subnet.is_none());
+        Self { network, subnet, places, given, next: 1, full: false, single }
     }
 
     pub(super) fn allot(&mut self, cluster: &Name, member: &Name) -> Result<IpAddr, DesireError> {
         if let Some(place) = self.places.get(cluster).and_then(|places| places.get(member)) {
             return Ok(*place);
         }
+        if let Some(subnet) = self.subnet {
+            let free = subnet.hosts_from(FIRST_IN_SUBNET).find(|address| !self.given.contains(address));
+            let full = || DesireError::NetworkFull { network: subnet.to_string(), cluster: cluster.clone() };
+            let address = free.ok_or_else(full)?;
+            self.given.insert(address);
+            return Ok(address);
+        }
         loop {
             let Some(network) = self.network else {
                 return Err(DesireError::NoAddress { member: member.clone() });
             };
             if self.full {
-                return Err(DesireError::NetworkFull { network, free: 254, cluster: cluster.clone() });
+                return Err(DesireError::NetworkFull { network: network.to_string(), cluster: cluster.clone() });
             }
             let address = IpAddr::V4(network.address(self.next));
             self.step(network);

@@ -110,14 +110,12 @@ pub struct Config {
 pub enum DesireError {
     /// The network has too few addresses.
     #[error(
-        "the network {network} has {free} free addresses and cluster `{cluster}` needs one more: \
+        "the network {network} has no free address left and cluster `{cluster}` needs one more: \
          give the fleet fewer members, or spread it over two files"
     )]
     NetworkFull {
         /// The network.
-        network: LoopbackNetwork,
-        /// How many addresses it has.
-        free: usize,
+        network: String,
         /// The cluster that found it full.
         cluster: Name,
     },

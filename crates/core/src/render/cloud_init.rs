@@ -104,10 +104,14 @@ pub fn user_data(first: &FirstBoot<'_>) -> Result<String, UserDataError> {
 pub fn network_config(first: &FirstBoot<'_>) -> String {
     let machines = first.machines;
     let address = first.boot.address;
-    let mut out = String::from("version: 2\nethernets:\n  machine:\n");
-    // A machine that raftsman makes has one network card.
+    // A machine that raftsman makes has one network card. It gets this name: cloud-init's writer for networkd looks for a
+    // card of the name that is written here, whatever else is to match.
+    let mut out = String::from("version: 2\nethernets:\n  eth0:\n");
     let _ = match first.mac {
-        Some(mac) => writeln!(out, "    match: {{ macaddress: {} }}", quoted(&mac.to_ascii_lowercase())),
+        Some(mac) => {
+            let mac = quoted(&mac.to_ascii_lowercase());
+            writeln!(out, "    match: {{ macaddress: {mac} }}\n    set-name: eth0")
+        }
         None => writeln!(out, "    match: {{ name: \"e*\" }}"),
     };
     match machines.subnet {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::incus::Incus;
 use super::subnet::Subnet;
 use super::types::Secret;
 use super::units::{ByteSize, Name};
@@ -25,6 +26,9 @@ pub struct Machines {
     /// Hosts: how they are reached by SSH, once. The user's own configuration of SSH and agent are respected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssh: Option<Ssh>,
+    /// Incus: the server, and what machines there are made of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub incus: Option<Incus>,
     /// Virtual CPUs of a machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u32>,

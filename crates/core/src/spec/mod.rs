@@ -5,6 +5,7 @@ mod decode;
 mod diagnostic;
 mod document;
 mod fault;
+pub mod incus;
 pub mod machines;
 mod secrecy;
 pub mod subnet;
@@ -16,6 +17,7 @@ mod values;
 
 pub(crate) use check::ignored_by;
 pub use diagnostic::{Diagnostic, Path, Segment, Severity};
+pub use incus::*;
 pub use machines::*;
 pub use subnet::Subnet;
 pub use types::*;

@@ -98,6 +98,19 @@ impl Subnet {
         };
         self.contains(address) && address != self.first && !last
     }
+
+    /// The addresses that machines can have in it, from the one with this number on.
+    pub fn hosts_from(self, number: u32) -> impl Iterator<Item = IpAddr> {
+        let room = 128u32.min(u32::from(Self::longest(self.first) - self.prefix));
+        let size = 1u128.checked_shl(room).unwrap_or(u128::MAX);
+        let address = move |number: u128| match self.first {
+            IpAddr::V4(v4) => IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits() | number as u32)),
+            IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() | number)),
+        };
+        // A small subnet has no beginning to keep clear of.
+        let from = if size > 2 * u128::from(number) { u128::from(number) } else { 1 };
+        (from..size).map(address).filter(move |address| self.has_room_for(*address))
+    }
 }
 
 impl fmt::Display for Subnet {
@@ -143,6 +156,19 @@ mod tests {
         {
             assert!(Subnet::parse(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn machines_get_what_is_free() {
+        let hosts = |text: &str| subnet(text).hosts_from(11).map(|host| host.to_string()).collect::<Vec<_>>();
+        assert_eq!(hosts("10.0.0.4/30"), ["10.0.0.5", "10.0.0.6"]);
+        assert_eq!(hosts("10.0.0.32/27").first().map(String::as_str), Some("10.0.0.43"));
+        assert_eq!(hosts("10.77.0.0/24").len(), 244);
+        assert_eq!(
+            subnet("fd00:77::/64").hosts_from(11).next().map(|host| host.to_string()).as_deref(),
+            Some("fd00:77::b")
+        );
+        assert!(subnet("::/0").hosts_from(11).next().is_some());
     }
 
     #[test]

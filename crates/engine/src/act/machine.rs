@@ -33,6 +33,8 @@ impl Hands<'_> {
             name: machine.to_string(),
             address: member.address,
             agent_port: AGENT_PORT,
+            cluster: cluster.desired.name.to_string(),
+            members: cluster.desired.members.iter().map(|member| member.address).collect(),
             boot: Boot {
                 fleet_id: fleet.id().to_owned(),
                 fleet: fleet.spec.fleet.to_string(),

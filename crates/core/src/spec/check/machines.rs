@@ -121,8 +121,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
 
 fn provider(findings: &mut Findings<'_>, machines: &Machines) {
     let name = match machines.provider {
-        Provider::Local | Provider::Hosts => None,
-        Provider::Incus => Some("incus"),
+        Provider::Local | Provider::Hosts | Provider::Incus => None,
         Provider::Libvirt => Some("libvirt"),
         Provider::Openstack => Some("openstack"),
         Provider::Aws => Some("aws"),
@@ -135,20 +134,37 @@ fn provider(findings: &mut Findings<'_>, machines: &Machines) {
                 format!("the provider `{name}` is not in this version yet"),
             )
             .why(
-                "this version has `local`, which runs every machine on this computer, and `hosts`, which exist already",
+                "this version has `local`, which runs every machine on this computer, `hosts`, which exist already, and \
+                 `incus`",
             )
-            .help("set `provider: local` or `provider: hosts`, or wait for a later version"),
+            .help("set `provider: local`, `hosts` or `incus`, or wait for a later version"),
         );
         return;
     }
-    if machines.provider != Provider::Hosts && machines.ssh.is_some() {
-        findings.add(
-            Finding::warning("ignored-by-provider", at("ssh"), "only the provider `hosts` uses `ssh`")
-                .on_key()
-                .uses(at("provider"))
-                .help("remove it, or set `provider: hosts`"),
-        );
+    for (key, given, whose) in [
+        ("directory", machines.directory.is_some(), Provider::Local),
+        ("network", machines.network.is_some(), Provider::Local),
+        ("ssh", machines.ssh.is_some(), Provider::Hosts),
+        ("incus", machines.incus.is_some(), Provider::Incus),
+    ] {
+        if given && machines.provider != whose {
+            let whose = format!("{whose:?}").to_lowercase();
+            findings.add(
+                Finding::warning("ignored-by-provider", at(key), format!("only the provider `{whose}` uses `{key}`"))
+                    .on_key()
+                    .uses(at("provider"))
+                    .help(format!("remove it, or set `provider: {whose}`")),
+            );
+        }
     }
+    let (who, why) = match machines.provider {
+        Provider::Local => (
+            "the local provider",
+            "its machines are directories and processes of this computer, not machines that boot",
+        ),
+        Provider::Hosts => ("the provider `hosts`", "hosts that exist are set up already, and stay as they are"),
+        _ => return,
+    };
     for (key, given) in [
         ("vcpus", machines.vcpus.is_some()),
         ("memory", machines.memory.is_some()),
@@ -167,13 +183,6 @@ fn provider(findings: &mut Findings<'_>, machines: &Machines) {
         ("install_dependencies", machines.install_dependencies.is_some()),
         ("mirror", machines.mirror.is_some()),
     ] {
-        let (who, why) = match machines.provider {
-            Provider::Hosts => ("the provider `hosts`", "hosts that exist are set up already, and stay as they are"),
-            _ => (
-                "the local provider",
-                "its machines are directories and processes of this computer, not machines that boot",
-            ),
-        };
         if given {
             findings.add(
                 Finding::warning("ignored-by-provider", at(key), format!("{who} ignores `{key}`"))

@@ -44,9 +44,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
         };
         machines += number;
         count(findings, &members, number);
-        if spec.machines.provider == Provider::Hosts {
-            located(findings, &members, &settings.members);
-        }
+        located(findings, &members, &settings.members);
         match &settings.members {
             Members::Count(count) => {
                 if cluster.as_str().len() + 2 > Name::LONGEST {
@@ -105,13 +103,30 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     }
 }
 
-/// Hosts that exist already are where they are: nobody can choose that for them.
+/// Where nobody can choose addresses, the file has to name them.
 fn located(findings: &mut Findings<'_>, path: &Path, members: &Members) {
+    let machines = &findings.spec.machines;
+    let hosts = match machines.provider {
+        Provider::Local => return,
+        Provider::Hosts => true,
+        Provider::Incus | Provider::Libvirt | Provider::Openstack | Provider::Aws if machines.subnet.is_some() => {
+            return;
+        }
+        Provider::Incus | Provider::Libvirt | Provider::Openstack | Provider::Aws => false,
+    };
     let nowhere = |at: Path, who: String| {
-        Finding::error("host-nowhere", at, format!("{who}: where is that host?"))
-            .uses(Path::of(&["machines", "provider"]))
-            .why("with `provider: hosts` the machines exist already, each at its address")
-            .help("list the members, each with its address: `- { name: db1, address: 10.0.0.11 }`")
+        let provider = || Path::of(&["machines", "provider"]);
+        if hosts {
+            return Finding::error("host-nowhere", at, format!("{who}: where is that host?"))
+                .uses(provider())
+                .why("with `provider: hosts` the machines exist already, each at its address")
+                .help("list the members, each with its address: `- { name: db1, address: 10.0.0.11 }`");
+        }
+        Finding::error("machine-nowhere", at, format!("{who}, and no subnet to take one from"))
+            .uses(provider())
+            .uses(Path::of(&["machines", "subnet"]))
+            .why("a member is known by its address for as long as it lives")
+            .help("add `subnet` to `machines`, such as `10.77.0.0/24`, or an address to each member")
     };
     match members {
         Members::Count(count) => findings.add(nowhere(path.clone(), format!("{count} members without an address"))),

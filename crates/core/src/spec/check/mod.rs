@@ -3,6 +3,7 @@
 mod boot;
 mod cluster;
 mod flags;
+mod incus;
 mod machines;
 mod members;
 mod pki;
@@ -160,6 +161,7 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], limit: usize) ->
     findings.file(|| Path::of(&["state"]), &spec.state);
     machines::check(&mut findings);
     boot::check(&mut findings);
+    incus::check(&mut findings);
     members::check(&mut findings);
     source::check(&mut findings);
     for (name, cluster) in &spec.etcd {

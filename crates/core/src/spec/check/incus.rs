@@ -1,0 +1,144 @@
+//! The section `machines.incus` → a server that cannot be reached, and machines that it could not make.
+
+use super::super::diagnostic::Path;
+use super::super::incus::Incus;
+use super::super::machines::Provider;
+use super::super::units::quoted;
+use super::{Finding, Findings};
+
+fn at(key: &str) -> Path {
+    Path::of(&["machines", "incus"]).key(key)
+}
+
+pub(super) fn check(findings: &mut Findings<'_>) {
+    let machines = &findings.spec.machines;
+    if machines.provider != Provider::Incus {
+        return;
+    }
+    let provider = || Path::of(&["machines", "provider"]);
+    if machines.image.is_none() {
+        findings.add(
+            Finding::error("image-none", provider(), "machines on Incus are made of an image, and none is named")
+                .uses(Path::of(&["machines", "image"]))
+                .help("add `image`, an alias or a fingerprint as in `incus image list`"),
+        );
+    }
+    let none = Incus::default();
+    let incus = machines.incus.as_ref().unwrap_or(&none);
+    if incus.network.is_none() {
+        findings.add(
+            Finding::error(
+                "network-none",
+                provider(),
+                "machines on Incus have an address in a network, and none is named",
+            )
+            .uses(at("network"))
+            .help("add `incus: { network: incusbr0 }`, or another as in `incus network list`"),
+        );
+    }
+    for (key, given) in [("disk", machines.disk.is_some()), ("data_disk", machines.data_disk.is_some())] {
+        if !given || incus.pool.is_some() {
+            continue;
+        }
+        findings.add(
+            Finding::error(
+                "pool-none",
+                Path::of(&["machines", key]),
+                format!("a {} needs a storage pool", key.replace('_', " ")),
+            )
+            .on_key()
+            .uses(at("pool"))
+            .help("add `incus: { pool: default }`, or another as in `incus storage list`"),
+        );
+    }
+    server(findings, incus);
+    for (key, names) in [
+        ("profiles", incus.profiles.as_deref().unwrap_or_default()),
+        ("acls", &incus.acls),
+        ("targets", &incus.targets),
+    ] {
+        for (index, name) in names.iter().enumerate() {
+            named(findings, || at(key).index(index), name);
+        }
+    }
+    for (key, name) in [("project", &incus.project), ("network", &incus.network), ("pool", &incus.pool)] {
+        if let Some(name) = name {
+            named(findings, || at(key), name);
+        }
+    }
+}
+
+fn named(findings: &mut Findings<'_>, path: impl Fn() -> Path, name: &str) {
+    if name.is_empty()
+        || name.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | '?' | '&' | '%'))
+    {
+        findings.add(
+            Finding::error("incus-name-invalid", path(), format!("Incus has nothing of the name {}", quoted(name)))
+                .help("write the name as `incus … list` shows it"),
+        );
+    }
+}
+
+fn server(findings: &mut Findings<'_>, incus: &Incus) {
+    let files =
+        [("certificate", &incus.certificate), ("key", &incus.key), ("server_certificate", &incus.server_certificate)];
+    for (key, file) in files {
+        if let Some(file) = file {
+            findings.file(|| at(key), file);
+        }
+    }
+    let server = incus.server.as_deref().unwrap_or(super::super::incus::INCUS_SOCKET);
+    let remote = match server.strip_prefix("https://") {
+        Some(place) => {
+            let (host, port) = place.trim_end_matches('/').rsplit_once(':').unwrap_or((place, "8443"));
+            let host = host.trim_start_matches('[').trim_end_matches(']');
+            if !super::machines::host(host) || port.parse::<u16>().is_err() {
+                findings.add(
+                    Finding::error(
+                        "incus-server-invalid",
+                        at("server"),
+                        format!("{} is not a server's URL", quoted(server)),
+                    )
+                    .help("`https://host:8443`, as in `incus remote list`"),
+                );
+            }
+            true
+        }
+        None if server.starts_with('/') => false,
+        None => {
+            findings.add(
+                Finding::error(
+                    "incus-server-invalid",
+                    at("server"),
+                    format!("{} is neither a socket nor a URL", quoted(server)),
+                )
+                .help("the path of a socket, such as `/var/lib/incus/unix.socket`, or `https://host:8443`"),
+            );
+            return;
+        }
+    };
+    for (key, file) in files {
+        if remote && file.is_none() {
+            let finding = Finding::error(
+                "incus-trust",
+                at("server"),
+                format!("a server that is reached by network needs `{key}`"),
+            )
+            .uses(at(key))
+            .why("both sides prove who they are by certificates that the other one knows");
+            findings.add(finding.help(match key {
+                "server_certificate" => {
+                    "save what the server shows: `incus query /1.0 | jq -r .environment.certificate`"
+                }
+                _ => "make a certificate, and have the server trust it: `incus config trust add-certificate FILE`",
+            }));
+        } else if !remote && file.is_some() {
+            findings.add(
+                Finding::warning("ignored-by-provider", at(key), format!("a socket needs no `{key}`"))
+                    .on_key()
+                    .uses(at("server"))
+                    .help("remove it, or name a server by `https://…`"),
+            );
+        }
+    }
+}

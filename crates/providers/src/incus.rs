@@ -1,0 +1,575 @@
+//! orders → containers and virtual machines of an Incus server, tagged with the fleet's id.
+//!
+//! What a machine is, and how far it was made, is written on the instance itself: nothing here needs to be remembered.
+
+mod api;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use hyper::Method;
+use raftsman_core::desired::AGENT_PORT;
+use raftsman_core::render::cloud_init::{self, UserDataError};
+use raftsman_core::render::digest;
+use raftsman_core::render::first_boot::{AgentFrom, FirstBoot};
+use raftsman_core::render::systemd::{AGENT_PROGRAM, ROOT};
+use raftsman_core::spec::{self, IncusKind, Machines};
+use serde_json::{Map, Value, json};
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+
+use crate::files::{FileError, failed};
+use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError, hardware_address};
+use api::Server;
+
+/// Whose it is.
+const FLEET: &str = "user.raftsman.fleet";
+/// The cluster that it is for.
+const CLUSTER: &str = "user.raftsman.cluster";
+/// Where it is reached.
+const ADDRESS: &str = "user.raftsman.address";
+/// The digest of what its agent was told.
+const BOOT: &str = "user.raftsman.boot";
+/// It was made to its end.
+const FINISHED: &str = "user.raftsman.finished";
+/// A virtual machine's data disk as it sees it: Incus names disks after the device `data`.
+const DATA_DISK: &str = "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_incus_data";
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+/// From the start to an agent that answers; where packages are installed first, longer.
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+const INSTALL_LIMIT: Duration = Duration::from_secs(900);
+const POLL: Duration = Duration::from_millis(50);
+
+/// Which server, and what machines there are made of.
+#[derive(Clone, Debug)]
+pub struct IncusSettings {
+    /// The fleet's id: the tag of everything that is made.
+    pub fleet_id: String,
+    /// The agent's program on this computer.
+    pub agent: PathBuf,
+    /// What the file says of machines.
+    pub machines: Machines,
+    /// With https: our certificate.
+    pub certificate: Option<PathBuf>,
+    /// With https: its key.
+    pub key: Option<PathBuf>,
+    /// With https: the certificate that the server shows.
+    pub server_certificate: Option<PathBuf>,
+}
+
+/// Machines on an Incus server.
+#[derive(Debug)]
+pub struct Incus {
+    settings: IncusSettings,
+    incus: spec::Incus,
+}
+
+/// Why the Incus provider did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum IncusError {
+    /// No answer.
+    #[error(
+        "Incus at {server} does not answer: see whether it runs there, and whether you may use it (the group \
+         `incus-admin`, or a certificate that it trusts)"
+    )]
+    Connection {
+        /// The server.
+        server: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It knows us not.
+    #[error(
+        "Incus at {server} does not let us in ({words}): have it trust our certificate with `incus config trust \
+         add-certificate`, or allow it the project"
+    )]
+    Untrusted {
+        /// The server.
+        server: String,
+        /// In its words.
+        words: String,
+    },
+    /// It said no.
+    #[error("Incus refused: {words} ({what})")]
+    Refused {
+        /// What was asked.
+        what: String,
+        /// Its code, as in HTTP.
+        code: u64,
+        /// In its words.
+        words: String,
+    },
+    /// There is no such image.
+    #[error("Incus has no image `{image}`: import one, or name another as in `incus image list` (key `image`)")]
+    NoImage {
+        /// Its alias or fingerprint.
+        image: String,
+    },
+    /// An operation that does not end.
+    #[error("an operation at Incus ({server}) does not end: see `incus operation list`, then apply again")]
+    Slow {
+        /// The server.
+        server: String,
+    },
+    /// Somebody else's.
+    #[error(
+        "{what} `{name}` on Incus is not this fleet's, and is left alone: name the member otherwise, or use another \
+         project"
+    )]
+    NotOurs {
+        /// An instance or a volume.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// Gone while it was being made.
+    #[error("the machine `{0}` disappeared while it was being made: somebody else deletes machines there")]
+    Vanished(String),
+    /// It runs, and nobody answers.
+    #[error(
+        "the machine `{name}` runs, but its agent does not answer at {at} after {} s: look at `incus exec {name} -- \
+         journalctl -b -u cloud-final -u raftsman-first-boot`, and whether this computer reaches that network",
+        waited.as_secs()
+    )]
+    NoAgent {
+        /// The machine.
+        name: String,
+        /// Where it should answer.
+        at: SocketAddr,
+        /// For how long it was tried.
+        waited: Duration,
+    },
+    /// Addresses are for life.
+    #[error("the machine `{0}` cannot get another address on Incus: replace the member")]
+    NoMove(String),
+    /// Not where a server can be.
+    #[error("`{0}` is not the URL of an Incus server: write `https://host:8443`")]
+    Address(String),
+    /// The file names no certificates.
+    #[error("an Incus server that is reached by network needs `certificate`, `key` and `server_certificate`")]
+    NoCertificate,
+    /// A certificate or key that is none.
+    #[error("{} holds no certificate or key in PEM", .0.display())]
+    Unreadable(PathBuf),
+    /// A certificate that cannot be used.
+    #[error("our certificate for Incus cannot be used")]
+    Tls(#[source] rustls::Error),
+    /// What a machine is told at its first boot.
+    #[error(transparent)]
+    UserData(#[from] UserDataError),
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+impl IncusError {
+    /// Whether something else is being done with the same thing.
+    fn is_busy(&self) -> bool {
+        matches!(self, Self::Refused { words, .. } if words.contains("busy running"))
+    }
+
+    fn exists_already(&self) -> bool {
+        matches!(self, Self::Refused { code, words, .. } if *code == 409 || words.contains("already exists"))
+    }
+
+    fn is_absent(&self) -> bool {
+        matches!(self, Self::Refused { code, words, .. } if *code == 404 || words.contains("not found"))
+    }
+}
+
+/// An instance of this fleet.
+struct Found {
+    status: String,
+    config: Map<String, Value>,
+}
+
+impl Found {
+    fn text(&self, key: &str) -> Option<&str> {
+        self.config.get(key)?.as_str()
+    }
+
+    fn runs(&self) -> bool {
+        matches!(self.status.as_str(), "Running" | "Starting" | "Ready")
+    }
+
+    fn finished(&self) -> bool {
+        self.text(FINISHED) == Some("true")
+    }
+
+    /// One that is frozen does not run, and is started like one that is off.
+    fn record(&self, name: &str) -> Option<MachineRecord> {
+        let power = if self.runs() { Power::Running } else { Power::Stopped };
+        let address = self.text(ADDRESS)?.parse().ok()?;
+        let finished = self.finished();
+        Some(MachineRecord { name: name.to_owned(), address, agent_port: AGENT_PORT, power, finished })
+    }
+}
+
+#[async_trait]
+impl Provider for Incus {
+    async fn inventory(&self) -> Result<Vec<MachineRecord>, ProviderError> {
+        Ok(self.list().await?)
+    }
+
+    async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, ProviderError> {
+        let server = self.server()?;
+        match self.instance(&server, name).await? {
+            Some(found) => Ok(found.record(name)),
+            None => Ok(self.kept(&server, name).await?),
+        }
+    }
+
+    async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError> {
+        Ok(self.make(order).await?)
+    }
+
+    async fn start(&self, name: &str) -> Result<(), ProviderError> {
+        let server = self.server()?;
+        let found = self.instance(&server, name).await?.ok_or_else(|| IncusError::Vanished(name.to_owned()))?;
+        Ok(switch_on(&server, name, &found).await?)
+    }
+
+    async fn readdress(&self, name: &str, _: IpAddr) -> Result<(), ProviderError> {
+        Err(IncusError::NoMove(name.to_owned()).into())
+    }
+
+    async fn delete(&self, name: &str) -> Result<(), ProviderError> {
+        let server = self.server()?;
+        if let Some(found) = self.instance(&server, name).await? {
+            remove(&server, name, &found).await?;
+        }
+        if self.kept(&server, name).await?.is_some()
+            && let Some(path) = self.volume_path(name)
+        {
+            gone(server.change(Method::DELETE, &path, None).await)?;
+        }
+        Ok(())
+    }
+}
+
+/// Off, and away.
+async fn remove(server: &Server, name: &str, found: &Found) -> Result<(), IncusError> {
+    let path = format!("/1.0/instances/{name}");
+    if found.status != "Stopped" {
+        let stop = json!({"action": "stop", "force": true, "timeout": 30});
+        match server.change(Method::PUT, &format!("{path}/state"), Some(&stop)).await {
+            Err(IncusError::Refused { words, .. }) if words.contains("already stopped") => {}
+            stopped => gone(stopped)?,
+        }
+    }
+    gone(server.change(Method::DELETE, &path, None).await)
+}
+
+/// What is not there need not be removed.
+fn gone(removed: Result<(), IncusError>) -> Result<(), IncusError> {
+    removed.or_else(|error| if error.is_absent() { Ok(()) } else { Err(error) })
+}
+
+async fn switch_on(server: &Server, name: &str, found: &Found) -> Result<(), IncusError> {
+    if found.runs() {
+        return Ok(());
+    }
+    let action = if found.status == "Frozen" { "unfreeze" } else { "start" };
+    let path = format!("/1.0/instances/{name}/state");
+    match server.change(Method::PUT, &path, Some(&json!({ "action": action }))).await {
+        Err(IncusError::Refused { words, .. }) if words.contains("already running") => Ok(()),
+        started => started,
+    }
+}
+
+impl Incus {
+    /// The provider with these settings. Nothing is touched.
+    pub fn new(settings: IncusSettings) -> Self {
+        let incus = settings.machines.incus.clone().unwrap_or_default();
+        Self { settings, incus }
+    }
+
+    fn server(&self) -> Result<Server, IncusError> {
+        Server::new(&self.settings)
+    }
+
+    /// The instance of this name, if there is one; an error when it is not ours.
+    async fn instance(&self, server: &Server, name: &str) -> Result<Option<Found>, IncusError> {
+        let Some(found) = server.get(&format!("/1.0/instances/{name}")).await? else { return Ok(None) };
+        self.ours(&found, "the instance", name).map(Some)
+    }
+
+    fn ours(&self, found: &Value, what: &'static str, name: &str) -> Result<Found, IncusError> {
+        let config = found["config"].as_object().cloned().unwrap_or_default();
+        let found = Found { status: found["status"].as_str().unwrap_or_default().to_owned(), config };
+        match found.text(FLEET) == Some(&self.settings.fleet_id) {
+            true => Ok(found),
+            false => Err(IncusError::NotOurs { what, name: name.to_owned() }),
+        }
+    }
+
+    fn volume_path(&self, name: &str) -> Option<String> {
+        let pool = self.incus.pool.as_ref()?;
+        Some(format!("/1.0/storage-pools/{pool}/volumes/custom/{}", volume_name(name)))
+    }
+
+    /// A machine of which there is nothing but its data disk: it waits to be completed.
+    async fn kept(&self, server: &Server, name: &str) -> Result<Option<MachineRecord>, IncusError> {
+        let Some(path) = self.volume_path(name) else { return Ok(None) };
+        let Some(found) = server.get(&path).await? else { return Ok(None) };
+        Ok(self.ours(&found, "the volume", &volume_name(name))?.record(name))
+    }
+
+    async fn list(&self) -> Result<Vec<MachineRecord>, IncusError> {
+        let server = self.server()?;
+        let mut machines = Vec::new();
+        let instances = server.get("/1.0/instances?recursion=1").await?;
+        for found in instances.as_ref().and_then(Value::as_array).into_iter().flatten() {
+            let name = found["name"].as_str().unwrap_or_default();
+            machines.extend(self.ours(found, "the instance", name).ok().and_then(|found| found.record(name)));
+        }
+        if let Some(pool) = &self.incus.pool {
+            let volumes = server.get(&format!("/1.0/storage-pools/{pool}/volumes/custom?recursion=1")).await?;
+            for found in volumes.as_ref().and_then(Value::as_array).into_iter().flatten() {
+                let volume = found["name"].as_str().unwrap_or_default();
+                let Some(name) = volume.strip_suffix(VOLUME_SUFFIX) else { continue };
+                if machines.iter().all(|machine: &MachineRecord| machine.name != name) {
+                    machines.extend(self.ours(found, "the volume", volume).ok().and_then(|found| found.record(name)));
+                }
+            }
+        }
+        machines.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(machines)
+    }
+
+    async fn make(&self, order: &MachineOrder) -> Result<MachineRecord, IncusError> {
+        let server = self.server()?;
+        let name = &order.name;
+        let told = told(order)?;
+        let vanished = || IncusError::Vanished(name.clone());
+        let mut found = self.instance(&server, name).await?;
+        if let Some(half) = found.take_if(|found| !found.finished() && found.text(BOOT) != Some(&told)) {
+            // Nobody has claimed it, and what it was told is out of date.
+            remove(&server, name, &half).await?;
+        }
+        let found = match found {
+            Some(found) => found,
+            None => {
+                self.make_instance(&server, order, &told).await?;
+                self.instance(&server, name).await?.ok_or_else(vanished)?
+            }
+        };
+        match (found.finished(), found.text(BOOT) == Some(&told)) {
+            (true, true) => {}
+            (true, false) => self.tell_again(&server, order, &told, &found).await?,
+            // It was never started. Once it is, nothing removes it but an order to delete it: somebody may have claimed it.
+            (false, _) => {
+                self.put_agent(&server, name).await?;
+                let finished = json!({"config": {FINISHED: "true"}});
+                server.change(Method::PATCH, &format!("/1.0/instances/{name}"), Some(&finished)).await?;
+            }
+        }
+        let found = self.instance(&server, name).await?.ok_or_else(vanished)?;
+        switch_on(&server, name, &found).await?;
+        self.await_agent(order).await?;
+        self.instance(&server, name).await?.and_then(|found| found.record(name)).ok_or_else(vanished)
+    }
+
+    async fn make_instance(&self, server: &Server, order: &MachineOrder, told: &str) -> Result<(), IncusError> {
+        if self.settings.machines.data_disk.is_some() {
+            self.make_volume(server, order).await?;
+        }
+        let instance = self.instance_of(order, told)?;
+        let target = self.target(server, order).await?;
+        let path =
+            target.map_or_else(|| "/1.0/instances".to_owned(), |target| format!("/1.0/instances?target={target}"));
+        match server.change(Method::POST, &path, Some(&instance)).await {
+            // A reply was lost, or somebody was quicker: whose it is shows in a moment.
+            Err(error) if error.exists_already() => Ok(()),
+            Err(IncusError::Refused { words, .. }) if words.contains("mage") && words.contains("not found") => {
+                Err(IncusError::NoImage { image: self.settings.machines.image.clone().unwrap_or_default() })
+            }
+            made => made,
+        }
+    }
+
+    async fn make_volume(&self, server: &Server, order: &MachineOrder) -> Result<(), IncusError> {
+        let Some(path) = self.volume_path(&order.name) else { return Ok(()) };
+        if let Some(found) = server.get(&path).await? {
+            return self.ours(&found, "the volume", &volume_name(&order.name)).map(|_| ());
+        }
+        let size = self.settings.machines.data_disk.map(|size| size.bytes().to_string());
+        let content = match self.incus.kind {
+            IncusKind::Container => "filesystem",
+            IncusKind::VirtualMachine => "block",
+        };
+        let volume = json!({
+            "name": volume_name(&order.name),
+            "content_type": content,
+            "config": {
+                "size": size, FLEET: self.settings.fleet_id, CLUSTER: order.cluster,
+                ADDRESS: order.address.to_string(),
+            },
+        });
+        let volumes = path.rsplit_once('/').map_or(path.as_str(), |(volumes, _)| volumes);
+        match server.change(Method::POST, volumes, Some(&volume)).await {
+            Err(error) if error.exists_already() => Ok(()),
+            made => made,
+        }
+    }
+
+    /// What is asked for; off at first.
+    fn instance_of(&self, order: &MachineOrder, told: &str) -> Result<Value, IncusError> {
+        let machines = &self.settings.machines;
+        let container = self.incus.kind == IncusKind::Container;
+        let mac = hardware_address(&self.settings.fleet_id, &order.name);
+        let first = FirstBoot {
+            boot: &order.boot,
+            machines,
+            members: &order.members,
+            mac: Some(&mac),
+            data_disk: (machines.data_disk.is_some() && !container).then_some(DATA_DISK),
+            agent: AgentFrom::InPlace,
+        };
+        let mut config = json!({
+            FLEET: self.settings.fleet_id,
+            CLUSTER: order.cluster,
+            ADDRESS: order.address.to_string(),
+            BOOT: told,
+            // The server's own reboot is no reason to stay down.
+            "boot.autostart": "true",
+            "cloud-init.user-data": cloud_init::user_data(&first)?,
+        });
+        if machines.subnet.is_some() {
+            config["cloud-init.network-config"] = cloud_init::network_config(&first).into();
+        }
+        if let Some(vcpus) = machines.vcpus {
+            config["limits.cpu"] = vcpus.to_string().into();
+        }
+        if let Some(memory) = machines.memory {
+            config["limits.memory"] = memory.bytes().to_string().into();
+        }
+        let mut devices = Map::new();
+        if let Some(network) = &self.incus.network {
+            let family = if order.address.is_ipv4() { "ipv4.address" } else { "ipv6.address" };
+            let mut nic = json!({
+                "type": "nic", "name": "eth0", "network": network, "hwaddr": mac, family: order.address.to_string(),
+            });
+            if !self.incus.acls.is_empty() {
+                nic["security.acls"] = self.incus.acls.join(",").into();
+            }
+            devices.insert("eth0".to_owned(), nic);
+        }
+        if let Some(pool) = &self.incus.pool {
+            let mut root = json!({"type": "disk", "path": "/", "pool": pool});
+            if let Some(size) = machines.disk {
+                root["size"] = size.bytes().to_string().into();
+            }
+            devices.insert("root".to_owned(), root);
+            if machines.data_disk.is_some() {
+                let mut data = json!({"type": "disk", "pool": pool, "source": volume_name(&order.name)});
+                if container {
+                    data["path"] = ROOT.into();
+                }
+                devices.insert("data".to_owned(), data);
+            }
+        }
+        let image = machines.image.as_deref().unwrap_or_default();
+        let by = if is_fingerprint(image) { "fingerprint" } else { "alias" };
+        let mut instance = json!({
+            "name": order.name,
+            "type": if container { "container" } else { "virtual-machine" },
+            "source": {"type": "image", by: image},
+            "config": config,
+            "devices": devices,
+        });
+        if let Some(profiles) = &self.incus.profiles {
+            instance["profiles"] = json!(profiles);
+        }
+        Ok(instance)
+    }
+
+    /// Where the server is a cluster: the server in it that this machine goes to. Machines of one cluster go round, each by
+    /// its place among them, so that orders given at the same time need not know of each other.
+    async fn target(&self, server: &Server, order: &MachineOrder) -> Result<Option<String>, IncusError> {
+        let environment = server.get("/1.0").await?.unwrap_or_default();
+        if environment["environment"]["server_clustered"] != true {
+            return Ok(None);
+        }
+        let members = server.get("/1.0/cluster/members?recursion=1").await?.unwrap_or_default();
+        let mut servers: Vec<&str> = members
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|member| member["status"] == "Online")
+            .filter_map(|member| member["server_name"].as_str())
+            .filter(|name| self.incus.targets.is_empty() || self.incus.targets.iter().any(|target| target == name))
+            .collect();
+        servers.sort_unstable();
+        let mut addresses = order.members.clone();
+        addresses.sort_unstable();
+        let place = addresses.iter().position(|address| *address == order.address).unwrap_or_default();
+        Ok(servers.get(place % servers.len().max(1)).map(|name| (*name).to_owned()))
+    }
+
+    /// The agent's program gets to where its unit expects it. A virtual machine has it in its image: there is no way into
+    /// one that is off.
+    async fn put_agent(&self, server: &Server, name: &str) -> Result<(), IncusError> {
+        if self.incus.kind == IncusKind::VirtualMachine {
+            return Ok(());
+        }
+        let program = &self.settings.agent;
+        let bytes = tokio::fs::read(program).await.map_err(failed("read", program))?;
+        server.put_file(name, AGENT_PROGRAM, "0755", bytes).await
+    }
+
+    /// A machine that is there is told anew: its agent takes that up when it starts, unless somebody claimed it meanwhile.
+    async fn tell_again(
+        &self,
+        server: &Server,
+        order: &MachineOrder,
+        told: &str,
+        found: &Found,
+    ) -> Result<(), IncusError> {
+        let name = &order.name;
+        let path = format!("/1.0/instances/{name}");
+        let boot = boot_text(order)?;
+        server.put_file(name, raftsman_core::render::first_boot::BOOT, "0600", boot.into_bytes()).await?;
+        if found.runs() {
+            let stop = json!({"action": "stop", "timeout": 30});
+            server.change(Method::PUT, &format!("{path}/state"), Some(&stop)).await?;
+        }
+        server.change(Method::PATCH, &path, Some(&json!({"config": {BOOT: told}}))).await
+    }
+
+    async fn await_agent(&self, order: &MachineOrder) -> Result<(), IncusError> {
+        let begun = Instant::now();
+        let at = SocketAddr::new(order.address, order.agent_port);
+        let limit = if self.settings.machines.installs() { INSTALL_LIMIT } else { BOOT_LIMIT };
+        while !matches!(timeout(CONNECT_LIMIT, TcpStream::connect(at)).await, Ok(Ok(_))) {
+            if begun.elapsed() > limit {
+                return Err(IncusError::NoAgent { name: order.name.clone(), at, waited: begun.elapsed() });
+            }
+            sleep(POLL).await;
+        }
+        Ok(())
+    }
+}
+
+const VOLUME_SUFFIX: &str = "-data";
+
+fn volume_name(machine: &str) -> String {
+    format!("{machine}{VOLUME_SUFFIX}")
+}
+
+fn is_fingerprint(image: &str) -> bool {
+    image.len() >= 12 && image.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
+}
+
+fn boot_text(order: &MachineOrder) -> Result<String, IncusError> {
+    let failed = |source| UserDataError::Boot { machine: order.name.clone(), source };
+    Ok(serde_json::to_string(&order.boot).map_err(failed)? + "\n")
+}
+
+fn told(order: &MachineOrder) -> Result<String, IncusError> {
+    Ok(digest(&boot_text(order)?))
+}
