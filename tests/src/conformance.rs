@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::Duration;
 
 use futures::future::join_all;
 use raftsman_core::boot::Boot;
@@ -72,7 +73,10 @@ pub async fn conform(site: &Site<'_>) {
     let made = ours.create(first).await.expect("a machine");
     assert!(made.finished && made.power == Power::Running && made.address == first.address, "{made:?}");
     assert_eq!(ours.machine(&first.name).await.expect("an answer").as_ref(), Some(&made));
-    let listens = |order: &MachineOrder| TcpStream::connect(SocketAddr::new(order.address, order.agent_port)).is_ok();
+    // Nobody answers at the address of a machine that is gone, not even with a refusal.
+    let listens = |order: &MachineOrder| {
+        TcpStream::connect_timeout(&SocketAddr::new(order.address, order.agent_port), Duration::from_secs(5)).is_ok()
+    };
     assert!(listens(first), "its agent serves");
     let one = (site.everything)();
     assert_eq!(ours.create(first).await.expect("the same machine"), made);

@@ -1,11 +1,15 @@
-//! The libvirt of the tests itself: a machine boots, loses its power, and goes.
+//! The libvirt of the tests itself: a machine boots, loses its power, and goes. And orders that no machine boots for.
 
 use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use raftsman_tests::lab::{eventually, text};
+use raftsman_core::spec::read;
+use raftsman_providers::{Connection, LibvirtSettings, Power, Settings, connect};
+use raftsman_tests::conformance::order;
+use raftsman_tests::lab::{binary, eventually, text};
 use raftsman_tests::libvirt::{BASE, BOOT_LIMIT, Libvirt, NETWORK, POOL};
+use tokio::runtime::Runtime;
 
 /// A domain with an overlay of the base and a seed that says a word on the serial line.
 fn domain(libvirt: &Libvirt) -> String {
@@ -72,4 +76,122 @@ fn a_machine_comes_and_goes() {
     let (dir, group) = (libvirt.path().to_owned(), libvirt.group().to_owned());
     drop(libvirt);
     assert!(!dir.exists() && !group.exists());
+}
+
+/// What a file with these lines below `machines` and `machines.libvirt` orders there.
+fn connection(libvirt: &Libvirt, machines: &str, settings: &str) -> Connection {
+    let text = format!(
+        "fleet: lab\nmachines:\n  provider: libvirt\n  image: {BASE}\n  install_dependencies: false\n  {machines}\n  \
+         libvirt:\n    uri: {:?}\n    {settings}\netcd:\n  main:\n    members:\n      \
+         - {{ name: m1, address: 10.79.0.11 }}\n      - {{ name: m2, address: 10.79.0.12 }}\n      \
+         - {{ name: m3, address: 10.79.0.13 }}\n",
+        libvirt.uri()
+    );
+    let reading = read(&text);
+    assert_eq!(reading.errors(), 0, "{}", reading.render("raftsman.yaml", &text, false));
+    let machines = reading.spec.expect("a spec").machines;
+    let settings = LibvirtSettings { fleet_id: "fleet-a".to_owned(), agent: binary("raftsman-agent"), machines };
+    connect(Settings::Libvirt(settings))
+}
+
+const SUBNET: &str = "subnet: 10.79.0.0/24";
+/// More than any host has: such a machine is described, and does not start.
+const TOO_LARGE: &str = "memory: 4096TiB";
+
+fn refusal(runtime: &Runtime, connection: &Connection) -> String {
+    let order = order("fleet-a", "m1", "10.79.0.11".parse().expect("an address"));
+    runtime.block_on(connection.create(&order)).expect_err("it cannot be made").to_string()
+}
+
+#[test]
+fn what_is_in_the_way_is_said_and_what_was_made_by_halves_is_known() {
+    let libvirt = Libvirt::up();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let before = libvirt.everything();
+    let settings = format!("pool: {POOL}\n    network: {NETWORK}");
+
+    // Nothing is made as long as something is missing.
+    for (machines, settings, words) in [
+        (SUBNET, format!("pool: nowhere\n    network: {NETWORK}"), "the storage pool `nowhere`"),
+        (SUBNET, format!("pool: {POOL}\n    network: nowhere"), "the network `nowhere`"),
+        (SUBNET, format!("image_pool: nowhere\n    {settings}"), "the storage pool `nowhere`"),
+    ] {
+        let said = refusal(&runtime, &connection(&libvirt, machines, &settings));
+        assert!(said.contains(words), "{said}");
+        assert_eq!(libvirt.everything(), before);
+    }
+    libvirt.virsh(&["vol-create-as", POOL, "other.qcow2", "1M"]).ok();
+    std::fs::rename(libvirt.path().join("pool").join(BASE), libvirt.path().join(BASE)).expect("the image is away");
+    let said = refusal(&runtime, &connection(&libvirt, SUBNET, &settings));
+    assert!(said.contains("the image `base.qcow2` is no volume of the pool `machines`"), "{said}");
+    std::fs::rename(libvirt.path().join(BASE), libvirt.path().join("pool").join(BASE)).expect("the image is back");
+    libvirt.virsh(&["vol-delete", "other.qcow2", "--pool", POOL]).ok();
+
+    // Somebody else's machine of that name stays as it is.
+    let theirs = "<domain type='qemu'><name>m1</name><memory unit='MiB'>64</memory><os><type>hvm</type></os></domain>";
+    libvirt.define("define", theirs);
+    let ours = connection(&libvirt, SUBNET, &settings);
+    let said = refusal(&runtime, &ours);
+    assert!(said.contains("is not of this fleet's making"), "{said}");
+    assert!(runtime.block_on(ours.delete("m1")).expect_err("it is theirs").is_foreign());
+    assert!(runtime.block_on(ours.inventory()).expect("an inventory").is_empty());
+    libvirt.virsh(&["undefine", "m1"]).ok();
+    assert_eq!(libvirt.everything(), before);
+
+    // A network that is off, and an interface that the host has not: said when the machine starts, and the machine is
+    // known as one that was not made to its end, until it is given back.
+    libvirt.define("net-define", "<network><name>off</name><bridge name='off0'/></network>");
+    let with_network = libvirt.everything();
+    for (settings, words) in [
+        (format!("pool: {POOL}\n    network: off"), "the network `off`"),
+        (format!("pool: {POOL}\n    macvtap: nosuch0"), "the host has no interface `nosuch0`"),
+    ] {
+        let connection = connection(&libvirt, SUBNET, &settings);
+        let said = refusal(&runtime, &connection);
+        assert!(said.contains(words), "{said}");
+        let found = runtime.block_on(connection.machine("m1")).expect("an answer").expect("a machine");
+        assert!(!found.finished && found.power == Power::Stopped, "{found:?}");
+        assert_eq!(runtime.block_on(connection.inventory()).expect("an inventory"), [found]);
+        runtime.block_on(connection.delete("m1")).expect("it is given back");
+        assert_eq!(libvirt.everything(), with_network);
+    }
+    libvirt.virsh(&["net-undefine", "off"]).ok();
+
+    // Everything that can be said of a machine, in libvirt's words; and the address that is kept for it.
+    let all = format!(
+        "{settings}\n    clone: copy\n    macs: {{ m1: \"52:54:00:DE:E3:65\" }}\n    autostart: false\n    \
+         interfaces:\n    - {{ macvtap: eth9, subnet: 10.80.0.0/24, addresses: {{ m1: 10.80.0.11, m2: 10.80.0.12, m3: 10.80.0.13 }} }}"
+    );
+    let large = format!("{TOO_LARGE}\n  disk: 3GiB\n  data_disk: 1GiB\n  vcpus: 3");
+    let whole = connection(&libvirt, &large, &all);
+    println!("{}", refusal(&runtime, &whole));
+    let described = libvirt.virsh(&["dumpxml", "m1"]).ok().stdout;
+    for wanted in [
+        "<mac address='52:54:00:de:e3:65'/>",
+        "<source network='lab'",
+        "<source dev='eth9' mode='bridge'/>",
+        "<serial>raftsman-data</serial>",
+        "<vcpu placement='static'>3</vcpu>",
+        "_seed.iso'/>",
+    ] {
+        assert!(described.contains(wanted), "{wanted} in {described}");
+    }
+    let made = libvirt.everything();
+    let kept = "lab <host mac='52:54:00:de:e3:65' name='m1' ip='10.79.0.11'/>";
+    assert!(made.contains(kept), "{made:?}");
+    let system =
+        made.iter().find_map(|thing| thing.strip_prefix("volume machines/").filter(|it| it.ends_with("_system")));
+    let system = libvirt.virsh(&["vol-dumpxml", system.expect("a disk"), "--pool", POOL]).ok().stdout;
+    assert!(system.contains(&format!("<capacity unit='bytes'>{}</capacity>", 3u64 << 30)), "{system}");
+    assert!(!system.contains("backingStore"), "{system}");
+    runtime.block_on(whole.delete("m1")).expect("it is given back");
+    assert_eq!(libvirt.everything(), before);
+
+    // Its data disk alone is a machine to be completed.
+    let name = "raftsman_fleet-a_m2_10.79.0.12_data";
+    libvirt.virsh(&["vol-create-as", POOL, name, "1M"]).ok();
+    let found = runtime.block_on(ours.machine("m2")).expect("an answer").expect("a machine");
+    assert!(!found.finished && found.power == Power::Stopped && found.address.to_string() == "10.79.0.12", "{found:?}");
+    runtime.block_on(ours.delete("m2")).expect("it is given back");
+    assert_eq!(libvirt.everything(), before);
 }

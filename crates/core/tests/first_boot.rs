@@ -12,10 +12,10 @@ use std::process::{Command, Output, Stdio};
 
 use jiff::Timestamp;
 use raftsman_core::boot::Boot;
-use raftsman_core::render::cloud_init::{self, LONGEST, UserDataError};
+use raftsman_core::render::cloud_init::{self, FurtherInterface, LONGEST, UserDataError};
 use raftsman_core::render::first_boot::{self, AgentFrom, DeliveredFile, DeliveryError, FirstBoot, Then};
 use raftsman_core::render::{chrony, fluent_bit, nftables, systemd, units};
-use raftsman_core::spec::{Firewall, Machines, Name, Subnet, read};
+use raftsman_core::spec::{Dns, Firewall, Machines, Name, Subnet, read};
 
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ9q0xyTn1PLbVZ7gk2cCyZV3Vn0Vqz1oXJ0uJq9vQ3B";
 
@@ -111,6 +111,24 @@ fn each(check: impl Fn(&str, &FirstBoot<'_>)) {
     check("full", &FirstBoot { machines: &full, members: &members, mac, data_disk, agent: URL, ..base });
 }
 
+/// The network configuration; with everything, of three interfaces.
+fn network_config(name: &str, first: &FirstBoot<'_>) -> String {
+    let backup = Subnet::parse("10.80.0.0/24").expect("a network");
+    let dns = Dns { servers: addresses(&["10.80.0.1"]), search: Vec::new() };
+    let fixed = FurtherInterface {
+        mac: "52:54:00:AB:CD:F0",
+        address: addresses(&["10.80.0.11"]).pop(),
+        subnet: Some(backup),
+        gateway: addresses(&["10.80.0.1"]).pop(),
+        dns: Some(&dns),
+    };
+    let asking = FurtherInterface { mac: "52:54:00:ab:cd:f1", address: None, subnet: None, gateway: None, dns: None };
+    match name {
+        "full" => cloud_init::network_config_of(first, &[fixed, asking]),
+        _ => cloud_init::network_config(first),
+    }
+}
+
 fn snapshot(name: &str, text: &str) {
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("first_boot_snapshots");
@@ -123,7 +141,7 @@ fn snapshot(name: &str, text: &str) {
 fn what_machines_boot_with() {
     each(|name, first| {
         snapshot(&format!("{name}_user_data"), &cloud_init::user_data(first).expect("user data"));
-        snapshot(&format!("{name}_network_config"), &cloud_init::network_config(first));
+        snapshot(&format!("{name}_network_config"), &network_config(name, first));
         snapshot(&format!("{name}_meta_data"), &cloud_init::meta_data(first.boot));
     });
 }
@@ -260,7 +278,7 @@ fn cloud_init_accepts_its_files() {
         let user_data = scratch.write(&format!("{name}/user-data"), &cloud_init::user_data(first).expect("user data"));
         let said = accepted("cloud-init", &["schema", "--config-file", shown(&user_data)]);
         assert!(said.to_lowercase().contains("valid cloud-config") && !said.contains("deprecat"), "{said}");
-        let network = scratch.write(&format!("{name}/network-config"), &cloud_init::network_config(first));
+        let network = scratch.write(&format!("{name}/network-config"), &network_config(name, first));
         for renderer in ["networkd", "eni", "netplan"] {
             let out = scratch.0.join(format!("{name}-{renderer}"));
             accepted(
@@ -285,7 +303,13 @@ fn cloud_init_accepts_its_files() {
     let gateway = std::fs::read_dir(scratch.0.join("full-networkd/etc/systemd/network")).expect("networkd's files");
     let text: String =
         gateway.map(|file| std::fs::read_to_string(file.expect("a file").path()).expect("text")).collect();
-    for wanted in ["Address=10.77.0.11/24", "Gateway=10.77.0.1", "DNS=10.77.0.2", "MACAddress=52:54:00:ab:cd:ef"] {
+    for wanted in [
+        "Address=10.77.0.11/24",
+        "Gateway=10.77.0.1",
+        "DNS=10.77.0.2",
+        "MACAddress=52:54:00:ab:cd:ef",
+        "Address=10.80.0.11/24",
+    ] {
         assert!(text.contains(wanted), "{wanted} in\n{text}");
     }
 }

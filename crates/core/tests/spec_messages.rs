@@ -131,7 +131,7 @@ cases! {
 
 // Machines.
 cases! {
-    provider_not_yet: machines("provider: libvirt");
+    provider_not_yet: machines("provider: openstack");
     provider_unknown: machines("provider: vmware");
     provider_ignores: machines("vcpus: 2\nmemory: 4GiB\ndisk: 10GiB\nimage: debian-13\ninstall_dependencies: false");
     provider_ignores_boot: machines("subnet: 10.77.0.0/24\ngateway: 10.77.0.1\ndns: { servers: [10.77.0.1] }\nfirewall: true\nnode_exporter: true\nupdates: security\nmirror: { packages: \"http://mirror/debian\" }");
@@ -164,7 +164,15 @@ cases! {
     subnet_impossible: machines("subnet: 127.0.0.0/8");
     subnet_unreachable: machines("subnet: 10.77.0.0/24");
     subnet_without_names: machines("subnet: 10.77.0.0/24\ngateway: 10.77.0.1");
-    subnet_of_others: whole("fleet: shop\nmachines: { provider: libvirt, subnet: 10.77.0.0/24, gateway: 10.77.0.1, dns: { servers: [10.77.0.1] } }\netcd:\n  main:\n    members:\n      - { name: a, address: 10.77.0.1 }\n      - { name: b, address: 10.78.0.2 }\n      - { name: c, address: 10.77.0.255 }\n");
+    subnet_of_others: whole("fleet: shop\nmachines: { provider: libvirt, image: debian-13, subnet: 10.77.0.0/24, gateway: 10.77.0.1, dns: { servers: [10.77.0.1] } }\netcd:\n  main:\n    members:\n      - { name: a, address: 10.77.0.1 }\n      - { name: b, address: 10.78.0.2 }\n      - { name: c, address: 10.77.0.255 }\n");
+    libvirt_ignored: machines("libvirt: { pool: default }");
+    libvirt_image_none: machines("provider: libvirt\nsubnet: 10.77.0.0/24\ninstall_dependencies: false");
+    libvirt_names: machines("provider: libvirt\nimage: debian-13.qcow2\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nlibvirt: { uri: kvm1, pool: \"\" }");
+    libvirt_both: machines("provider: libvirt\nimage: debian-13.qcow2\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nlibvirt: { network: lan, macvtap: enp3s0, uri: \"qemu+ssh://kvm1/system\" }");
+    libvirt_macvtap_host: machines("provider: libvirt\nimage: debian-13.qcow2\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nlibvirt: { macvtap: enp3s0 }");
+    libvirt_macvtap_dhcp: whole("fleet: shop\nmachines:\n  provider: libvirt\n  image: debian-13.qcow2\n  libvirt: { macvtap: enp3s0, uri: \"qemu+ssh://kvm1/system\" }\netcd: { main: { members: [{ name: a, address: 10.77.0.11 }] } }\n");
+    libvirt_macs: whole("fleet: shop\nmachines:\n  provider: libvirt\n  image: debian-13.qcow2\n  subnet: 10.77.0.0/24\n  install_dependencies: false\n  libvirt:\n    macs: { a: \"52:54:00:de:e3\", b: \"53:54:00:de:e3:65\", d: \"52:54:00:de:e3:65\" }\n    interfaces:\n    - { network: backup, subnet: 10.80.0.0/24, addresses: { a: 10.80.0.11, b: 10.80.0.12, c: 10.80.0.13 }, macs: { a: \"52:54:00:DE:E3:65\" } }\netcd: { main: { members: [{ name: a }, { name: b }, { name: c }] } }\n");
+    libvirt_interfaces: whole("fleet: shop\nmachines:\n  provider: libvirt\n  image: debian-13.qcow2\n  subnet: 10.77.0.0/24\n  install_dependencies: false\n  libvirt:\n    interfaces:\n    - { subnet: 10.80.0.0/24, gateway: 10.81.0.1, addresses: { a: 10.80.0.11, b: 10.80.0.11, c: 10.81.0.13, d: 10.80.0.14 } }\n    - { network: backup, macvtap: enp4s0, gateway: 10.82.0.1, addresses: { a: 10.82.0.11 } }\n    - { macvtap: enp5s0, subnet: 10.83.0.0/24, addresses: { a: 10.83.0.11 } }\netcd: { main: { members: [{ name: a }, { name: b }, { name: c }] } }\n");
     gateway_alone: machines("gateway: 10.77.0.1");
     gateway_outside: machines("subnet: 10.77.0.0/24\ngateway: 10.78.0.1\ninstall_dependencies: false");
     dns_empty: machines("dns: {}");

@@ -12,7 +12,7 @@ use raftsman_core::desired::{self, DesireError, Desired, LoopbackNetwork};
 use raftsman_core::observed::Ledger;
 use raftsman_core::spec::{Incus, Machines, Member, Members, Name, Provider, Spec, Ssh};
 use raftsman_providers::networks::{NetworkError, Networks};
-use raftsman_providers::{Connection, HostsSettings, IncusSettings, LocalSettings, Settings};
+use raftsman_providers::{Connection, HostsSettings, IncusSettings, LibvirtSettings, LocalSettings, Settings};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::artifacts::Artifacts;
@@ -215,7 +215,10 @@ fn settings(spec: &Spec, setting: &Setting, store: &Store) -> Result<Settings, F
                 server_certificate: server_certificate.as_ref().map(below),
             }))
         }
-        Provider::Libvirt | Provider::Openstack | Provider::Aws => Err(FleetError::NoProvider),
+        Provider::Libvirt => {
+            Ok(Settings::Libvirt(LibvirtSettings { fleet_id, agent, machines: spec.machines.clone() }))
+        }
+        Provider::Openstack | Provider::Aws => Err(FleetError::NoProvider),
     }
 }
 

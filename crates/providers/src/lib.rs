@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub mod hosts;
 pub mod incus;
+pub mod libvirt;
 pub mod local;
 pub mod networks;
 
@@ -20,6 +21,7 @@ mod process;
 pub use files::FileError;
 pub use hosts::{Hosts, HostsError, HostsSettings, Ssh};
 pub use incus::{Incus, IncusError, IncusSettings};
+pub use libvirt::{Libvirt, LibvirtError, LibvirtSettings};
 pub use local::{Local, LocalError, LocalSettings};
 
 /// Where machines come from.
@@ -31,6 +33,8 @@ pub enum Settings {
     Hosts(HostsSettings),
     /// An Incus server.
     Incus(IncusSettings),
+    /// Virtual machines through libvirt.
+    Libvirt(LibvirtSettings),
 }
 
 /// Where machines come from: the contract that every provider keeps, shown by one suite against every real server.
@@ -73,6 +77,9 @@ pub enum ProviderError {
     /// Incus.
     #[error(transparent)]
     Incus(#[from] IncusError),
+    /// Virtual machines through libvirt.
+    #[error(transparent)]
+    Libvirt(#[from] LibvirtError),
 }
 
 impl ProviderError {
@@ -83,6 +90,7 @@ impl ProviderError {
             // What is not ours is not in the state.
             Self::Hosts(_) => false,
             Self::Incus(error) => matches!(error, IncusError::NotOurs { .. }),
+            Self::Libvirt(error) => matches!(error, LibvirtError::NotOurs { .. }),
         }
     }
 }
@@ -154,5 +162,6 @@ pub fn connect(settings: Settings) -> Connection {
         Settings::Local(settings) => Arc::new(Local::new(settings)),
         Settings::Hosts(settings) => Arc::new(Hosts::new(settings)),
         Settings::Incus(settings) => Arc::new(Incus::new(settings)),
+        Settings::Libvirt(settings) => Arc::new(Libvirt::new(settings)),
     }
 }

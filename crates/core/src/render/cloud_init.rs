@@ -1,11 +1,13 @@
 //! a machine to be made → what cloud-init reads: user data, network configuration, NoCloud's meta-data.
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 
 use super::digest;
 use super::first_boot::FirstBoot;
 use super::yaml::{block, list, quoted};
 use crate::boot::Boot;
+use crate::spec::{Dns, Machines, Subnet};
 
 /// As much user data as every cloud takes (AWS takes no more).
 pub const LONGEST: usize = 16 * 1024;
@@ -100,41 +102,82 @@ pub fn user_data(first: &FirstBoot<'_>) -> Result<String, UserDataError> {
     }
 }
 
+/// An interface of a machine besides the one that etcd listens on.
+#[derive(Debug, Clone, Copy)]
+pub struct FurtherInterface<'a> {
+    /// Its hardware address.
+    pub mac: &'a str,
+    /// Its address; by DHCP where there is none or no subnet.
+    pub address: Option<IpAddr>,
+    /// The network that the address is in.
+    pub subnet: Option<Subnet>,
+    /// The way out, for what the first interface does not reach.
+    pub gateway: Option<IpAddr>,
+    /// Who turns names into addresses.
+    pub dns: Option<&'a Dns>,
+}
+
 /// The network configuration, version 2: for NoCloud. Clouds that give out addresses themselves need none.
 pub fn network_config(first: &FirstBoot<'_>) -> String {
-    let machines = first.machines;
-    let address = first.boot.address;
-    // A machine that raftsman makes has one network card. It gets this name: cloud-init's writer for networkd looks for a
-    // card of the name that is written here, whatever else is to match.
+    network_config_of(first, &[])
+}
+
+/// The network configuration of a machine with further interfaces.
+pub fn network_config_of(first: &FirstBoot<'_>, further: &[FurtherInterface<'_>]) -> String {
+    let Machines { subnet, gateway, dns, .. } = first.machines;
+    // Cards get these names: cloud-init's writer for networkd looks for a card of the name that is written here, whatever
+    // else is to match.
     let mut out = String::from("version: 2\nethernets:\n  eth0:\n");
-    let _ = match first.mac {
-        Some(mac) => {
-            let mac = quoted(&mac.to_ascii_lowercase());
-            writeln!(out, "    match: {{ macaddress: {mac} }}\n    set-name: eth0")
-        }
-        None => writeln!(out, "    match: {{ name: \"e*\" }}"),
-    };
-    match machines.subnet {
-        None => {
-            let _ = writeln!(out, "    dhcp{}: true", if address.is_ipv4() { 4 } else { 6 });
-        }
-        Some(subnet) => {
+    match first.mac {
+        Some(mac) => matched(&mut out, 0, mac),
+        // It is the only one.
+        None => out.push_str("    match: { name: \"e*\" }\n"),
+    }
+    card(&mut out, Some(first.boot.address), *subnet, *gateway, None, dns.as_ref());
+    for (index, interface) in (1..).zip(further) {
+        let FurtherInterface { mac, address, subnet, gateway, dns } = *interface;
+        let _ = writeln!(out, "  eth{index}:");
+        matched(&mut out, index, mac);
+        // The first card's way out is preferred.
+        card(&mut out, address, address.and(subnet), gateway, Some(1000 + index), dns);
+    }
+    out
+}
+
+fn matched(out: &mut String, index: usize, mac: &str) {
+    let mac = quoted(&mac.to_ascii_lowercase());
+    let _ = writeln!(out, "    match: {{ macaddress: {mac} }}\n    set-name: eth{index}");
+}
+
+fn card(
+    out: &mut String,
+    address: Option<IpAddr>,
+    subnet: Option<Subnet>,
+    gateway: Option<IpAddr>,
+    metric: Option<usize>,
+    dns: Option<&Dns>,
+) {
+    match (address, subnet) {
+        (Some(address), Some(subnet)) => {
             let _ = writeln!(out, "    addresses: [\"{address}/{}\"]", subnet.prefix());
-            if let Some(gateway) = machines.gateway {
+            if let Some(gateway) = gateway {
                 // Not `default`: cloud-init's writer for networkd ends with an exception there.
                 let everything = if gateway.is_ipv4() { "0.0.0.0/0" } else { "::/0" };
-                let _ = writeln!(out, "    routes: [{{ to: \"{everything}\", via: \"{gateway}\" }}]");
+                let metric = metric.map(|metric| format!(", metric: {metric}")).unwrap_or_default();
+                let _ = writeln!(out, "    routes: [{{ to: \"{everything}\", via: \"{gateway}\"{metric} }}]");
             }
         }
+        (address, _) => {
+            let _ = writeln!(out, "    dhcp{}: true", if address.is_none_or(|it| it.is_ipv4()) { 4 } else { 6 });
+        }
     }
-    if let Some(dns) = &machines.dns {
+    if let Some(dns) = dns {
         out.push_str("    nameservers:\n");
         let servers = dns.servers.iter().map(ToString::to_string);
         for (key, items) in [("addresses", list(servers)), ("search", list(&dns.search))] {
             let _ = writeln!(out, "      {key}: {items}");
         }
     }
-    out
 }
 
 /// NoCloud's meta-data.
@@ -142,10 +185,11 @@ pub fn meta_data(boot: &Boot) -> String {
     format!("instance-id: {}\nlocal-hostname: {}\n", quoted(&instance_id(boot)), quoted(&boot.machine))
 }
 
-/// What tells one life of a machine from the next: a machine that is rebuilt has another join token, and does its first
-/// boot again.
+/// What tells one life of a machine from the next: a machine that is rebuilt has another join token, one that was not
+/// claimed in time has another deadline, and both do their first boot again.
 pub fn instance_id(boot: &Boot) -> String {
     let token = boot.join_token.as_deref().unwrap_or_default();
-    let life = digest(&format!("{}\n{}\n{token}", boot.fleet_id, boot.machine));
+    let deadline = boot.join_deadline.map(|at| format!("\n{at}")).unwrap_or_default();
+    let life = digest(&format!("{}\n{}\n{token}{deadline}", boot.fleet_id, boot.machine));
     format!("{}-{}", boot.machine, life.get(..16).unwrap_or(&life))
 }

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::incus::Incus;
+use super::libvirt::Libvirt;
 use super::subnet::Subnet;
 use super::types::Secret;
 use super::units::{ByteSize, Name};
@@ -29,6 +30,9 @@ pub struct Machines {
     /// Incus: the server, and what machines there are made of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub incus: Option<Incus>,
+    /// libvirt: where virtual machines are made, from what, and what they are connected to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub libvirt: Option<Libvirt>,
     /// Virtual CPUs of a machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u32>,

@@ -121,8 +121,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
 
 fn provider(findings: &mut Findings<'_>, machines: &Machines) {
     let name = match machines.provider {
-        Provider::Local | Provider::Hosts | Provider::Incus => None,
-        Provider::Libvirt => Some("libvirt"),
+        Provider::Local | Provider::Hosts | Provider::Incus | Provider::Libvirt => None,
         Provider::Openstack => Some("openstack"),
         Provider::Aws => Some("aws"),
     };
@@ -134,10 +133,10 @@ fn provider(findings: &mut Findings<'_>, machines: &Machines) {
                 format!("the provider `{name}` is not in this version yet"),
             )
             .why(
-                "this version has `local`, which runs every machine on this computer, `hosts`, which exist already, and \
-                 `incus`",
+                "this version has `local`, which runs every machine on this computer, `hosts`, which exist already, \
+                 `incus` and `libvirt`",
             )
-            .help("set `provider: local`, `hosts` or `incus`, or wait for a later version"),
+            .help("set `provider: local`, `hosts`, `incus` or `libvirt`, or wait for a later version"),
         );
         return;
     }
@@ -146,6 +145,7 @@ fn provider(findings: &mut Findings<'_>, machines: &Machines) {
         ("network", machines.network.is_some(), Provider::Local),
         ("ssh", machines.ssh.is_some(), Provider::Hosts),
         ("incus", machines.incus.is_some(), Provider::Incus),
+        ("libvirt", machines.libvirt.is_some(), Provider::Libvirt),
     ] {
         if given && machines.provider != whose {
             let whose = format!("{whose:?}").to_lowercase();

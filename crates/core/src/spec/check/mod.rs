@@ -4,6 +4,7 @@ mod boot;
 mod cluster;
 mod flags;
 mod incus;
+mod libvirt;
 mod machines;
 mod members;
 mod pki;
@@ -162,6 +163,7 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], limit: usize) ->
     machines::check(&mut findings);
     boot::check(&mut findings);
     incus::check(&mut findings);
+    libvirt::check(&mut findings);
     members::check(&mut findings);
     source::check(&mut findings);
     for (name, cluster) in &spec.etcd {

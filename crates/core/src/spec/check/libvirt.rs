@@ -1,0 +1,241 @@
+//! The section `machines.libvirt` → what libvirt would refuse, and what it would do to machines that nobody reaches.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::super::diagnostic::Path;
+use super::super::libvirt::{Interface, Libvirt, Link};
+use super::super::machines::Provider;
+use super::super::types::{Members, Spec};
+use super::super::units::{Name, quoted};
+use super::{Finding, Findings};
+
+fn at(key: &str) -> Path {
+    Path::of(&["machines", "libvirt", key])
+}
+
+fn above(key: &str) -> Path {
+    Path::of(&["machines", key])
+}
+
+pub(super) fn check(findings: &mut Findings<'_>) {
+    let machines = &findings.spec.machines;
+    if machines.provider != Provider::Libvirt {
+        return;
+    }
+    if machines.image.is_none() {
+        findings.add(
+            Finding::error("image-none", above("provider"), "no image is named that virtual machines boot from")
+                .uses(above("image"))
+                .why("a machine's system disk is made from a volume of a libvirt pool, such as a cloud image of Debian")
+                .help("add `image`, the volume's name; docs/guide/libvirt.md says how to put one there"),
+        );
+    }
+    let default = Libvirt::default();
+    let settings = machines.libvirt.as_ref().unwrap_or(&default);
+    texts(findings, settings);
+    first(findings, settings);
+    let known = members(findings.spec);
+    for (index, interface) in settings.interfaces.iter().enumerate() {
+        further(findings, interface, &known, || at("interfaces").index(index));
+    }
+    hardware(findings, settings, &known);
+}
+
+/// Names that libvirt knows nothing by.
+fn texts(findings: &mut Findings<'_>, settings: &Libvirt) {
+    let pools =
+        [("image_pool", &settings.image_pool), ("data_pool", &settings.data_pool), ("seed_pool", &settings.seed_pool)];
+    let optional = pools.into_iter().chain([("network", &settings.network), ("macvtap", &settings.macvtap)]);
+    let given = optional.filter_map(|(key, text)| Some((key, text.as_ref()?)));
+    for (key, text) in given.chain([("uri", &settings.uri), ("pool", &settings.pool)]) {
+        if text.trim().is_empty() || text.contains(|c: char| c.is_control()) {
+            findings.add(
+                Finding::error(
+                    "libvirt-name-invalid",
+                    at(key),
+                    format!("{} cannot be a name of libvirt's", quoted(text)),
+                )
+                .help("write it as libvirt knows it, or leave it out"),
+            );
+        }
+    }
+    if !settings.uri.trim().is_empty() && !settings.uri.contains(":///") && !settings.uri.contains("://") {
+        findings.add(
+            Finding::error(
+                "libvirt-uri-invalid",
+                at("uri"),
+                format!("{} is no address of libvirt's", quoted(&settings.uri)),
+            )
+            .help("such as `qemu:///system`, or `qemu+ssh://root@kvm1.example.com/system`"),
+        );
+    }
+}
+
+/// The interface that etcd listens on.
+fn first(findings: &mut Findings<'_>, settings: &Libvirt) {
+    one_link(findings, settings.network.is_some(), settings.macvtap.is_some(), at("network"), at("macvtap"));
+    let machines = &findings.spec.machines;
+    if let Link::Macvtap(_) = settings.link() {
+        if machines.subnet.is_none() {
+            findings.add(
+                Finding::error("macvtap-without-subnet", at("macvtap"), "machines on macvtap need `machines.subnet`")
+                    .on_key()
+                    .uses(above("subnet"))
+                    .why("their network is not libvirt's: it cannot keep an address for each of them")
+                    .help("add `subnet`, and `gateway` where there is one"),
+            );
+        }
+        if settings.is_here() {
+            findings.add(
+                Finding::warning("macvtap-host", at("macvtap"), "the host of a macvtap does not reach its machines, nor they it")
+                    .on_key()
+                    .uses(at("uri"))
+                    .why("in bridge mode, what a machine sends goes out by the interface and never to the host itself; raftsman must reach every machine's agent")
+                    .help("run raftsman on another computer of that network, with `uri: qemu+ssh://<host>/system`, or use a libvirt network"),
+            );
+        }
+    }
+}
+
+fn one_link(findings: &mut Findings<'_>, network: bool, macvtap: bool, one: Path, other: Path) {
+    if network && macvtap {
+        findings.add(
+            Finding::error("interface-both", other, "an interface has either `network` or `macvtap`")
+                .on_key()
+                .also(one, "the network")
+                .help("keep one of them; `interfaces` has room for the other"),
+        );
+    }
+}
+
+fn further(findings: &mut Findings<'_>, interface: &Interface, known: &BTreeSet<&Name>, here: impl Fn() -> Path) {
+    let (network, macvtap) = (interface.network.is_some(), interface.macvtap.is_some());
+    one_link(findings, network, macvtap, here().key("network"), here().key("macvtap"));
+    if !network && !macvtap {
+        findings.add(
+            Finding::error("interface-nowhere", here(), "this interface is connected to nothing")
+                .help("add `network`, a libvirt network's name, or `macvtap`, an interface of the host"),
+        );
+    }
+    let Some(subnet) = interface.subnet else {
+        for (key, given) in [("gateway", interface.gateway.is_some()), ("addresses", !interface.addresses.is_empty())] {
+            if given {
+                findings.add(
+                    Finding::error(
+                        "interface-without-subnet",
+                        here().key(key),
+                        format!("`{key}` is of no use without `subnet`"),
+                    )
+                    .on_key()
+                    .uses(here().key("subnet"))
+                    .why("without a subnet a machine asks by DHCP")
+                    .help("add `subnet`, such as `10.80.0.0/24`, or remove it"),
+                );
+            }
+        }
+        return;
+    };
+    if let Some(gateway) = interface.gateway.filter(|gateway| !subnet.has_room_for(*gateway)) {
+        findings.add(
+            Finding::error(
+                "gateway-outside",
+                here().key("gateway"),
+                format!("no host of {subnet} has the address {gateway}"),
+            )
+            .also(here().key("subnet"), "the subnet")
+            .help("write the gateway's address in this interface's own network"),
+        );
+    }
+    let mut seen: BTreeMap<IpAddr, &Name> = BTreeMap::new();
+    for (machine, address) in &interface.addresses {
+        let path = || here().key("addresses").key(machine.as_str());
+        if !subnet.has_room_for(*address) {
+            findings.add(
+                Finding::error(
+                    "address-outside-subnet",
+                    path(),
+                    format!("no machine of {subnet} can have the address {address}"),
+                )
+                .also(here().key("subnet"), "the subnet")
+                .help("correct the address, or the subnet"),
+            );
+        } else if let Some(other) = seen.insert(*address, machine) {
+            findings.add(
+                Finding::error("address-twice", path(), format!("{address} is the address of `{other}` already"))
+                    .help("give each machine its own"),
+            );
+        }
+        unknown(findings, machine, known, path);
+    }
+    for machine in known.iter().filter(|machine| !interface.addresses.contains_key(**machine)) {
+        findings.add(
+            Finding::error(
+                "interface-without-address",
+                here(),
+                format!("`{machine}` has no address on this interface"),
+            )
+            .uses(here().key("addresses"))
+            .uses(Path::of(&["etcd"]))
+            .help(format!("add it to `addresses`: `{machine}: …`")),
+        );
+    }
+}
+
+/// All machines of the file that it names.
+fn members(spec: &Spec) -> BTreeSet<&Name> {
+    let lists = spec.etcd.values().filter_map(|cluster| match &cluster.members {
+        Members::List(list) => Some(list.iter().map(|member| &member.name)),
+        Members::Count(_) => None,
+    });
+    lists.flatten().collect()
+}
+
+fn unknown(findings: &mut Findings<'_>, machine: &Name, known: &BTreeSet<&Name>, path: impl Fn() -> Path) {
+    if !known.is_empty() && !known.contains(machine) {
+        findings.add(
+            Finding::warning("machine-unknown", path(), format!("no member is called `{machine}`"))
+                .on_key()
+                .uses(Path::of(&["etcd"]))
+                .help("correct the name, or remove the line"),
+        );
+    }
+}
+
+fn hardware(findings: &mut Findings<'_>, settings: &Libvirt, known: &BTreeSet<&Name>) {
+    let further = settings.interfaces.iter().enumerate();
+    let further = further.map(|(index, interface)| (at("interfaces").index(index).key("macs"), &interface.macs));
+    let mut seen: BTreeMap<String, &Name> = BTreeMap::new();
+    for (here, macs) in std::iter::once((at("macs"), &settings.macs)).chain(further) {
+        for (machine, mac) in macs {
+            let path = || here.clone().key(machine.as_str());
+            if let Err(reason) = hardware_address(mac) {
+                findings.add(
+                    Finding::error("mac-invalid", path(), format!("{} is no hardware address: {reason}", quoted(mac)))
+                        .help("six bytes such as `52:54:00:de:e3:65`"),
+                );
+            } else if let Some(other) = seen.insert(mac.to_ascii_lowercase(), machine) {
+                findings.add(
+                    Finding::error("mac-twice", path(), format!("{mac} is given to `{other}` already"))
+                        .why("two cards with one address on a network lose each other's packets")
+                        .help("give each interface its own, or leave them out: raftsman makes them"),
+                );
+            }
+            unknown(findings, machine, known, path);
+        }
+    }
+}
+
+fn hardware_address(text: &str) -> Result<(), &'static str> {
+    let bytes: Vec<Option<u8>> = text
+        .split(':')
+        .map(|byte| u8::from_str_radix(byte, 16).ok().filter(|_| byte.len() == 2 && !byte.contains('+')))
+        .collect();
+    match bytes.as_slice() {
+        [Some(first), rest @ ..] if rest.len() == 5 && rest.iter().all(Option::is_some) => match first % 2 {
+            0 => Ok(()),
+            _ => Err("its first byte is odd, which means a group of cards"),
+        },
+        _ => Err("it is not six bytes in hexadecimal with colons"),
+    }
+}

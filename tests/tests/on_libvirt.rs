@@ -1,0 +1,108 @@
+//! libvirt, and an image that nothing of ours is in → a cluster of virtual machines, kept alive, and gone without a trace.
+
+use std::time::Instant;
+
+use raftsman_tests::lab::{Lab, etcd_dir, soak};
+use raftsman_tests::libvirt::{BASE, Libvirt, NETWORK, POOL, SUBNET};
+
+/// Machines without KVM: everything takes ten times as long, etcd's heartbeat included.
+fn file(libvirt: &Libvirt, members: u8) -> String {
+    format!(
+        "fleet: lab\nmachines:\n  provider: libvirt\n  image: {BASE}\n  vcpus: 1\n  memory: 512MiB\n  data_disk: 1GiB\n  \
+         subnet: {SUBNET}\n  install_dependencies: false\n  libvirt: {{ uri: {:?}, pool: {POOL}, network: {NETWORK} }}\n\
+         etcd:\n  main:\n    version: 3.6.15\n    source: {{ directory: {:?} }}\n    members: {members}\n    \
+         timers: {{ heartbeat: 500ms, election: 5s }}\n",
+        libvirt.uri(),
+        etcd_dir()
+    )
+}
+
+/// What a test waits for is a figure, too.
+fn timed<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let done = work();
+    println!("{what}: {:.0?}", begun.elapsed());
+    done
+}
+
+#[track_caller]
+fn apply(lab: &Lab) {
+    lab.run(&["apply", "--yes", "--timeout", "10m"]).ok();
+}
+
+/// The members as etcd knows them: name and id.
+fn members(lab: &Lab) -> Vec<(String, String)> {
+    let list = lab.etcdctl(&["member", "list", "--hex", "--write-out=simple"]).ok().stdout;
+    let member = |line: &str| match line.split(", ").collect::<Vec<_>>()[..] {
+        [id, "started", name, ..] => Some((name.to_owned(), id.to_owned())),
+        _ => None,
+    };
+    let mut all: Vec<(String, String)> = list.lines().filter_map(member).collect();
+    all.sort();
+    all
+}
+
+/// Somebody takes a machine's domain away, and those of its disks whose names end so.
+fn take(libvirt: &Libvirt, machine: &str, disks: &[&str]) {
+    libvirt.power_cut(machine);
+    libvirt.virsh(&["undefine", machine]).ok();
+    let of_machine = format!("_{machine}_");
+    for volume in libvirt.everything().iter().filter_map(|thing| thing.strip_prefix("volume machines/")) {
+        if volume.contains(&of_machine) && disks.iter().any(|disk| volume.ends_with(disk)) {
+            libvirt.virsh(&["vol-delete", volume, "--pool", POOL]).ok();
+        }
+    }
+}
+
+#[test]
+fn a_machine_whose_domain_is_lost_comes_back_around_its_data_disk() {
+    let libvirt = Libvirt::up();
+    let before = libvirt.everything();
+    let lab = Lab::new(&file(&libvirt, 1));
+    timed("a machine with a healthy etcd", || apply(&lab));
+    lab.settled();
+    lab.etcdctl(&["put", "kept", "all the time"]).ok();
+    let first = members(&lab);
+
+    take(&libvirt, "main-1", &["_system", "_seed.iso"]);
+    timed("a machine around its data disk", || apply(&lab));
+    lab.settled();
+    assert_eq!(members(&lab), first);
+    assert!(lab.etcdctl(&["get", "kept"]).ok().stdout.contains("all the time"));
+
+    timed("destroy", || lab.run(&["destroy", "--yes"]).ok());
+    assert_eq!(libvirt.everything(), before);
+}
+
+/// Five boots without KVM: six minutes, more beside others.
+#[test]
+fn three_machines_become_a_cluster_that_survives_losses_and_nothing_again() {
+    if !soak() {
+        return;
+    }
+    let libvirt = Libvirt::up();
+    let before = libvirt.everything();
+    let lab = Lab::new(&file(&libvirt, 3));
+    timed("three machines with a healthy etcd", || apply(&lab));
+    lab.settled();
+    lab.etcdctl(&["put", "kept", "all the time"]).ok();
+    let first = members(&lab);
+    assert_eq!(first.len(), 3, "{first:?}");
+
+    take(&libvirt, "main-2", &["_system", "_seed.iso"]);
+    timed("a machine around its data disk", || apply(&lab));
+    lab.settled();
+    assert_eq!(members(&lab), first);
+
+    // All of a machine is gone: it is given up, and a new member fetches all data from the others.
+    take(&libvirt, "main-3", &["_system", "_seed.iso", "_data"]);
+    timed("a member replaced", || lab.run(&["replace", "main-3", "--yes", "--timeout", "10m"]).ok());
+    lab.settled();
+    let second = members(&lab);
+    assert_eq!(second[..2], first[..2]);
+    assert_ne!(second[2].1, first[2].1);
+    assert!(lab.etcdctl(&["get", "kept"]).ok().stdout.contains("all the time"));
+
+    timed("destroy", || lab.run(&["destroy", "--yes"]).ok());
+    assert_eq!(libvirt.everything(), before);
+}
