@@ -4,12 +4,15 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use jiff::{SignedDuration, Timestamp};
 use raftsman_core::spec::read;
 use raftsman_providers::{Connection, LibvirtSettings, Power, Settings, connect};
 use raftsman_tests::conformance::order;
-use raftsman_tests::lab::{binary, eventually, text};
+use raftsman_tests::dice::Dice;
+use raftsman_tests::lab::{binary, eventually, soak, text};
 use raftsman_tests::libvirt::{BASE, BOOT_LIMIT, Libvirt, NETWORK, POOL};
 use tokio::runtime::Runtime;
+use tokio::time::timeout;
 
 /// A domain with an overlay of the base and a seed that says a word on the serial line.
 fn domain(libvirt: &Libvirt) -> String {
@@ -194,4 +197,42 @@ fn what_is_in_the_way_is_said_and_what_was_made_by_halves_is_known() {
     assert!(!found.finished && found.power == Power::Stopped && found.address.to_string() == "10.79.0.12", "{found:?}");
     runtime.block_on(ours.delete("m2")).expect("it is given back");
     assert_eq!(libvirt.everything(), before);
+}
+
+#[test]
+fn an_order_that_is_broken_off_anywhere_is_taken_up_again() {
+    let libvirt = Libvirt::up();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let before = libvirt.everything();
+    let large = format!("{TOO_LARGE}\n  data_disk: 1GiB\n  vcpus: 1");
+    let provider = connection(&libvirt, &large, &format!("pool: {POOL}\n    network: {NETWORK}"));
+    let whole = [
+        "domain m1",
+        "volume machines/raftsman_fleet-a_m1_10.79.0.11_data",
+        "volume machines/raftsman_fleet-a_m1_10.79.0.11_seed.iso",
+        "volume machines/raftsman_fleet-a_m1_10.79.0.11_system",
+    ];
+    let mut dice = Dice::new(11);
+    for round in 0..if soak() { 100 } else { 12 } {
+        // Whoever orders is killed, `virsh` with him.
+        for attempt in 0..2 {
+            let patience = Duration::from_millis(dice.bits() % 1500);
+            let mut order = order("fleet-a", "m1", "10.79.0.11".parse().expect("an address"));
+            // Every run of raftsman gives a new machine another hour.
+            order.boot.join_deadline = Some(Timestamp::UNIX_EPOCH + SignedDuration::from_hours(1_000_000 + attempt));
+            let _ = runtime.block_on(async { timeout(patience, provider.create(&order)).await });
+        }
+        // The last one gets as far as a machine that is too large for its host gets.
+        let said = refusal(&runtime, &provider);
+        assert!(said.contains("virsh start"), "round {round}: {said}");
+        let made = libvirt.everything();
+        let mut added: Vec<&str> = made.difference(&before).map(String::as_str).collect();
+        assert!(added.iter().any(|thing| thing.contains("ip='10.79.0.11'")), "round {round}: {added:?}");
+        added.retain(|thing| !thing.contains("ip='10.79.0.11'"));
+        assert_eq!(added, whole, "round {round}");
+        let patience = Duration::from_millis(dice.bits() % 600);
+        let _ = runtime.block_on(async { timeout(patience, provider.delete("m1")).await });
+        runtime.block_on(provider.delete("m1")).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        assert_eq!(libvirt.everything(), before, "round {round}");
+    }
 }
