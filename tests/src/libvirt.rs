@@ -123,6 +123,11 @@ impl Libvirt {
         all
     }
 
+    /// From now on the test is in this network, too, on the same bridge: an address such as `10.80.0.1/24`.
+    pub fn also_at(&self, address: &str) {
+        self.space.run(&format!("ip address add {address} dev labbr0"));
+    }
+
     /// A machine loses its power; its disks stay.
     pub fn power_cut(&self, domain: &str) {
         self.virsh(&["destroy", domain]).ok();

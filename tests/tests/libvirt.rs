@@ -162,7 +162,7 @@ fn what_is_in_the_way_is_said_and_what_was_made_by_halves_is_known() {
 
     // Everything that can be said of a machine, in libvirt's words; and the address that is kept for it.
     let all = format!(
-        "{settings}\n    clone: copy\n    macs: {{ m1: \"52:54:00:DE:E3:65\" }}\n    autostart: false\n    \
+        "{settings}\n    clone: copy\n    firmware: uefi\n    macs: {{ m1: \"52:54:00:DE:E3:65\" }}\n    autostart: false\n    \
          interfaces:\n    - {{ macvtap: eth9, subnet: 10.80.0.0/24, addresses: {{ m1: 10.80.0.11, m2: 10.80.0.12, m3: 10.80.0.13 }} }}"
     );
     let large = format!("{TOO_LARGE}\n  disk: 3GiB\n  data_disk: 1GiB\n  vcpus: 3");
@@ -174,6 +174,7 @@ fn what_is_in_the_way_is_said_and_what_was_made_by_halves_is_known() {
         "<source network='lab'",
         "<source dev='eth9' mode='bridge'/>",
         "<serial>raftsman-data</serial>",
+        "firmware='efi'",
         "<vcpu placement='static'>3</vcpu>",
         "_seed.iso'/>",
     ] {

@@ -1,15 +1,16 @@
 //! libvirt, and an image that nothing of ours is in → a cluster of virtual machines, kept alive, and gone without a trace.
 
-use std::time::Instant;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
-use raftsman_tests::lab::{Lab, etcd_dir, soak};
+use raftsman_tests::lab::{Lab, etcd_dir, eventually, soak};
 use raftsman_tests::libvirt::{BASE, Libvirt, NETWORK, POOL, SUBNET};
 
 /// Machines without KVM: everything takes ten times as long, etcd's heartbeat included.
-fn file(libvirt: &Libvirt, network: &str, members: &str) -> String {
+fn file(libvirt: &Libvirt, network: &str, interfaces: &str, members: &str) -> String {
     format!(
         "fleet: lab\nmachines:\n  provider: libvirt\n  image: {BASE}\n  vcpus: 1\n  memory: 512MiB\n  data_disk: 1GiB\n  \
-         install_dependencies: false\n  {network}\n  libvirt: {{ uri: {:?}, pool: {POOL}, network: {NETWORK} }}\n\
+         install_dependencies: false\n  {network}\n  libvirt: {{ uri: {:?}, pool: {POOL}, network: {NETWORK}{interfaces} }}\n\
          etcd:\n  main:\n    version: 3.6.15\n    source: {{ directory: {:?} }}\n    members: {members}\n    \
          timers: {{ heartbeat: 500ms, election: 5s }}\n",
         libvirt.uri(),
@@ -58,10 +59,15 @@ fn take(libvirt: &Libvirt, machine: &str, disks: &[&str]) {
 fn a_machine_whose_domain_is_lost_comes_back_around_its_data_disk() {
     let libvirt = Libvirt::up();
     let before = libvirt.everything();
-    // It asks by DHCP, and libvirt's network keeps the address for it.
-    let lab = Lab::new(&file(&libvirt, "", "[{ name: main-1, address: 10.79.0.11 }]"));
+    // It asks by DHCP, and libvirt's network keeps the address for it; a second interface has an address of its own.
+    let backup = ", interfaces: [{ network: lab, subnet: 10.80.0.0/24, addresses: { main-1: 10.80.0.11 } }]";
+    let lab = Lab::new(&file(&libvirt, "", backup, "[{ name: main-1, address: 10.79.0.11 }]"));
     timed("a machine with a healthy etcd", || apply(&lab));
     lab.settled();
+    libvirt.also_at("10.80.0.1/24");
+    eventually("it is reached at its second interface", || TcpStream::connect("10.80.0.11:22").ok());
+    let etcd = "10.80.0.11:2379".parse().expect("an address");
+    TcpStream::connect_timeout(&etcd, Duration::from_secs(5)).expect_err("etcd is on the first only");
     lab.etcdctl(&["put", "kept", "all the time"]).ok();
     let first = members(&lab);
 
@@ -83,7 +89,7 @@ fn three_machines_become_a_cluster_that_survives_losses_and_nothing_again() {
     }
     let libvirt = Libvirt::up();
     let before = libvirt.everything();
-    let lab = Lab::new(&file(&libvirt, &format!("subnet: {SUBNET}"), "3"));
+    let lab = Lab::new(&file(&libvirt, &format!("subnet: {SUBNET}"), "", "3"));
     timed("three machines with a healthy etcd", || apply(&lab));
     lab.settled();
     lab.etcdctl(&["put", "kept", "all the time"]).ok();

@@ -150,9 +150,10 @@ mod tests {
 
     use super::*;
 
-    /// What the kernel's and blkid's readers make of it.
+    /// What blkid makes of it. That the kernel reads its files is shown by the virtual machines of the tests, which boot
+    /// with it: not every computer can mount a CD.
     #[test]
-    fn a_cd_is_read_by_those_who_read_cds() {
+    fn a_cd_is_known_by_its_label() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("seed.iso");
         let agent: Vec<u8> = (0..100_000u32).map(|n| (n % 251) as u8).collect();
@@ -163,23 +164,13 @@ mod tests {
             ("raftsman-agent", &agent),
         ];
         let image = image("cidata", &files);
+        // Every file begins at a sector of its own, by name.
+        let at = |sector: usize| &image[sector * SECTOR..];
+        assert!(at(FILES).starts_with(b"a: b\n") && at(FILES + 2).starts_with(&agent));
+        assert!(at(FILES + 2 + agent.len().div_ceil(SECTOR)).starts_with(b"#cloud-config\n"));
         std::fs::write(&path, &image).expect("a file");
         let output = Command::new("/usr/sbin/blkid").args(["-p", "-o", "export"]).arg(&path).output().expect("blkid");
         let found = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(found.contains("LABEL=cidata\n") && found.contains("TYPE=iso9660\n"), "{found}");
-        // Mounting needs root; without, the virtual machines of the tests are the judges.
-        let mount = dir.path().join("mount");
-        std::fs::create_dir(&mount).expect("a directory");
-        let script = r#"mount -o loop,ro "$1" "$2" && cd "$2" && ls && cmp raftsman-agent "$3" && cat user-data; cd /; umount "$2""#;
-        let program = dir.path().join("agent");
-        std::fs::write(&program, &agent).expect("a file");
-        let mut unshare = Command::new("unshare");
-        unshare.args(["--mount", "sh", "-c", script, "sh"]).args([&path, &mount, &program]);
-        let output = unshare.output().expect("unshare runs");
-        if rustix::process::geteuid().is_root() {
-            let said = String::from_utf8_lossy(&output.stdout).into_owned();
-            let expected = "meta-data\nnetwork-config\nraftsman-agent\nuser-data\n#cloud-config\n";
-            assert_eq!(said, expected, "{}", String::from_utf8_lossy(&output.stderr));
-        }
     }
 }

@@ -314,3 +314,45 @@ fn refusal(uri: String, verb: String, words: String) -> LibvirtError {
         LibvirtError::NoConnection { uri, words }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_virsh_says_is_understood() {
+        let said = |words: &str| {
+            let words = format!("error: failed to connect to the hypervisor\nerror: {words}");
+            refusal("qemu:///system".to_owned(), "list".to_owned(), words)
+        };
+        for words in [
+            "Failed to connect socket to '/var/run/libvirt/libvirt-sock': Permission denied",
+            "authentication unavailable: no polkit agent available to authenticate action 'org.libvirt.unix.manage'",
+        ] {
+            assert!(matches!(said(words), LibvirtError::NoPermission { .. }), "{words}");
+        }
+        for words in [
+            "Failed to connect socket to '/var/run/libvirt/libvirt-sock': No such file or directory",
+            "Cannot recv data: root@kvm1: Permission denied (publickey).: Connection reset by peer",
+            "Cannot recv data: Host key verification failed.: Connection reset by peer",
+        ] {
+            assert!(matches!(said(words), LibvirtError::NoConnection { .. }), "{words}");
+        }
+        let missing = refusal(String::new(), String::new(), "error: failed to get domain 'm1'".to_owned());
+        assert!(missing.says("failed to get domain"));
+        // A connection that failed says nothing about what is there.
+        assert!(!said("failed to get domain 'm1'").says("failed to get domain"));
+    }
+
+    #[test]
+    fn nobody_is_asked_over_ssh() {
+        for (uri, unasked) in [
+            ("qemu:///system", "qemu:///system"),
+            ("qemu+ssh://root@kvm1/system", "qemu+ssh://root@kvm1/system?no_tty=1"),
+            ("qemu+ssh://kvm1/system?keyfile=/k", "qemu+ssh://kvm1/system?keyfile=/k&no_tty=1"),
+            ("qemu+ssh://kvm1/system?no_tty=0", "qemu+ssh://kvm1/system?no_tty=0"),
+        ] {
+            assert_eq!(unattended(uri), unasked);
+        }
+    }
+}
