@@ -50,6 +50,18 @@ soak: everything lab
 bench-up *args: everything lab
     ./target/release/bench-up {{args}}
 
+# Machines on Incus from nothing to a cluster, by hand and by raftsman, side by side; needs root
+bench-incus *args: everything lab lab-machines
+    ./target/release/bench-incus {{args}}
+
+# Machines made and given back on Incus while its API loses requests and replies; needs root
+faults runs="500": everything lab-machines
+    RAFTSMAN_FAULT_RUNS={{runs}} cargo nextest run --release --workspace --test conformance --no-capture -E 'test(faults)'
+
+# Which ports of machines answer to whom, every one tried; needs root
+doors: everything lab lab-machines
+    RAFTSMAN_SOAK=1 cargo nextest run --release --workspace --test on_incus --no-capture -E 'test(answers)'
+
 # Clients at work while something is done to a cluster: just under-load -- apply --yes
 [positional-arguments]
 under-load *args: everything lab

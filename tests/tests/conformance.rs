@@ -3,12 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
+use std::time::Duration;
 
-use raftsman_providers::{Connection, HostsSettings, IncusSettings, LocalSettings, Settings, Ssh, connect};
-use raftsman_tests::conformance::{Site, conform};
+use futures::{StreamExt as _, stream};
+use jiff::{SignedDuration, Timestamp};
+use raftsman_providers::{
+    Connection, HostsSettings, IncusSettings, LocalSettings, Power, ProviderError, Settings, Ssh, connect,
+};
+use raftsman_tests::conformance::{Site, conform, order};
+use raftsman_tests::dice::Dice;
 use raftsman_tests::hosts::Hosts;
 use raftsman_tests::incus::{IMAGE, Incus, NETWORK, SUBNET};
 use raftsman_tests::lab::binary;
+use raftsman_tests::proxy::{Fault, Proxy, seeded};
+use serde_json::json;
+use tokio::time::timeout;
 
 fn run(site: &Site<'_>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -82,4 +91,84 @@ fn incus() {
     let connection = |fleet: &str| incus_at(&socket, fleet);
     let machines = (1..=3).map(|n| (format!("m{n}"), IpAddr::V4(Ipv4Addr::new(10, 78, 0, 10 + n)))).collect();
     run(&Site { connect: &connection, machines, everything: &|| incus.inventory() });
+}
+
+/// What an apply does about one machine: look, then the one thing that is missing.
+async fn bring(provider: &Connection, name: &str, address: IpAddr, attempt: i64) -> Result<bool, ProviderError> {
+    let mut order = order("fleet-a", name, address);
+    // Every run of raftsman gives a new machine another hour.
+    order.boot.join_deadline = Some(Timestamp::UNIX_EPOCH + SignedDuration::from_hours(1_000_000 + attempt));
+    match provider.machine(name).await? {
+        None => provider.create(&order).await.map(|_| true),
+        Some(found) if !found.finished => provider.create(&order).await.map(|_| true),
+        Some(found) if found.power == Power::Stopped => provider.start(name).await.map(|()| false),
+        Some(_) => Ok(true),
+    }
+}
+
+/// One machine, made and given back while requests and replies are lost, and while whoever gives the orders is killed.
+async fn through_faults(incus: &Incus, number: u64, seed: u64) {
+    let name = format!("f{number}");
+    let address = IpAddr::V4(Ipv4Addr::new(10, 78, 0, 20 + (number % 100) as u8));
+    let proxy = Proxy::start(&incus.path().join(format!("p{number}")), &incus.socket(), |_| Fault::None);
+    let provider = incus_at(proxy.socket(), "fleet-a");
+    let mut dice = Dice::new(seed);
+    let all = || incus.inventory().into_iter().filter(|url| url.contains(&format!("/{name}"))).collect::<BTreeSet<_>>();
+    let faults = |dice: &mut Dice| proxy.plan(seeded(dice.bits(), 6 + dice.below(12), Duration::from_millis(300)));
+    let patience =
+        |dice: &mut Dice| Duration::from_millis(if dice.below(3) == 0 { dice.bits() % 4000 } else { 20_000 });
+
+    for attempt in 0..2 {
+        faults(&mut dice);
+        // Killed after a while, or refused, or done.
+        let _ = timeout(patience(&mut dice), bring(&provider, &name, address, attempt)).await;
+    }
+    proxy.plan(|_| Fault::None);
+    for attempt in 2.. {
+        let done = bring(&provider, &name, address, attempt).await.unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
+        if done {
+            break;
+        }
+    }
+    let found = provider.machine(&name).await.expect("an answer").expect("a machine");
+    assert!(found.finished && found.power == Power::Running, "seed {seed}: {found:?}");
+    assert_eq!(all().len(), 2, "seed {seed}: an instance and a volume: {:?}", all());
+
+    for _ in 0..2 {
+        faults(&mut dice);
+        let _ = timeout(patience(&mut dice), provider.delete(&name)).await;
+    }
+    proxy.plan(|_| Fault::None);
+    provider.delete(&name).await.unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
+    assert_eq!(all(), BTreeSet::new(), "seed {seed}: nothing is left");
+}
+
+/// `RAFTSMAN_FAULT_RUNS` is how many.
+#[test]
+fn incus_with_faults() {
+    let runs: u64 = std::env::var("RAFTSMAN_FAULT_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(9);
+    let incus = Incus::up();
+    // Somebody else's, of names that ours could have.
+    let foreign = json!({"name": "f0", "type": "container", "source": {"type": "image", "alias": IMAGE}});
+    incus.query("POST", "/1.0/instances", Some(&foreign)).expect("a machine");
+    let volume = json!({"name": "f0-data", "config": {}});
+    incus.query("POST", "/1.0/storage-pools/default/volumes/custom", Some(&volume)).expect("a volume");
+    let before = incus.inventory();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let others = incus_at(&incus.socket(), "fleet-a");
+        others.create(&order("fleet-a", "f0", IpAddr::V4(Ipv4Addr::new(10, 78, 0, 19)))).await.expect_err("not ours");
+        others.delete("f0").await.expect_err("not ours");
+        // A few at a time: the machine has two cores.
+        let mut all = stream::iter(1..=runs).map(|number| through_faults(&incus, number, number)).buffer_unordered(3);
+        let mut done = 0;
+        while all.next().await.is_some() {
+            done += 1;
+            if done % 20 == 0 {
+                println!("{done} of {runs}");
+            }
+        }
+    });
+    assert_eq!(incus.inventory(), before, "nothing leaked, nothing of others touched");
+    println!("{runs} machines made and given back through faults: 0 leaked, 0 foreign ones touched");
 }

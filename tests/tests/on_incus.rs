@@ -1,43 +1,255 @@
-//! An Incus server and a file → machines, a cluster on them, and nothing again.
+//! An Incus server and a file → machines, a cluster on them, whatever befalls them, and nothing again.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
 
 use raftsman_tests::incus::{IMAGE, Incus, NETWORK, SUBNET};
-use raftsman_tests::lab::{Lab, etcd_dir};
+use raftsman_tests::lab::{Lab, etcd_dir, eventually, soak, text};
+use raftsman_tests::load::{Load, LoadSettings};
+use serde_json::{Value, json};
 
-fn file(incus: &Incus, members: usize) -> String {
+fn file(incus: &Incus, members: usize, further: &str) -> String {
     format!(
         "fleet: lab\nmachines:\n  provider: incus\n  image: {IMAGE}\n  subnet: {SUBNET}\n  install_dependencies: false\n  \
-         data_disk: 1GiB\n  incus: {{ server: {:?}, network: {NETWORK}, pool: default }}\netcd:\n  main:\n    \
+         data_disk: 1GiB\n  incus: {{ server: {:?}, network: {NETWORK}, pool: default }}\n{further}etcd:\n  main:\n    \
          version: 3.6.15\n    source: {{ directory: {:?} }}\n    members: {members}\n",
         incus.socket(),
         etcd_dir()
     )
 }
 
-/// What the machines themselves say, for a test that fails.
-struct Journals<'a>(&'a Incus);
+/// What the first machine itself says, for a test that fails.
+struct Journal<'a>(&'a Incus);
 
-impl Drop for Journals<'_> {
+impl Drop for Journal<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let output = self.0.exec(
-                "main-1",
-                "cloud-init status --long; ip -br addr; systemctl --failed; journalctl -b --no-pager | tail -40",
-            );
-            println!("{}", output.all());
+            let told = self.0.exec("main-1", "cloud-init status --long; ip -br addr; journalctl -b --no-pager -n 60");
+            println!("{}", told.all());
         }
     }
+}
+
+#[track_caller]
+fn apply(lab: &Lab) {
+    lab.run(&["apply", "--yes", "--timeout", "120s"]).ok();
+    lab.settled();
+}
+
+fn state(incus: &Incus, machine: &str, change: Value) {
+    let path = format!("/1.0/instances/{machine}/state");
+    incus.query("PUT", &path, Some(&change)).unwrap_or_else(|error| panic!("{machine}: {error}"));
+}
+
+/// The instance goes, behind everybody's back; its data disk stays.
+fn delete(incus: &Incus, machine: &str) {
+    state(incus, machine, json!({"action": "stop", "force": true}));
+    incus.query("DELETE", &format!("/1.0/instances/{machine}"), None).expect("the instance goes");
+}
+
+fn member_ids(lab: &Lab) -> BTreeMap<String, u64> {
+    let list = lab.etcdctl(&["member", "list", "-w", "json"]).ok().json();
+    let members = list["members"].as_array().expect("members").iter();
+    members.map(|m| (m["name"].as_str().unwrap_or_default().to_owned(), m["ID"].as_u64().expect("an id"))).collect()
 }
 
 #[test]
 fn machines_become_a_cluster_and_nothing_again() {
     let incus = Incus::up();
     let before = incus.inventory();
-    let lab = Lab::new(&file(&incus, 3));
-    let _journals = Journals(&incus);
-    let begun = std::time::Instant::now();
-    lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
-    println!("three members: {:?}", begun.elapsed());
+    let lab = Lab::new(&file(&incus, 3, ""));
+    let _journal = Journal(&incus);
+    lab.apply();
     lab.settled();
+
+    // Two more, under load: the firewall of those that are there lets them in before they are members.
+    let load = Load::start(&lab, LoadSettings::default());
+    load.await_writes(100);
+    lab.write_file(&file(&incus, 5, ""));
+    lab.apply();
+    load.await_writes(100);
+    let verdict = load.finish();
+    println!("{verdict}");
+    verdict.assert_clean();
+    assert_eq!(member_ids(&lab).len(), 5);
+
+    // A power cut of everything at once: the cluster is back without an operator.
+    lab.etcdctl(&["put", "before", "the power cut"]).ok();
+    let names = ["main-1", "main-2", "main-3", "main-4", "main-5"];
+    names.iter().for_each(|name| incus.power_cut(name));
+    names.iter().for_each(|name| incus.start(name));
+    eventually("the cluster is back", || (lab.cluster_status()["settled"] == true).then_some(()));
+    assert!(lab.etcdctl(&["get", "before"]).ok().stdout.contains("the power cut"));
+
+    lab.write_file(&file(&incus, 3, ""));
+    lab.apply();
+    lab.nothing_to_do();
     lab.run(&["destroy", "--yes"]).ok();
     assert_eq!(incus.inventory(), before);
+}
+
+#[test]
+fn machines_heal_under_load() {
+    let incus = Incus::up();
+    let lab = Lab::new(&file(&incus, 3, ""));
+    let _journal = Journal(&incus);
+    apply(&lab);
+    let ids = member_ids(&lab);
+    let load = Load::start(&lab, LoadSettings::default());
+    load.await_writes(100);
+    let a_while = Duration::from_secs(if soak() { 60 } else { 10 });
+
+    // Powered off.
+    incus.power_cut("main-1");
+    eventually("it shows", || (lab.run(&["plan"]).stdout.contains("start machine")).then_some(()));
+    apply(&lab);
+
+    // Frozen.
+    state(&incus, "main-2", json!({"action": "freeze"}));
+    std::thread::sleep(a_while);
+    assert!(lab.run(&["plan"]).stdout.contains("start machine"));
+    apply(&lab);
+
+    // Cut off: nobody else can mend that, and nothing is done to what is merely silent.
+    incus.cut("main-3");
+    std::thread::sleep(a_while);
+    let status = lab.cluster_status();
+    assert_eq!(status["settled"], false);
+    lab.run(&["apply", "--yes", "--timeout", "5s"]).failed();
+    incus.heal("main-3");
+    eventually("it is back", || (lab.cluster_status()["settled"] == true).then_some(()));
+    assert_eq!(member_ids(&lab), ids, "so far, all are who they were");
+
+    // Deleted, and its data disk is there: the same member comes back.
+    delete(&incus, "main-1");
+    apply(&lab);
+    assert_eq!(member_ids(&lab), ids, "the same member came back");
+
+    // Deleted with its disk: another member takes its place, once somebody says so.
+    delete(&incus, "main-2");
+    incus.query("DELETE", "/1.0/storage-pools/default/volumes/custom/main-2-data", None).expect("the volume goes");
+    let refused = lab.run(&["apply", "--yes", "--timeout", "5s"]).failed().all();
+    assert!(refused.contains("raftsman replace main-2"), "{refused}");
+    lab.run(&["replace", "main-2", "--yes", "--timeout", "120s"]).ok();
+    lab.settled();
+    let after = member_ids(&lab);
+    assert!(after["main-1"] == ids["main-1"] && after["main-3"] == ids["main-3"] && after["main-2"] != ids["main-2"]);
+
+    load.refresh(&lab);
+    load.await_writes(100);
+    let verdict = load.finish();
+    println!("{verdict}");
+    verdict.assert_consistent();
+}
+
+/// Tries every port of the machines, up to the one that is named and those around the node exporter's, and prints which
+/// answer: a line a machine.
+const SCAN: &str = r#"
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+last, hosts = int(sys.argv[1]), sys.argv[2:]
+ports = sorted({*range(1, last + 1), *range(9000, 9200)})
+async def one(host, port, gate):
+    async with gate:
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 1)
+            writer.close()
+            return port
+        except (OSError, asyncio.TimeoutError):
+            return None
+async def scan():
+    gate = asyncio.Semaphore(3000)
+    for found in await asyncio.gather(*(asyncio.gather(*(one(host, port, gate) for port in ports)) for host in hosts)):
+        print("open:", *(port for port in found if port))
+asyncio.run(scan())
+"#;
+
+#[test]
+fn only_what_the_role_needs_answers() {
+    let incus = Incus::up();
+    let doors = "  node_exporter: true\n  firewall:\n    operators_from: [10.78.0.1]\n    clients_from: [10.78.0.1, 10.78.0.50]\n    \
+                 ssh_from: [10.78.0.1]\n    metrics_from: [10.78.0.51]\n";
+    let lab = Lab::new(&file(&incus, 3, doors));
+    let _journal = Journal(&incus);
+    apply(&lab);
+    for (name, address) in [("client", "10.78.0.50"), ("prometheus", "10.78.0.51"), ("neighbour", "10.78.0.52")] {
+        let eth0 = json!({"type": "nic", "name": "eth0", "network": NETWORK, "ipv4.address": address});
+        let instance = json!({
+            "name": name, "type": "container", "start": true, "source": {"type": "image", "alias": IMAGE},
+            "devices": {"eth0": eth0},
+        });
+        incus.query("POST", "/1.0/instances", Some(&instance)).expect("a machine");
+        let has = format!("ip -br addr show eth0 | grep -q {address}/");
+        eventually("it has its address", || (incus.exec(name, &has).code == 0).then_some(()));
+    }
+    for i in 1..=3 {
+        incus.exec(&format!("main-{i}"), "systemctl start prometheus-node-exporter ssh").ok();
+    }
+    let last = if soak() { 65535 } else { 3000 };
+    let scan = |from: Option<&str>, machines: &[u8]| -> Vec<String> {
+        let hosts: Vec<String> = machines.iter().map(|i| format!("10.78.0.1{i}")).collect();
+        let told = match from {
+            Some(machine) => {
+                incus.exec(machine, &format!("python3 -c '{SCAN}' {last} {}", hosts.join(" "))).ok().stdout
+            }
+            None => {
+                let mut python = std::process::Command::new("python3");
+                python.args(["-c", SCAN, &last.to_string()]).args(&hosts);
+                text(python.output().expect("python3")).ok().stdout
+            }
+        };
+        let found: Vec<String> =
+            told.lines().filter_map(|line| Some(line.strip_prefix("open:")?.trim().to_owned())).collect();
+        assert_eq!(found.len(), machines.len(), "{told}");
+        found
+    };
+    let mut table = format!("ports 1 to {last} that answer\n| from | main-1 | main-2 | main-3 |\n|---|---|---|---|\n");
+    for (who, from, expected) in [
+        ("the operator's computer", None, "22 2378 2379"),
+        ("a client", Some("client"), "2379"),
+        ("Prometheus", Some("prometheus"), "9100"),
+        ("a neighbour", Some("neighbour"), ""),
+    ] {
+        let found = scan(from, &[1, 2, 3]);
+        let _ = writeln!(table, "| {who} | {} |", found.join(" | "));
+        assert!(found.iter().all(|ports| ports == expected), "{table}");
+    }
+    let found = scan(Some("main-1"), &[2, 3]);
+    let _ = writeln!(table, "| main-1 | | {} |", found.join(" | "));
+    assert!(found.iter().all(|ports| ports == "2379 2380"), "{table}");
+    println!("{table}");
+}
+
+#[test]
+fn what_the_server_knows_is_no_lasting_secret() {
+    let incus = Incus::up();
+    let lab = Lab::new(&file(&incus, 1, ""));
+    let _journal = Journal(&incus);
+    let begun = Instant::now();
+    apply(&lab);
+    println!("one member: {:?}", begun.elapsed());
+    let mut told = String::new();
+    for path in [
+        "/1.0/instances?recursion=2",
+        "/1.0/storage-pools/default/volumes?recursion=1",
+        "/1.0/profiles?recursion=1",
+        "/1.0/images?recursion=1",
+        "/1.0/networks?recursion=1",
+        "/1.0",
+    ] {
+        told += &incus.query("GET", path, None).expect("an answer").to_string();
+    }
+    // All that lasts is in files of this machine, and of the state.
+    assert!(told.contains("join_token"), "the machine was told by user data");
+    assert!(!told.contains("PRIVATE KEY"), "a key");
+    let keys =
+        incus.exec("main-1", "find /var/lib/raftsman -name '*.pem' -o -name '*key*' | xargs grep -l PRIVATE").ok();
+    assert!(keys.stdout.lines().count() >= 3, "{}", keys.stdout);
+
+    // The token in it is dead: the agent has none any more, and takes none.
+    let boot = incus.exec("main-1", "cat /var/lib/raftsman/agent/boot.json").ok().stdout;
+    assert!(!boot.contains("join_token"), "{boot}");
+    assert_eq!(lab.listing("secrets"), ["fleet.age", "main-clients.age", "main-peers.age"], "no token is kept");
+    incus.exec("main-1", "test ! -e /etc/raftsman/boot.json").ok();
 }

@@ -36,6 +36,7 @@ pub mod db;
 pub mod etcd;
 pub mod fence;
 pub mod files;
+pub mod firewall;
 pub mod handshake;
 pub mod install;
 pub mod launch;
@@ -67,7 +68,7 @@ pub enum AgentError {
         root: PathBuf,
     },
     /// The address is not free.
-    #[error("cannot listen on {address}{}", holder.as_ref().map(|h| format!(", which {h} holds: stop it, or give the machine another address")).unwrap_or_default())]
+    #[error("cannot listen on {address}{}", holder.as_ref().map(|h| format!(", held by {h}; free it, or give the machine another address")).unwrap_or_default())]
     Listen {
         /// The address.
         address: SocketAddr,

@@ -8,6 +8,8 @@ use crate::certs::{CertsError, Store};
 use crate::db;
 use crate::etcd::{self, EtcdError};
 use crate::files::FileError;
+use crate::firewall;
+use crate::launch::Launcher;
 use crate::ports;
 use crate::service::{self, State, Trust, View};
 use crate::wal::{self, Data, End};
@@ -40,6 +42,10 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         agent_certificate: agent.claim.describe()?,
         etcd: Some(etcd_report(agent, into_data)?),
         disk: Some(v1::Disk { free_bytes, total_bytes }),
+        firewall_digest: match agent.launcher {
+            Launcher::Unit(_) => firewall::rules()?.unwrap_or_default(),
+            Launcher::Child => String::new(),
+        },
     })
 }
 

@@ -18,6 +18,7 @@ use crate::Agent;
 use crate::certs::Store;
 use crate::etcd::{self, Download, Program, Wanted};
 use crate::files;
+use crate::firewall::{self, FirewallError};
 use crate::handshake;
 use crate::install;
 use crate::launch::{LaunchError, Launcher};
@@ -241,6 +242,22 @@ impl AgentService for Server {
             tracing::info!(digest, "etcd configured");
             Ok::<_, etcd::EtcdError>(v1::ConfigureEtcdReply {})
         })
+        .await
+    }
+
+    async fn set_firewall(
+        &self,
+        request: Request<v1::SetFirewallRequest>,
+    ) -> Result<Response<v1::SetFirewallReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let v1::SetFirewallRequest { rules, digest } = request.into_inner();
+        let launcher = self.agent.launcher.clone();
+        finish(tokio::spawn(async move {
+            let _turn = turn;
+            firewall::set(&launcher, &rules, &digest).await?;
+            tracing::info!(digest, "other rules of the firewall hold");
+            Ok::<_, FirewallError>(v1::SetFirewallReply {})
+        }))
         .await
     }
 

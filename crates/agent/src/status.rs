@@ -9,6 +9,7 @@ use crate::data::DataError;
 use crate::etcd::EtcdError;
 use crate::fence::FenceError;
 use crate::files::FileError;
+use crate::firewall::FirewallError;
 use crate::handshake::HandshakeError;
 use crate::measure::MeasureError;
 use crate::report::ReportError;
@@ -31,6 +32,17 @@ impl Coded for FileError {
         match self.source.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Code::ResourceExhausted,
             _ => Code::Internal,
+        }
+    }
+}
+
+impl Coded for FirewallError {
+    fn code(&self) -> Code {
+        match self {
+            Self::None => Code::FailedPrecondition,
+            Self::OtherRules { .. } => Code::InvalidArgument,
+            Self::Systemd(_) => Code::Internal,
+            Self::File(error) => error.code(),
         }
     }
 }

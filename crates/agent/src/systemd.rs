@@ -56,6 +56,14 @@ pub enum SystemdError {
         /// How it ended.
         how: String,
     },
+    /// What it read is no good.
+    #[error("{unit} did not take up what is new: {how}; see `journalctl -u {unit}`")]
+    NotReloaded {
+        /// The unit.
+        unit: String,
+        /// How it went.
+        how: String,
+    },
     /// It takes too long.
     #[error("systemd did not {what} {unit} within {} s", JOB_LIMIT.as_secs())]
     TooLong {
@@ -120,6 +128,17 @@ impl Systemd {
             Ok(_) => self.settle("stop", unit).await,
             Err(error) if is_unknown(&error) => Ok(()),
             Err(source) => Err(SystemdError::Refused { what: "stop", unit: unit.to_owned(), source }),
+        }
+    }
+
+    /// Has a unit that is up read its files again.
+    pub async fn reload_unit(&self, unit: &str) -> Result<(), SystemdError> {
+        let refused = |source| SystemdError::Refused { what: "reload", unit: unit.to_owned(), source };
+        let _: OwnedObjectPath = self.manager.call("ReloadUnit", &(unit, "replace")).await.map_err(refused)?;
+        self.settle("reload", unit).await?;
+        match self.property::<String>(unit, SERVICE, "ReloadResult").await.as_deref() {
+            Some("success") | None => Ok(()),
+            Some(how) => Err(SystemdError::NotReloaded { unit: unit.to_owned(), how: how.to_owned() }),
         }
     }
 

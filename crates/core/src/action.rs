@@ -88,6 +88,13 @@ pub enum Action {
         /// Digest of the file.
         digest: String,
     },
+    /// Have other rules of who may reach what hold on a machine that raftsman made.
+    SetFirewall {
+        /// Where.
+        machine: Name,
+        /// Digest of the rules.
+        digest: String,
+    },
     /// Start etcd.
     StartEtcd {
         /// Where.
@@ -312,6 +319,7 @@ impl Action {
             | Self::IssueCertificate { machine, .. }
             | Self::StoreTrust { machine, .. }
             | Self::ConfigureEtcd { machine, .. }
+            | Self::SetFirewall { machine, .. }
             | Self::StartEtcd { machine, .. }
             | Self::RestartEtcd { machine, .. }
             | Self::StopEtcd { machine }
@@ -398,6 +406,7 @@ impl Action {
             Self::IssueCertificate { purpose: Purpose::Peer, .. } => "sign peer cert",
             Self::IssueCertificate { purpose: Purpose::Server, .. } => "sign server cert",
             Self::ConfigureEtcd { .. } => "configure etcd",
+            Self::SetFirewall { .. } => "set firewall",
             Self::StartEtcd { data: StartData::Alone(_), .. } => "start alone",
             Self::StartEtcd { .. } => "start etcd",
             Self::RestartEtcd { .. } => "restart etcd",

@@ -10,7 +10,7 @@ use jiff::SignedDuration;
 use super::addresses::Allotment;
 use super::{Capabilities, Cluster, Config, DesireError, Member};
 use crate::render;
-use crate::spec::{Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Members, Name, Pace, Source};
+use crate::spec::{Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Machines, Members, Name, Pace, Source};
 
 /// Where an agent listens.
 pub const AGENT_PORT: u16 = 2378;
@@ -101,9 +101,10 @@ pub(super) fn resolve(
     fleet: &Name,
     name: &Name,
     spec: &EtcdCluster,
-    machines: Capabilities,
+    machines: &Machines,
     addresses: &mut Allotment,
 ) -> Result<Cluster, DesireError> {
+    let capabilities = Capabilities::of(machines.provider);
     let mut places: Vec<(Name, IpAddr)> = Vec::new();
     match &spec.members {
         Members::Count(count) => {
@@ -171,7 +172,9 @@ pub(super) fn resolve(
         token,
         learner_patience_ms: spec.learner_patience.as_millis(),
         access: super::users::resolve(spec),
-        machines,
+        doors: machines.doors().filter(|_| capabilities.boots),
+        metrics: machines.node_exporter == Some(true),
+        machines: capabilities,
         replace_after_ms: spec.replace_after.map(|after| after.as_millis()),
         version: spec.version,
         source: spec.source.clone(),

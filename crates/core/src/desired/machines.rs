@@ -9,16 +9,18 @@ pub struct Capabilities {
     pub makes: bool,
     /// One gets another address while what runs on it goes on.
     pub moves: bool,
+    /// They boot as they are told, with a firewall of their own.
+    pub boots: bool,
 }
 
 impl Capabilities {
     /// Of the machines of this provider.
     pub fn of(provider: Provider) -> Self {
         match provider {
-            Provider::Local => Self { makes: true, moves: true },
-            Provider::Hosts => Self { makes: false, moves: false },
+            Provider::Local => Self { makes: true, moves: true, boots: false },
+            Provider::Hosts => Self { makes: false, moves: false, boots: false },
             Provider::Incus | Provider::Libvirt | Provider::Openstack | Provider::Aws => {
-                Self { makes: true, moves: false }
+                Self { makes: true, moves: false, boots: true }
             }
         }
     }

@@ -13,8 +13,10 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 
 use crate::observed::{Ledger, Side};
+use crate::render;
+use crate::render::nftables::{self, Firewall};
 use crate::spec::{
-    AuthMode, Authorities, Authority, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Pace, Secret, Source, Spec,
+    AuthMode, Authorities, Authority, Doors, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Pace, Secret, Source, Spec,
 };
 
 pub use addresses::{LoopbackNetwork, NetworkError};
@@ -75,6 +77,10 @@ pub struct Cluster {
     pub access: Access,
     /// What can be done with its machines.
     pub machines: Capabilities,
+    /// From where its machines may be reached, where they have a firewall that is ours.
+    pub doors: Option<Doors>,
+    /// Whether its machines tell figures of their own.
+    pub metrics: bool,
     /// The cluster's section of the file, for configurations of versions on the way.
     pub settings: Arc<EtcdCluster>,
     /// Its members, in order.
@@ -138,11 +144,10 @@ pub enum DesireError {
 /// Makes every choice that the file leaves open.
 pub fn resolve(spec: &Spec, identity: &Identity) -> Result<Desired, DesireError> {
     let mut addresses = addresses::Allotment::new(spec, identity);
-    let machines = Capabilities::of(spec.machines.provider);
     let clusters = spec
         .etcd
         .iter()
-        .map(|(name, cluster)| etcd::resolve(&spec.fleet, name, cluster, machines, &mut addresses))
+        .map(|(name, cluster)| etcd::resolve(&spec.fleet, name, cluster, &spec.machines, &mut addresses))
         .collect::<Result<_, _>>()?;
     Ok(Desired { fleet: spec.fleet.clone(), clusters })
 }
@@ -166,6 +171,21 @@ impl Cluster {
     pub fn renew_authority_before(&self) -> SignedDuration {
         let leaves = self.settings.certificates.validity.as_millis().saturating_mul(2);
         etcd::span(leaves.min(self.ca_validity_ms / 2))
+    }
+
+    /// The addresses of everybody who is or will be a member: they reach each other.
+    pub fn neighbours(&self, ledger: &Ledger) -> BTreeSet<IpAddr> {
+        let here = ledger.members.values().filter_map(|url| address_of(url));
+        self.members.iter().map(|member| member.address).chain(here).collect()
+    }
+
+    /// The rules of who may reach what on each of its machines; nothing where that is not ours to say.
+    pub fn firewall(&self, ledger: &Ledger) -> Option<Config> {
+        let doors = self.doors.as_ref()?;
+        let members: Vec<IpAddr> = self.neighbours(ledger).into_iter().collect();
+        let text =
+            nftables::rules(&Firewall { doors, agent_port: AGENT_PORT, members: &members, metrics: self.metrics });
+        Some(Config { digest: render::digest(&text), text })
     }
 
     /// The heartbeat and election time-outs of every member: those of the file, or those that were measured; nothing

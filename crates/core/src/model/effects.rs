@@ -68,13 +68,15 @@ impl World {
             }
             Action::CreateMachine { machine } => {
                 self.made += 1;
+                let firewall = desired.firewall(&self.ledger).map(|rules| rules.digest);
                 let incarnation = format!("made-{}", self.made);
                 let member = desired.member(machine);
                 let address = member.ok_or_else(|| Impossible(format!("{machine} is not in the file")))?.address;
                 let new = self.machines.entry(machine.clone()).or_insert_with(MachineModel::none);
                 if !new.exists {
                     let ports_taken = std::mem::take(&mut new.ports_taken);
-                    *new = MachineModel { exists: true, incarnation, address, ports_taken, ..MachineModel::none() };
+                    let made = MachineModel { exists: true, incarnation, address, ports_taken, ..MachineModel::none() };
+                    *new = MachineModel { firewall, ..made };
                 }
                 power_on(new);
             }
@@ -96,6 +98,7 @@ impl World {
                 configured.config_address = address;
                 configured.quota = i64::try_from(desired.settings.quota.bytes()).unwrap_or(i64::MAX);
             }
+            Action::SetFirewall { machine, digest } => self.claimed(machine)?.firewall = Some(digest.clone()),
             Action::StartEtcd { machine, version, data } => {
                 if matches!(data, StartData::Alone(_)) {
                     self.remembered(desired);

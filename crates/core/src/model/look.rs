@@ -114,6 +114,7 @@ fn report(name: &Name, machine: &MachineModel) -> AgentReport {
         clock_offset_ms: machine.clock_offset_ms,
         certificate: None,
         disk: machine.disk,
+        firewall: machine.firewall.clone(),
         etcd: EtcdOnMachine {
             installed: machine.installed.iter().map(|v| (*v, String::new())).collect::<BTreeMap<_, _>>(),
             config: machine.config.clone(),

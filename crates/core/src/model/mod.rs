@@ -70,6 +70,8 @@ pub struct MachineModel {
     pub clock_offset_ms: i64,
     /// Room on its disk.
     pub disk: Disk,
+    /// Digest of its firewall's rules.
+    pub firewall: Option<String>,
     /// Installed versions.
     pub installed: BTreeSet<EtcdVersion>,
     /// Certificates.
@@ -160,6 +162,7 @@ impl MachineModel {
             address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             clock_offset_ms: 0,
             disk: Disk { free: 1 << 34, total: 1 << 35 },
+            firewall: None,
             installed: BTreeSet::new(),
             certificates: BTreeMap::new(),
             config: None,
@@ -263,6 +266,7 @@ impl World {
                 machine.incarnation.clone_from(&report.incarnation);
                 machine.clock_offset_ms = report.clock_offset_ms;
                 machine.disk = report.disk;
+                machine.firewall.clone_from(&report.firewall);
                 machine.installed = etcd.installed.keys().copied().collect();
                 machine.certificates.clone_from(&etcd.certificates);
                 machine.config.clone_from(&etcd.config);

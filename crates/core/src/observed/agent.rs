@@ -35,6 +35,9 @@ pub struct AgentReport {
     pub certificate: Option<CertificateFacts>,
     /// Room on the disk.
     pub disk: Disk,
+    /// Digest of the rules of who may reach what, where raftsman made the machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub firewall: Option<String>,
     /// etcd on this machine.
     pub etcd: EtcdOnMachine,
 }

@@ -170,6 +170,13 @@ fn equip(
         draft.wait(Waiting::DiskFull { machine: name.clone(), free: report.disk.free });
         return false;
     }
+    // Before anybody new is let into the cluster: members that cannot reach each other are none.
+    if let Some(rules) = draft.desired.firewall(&draft.observed.ledger)
+        && report.firewall.as_ref() != Some(&rules.digest)
+    {
+        let action = Action::SetFirewall { machine: name.clone(), digest: rules.digest };
+        draft.steps.push(Step::new(action, Reason::Changed));
+    }
     let mut complete = pki::leaves(draft, member, report);
     if !etcd.installed.contains_key(&version) {
         let action = Action::InstallEtcd { machine: name.clone(), version };

@@ -113,9 +113,9 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
             Fact::Seen { value: Agent::Unclaimed, .. } => Ok(unharmed),
             _ => Err(Refusal::NotSeen("a new agent")),
         },
-        Action::InstallEtcd { machine, .. } | Action::ConfigureEtcd { machine, .. } => {
-            report(observed, machine).map(|_| unharmed)
-        }
+        Action::InstallEtcd { machine, .. }
+        | Action::ConfigureEtcd { machine, .. }
+        | Action::SetFirewall { machine, .. } => report(observed, machine).map(|_| unharmed),
         Action::StartEtcd { machine, data, version } => {
             start(observed, &view, machine, *data)?;
             versions::judge(desired, observed, &view, machine, *version)?;

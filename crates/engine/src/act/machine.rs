@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use jiff::{SignedDuration, Timestamp};
 use raftsman_api::claim::JoinToken;
 use raftsman_api::tls::machine_name;
-use raftsman_api::v1::FinishClaimRequest;
+use raftsman_api::v1::{FinishClaimRequest, SetFirewallRequest};
 use raftsman_core::boot::Boot;
-use raftsman_core::desired::AGENT_PORT;
+use raftsman_core::desired::{AGENT_PORT, Config};
 use raftsman_core::spec::{Name, Provider};
 use raftsman_providers::{Artifact, MachineOrder};
 use secrecy::{ExposeSecret, SecretString};
@@ -34,7 +34,7 @@ impl Hands<'_> {
             address: member.address,
             agent_port: AGENT_PORT,
             cluster: cluster.desired.name.to_string(),
-            members: cluster.desired.members.iter().map(|member| member.address).collect(),
+            members: cluster.desired.neighbours(&cluster.ledger()).into_iter().collect(),
             boot: Boot {
                 fleet_id: fleet.id().to_owned(),
                 fleet: fleet.spec.fleet.to_string(),
@@ -84,6 +84,14 @@ impl Hands<'_> {
     pub(super) async fn move_machine(self, machine: &Name, address: IpAddr) -> Result<(), ActError> {
         self.links(machine)?.agent.hang_up().await;
         Ok(self.cluster().fleet.provider.readdress(machine.as_str(), address).await?)
+    }
+
+    pub(super) async fn set_firewall(self, machine: &Name) -> Result<(), ActError> {
+        let cluster = self.cluster();
+        let Some(Config { text, digest }) = cluster.desired.firewall(&cluster.ledger()) else { return Ok(()) };
+        let request = SetFirewallRequest { rules: text, digest };
+        self.agent(machine).await?.set_firewall(self.stamped(request)).await?;
+        Ok(())
     }
 
     pub(super) async fn enroll(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {

@@ -142,6 +142,7 @@ impl Hands<'_> {
                 self.issue_certificate(machine, *purpose, *also, now).await
             }
             Action::ConfigureEtcd { machine, version, at, .. } => self.configure_etcd(machine, *version, *at).await,
+            Action::SetFirewall { machine, .. } => self.set_firewall(machine).await,
             Action::StartEtcd { machine, version, data } => self.start_etcd(machine, *version, *data).await,
             Action::StopEtcd { machine } => self.stop_etcd(machine).await,
             Action::ClearData { machine, member } => self.clear_data(machine, *member).await,

@@ -184,6 +184,7 @@ fn understand(reply: v1::ReportReply, sent: Timestamp) -> Result<AgentReport, St
         clock_offset_ms: i64::try_from(their_clock.duration_since(sent).as_millis()).unwrap_or(i64::MAX),
         certificate: reply.agent_certificate.map(certificate).transpose()?.map(|(_, c)| c),
         disk: Disk { free: disk.free_bytes, total: disk.total_bytes },
+        firewall: Some(reply.firewall_digest).filter(|digest| !digest.is_empty()),
         etcd: understand_etcd(etcd)?,
     })
 }
