@@ -113,7 +113,11 @@ async fn through_faults(incus: &Incus, number: u64, seed: u64) {
     let proxy = Proxy::start(&incus.path().join(format!("p{number}")), &incus.socket(), |_| Fault::None);
     let provider = incus_at(proxy.socket(), "fleet-a");
     let mut dice = Dice::new(seed);
-    let all = || incus.inventory().into_iter().filter(|url| url.contains(&format!("/{name}"))).collect::<BTreeSet<_>>();
+    let own = [format!("/{name}"), format!("/{name}-data")];
+    let all = || {
+        let ours = incus.inventory().into_iter().filter(|url| own.iter().any(|name| url.ends_with(name)));
+        ours.collect::<BTreeSet<_>>()
+    };
     let faults = |dice: &mut Dice| proxy.plan(seeded(dice.bits(), 6 + dice.below(12), Duration::from_millis(300)));
     let patience =
         |dice: &mut Dice| Duration::from_millis(if dice.below(3) == 0 { dice.bits() % 4000 } else { 20_000 });
@@ -132,7 +136,7 @@ async fn through_faults(incus: &Incus, number: u64, seed: u64) {
     }
     let found = provider.machine(&name).await.expect("an answer").expect("a machine");
     assert!(found.finished && found.power == Power::Running, "seed {seed}: {found:?}");
-    assert_eq!(all().len(), 2, "seed {seed}: an instance and a volume: {:?}", all());
+    assert_eq!(all().len(), 3, "seed {seed}: an instance, its volume and its data's: {:?}", all());
 
     for _ in 0..2 {
         faults(&mut dice);

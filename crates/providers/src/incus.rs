@@ -169,11 +169,14 @@ pub enum IncusError {
 impl IncusError {
     /// Whether something else is being done with the same thing.
     fn is_busy(&self) -> bool {
-        matches!(self, Self::Refused { words, .. } if words.contains("busy running"))
+        let busy = |words: &str| words.contains("busy running") || words.contains("matching non-reusable operation");
+        matches!(self, Self::Refused { words, .. } if busy(words))
     }
 
     fn exists_already(&self) -> bool {
-        matches!(self, Self::Refused { code, words, .. } if *code == 409 || words.contains("already exists"))
+        // The last one is what two orders at the same moment end with.
+        let words = |words: &str| words.contains("already exists") || words.contains("UNIQUE constraint failed");
+        matches!(self, Self::Refused { code, words: said, .. } if *code == 409 || words(said))
     }
 
     fn is_absent(&self) -> bool {
