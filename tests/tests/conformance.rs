@@ -8,13 +8,15 @@ use std::time::Duration;
 use futures::{StreamExt as _, stream};
 use jiff::{SignedDuration, Timestamp};
 use raftsman_providers::{
-    Connection, HostsSettings, IncusSettings, LocalSettings, Power, ProviderError, Settings, Ssh, connect,
+    Connection, HostsSettings, IncusSettings, LibvirtSettings, LocalSettings, Power, ProviderError, Settings, Ssh,
+    connect,
 };
 use raftsman_tests::conformance::{Site, conform, order};
 use raftsman_tests::dice::Dice;
 use raftsman_tests::hosts::Hosts;
 use raftsman_tests::incus::{IMAGE, Incus, NETWORK, SUBNET};
 use raftsman_tests::lab::binary;
+use raftsman_tests::libvirt::{self, BASE, Libvirt, POOL};
 use raftsman_tests::proxy::{Fault, Proxy, seeded};
 use serde_json::json;
 use tokio::time::timeout;
@@ -175,4 +177,29 @@ fn incus_with_faults() {
     });
     assert_eq!(incus.inventory(), before, "nothing leaked, nothing of others touched");
     println!("{runs} machines made and given back through faults: 0 leaked, 0 foreign ones touched");
+}
+
+/// The libvirt of the tests, for this fleet.
+fn libvirt_at(libvirt: &Libvirt, fleet: &str) -> Connection {
+    let text = format!(
+        "fleet: conformance\nmachines:\n  provider: libvirt\n  image: {BASE}\n  subnet: {}\n  vcpus: 1\n  \
+         memory: 512MiB\n  install_dependencies: false\n  data_disk: 1GiB\n  \
+         libvirt: {{ uri: {:?}, pool: {POOL}, network: {} }}\netcd: {{ main: {{ members: 3 }} }}\n",
+        libvirt::SUBNET,
+        libvirt.uri(),
+        libvirt::NETWORK
+    );
+    let reading = raftsman_core::spec::read(&text);
+    assert_eq!(reading.errors(), 0, "{}", reading.render("raftsman.yaml", &text, false));
+    let machines = reading.spec.expect("a spec").machines;
+    let agent = binary("raftsman-agent");
+    connect(Settings::Libvirt(LibvirtSettings { fleet_id: fleet.to_owned(), agent, machines }))
+}
+
+#[test]
+fn libvirt() {
+    let libvirt = Libvirt::up();
+    let connection = |fleet: &str| libvirt_at(&libvirt, fleet);
+    let machines = (1..=3).map(|n| (format!("m{n}"), IpAddr::V4(Ipv4Addr::new(10, 79, 0, 10 + n)))).collect();
+    run(&Site { connect: &connection, machines, everything: &|| libvirt.everything() });
 }
