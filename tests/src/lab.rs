@@ -231,7 +231,7 @@ impl Lab {
                 return output;
             }
             let words = self.run(&["status"]).stdout;
-            println!("not settled, looking again: {}\n{words}", verb.join(" "));
+            eprintln!("not settled, looking again: {}\n{words}", verb.join(" "));
         }
         self.run(verb).ok()
     }
