@@ -224,6 +224,7 @@ impl Lab {
     /// One look at members that get no processor for seconds finds them silent, and says so. Another look is allowed:
     /// what nothing but an apply would mend stays as it is.
     #[track_caller]
+    #[allow(clippy::print_stderr, reason = "for whoever reads why a test took long")]
     fn patiently(&self, verb: &[&str]) -> Output {
         for _ in 0..3 {
             let output = self.run(verb);
