@@ -23,6 +23,7 @@ fn file(incus: &Incus, members: usize, further: &str) -> String {
 struct Journal<'a>(&'a Incus);
 
 impl Drop for Journal<'_> {
+    #[allow(clippy::print_stdout, reason = "for whoever reads why a test failed")]
     fn drop(&mut self) {
         if std::thread::panicking() {
             let told = self.0.exec("main-1", "cloud-init status --long; ip -br addr; journalctl -b --no-pager -n 60");

@@ -19,6 +19,7 @@ fn file(libvirt: &Libvirt, network: &str, interfaces: &str, members: &str) -> St
 }
 
 /// What a test waits for is a figure, too.
+#[allow(clippy::print_stdout, reason = "the figures are for whoever runs it")]
 fn timed<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let done = work();
