@@ -165,6 +165,12 @@ cases! {
     subnet_unreachable: machines("subnet: 10.77.0.0/24");
     subnet_without_names: machines("subnet: 10.77.0.0/24\ngateway: 10.77.0.1");
     subnet_of_others: whole("fleet: shop\nmachines: { provider: libvirt, image: debian-13, subnet: 10.77.0.0/24, gateway: 10.77.0.1, dns: { servers: [10.77.0.1] } }\netcd:\n  main:\n    members:\n      - { name: a, address: 10.77.0.1 }\n      - { name: b, address: 10.78.0.2 }\n      - { name: c, address: 10.77.0.255 }\n");
+    incus_ignored: machines("incus: { pool: default }");
+    incus_bare: machines("provider: incus\ndata_disk: 10GiB");
+    incus_server: machines("provider: incus\nimage: debian\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nincus: { network: br0, server: incus.example.org }");
+    incus_trust: machines("provider: incus\nimage: debian\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nincus: { network: \"br 0\", server: \"https://incus.example.org:8443\", certificate: client.crt, key: client.key }");
+    incus_socket_needs_no_key: machines("provider: incus\nimage: debian\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nincus: { network: br0, key: client.key }");
+    incus_not_delivered: machines("provider: incus\nimage: debian\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nincus: { network: br0 }\nadmin: { console_password: { env: CONSOLE } }\nlogs: { forward: { host: logs, ca_cert: ca.pem, shared_key: { env: KEY } } }");
     libvirt_ignored: machines("libvirt: { pool: default }");
     libvirt_image_none: machines("provider: libvirt\nsubnet: 10.77.0.0/24\ninstall_dependencies: false");
     libvirt_names: machines("provider: libvirt\nimage: debian-13.qcow2\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nlibvirt: { uri: kvm1, pool: \"\" }");
