@@ -319,7 +319,11 @@ impl Incus {
     async fn kept(&self, server: &Server, name: &str) -> Result<Option<MachineRecord>, IncusError> {
         let Some(path) = self.volume_path(name) else { return Ok(None) };
         let Some(found) = server.get(&path).await? else { return Ok(None) };
-        Ok(self.ours(&found, "the volume", &volume_name(name))?.record(name))
+        match self.ours(&found, "the volume", &volume_name(name)) {
+            // Somebody else's is in nobody's way where there are no data disks.
+            Err(IncusError::NotOurs { .. }) if self.settings.machines.data_disk.is_none() => Ok(None),
+            ours => Ok(ours?.record(name)),
+        }
     }
 
     async fn list(&self) -> Result<Vec<MachineRecord>, IncusError> {
