@@ -208,14 +208,16 @@ impl FirstBoot<'_> {
     /// What is run once the packages and files are there, in order, each as its words. What cannot be done now is tried
     /// again by systemd.
     pub fn commands(&self) -> Vec<Vec<&'static str>> {
-        let mut commands = vec![vec!["systemctl", "daemon-reload"]];
-        if self.machines.doors().is_some() {
-            commands.push(vec!["systemctl", "enable", "--now", units::FIREWALL.name]);
+        let firewall = self.machines.doors().is_some();
+        // Units are read once, after all of them are enabled: a small machine takes a quarter of a second for it.
+        let mut enable = vec!["systemctl", "enable", "--no-reload"];
+        enable.extend(firewall.then_some(units::FIREWALL.name));
+        enable.extend(self.data_disk.map(|_| units::DATA_DISK.name));
+        enable.push(units::FIRST_BOOT.name);
+        let mut commands = vec![enable, vec!["systemctl", "daemon-reload"]];
+        if firewall {
+            commands.push(vec!["systemctl", "start", units::FIREWALL.name]);
         }
-        if self.data_disk.is_some() {
-            commands.push(vec!["systemctl", "enable", units::DATA_DISK.name]);
-        }
-        commands.push(vec!["systemctl", "enable", units::FIRST_BOOT.name]);
         commands.push(vec!["systemctl", "start", "--no-block", units::FIRST_BOOT.name]);
         if self.machines.time.is_some() {
             commands.push(vec!["systemctl", "restart", "chrony.service"]);

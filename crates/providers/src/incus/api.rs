@@ -143,8 +143,13 @@ impl Server {
         let begun = Instant::now();
         let path = format!("{operation}/wait?timeout={WAIT}");
         while begun.elapsed() < OPERATION_LIMIT {
+            let asked = match self.get(&path).await {
+                // It is not over yet.
+                Err(IncusError::Refused { words, .. }) if words.contains("deadline exceeded") => continue,
+                asked => asked?,
+            };
             // One that the server forgot is over: whoever asks looks at what came of it.
-            let Some(found) = self.get(&path).await? else { return Ok(()) };
+            let Some(found) = asked else { return Ok(()) };
             match found["status_code"].as_u64() {
                 Some(100..=199) => {}
                 Some(200) => return Ok(()),
