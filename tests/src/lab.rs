@@ -433,6 +433,10 @@ fn without_ids(mut action: Value) -> Value {
         action.remove("cluster");
         // A new member's id follows from the moment of its birth.
         action.remove("member");
+        // Who takes over is whoever has the most at that moment, by which writers decide.
+        if action.get("do").is_some_and(|deed| deed == "move_leader") {
+            action.remove("machine");
+        }
     }
     action
 }

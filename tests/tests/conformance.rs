@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
 use jiff::{SignedDuration, Timestamp};
+use raftsman_core::spec::Machines;
 use raftsman_providers::{
     Connection, HostsSettings, IncusSettings, LibvirtSettings, LocalSettings, Power, ProviderError, Settings, Ssh,
     connect,
@@ -67,23 +68,67 @@ fn hosts_that_exist_already() {
     run(&Site { connect: &connection, machines, everything: &everything });
 }
 
-/// The server at this socket, for this fleet.
-fn incus_at(socket: &Path, fleet: &str) -> Connection {
+/// What a file says of machines at this server.
+fn machines_at(server: &str, further: &str) -> Machines {
     let text = format!(
         "fleet: conformance\nmachines:\n  provider: incus\n  image: {IMAGE}\n  subnet: {SUBNET}\n  \
          install_dependencies: false\n  data_disk: 1GiB\n  \
-         incus: {{ server: {socket:?}, network: {NETWORK}, pool: default }}\netcd: {{ main: {{ members: 3 }} }}\n"
+         incus: {{ server: {server:?}, network: {NETWORK}, pool: default{further} }}\netcd: {{ main: {{ members: 3 }} }}\n"
     );
     let reading = raftsman_core::spec::read(&text);
     assert_eq!(reading.errors(), 0, "{}", reading.render("raftsman.yaml", &text, false));
+    reading.spec.expect("a spec").machines
+}
+
+/// The server at this socket, for this fleet.
+fn incus_at(socket: &Path, fleet: &str) -> Connection {
     connect(Settings::Incus(IncusSettings {
         fleet_id: fleet.to_owned(),
         agent: binary("raftsman-agent"),
-        machines: reading.spec.expect("a spec").machines,
+        machines: machines_at(&socket.to_string_lossy(), ""),
         certificate: None,
         key: None,
         server_certificate: None,
     }))
+}
+
+/// By network: whom the server does not trust is told so, and a server that shows another certificate is not spoken to.
+#[test]
+fn incus_by_network() {
+    let incus = Incus::up();
+    let (url, server) = incus.https();
+    let pair = || {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let certificate = rcgen::CertificateParams::default().self_signed(&key).expect("a certificate");
+        (certificate.pem(), key.serialize_pem())
+    };
+    let ((ours, key), (another, _)) = (pair(), pair());
+    let file = |name: &str, text: &str| {
+        std::fs::write(incus.path().join(name), text).expect("a file");
+        incus.path().join(name)
+    };
+    let certificate = Some(file("ours.crt", &ours));
+    let key = Some(file("ours.key", &key));
+    let named = ", certificate: c, key: k, server_certificate: s";
+    let at = |shown: &str| {
+        connect(Settings::Incus(IncusSettings {
+            fleet_id: "fleet-a".to_owned(),
+            agent: binary("raftsman-agent"),
+            machines: machines_at(&url, named),
+            certificate: certificate.clone(),
+            key: key.clone(),
+            server_certificate: Some(file("shown.crt", shown)),
+        }))
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let refused = at(&server).inventory().await.expect_err("nobody knows us").to_string();
+        assert!(refused.contains("does not let us in"), "{refused}");
+        incus.trust("raftsman", &ours);
+        assert_eq!(at(&server).inventory().await.expect("an inventory"), []);
+        let refused = at(&another).inventory().await.expect_err("somebody else").to_string();
+        assert!(refused.contains("does not answer"), "{refused}");
+    });
 }
 
 #[test]

@@ -629,7 +629,7 @@ fn machines_and_their_data() {
         &lab,
         window,
         &APPLY,
-        &["cannot listen on", "stop it, or give the machine another address"],
+        &["cannot listen on", "free it, or give the machine another address"],
     );
     drop(listener);
     story.restless(Some("main-3"));
