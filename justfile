@@ -38,6 +38,13 @@ lab-machines:
 lab-vms: lab-machines
     ./tools/lab-vm "$RAFTSMAN_LAB/machines"
 
+# An image for machines on Incus and KVM, with all that they need, to target/lab/images; needs root, some minutes: docs/guide/images.md
+image *args: build (lab "3.6.15")
+    ./tools/image {{args}} "$RAFTSMAN_LAB/images"
+
+# The image made twice, and compared byte by byte
+image-twice *args: (image "--check" args)
+
 # All tests but the long ones
 test: everything lab
     cargo nextest run --release --workspace

@@ -131,25 +131,33 @@ impl Wanted {
 
     /// Installs from the machine's own artifacts; `false` when there is none with these bytes.
     pub fn install_artifact(&self, root: &Root) -> Result<bool, EtcdError> {
-        let artifact = root.artifact(self.program.name(), &self.version);
-        match file_digest(&artifact)? {
-            Some(found) if found == self.sha256 => {}
-            Some(found) => {
-                tracing::warn!(version = self.version, found, "the artifact has other bytes than asked for: not used");
-                return Ok(false);
+        let name = self.program.name();
+        for artifact in [root.artifact(name, &self.version), Root::image_artifact(name, &self.version)] {
+            match file_digest(&artifact)? {
+                Some(found) if found == self.sha256 => {
+                    self.install_file(root, &artifact)?;
+                    return Ok(true);
+                }
+                Some(found) => {
+                    let place = artifact.display();
+                    tracing::warn!(%place, found, "the artifact has other bytes than asked for: not used");
+                }
+                None => {}
             }
-            None => return Ok(false),
         }
+        Ok(false)
+    }
+
+    fn install_file(&self, root: &Root, artifact: &Path) -> Result<(), EtcdError> {
         let incoming = Incoming::new(root, self)?;
         let target = incoming.dir.join(self.program.name());
-        let executable = fs::metadata(&artifact).is_ok_and(|found| found.permissions().mode() & 0o555 == 0o555);
+        let executable = fs::metadata(artifact).is_ok_and(|found| found.permissions().mode() & 0o555 == 0o555);
         if executable {
-            link(&artifact, &target)?;
+            link(artifact, &target)?;
         } else {
-            copy(&artifact, &target)?;
+            copy(artifact, &target)?;
         }
-        incoming.finish(root, self)?;
-        Ok(true)
+        incoming.finish(root, self)
     }
 }
 

@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 
 use crate::files::{self, FileError};
 
+/// Where an image carries binaries, beside the agent's own (tools/image-tree).
+const IMAGE_ARTIFACTS: &str = "/usr/local/lib/raftsman/artifacts";
+
 /// The directory below which everything of one machine lives.
 #[derive(Clone, Debug)]
 pub struct Root(PathBuf);
@@ -68,9 +71,14 @@ impl Root {
         self.0.join("agent/tls")
     }
 
-    /// A binary that came with the machine.
+    /// A binary that was put on the machine when it was made.
     pub fn artifact(&self, program: &str, version: &str) -> PathBuf {
         self.0.join("artifacts").join(format!("{program}-{version}"))
+    }
+
+    /// A binary that is in the machine's image. It is not below the root, where a data disk would hide it.
+    pub fn image_artifact(program: &str, version: &str) -> PathBuf {
+        Path::new(IMAGE_ARTIFACTS).join(format!("{program}-{version}"))
     }
 
     /// All of etcd's.
