@@ -43,6 +43,16 @@ pub fn cluster_of(members: &str, further: &[&str]) -> Cluster {
     desired(&text).clusters.remove(0)
 }
 
+/// One cluster `main` with so many members, on machines that are made as these lines say.
+pub fn on_machines(members: usize, machines: &[&str]) -> Cluster {
+    let mut text = "fleet: lab\nmachines:\n  provider: incus\n  subnet: 10.78.0.0/24\n  firewall: false\n  \
+                    incus: { network: raft, pool: default }\n"
+        .to_owned();
+    machines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
+    text.push_str(&format!("etcd:\n  main:\n    members: {members}\n"));
+    desired(&text).clusters.remove(0)
+}
+
 /// One cluster and its world, told wave by wave.
 #[derive(Debug, Clone)]
 pub struct Scene {

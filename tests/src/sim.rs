@@ -4,6 +4,7 @@
 //! safety judge: a flaw that both share would otherwise pass.
 
 mod pki;
+mod shape;
 mod upkeep;
 mod users;
 mod versions;
@@ -171,6 +172,12 @@ impl Cast {
         let mut sizes = [1, 3].map(|n| users::FILES.map(|file| cluster(n, file)).to_vec()).to_vec();
         sizes[1].push(fixtures::cluster(3, &["quota: 4GiB", users::FILES[0][0], users::FILES[0][1]]));
         Self { sizes, rotates: false }
+    }
+
+    /// Sizes 1, 3 and 5 on machines that the file has made otherwise now and then.
+    pub fn with_shapes() -> Self {
+        let sizes = [1, 3, 5].map(|n| shape::FILES.map(|file| fixtures::on_machines(n, file)).to_vec());
+        Self { sizes: sizes.to_vec(), rotates: false }
     }
 
     /// Sizes 3 and 5, each with versions to change between, some of them with a way over others.
@@ -376,6 +383,9 @@ impl Run {
         if let Some(difference) = formed.and_then(|agreed| users::differs(&self.desired, &agreed.access)) {
             return Err(self.violation("done means done", difference));
         }
+        if let Some(unfinished) = shape::unfinished(&self.desired, &self.world) {
+            return Err(self.violation("done means done", unfinished));
+        }
         if let Some(unfinished) = upkeep::unfinished(&self.world, &self.desired) {
             return Err(self.violation("done means done", unfinished));
         }
@@ -476,7 +486,8 @@ impl Run {
             }
             _ => self.membership(observed, action)?,
         }
-        if let Some(rule) = upkeep::broken(&self.world, action) {
+        if let Some(rule) = upkeep::broken(&self.world, action).or_else(|| shape::broken(&self.world, observed, action))
+        {
             return Err(self.violation(rule, format!("{action:?}")));
         }
         if users::touches_root(action) {
@@ -550,8 +561,11 @@ impl Run {
                     return Ok(());
                 }
                 let name = named(entry);
-                let wanted = name.as_ref().is_some_and(|n| self.desired.member(n).is_some() && !wanted_gone(n));
-                if wanted {
+                let renewed = |n: &Name| {
+                    shape::outdated(&self.desired, self.world.machines.get(n)) && shape::others_healthy(observed, n)
+                };
+                let in_file = |n: &Name| self.desired.member(n).is_some();
+                if name.as_ref().is_some_and(|n| in_file(n) && !wanted_gone(n) && !renewed(n)) {
                     return Err(self.violation("only who is not wanted is removed", format!("{action:?}")));
                 }
                 if self.world.leader(*id) == Some(*member) {
@@ -702,6 +716,7 @@ impl Run {
                 other.exists = true;
                 other.power = Power::Running;
                 other.agent_up = true;
+                other.address = machine.address;
                 other.incarnation = format!("foreign-{}", self.dice.bits());
                 *machine = other;
             }

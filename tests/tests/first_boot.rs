@@ -73,6 +73,7 @@ fn a_machine_boots_for_the_first_time() {
         mac: None,
         data_disk: None,
         agent: AgentFrom::InPlace,
+        files_in_place: false,
     };
 
     // Off, and on again as a machine that was just made.

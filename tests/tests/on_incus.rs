@@ -1,6 +1,6 @@
 //! An Incus server and a file → machines, a cluster on them, whatever befalls them, and nothing again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
@@ -144,6 +144,52 @@ fn machines_heal_under_load() {
     verdict.assert_consistent();
 }
 
+#[test]
+fn machines_are_made_anew_as_the_file_says() {
+    let incus = Incus::up();
+    let before = incus.inventory();
+    let lab = Lab::new(&file(&incus, 3, "  memory: 512MiB\n"));
+    let _journal = Journal(&incus);
+    apply(&lab);
+    let ids = member_ids(&lab);
+    let sizes = || -> BTreeSet<String> {
+        let instances = incus.query("GET", "/1.0/instances?recursion=1", None).expect("instances");
+        let sizes = instances.as_array().expect("a list").iter();
+        sizes.map(|it| it["config"]["limits.memory"].as_str().unwrap_or("none").to_owned()).collect()
+    };
+    assert_eq!(sizes(), [(512 << 20).to_string()].into());
+    let load = Load::start(&lab, LoadSettings::default());
+    load.await_writes(100);
+
+    // What they are told at boot changes nothing that is there.
+    lab.write_file(&file(&incus, 3, "  memory: 512MiB\n  updates: off\n"));
+    lab.nothing_to_do();
+
+    // Around their data disks, one after the other: the same members.
+    lab.write_file(&file(&incus, 3, "  memory: 768MiB\n"));
+    let plan = lab.run(&["plan"]).stdout;
+    assert!(plan.contains("rebuild machine") && plan.contains("memory: 512MiB → 768MiB"), "{plan}");
+    apply(&lab);
+    assert_eq!(sizes(), [(768 << 20).to_string()].into());
+    assert_eq!(member_ids(&lab), ids, "the same members came back");
+    lab.nothing_to_do();
+
+    // Without data disks: other members take their places.
+    lab.write_file(&file(&incus, 3, "").replace("  data_disk: 1GiB\n", ""));
+    apply(&lab);
+    assert_eq!(sizes(), ["none".to_owned()].into());
+    let after = member_ids(&lab);
+    assert!(after.iter().all(|(name, id)| ids[name] != *id), "{after:?}");
+
+    load.refresh(&lab);
+    load.await_writes(100);
+    let verdict = load.finish();
+    println!("{verdict}");
+    verdict.assert_consistent();
+    lab.run(&["destroy", "--yes"]).ok();
+    assert_eq!(incus.inventory(), before);
+}
+
 /// Tries every port of the machines, up to the one that is named and those around the node exporter's, and prints which
 /// answer: a line a machine.
 const SCAN: &str = r#"
@@ -242,13 +288,15 @@ fn what_the_server_knows_is_no_lasting_secret() {
         told += &incus.query("GET", path, None).expect("an answer").to_string();
     }
     // All that lasts is in files of this machine, and of the state.
-    assert!(told.contains("join_token"), "the machine was told by user data");
+    assert!(told.contains("user.raftsman.boot"), "it tells what it knows");
+    // As a key of what a machine is told, within a text within JSON; Incus itself knows of tokens for its clusters.
+    assert!(!told.contains(r#"join_token\""#), "what the machine was told was put into it");
     assert!(!told.contains("PRIVATE KEY"), "a key");
     let keys =
         incus.exec("main-1", "find /var/lib/raftsman -name '*.pem' -o -name '*key*' | xargs grep -l PRIVATE").ok();
     assert!(keys.stdout.lines().count() >= 3, "{}", keys.stdout);
 
-    // The token in it is dead: the agent has none any more, and takes none.
+    // The token is dead: the agent has none any more, and takes none.
     let boot = incus.exec("main-1", "cat /var/lib/raftsman/agent/boot.json").ok().stdout;
     assert!(!boot.contains("join_token"), "{boot}");
     assert_eq!(lab.listing("secrets"), ["fleet.age", "main-clients.age", "main-peers.age"], "no token is kept");

@@ -146,6 +146,11 @@ pub enum Action {
         /// Which.
         machine: Name,
     },
+    /// Take the machine away but for the disk with its data, around which it is made anew.
+    RebuildMachine {
+        /// Which.
+        machine: Name,
+    },
     /// Give the machine another address. etcd goes on at the old one until it is restarted.
     MoveMachine {
         /// Which.
@@ -326,6 +331,7 @@ impl Action {
             | Self::ClearData { machine, .. }
             | Self::RestoreData { machine, .. }
             | Self::DeleteMachine { machine }
+            | Self::RebuildMachine { machine }
             | Self::MoveMachine { machine, .. }
             | Self::AddLearner { machine, .. }
             | Self::PromoteMember { machine, .. }
@@ -350,6 +356,7 @@ impl Action {
         matches!(
             self,
             Self::RestartEtcd { .. }
+                | Self::RebuildMachine { .. }
                 | Self::RestartTogether { .. }
                 | Self::UpdateMember { .. }
                 | Self::Defragment { .. }
@@ -415,6 +422,7 @@ impl Action {
             Self::ClearData { .. } => "clear data",
             Self::RestoreData { .. } => "restore data",
             Self::DeleteMachine { .. } => "delete machine",
+            Self::RebuildMachine { .. } => "rebuild machine",
             Self::MoveMachine { .. } => "move machine",
             Self::AddLearner { .. } => "add learner",
             Self::PromoteMember { .. } => "promote",

@@ -103,12 +103,14 @@ fn each(check: impl Fn(&str, &FirstBoot<'_>)) {
         mac: None,
         data_disk: None,
         agent: AgentFrom::InPlace,
+        files_in_place: false,
     };
     check("minimal", &base);
     check("off", &FirstBoot { machines: &off, boot: &boot6, agent: AgentFrom::SeedDisk, ..base });
     let data_disk = Some("/dev/disk/by-id/virtio-raftsman-data");
     let mac = Some("52:54:00:AB:CD:EF");
     check("full", &FirstBoot { machines: &full, members: &members, mac, data_disk, agent: URL, ..base });
+    check("in_place", &FirstBoot { machines: &full, data_disk, files_in_place: true, ..base });
 }
 
 /// The network configuration; with everything, of three interfaces.
@@ -186,7 +188,7 @@ fn nothing_secret_is_in_user_data() {
             assert!(!text.contains(secret), "{secret}");
         }
         let token = first.boot.join_token.as_deref().expect("a token");
-        assert_eq!(text.matches(token).count(), 1);
+        assert_eq!(text.matches(token).count(), usize::from(!first.files_in_place));
         assert!(!cloud_init::meta_data(first.boot).contains(token));
     });
 }
@@ -197,7 +199,15 @@ fn user_data_fits_into_every_cloud() {
     let (members, boot) = (full_members(), boot("10.77.0.11"));
     let mac = Some("52:54:00:AB:CD:EF");
     let data_disk = Some("/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_vol0123456789abcdef0");
-    let mut first = FirstBoot { boot: &boot, machines: &machines, members: &members, mac, data_disk, agent: URL };
+    let mut first = FirstBoot {
+        boot: &boot,
+        machines: &machines,
+        members: &members,
+        mac,
+        data_disk,
+        agent: URL,
+        files_in_place: false,
+    };
     let length = cloud_init::user_data(&first).expect("user data").len();
     assert!(length < LONGEST - 6 * 1024, "{length} bytes leave too little room for SSH keys");
     let mut many = machines.clone();
@@ -327,6 +337,7 @@ fn python_reads_what_was_written() {
         mac: None,
         data_disk: Some("/dev/vdb"),
         agent: URL,
+        files_in_place: false,
     };
     let user_data = scratch.write("user-data", &cloud_init::user_data(&first).expect("user data"));
     let program = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1]))))";
@@ -371,8 +382,15 @@ fn only_a_blank_disk_is_formatted() {
     let scratch = Scratch::new("data-disk");
     let (machines, boot) = (machines("data_disk: 1GiB"), boot("10.77.0.11"));
     let data_disk = Some("/dev/vdb");
-    let first =
-        FirstBoot { boot: &boot, machines: &machines, members: &[], mac: None, data_disk, agent: AgentFrom::InPlace };
+    let first = FirstBoot {
+        boot: &boot,
+        machines: &machines,
+        members: &[],
+        mac: None,
+        data_disk,
+        agent: AgentFrom::InPlace,
+        files_in_place: false,
+    };
     let files = first.files().expect("files");
     let script = files.iter().find(|file| file.path.ends_with("/data-disk")).expect("a script");
     let script = scratch.write("data-disk.sh", &script.contents);
@@ -484,8 +502,15 @@ fn only_those_get_in_who_may() {
     let Some(Firewall::Doors(doors)) = &mut machines.firewall else { panic!("doors") };
     doors.clients_from = Some(vec![Subnet::parse("10.0.0.0/8").expect("a network")]);
     let (members, boot) = (full_members(), boot("10.77.0.11"));
-    let first =
-        FirstBoot { boot: &boot, machines: &machines, members: &members, mac: None, data_disk: None, agent: URL };
+    let first = FirstBoot {
+        boot: &boot,
+        machines: &machines,
+        members: &members,
+        mac: None,
+        data_disk: None,
+        agent: URL,
+        files_in_place: false,
+    };
     let rules = scratch.write("firewall.nft", &first.firewall().expect("rules"));
     let sources = ["10.77.0.12", "10.9.0.1", "10.8.0.4", "192.0.2.1", "fd00:77::1", "fd00:1::5", "2001:db8::1"];
     let script = format!("export SERVE='{SERVE}' KNOCK='{KNOCK}'\n{WIRE}");
@@ -526,6 +551,7 @@ fn apt_accepts_its_files() {
         mac: None,
         data_disk: None,
         agent: AgentFrom::InPlace,
+        files_in_place: false,
     };
     for file in first.files().expect("files").iter().filter(|file| file.path.starts_with("/etc/apt/")) {
         let path = scratch.write(&file.path, &file.contents);
@@ -570,6 +596,23 @@ fn systemd_accepts_its_units() {
         let said = accepted("systemd-analyze", &["verify", "--man=no", "--recursive-errors=no", &root, &unit]);
         assert_eq!(said, "", "{unit}");
     }
+}
+
+#[test]
+fn units_are_enabled_from_outside_as_systemd_does_it() {
+    each(|name, first| {
+        let scratch = Scratch::new(&format!("links-{name}"));
+        laid_out(&scratch);
+        let root = format!("--root={}", shown(&scratch.0));
+        let links = first.links();
+        assert!(links.len() > usize::from(first.data_disk.is_some()), "{links:?}");
+        for (link, target) in &links {
+            let unit = Path::new(target).file_name().and_then(|name| name.to_str()).expect("a unit");
+            accepted("systemctl", &[&root, "enable", unit]);
+            let made = std::fs::read_link(scratch.0.join(link.trim_start_matches('/'))).expect("a link of systemctl's");
+            assert_eq!(made.to_str(), Some(target.as_str()));
+        }
+    });
 }
 
 #[test]

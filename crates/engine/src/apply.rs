@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use jiff::Timestamp;
 use raftsman_core::action::{Action, StartData};
+use raftsman_core::desired::Member;
 use raftsman_core::observed::{Observed, View};
 use raftsman_core::plan::{Plan, Step, Waiting, plan, safety};
 use raftsman_core::spec::Name;
@@ -238,15 +239,20 @@ impl Run<'_> {
                 (action, outcome)
             }
         };
-        let (births, others): (Vec<&Action>, Vec<&Action>) = steps.iter().map(|s| &s.action).partition(|a| is_birth(a));
-        // A member that is born asks every other who is there. One that listens and does not serve yet keeps it waiting
-        // for a second, four of them for four: so each is born once the one before it serves, which takes a moment.
+        let (mut births, others): (Vec<&Action>, Vec<&Action>) =
+            steps.iter().map(|s| &s.action).partition(|a| is_birth(a));
+        // A member that is born asks the others who is there, in the order of their URLs, until one answers. One that
+        // listens and does not serve yet keeps it waiting for a second: so the one that all others ask first goes ahead,
+        // and they follow at once.
+        let desired = &observer.cluster().desired;
+        births.sort_by_key(|action| action.machine().and_then(|name| desired.member(name)).map(Member::peer_url));
         let births = async {
-            let mut outcomes = Vec::new();
-            for action in births {
-                outcomes.push(perform(action).await);
-                hands.await_peer_service(action).await;
+            let Some((first, rest)) = births.split_first() else { return Vec::new() };
+            let mut outcomes = vec![perform(first).await];
+            if let Some(follower) = rest.first() {
+                hands.await_peer_service(first, follower).await;
             }
+            outcomes.extend(join_all(rest.iter().copied().map(perform)).await);
             outcomes
         };
         let (mut outcomes, born) = tokio::join!(join_all(others.into_iter().map(perform)), births);

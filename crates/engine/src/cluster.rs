@@ -181,14 +181,7 @@ impl ClusterAt {
         };
         let root = Credentials::new(&ca, identity.as_ref(), self.root_password()?)?;
         let nobody = Credentials::new(&ca, None, None)?;
-        Ok(ClusterCredentials {
-            root,
-            foreign: nobody.clone(),
-            peer: None,
-            vouched: BTreeMap::new(),
-            nameless: false,
-            nobody,
-        })
+        Ok(ClusterCredentials { root, foreign: nobody.clone(), vouched: BTreeMap::new(), nameless: false, nobody })
     }
 
     /// Who we are to this cluster's etcd: `root`, nobody, and somebody whom a foreign authority vouches for.
@@ -211,17 +204,12 @@ impl ClusterAt {
             ROOT_VALIDITY,
         )?;
         let by_foreigner = client(&foreign, "root")?;
-        // Without a name or an address in it, etcd does not ask where it comes from.
         let peers = self.trust(Side::Peers)?;
-        let peer = match client(&self.kept(Side::Peers, &peers.current)?, "") {
-            Ok(identity) => Some(Credentials::new(&peers.bundle(), Some(&identity), None)?),
-            Err(ClusterError::Pki(PkiError::AuthorityEnded { .. })) => None,
-            Err(error) => return Err(error),
-        };
         let mut vouched = BTreeMap::new();
         for (side, trust) in [(Side::Peers, &peers), (Side::Clients, &trust)] {
             // Who is known beside the one that signs is tried before the authority changes.
             for record in trust.known().into_iter().filter(|a| trust.rotates() && a.not_after > now) {
+                // Without a name or an address in it, etcd does not ask where it comes from.
                 let identity = client(&self.kept(side, record)?, "")?;
                 vouched.insert((side, record.key.clone()), Credentials::new(&trust.bundle(), Some(&identity), None)?);
             }
@@ -232,7 +220,6 @@ impl ClusterAt {
                 root: Credentials::new(ca, Some(&client(&authority, "root")?), None)?,
                 nobody: Credentials::new(ca, Some(&client(&authority, "")?), None)?,
                 foreign: Credentials::new(ca, Some(&by_foreigner), None)?,
-                peer,
                 vouched,
                 nameless,
             },
@@ -240,7 +227,6 @@ impl ClusterAt {
                 root: Credentials::new(ca, None, self.root_password()?)?,
                 nobody: Credentials::new(ca, None, None)?,
                 foreign: Credentials::new(ca, Some(&by_foreigner), None)?,
-                peer,
                 vouched,
                 nameless,
             },
@@ -262,8 +248,6 @@ pub struct ClusterCredentials {
     pub nobody: Credentials,
     /// A client with a certificate that a foreign authority signed.
     pub foreign: Credentials,
-    /// Somebody whom the other members would listen to: only ever used to see whether they serve.
-    pub peer: Option<Credentials>,
     /// While an authority changes: a client without a name for each that is known, by its key.
     pub vouched: BTreeMap<(Side, String), Credentials>,
     /// Whether clients of ours need no name: the file wants no auth.

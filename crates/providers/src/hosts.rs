@@ -8,28 +8,24 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use raftsman_core::render::systemd::AGENT_PROGRAM;
 use raftsman_core::spec::Name;
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
 use tokio::process::Command;
-use tokio::time::{sleep, timeout};
 
 use crate::files::{self, FileError, failed};
+use crate::program::{self, Failure};
+use crate::reach::{self, Tries};
 use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError};
 
-const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+const TRIES: Tries = Tries { once: Duration::from_secs(3), pause: Duration::from_millis(20) };
 /// From its installation until the agent serves.
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// The agent is some 20 MB, and the line may be slow.
 const SSH_LIMIT: Duration = Duration::from_secs(600);
-const POLL: Duration = Duration::from_millis(20);
-const MOST_WORDS: usize = 1500;
 
 /// Takes the boot data from the first line and the agent's program from the rest, and has that install itself. No single
 /// quotes: it is one argument of `sh -c '…'`, because a user's shell may be another.
@@ -195,14 +191,14 @@ impl Known {
 
     /// Whether somebody listens on the agent's port.
     async fn answers(&self) -> bool {
-        matches!(timeout(CONNECT_LIMIT, TcpStream::connect(self.socket())).await, Ok(Ok(_)))
+        reach::answers(self.socket(), TRIES.once).await
     }
 
     /// Nobody here knows whether a host is switched on: its agent tells. One without an agent waits to be completed.
     fn record(self) -> MachineRecord {
         let Self { name, address, agent_port, installed } = self;
         let power = if installed { Power::Running } else { Power::Stopped };
-        MachineRecord { name, address, agent_port, power, finished: installed }
+        MachineRecord { name, address, agent_port, power, finished: installed, shape: None }
     }
 }
 
@@ -227,6 +223,10 @@ impl Provider for Hosts {
 
     async fn readdress(&self, name: &str, _: IpAddr) -> Result<(), ProviderError> {
         Err(HostsError::NoMove(name.to_owned()).into())
+    }
+
+    async fn dismantle(&self, name: &str) -> Result<(), ProviderError> {
+        Err(ProviderError::NoDataDisk(name.to_owned()))
     }
 
     /// Forgets the host. An agent that still answers did not leave when it was asked, and is removed over SSH, like one
@@ -333,25 +333,12 @@ impl Hosts {
         command.args(user.iter().flat_map(|user| ["-l", user]));
         command.args(port.iter().flat_map(|port| ["-p".to_owned(), port.to_string()]));
         command.args(["--", destination, &format!("sh -c '{script}'")]);
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().map_err(HostsError::NoSsh)?;
-        let mut stdin = child.stdin.take();
-        let feed = async move {
-            if let Some(stdin) = &mut stdin {
-                // Whoever does not want it has ended, and said why.
-                let _ = stdin.write_all(&input).await;
-            }
-        };
-        let both = async { tokio::join!(feed, child.wait_with_output()).1 };
-        let output = timeout(SSH_LIMIT, both).await;
-        let output = output.map_err(|_| HostsError::TooLong { host: destination.clone() })?;
-        let output = output.map_err(HostsError::NoSsh)?;
-        if output.status.success() {
-            return Ok(());
+        match program::run(&mut command, input, SSH_LIMIT).await {
+            Ok(_) => Ok(()),
+            Err(Failure::NotRun(error)) => Err(HostsError::NoSsh(error)),
+            Err(Failure::TooLong) => Err(HostsError::TooLong { host: destination.clone() }),
+            Err(Failure::Refused { code, words }) => Err(refusal(destination.clone(), code, words)),
         }
-        let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        let words: String = words.chars().skip(words.chars().count().saturating_sub(MOST_WORDS)).collect();
-        Err(refusal(destination.clone(), output.status.code(), words))
     }
 }
 
@@ -366,14 +353,6 @@ fn refusal(host: String, code: Option<i32>, words: String) -> HostsError {
 }
 
 async fn await_agent(host: &Known) -> Result<(), HostsError> {
-    let begun = Instant::now();
-    loop {
-        if host.answers().await {
-            return Ok(());
-        }
-        if begun.elapsed() > START_LIMIT {
-            return Err(HostsError::Silent { name: host.name.clone(), address: host.socket() });
-        }
-        sleep(POLL).await;
-    }
+    let served = reach::await_answer(host.socket(), TRIES, START_LIMIT).await;
+    served.map_err(|_| HostsError::Silent { name: host.name.clone(), address: host.socket() })
 }

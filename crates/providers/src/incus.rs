@@ -6,23 +6,23 @@ mod api;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use hyper::Method;
 use raftsman_core::desired::AGENT_PORT;
 use raftsman_core::render::cloud_init::{self, UserDataError};
 use raftsman_core::render::digest;
-use raftsman_core::render::first_boot::{AgentFrom, FirstBoot};
+use raftsman_core::render::first_boot::{self, AgentFrom, FirstBoot};
 use raftsman_core::render::systemd::{AGENT_PROGRAM, ROOT};
-use raftsman_core::spec::{self, IncusKind, Machines};
+use raftsman_core::spec::{self, IncusKind, Machines, Shape};
 use serde_json::{Map, Value, json};
-use tokio::net::TcpStream;
-use tokio::time::{sleep, timeout};
 
 use crate::files::{FileError, failed};
+use crate::reach::{self, Tries};
 use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError, hardware_address};
-use api::Server;
+use api::{Content, Server};
 
 /// Whose it is.
 const FLEET: &str = "user.raftsman.fleet";
@@ -32,16 +32,17 @@ const CLUSTER: &str = "user.raftsman.cluster";
 const ADDRESS: &str = "user.raftsman.address";
 /// The digest of what its agent was told.
 const BOOT: &str = "user.raftsman.boot";
+/// What it is made of.
+const SHAPE: &str = "user.raftsman.shape";
 /// It was made to its end.
 const FINISHED: &str = "user.raftsman.finished";
 /// A virtual machine's data disk as it sees it: Incus names disks after the device `data`.
 const DATA_DISK: &str = "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_incus_data";
 
-const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+const TRIES: Tries = Tries { once: Duration::from_secs(1), pause: Duration::from_millis(50) };
 /// From the start to an agent that answers; where packages are installed first, longer.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 const INSTALL_LIMIT: Duration = Duration::from_secs(900);
-const POLL: Duration = Duration::from_millis(50);
 
 /// Which server, and what machines there are made of.
 #[derive(Clone, Debug)]
@@ -65,6 +66,7 @@ pub struct IncusSettings {
 pub struct Incus {
     settings: IncusSettings,
     incus: spec::Incus,
+    server: OnceLock<Server>,
 }
 
 /// Why the Incus provider did not do what it was asked.
@@ -208,7 +210,8 @@ impl Found {
         let power = if self.runs() { Power::Running } else { Power::Stopped };
         let address = self.text(ADDRESS)?.parse().ok()?;
         let finished = self.finished();
-        Some(MachineRecord { name: name.to_owned(), address, agent_port: AGENT_PORT, power, finished })
+        let shape = self.text(SHAPE).and_then(Shape::parse);
+        Some(MachineRecord { name: name.to_owned(), address, agent_port: AGENT_PORT, power, finished, shape })
     }
 }
 
@@ -220,9 +223,9 @@ impl Provider for Incus {
 
     async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, ProviderError> {
         let server = self.server()?;
-        match self.instance(&server, name).await? {
+        match self.instance(server, name).await? {
             Some(found) => Ok(found.record(name)),
-            None => Ok(self.kept(&server, name).await?),
+            None => Ok(self.kept(server, name).await?),
         }
     }
 
@@ -232,20 +235,31 @@ impl Provider for Incus {
 
     async fn start(&self, name: &str) -> Result<(), ProviderError> {
         let server = self.server()?;
-        let found = self.instance(&server, name).await?.ok_or_else(|| IncusError::Vanished(name.to_owned()))?;
-        Ok(switch_on(&server, name, &found).await?)
+        let found = self.instance(server, name).await?.ok_or_else(|| IncusError::Vanished(name.to_owned()))?;
+        Ok(switch_on(server, name, &found).await?)
     }
 
     async fn readdress(&self, name: &str, _: IpAddr) -> Result<(), ProviderError> {
         Err(IncusError::NoMove(name.to_owned()).into())
     }
 
+    async fn dismantle(&self, name: &str) -> Result<(), ProviderError> {
+        let server = self.server()?;
+        if self.kept(server, name).await?.is_none() {
+            return Err(ProviderError::NoDataDisk(name.to_owned()));
+        }
+        if let Some(found) = self.instance(server, name).await? {
+            remove(server, name, &found).await?;
+        }
+        Ok(())
+    }
+
     async fn delete(&self, name: &str) -> Result<(), ProviderError> {
         let server = self.server()?;
-        if let Some(found) = self.instance(&server, name).await? {
-            remove(&server, name, &found).await?;
+        if let Some(found) = self.instance(server, name).await? {
+            remove(server, name, &found).await?;
         }
-        if self.kept(&server, name).await?.is_some()
+        if self.kept(server, name).await?.is_some()
             && let Some(path) = self.volume_path(name)
         {
             gone(server.change(Method::DELETE, &path, None).await)?;
@@ -288,11 +302,18 @@ impl Incus {
     /// The provider with these settings. Nothing is touched.
     pub fn new(settings: IncusSettings) -> Self {
         let incus = settings.machines.incus.clone().unwrap_or_default();
-        Self { settings, incus }
+        Self { settings, incus, server: OnceLock::new() }
     }
 
-    fn server(&self) -> Result<Server, IncusError> {
-        Server::new(&self.settings)
+    /// Certificates are read once, when they are first needed.
+    fn server(&self) -> Result<&Server, IncusError> {
+        match self.server.get() {
+            Some(server) => Ok(server),
+            None => {
+                let server = Server::new(&self.settings)?;
+                Ok(self.server.get_or_init(|| server))
+            }
+        }
     }
 
     /// The instance of this name, if there is one; an error when it is not ours.
@@ -353,32 +374,34 @@ impl Incus {
         let name = &order.name;
         let told = told(order)?;
         let vanished = || IncusError::Vanished(name.clone());
-        let mut found = self.instance(&server, name).await?;
-        if let Some(half) = found.take_if(|found| !found.finished() && found.text(BOOT) != Some(&told)) {
-            // Nobody has claimed it, and what it was told is out of date.
-            remove(&server, name, &half).await?;
+        let mut found = self.instance(server, name).await?;
+        if let Some(half) =
+            found.take_if(|found| !found.finished() && (found.text(BOOT) != Some(&told) || self.outdated(found)))
+        {
+            // Nobody has claimed it, and what it was told or made of is out of date.
+            remove(server, name, &half).await?;
         }
         let found = match found {
             Some(found) => found,
             None => {
-                self.make_instance(&server, order, &told).await?;
-                self.instance(&server, name).await?.ok_or_else(vanished)?
+                self.make_instance(server, order, &told).await?;
+                self.instance(server, name).await?.ok_or_else(vanished)?
             }
         };
         match (found.finished(), found.text(BOOT) == Some(&told)) {
             (true, true) => {}
-            (true, false) => self.tell_again(&server, order, &told, &found).await?,
+            (true, false) => self.tell_again(server, order, &told, &found).await?,
             // It was never started. Once it is, nothing removes it but an order to delete it: somebody may have claimed it.
             (false, _) => {
-                self.put_agent(&server, name).await?;
+                self.equip(server, order).await?;
                 let finished = json!({"config": {FINISHED: "true"}});
                 server.change(Method::PATCH, &format!("/1.0/instances/{name}"), Some(&finished)).await?;
             }
         }
-        let found = self.instance(&server, name).await?.ok_or_else(vanished)?;
-        switch_on(&server, name, &found).await?;
+        let found = self.instance(server, name).await?.ok_or_else(vanished)?;
+        switch_on(server, name, &found).await?;
         self.await_agent(order).await?;
-        self.instance(&server, name).await?.and_then(|found| found.record(name)).ok_or_else(vanished)
+        self.instance(server, name).await?.and_then(|found| found.record(name)).ok_or_else(vanished)
     }
 
     async fn make_instance(&self, server: &Server, order: &MachineOrder, told: &str) -> Result<(), IncusError> {
@@ -424,24 +447,41 @@ impl Incus {
         }
     }
 
-    /// What is asked for; off at first.
-    fn instance_of(&self, order: &MachineOrder, told: &str) -> Result<Value, IncusError> {
+    fn outdated(&self, found: &Found) -> bool {
+        found.text(SHAPE) != self.settings.machines.shape().map(|shape| shape.text()).as_deref()
+    }
+
+    fn container(&self) -> bool {
+        self.incus.kind == IncusKind::Container
+    }
+
+    /// What a machine is told. There is no way into a virtual machine that is off: its files come with its user data.
+    fn first_boot<'a>(&'a self, order: &'a MachineOrder, mac: &'a str) -> FirstBoot<'a> {
         let machines = &self.settings.machines;
-        let container = self.incus.kind == IncusKind::Container;
-        let mac = hardware_address(&self.settings.fleet_id, &order.name);
-        let first = FirstBoot {
+        FirstBoot {
             boot: &order.boot,
             machines,
             members: &order.members,
-            mac: Some(&mac),
-            data_disk: (machines.data_disk.is_some() && !container).then_some(DATA_DISK),
+            mac: Some(mac),
+            data_disk: (machines.data_disk.is_some() && !self.container()).then_some(DATA_DISK),
             agent: AgentFrom::InPlace,
-        };
+            // Packages would overwrite some of them, or ask about them.
+            files_in_place: self.container() && !machines.installs(),
+        }
+    }
+
+    /// What is asked for; off at first.
+    fn instance_of(&self, order: &MachineOrder, told: &str) -> Result<Value, IncusError> {
+        let machines = &self.settings.machines;
+        let container = self.container();
+        let mac = hardware_address(&self.settings.fleet_id, &order.name);
+        let first = self.first_boot(order, &mac);
         let mut config = json!({
             FLEET: self.settings.fleet_id,
             CLUSTER: order.cluster,
             ADDRESS: order.address.to_string(),
             BOOT: told,
+            SHAPE: machines.shape().map(|shape| shape.text()).unwrap_or_default(),
             // The server's own reboot is no reason to stay down.
             "boot.autostart": "true",
             "cloud-init.user-data": cloud_init::user_data(&first)?,
@@ -518,15 +558,29 @@ impl Incus {
         Ok(servers.get(place % servers.len().max(1)).map(|name| (*name).to_owned()))
     }
 
-    /// The agent's program gets to where its unit expects it. A virtual machine has it in its image: there is no way into
-    /// one that is off.
-    async fn put_agent(&self, server: &Server, name: &str) -> Result<(), IncusError> {
-        if self.incus.kind == IncusKind::VirtualMachine {
+    /// The agent's program gets to where its unit expects it, and the first boot's files to theirs. A virtual machine has
+    /// the agent in its image.
+    async fn equip(&self, server: &Server, order: &MachineOrder) -> Result<(), IncusError> {
+        if !self.container() {
             return Ok(());
         }
+        let name = &order.name;
         let program = &self.settings.agent;
         let bytes = tokio::fs::read(program).await.map_err(failed("read", program))?;
-        server.put_file(name, AGENT_PROGRAM, "0755", bytes).await
+        server.put(name, AGENT_PROGRAM, Content::File { mode: 0o755, bytes: bytes.into() }).await?;
+        let mac = hardware_address(&self.settings.fleet_id, name);
+        let first = self.first_boot(order, &mac);
+        if !first.files_in_place {
+            return Ok(());
+        }
+        let failed = |source| UserDataError::Boot { machine: name.clone(), source };
+        for file in first.files().map_err(failed)? {
+            server.put(name, &file.path, Content::File { mode: file.mode, bytes: file.contents.into() }).await?;
+        }
+        for (link, target) in first.links() {
+            server.put(name, &link, Content::Link(target)).await?;
+        }
+        Ok(())
     }
 
     /// A machine that is there is told anew: its agent takes that up when it starts, unless somebody claimed it meanwhile.
@@ -540,7 +594,7 @@ impl Incus {
         let name = &order.name;
         let path = format!("/1.0/instances/{name}");
         let boot = boot_text(order)?;
-        server.put_file(name, raftsman_core::render::first_boot::BOOT, "0600", boot.into_bytes()).await?;
+        server.put(name, first_boot::BOOT, Content::File { mode: 0o600, bytes: boot.into() }).await?;
         if found.runs() {
             let stop = json!({"action": "stop", "timeout": 30});
             server.change(Method::PUT, &format!("{path}/state"), Some(&stop)).await?;
@@ -549,16 +603,10 @@ impl Incus {
     }
 
     async fn await_agent(&self, order: &MachineOrder) -> Result<(), IncusError> {
-        let begun = Instant::now();
         let at = SocketAddr::new(order.address, order.agent_port);
         let limit = if self.settings.machines.installs() { INSTALL_LIMIT } else { BOOT_LIMIT };
-        while !matches!(timeout(CONNECT_LIMIT, TcpStream::connect(at)).await, Ok(Ok(_))) {
-            if begun.elapsed() > limit {
-                return Err(IncusError::NoAgent { name: order.name.clone(), at, waited: begun.elapsed() });
-            }
-            sleep(POLL).await;
-        }
-        Ok(())
+        let served = reach::await_answer(at, TRIES, limit).await;
+        served.map_err(|waited| IncusError::NoAgent { name: order.name.clone(), at, waited })
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use raftsman_core::boot::Boot;
+use raftsman_core::spec::Shape;
 use serde::{Deserialize, Serialize};
 
 pub mod hosts;
@@ -17,6 +18,8 @@ pub mod networks;
 
 mod files;
 mod process;
+mod program;
+mod reach;
 
 pub use files::FileError;
 pub use hosts::{Hosts, HostsError, HostsSettings, Ssh};
@@ -58,6 +61,9 @@ pub trait Provider: fmt::Debug + Send + Sync {
     /// Gives a machine another address. What runs on it goes on meanwhile, at the old one.
     async fn readdress(&self, name: &str, address: IpAddr) -> Result<(), ProviderError>;
 
+    /// Takes a machine away but for its data disk, around which the next order makes it anew.
+    async fn dismantle(&self, name: &str) -> Result<(), ProviderError>;
+
     /// Gives a machine back, with its data; fine when there is none.
     async fn delete(&self, name: &str) -> Result<(), ProviderError>;
 }
@@ -80,6 +86,9 @@ pub enum ProviderError {
     /// Virtual machines through libvirt.
     #[error(transparent)]
     Libvirt(#[from] LibvirtError),
+    /// Nothing would be left of it.
+    #[error("the machine `{0}` has no data disk around which it could be made anew: replace the member")]
+    NoDataDisk(String),
 }
 
 impl ProviderError {
@@ -88,7 +97,7 @@ impl ProviderError {
         match self {
             Self::Local(error) => matches!(error, LocalError::NotOurs { .. }),
             // What is not ours is not in the state.
-            Self::Hosts(_) => false,
+            Self::Hosts(_) | Self::NoDataDisk(_) => false,
             Self::Incus(error) => matches!(error, IncusError::NotOurs { .. }),
             Self::Libvirt(error) => matches!(error, LibvirtError::NotOurs { .. }),
         }
@@ -146,6 +155,8 @@ pub struct MachineRecord {
     pub power: Power,
     /// Whether it was made to its end; if not, [`Provider::create`] completes it.
     pub finished: bool,
+    /// What it is made of, where that is written on it.
+    pub shape: Option<Shape>,
 }
 
 /// The hardware address of a machine's first network card: the same at every order, and nobody else's. Locally

@@ -11,26 +11,24 @@ mod xml;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use raftsman_core::render::cloud_init::{self, FurtherInterface};
 use raftsman_core::render::first_boot::{AgentFrom, FirstBoot};
 use raftsman_core::spec::{Acceleration, ByteSize, Cloning, Libvirt as Spec, Link, Machines, Name};
-use tokio::net::TcpStream;
-use tokio::time::{sleep, timeout};
 
 use self::virsh::Virsh;
 use self::xml::{Card, Disk, Domain, Tag, Volume};
 use crate::files::failed;
+use crate::reach::{self, Tries};
 use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError, hardware_address};
 
 pub use self::virsh::LibvirtError;
 
 /// From a machine's start until its agent serves: a first boot that installs packages, on a slow host.
 const START_LIMIT: Duration = Duration::from_secs(900);
-const CONNECT_LIMIT: Duration = Duration::from_secs(3);
-const POLL: Duration = Duration::from_millis(250);
+const TRIES: Tries = Tries { once: Duration::from_secs(3), pause: Duration::from_millis(250) };
 /// The label that cloud-init looks for.
 const SEED_LABEL: &str = "cidata";
 /// The data disk's serial number, and how the machine finds it by that.
@@ -115,6 +113,14 @@ impl Provider for Libvirt {
         Err(LibvirtError::NoMove(name.to_owned()).into())
     }
 
+    async fn dismantle(&self, name: &str) -> Result<(), ProviderError> {
+        let data = |volume: &Owned| volume.machine == name && volume.part == Part::Data;
+        if !self.volumes().await?.iter().any(data) {
+            return Err(ProviderError::NoDataDisk(name.to_owned()));
+        }
+        Ok(self.undefine(name).await.map(drop)?)
+    }
+
     async fn delete(&self, name: &str) -> Result<(), ProviderError> {
         Ok(self.remove(name).await?)
     }
@@ -128,6 +134,7 @@ fn record(tag: &Tag, running: bool) -> MachineRecord {
         agent_port: tag.agent_port,
         power: if running { Power::Running } else { Power::Stopped },
         finished: tag.started || running,
+        shape: tag.shape.clone(),
     }
 }
 
@@ -139,6 +146,7 @@ impl Owned {
             agent_port: raftsman_core::desired::AGENT_PORT,
             power: Power::Stopped,
             finished: false,
+            shape: None,
         }
     }
 }
@@ -313,6 +321,7 @@ impl Libvirt {
             agent_port: order.agent_port,
             life,
             started: false,
+            shape: self.settings.machines.shape(),
         };
         // All that can be missing, before anything is made.
         let capabilities = match self.spec.acceleration {
@@ -494,6 +503,7 @@ impl Libvirt {
             mac: macs.first().map(String::as_str),
             data_disk: machines.data_disk.map(|_| DATA_DISK),
             agent: AgentFrom::SeedDisk,
+            files_in_place: false,
         };
         let further: Vec<FurtherInterface<'_>> = self
             .spec
@@ -591,14 +601,12 @@ impl Libvirt {
             self.set_tag(&domain.uuid, &tag, true).await?;
         }
         let address = SocketAddr::new(tag.address, tag.agent_port);
-        let begun = Instant::now();
-        while !matches!(timeout(CONNECT_LIMIT, TcpStream::connect(address)).await, Ok(Ok(_))) {
-            if begun.elapsed() > START_LIMIT {
-                let (uri, name) = (self.uri(), domain.name.clone());
-                return Err(LibvirtError::Silent { uri, name, address, limit: START_LIMIT });
-            }
-            sleep(POLL).await;
-        }
+        let served = reach::await_answer(address, TRIES, START_LIMIT).await;
+        let silent = |_| {
+            let (uri, name) = (self.uri(), domain.name.clone());
+            LibvirtError::Silent { uri, name, address, limit: START_LIMIT }
+        };
+        served.map_err(silent)?;
         Ok(tag)
     }
 
@@ -654,17 +662,21 @@ impl Libvirt {
 
     // Giving back.
 
-    async fn remove(&self, name: &str) -> Result<(), LibvirtError> {
-        let mut address = None;
-        if let Some((domain, tag)) = self.ours(name).await? {
-            address = Some(tag.address);
-            self.switch_off(&domain).await?;
-            let all = ["--managed-save", "--snapshots-metadata", "--checkpoints-metadata", "--nvram"];
-            match self.virsh.ask(&[&["undefine", &domain.uuid][..], &all].concat()).await {
-                Err(error) if error.says("Domain not found") => {}
-                undefined => drop(undefined?),
-            }
+    /// Switches it off and has libvirt forget it; its address, if there was one. Its volumes stay: those but for the data
+    /// disk go before it is made anew.
+    async fn undefine(&self, name: &str) -> Result<Option<IpAddr>, LibvirtError> {
+        let Some((domain, tag)) = self.ours(name).await? else { return Ok(None) };
+        self.switch_off(&domain).await?;
+        let all = ["--managed-save", "--snapshots-metadata", "--checkpoints-metadata", "--nvram"];
+        match self.virsh.ask(&[&["undefine", &domain.uuid][..], &all].concat()).await {
+            Err(error) if error.says("Domain not found") => {}
+            undefined => drop(undefined?),
         }
+        Ok(Some(tag.address))
+    }
+
+    async fn remove(&self, name: &str) -> Result<(), LibvirtError> {
+        let address = self.undefine(name).await?;
         let mut volumes: Vec<Owned> =
             self.volumes().await?.into_iter().filter(|volume| volume.machine == name).collect();
         volumes.sort_by_key(|volume| volume.part);

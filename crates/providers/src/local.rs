@@ -13,13 +13,13 @@ use async_trait::async_trait;
 use raftsman_core::boot::Boot;
 use raftsman_core::spec::Name;
 use serde::{Deserialize, Serialize};
-use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::files;
 use crate::process::{self, Proved};
+use crate::reach;
 use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError};
 
 const POLL: Duration = Duration::from_millis(2);
@@ -190,7 +190,7 @@ impl Tag {
 
     fn record(self, power: Power, finished: bool) -> MachineRecord {
         let Self { name, address, agent_port, .. } = self;
-        MachineRecord { name, address, agent_port, power, finished }
+        MachineRecord { name, address, agent_port, power, finished, shape: None }
     }
 }
 
@@ -238,6 +238,10 @@ impl Provider for Local {
             return Ok(self.wake(&tag).await?);
         }
         Ok(self.relocate(Tag { address, ..tag }).await?)
+    }
+
+    async fn dismantle(&self, name: &str) -> Result<(), ProviderError> {
+        Err(ProviderError::NoDataDisk(name.to_owned()))
     }
 
     /// Ends the machine's processes and removes its directory.
@@ -425,8 +429,7 @@ impl Local {
             // number once the port is its own.
             let ours = process::is_locked(&lock).map_err(failed("look at", &lock))?
                 && child.as_ref().is_none_or(|child| holder(&lock) == child.id());
-            let connect = TcpStream::connect(tag.socket());
-            if ours && timeout(CONNECT_LIMIT, connect).await.is_ok_and(|connected| connected.is_ok()) {
+            if ours && reach::answers(tag.socket(), CONNECT_LIMIT).await {
                 return Ok(());
             }
             let ended = match &mut child {

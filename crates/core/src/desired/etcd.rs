@@ -173,6 +173,7 @@ pub(super) fn resolve(
         learner_patience_ms: spec.learner_patience.as_millis(),
         access: super::users::resolve(spec),
         doors: machines.doors().filter(|_| capabilities.boots),
+        shape: machines.shape(),
         metrics: machines.node_exporter == Some(true),
         machines: capabilities,
         replace_after_ms: spec.replace_after.map(|after| after.as_millis()),

@@ -16,7 +16,8 @@ use crate::observed::{Ledger, Side};
 use crate::render;
 use crate::render::nftables::{self, Firewall};
 use crate::spec::{
-    AuthMode, Authorities, Authority, Doors, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Pace, Secret, Source, Spec,
+    AuthMode, Authorities, Authority, Doors, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Pace, Secret, Shape, Source,
+    Spec,
 };
 
 pub use addresses::{LoopbackNetwork, NetworkError};
@@ -79,6 +80,8 @@ pub struct Cluster {
     pub machines: Capabilities,
     /// From where its machines may be reached, where they have a firewall that is ours.
     pub doors: Option<Doors>,
+    /// What its machines are made of, where they are made for it.
+    pub shape: Option<Shape>,
     /// Whether its machines tell figures of their own.
     pub metrics: bool,
     /// The cluster's section of the file, for configurations of versions on the way.

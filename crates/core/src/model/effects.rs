@@ -13,7 +13,7 @@ use crate::observed::{
     Side, SnapshotRecord,
 };
 use crate::render;
-use crate::spec::{AuthMode, EtcdVersion, Name};
+use crate::spec::{AuthMode, EtcdVersion, Name, Shape};
 use crate::versions::Line;
 
 /// The world refused: the machine was not as the action needs it.
@@ -76,11 +76,18 @@ impl World {
                 if !new.exists {
                     let ports_taken = std::mem::take(&mut new.ports_taken);
                     let made = MachineModel { exists: true, incarnation, address, ports_taken, ..MachineModel::none() };
-                    *new = MachineModel { firewall, ..made };
+                    *new = MachineModel { firewall, shape: desired.shape.clone(), ..made };
                 }
                 power_on(new);
             }
-            Action::StartMachine { machine } => power_on(self.existing(machine)?),
+            Action::StartMachine { machine } => {
+                let started = self.existing(machine)?;
+                // One of which there is nothing but its data disk is made anew around it.
+                if started.shape.is_none() {
+                    started.shape.clone_from(&desired.shape);
+                }
+                power_on(started);
+            }
             Action::Enroll { machine } => self.with_agent(machine)?.claimed = true,
             Action::Measure => self.measure(desired)?,
             Action::InstallEtcd { machine, version } => {
@@ -130,6 +137,15 @@ impl World {
                 cleared.process = Process::none();
             }
             Action::RestoreData { machine, .. } => self.restore(machine)?,
+            Action::RebuildMachine { machine } => {
+                let cluster = self.existing(machine)?.cluster();
+                self.stop(machine, cluster)?;
+                let rebuilt = self.existing(machine)?;
+                if !rebuilt.shape.as_ref().is_some_and(Shape::keeps_data) {
+                    *rebuilt = MachineModel::none();
+                }
+                (rebuilt.power, rebuilt.agent_up, rebuilt.shape) = (Power::Stopped, false, None);
+            }
             Action::DeleteMachine { machine } => *self.existing(machine)? = MachineModel::none(),
             Action::MoveMachine { machine, address } => self.existing(machine)?.address = *address,
             Action::AddLearner { peer_url, .. } => {

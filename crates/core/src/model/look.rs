@@ -54,7 +54,12 @@ impl World {
         };
         MemberObserved {
             machine: Fact::Seen {
-                value: Machine { power: machine.power, address: machine.address, foreign: false },
+                value: Machine {
+                    power: machine.power,
+                    address: machine.address,
+                    foreign: false,
+                    shape: machine.shape.clone(),
+                },
                 at,
             },
             agent,

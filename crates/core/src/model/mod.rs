@@ -23,7 +23,7 @@ use crate::observed::{
     Access, Agent, Alarm, AuthorityRecord, CertificateFacts, ClusterId, Data, Disk, Doors, EtcdFacts, Ledger,
     ListedMember, MemberId, Observed, PortTaken, Power, Purpose, Root, ServiceState, Side,
 };
-use crate::spec::{EtcdVersion, Name};
+use crate::spec::{EtcdVersion, Name, Shape};
 use crate::versions::{Line, REQUESTS_OF_TODAY};
 
 /// One cluster and its machines, as they truly are.
@@ -70,6 +70,8 @@ pub struct MachineModel {
     pub clock_offset_ms: i64,
     /// Room on its disk.
     pub disk: Disk,
+    /// What it is made of.
+    pub shape: Option<Shape>,
     /// Digest of its firewall's rules.
     pub firewall: Option<String>,
     /// Installed versions.
@@ -162,6 +164,7 @@ impl MachineModel {
             address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             clock_offset_ms: 0,
             disk: Disk { free: 1 << 34, total: 1 << 35 },
+            shape: None,
             firewall: None,
             installed: BTreeSet::new(),
             certificates: BTreeMap::new(),
@@ -257,6 +260,7 @@ impl World {
                 machine.exists = true;
                 machine.power = m.power;
                 machine.address = m.address;
+                machine.shape.clone_from(&m.shape);
                 machine.incarnation = format!("seen-{name}");
             }
             machine.agent_up = seen.agent.seen().is_some();

@@ -29,7 +29,7 @@ pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally,
 pub use users::{Access, Granted, Password, ROOT, Role, User};
 pub use view::{Tolerance, View, quorum};
 
-use crate::spec::Name;
+use crate::spec::{Name, Shape};
 
 /// All that was seen of one cluster at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -69,7 +69,7 @@ pub struct MemberObserved {
 }
 
 /// The provider's word on a machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Whether it runs.
     pub power: Power,
@@ -78,6 +78,9 @@ pub struct Machine {
     /// Others made it and run it: it is there, and it is not ours to touch.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign: bool,
+    /// What it is made of, where that is written on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<Shape>,
 }
 
 /// Whether a machine runs.

@@ -26,10 +26,16 @@ pub(super) struct Ready<'a> {
 /// Steps that bring machines closer to running etcd; the answer is who is there already.
 pub(super) fn prepare<'a>(draft: &mut Draft<'a>, course: Course) -> Vec<Ready<'a>> {
     let desired = draft.desired;
-    desired.members.iter().filter_map(|member| prepare_one(draft, member, course)).collect()
+    let rules = desired.firewall(&draft.observed.ledger).map(|rules| rules.digest);
+    desired.members.iter().filter_map(|member| prepare_one(draft, member, course, rules.as_ref())).collect()
 }
 
-fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) -> Option<Ready<'a>> {
+fn prepare_one<'a>(
+    draft: &mut Draft<'a>,
+    member: &'a Member,
+    course: Course,
+    rules: Option<&String>,
+) -> Option<Ready<'a>> {
     let name = &member.name;
     let observed = draft.observed;
     let seen = observed.members.get(name)?;
@@ -51,6 +57,12 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
         }
         Fact::Seen { value, .. } if value.power == Power::Stopped => {
             draft.steps.push(Step::new(Action::StartMachine { machine: name.clone() }, Reason::NotRunning));
+            return None;
+        }
+        // It is nobody's any more, or nobody's yet: another takes its place.
+        Fact::Seen { .. } if outside && draft.outdated(name).is_some() => {
+            let step = members::discard(draft, name);
+            draft.steps.extend(step);
             return None;
         }
         Fact::Seen { .. } => {}
@@ -109,7 +121,7 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
     // Before the timers are measured, nobody gets others than those that he has.
     let stays = matches!(course, Course::Stay(_)) || pace.is_none();
     let kept = etcd.running_config.as_ref().or(etcd.config.as_ref()).filter(|_| stays);
-    let equipped = equip(draft, member, report, version, config.as_deref().filter(|_| kept.is_none()));
+    let equipped = equip(draft, member, report, version, config.as_deref().filter(|_| kept.is_none()), rules);
     let digest = kept.or(config.as_ref().map(|config| &config.digest)).filter(|_| equipped)?.clone();
     Some(Ready { member, report, version, digest })
 }
@@ -151,6 +163,7 @@ fn equip(
     report: &AgentReport,
     version: EtcdVersion,
     config: Option<&Config>,
+    rules: Option<&String>,
 ) -> bool {
     let name = &member.name;
     let etcd = &report.etcd;
@@ -171,10 +184,8 @@ fn equip(
         return false;
     }
     // Before anybody new is let into the cluster: members that cannot reach each other are none.
-    if let Some(rules) = draft.desired.firewall(&draft.observed.ledger)
-        && report.firewall.as_ref() != Some(&rules.digest)
-    {
-        let action = Action::SetFirewall { machine: name.clone(), digest: rules.digest };
+    if let Some(rules) = rules.filter(|rules| report.firewall.as_ref() != Some(rules)) {
+        let action = Action::SetFirewall { machine: name.clone(), digest: rules.clone() };
         draft.steps.push(Step::new(action, Reason::Changed));
     }
     let mut complete = pki::leaves(draft, member, report);

@@ -147,7 +147,7 @@ fn promote(draft: &mut Draft<'_>, machine: Name, member: MemberId) {
     }
 }
 
-fn remove(draft: &mut Draft<'_>, member: &ListedMember, reason: Reason) {
+pub(super) fn remove(draft: &mut Draft<'_>, member: &ListedMember, reason: Reason) {
     let name = draft.observed.ledger.name_of(member);
     if draft.quiet(name.as_ref()) {
         let name = name.map_or_else(|| member.peer_urls.join(","), |n| n.to_string());

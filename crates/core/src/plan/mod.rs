@@ -9,6 +9,7 @@ mod pki;
 pub mod preflight;
 pub mod recovery;
 pub mod safety;
+mod shape;
 mod step;
 pub mod trust;
 mod upkeep;
@@ -95,6 +96,7 @@ pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         trust::rotate(&mut draft);
         members::reshape(&mut draft, &ready);
         members::retire(&mut draft);
+        shape::renew(&mut draft);
         auth::secure(&mut draft);
         users::manage(&mut draft);
         upkeep::routine(&mut draft);

@@ -12,7 +12,7 @@ use crate::observed::{
     Agent, AgentReport, Agreement, Alarm, Data, EtcdFacts, Fact, ListedMember, MemberObserved, Observed, Power,
     Purpose, Root, ServiceState, Tolerance, View, size,
 };
-use crate::spec::{AuthMode, EtcdVersion, Name};
+use crate::spec::{AuthMode, EtcdVersion, Name, Shape};
 
 /// What a step costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,6 +151,14 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         Action::DeleteMachine { machine } => {
             member(observed, machine)?.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
             no_member(observed, &view, machine).map(|()| unharmed)
+        }
+        Action::RebuildMachine { machine } => {
+            let seen = member(observed, machine)?.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
+            if !seen.shape.as_ref().is_some_and(Shape::keeps_data) {
+                return Err(Refusal::Otherwise("its data would be lost with it".into()));
+            }
+            report(observed, machine)?;
+            restart(desired, observed, &view, machine)
         }
         Action::MoveMachine { machine, .. } => report(observed, machine).map(|_| unharmed),
         Action::AddLearner { .. }

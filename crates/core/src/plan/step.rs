@@ -97,6 +97,11 @@ pub enum Reason {
     Stalled,
     /// The file has another address for it.
     Moved,
+    /// The file has machines made otherwise.
+    OtherShape {
+        /// What changes, in words.
+        change: String,
+    },
     /// The quota is used up.
     QuotaUsedUp {
         /// What fills the database most.
@@ -171,6 +176,7 @@ impl fmt::Display for Reason {
             Self::CaughtUp => f.write_str("caught up"),
             Self::Stalled => f.write_str("does not get on"),
             Self::Moved => f.write_str("another address"),
+            Self::OtherShape { change } => f.write_str(change),
             Self::QuotaUsedUp { filled_by } if filled_by.is_empty() => f.write_str("the quota is used up"),
             // One is enough for a line; `status` tells more.
             Self::QuotaUsedUp { filled_by } => write!(f, "the quota is used up, most by {}", filled_by[0]),

@@ -84,17 +84,20 @@ pub fn user_data(first: &FirstBoot<'_>) -> Result<String, UserDataError> {
         line("package_update: true".to_owned());
         line(format!("packages: {}", list(packages)));
     }
-    // Written after the packages are installed, which would overwrite some of them or ask about them.
-    line("write_files:".to_owned());
-    for file in files {
-        line(format!("- path: {}", quoted(&file.path)));
-        line(format!("  permissions: \"{:04o}\"", file.mode));
-        line("  defer: true".to_owned());
-        line(format!("  content: {}", block(&file.contents, 4)));
+    if !first.files_in_place {
+        // Written after the packages are installed, which would overwrite some of them or ask about them.
+        line("write_files:".to_owned());
+        for file in files {
+            line(format!("- path: {}", quoted(&file.path)));
+            line(format!("  permissions: \"{:04o}\"", file.mode));
+            line("  defer: true".to_owned());
+            line(format!("  content: {}", block(&file.contents, 4)));
+        }
     }
-    line("runcmd:".to_owned());
-    for command in first.commands() {
-        line(format!("- {}", list(command)));
+    let commands = first.commands();
+    if !commands.is_empty() {
+        line("runcmd:".to_owned());
+        commands.into_iter().for_each(|command| line(format!("- {}", list(command))));
     }
     match out.len() {
         bytes if bytes > LONGEST => Err(UserDataError::TooLong { machine: machine(), bytes }),

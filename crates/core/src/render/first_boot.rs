@@ -9,7 +9,8 @@ use std::net::IpAddr;
 
 use super::nftables::Firewall;
 use super::systemd::AGENT_PROGRAM as AGENT;
-use super::{chrony, nftables, units};
+use super::units::{self, Unit};
+use super::{chrony, nftables};
 use crate::boot::Boot;
 use crate::spec::{Machines, Name, Updates};
 
@@ -36,6 +37,9 @@ pub struct FirstBoot<'a> {
     pub data_disk: Option<&'a str>,
     /// Where the agent's program comes from.
     pub agent: AgentFrom<'a>,
+    /// Whether whoever makes the machine puts its files there itself, before its first start: it need not wait for the
+    /// end of cloud-init then.
+    pub files_in_place: bool,
 }
 
 /// Where the agent's program comes from.
@@ -205,20 +209,32 @@ impl FirstBoot<'_> {
         Ok(files)
     }
 
+    /// Its units that are started with every boot.
+    fn units(&self) -> Vec<Unit> {
+        let firewall = self.machines.doors().map(|_| units::FIREWALL);
+        let data_disk = self.data_disk.map(|_| units::DATA_DISK);
+        firewall.into_iter().chain(data_disk).chain([units::FIRST_BOOT]).collect()
+    }
+
+    /// The links that enable its units, where files are put in place: what each is called, and what it leads to.
+    pub fn links(&self) -> Vec<(String, String)> {
+        self.units().into_iter().flat_map(Unit::links).collect()
+    }
+
     /// What is run once the packages and files are there, in order, each as its words. What cannot be done now is tried
     /// again by systemd.
     pub fn commands(&self) -> Vec<Vec<&'static str>> {
-        let firewall = self.machines.doors().is_some();
-        // Units are read once, after all of them are enabled: a small machine takes a quarter of a second for it.
-        let mut enable = vec!["systemctl", "enable", "--no-reload"];
-        enable.extend(firewall.then_some(units::FIREWALL.name));
-        enable.extend(self.data_disk.map(|_| units::DATA_DISK.name));
-        enable.push(units::FIRST_BOOT.name);
-        let mut commands = vec![enable, vec!["systemctl", "daemon-reload"]];
-        if firewall {
-            commands.push(vec!["systemctl", "start", units::FIREWALL.name]);
+        let mut commands = Vec::new();
+        if !self.files_in_place {
+            // Units are read once, after all of them are enabled: a small machine takes a quarter of a second for it.
+            let mut enable = vec!["systemctl", "enable", "--no-reload"];
+            enable.extend(self.units().iter().map(|unit| unit.name));
+            commands.extend([enable, vec!["systemctl", "daemon-reload"]]);
+            if self.machines.doors().is_some() {
+                commands.push(vec!["systemctl", "start", units::FIREWALL.name]);
+            }
+            commands.push(vec!["systemctl", "start", "--no-block", units::FIRST_BOOT.name]);
         }
-        commands.push(vec!["systemctl", "start", "--no-block", units::FIRST_BOOT.name]);
         if self.machines.time.is_some() {
             commands.push(vec!["systemctl", "restart", "chrony.service"]);
         }

@@ -33,6 +33,20 @@ pub const DATA_DISK: Unit = unit!("var-lib-raftsman.mount");
 pub const ALL: [Unit; 4] = [FIRST_BOOT, FIREWALL, CONSOLE, DATA_DISK];
 
 impl Unit {
+    /// The links that enable it: where each is, and what it leads to. What `systemctl enable` does from within, done from
+    /// outside of a machine that never ran.
+    pub fn links(self) -> impl Iterator<Item = (String, String)> {
+        let file = self.file().path;
+        self.text.lines().filter_map(move |line| {
+            let (target, how) = match line.split_once('=')? {
+                ("WantedBy", target) => (target, "wants"),
+                ("RequiredBy", target) => (target, "requires"),
+                _ => return None,
+            };
+            Some((format!("/etc/systemd/system/{target}.{how}/{}", self.name), file.clone()))
+        })
+    }
+
     /// The file it is read from.
     pub fn file(self) -> File {
         File { path: format!("/etc/systemd/system/{}", self.name), mode: 0o644, contents: self.text.to_owned() }

@@ -45,6 +45,21 @@ pub struct Incus {
     pub targets: Vec<String>,
 }
 
+impl Incus {
+    /// The server, as the file says or by default.
+    pub fn server(&self) -> &str {
+        self.server.as_deref().unwrap_or(INCUS_SOCKET)
+    }
+
+    /// The host and the port of a server that is reached by network, the port as far as it is one; nothing where it is
+    /// reached by its socket.
+    pub fn remote(&self) -> Option<(&str, Option<u16>)> {
+        let place = self.server().strip_prefix("https://")?.trim_end_matches('/');
+        let (host, port) = place.rsplit_once(':').unwrap_or((place, "8443"));
+        Some((host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()))
+    }
+}
+
 /// What a machine on Incus is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

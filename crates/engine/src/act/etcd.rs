@@ -1,30 +1,27 @@
 //! etcd on a machine: install, configure, start, restart.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use futures::future::try_join_all;
 use jiff::Timestamp;
 use raftsman_api::v1::install_etcd_request::Part;
 use raftsman_api::v1::{
-    ClearDataRequest, ConfigureEtcdRequest, DataState, InstallEtcdHead, InstallEtcdRequest, StartEtcdRequest,
-    StopEtcdRequest,
+    ClearDataRequest, ConfigureEtcdRequest, DataState, HandshakeRequest, InstallEtcdHead, InstallEtcdRequest,
+    StartEtcdRequest, StopEtcdRequest, Target,
 };
 use raftsman_core::action::{Action, StartData};
-use raftsman_core::desired::PEER_PORT;
 use raftsman_core::observed::{ClusterId, MemberId};
 use raftsman_core::render;
 use raftsman_core::spec::{EtcdVersion, Name};
-use tokio::net::TcpStream;
 
 use super::{ActError, Hands};
 use crate::artifacts::Artifact;
-use crate::etcd::Credentials;
 
 /// etcd hands its leadership over and closes its files in well under this time.
 const STOP_GRACE_SECONDS: u32 = 20;
-/// A member that takes longer than this to serve is not waited for by the next.
+/// A member that takes longer than this to serve is not waited for by the others.
 const BIRTH: Duration = Duration::from_secs(1);
 /// gRPC's messages are limited to 4 MiB.
 const CHUNK: usize = 1 << 20;
@@ -152,23 +149,23 @@ impl Hands<'_> {
         Ok(())
     }
 
-    /// Waits until the member that was just started answers other members, or long enough.
-    pub async fn await_peer_service(self, action: &Action) {
-        let Some(member) = action.machine().and_then(|name| self.member(name).ok()) else { return };
-        let Ok(Some(credentials)) = self.observer.credentials(Timestamp::now()).await else { return };
-        let Some(peer) = credentials.peer else { return };
+    /// Waits until the member that was just started answers one that is to follow, or long enough. It is asked from the
+    /// follower's machine: to others its door may be shut.
+    pub async fn await_peer_service(self, started: &Action, follower: &Action) {
+        let Some(member) = started.machine().and_then(|name| self.member(name).ok()) else { return };
+        let Some(follower) = follower.machine() else { return };
+        let target = Target { name: member.name.to_string(), address: member.address.to_string() };
         let served = async {
-            while !answers(SocketAddr::new(member.address, PEER_PORT), &peer).await {
+            let Ok(mut agent) = self.agent(follower).await else { return };
+            let request = HandshakeRequest { targets: vec![target] };
+            while let Ok(reply) = agent.handshake(request.clone()).await {
+                if reply.into_inner().results.iter().all(|result| result.error.is_empty()) {
+                    break;
+                }
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         // Nothing rests on it: it only saves time.
         let _ = tokio::time::timeout(BIRTH, served).await;
     }
-}
-
-/// Whether a server at this address shakes hands: its socket alone may be open long before.
-async fn answers(address: SocketAddr, credentials: &Credentials) -> bool {
-    let Ok(tcp) = TcpStream::connect(address).await else { return false };
-    credentials.connector().connect(address.ip().into(), tcp).await.is_ok()
 }

@@ -81,6 +81,13 @@ impl Hands<'_> {
         Ok(self.cluster().fleet.give_back(machine.as_str(), self.generation).await?)
     }
 
+    /// etcd ends well first: a leader hands over, and nothing of its data is in flight.
+    pub(super) async fn rebuild_machine(self, machine: &Name) -> Result<(), ActError> {
+        self.stop_etcd(machine).await?;
+        self.links(machine)?.agent.hang_up().await;
+        Ok(self.cluster().fleet.provider.dismantle(machine.as_str()).await?)
+    }
+
     pub(super) async fn move_machine(self, machine: &Name, address: IpAddr) -> Result<(), ActError> {
         self.links(machine)?.agent.hang_up().await;
         Ok(self.cluster().fleet.provider.readdress(machine.as_str(), address).await?)

@@ -148,6 +148,7 @@ impl Hands<'_> {
             Action::ClearData { machine, member } => self.clear_data(machine, *member).await,
             Action::RestoreData { machine, version } => Box::pin(self.restore_data(machine, *version)).await,
             Action::DeleteMachine { machine } => self.delete_machine(machine).await,
+            Action::RebuildMachine { machine } => self.rebuild_machine(machine).await,
             Action::MoveMachine { machine, address } => self.move_machine(machine, *address).await,
             Action::AddLearner { peer_url, .. } => self.add_learner(peer_url, now).await,
             Action::PromoteMember { member, .. } => self.promote_member(*member, now).await,

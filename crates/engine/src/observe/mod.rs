@@ -274,7 +274,7 @@ fn machine_fact(found: Result<Option<MachineRecord>, ProviderError>, at: Timesta
                 raftsman_providers::Power::Running => Power::Running,
                 raftsman_providers::Power::Stopped => Power::Stopped,
             };
-            Fact::Seen { value: Machine { power, address: record.address, foreign: false }, at }
+            Fact::Seen { value: Machine { power, address: record.address, foreign: false, shape: record.shape }, at }
         }
     }
 }

@@ -61,22 +61,30 @@ impl std::fmt::Debug for Server {
 enum Body {
     Nothing,
     Json(Value),
-    File { mode: &'static str, bytes: Bytes },
+    Put(Content),
+}
+
+/// What is put into a machine.
+#[derive(Clone)]
+pub(super) enum Content {
+    File {
+        mode: u32,
+        bytes: Bytes,
+    },
+    /// It leads there.
+    Link(String),
     Directory,
 }
 
 impl Server {
     pub(super) fn new(settings: &IncusSettings) -> Result<Self, IncusError> {
         let incus = settings.machines.incus.clone().unwrap_or_default();
-        let name = incus.server.unwrap_or_else(|| raftsman_core::spec::INCUS_SOCKET.to_owned());
-        let place = match name.strip_prefix("https://") {
+        let name = incus.server().to_owned();
+        let place = match incus.remote() {
             None => Place::Socket(name.clone().into()),
-            Some(place) => {
-                let place = place.trim_end_matches('/');
-                let (host, port) = place.rsplit_once(':').unwrap_or((place, "8443"));
-                let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-                let port = port.parse().map_err(|_| IncusError::Address(name.clone()))?;
-                Place::Network { host, port, tls: connector(settings)? }
+            Some((host, port)) => {
+                let port = port.ok_or_else(|| IncusError::Address(name.clone()))?;
+                Place::Network { host: host.to_owned(), port, tls: connector(settings)? }
             }
         };
         Ok(Self { place, name, project: incus.project })
@@ -112,22 +120,15 @@ impl Server {
         }
     }
 
-    /// Puts a file into a machine, and the directory that it is in.
-    pub(super) async fn put_file(
-        &self,
-        instance: &str,
-        path: &str,
-        mode: &'static str,
-        bytes: Vec<u8>,
-    ) -> Result<(), IncusError> {
+    /// Puts something into a machine, and the directory that it is in.
+    pub(super) async fn put(&self, instance: &str, path: &str, content: Content) -> Result<(), IncusError> {
         let parent = Path::new(path).parent().map(Path::to_string_lossy).unwrap_or_default();
         let at = |path: &str| format!("/1.0/instances/{instance}/files?path={path}");
-        let bytes = Bytes::from(bytes);
         let begun = Instant::now();
         loop {
             let put = async {
-                self.ask(Method::POST, &at(&parent), Body::Directory).await?;
-                self.ask(Method::POST, &at(path), Body::File { mode, bytes: bytes.clone() }).await
+                self.ask(Method::POST, &at(&parent), Body::Put(Content::Directory)).await?;
+                self.ask(Method::POST, &at(path), Body::Put(content.clone())).await
             };
             match put.await {
                 Err(error) if error.is_busy() && begun.elapsed() < BUSY_LIMIT => sleep(POLL).await,
@@ -190,16 +191,16 @@ impl Server {
                 request = request.header("Content-Type", "application/json");
                 value.to_string().into()
             }
-            Body::File { mode, bytes } => {
-                request = request.header("Content-Type", "application/octet-stream").header("X-Incus-type", "file");
-                request = request.header("X-Incus-uid", "0").header("X-Incus-gid", "0").header("X-Incus-mode", mode);
+            Body::Put(content) => {
+                let (kind, mode, bytes) = match content {
+                    Content::File { mode, bytes } => ("file", mode, bytes),
+                    Content::Link(target) => ("symlink", 0o777, target.into()),
+                    Content::Directory => ("directory", 0o755, Bytes::new()),
+                };
+                request = request.header("Content-Type", "application/octet-stream").header("X-Incus-type", kind);
+                request = request.header("X-Incus-uid", "0").header("X-Incus-gid", "0");
+                request = request.header("X-Incus-mode", format!("{mode:04o}"));
                 bytes
-            }
-            Body::Directory => {
-                request =
-                    request.header("Content-Type", "application/octet-stream").header("X-Incus-type", "directory");
-                request = request.header("X-Incus-uid", "0").header("X-Incus-gid", "0").header("X-Incus-mode", "0755");
-                Bytes::new()
             }
         };
         let request = request.body(Full::new(bytes)).map_err(io::Error::other)?;

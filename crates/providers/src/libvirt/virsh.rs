@@ -1,18 +1,16 @@
 //! arguments → what libvirt answers, by way of the system's own `virsh`; what it says when it does not → what to do.
 
 use std::io;
-use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-use tokio::time::timeout;
+
+use crate::program::{self, Failure};
 
 /// A question that libvirt answers from memory; on a busy host the first takes long.
 const ASK_LIMIT: Duration = Duration::from_secs(120);
 /// A disk that is copied or sent.
 const DISK_LIMIT: Duration = Duration::from_secs(3600);
-const MOST_WORDS: usize = 1500;
 
 /// Why libvirt did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -268,25 +266,12 @@ impl Virsh {
         command.args(["--quiet", "--connect", &unattended(&self.uri)]).args(arguments);
         // What it says is read.
         command.env("LC_ALL", "C").env_remove("LANGUAGE");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().map_err(LibvirtError::NoVirsh)?;
-        let mut stdin = child.stdin.take();
-        let feed = async move {
-            if let Some(stdin) = &mut stdin {
-                // Whoever does not want it has ended, and said why.
-                let _ = stdin.write_all(&input).await;
-            }
-        };
-        let both = async { tokio::join!(feed, child.wait_with_output()).1 };
-        let output = timeout(limit, both).await;
-        let output = output.map_err(|_| LibvirtError::TooLong { uri: uri(), verb: verb(), limit })?;
-        let output = output.map_err(LibvirtError::NoVirsh)?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        match program::run(&mut command, input, limit).await {
+            Ok(printed) => Ok(String::from_utf8_lossy(&printed).into_owned()),
+            Err(Failure::NotRun(error)) => Err(LibvirtError::NoVirsh(error)),
+            Err(Failure::TooLong) => Err(LibvirtError::TooLong { uri: uri(), verb: verb(), limit }),
+            Err(Failure::Refused { words, .. }) => Err(refusal(uri(), verb(), words)),
         }
-        let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        let words: String = words.chars().skip(words.chars().count().saturating_sub(MOST_WORDS)).collect();
-        Err(refusal(uri(), verb(), words))
     }
 }
 

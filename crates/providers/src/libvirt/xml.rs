@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use raftsman_core::spec::{Firmware, Link};
+use raftsman_core::spec::{Firmware, Link, Shape};
 use roxmltree::{Document, Node};
 
 /// Whose the element is that tells a machine of ours from another.
@@ -20,6 +20,7 @@ pub(super) struct Tag {
     pub(super) life: String,
     /// Whether it was started.
     pub(super) started: bool,
+    pub(super) shape: Option<Shape>,
 }
 
 /// A domain that is there.
@@ -94,13 +95,14 @@ fn escaped(text: &str) -> String {
 
 impl Tag {
     fn attributes(&self) -> String {
-        let Self { fleet, machine, address, agent_port, life, started } = self;
+        let Self { fleet, machine, address, agent_port, life, started, shape } = self;
         format!(
-            "fleet='{}' machine='{}' address='{address}' agent-port='{agent_port}' life='{}' started='{}'",
+            "fleet='{}' machine='{}' address='{address}' agent-port='{agent_port}' life='{}' started='{}' shape='{}'",
             escaped(fleet),
             escaped(machine),
             escaped(life),
-            if *started { "yes" } else { "no" }
+            if *started { "yes" } else { "no" },
+            escaped(&shape.as_ref().map(Shape::text).unwrap_or_default())
         )
     }
 
@@ -118,6 +120,7 @@ impl Tag {
             agent_port: node.attribute("agent-port")?.parse().ok()?,
             life: text("life")?,
             started: node.attribute("started") == Some("yes"),
+            shape: node.attribute("shape").and_then(Shape::parse),
         })
     }
 }

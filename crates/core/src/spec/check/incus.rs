@@ -87,12 +87,10 @@ fn server(findings: &mut Findings<'_>, incus: &Incus) {
             findings.file(|| at(key), file);
         }
     }
-    let server = incus.server.as_deref().unwrap_or(super::super::incus::INCUS_SOCKET);
-    let remote = match server.strip_prefix("https://") {
-        Some(place) => {
-            let (host, port) = place.trim_end_matches('/').rsplit_once(':').unwrap_or((place, "8443"));
-            let host = host.trim_start_matches('[').trim_end_matches(']');
-            if !super::machines::host(host) || port.parse::<u16>().is_err() {
+    let server = incus.server();
+    let remote = match incus.remote() {
+        Some((host, port)) => {
+            if !super::machines::host(host) || port.is_none() {
                 findings.add(
                     Finding::error(
                         "incus-server-invalid",

@@ -60,7 +60,7 @@ fn texts(findings: &mut Findings<'_>, settings: &Libvirt) {
             );
         }
     }
-    if !settings.uri.trim().is_empty() && !settings.uri.contains(":///") && !settings.uri.contains("://") {
+    if !settings.uri.trim().is_empty() && !settings.uri.contains("://") {
         findings.add(
             Finding::error(
                 "libvirt-uri-invalid",

@@ -1,0 +1,57 @@
+//! Machines that were made otherwise than the file says by now → one at a time, made anew.
+//!
+//! Where etcd's data has a disk of its own, the machine is rebuilt around it, and the same member comes back. Elsewhere
+//! the member leaves first, and comes back on its new machine as a learner.
+
+use super::{Draft, Reason, Step, Waiting, etcd, members, safety};
+use crate::action::Action;
+use crate::spec::{Name, Shape};
+
+impl Draft<'_> {
+    /// What would have to change of this machine, in words.
+    pub(super) fn outdated(&self, machine: &Name) -> Option<String> {
+        self.shapes(machine).and_then(|(found, wanted)| found.change_to(wanted))
+    }
+
+    /// What it is made of, and what it should be made of, where both are known.
+    fn shapes(&self, machine: &Name) -> Option<(&Shape, &Shape)> {
+        let found = self.observed.members.get(machine)?.machine.seen()?.shape.as_ref()?;
+        Some((found, self.desired.shape.as_ref()?))
+    }
+}
+
+/// The next machine that is made anew, once all else is as it should be: the leader's last.
+pub(super) fn renew(draft: &mut Draft<'_>) {
+    if !draft.steps.is_empty() || !etcd::formed(draft) {
+        return;
+    }
+    let names = draft.desired.members.iter().map(|member| member.name.clone());
+    let mut outdated: Vec<(Name, String)> = names.filter_map(|name| draft.outdated(&name).map(|c| (name, c))).collect();
+    outdated.sort_by_key(|(name, _)| draft.view.leader == Some(name));
+    let Some((name, change)) = outdated.first().cloned() else { return };
+    // Who is on the way gets there first.
+    let listed = draft.view.listed.unwrap_or_default();
+    let Some(entry) = draft.entry(&name).cloned().filter(|_| listed.iter().all(|member| !member.learner)) else {
+        return;
+    };
+    let unhealthy = draft.unhealthy_beside(None);
+    if !unhealthy.is_empty() {
+        draft.wait(Waiting::HealFirst { change: format!("making the machine of `{name}` anew"), unhealthy });
+        return;
+    }
+    let reason = Reason::OtherShape { change };
+    if draft.shapes(&name).is_some_and(|(found, wanted)| found.keeps_data() && wanted.keeps_data()) {
+        let action = Action::RebuildMachine { machine: name.clone() };
+        match safety::judge(draft.desired, draft.observed, &[&action], &action) {
+            Ok(_) => draft.steps.push(Step::new(action, reason)),
+            Err(refusal) => draft.wait(safety::refused(&action, refusal)),
+        }
+    } else if draft.view.leader == Some(&name) {
+        members::hand_over(draft, &name);
+    } else {
+        members::remove(draft, &entry, reason);
+    }
+    for (machine, _) in outdated.into_iter().skip(1) {
+        draft.wait(Waiting::Turn { machine, verb: "make machine anew".to_owned() });
+    }
+}

@@ -1,0 +1,93 @@
+//! Files that have machines made otherwise, in faulted lives → no rule is broken, and planners that break one are caught.
+
+use jiff::Timestamp;
+use raftsman_core::action::Action;
+use raftsman_core::desired::Cluster;
+use raftsman_core::observed::{Observed, Tolerance};
+use raftsman_core::plan::{Pause, Plan, Reason, Step, Waiting, plan};
+use raftsman_core::spec::Name;
+use raftsman_tests::sim::{Cast, Planner, Violation, lives};
+
+#[test]
+fn no_machine_is_made_anew_unsafely() {
+    let stats = lives(0..2_000, &Cast::with_shapes(), plan).unwrap_or_else(|violation| panic!("{violation}"));
+    assert!(stats.restarts > 400 && stats.converged > 1_000, "{stats:?}");
+}
+
+fn caught(planner: Planner, rule: &str) {
+    match lives(0..4_000, &Cast::with_shapes(), planner) {
+        Err(Violation { rule: broken, .. }) if broken == rule => {}
+        Err(other) => panic!("caught, but for another rule: {other}"),
+        Ok(stats) => panic!("a broken planner went unnoticed: {stats:?}"),
+    }
+}
+
+/// Rebuilds everybody at once.
+fn all_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut plan = plan(desired, observed, now);
+    let Some(first @ Step { action: Action::RebuildMachine { .. }, .. }) = plan.steps.first().cloned() else {
+        return plan;
+    };
+    for waiting in &plan.waiting {
+        if let Waiting::Turn { machine, .. } = waiting {
+            let action = Action::RebuildMachine { machine: machine.clone() };
+            plan.steps.push(Step { action, ..first.clone() });
+        }
+    }
+    plan
+}
+
+/// Rebuilds around a data disk that is not there.
+fn forgets_the_data(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut plan = plan(desired, observed, now);
+    let reason = plan.steps.first().map(|step| step.reason.to_string()).unwrap_or_default();
+    if let Some(Step { action, .. }) = plan.steps.first_mut()
+        && let Action::RemoveMember { name, .. } = &*action
+        && reason.contains('→')
+        && let Ok(machine) = Name::parse(name)
+        && observed.members.get(&machine).is_some_and(|member| member.report().is_some())
+    {
+        *action = Action::RebuildMachine { machine };
+    }
+    plan
+}
+
+/// Takes silence for health: of members that cannot be asked, it believes that they are as they should be.
+fn careless(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let plan = plan(desired, observed, now);
+    if !plan.waiting.iter().any(|w| matches!(w, Waiting::HealFirst { change, .. } if change.contains("anew"))) {
+        return plan;
+    }
+    let old = |name: &Name| {
+        let member = observed.members.get(name).filter(|member| member.report().is_some());
+        let found = member.and_then(|member| member.machine.seen()?.shape.clone());
+        found.zip(desired.shape.clone()).is_some_and(|(found, wanted)| {
+            found.keeps_data() && wanted.keeps_data() && found.change_to(&wanted).is_some()
+        })
+    };
+    let machine = desired.members.iter().map(|member| member.name.clone()).find(old);
+    let step = |machine| Step {
+        action: Action::RebuildMachine { machine },
+        reason: Reason::Changed,
+        before: Tolerance::NoQuorum,
+        during: Tolerance::NoQuorum,
+        after: Tolerance::NoQuorum,
+        pause: Pause::None,
+    };
+    Plan { steps: machine.map(step).into_iter().collect(), waiting: plan.waiting }
+}
+
+#[test]
+fn a_planner_that_rebuilds_all_at_once_is_caught() {
+    caught(all_at_once, "a step that changes the cluster is alone");
+}
+
+#[test]
+fn a_planner_that_forgets_the_data_is_caught() {
+    caught(forgets_the_data, "data outlives its machine");
+}
+
+#[test]
+fn a_planner_that_rebuilds_beside_a_silent_member_is_caught() {
+    caught(careless, "machines are made anew among healthy members");
+}
