@@ -43,6 +43,7 @@ pub fn order(fleet: &str, name: &str, address: IpAddr) -> MachineOrder {
         members: vec![address],
         boot,
         artifacts: Vec::new(),
+        joined: false,
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 const APPLY: [&str; 5] = ["apply", "--yes", "--json", "--timeout", "30s"];
 
 /// Every verb, as written on the command line.
-const VERBS: [&str; 25] = [
+const VERBS: [&str; 26] = [
     "init",
     "adopt",
     "check",
@@ -21,6 +21,7 @@ const VERBS: [&str; 25] = [
     "preflight",
     "versions",
     "destroy",
+    "join",
     "replace",
     "recover",
     "verify",
@@ -294,12 +295,13 @@ fn before_there_is_a_fleet(lab: &Lab) {
     assert_eq!((&json["valid"], &json["diagnostics"]), (&true.into(), &Value::Array(Vec::new())));
     has_documented_keys("check", &json);
 
-    let errors: [&[&str]; 9] = [
+    let errors: [&[&str]; 10] = [
         &["plan", "--file", "nosuch.yaml"],
         &["plan", "nosuch"],
         &["env"],
         &["status"],
         &["journal"],
+        &["join", "main-1"],
         &["cert", "list"],
         &["apply"],
         &["apply", "--timeout", "soon"],

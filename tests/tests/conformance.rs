@@ -176,7 +176,8 @@ async fn through_faults(incus: &Incus, number: u64, seed: u64) {
     }
     proxy.plan(|_| Fault::None);
     for attempt in 2.. {
-        let done = bring(&provider, &name, address, attempt).await.unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
+        let done = bring(&provider, &name, address, attempt).await;
+        let done = done.unwrap_or_else(|e| panic!("seed {seed}: {e:?}; there are {:?}", incus.inventory()));
         if done {
             break;
         }

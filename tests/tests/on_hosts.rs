@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use raftsman_tests::hosts::{Hosts, Manifest};
-use raftsman_tests::lab::{Lab, etcd_dir, eventually};
+use raftsman_tests::lab::{Lab, binary, etcd_dir, eventually};
 use raftsman_tests::load::{Load, LoadSettings};
 
 fn file(hosts: &Hosts, ssh: &Path) -> String {
@@ -68,6 +68,35 @@ fn hosts_become_a_cluster_and_hosts_again() {
     for (i, (before, after)) in before.iter().zip(manifests(&hosts)).enumerate() {
         assert_eq!(after.since(before), Vec::<String>::new(), "left on host {i}");
     }
+}
+
+#[test]
+fn a_host_is_taken_in_by_hand() {
+    let hosts = Hosts::up(1);
+    let before = hosts.manifest(0);
+    let lab = Lab::new(&file(&hosts, &hosts.ssh_config()));
+    hosts.stop_sshd(0);
+    // Whoever may log in there has put the agent's program somewhere, and pastes a line.
+    let line = lab.run(&["join", "db1"]).ok().stdout;
+    std::fs::copy(binary("raftsman-agent"), hosts.disk(0, "/usr/local/bin/raftsman-agent")).expect("a copy");
+    hosts.console(0, &line).ok();
+    lab.apply();
+    settled(&lab);
+    assert_eq!(lab.listing("secrets"), ["fleet.age", "main-clients.age", "main-peers.age"], "no token is kept");
+    // Pasted again, nothing changes: the machine is taken.
+    hosts.console(0, &line).ok();
+    lab.nothing_to_do();
+
+    // Its figures are there for Prometheus.
+    let told = || hosts.console(0, "cat /var/lib/prometheus/node-exporter/raftsman.prom").stdout;
+    let told =
+        eventually("etcd runs in its figures", || Some(told()).filter(|it| it.contains("raftsman_etcd_running 1")));
+    assert!(told.contains("raftsman_certificate_not_after_seconds{purpose=\"etcd-peer\"}"), "{told}");
+
+    lab.run(&["destroy", "--yes"]).ok();
+    std::fs::remove_file(hosts.disk(0, "/usr/local/bin/raftsman-agent")).expect("what was put there by hand");
+    hosts.start_sshd(0);
+    assert_eq!(hosts.manifest(0).since(&before), Vec::<String>::new(), "left on the host");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use tokio::process::Command;
 
 use crate::boot::{self, BootError};
 use crate::files::{self, FileError};
+use crate::metrics;
 use crate::root::Root;
 use crate::systemd::{self, AGENT_UNIT, ETCD_UNIT, ETCD_USER, Owner, Systemd, SystemdError};
 
@@ -125,6 +126,7 @@ pub async fn uninstall(fleet: Option<&str>, leaves: bool) -> Result<(), InstallE
     for unit in [AGENT_UNIT, ETCD_UNIT] {
         remove_file(&unit_file(unit))?;
     }
+    remove_file(&metrics::path())?;
     let program = Path::new(AGENT_PROGRAM);
     remove_file(program)?;
     // Only where it is empty: what is not ours stays.

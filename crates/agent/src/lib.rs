@@ -41,6 +41,7 @@ pub mod handshake;
 pub mod install;
 pub mod launch;
 pub mod measure;
+pub mod metrics;
 pub mod ports;
 pub mod process;
 pub mod report;
@@ -155,7 +156,11 @@ pub async fn run(root: &Path, under: Under) -> Result<(), AgentError> {
     let service = Service::open(root.clone(), address, launcher.clone()).await?;
     let tls = claim.tls().clone();
     tracing::info!(%listen, root = %root.path().display(), claimed = claim.is_claimed(), "agent serves");
-    let server = server::Server::new(Arc::new(Agent { root, claim, fence, service, launcher }));
+    let agent = Arc::new(Agent { root, claim, fence, service, launcher });
+    if under == Under::Systemd {
+        tokio::spawn(metrics::keep_writing(Arc::clone(&agent)));
+    }
+    let server = server::Server::new(agent);
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))

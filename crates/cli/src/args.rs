@@ -76,6 +76,8 @@ pub(crate) enum Verb {
     Versions(Versions),
     /// Delete the machines with their data, and the state.
     Destroy(Destroy),
+    /// Print the command that takes a host in by hand, where nobody may log in by SSH.
+    Join(Join),
     /// Replace a member: it is given up with its data, and a new one of its name fetches all data from the others.
     Replace(Replace),
     /// Build a cluster anew around one that survived, when its majority is lost for good.
@@ -418,6 +420,21 @@ pub(crate) struct Journal {
     #[arg(short = 'n', long, default_value_t = 50)]
     pub(crate) last: usize,
     /// Print JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Put raftsman-agent on the host, paste the line that this prints, then `raftsman apply`.
+The line is good for one use within one hour.
+
+Example:
+  raftsman join db2")]
+pub(crate) struct Join {
+    /// Which host, by its name in the file.
+    pub(crate) host: String,
+    /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -292,6 +292,11 @@ impl Hosts {
             let (found, wanted) = (found.socket(), host.socket());
             return Err(HostsError::OtherAddress { name: name.clone(), found, wanted });
         }
+        if order.joined {
+            let host = Known { installed: true, ..host };
+            self.remember(&host)?;
+            return Ok(host.record());
+        }
         // Before the host is touched: what may have been installed is known.
         self.remember(&host)?;
         let program = &self.settings.agent;

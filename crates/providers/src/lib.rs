@@ -121,6 +121,8 @@ pub struct MachineOrder {
     pub boot: Boot,
     /// Binaries that come with it.
     pub artifacts: Vec<Artifact>,
+    /// Somebody has installed its agent, which has proven its token: of a host that exists, nothing is left to be done.
+    pub joined: bool,
 }
 
 /// A version of etcd that is put on the machine before its first start.

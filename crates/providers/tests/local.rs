@@ -45,6 +45,7 @@ fn order(name: &str, address: &str) -> MachineOrder {
             join_deadline: None,
         },
         artifacts: Vec::new(),
+        joined: false,
     }
 }
 

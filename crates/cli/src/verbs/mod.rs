@@ -7,6 +7,7 @@ mod check;
 mod destroy;
 mod env;
 mod init;
+mod join;
 mod journal;
 mod logs;
 mod manual;
@@ -51,6 +52,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Verb::Recover(args) => Box::pin(recover::run(&common, &args)).await,
         Verb::Journal(args) => journal::run(&common, &args),
         Verb::Env(args) => env::run(&common, &args),
+        Verb::Join(args) => join::run(&common, &args),
         Verb::Cert(args) => cert::run(&common, &args).await,
         Verb::Logs(args) => logs::run(&common, &args).await,
         Verb::Completions { shell } => {

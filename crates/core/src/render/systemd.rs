@@ -7,6 +7,9 @@ pub const AGENT_PROGRAM: &str = "/usr/local/lib/raftsman/raftsman-agent";
 /// Who etcd runs as, and its group.
 pub const ETCD_USER: &str = "raftsman-etcd";
 
+/// Where Debian's node exporter looks for figures of others; the agent writes its own there.
+pub const METRICS: &str = "/var/lib/prometheus/node-exporter";
+
 /// What neither of them needs.
 const CONFINED: &str = "\
 NoNewPrivileges=yes
@@ -52,7 +55,7 @@ ExecStart={AGENT_PROGRAM} --root {ROOT} --systemd
 Restart=always
 RestartSec=1
 UMask=0077
-ReadWritePaths={ROOT} -/etc/raftsman
+ReadWritePaths={ROOT} -/etc/raftsman -{METRICS}
 CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_KILL CAP_SYS_PTRACE
 {CONFINED}
 [Install]

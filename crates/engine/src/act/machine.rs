@@ -13,6 +13,7 @@ use raftsman_providers::{Artifact, MachineOrder};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::{ActError, Hands};
+use crate::fleet::Fleet;
 use crate::observe::token_name;
 use crate::pki::{LeafProfile, Usages};
 
@@ -20,6 +21,30 @@ use crate::pki::{LeafProfile, Usages};
 const JOIN_WINDOW: SignedDuration = SignedDuration::from_hours(1);
 /// How long an agent's own certificate is valid.
 const AGENT_VALIDITY: std::time::Duration = std::time::Duration::from_secs(3650 * 24 * 3600);
+
+/// What a new machine is told. Its token is in the state before the machine is made: a killed run finds it again.
+pub fn boot(fleet: &Fleet, machine: &Name, address: IpAddr, now: Timestamp) -> Result<Boot, ActError> {
+    let name = token_name(machine);
+    let token = match fleet.secrets.get(&name)? {
+        Some(token) => token,
+        None => {
+            let token = SecretString::from(JoinToken::generate()?.to_hex());
+            fleet.secrets.put(&name, &token)?;
+            token
+        }
+    };
+    Ok(Boot {
+        fleet_id: fleet.id().to_owned(),
+        fleet: fleet.spec.fleet.to_string(),
+        machine: machine.to_string(),
+        address,
+        agent_port: AGENT_PORT,
+        fleet_ca_pem: fleet.authority.certificate_pem().to_owned(),
+        join_token: Some(token.expose_secret().to_owned()),
+        // Nobody else can reach a machine on this computer, and an interrupted apply may be taken up next week.
+        join_deadline: (fleet.spec.machines.provider != Provider::Local).then(|| now + JOIN_WINDOW),
+    })
+}
 
 impl Hands<'_> {
     pub(super) async fn create_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
@@ -29,39 +54,22 @@ impl Hands<'_> {
         let source = &cluster.desired.source;
         fleet.artifacts.fetch(source, cluster.desired.version).await?;
         let etcd = fleet.artifacts.locate(source, cluster.desired.version, fleet.setting.base())?;
+        // A person may have installed its agent: it proves that.
+        let joined = fleet.spec.machines.provider == Provider::Hosts
+            && fleet.secrets.get(&token_name(machine))?.is_some()
+            && self.links(machine)?.agent.prove(fleet).await.is_ok();
         let order = MachineOrder {
             name: machine.to_string(),
             address: member.address,
             agent_port: AGENT_PORT,
             cluster: cluster.desired.name.to_string(),
             members: cluster.desired.neighbours(&cluster.ledger()).into_iter().collect(),
-            boot: Boot {
-                fleet_id: fleet.id().to_owned(),
-                fleet: fleet.spec.fleet.to_string(),
-                machine: machine.to_string(),
-                address: member.address,
-                agent_port: AGENT_PORT,
-                fleet_ca_pem: fleet.authority.certificate_pem().to_owned(),
-                join_token: Some(self.join_token(machine)?.expose_secret().to_owned()),
-                // Nobody else can reach a machine on this computer, and an interrupted apply may be taken up next week.
-                join_deadline: (fleet.spec.machines.provider != Provider::Local).then(|| now + JOIN_WINDOW),
-            },
+            boot: boot(fleet, machine, member.address, now)?,
             artifacts: vec![Artifact { version: etcd.version.to_string(), path: etcd.path }],
+            joined,
         };
         fleet.provider.create(&order).await?;
         Ok(())
-    }
-
-    /// The machine's token, in the state before the machine is made: a killed run finds it again.
-    fn join_token(self, machine: &Name) -> Result<SecretString, ActError> {
-        let secrets = &self.cluster().fleet.secrets;
-        let name = token_name(machine);
-        if let Some(token) = secrets.get(&name)? {
-            return Ok(token);
-        }
-        let token = SecretString::from(JoinToken::generate()?.to_hex());
-        secrets.put(&name, &token)?;
-        Ok(token)
     }
 
     pub(super) async fn start_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {

@@ -11,6 +11,7 @@ mod upkeep;
 mod users;
 mod versions;
 
+pub use machine::boot;
 pub use versions::SnapshotError;
 
 use std::sync::Arc;

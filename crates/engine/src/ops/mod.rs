@@ -6,6 +6,7 @@ pub mod cert;
 pub mod destroy;
 pub mod env;
 pub mod init;
+pub mod join;
 pub mod logs;
 pub mod plan;
 pub mod preflight;
@@ -98,6 +99,11 @@ pub enum OpError {
         /// There are.
         known: Vec<String>,
     },
+    /// Machines that raftsman makes need no invitation.
+    #[error(
+        "only hosts that exist already are taken in by hand (`provider: hosts`): `raftsman apply` makes all other machines"
+    )]
+    NoHosts,
     /// It must not be done now.
     #[error("not done: {}\n    → {}", .0, .0.next())]
     NotSafe(Waiting),
