@@ -123,10 +123,11 @@ pub async fn uninstall(fleet: Option<&str>, leaves: bool) -> Result<(), InstallE
         bus.stop(ETCD_UNIT).await?;
     }
     remove_root(Path::new(ROOT))?;
+    // Not before: an agent that has lost its root writes no more of them.
+    remove_file(&metrics::path())?;
     for unit in [AGENT_UNIT, ETCD_UNIT] {
         remove_file(&unit_file(unit))?;
     }
-    remove_file(&metrics::path())?;
     let program = Path::new(AGENT_PROGRAM);
     remove_file(program)?;
     // Only where it is empty: what is not ours stays.

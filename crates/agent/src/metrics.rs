@@ -33,7 +33,8 @@ pub async fn keep_writing(agent: Arc<Agent>) {
         ticks.tick().await;
         let agent = Arc::clone(&agent);
         let written = spawn_blocking(move || {
-            if !Path::new(METRICS).is_dir() {
+            // Nobody reads them, or the agent is about to leave.
+            if !Path::new(METRICS).is_dir() || !agent.root.boot().exists() {
                 return Ok(());
             }
             let report = report::report(&agent, false).map_err(|error| told(&error))?;
