@@ -448,7 +448,12 @@ impl Incus {
     }
 
     fn outdated(&self, found: &Found) -> bool {
-        found.text(SHAPE) != self.settings.machines.shape().map(|shape| shape.text()).as_deref()
+        found.text(SHAPE) != Some(&self.shape())
+    }
+
+    /// What machines are made of, as it is written on them.
+    fn shape(&self) -> String {
+        self.settings.machines.shape().map(|shape| shape.text()).unwrap_or_default()
     }
 
     fn container(&self) -> bool {
@@ -481,7 +486,7 @@ impl Incus {
             CLUSTER: order.cluster,
             ADDRESS: order.address.to_string(),
             BOOT: told,
-            SHAPE: machines.shape().map(|shape| shape.text()).unwrap_or_default(),
+            SHAPE: self.shape(),
             // The server's own reboot is no reason to stay down.
             "boot.autostart": "true",
             "cloud-init.user-data": cloud_init::user_data(&first)?,

@@ -40,7 +40,6 @@ pub enum UserDataError {
 /// The user data: `#cloud-config`.
 pub fn user_data(first: &FirstBoot<'_>) -> Result<String, UserDataError> {
     let machine = || first.boot.machine.clone();
-    let files = first.files().map_err(|source| UserDataError::Boot { machine: machine(), source })?;
     let mut out = String::with_capacity(12 * 1024);
     let mut line = |text: String| {
         out.push_str(&text);
@@ -87,7 +86,7 @@ pub fn user_data(first: &FirstBoot<'_>) -> Result<String, UserDataError> {
     if !first.files_in_place {
         // Written after the packages are installed, which would overwrite some of them or ask about them.
         line("write_files:".to_owned());
-        for file in files {
+        for file in first.files().map_err(|source| UserDataError::Boot { machine: machine(), source })? {
             line(format!("- path: {}", quoted(&file.path)));
             line(format!("  permissions: \"{:04o}\"", file.mode));
             line("  defer: true".to_owned());
