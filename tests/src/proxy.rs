@@ -217,7 +217,8 @@ fn value<'a>(head: &'a [String], name: &str) -> Option<&'a str> {
     head.iter().find(|line| named(line, name)).and_then(|line| line.split_once(':')).map(|(_, value)| value.trim())
 }
 
-/// Passes a request's body on as it is.
+/// Passes a request's body on as it is. `None` when the client ended before it: the server must see that, too, and would
+/// otherwise wait for the rest for ever, with whatever it holds for the request.
 fn relay_body(head: &[String], from: &mut BufReader<UnixStream>, to: &mut impl std::io::Write) -> Option<()> {
     if value(head, "transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
         loop {
@@ -226,12 +227,37 @@ fn relay_body(head: &[String], from: &mut BufReader<UnixStream>, to: &mut impl s
             to.write_all(line.as_bytes()).ok()?;
             let size = u64::from_str_radix(line.split(';').next()?.trim(), 16).ok()?;
             // The chunk and the end of its line.
-            std::io::copy(&mut from.take(size + 2), to).ok()?;
+            all_of(size + 2, from, to)?;
             if size == 0 {
                 return Some(());
             }
         }
     }
     let length = value(head, "content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
-    std::io::copy(&mut from.take(length), to).ok().map(|_| ())
+    all_of(length, from, to)
+}
+
+fn all_of(length: u64, from: &mut BufReader<UnixStream>, to: &mut impl std::io::Write) -> Option<()> {
+    let copied = std::io::copy(&mut from.take(length), to).ok()?;
+    (copied == length).then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_ends_half_way_ends_the_request_at_the_server() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let server = UnixListener::bind(dir.path().join("server")).expect("a socket");
+        let proxy = Proxy::start(&dir.path().join("proxy"), &dir.path().join("server"), |_| Fault::None);
+        let mut client = UnixStream::connect(proxy.socket()).expect("the proxy");
+        client.write_all(b"POST /x HTTP/1.1\r\nContent-Length: 100\r\n\r\nhalf").expect("half a request");
+        let (mut seen, _) = server.accept().expect("a connection");
+        drop(client);
+        seen.set_read_timeout(Some(Duration::from_secs(10))).expect("a limit");
+        let mut request = String::new();
+        seen.read_to_string(&mut request).expect("the end, not the limit");
+        assert!(request.ends_with("\r\n\r\nhalf"), "{request}");
+    }
 }
