@@ -6,7 +6,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use raftsman_core::render::cloud_init;
-use raftsman_core::render::first_boot::{self, AgentFrom, DeliveredFile, FirstBoot, Then};
+use raftsman_core::render::delivery::{self, Then};
+use raftsman_core::render::first_boot::{AgentFrom, FirstBoot};
 use raftsman_core::render::nftables::{self, Firewall};
 use raftsman_core::render::systemd::AGENT_PROGRAM;
 use raftsman_core::spec::{Machines, Name, read};
@@ -44,19 +45,11 @@ fn login(hosts: &Hosts, user: &str, command: &str) -> Output {
     ssh.output().expect("ssh: install openssh-client")
 }
 
-/// Does with a file what an agent does.
-fn deliver(hosts: &Hosts, delivered: &DeliveredFile) {
-    let DeliveredFile { file, then } = delivered;
-    let path = hosts.disk(0, &file.path);
-    std::fs::write(&path, &file.contents).expect("the disk");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(file.mode)).expect("the disk");
-    let command = match then {
-        Then::Nothing => return,
-        Then::Start(unit) => format!("systemctl start {unit}"),
-        Then::Reload(unit) => format!("systemctl reload {unit}"),
-        Then::Restart(unit) => format!("systemctl restart {unit}"),
-    };
-    hosts.console(0, &command).ok();
+/// Puts a file where an agent puts it.
+fn put(hosts: &Hosts, path: &str, contents: &str) {
+    let path = hosts.disk(0, path);
+    std::fs::write(&path, contents).expect("the disk");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("the disk");
 }
 
 #[test]
@@ -111,13 +104,17 @@ fn a_machine_boots_for_the_first_time() {
     // Other rules are delivered, and count at once.
     let mut doors = machines.doors().expect("doors");
     doors.metrics_from = None;
-    let rules =
-        |members: &[IpAddr]| nftables::delivered(&Firewall { doors: &doors, agent_port: 2378, members, metrics: true });
-    deliver(&hosts, &rules(&[address.into(), HERE]));
+    let members = [address.into(), HERE];
+    let firewall = Firewall { doors: &doors, agent_port: 2378, members: &members, metrics: true };
+    put(&hosts, nftables::PATH, &nftables::rules(&firewall));
+    hosts.console(0, "systemctl reload raftsman-firewall.service").ok();
     assert!(open(address, 9100) && !open(address, STRANGE));
 
     // So is the console's password, which stays nowhere.
-    deliver(&hosts, &first_boot::console_password(&Name::fixed("ops"), "it's \"hunter2\": $x").expect("a password"));
+    let password = delivery::console_password(&Name::fixed("ops"), "it's \"hunter2\": $x").expect("a password");
+    put(&hosts, password.what.path(), &password.contents);
+    let Then::Run(unit) = password.what.then() else { panic!("{:?}", password.what.then()) };
+    hosts.console(0, &format!("systemctl start {unit}")).ok();
     hosts.console(0, "grep -q '^ops:\\$' /etc/shadow && test ! -e /etc/raftsman/console-password").ok();
 
     // The time comes from where the file says.

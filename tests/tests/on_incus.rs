@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use raftsman_tests::incus::{IMAGE, Incus, NETWORK, SUBNET};
@@ -266,6 +267,76 @@ fn only_what_the_role_needs_answers() {
     let _ = writeln!(table, "| main-1 | | {} |", found.join(" | "));
     assert!(found.iter().all(|ports| ports == "2379 2380"), "{table}");
     println!("{table}");
+}
+
+/// Secrets that the file refers to get to machines, and nowhere else.
+#[test]
+fn secrets_are_delivered() {
+    const FIRST: &str = "canary: \"one\" $x";
+    const SECOND: &str = "canary two";
+    const KEY: &str = "canary-shared-key";
+    let incus = Incus::up();
+    let admin = "  admin: { user: ops, console_password: { file: console } }\n";
+    let logs = "  logs: { forward: { host: 10.78.0.1, ca_cert: ca.pem, shared_key: { file: key } } }\n";
+    let lab = Lab::new(&file(&incus, 1, admin));
+    let _journal = Journal(&incus);
+    let secret = |name: &str, text: &str| {
+        let path = lab.path().join(name);
+        std::fs::write(&path, text).expect("a secret");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("a secret");
+    };
+    let password_is = |word: &str| {
+        let crypt = r#"perl -e 'my $h = (getpwnam "ops")[1]; exit(crypt($ARGV[0], $h) ne $h)' --"#;
+        incus.exec("main-1", &format!("{crypt} '{word}' && test ! -e /etc/raftsman/console-password")).code == 0
+    };
+
+    // What cannot be read keeps nothing from being done but its own delivery.
+    let refused = lab.run(&["apply", "--yes", "--timeout", "120s"]).failed().all();
+    assert!(refused.contains("console does not exist"), "{refused}");
+    assert_eq!(member_ids(&lab).len(), 1, "the cluster is there");
+    secret("console", FIRST);
+    let plan = lab.run(&["plan"]).stdout;
+    assert!(plan.contains("deliver secrets"), "{plan}");
+    apply(&lab);
+    assert!(password_is(FIRST) && !password_is(SECOND));
+    lab.nothing_to_do();
+
+    secret("console", SECOND);
+    apply(&lab);
+    assert!(password_is(SECOND) && !password_is(FIRST));
+
+    // One that is made anew around its data disk was given nothing yet.
+    delete(&incus, "main-1");
+    apply(&lab);
+    assert!(password_is(SECOND));
+    lab.nothing_to_do();
+
+    // Logs: nobody reads the files on this machine.
+    lab.write_file(&file(&incus, 1, &format!("{admin}{logs}")));
+    secret("ca.pem", "a certificate");
+    secret("key", KEY);
+    let refused = lab.run(&["apply", "--yes", "--timeout", "30s"]).failed().all();
+    assert!(refused.contains("fluent-bit.service is not installed"), "{refused}");
+    let unit = "[Service]\\nEnvironmentFile=/etc/raftsman/logs/secrets.env\\nExecStart=/bin/sleep infinity\\n";
+    let unit = format!("printf '{unit}' >/etc/systemd/system/fluent-bit.service && systemctl daemon-reload");
+    incus.exec("main-1", &unit).ok();
+    apply(&lab);
+    lab.nothing_to_do();
+    let environment = "tr '\\0' '\\n' </proc/$(systemctl show -P MainPID fluent-bit)/environ";
+    assert!(incus.exec("main-1", environment).ok().stdout.contains(&format!("RAFTSMAN_SHARED_KEY={KEY}")));
+    let modes = incus.exec("main-1", "stat -c '%a %U %n' /etc/raftsman/logs/*").ok().stdout;
+    assert!(modes.lines().count() == 3 && modes.lines().all(|line| line.starts_with("600 root ")), "{modes}");
+    lab.write_file(&file(&incus, 1, admin));
+    apply(&lab);
+    incus.exec("main-1", "test -z \"$(ls /etc/raftsman/logs)\" && ! systemctl is-active fluent-bit").ok();
+
+    // Neither the server nor what raftsman keeps knows any of them.
+    let mut told = incus.query("GET", "/1.0/instances?recursion=2", None).expect("an answer").to_string();
+    let mut kept = std::process::Command::new("grep");
+    kept.args(["-rlaF", "canary"]).arg(lab.path().join(".raftsman"));
+    told += &text(kept.output().expect("grep")).stdout;
+    told += &lab.run(&["journal", "--json"]).ok().stdout;
+    assert!(!told.contains("canary"), "{told}");
 }
 
 #[test]

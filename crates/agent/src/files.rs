@@ -117,6 +117,15 @@ pub fn read(path: &Path) -> Result<Option<String>, FileError> {
     }
 }
 
+/// Removes a file; whether there was one.
+pub fn remove(path: &Path) -> Result<bool, FileError> {
+    match fs::remove_file(path) {
+        Ok(()) => sync_parent(path).map(|()| true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(FileError::of("remove", path)(error)),
+    }
+}
+
 /// Removes a directory with all that is in it; fine when there is none.
 pub fn remove_dir(path: &Path) -> Result<(), FileError> {
     match fs::remove_dir_all(path) {

@@ -33,6 +33,7 @@ pub mod certs;
 pub mod claim;
 pub mod data;
 pub mod db;
+pub mod delivery;
 pub mod etcd;
 pub mod fence;
 pub mod files;

@@ -6,6 +6,7 @@ use raftsman_api::v1;
 use crate::Agent;
 use crate::certs::{CertsError, Store};
 use crate::db;
+use crate::delivery;
 use crate::etcd::{self, EtcdError};
 use crate::files::FileError;
 use crate::firewall;
@@ -44,6 +45,10 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         disk: Some(v1::Disk { free_bytes, total_bytes }),
         firewall_digest: match agent.launcher {
             Launcher::Unit(_) => firewall::rules()?.unwrap_or_default(),
+            Launcher::Child => String::new(),
+        },
+        delivery_stamp: match agent.launcher {
+            Launcher::Unit(_) => delivery::stamp()?.unwrap_or_default(),
             Launcher::Child => String::new(),
         },
     })

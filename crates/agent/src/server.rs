@@ -9,6 +9,7 @@ use raftsman_api::tls::Peer;
 use raftsman_api::v1::agent_server::Agent as AgentService;
 use raftsman_api::v1::{self, Purpose};
 use raftsman_api::v1::{install_etcd_request, restore_data_request};
+use raftsman_core::render::delivery::{Deliverable, Delivered};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
@@ -16,6 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::Agent;
 use crate::certs::Store;
+use crate::delivery::{self, DeliveryError};
 use crate::etcd::{self, Download, Program, Wanted};
 use crate::files;
 use crate::firewall::{self, FirewallError};
@@ -257,6 +259,24 @@ impl AgentService for Server {
             firewall::set(&launcher, &rules, &digest).await?;
             tracing::info!(digest, "other rules of the firewall hold");
             Ok::<_, FirewallError>(v1::SetFirewallReply {})
+        }))
+        .await
+    }
+
+    async fn deliver(&self, request: Request<v1::DeliverRequest>) -> Result<Response<v1::DeliverReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let v1::DeliverRequest { files, stamp } = request.into_inner();
+        let launcher = self.agent.launcher.clone();
+        finish(tokio::spawn(async move {
+            let _turn = turn;
+            let known = |file: v1::DeliveredFile| match Deliverable::parse(&file.name) {
+                Some(what) => Ok(Delivered { what, contents: file.contents }),
+                None => Err(DeliveryError::Unknown(file.name)),
+            };
+            let files = files.into_iter().map(known).collect::<Result<Vec<_>, _>>()?;
+            delivery::take(&launcher, &files, &stamp).await?;
+            tracing::info!(files = files.len(), "what was delivered is in its place");
+            Ok::<_, DeliveryError>(v1::DeliverReply {})
         }))
         .await
     }

@@ -6,6 +6,7 @@ use crate::boot::BootError;
 use crate::certs::CertsError;
 use crate::claim::ClaimError;
 use crate::data::DataError;
+use crate::delivery::DeliveryError;
 use crate::etcd::EtcdError;
 use crate::fence::FenceError;
 use crate::files::FileError;
@@ -41,6 +42,17 @@ impl Coded for FirewallError {
         match self {
             Self::None => Code::FailedPrecondition,
             Self::OtherRules { .. } => Code::InvalidArgument,
+            Self::Systemd(_) => Code::Internal,
+            Self::File(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for DeliveryError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NotOurs | Self::NoReader { .. } => Code::FailedPrecondition,
+            Self::Unknown(_) => Code::InvalidArgument,
             Self::Systemd(_) => Code::Internal,
             Self::File(error) => error.code(),
         }

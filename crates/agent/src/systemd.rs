@@ -122,6 +122,30 @@ impl Systemd {
         }
     }
 
+    /// Runs a unit that does one thing, to its end.
+    pub async fn run(&self, unit: &str) -> Result<(), SystemdError> {
+        let refused = |source| SystemdError::Refused { what: "start", unit: unit.to_owned(), source };
+        let _: OwnedObjectPath = self.manager.call("StartUnit", &(unit, "replace")).await.map_err(refused)?;
+        self.settle("start", unit).await?;
+        match self.property::<String>(unit, SERVICE, "Result").await.as_deref() {
+            Some("success") => Ok(()),
+            _ => Err(SystemdError::NotStarted { unit: unit.to_owned(), how: self.end_of(unit).await }),
+        }
+    }
+
+    /// Stops a unit and starts it again; whether there is such a unit at all.
+    pub async fn restart(&self, unit: &str) -> Result<bool, SystemdError> {
+        match self.manager.call::<_, _, OwnedObjectPath>("RestartUnit", &(unit, "replace")).await {
+            Ok(_) => self.settle("restart", unit).await?,
+            Err(error) if is_unknown(&error) => return Ok(false),
+            Err(source) => return Err(SystemdError::Refused { what: "restart", unit: unit.to_owned(), source }),
+        }
+        match self.property::<String>(unit, UNIT, "ActiveState").await.as_deref() {
+            Some("active" | "activating" | "reloading") => Ok(true),
+            _ => Err(SystemdError::NotStarted { unit: unit.to_owned(), how: self.end_of(unit).await }),
+        }
+    }
+
     /// Stops a unit; fine when it is not there.
     pub async fn stop(&self, unit: &str) -> Result<(), SystemdError> {
         match self.manager.call::<_, _, OwnedObjectPath>("StopUnit", &(unit, "replace")).await {

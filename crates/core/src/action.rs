@@ -95,6 +95,11 @@ pub enum Action {
         /// Digest of the rules.
         digest: String,
     },
+    /// Bring the secrets that the file refers to for machines, and what goes with them, to one that raftsman made.
+    Deliver {
+        /// Where.
+        machine: Name,
+    },
     /// Start etcd.
     StartEtcd {
         /// Where.
@@ -325,6 +330,7 @@ impl Action {
             | Self::StoreTrust { machine, .. }
             | Self::ConfigureEtcd { machine, .. }
             | Self::SetFirewall { machine, .. }
+            | Self::Deliver { machine }
             | Self::StartEtcd { machine, .. }
             | Self::RestartEtcd { machine, .. }
             | Self::StopEtcd { machine }
@@ -414,6 +420,7 @@ impl Action {
             Self::IssueCertificate { purpose: Purpose::Server, .. } => "sign server cert",
             Self::ConfigureEtcd { .. } => "configure etcd",
             Self::SetFirewall { .. } => "set firewall",
+            Self::Deliver { .. } => "deliver secrets",
             Self::StartEtcd { data: StartData::Alone(_), .. } => "start alone",
             Self::StartEtcd { .. } => "start etcd",
             Self::RestartEtcd { .. } => "restart etcd",

@@ -13,7 +13,8 @@ use std::process::{Command, Output, Stdio};
 use jiff::Timestamp;
 use raftsman_core::boot::Boot;
 use raftsman_core::render::cloud_init::{self, FurtherInterface, LONGEST, UserDataError};
-use raftsman_core::render::first_boot::{self, AgentFrom, DeliveredFile, DeliveryError, FirstBoot, Then};
+use raftsman_core::render::delivery::{self, Deliverable, Delivered, DeliveryError};
+use raftsman_core::render::first_boot::{AgentFrom, FirstBoot};
 use raftsman_core::render::{chrony, fluent_bit, nftables, systemd, units};
 use raftsman_core::spec::{Dns, Firewall, Machines, Name, Subnet, read};
 
@@ -164,18 +165,17 @@ fn what_is_delivered_later() {
     let machines = full();
     let logs = machines.logs.as_ref().expect("logs");
     let mut files = fluent_bit::delivered("main-1", logs, true, &referred()).expect("files");
-    files.push(first_boot::console_password(&Name::fixed("ops"), "it's: a \"password\"").expect("a password"));
-    let told = |delivered: &DeliveredFile| {
-        let file = &delivered.file;
-        assert!(file.path.starts_with("/etc/raftsman/") && file.mode == 0o600, "{file:?}");
-        format!("== {} {:04o}, then {:?}\n{}", file.path, file.mode, delivered.then, file.contents)
+    files.push(delivery::console_password(&Name::fixed("ops"), "it's: a \"password\"").expect("a password"));
+    let told = |Delivered { what, contents }: &Delivered| {
+        assert!(what.path().starts_with("/etc/raftsman/") && Deliverable::parse(what.name()) == Some(*what));
+        format!("== {}: {}, then {:?}\n{contents}", what.name(), what.path(), what.then())
     };
     snapshot("delivered", &files.iter().map(told).collect::<String>());
     assert!(!format!("{files:?}").contains("password\\\""), "{files:?}");
     let short = fluent_bit::Referred { shared_key: None, ..referred() };
     let error = fluent_bit::delivered("main-1", logs, true, &short).expect_err("no key");
     assert_eq!(error.to_string(), "the shared key is missing: it is referred to by `machines.logs.forward.shared_key`");
-    let error = first_boot::console_password(&Name::fixed("ops"), "a\nroot:b").expect_err("two lines");
+    let error = delivery::console_password(&Name::fixed("ops"), "a\nroot:b").expect_err("two lines");
     assert_eq!(error, DeliveryError::ControlCharacter { what: "the console's password" });
 }
 
@@ -226,15 +226,14 @@ fn a_rebuilt_machine_boots_for_the_first_time_again() {
 }
 
 #[test]
-fn a_changed_member_list_is_delivered() {
+fn rules_let_in_the_members_of_the_list() {
     let machines = full();
     let doors = machines.doors().expect("doors");
     let members = addresses(&["10.77.0.11"]);
     let firewall = nftables::Firewall { doors: &doors, agent_port: 2378, members: &members, metrics: false };
-    let delivered = nftables::delivered(&firewall);
-    assert_eq!(delivered.then, Then::Reload("raftsman-firewall.service"));
-    assert!(delivered.file.contents.contains("ip saddr { 10.77.0.11 } tcp dport 2380 accept"));
-    assert!(!delivered.file.contents.contains("9100"));
+    let rules = nftables::rules(&firewall);
+    assert!(rules.contains("ip saddr { 10.77.0.11 } tcp dport 2380 accept"));
+    assert!(!rules.contains("9100"));
 }
 
 // What follows asks the programs that read these files. They must be installed: a check that may be skipped is none.

@@ -170,7 +170,7 @@ cases! {
     incus_server: machines("provider: incus\nimage: debian\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nincus: { network: br0, server: incus.example.org }");
     incus_trust: machines("provider: incus\nimage: debian\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nincus: { network: \"br 0\", server: \"https://incus.example.org:8443\", certificate: client.crt, key: client.key }");
     incus_socket_needs_no_key: machines("provider: incus\nimage: debian\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nincus: { network: br0, key: client.key }");
-    incus_not_delivered: machines("provider: incus\nimage: debian\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nincus: { network: br0 }\nadmin: { console_password: { env: CONSOLE } }\nlogs: { forward: { host: logs, ca_cert: ca.pem, shared_key: { env: KEY } } }");
+    logs_not_fetched: machines("provider: incus\nimage: debian\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nincus: { network: br0 }\nlogs: { dynamic: { key_prefix: /logs/, endpoints: [\"10.77.0.9:2379\"], ca_cert: ca.pem } }");
     libvirt_ignored: machines("libvirt: { pool: default }");
     libvirt_image_none: machines("provider: libvirt\nsubnet: 10.77.0.0/24\ninstall_dependencies: false");
     libvirt_names: machines("provider: libvirt\nimage: debian-13.qcow2\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nlibvirt: { uri: kvm1, pool: \"\" }");

@@ -11,6 +11,7 @@
 //! | [`ops`] | one verb of the command line each |
 //! | [`pki`] | authorities and certificates |
 //! | [`store`] | the state directory: secrets, lock, generation, journal (owns `.raftsman/`) |
+//! | [`delivery`] | what the file says of secrets on machines → files for each of them |
 //! | [`secrets`], [`artifacts`] | what the file refers to: secrets, etcd binaries |
 //! | [`etcd`] | connections to etcd |
 //! | [`journal`] | what a run does → the audit trail |
@@ -21,6 +22,7 @@ pub mod apply;
 pub mod artifacts;
 pub mod authorities;
 pub mod cluster;
+pub mod delivery;
 pub mod etcd;
 pub mod fleet;
 pub mod journal;

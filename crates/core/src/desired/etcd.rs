@@ -175,6 +175,7 @@ pub(super) fn resolve(
         doors: machines.doors().filter(|_| capabilities.boots),
         shape: machines.shape(),
         metrics: machines.node_exporter == Some(true),
+        delivers: capabilities.boots && machines.has_deliveries(),
         machines: capabilities,
         replace_after_ms: spec.replace_after.map(|after| after.as_millis()),
         version: spec.version,

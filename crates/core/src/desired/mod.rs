@@ -84,6 +84,8 @@ pub struct Cluster {
     pub shape: Option<Shape>,
     /// Whether its machines tell figures of their own.
     pub metrics: bool,
+    /// Whether its machines are given secrets, or files that go with them, once they run.
+    pub delivers: bool,
     /// The cluster's section of the file, for configurations of versions on the way.
     pub settings: Arc<EtcdCluster>,
     /// Its members, in order.

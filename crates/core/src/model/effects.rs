@@ -9,8 +9,8 @@ use super::{Agreed, MachineModel, Process, Stored, World, users};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
-    Access, CertificateFacts, ClusterId, Data, Door, Doors, ListedMember, MemberId, Power, Purpose, Root, ServiceState,
-    Side, SnapshotRecord,
+    Access, CertificateFacts, ClusterId, Data, Delivery, Door, Doors, ListedMember, MemberId, Power, Purpose, Root,
+    ServiceState, Side, SnapshotRecord,
 };
 use crate::render;
 use crate::spec::{AuthMode, EtcdVersion, Name, Shape};
@@ -76,7 +76,8 @@ impl World {
                 if !new.exists {
                     let ports_taken = std::mem::take(&mut new.ports_taken);
                     let made = MachineModel { exists: true, incarnation, address, ports_taken, ..MachineModel::none() };
-                    *new = MachineModel { firewall, shape: desired.shape.clone(), ..made };
+                    *new =
+                        MachineModel { firewall, shape: desired.shape.clone(), delivery: undelivered(desired), ..made };
                 }
                 power_on(new);
             }
@@ -84,6 +85,7 @@ impl World {
                 let started = self.existing(machine)?;
                 // One of which there is nothing but its data disk is made anew around it.
                 if started.shape.is_none() {
+                    started.delivery = undelivered(desired);
                     started.shape.clone_from(&desired.shape);
                 }
                 power_on(started);
@@ -106,6 +108,7 @@ impl World {
                 configured.quota = i64::try_from(desired.settings.quota.bytes()).unwrap_or(i64::MAX);
             }
             Action::SetFirewall { machine, digest } => self.claimed(machine)?.firewall = Some(digest.clone()),
+            Action::Deliver { machine } => self.claimed(machine)?.delivery = Delivery::Current,
             Action::StartEtcd { machine, version, data } => {
                 if matches!(data, StartData::Alone(_)) {
                     self.remembered(desired);
@@ -420,6 +423,11 @@ impl World {
 
 fn no_quorum() -> Impossible {
     Impossible("no quorum".to_owned())
+}
+
+/// A new machine was given nothing yet.
+fn undelivered(desired: &Cluster) -> Delivery {
+    if desired.delivers { Delivery::Outdated } else { Delivery::Current }
 }
 
 fn power_on(machine: &mut MachineModel) {

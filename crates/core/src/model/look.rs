@@ -120,6 +120,7 @@ fn report(name: &Name, machine: &MachineModel) -> AgentReport {
         certificate: None,
         disk: machine.disk,
         firewall: machine.firewall.clone(),
+        delivery: machine.delivery.clone(),
         etcd: EtcdOnMachine {
             installed: machine.installed.iter().map(|v| (*v, String::new())).collect::<BTreeMap<_, _>>(),
             config: machine.config.clone(),

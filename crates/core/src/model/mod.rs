@@ -20,7 +20,7 @@ pub use upkeep::Stored;
 
 use crate::desired::{Cluster, address_of};
 use crate::observed::{
-    Access, Agent, Alarm, AuthorityRecord, CertificateFacts, ClusterId, Data, Disk, Doors, EtcdFacts, Ledger,
+    Access, Agent, Alarm, AuthorityRecord, CertificateFacts, ClusterId, Data, Delivery, Disk, Doors, EtcdFacts, Ledger,
     ListedMember, MemberId, Observed, PortTaken, Power, Purpose, Root, ServiceState, Side,
 };
 use crate::spec::{EtcdVersion, Name, Shape};
@@ -74,6 +74,8 @@ pub struct MachineModel {
     pub shape: Option<Shape>,
     /// Digest of its firewall's rules.
     pub firewall: Option<String>,
+    /// Whether it has the secrets that the file refers to.
+    pub delivery: Delivery,
     /// Installed versions.
     pub installed: BTreeSet<EtcdVersion>,
     /// Certificates.
@@ -166,6 +168,7 @@ impl MachineModel {
             disk: Disk { free: 1 << 34, total: 1 << 35 },
             shape: None,
             firewall: None,
+            delivery: Delivery::Current,
             installed: BTreeSet::new(),
             certificates: BTreeMap::new(),
             config: None,
@@ -271,6 +274,7 @@ impl World {
                 machine.clock_offset_ms = report.clock_offset_ms;
                 machine.disk = report.disk;
                 machine.firewall.clone_from(&report.firewall);
+                machine.delivery.clone_from(&report.delivery);
                 machine.installed = etcd.installed.keys().copied().collect();
                 machine.certificates.clone_from(&etcd.certificates);
                 machine.config.clone_from(&etcd.config);

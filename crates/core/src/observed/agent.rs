@@ -38,8 +38,32 @@ pub struct AgentReport {
     /// Digest of the rules of who may reach what, where raftsman made the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firewall: Option<String>,
+    /// Whether it has the secrets that the file refers to for machines.
+    #[serde(default, skip_serializing_if = "Delivery::is_current")]
+    pub delivery: Delivery,
     /// etcd on this machine.
     pub etcd: EtcdOnMachine,
+}
+
+/// Whether a machine was given what the file refers to. What that is stays out of what is observed: no digest of a
+/// password is worth writing down.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Delivery {
+    /// It was, or there is nothing to give.
+    #[default]
+    Current,
+    /// It was given something else, or nothing yet.
+    Outdated,
+    /// What it should be given cannot be read.
+    Unknown(String),
+}
+
+impl Delivery {
+    /// Whether nothing is to be done.
+    pub fn is_current(&self) -> bool {
+        *self == Self::Current
+    }
 }
 
 /// Room on the disk that holds etcd's data.

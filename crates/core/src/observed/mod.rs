@@ -18,7 +18,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use agent::{
-    Agent, AgentReport, CertificateFacts, Data, Disk, EtcdOnMachine, LogEnd, PortTaken, Purpose, Service, ServiceState,
+    Agent, AgentReport, CertificateFacts, Data, Delivery, Disk, EtcdOnMachine, LogEnd, PortTaken, Purpose, Service,
+    ServiceState,
 };
 pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
 pub use fact::Fact;

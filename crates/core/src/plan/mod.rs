@@ -2,6 +2,7 @@
 
 mod adopted;
 mod auth;
+mod delivery;
 mod etcd;
 mod machines;
 mod members;
@@ -100,6 +101,7 @@ pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         auth::secure(&mut draft);
         users::manage(&mut draft);
         upkeep::routine(&mut draft);
+        delivery::deliver(&mut draft);
         preflight::note(&mut draft);
     }
     safety::gate(draft)

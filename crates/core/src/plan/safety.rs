@@ -115,7 +115,8 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         },
         Action::InstallEtcd { machine, .. }
         | Action::ConfigureEtcd { machine, .. }
-        | Action::SetFirewall { machine, .. } => report(observed, machine).map(|_| unharmed),
+        | Action::SetFirewall { machine, .. }
+        | Action::Deliver { machine } => report(observed, machine).map(|_| unharmed),
         Action::StartEtcd { machine, data, version } => {
             start(observed, &view, machine, *data)?;
             versions::judge(desired, observed, &view, machine, *version)?;

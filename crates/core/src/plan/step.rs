@@ -45,6 +45,8 @@ pub enum Reason {
     },
     /// The file says something else than the machine.
     Changed,
+    /// What the file refers to is not what the machine was given.
+    OtherSecrets,
     /// Heartbeat and election time-outs rest on it.
     NotMeasured,
     /// Another version comes.
@@ -155,6 +157,7 @@ impl fmt::Display for Reason {
             Self::Unclaimed => f.write_str("new machine"),
             Self::FirstStart { starting, of } => write!(f, "first start, {starting} of {of} together"),
             Self::Changed => f.write_str("the file has changed"),
+            Self::OtherSecrets => f.write_str("the machine does not have the secrets of the file"),
             Self::NotMeasured => f.write_str("heartbeat and election rest on it"),
             Self::Version { from, to } => write!(f, "{from} → {to}"),
             Self::OldRequests { line } => write!(f, "for a moment: the log holds requests of {line}"),

@@ -349,6 +349,13 @@ pub enum Waiting {
         /// What stood in the way.
         error: String,
     },
+    /// What is to be delivered to a machine cannot be put together.
+    Undeliverable {
+        /// Which.
+        machine: Name,
+        /// What stands in the way.
+        error: String,
+    },
     /// Whether a user has the password of the file could not be told.
     PasswordUnknown {
         /// Whose.
@@ -422,6 +429,7 @@ impl Waiting {
             | Self::QuotaFull { .. }
             | Self::MemberCorrupt { .. }
             | Self::Differs { .. }
+            | Self::Undeliverable { .. }
             | Self::DataDisputed { .. }
             | Self::DoorOpen { .. } => Patience::Blocked,
         }
@@ -460,6 +468,7 @@ impl Waiting {
             | Self::StillLetIn { machine, .. }
             | Self::DoorOpen { machine, .. }
             | Self::MemberSilent { machine, .. }
+            | Self::Undeliverable { machine, .. }
             | Self::DoorUnclear { machine, .. } => Some(machine),
             Self::Unsafe { machine, .. } => machine.as_ref(),
             Self::TimersUnfit { concern } => concern.machine(),
@@ -596,6 +605,9 @@ impl Waiting {
                     .to_owned()
             }
             Self::MemberSilent { .. } => "look at it where it is run".to_owned(),
+            Self::Undeliverable { .. } => {
+                "put it where `admin` and `logs` below `machines` say that it is, then apply again".to_owned()
+            }
             Self::PasswordUnknown { user, .. } => {
                 format!("see to it that the password of `{user}` can be read where the file says that it is")
             }
@@ -728,6 +740,9 @@ impl fmt::Display for Waiting {
             }
             Self::MemberSilent { machine, error } => write!(f, "{machine}: it does not answer: {error}"),
             Self::UsersUnknown { error } => write!(f, "users and roles could not be asked for: {error}"),
+            Self::Undeliverable { machine, error } => {
+                write!(f, "{machine}: its secrets cannot be delivered: {error}")
+            }
             Self::PasswordUnknown { user, error } => write!(f, "the password of `{user}` could not be tried: {error}"),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Cloud-init carries it to machines that are made ([`super::cloud_init`]); on hosts that exist it is done by hand, in the
 //! same order: packages, files, commands. Nothing in it is of lasting value to a thief: the join token is dead once the
-//! machine was claimed. What stays secret comes later, from raftsman over mutual TLS, as a [`DeliveredFile`].
+//! machine was claimed. What stays secret comes later, from raftsman over mutual TLS ([`super::delivery`]).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use super::systemd::AGENT_PROGRAM as AGENT;
 use super::units::{self, Unit};
 use super::{chrony, nftables};
 use crate::boot::Boot;
-use crate::spec::{Machines, Name, Updates};
+use crate::spec::{Machines, Updates};
 
 /// The boot data until the agent is installed.
 pub const BOOT: &str = "/etc/raftsman/boot.json";
@@ -20,7 +20,6 @@ pub const BOOT: &str = "/etc/raftsman/boot.json";
 pub const DATA_LABEL: &str = "raftsman-data";
 const FIRST_BOOT: &str = "/usr/local/lib/raftsman/first-boot";
 const DATA_DISK: &str = "/usr/local/lib/raftsman/data-disk";
-const CONSOLE_PASSWORD: &str = "/etc/raftsman/console-password";
 
 /// A machine to be made.
 #[derive(Debug, Clone, Copy)]
@@ -74,62 +73,6 @@ impl fmt::Debug for File {
         // What is in it may be secret.
         f.debug_struct("File").field("path", &self.path).field("mode", &self.mode).finish_non_exhaustive()
     }
-}
-
-/// A file that a running agent is given over mutual TLS: one that holds a secret, or one that changes with the file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeliveredFile {
-    /// The file, below `/etc/raftsman`.
-    pub file: File,
-    /// What the agent asks systemd for once the file is in its place.
-    pub then: Then,
-}
-
-/// What makes a delivered file count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
-    /// Nothing: another file that comes after it does.
-    Nothing,
-    /// This unit is started.
-    Start(&'static str),
-    /// This unit reads its files again.
-    Reload(&'static str),
-    /// This unit is restarted.
-    Restart(&'static str),
-}
-
-/// Why a file cannot be delivered.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DeliveryError {
-    /// A secret of more than one line.
-    #[error("{what} holds a control character, such as a line break: make it one line of text")]
-    ControlCharacter {
-        /// Which secret.
-        what: &'static str,
-    },
-    /// A secret or file that the file refers to was not handed in.
-    #[error("{what} is missing: it is referred to by `{key}`")]
-    Missing {
-        /// Which secret.
-        what: &'static str,
-        /// The key of the file.
-        key: &'static str,
-    },
-}
-
-/// A text of one line.
-pub(super) fn one_line<'t>(text: &'t str, what: &'static str) -> Result<&'t str, DeliveryError> {
-    match text.contains(|c: char| c.is_control()) {
-        true => Err(DeliveryError::ControlCharacter { what }),
-        false => Ok(text),
-    }
-}
-
-/// The console's password, on its way to whoever sets it. The file is gone right after.
-pub fn console_password(user: &Name, password: &str) -> Result<DeliveredFile, DeliveryError> {
-    let password = one_line(password, "the console's password")?;
-    let file = File { path: CONSOLE_PASSWORD.to_owned(), mode: 0o600, contents: format!("{user}:{password}\n") };
-    Ok(DeliveredFile { file, then: Then::Start(units::CONSOLE.name) })
 }
 
 /// A word of a shell's line that means itself.
@@ -188,9 +131,8 @@ impl FirstBoot<'_> {
             files.push(file(nftables::PATH, 0o600, rules));
             files.push(units::FIREWALL.file());
         }
-        if machines.admin.as_ref().is_some_and(|admin| admin.console_password.is_some()) {
-            files.push(units::CONSOLE.file());
-        }
+        // Where the file names no password yet, too: one that it names later is set by this unit.
+        files.push(units::CONSOLE.file());
         if let Some(time) = &machines.time {
             files.push(file(chrony::PATH, 0o644, chrony::config(time)));
         }

@@ -2,16 +2,10 @@
 
 use std::fmt::Write as _;
 
-use super::first_boot::{DeliveredFile, DeliveryError, File, Then, one_line};
+use super::delivery::{Deliverable, Delivered, DeliveryError, one_line};
+use super::first_boot::File;
 use crate::spec::{LogDynamic, Logs};
 
-const CONFIG: &str = "/etc/raftsman/logs/fluent-bit.conf";
-const ENVIRONMENT: &str = "/etc/raftsman/logs/secrets.env";
-const FORWARD_CA: &str = "/etc/raftsman/logs/forward-ca.crt";
-const DYNAMIC: &str = "/etc/raftsman/logs/dynamic.json";
-const DYNAMIC_CA: &str = "/etc/raftsman/logs/dynamic-ca.crt";
-const DYNAMIC_CERTIFICATE: &str = "/etc/raftsman/logs/dynamic.crt";
-const DYNAMIC_KEY: &str = "/etc/raftsman/logs/dynamic.key";
 const EXPORTER: &str = "prometheus-node-exporter.service";
 
 /// What the section `logs` refers to, read by the engine: files and secrets.
@@ -34,13 +28,14 @@ pub struct Referred<'a> {
 /// What a machine's first boot writes: fluent-bit looks for its configuration in our place, and waits until it is there.
 pub(super) fn stubs() -> [File; 2] {
     let file = |path: &str, contents: String| File { path: path.to_owned(), mode: 0o644, contents };
+    let (config, environment) = (Deliverable::LogConfig.path(), Deliverable::LogSecrets.path());
     [
-        file("/etc/fluent-bit/fluent-bit.conf", format!("@INCLUDE {CONFIG}\n")),
+        file("/etc/fluent-bit/fluent-bit.conf", format!("@INCLUDE {config}\n")),
         file(
             "/etc/systemd/system/fluent-bit.service.d/raftsman.conf",
             format!(
-                "[Unit]\nConditionPathExists={CONFIG}\n\n\
-                 [Service]\nEnvironmentFile=-{ENVIRONMENT}\nStateDirectory=fluent-bit\n"
+                "[Unit]\nConditionPathExists={config}\n\n\
+                 [Service]\nEnvironmentFile=-{environment}\nStateDirectory=fluent-bit\n"
             ),
         ),
     ]
@@ -52,31 +47,29 @@ pub fn delivered(
     logs: &Logs,
     exporter: bool,
     referred: &Referred<'_>,
-) -> Result<Vec<DeliveredFile>, DeliveryError> {
+) -> Result<Vec<Delivered>, DeliveryError> {
     let mut files = Vec::new();
-    let mut add = |path: &str, contents: String, then: Then| {
-        files.push(DeliveredFile { file: File { path: path.to_owned(), mode: 0o600, contents }, then });
-    };
+    let mut add = |what: Deliverable, contents: String| files.push(Delivered { what, contents });
     if let Some(dynamic) = &logs.dynamic {
         let ca = required(referred.dynamic_ca, "the CA certificate", "machines.logs.dynamic.ca_cert")?;
-        add(DYNAMIC_CA, ca.to_owned(), Then::Nothing);
+        add(Deliverable::LogDynamicCa, ca.to_owned());
         if dynamic.certificate.is_some() {
             let what = "the client certificate";
             let certificate = required(referred.dynamic_certificate, what, "machines.logs.dynamic.certificate")?;
-            add(DYNAMIC_CERTIFICATE, certificate.to_owned(), Then::Nothing);
+            add(Deliverable::LogDynamicCertificate, certificate.to_owned());
             let key = required(referred.dynamic_key, "the client's key", "machines.logs.dynamic.key")?;
-            add(DYNAMIC_KEY, key.to_owned(), Then::Nothing);
+            add(Deliverable::LogDynamicKey, key.to_owned());
         }
-        add(DYNAMIC, source(dynamic, referred)?, Then::Nothing);
+        add(Deliverable::LogDynamic, source(dynamic, referred)?);
     }
     if logs.forward.is_some() {
         let ca = required(referred.forward_ca, "the CA certificate", "machines.logs.forward.ca_cert")?;
-        add(FORWARD_CA, ca.to_owned(), Then::Nothing);
+        add(Deliverable::LogForwardCa, ca.to_owned());
         let key = required(referred.shared_key, "the shared key", "machines.logs.forward.shared_key")?;
         let key = one_line(key, "the key shared with the receiver of logs")?;
-        add(ENVIRONMENT, format!("RAFTSMAN_SHARED_KEY={}\n", environment(key)), Then::Nothing);
+        add(Deliverable::LogSecrets, format!("RAFTSMAN_SHARED_KEY={}\n", environment(key)));
     }
-    add(CONFIG, config(machine, logs, exporter), Then::Restart("fluent-bit.service"));
+    add(Deliverable::LogConfig, config(machine, logs, exporter));
     Ok(files)
 }
 
@@ -101,11 +94,12 @@ fn config(machine: &str, logs: &Logs, exporter: bool) -> String {
         let _ = write!(
             out,
             "[OUTPUT]\n    name forward\n    match *\n    host {}\n    port {}\n    self_hostname {}\n    \
-             shared_key ${{RAFTSMAN_SHARED_KEY}}\n    tls on\n    tls.verify on\n    tls.ca_file {FORWARD_CA}\n    \
+             shared_key ${{RAFTSMAN_SHARED_KEY}}\n    tls on\n    tls.verify on\n    tls.ca_file {}\n    \
              retry_limit no_limits\n",
             forward.host,
             forward.port,
-            forward.hostname.as_deref().unwrap_or(machine)
+            forward.hostname.as_deref().unwrap_or(machine),
+            Deliverable::LogForwardCa.path()
         );
     }
     out
@@ -116,11 +110,11 @@ fn source(dynamic: &LogDynamic, referred: &Referred<'_>) -> Result<String, Deliv
     let mut source = serde_json::json!({
         "key_prefix": dynamic.key_prefix,
         "endpoints": dynamic.endpoints,
-        "ca_cert": DYNAMIC_CA,
+        "ca_cert": Deliverable::LogDynamicCa.path(),
     });
     if dynamic.certificate.is_some() {
-        source["certificate"] = DYNAMIC_CERTIFICATE.into();
-        source["key"] = DYNAMIC_KEY.into();
+        source["certificate"] = Deliverable::LogDynamicCertificate.path().into();
+        source["key"] = Deliverable::LogDynamicKey.path().into();
     }
     if let Some(username) = &dynamic.username {
         let password = required(referred.dynamic_password, "the password", "machines.logs.dynamic.password")?;

@@ -2,6 +2,7 @@
 
 pub mod chrony;
 pub mod cloud_init;
+pub mod delivery;
 pub mod etcd;
 pub mod first_boot;
 pub mod fluent_bit;

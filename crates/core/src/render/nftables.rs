@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use super::first_boot::{DeliveredFile, File, Then};
 use crate::desired::{CLIENT_PORT, PEER_PORT};
 use crate::spec::{Doors, Subnet};
 
@@ -44,12 +43,6 @@ pub fn rules(firewall: &Firewall<'_>) -> String {
     }
     out.push_str("    }\n}\n");
     out
-}
-
-/// The same for a machine that runs, when its cluster has got other members or the file other doors.
-pub fn delivered(firewall: &Firewall<'_>) -> DeliveredFile {
-    let file = File { path: PATH.to_owned(), mode: 0o600, contents: rules(firewall) };
-    DeliveredFile { file, then: Then::Reload("raftsman-firewall.service") }
 }
 
 /// DHCP's answers come to a broadcast address, so that they belong to no connection.

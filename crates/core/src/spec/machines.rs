@@ -91,6 +91,11 @@ impl Machines {
         self.install_dependencies.unwrap_or(true)
     }
 
+    /// Whether machines are to have something that is not in what they boot with, because it is secret.
+    pub fn has_deliveries(&self) -> bool {
+        self.logs.is_some() || self.admin.as_ref().is_some_and(|admin| admin.console_password.is_some())
+    }
+
     /// The doors of the machines, or nothing where there is no firewall.
     pub fn doors(&self) -> Option<Doors> {
         match &self.firewall {

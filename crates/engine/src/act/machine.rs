@@ -5,14 +5,16 @@ use std::net::IpAddr;
 use jiff::{SignedDuration, Timestamp};
 use raftsman_api::claim::JoinToken;
 use raftsman_api::tls::machine_name;
-use raftsman_api::v1::{FinishClaimRequest, SetFirewallRequest};
+use raftsman_api::v1::{DeliverRequest, DeliveredFile, FinishClaimRequest, SetFirewallRequest};
 use raftsman_core::boot::Boot;
 use raftsman_core::desired::{AGENT_PORT, Config};
+use raftsman_core::render::delivery::Delivered;
 use raftsman_core::spec::{Name, Provider};
 use raftsman_providers::{Artifact, MachineOrder};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::{ActError, Hands};
+use crate::delivery::Parcel;
 use crate::fleet::Fleet;
 use crate::observe::token_name;
 use crate::pki::{LeafProfile, Usages};
@@ -106,6 +108,14 @@ impl Hands<'_> {
         let Some(Config { text, digest }) = cluster.desired.firewall(&cluster.ledger()) else { return Ok(()) };
         let request = SetFirewallRequest { rules: text, digest };
         self.agent(machine).await?.set_firewall(self.stamped(request)).await?;
+        Ok(())
+    }
+
+    pub(super) async fn deliver(self, machine: &Name) -> Result<(), ActError> {
+        let Parcel { files, stamp } = Parcel::pack(&self.cluster().fleet, machine)?;
+        let file = |file: Delivered| DeliveredFile { name: file.what.name().to_owned(), contents: file.contents };
+        let request = DeliverRequest { files: files.into_iter().map(file).collect(), stamp };
+        self.agent(machine).await?.deliver(self.stamped(request)).await?;
         Ok(())
     }
 

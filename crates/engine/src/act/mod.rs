@@ -25,6 +25,7 @@ use tonic::transport::Channel;
 
 use crate::artifacts::ArtifactError;
 use crate::cluster::{ClusterAt, ClusterError};
+use crate::delivery::DeliveryError;
 use crate::etcd::EtcdError;
 use crate::observe::{LinkError, Links, Observer};
 use crate::pki::PkiError;
@@ -63,6 +64,9 @@ pub enum ActError {
     /// The snapshot.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
+    /// What is to be delivered.
+    #[error(transparent)]
+    Delivery(#[from] DeliveryError),
     /// The join token.
     #[error(transparent)]
     Claim(#[from] raftsman_api::claim::ClaimError),
@@ -144,6 +148,7 @@ impl Hands<'_> {
             }
             Action::ConfigureEtcd { machine, version, at, .. } => self.configure_etcd(machine, *version, *at).await,
             Action::SetFirewall { machine, .. } => self.set_firewall(machine).await,
+            Action::Deliver { machine } => self.deliver(machine).await,
             Action::StartEtcd { machine, version, data } => self.start_etcd(machine, *version, *data).await,
             Action::StopEtcd { machine } => self.stop_etcd(machine).await,
             Action::ClearData { machine, member } => self.clear_data(machine, *member).await,

@@ -10,8 +10,8 @@ use raftsman_api::tls::{ClientTls, ConnectError, Connected, TlsError, connect};
 use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_api::v1::{self, ClaimReply, ClaimRequest, ReportRequest};
 use raftsman_core::observed::{
-    Agent, AgentReport, CertificateFacts, ClusterId, Data, Disk, EtcdOnMachine, Fact, LogEnd, MemberId, PortTaken,
-    Purpose, Service, ServiceState,
+    Agent, AgentReport, CertificateFacts, ClusterId, Data, Delivery, Disk, EtcdOnMachine, Fact, LogEnd, MemberId,
+    PortTaken, Purpose, Service, ServiceState,
 };
 use raftsman_core::spec::{EtcdVersion, Name};
 use secrecy::ExposeSecret;
@@ -119,7 +119,7 @@ impl AgentLink {
     }
 
     pub(super) async fn look(&self, fleet: &Fleet, into_data: bool, now: Timestamp) -> Fact<Agent> {
-        match self.report(into_data).await {
+        match self.report(fleet, into_data).await {
             Ok(report) => Fact::Seen { value: Agent::Claimed(Box::new(report)), at: now },
             Err(LinkError::Connect(error @ ConnectError::Untrusted { .. })) => {
                 // Not an agent of ours: perhaps a new one, which can prove that it is meant to become one.
@@ -157,13 +157,14 @@ impl AgentLink {
     }
 
     /// The agent's report.
-    pub async fn report(&self, into_data: bool) -> Result<AgentReport, LinkError> {
+    async fn report(&self, fleet: &Fleet, into_data: bool) -> Result<AgentReport, LinkError> {
         let mut client = self.client().await?;
         let sent = Timestamp::now();
         let reply = tokio::time::timeout(REPORT_TIMEOUT, client.report(ReportRequest { into_data })).await;
         let reply = reply.map_err(|_| LinkError::Timeout)??.into_inner();
         let nonsense = |what: String| LinkError::Nonsense { machine: self.machine.clone(), what };
-        understand(reply, sent).map_err(nonsense)
+        let delivery = crate::delivery::compare(fleet, &self.machine, &reply.delivery_stamp);
+        understand(reply, sent, delivery).map_err(nonsense)
     }
 }
 
@@ -172,7 +173,7 @@ pub fn token_name(machine: &Name) -> String {
     format!("join-{machine}")
 }
 
-fn understand(reply: v1::ReportReply, sent: Timestamp) -> Result<AgentReport, String> {
+fn understand(reply: v1::ReportReply, sent: Timestamp, delivery: Delivery) -> Result<AgentReport, String> {
     let etcd = reply.etcd.ok_or("no word on etcd")?;
     let their_clock = reply.now.map(timestamp).ok_or("no clock")??;
     let disk = reply.disk.ok_or("no word on the disk")?;
@@ -185,6 +186,7 @@ fn understand(reply: v1::ReportReply, sent: Timestamp) -> Result<AgentReport, St
         certificate: reply.agent_certificate.map(certificate).transpose()?.map(|(_, c)| c),
         disk: Disk { free: disk.free_bytes, total: disk.total_bytes },
         firewall: Some(reply.firewall_digest).filter(|digest| !digest.is_empty()),
+        delivery,
         etcd: understand_etcd(etcd)?,
     })
 }

@@ -163,7 +163,7 @@ fn provider(findings: &mut Findings<'_>, machines: &Machines) {
             "its machines are directories and processes of this computer, not machines that boot",
         ),
         Provider::Hosts => ("the provider `hosts`", "hosts that exist are set up already, and stay as they are"),
-        _ => return not_delivered(findings, machines),
+        _ => return not_fetched(findings, machines),
     };
     for (key, given) in [
         ("vcpus", machines.vcpus.is_some()),
@@ -195,25 +195,19 @@ fn provider(findings: &mut Findings<'_>, machines: &Machines) {
     }
 }
 
-/// What is secret is not in what a machine boots with, and nothing brings it there later yet.
-fn not_delivered(findings: &mut Findings<'_>, machines: &Machines) {
-    let password = machines.admin.as_ref().is_some_and(|admin| admin.console_password.is_some());
-    for (path, given, what) in [
-        (at("admin").key("console_password"), password, "the console's password"),
-        (at("logs"), machines.logs.is_some(), "where logs go, and the secrets for it,"),
-    ] {
-        if given {
-            findings.add(
-                Finding::warning(
-                    "not-delivered-yet",
-                    path,
-                    format!("{what} does not get to machines in this version yet"),
-                )
-                .on_key()
-                .uses(at("provider"))
-                .help("set it on the machines yourself, or remove it"),
-            );
-        }
+/// Where fluent-bit's configuration is to come from is delivered; nothing of raftsman's fetches it.
+fn not_fetched(findings: &mut Findings<'_>, machines: &Machines) {
+    if machines.logs.as_ref().is_some_and(|logs| logs.dynamic.is_some()) {
+        findings.add(
+            Finding::warning(
+                "not-fetched-yet",
+                at("logs").key("dynamic"),
+                "nothing of raftsman's fetches fluent-bit's configuration from etcd in this version yet",
+            )
+            .on_key()
+            .why("where it is, and the secrets for it, get to machines as `/etc/raftsman/logs/dynamic.json`")
+            .help("have a program of yours read that file, or forward logs with `forward`"),
+        );
     }
 }
 

@@ -1,0 +1,78 @@
+//! files with secrets → in their places on this machine, and taken up by whoever reads them.
+
+use std::path::Path;
+
+use raftsman_core::render::delivery::{Deliverable, Delivered, STAMP, Then};
+
+use crate::files::{self, FileError};
+use crate::launch::Launcher;
+use crate::systemd::{Systemd, SystemdError};
+
+/// Why a machine does not have what it was given.
+#[derive(Debug, thiserror::Error)]
+pub enum DeliveryError {
+    /// It was there before raftsman.
+    #[error("this machine was not made by raftsman: nothing is delivered to it")]
+    NotOurs,
+    /// Not one of the files that agents write.
+    #[error("this agent knows no file `{0}`: is raftsman newer than the agent?")]
+    Unknown(String),
+    /// Nobody reads it.
+    #[error(
+        "{unit} is not installed on this machine: the files for it are in their places, and count once it is there; \
+         put it into the image, then apply again"
+    )]
+    NoReader {
+        /// Whoever should.
+        unit: &'static str,
+    },
+    /// It was not taken up.
+    #[error(transparent)]
+    Systemd(#[from] SystemdError),
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// What came with the last delivery that was taken up.
+pub fn stamp() -> Result<Option<String>, FileError> {
+    files::read(Path::new(STAMP))
+}
+
+/// Puts files into their places, removes the others that agents know, and has all of them count.
+pub async fn take(launcher: &Launcher, files: &[Delivered], stamp: &str) -> Result<(), DeliveryError> {
+    let Launcher::Unit(systemd) = launcher else { return Err(DeliveryError::NotOurs) };
+    if !Path::new(STAMP).parent().is_some_and(Path::is_dir) {
+        return Err(DeliveryError::NotOurs);
+    }
+    // From here on until the end it has neither the old nor the new.
+    files::remove(Path::new(STAMP))?;
+    for what in Deliverable::ALL {
+        let path = Path::new(what.path());
+        match files.iter().find(|file| file.what == what) {
+            Some(file) => {
+                if let Some(dir) = path.parent() {
+                    files::make_dir(dir, 0o700)?;
+                }
+                files::write(path, file.contents.as_bytes(), 0o600)?;
+                take_up(systemd, what.then()).await?;
+            }
+            None if files::remove(path)? => {
+                if let Then::Restart(unit) = what.then() {
+                    systemd.stop(unit).await?;
+                }
+            }
+            None => {}
+        }
+    }
+    Ok(files::write(Path::new(STAMP), stamp.as_bytes(), 0o600)?)
+}
+
+async fn take_up(systemd: &Systemd, then: Then) -> Result<(), DeliveryError> {
+    match then {
+        Then::Nothing => Ok(()),
+        Then::Run(unit) => Ok(systemd.run(unit).await?),
+        Then::Restart(unit) if !systemd.restart(unit).await? => Err(DeliveryError::NoReader { unit }),
+        Then::Restart(_) => Ok(()),
+    }
+}
