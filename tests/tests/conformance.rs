@@ -178,7 +178,12 @@ async fn through_faults(incus: &Incus, number: u64, seed: u64) {
     proxy.plan(|_| Fault::None);
     for attempt in 2.. {
         let done = bring(&provider, &name, address, attempt).await;
-        let done = done.unwrap_or_else(|e| panic!("seed {seed}: {e:?}; there are {:?}", incus.inventory()));
+        let done = done.unwrap_or_else(|e| {
+            let look = "ls -l /etc/raftsman /usr/local/lib/raftsman /var/lib/raftsman; ip -br addr; \
+                        systemctl --failed --no-pager; journalctl -b --no-pager -n 40";
+            let told = incus.exec(&name, look).all();
+            panic!("seed {seed}: {e:?}; there are {:?}\n{:#?}\n{told}", incus.inventory(), proxy.log())
+        });
         if done {
             break;
         }
@@ -194,6 +199,32 @@ async fn through_faults(incus: &Incus, number: u64, seed: u64) {
     proxy.plan(|_| Fault::None);
     provider.delete(&name).await.unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));
     assert_eq!(all(), BTreeSet::new(), "seed {seed}: nothing is left");
+}
+
+/// A request of a run that was killed comes late, when another machine of that name is half made.
+#[test]
+fn a_late_request_finishes_nothing_on_incus() {
+    let incus = Incus::up();
+    let proxy = Proxy::start(&incus.path().join("proxy"), &incus.socket(), |_| Fault::None);
+    let provider = incus_at(proxy.socket(), "fleet-a");
+    let address = IpAddr::V4(Ipv4Addr::new(10, 78, 0, 11));
+    let config = || incus.query("GET", "/1.0/instances/m1", None).expect("an instance")["config"].clone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        // The last word on the first machine is lost; of the second there is nothing but a bare system.
+        proxy.plan(|request| if request.method == "PATCH" { Fault::Lost } else { Fault::None });
+        bring(&provider, "m1", address, 0).await.expect_err("not finished");
+        let first = config();
+        proxy.plan(|request| if request.path.contains("/files?") { Fault::Refused } else { Fault::None });
+        bring(&provider, "m1", address, 1).await.expect_err("not equipped");
+        assert_ne!(config()["volatile.uuid"], first["volatile.uuid"], "another machine");
+        let late = json!({"config": {"user.raftsman.finished": first["volatile.uuid"]}});
+        incus.query("PATCH", "/1.0/instances/m1", Some(&late)).expect("a late request");
+        proxy.plan(|_| Fault::None);
+        assert!(bring(&provider, "m1", address, 2).await.expect("a machine with an agent"));
+        let found = provider.machine("m1").await.expect("an answer").expect("a machine");
+        assert!(found.finished && found.power == Power::Running, "{found:?}");
+    });
 }
 
 /// `RAFTSMAN_FAULT_RUNS` is how many, `RAFTSMAN_FAULT_FIRST` the number of the first: each run has a seed of its own.

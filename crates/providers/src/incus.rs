@@ -34,8 +34,13 @@ const ADDRESS: &str = "user.raftsman.address";
 const BOOT: &str = "user.raftsman.boot";
 /// What it is made of.
 const SHAPE: &str = "user.raftsman.shape";
-/// It was made to its end.
+/// It was made to its end: the number that Incus gave it ([`NUMBER`]). One of this name that was deleted meanwhile has
+/// another, so that a late request of a run that was killed does not finish what it never saw.
 const FINISHED: &str = "user.raftsman.finished";
+/// Incus's own number of an instance, in its configuration: another instance of the same name has another.
+const NUMBER: &str = "volatile.uuid";
+/// So often an instance is made anew because a late request of an earlier run came in between.
+const MAKES: u32 = 5;
 /// A virtual machine's data disk as it sees it: Incus names disks after the device `data`.
 const DATA_DISK: &str = "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_incus_data";
 
@@ -202,7 +207,7 @@ impl Found {
     }
 
     fn finished(&self) -> bool {
-        self.text(FINISHED) == Some("true")
+        self.text(FINISHED).is_some_and(|number| self.text(NUMBER) == Some(number))
     }
 
     /// One that is frozen does not run, and is started like one that is off.
@@ -374,27 +379,14 @@ impl Incus {
         let name = &order.name;
         let told = told(order)?;
         let vanished = || IncusError::Vanished(name.clone());
-        let mut found = self.instance(server, name).await?;
-        if let Some(half) =
-            found.take_if(|found| !found.finished() && (found.text(BOOT) != Some(&told) || self.outdated(found)))
-        {
-            // Nobody has claimed it, and what it was told or made of is out of date.
-            remove(server, name, &half).await?;
-        }
-        let found = match found {
-            Some(found) => found,
-            None => {
-                self.make_instance(server, order, &told).await?;
-                self.instance(server, name).await?.ok_or_else(vanished)?
-            }
-        };
+        let found = self.latest(server, order, &told).await?;
         match (found.finished(), found.text(BOOT) == Some(&told)) {
             (true, true) => {}
             (true, false) => self.tell_again(server, order, &told, &found).await?,
             // It was never started. Once it is, nothing removes it but an order to delete it: somebody may have claimed it.
             (false, _) => {
                 self.equip(server, order).await?;
-                let finished = json!({"config": {FINISHED: "true"}});
+                let finished = json!({"config": {FINISHED: found.text(NUMBER)}});
                 server.change(Method::PATCH, &format!("/1.0/instances/{name}"), Some(&finished)).await?;
             }
         }
@@ -402,6 +394,22 @@ impl Incus {
         switch_on(server, name, &found).await?;
         self.await_agent(order).await?;
         self.instance(server, name).await?.and_then(|found| found.record(name)).ok_or_else(vanished)
+    }
+
+    /// The instance, made where there is none. One that was never finished, and was told or made of something else, goes
+    /// first: nobody has claimed it.
+    async fn latest(&self, server: &Server, order: &MachineOrder, told: &str) -> Result<Found, IncusError> {
+        let name = &order.name;
+        for _ in 0..MAKES {
+            match self.instance(server, name).await? {
+                Some(found) if found.finished() || (found.text(BOOT) == Some(told) && !self.outdated(&found)) => {
+                    return Ok(found);
+                }
+                Some(half) => remove(server, name, &half).await?,
+                None => self.make_instance(server, order, told).await?,
+            }
+        }
+        Err(IncusError::Vanished(name.clone()))
     }
 
     async fn make_instance(&self, server: &Server, order: &MachineOrder, told: &str) -> Result<(), IncusError> {
