@@ -1,6 +1,7 @@
 //! Every provider at its real server → the same contract.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use raftsman_tests::conformance::{Site, conform, order};
 use raftsman_tests::dice::Dice;
 use raftsman_tests::hosts::Hosts;
 use raftsman_tests::incus::{IMAGE, Incus, NETWORK, SUBNET};
-use raftsman_tests::lab::binary;
+use raftsman_tests::lab::{binary, eventually};
 use raftsman_tests::libvirt::{self, BASE, Libvirt, POOL};
 use raftsman_tests::proxy::{Fault, Proxy, seeded};
 use serde_json::json;
@@ -225,6 +226,37 @@ fn a_late_request_finishes_nothing_on_incus() {
         let found = provider.machine("m1").await.expect("an answer").expect("a machine");
         assert!(found.finished && found.power == Power::Running, "{found:?}");
     });
+}
+
+/// The end of an upload that was broken off comes late, when another machine of that name has its own.
+#[test]
+fn a_late_upload_spoils_nothing_on_incus() {
+    let incus = Incus::up();
+    let proxy = Proxy::start(&incus.path().join("proxy"), &incus.socket(), |_| Fault::None);
+    let provider = incus_at(proxy.socket(), "fleet-a");
+    let address = IpAddr::V4(Ipv4Addr::new(10, 78, 0, 11));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        proxy.plan(|request| if request.method == "PATCH" { Fault::Lost } else { Fault::None });
+        bring(&provider, "m1", address, 0).await.expect_err("not finished");
+        proxy.plan(|request| if request.path.ends_with("/state") { Fault::Refused } else { Fault::None });
+        bring(&provider, "m1", address, 1).await.expect_err("not started");
+        let log = proxy.log();
+        let uploads = log.iter().map(|(request, _)| &request.path).filter(|path| path.contains("/raftsman-agent-"));
+        let uploads: Vec<String> = uploads.cloned().collect();
+        assert!(uploads.len() == 2 && uploads[0] != uploads[1], "{uploads:?}");
+        let mut late = std::os::unix::net::UnixStream::connect(incus.socket()).expect("the server");
+        let head = "Host: incus\r\nX-Incus-type: file\r\nX-Incus-mode: 0644\r\nContent-Length: 4\r\nConnection: close";
+        write!(late, "POST {} HTTP/1.1\r\n{head}\r\n\r\nhalf", uploads[0]).expect("a late upload");
+        let mut reply = String::new();
+        late.read_to_string(&mut reply).expect("a reply");
+        assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+        proxy.plan(|_| Fault::None);
+        assert!(!bring(&provider, "m1", address, 2).await.expect("it is started"));
+    });
+    eventually("its agent answers", || std::net::TcpStream::connect((address, 2378)).ok());
+    let there = incus.exec("m1", "ls /usr/local/lib/raftsman").ok().stdout;
+    assert!(!there.contains("raftsman-agent-"), "{there}");
 }
 
 /// `RAFTSMAN_FAULT_RUNS` is how many, `RAFTSMAN_FAULT_FIRST` the number of the first: each run has a seed of its own.

@@ -573,7 +573,7 @@ fn laid_out(scratch: &Scratch) -> Vec<String> {
         );
     }
     for program in [
-        "usr/local/lib/raftsman/first-boot",
+        "bin/sh",
         "usr/local/lib/raftsman/raftsman-agent",
         "var/lib/raftsman/etcd/current/etcd",
         "usr/sbin/nft",

@@ -385,7 +385,7 @@ impl Incus {
             (true, false) => self.tell_again(server, order, &told, &found).await?,
             // It was never started. Once it is, nothing removes it but an order to delete it: somebody may have claimed it.
             (false, _) => {
-                self.equip(server, order).await?;
+                self.equip(server, order, &told).await?;
                 let finished = json!({"config": {FINISHED: found.text(NUMBER)}});
                 server.change(Method::PATCH, &format!("/1.0/instances/{name}"), Some(&finished)).await?;
             }
@@ -469,7 +469,7 @@ impl Incus {
     }
 
     /// What a machine is told. There is no way into a virtual machine that is off: its files come with its user data.
-    fn first_boot<'a>(&'a self, order: &'a MachineOrder, mac: &'a str) -> FirstBoot<'a> {
+    fn first_boot<'a>(&'a self, order: &'a MachineOrder, mac: &'a str, program: &'a str) -> FirstBoot<'a> {
         let machines = &self.settings.machines;
         FirstBoot {
             boot: &order.boot,
@@ -477,7 +477,7 @@ impl Incus {
             members: &order.members,
             mac: Some(mac),
             data_disk: (machines.data_disk.is_some() && !self.container()).then_some(DATA_DISK),
-            agent: AgentFrom::InPlace,
+            agent: AgentFrom::Uploaded(program),
             // Packages would overwrite some of them, or ask about them.
             files_in_place: self.container() && !machines.installs(),
         }
@@ -488,7 +488,8 @@ impl Incus {
         let machines = &self.settings.machines;
         let container = self.container();
         let mac = hardware_address(&self.settings.fleet_id, &order.name);
-        let first = self.first_boot(order, &mac);
+        let program = program(told);
+        let first = self.first_boot(order, &mac, &program);
         let mut config = json!({
             FLEET: self.settings.fleet_id,
             CLUSTER: order.cluster,
@@ -571,18 +572,18 @@ impl Incus {
         Ok(servers.get(place % servers.len().max(1)).map(|name| (*name).to_owned()))
     }
 
-    /// The agent's program gets to where its unit expects it, and the first boot's files to theirs. A virtual machine has
+    /// The agent's program gets to where the first boot finds it, and the first boot's files to theirs. A virtual machine has
     /// the agent in its image.
-    async fn equip(&self, server: &Server, order: &MachineOrder) -> Result<(), IncusError> {
+    async fn equip(&self, server: &Server, order: &MachineOrder, told: &str) -> Result<(), IncusError> {
         if !self.container() {
             return Ok(());
         }
         let name = &order.name;
-        let program = &self.settings.agent;
-        let bytes = tokio::fs::read(program).await.map_err(failed("read", program))?;
-        server.put(name, AGENT_PROGRAM, Content::File { mode: 0o755, bytes: bytes.into() }).await?;
+        let (ours, program) = (&self.settings.agent, program(told));
+        let bytes = tokio::fs::read(ours).await.map_err(failed("read", ours))?;
+        server.put(name, &program, Content::File { mode: 0o755, bytes: bytes.into() }).await?;
         let mac = hardware_address(&self.settings.fleet_id, name);
-        let first = self.first_boot(order, &mac);
+        let first = self.first_boot(order, &mac, &program);
         if !first.files_in_place {
             return Ok(());
         }
@@ -636,6 +637,12 @@ fn is_fingerprint(image: &str) -> bool {
 fn boot_text(order: &MachineOrder) -> Result<String, IncusError> {
     let failed = |source| UserDataError::Boot { machine: order.name.clone(), source };
     Ok(serde_json::to_string(&order.boot).map_err(failed)? + "\n")
+}
+
+/// Where the agent's program is put. An upload that was broken off may still be on its way when the next run makes a
+/// machine of the same name: it must not be the same file.
+fn program(told: &str) -> String {
+    format!("{AGENT_PROGRAM}-{}", &told[..told.len().min(12)])
 }
 
 fn told(order: &MachineOrder) -> Result<String, IncusError> {

@@ -46,6 +46,9 @@ pub struct FirstBoot<'a> {
 pub enum AgentFrom<'a> {
     /// It is in the image, or the provider puts it in its place: what installs it tries until it is there.
     InPlace,
+    /// It is in the image, or was put here, under a name that begins with that of the agent's program and is this order's
+    /// own: what is late of an earlier order spoils nothing.
+    Uploaded(&'a str),
     /// It is the file `raftsman-agent` on the disk that holds the boot data (NoCloud's, with the label `cidata`).
     SeedDisk,
     /// It is downloaded from here, and must have this SHA-256.
@@ -194,6 +197,10 @@ impl FirstBoot<'_> {
         let mut out = String::from("#!/bin/sh\n# Written by raftsman.\nset -eu\n");
         match self.agent {
             AgentFrom::InPlace => {}
+            // Its mode is set here: who writes into a file that is there already does not change that.
+            AgentFrom::Uploaded(path) => out.push_str(&format!(
+                "if [ -e {path} ]; then\n    chmod 0755 {path}\n    mv {path} {AGENT}\nfi\nrm -f {AGENT}-*\n"
+            )),
             AgentFrom::SeedDisk => out.push_str(&format!(
                 "seed=$(mktemp -d)\n\
                  mount -o ro /dev/disk/by-label/cidata \"$seed\"\n\
