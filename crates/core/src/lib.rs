@@ -18,12 +18,14 @@
 //! | [`versions`] | the versions that run and the wanted one → the next hop, or why there is none |
 //! | [`render`] | Desired → the text of files |
 //! | [`boot`] | what a new machine is told |
+//! | [`backup`] | what lies in a store of backups → what can be restored from it, and what may go |
 //! | [`adopt`] | a cluster that others set up, as it was seen → the file that describes it, and what to know of it |
 //!
 //! The engine gathers `Observed` and carries out `Action`s; nothing here touches the world.
 
 pub mod action;
 pub mod adopt;
+pub mod backup;
 pub mod boot;
 pub mod desired;
 pub mod model;
