@@ -124,12 +124,12 @@ pub async fn uninstall(fleet: Option<&str>, leaves: bool) -> Result<(), InstallE
     }
     remove_root(Path::new(ROOT))?;
     // Not before: an agent that has lost its root writes no more of them.
-    remove_file(&metrics::path())?;
+    files::remove(&metrics::path())?;
     for unit in [AGENT_UNIT, ETCD_UNIT] {
-        remove_file(&unit_file(unit))?;
+        files::remove(&unit_file(unit))?;
     }
     let program = Path::new(AGENT_PROGRAM);
-    remove_file(program)?;
+    files::remove(program)?;
     // Only where it is empty: what is not ours stays.
     let _ = program.parent().map(fs::remove_dir);
     let Some(bus) = bus else { return Ok(()) };
@@ -224,13 +224,6 @@ fn put_program() -> Result<(), InstallError> {
 
 fn unit_file(name: &str) -> PathBuf {
     Path::new(UNITS).join(name)
-}
-
-fn remove_file(path: &Path) -> Result<(), FileError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FileError::of("remove", path)(error)),
-        _ => Ok(()),
-    }
 }
 
 /// A data disk is mounted there: then it is emptied, and stays.

@@ -33,6 +33,10 @@ pub enum ReportError {
 pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportError> {
     let boot = agent.claim.boot();
     let (free_bytes, total_bytes) = service::disk(&agent.root)?;
+    let (firewall_digest, delivery_stamp) = match agent.launcher {
+        Launcher::Unit(_) => (firewall::rules()?.unwrap_or_default(), delivery::stamp()?.unwrap_or_default()),
+        Launcher::Child => Default::default(),
+    };
     Ok(v1::ReportReply {
         fleet_id: boot.fleet_id,
         machine: boot.machine,
@@ -43,14 +47,8 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         agent_certificate: agent.claim.describe()?,
         etcd: Some(etcd_report(agent, into_data)?),
         disk: Some(v1::Disk { free_bytes, total_bytes }),
-        firewall_digest: match agent.launcher {
-            Launcher::Unit(_) => firewall::rules()?.unwrap_or_default(),
-            Launcher::Child => String::new(),
-        },
-        delivery_stamp: match agent.launcher {
-            Launcher::Unit(_) => delivery::stamp()?.unwrap_or_default(),
-            Launcher::Child => String::new(),
-        },
+        firewall_digest,
+        delivery_stamp,
     })
 }
 

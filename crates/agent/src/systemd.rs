@@ -112,9 +112,7 @@ impl Systemd {
 
     /// Starts a unit, or finds it started; the number of its main process.
     pub async fn start(&self, unit: &str) -> Result<u32, SystemdError> {
-        let refused = |source| SystemdError::Refused { what: "start", unit: unit.to_owned(), source };
-        let _: OwnedObjectPath = self.manager.call("StartUnit", &(unit, "replace")).await.map_err(refused)?;
-        self.settle("start", unit).await?;
+        self.begin(unit).await?;
         let pid: u32 = self.property(unit, SERVICE, "MainPID").await.unwrap_or_default();
         match pid {
             0 => Err(SystemdError::NotStarted { unit: unit.to_owned(), how: self.end_of(unit).await }),
@@ -122,11 +120,16 @@ impl Systemd {
         }
     }
 
-    /// Runs a unit that does one thing, to its end.
-    pub async fn run(&self, unit: &str) -> Result<(), SystemdError> {
+    /// Has a unit started, and waits until nothing is under way with it.
+    async fn begin(&self, unit: &str) -> Result<(), SystemdError> {
         let refused = |source| SystemdError::Refused { what: "start", unit: unit.to_owned(), source };
         let _: OwnedObjectPath = self.manager.call("StartUnit", &(unit, "replace")).await.map_err(refused)?;
-        self.settle("start", unit).await?;
+        self.settle("start", unit).await
+    }
+
+    /// Runs a unit that does one thing, to its end.
+    pub async fn run(&self, unit: &str) -> Result<(), SystemdError> {
+        self.begin(unit).await?;
         match self.property::<String>(unit, SERVICE, "Result").await.as_deref() {
             Some("success") => Ok(()),
             _ => Err(SystemdError::NotStarted { unit: unit.to_owned(), how: self.end_of(unit).await }),
