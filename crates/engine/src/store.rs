@@ -294,7 +294,7 @@ impl Store {
 /// somebody lost `fleet.json`, and the rest must not be touched.
 fn check_worthless(dir: &Path) -> Result<(), StoreError> {
     let mut worth = dir.join(JOURNAL).exists();
-    for shelf in [SECRETS, CERTIFICATES, CLUSTERS] {
+    for shelf in SHELVES {
         worth |= !shelf.names(dir)?.is_empty();
     }
     if worth {
@@ -303,24 +303,31 @@ fn check_worthless(dir: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The secrets first: a kill at any point leaves less than there was, and a state that can be removed again.
+/// In this order things go. A certificate without its key would be a damaged state; a key without its certificate is one
+/// that was never finished.
+const SHELVES: [Shelf; 3] = [CERTIFICATES, SECRETS, CLUSTERS];
+/// Then these. Once the fleet is gone there is no state any more, and what is left is removed by the next who looks. As
+/// long as it is there, so is what opens it.
+const FILES: [&str; 7] = [JOURNAL, FLEET, IDENTITY, IDENTITY_ENCRYPTED, RECIPIENT, GENERATION, LOCK];
+
+/// A kill at any point leaves less than there was, and a state that can be opened and removed again, or none.
 fn clear(dir: &Path) -> Result<Removal, StoreError> {
     files::sweep(dir)?;
-    for shelf in [SECRETS, CERTIFICATES, CLUSTERS] {
+    for shelf in SHELVES {
         for name in shelf.names(dir)? {
             files::remove_if_there(&shelf.path(dir, &name)?)?;
         }
         files::remove_directory_if_empty(&dir.join(shelf.directory))?;
     }
-    for file in [IDENTITY, IDENTITY_ENCRYPTED, RECIPIENT, JOURNAL, FLEET, GENERATION, LOCK] {
+    for file in FILES {
         files::remove_if_there(&dir.join(file))?;
     }
     files::remove_directory_if_empty(dir)?;
     let mut removal = Removal::default();
-    for shelf in [SECRETS, CERTIFICATES, CLUSTERS] {
+    for shelf in SHELVES {
         removal.left.extend(files::list(&dir.join(shelf.directory))?);
     }
-    let shelves = [SECRETS, CERTIFICATES, CLUSTERS].map(|shelf| dir.join(shelf.directory));
+    let shelves = SHELVES.map(|shelf| dir.join(shelf.directory));
     removal.left.extend(files::list(dir)?.into_iter().filter(|path| !shelves.contains(path)));
     removal.left.sort();
     Ok(removal)

@@ -165,9 +165,12 @@ fn a_kill_while_it_is_removed_can_be_made_good() {
     let (_scratch, whole) = fresh();
     filled(&whole);
     let all: Vec<_> = every_file(&whole).into_keys().filter(|path| path.is_file()).collect();
-    let last = [IDENTITY, IDENTITY_ENCRYPTED, RECIPIENT, JOURNAL, FLEET, GENERATION, LOCK];
-    let mut order: Vec<_> = all.iter().filter(|path| path.parent() != Some(&whole)).cloned().collect();
-    order.extend(last.iter().map(|name| whole.join(name)).filter(|path| path.exists()));
+    let mut order: Vec<PathBuf> = Vec::new();
+    for shelf in SHELVES {
+        order.extend(all.iter().filter(|path| path.starts_with(whole.join(shelf.directory))).cloned());
+    }
+    assert!(order.len() > 2, "{order:?}");
+    order.extend(FILES.iter().map(|name| whole.join(name)).filter(|path| path.exists()));
     for count in 0..order.len() {
         let (_scratch, dir) = fresh();
         filled(&dir);
@@ -177,6 +180,12 @@ fn a_kill_while_it_is_removed_can_be_made_good() {
         let removal = match Store::open(&dir, "lab") {
             Ok(store) => {
                 let lock = store.lock(info("destroy")).unwrap();
+                // As every verb does before it does anything.
+                let secrets = store.unlock(IdentitySource::State(None)).unwrap();
+                for name in SHELVES[0].names(&dir).unwrap() {
+                    let key = secrets.get(&format!("{name}-ca")).unwrap();
+                    assert!(key.is_some(), "{count}: a certificate {name} without its key");
+                }
                 store.remove(lock).unwrap()
             }
             Err(StoreError::Unfinished { .. }) => Store::remove_unfinished(&dir).unwrap(),
