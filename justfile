@@ -38,6 +38,10 @@ lab-machines:
 lab-vms: lab-machines
     ./tools/lab-vm "$RAFTSMAN_LAB/machines"
 
+# A real S3 store for the tests: the programs of Ceph; needs root, once a minute
+lab-ceph:
+    ./tools/lab-ceph
+
 # An image for machines on Incus and KVM, with all that they need, to target/lab/images; needs root, some minutes: docs/guide/images.md
 image *args: build (lab "3.6.15")
     ./tools/image {{args}} "$RAFTSMAN_LAB/images"
@@ -64,6 +68,10 @@ bench-incus *args: everything lab lab-machines
 # Machines made and given back on Incus while its API loses requests and replies; needs root
 faults runs="500": everything lab-machines
     RAFTSMAN_FAULT_RUNS={{runs}} cargo nextest run --release --workspace --test conformance --no-capture -E 'test(faults)'
+
+# A full backup to a real Ceph, beside the bare ways: just bench-backup [MiB] [ROUNDS]; needs root
+bench-backup *args: everything lab lab-ceph
+    ./target/release/bench-backup {{args}}
 
 # Which ports of machines answer to whom, every one tried; needs root
 doors: everything lab lab-machines

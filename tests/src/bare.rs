@@ -8,8 +8,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use raftsman_api::tls::Identity;
 use raftsman_core::spec::KeyAlgorithm;
-use raftsman_engine::etcd::{Credentials, bounded, dial};
 use raftsman_engine::pki::{Authority, AuthorityKind, LeafProfile, Usages};
+use raftsman_etcd::{Credentials, bounded, dial};
 use secrecy::ExposeSecret;
 
 /// The hand looks at each member this often.

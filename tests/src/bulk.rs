@@ -6,9 +6,10 @@ use etcd_client::{Client, DeleteOptions, Error, Txn, TxnOp};
 use futures::future::ready;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use raftsman_api::tls::Identity;
-use raftsman_engine::etcd::{Credentials, EtcdError, dial};
+use raftsman_etcd::{Credentials, EtcdError, dial};
 use tokio::runtime::Runtime;
 
+use crate::dice::Dice;
 use crate::lab::Lab;
 use crate::load::Target;
 
@@ -73,6 +74,41 @@ impl Bulk {
     /// Writes so many bytes in values of this size: several in a transaction, several transactions under way.
     #[track_caller]
     pub fn pour(&self, prefix: &str, total: usize, bytes: usize) -> Result<(), Error> {
+        self.pour_values(prefix, total, bytes, text)
+    }
+
+    /// The same with random hexadecimal digits: nobody makes them smaller than half.
+    #[track_caller]
+    pub fn pour_noise(&self, prefix: &str, total: usize, bytes: usize) -> Result<(), Error> {
+        let noise = |bytes: usize, number: usize| {
+            let mut dice = Dice::new(number as u64);
+            (0..bytes.div_ceil(16)).flat_map(|_| format!("{:016x}", dice.bits()).into_bytes()).take(bytes).collect()
+        };
+        self.pour_values(prefix, total, bytes, noise)
+    }
+
+    /// Reads the whole snapshot of a member, and keeps nothing of it. How many bytes.
+    #[track_caller]
+    pub fn drain(&self) -> u64 {
+        self.with(async |mut client| {
+            let mut snapshot = client.snapshot().await.expect("a snapshot");
+            let mut bytes = 0;
+            while let Some(piece) = snapshot.message().await.expect("all of it") {
+                bytes += piece.blob().len() as u64;
+            }
+            bytes
+        })
+    }
+
+    #[track_caller]
+    fn pour_values(
+        &self,
+        prefix: &str,
+        total: usize,
+        bytes: usize,
+        value: impl Fn(usize, usize) -> Vec<u8>,
+    ) -> Result<(), Error> {
+        let value = &value;
         let count = total.div_ceil(bytes * BATCH);
         self.with(async |client| {
             let transactions = (0..count).map(|number| {
@@ -80,7 +116,7 @@ impl Bulk {
                 async move {
                     let put = |i: usize| {
                         let number = number * BATCH + i;
-                        TxnOp::put(format!("{prefix}{number:08}"), text(bytes, number), None)
+                        TxnOp::put(format!("{prefix}{number:08}"), value(bytes, number), None)
                     };
                     client.txn(Txn::new().and_then((0..BATCH).map(put).collect::<Vec<_>>())).await.map(|_| ())
                 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use etcd_client::Client;
 use raftsman_api::tls::Identity;
-use raftsman_engine::etcd::{Credentials, EtcdError, dial};
+use raftsman_etcd::{Credentials, EtcdError, dial};
 use rustix::process::Signal;
 
 use crate::lab::{Lab, eventually, kill};
@@ -140,7 +140,7 @@ impl Hand {
     fn ask<T>(&self, index: usize, call: impl AsyncFnOnce(Client) -> Result<T, EtcdError>) -> Result<T, EtcdError> {
         self.runtime.block_on(async {
             let client = dial(self.members[index].address, &self.credentials).await?;
-            let limit = raftsman_engine::etcd::CALL_TIMEOUT;
+            let limit = raftsman_etcd::CALL_TIMEOUT;
             tokio::time::timeout(limit, Box::pin(call(client))).await.unwrap_or(Err(EtcdError::Timeout(limit)))
         })
     }

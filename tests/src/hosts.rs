@@ -96,6 +96,11 @@ impl Hosts {
         hosts
     }
 
+    /// The network that they are in, where the test is 10.77.0.1.
+    pub fn space(&self) -> &Space {
+        &self.space
+    }
+
     /// Their addresses.
     pub fn addresses(&self) -> Vec<Ipv4Addr> {
         (0..self.hosts.len()).map(address).collect()

@@ -3,6 +3,7 @@
 
 pub mod bare;
 pub mod bulk;
+pub mod ceph;
 pub mod conformance;
 pub mod dice;
 pub mod fixtures;

@@ -1,12 +1,12 @@
-//! A server's socket, a plan of faults → a socket in front of it, behind which requests and replies get lost.
+//! A server's socket or port, a plan of faults → one in front of it, behind which requests and replies get lost or changed.
 //!
 //! Every request has a connection of its own to the server, and the reply ends the client's: so nothing but the requests
 //! needs to be understood.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::Shutdown;
+use std::io::{self, BufRead as _, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +29,72 @@ pub enum Fault {
     Stalled(Duration),
     /// The connection ends, and the server has not seen it.
     Lost,
+    /// It is carried out, and the connection ends in the middle of the reply's body.
+    Truncated,
+    /// It is carried out, and one bit in the middle of the reply's body is another.
+    Garbled,
+    /// One bit in the middle of its own body is another.
+    GarbledRequest,
+}
+
+/// A connection of either kind.
+enum Wire {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Wire {
+    fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Unix(stream) => Self::Unix(stream.try_clone()?),
+            Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
+        })
+    }
+
+    fn shutdown(&self) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.shutdown(Shutdown::Both),
+            Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
+        }
+    }
+}
+
+impl Read for Wire {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.read(buffer),
+            Self::Tcp(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Wire {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.write(bytes),
+            Self::Tcp(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Where something listens.
+#[derive(Debug, Clone)]
+enum At {
+    Unix(PathBuf),
+    Tcp(String),
+}
+
+impl At {
+    fn connect(&self) -> io::Result<Wire> {
+        Ok(match self {
+            Self::Unix(path) => Wire::Unix(UnixStream::connect(path)?),
+            Self::Tcp(address) => Wire::Tcp(TcpStream::connect(address)?),
+        })
+    }
 }
 
 /// A request as a plan sees it.
@@ -58,7 +124,7 @@ pub fn seeded(seed: u64, one_in: usize, stall: Duration) -> impl FnMut(&Request)
 type Plan = Box<dyn FnMut(&Request) -> Fault + Send>;
 
 struct Shared {
-    server: PathBuf,
+    server: At,
     ends: AtomicBool,
     state: Mutex<State>,
 }
@@ -71,7 +137,7 @@ struct State {
 
 /// A proxy that runs. Dropped, it takes no more connections.
 pub struct Proxy {
-    socket: PathBuf,
+    at: At,
     shared: Arc<Shared>,
     listens: Option<JoinHandle<()>>,
 }
@@ -80,12 +146,29 @@ impl Proxy {
     /// Listens at a socket in front of a server's.
     pub fn start(socket: &Path, server: &Path, plan: impl FnMut(&Request) -> Fault + Send + 'static) -> Self {
         let listener = UnixListener::bind(socket).expect("a socket");
+        let accept = move || listener.accept().map(|(client, _)| Wire::Unix(client));
+        Self::listen(At::Unix(socket.to_owned()), At::Unix(server.to_owned()), accept, plan)
+    }
+
+    /// Listens at a port of its own in front of a server's (`address:port`).
+    pub fn tcp(server: &str, plan: impl FnMut(&Request) -> Fault + Send + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let at = At::Tcp(listener.local_addr().expect("its address").to_string());
+        let accept = move || listener.accept().map(|(client, _)| Wire::Tcp(client));
+        Self::listen(at, At::Tcp(server.to_owned()), accept, plan)
+    }
+
+    fn listen(
+        at: At,
+        server: At,
+        accept: impl Fn() -> io::Result<Wire> + Send + 'static,
+        plan: impl FnMut(&Request) -> Fault + Send + 'static,
+    ) -> Self {
         let state = State { plan: Box::new(plan), seen: BTreeMap::new(), log: Vec::new() };
-        let shared =
-            Arc::new(Shared { server: server.to_owned(), ends: AtomicBool::new(false), state: Mutex::new(state) });
+        let shared = Arc::new(Shared { server, ends: AtomicBool::new(false), state: Mutex::new(state) });
         let of_all = Arc::clone(&shared);
         let listens = std::thread::spawn(move || {
-            for client in listener.incoming().map_while(Result::ok) {
+            while let Ok(client) = accept() {
                 if of_all.ends.load(Ordering::SeqCst) {
                     return;
                 }
@@ -94,12 +177,23 @@ impl Proxy {
                 std::thread::spawn(move || shared.serve(client));
             }
         });
-        Self { socket: socket.to_owned(), shared, listens: Some(listens) }
+        Self { at, shared, listens: Some(listens) }
     }
 
-    /// Where it listens.
+    /// The socket that it listens at.
     pub fn socket(&self) -> &Path {
-        &self.socket
+        match &self.at {
+            At::Unix(path) => path,
+            At::Tcp(address) => Path::new(address),
+        }
+    }
+
+    /// The address and port that it listens at.
+    pub fn address(&self) -> &str {
+        match &self.at {
+            At::Unix(path) => path.to_str().unwrap_or_default(),
+            At::Tcp(address) => address,
+        }
     }
 
     /// From now on another plan.
@@ -117,9 +211,11 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::SeqCst);
         // It waits for one more connection.
-        let _ = UnixStream::connect(&self.socket);
+        let _ = self.at.connect();
         let _ = self.listens.take().map(JoinHandle::join);
-        let _ = std::fs::remove_file(&self.socket);
+        if let At::Unix(socket) = &self.at {
+            let _ = std::fs::remove_file(socket);
+        }
     }
 }
 
@@ -139,7 +235,7 @@ impl Shared {
     }
 
     /// One request and its reply. `None` when a connection broke.
-    fn serve(&self, client: UnixStream) -> Option<()> {
+    fn serve(&self, client: Wire) -> Option<()> {
         let mut from_client = BufReader::new(client.try_clone().ok()?);
         let mut to_client = client;
         let head = read_head(&mut from_client)?;
@@ -150,7 +246,7 @@ impl Shared {
             Fault::Lost => return None,
             Fault::Refused => {
                 // The client may wait for its body to be taken.
-                relay_body(&head, &mut from_client, &mut std::io::sink())?;
+                relay_body(&head, &mut from_client, &mut io::sink())?;
                 let body = r#"{"type":"error","error":"the server is starting","error_code":503}"#;
                 let length = body.len();
                 return write!(
@@ -161,9 +257,9 @@ impl Shared {
                 .ok();
             }
             Fault::Stalled(time) => std::thread::sleep(time),
-            Fault::None | Fault::LostReply => {}
+            Fault::None | Fault::LostReply | Fault::Truncated | Fault::Garbled | Fault::GarbledRequest => {}
         }
-        let mut server = UnixStream::connect(&self.server).ok()?;
+        let mut server = self.server.connect().ok()?;
         let upgraded = value(&head, "upgrade").is_some();
         for line in &head {
             if upgraded || !named(line, "connection") {
@@ -176,25 +272,42 @@ impl Shared {
             let mut upstream = server.try_clone().ok()?;
             // In both directions until either ends.
             std::thread::spawn(move || {
-                let _ = std::io::copy(&mut from_client, &mut upstream);
-                let _ = upstream.shutdown(Shutdown::Both);
+                let _ = io::copy(&mut from_client, &mut upstream);
+                let _ = upstream.shutdown();
             });
+        } else if fault == Fault::GarbledRequest {
+            let mut body = Vec::new();
+            relay_body(&head, &mut from_client, &mut body)?;
+            flip(&mut body);
+            server.write_all(&body).ok()?;
         } else {
             relay_body(&head, &mut from_client, &mut server)?;
         }
         let mut reply = BufReader::new(server);
         if fault == Fault::LostReply {
             // The whole reply: then the server has carried it out.
-            std::io::copy(&mut reply, &mut std::io::sink()).ok()?;
+            io::copy(&mut reply, &mut io::sink()).ok()?;
+        } else if matches!(fault, Fault::Truncated | Fault::Garbled) {
+            for line in read_head(&mut reply)? {
+                write!(to_client, "{line}\r\n").ok()?;
+            }
+            to_client.write_all(b"\r\n").ok()?;
+            let mut body = Vec::new();
+            reply.read_to_end(&mut body).ok()?;
+            match fault {
+                Fault::Truncated => body.truncate(body.len() / 2),
+                _ => flip(&mut body),
+            }
+            to_client.write_all(&body).ok()?;
         } else {
-            std::io::copy(&mut reply, &mut to_client).ok()?;
+            io::copy(&mut reply, &mut to_client).ok()?;
         }
-        to_client.shutdown(Shutdown::Both).ok()
+        to_client.shutdown().ok()
     }
 }
 
 /// Lines up to the empty one, without their ends.
-fn read_head(from: &mut BufReader<UnixStream>) -> Option<Vec<String>> {
+fn read_head(from: &mut BufReader<Wire>) -> Option<Vec<String>> {
     let mut lines = Vec::new();
     loop {
         let mut line = String::new();
@@ -209,6 +322,13 @@ fn read_head(from: &mut BufReader<UnixStream>) -> Option<Vec<String>> {
     }
 }
 
+fn flip(body: &mut [u8]) {
+    let middle = body.len() / 2;
+    if let Some(byte) = body.get_mut(middle) {
+        *byte ^= 4;
+    }
+}
+
 fn named(line: &str, name: &str) -> bool {
     line.split_once(':').is_some_and(|(found, _)| found.eq_ignore_ascii_case(name))
 }
@@ -219,7 +339,7 @@ fn value<'a>(head: &'a [String], name: &str) -> Option<&'a str> {
 
 /// Passes a request's body on as it is. `None` when the client ended before it: the server must see that, too, and would
 /// otherwise wait for the rest for ever, with whatever it holds for the request.
-fn relay_body(head: &[String], from: &mut BufReader<UnixStream>, to: &mut impl std::io::Write) -> Option<()> {
+fn relay_body(head: &[String], from: &mut BufReader<Wire>, to: &mut impl Write) -> Option<()> {
     if value(head, "transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
         loop {
             let mut line = String::new();
@@ -237,8 +357,8 @@ fn relay_body(head: &[String], from: &mut BufReader<UnixStream>, to: &mut impl s
     all_of(length, from, to)
 }
 
-fn all_of(length: u64, from: &mut BufReader<UnixStream>, to: &mut impl std::io::Write) -> Option<()> {
-    let copied = std::io::copy(&mut from.take(length), to).ok()?;
+fn all_of(length: u64, from: &mut BufReader<Wire>, to: &mut impl Write) -> Option<()> {
+    let copied = io::copy(&mut from.take(length), to).ok()?;
     (copied == length).then_some(())
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 const APPLY: [&str; 5] = ["apply", "--yes", "--json", "--timeout", "30s"];
 
 /// Every verb, as written on the command line.
-const VERBS: [&str; 26] = [
+const VERBS: [&str; 31] = [
     "init",
     "adopt",
     "check",
@@ -34,6 +34,11 @@ const VERBS: [&str; 26] = [
     "cert list",
     "cert rotate",
     "cert issue",
+    "backup",
+    "backup now",
+    "backup list",
+    "backup show",
+    "backup verify",
     "logs",
     "completions",
     "man",

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use raftsman_api::tls::Identity;
-use raftsman_engine::etcd::{Credentials, dial};
+use raftsman_etcd::{Credentials, dial};
 use raftsman_tests::lab::{Lab, Output, etcdctl, processes};
 
 const ROLES: &str = "roles: { reader: [{ read: { prefix: /app/ } }], writer: [{ readwrite: { prefix: /app/ } }, { write: { key: /n } }, { read: { range: [/r/a, /r/c] } }] }";

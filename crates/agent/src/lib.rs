@@ -27,6 +27,7 @@ use crate::root::Root;
 use crate::service::{Service, ServiceError};
 use crate::systemd::{Systemd, SystemdError};
 
+pub mod backup;
 pub mod birth;
 pub mod boot;
 pub mod certs;

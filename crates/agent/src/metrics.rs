@@ -96,6 +96,7 @@ fn purpose(purpose: v1::Purpose) -> &'static str {
         v1::Purpose::Agent => "agent",
         v1::Purpose::EtcdPeer => "etcd-peer",
         v1::Purpose::EtcdServer => "etcd-server",
+        v1::Purpose::EtcdClient => "etcd-client",
         v1::Purpose::Unspecified => "unknown",
     }
 }

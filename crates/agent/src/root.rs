@@ -71,6 +71,11 @@ impl Root {
         self.0.join("agent/tls")
     }
 
+    /// What this agent shows to etcd, as its client.
+    pub fn client_tls(&self) -> PathBuf {
+        self.0.join("agent/etcd-client")
+    }
+
     /// A binary that was put on the machine when it was made.
     pub fn artifact(&self, program: &str, version: &str) -> PathBuf {
         self.0.join("artifacts").join(format!("{program}-{version}"))

@@ -1,5 +1,6 @@
 //! a call → admitted by role and fence, then handed to the topic that it is about.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,15 +8,20 @@ use raftsman_api::fence;
 use raftsman_api::roles::Role;
 use raftsman_api::tls::Peer;
 use raftsman_api::v1::agent_server::Agent as AgentService;
+use raftsman_api::v1::take_backup_reply::What;
 use raftsman_api::v1::{self, Purpose};
 use raftsman_api::v1::{install_etcd_request, restore_data_request};
+use raftsman_backup::full::Moved;
 use raftsman_core::render::delivery::{Deliverable, Delivered};
+use tokio::sync::mpsc::{self, Sender};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::Agent;
+use crate::backup::{self, BackupError, Order};
 use crate::certs::Store;
 use crate::delivery::{self, DeliveryError};
 use crate::etcd::{self, Download, Program, Wanted};
@@ -33,6 +39,8 @@ use crate::systemd;
 
 /// A stream of bytes that stands still longer than this ends; it holds up every other change.
 const CHUNK_LIMIT: Duration = Duration::from_secs(30);
+/// How often somebody who watches a backup is told.
+const TELL: Duration = Duration::from_millis(500);
 const USUAL_GRACE: u32 = 10;
 const LONGEST_GRACE: u32 = 600;
 const MOST_LINES: usize = 1000;
@@ -43,6 +51,8 @@ const MOST_LOG_BYTES: u64 = 1 << 20;
 pub struct Server {
     agent: Arc<Agent>,
     changes: Arc<Mutex<()>>,
+    /// Held while a backup is made. Changes do not wait for it: it takes long, and they may be urgent.
+    backups: Arc<Mutex<()>>,
 }
 
 /// Held while a change goes on: there is one at a time.
@@ -51,7 +61,7 @@ type Turn = OwnedMutexGuard<()>;
 impl Server {
     /// Serves this agent.
     pub fn new(agent: Arc<Agent>) -> Self {
-        Self { agent, changes: Arc::default() }
+        Self { agent, changes: Arc::default(), backups: Arc::default() }
     }
 
     /// The role check for every call.
@@ -116,7 +126,7 @@ async fn finish<R, E: Coded>(task: JoinHandle<Result<R, E>>) -> Result<Response<
 fn purpose(number: i32) -> Result<Purpose, Status> {
     match Purpose::try_from(number) {
         Ok(purpose) if purpose != Purpose::Unspecified => Ok(purpose),
-        _ => Err(Status::invalid_argument("the purpose must be agent, etcd peer or etcd server")),
+        _ => Err(Status::invalid_argument("the purpose must be agent, etcd peer, etcd server or etcd client")),
     }
 }
 
@@ -207,6 +217,7 @@ impl AgentService for Server {
             let csr_der = match purpose {
                 Purpose::EtcdPeer => Store::new(agent.root.peer_tls()).request()?,
                 Purpose::EtcdServer => Store::new(agent.root.server_tls()).request()?,
+                Purpose::EtcdClient => Store::new(agent.root.client_tls()).request()?,
                 Purpose::Agent | Purpose::Unspecified => agent.claim.request()?,
             };
             Ok::<_, crate::claim::ClaimError>(v1::RequestCertificateReply { csr_der })
@@ -225,6 +236,7 @@ impl AgentService for Server {
             match purpose {
                 Purpose::EtcdPeer => Store::new(agent.root.peer_tls()).store(&chain_pem, Some(&trust_pem))?,
                 Purpose::EtcdServer => Store::new(agent.root.server_tls()).store(&chain_pem, Some(&trust_pem))?,
+                Purpose::EtcdClient => Store::new(agent.root.client_tls()).store(&chain_pem, Some(&trust_pem))?,
                 Purpose::Agent | Purpose::Unspecified => agent.claim.renew(&chain_pem)?,
             }
             tracing::info!(purpose = purpose.as_str_name(), "certificate stored");
@@ -281,6 +293,25 @@ impl AgentService for Server {
         .await
     }
 
+    type TakeBackupStream = ReceiverStream<Result<v1::TakeBackupReply, Status>>;
+
+    async fn take_backup(
+        &self,
+        request: Request<v1::TakeBackupRequest>,
+    ) -> Result<Response<Self::TakeBackupStream>, Status> {
+        Self::allow(&request, Role::Operator)?;
+        let order = Order::new(request.into_inner()).map_err(|error| error.status())?;
+        let busy = |_| BackupError::Busy.status();
+        let alone = Arc::clone(&self.backups).try_lock_owned().map_err(busy)?;
+        let (told, replies) = mpsc::channel(1);
+        let agent = Arc::clone(&self.agent);
+        tokio::spawn(async move {
+            let _alone = alone;
+            serve_backup(&agent, order, &told).await;
+        });
+        Ok(Response::new(ReceiverStream::new(replies)))
+    }
+
     async fn start_etcd(&self, request: Request<v1::StartEtcdRequest>) -> Result<Response<v1::StartEtcdReply>, Status> {
         let turn = self.admit(&request).await?;
         let request = request.into_inner();
@@ -330,6 +361,7 @@ impl AgentService for Server {
         let store = match purpose {
             Purpose::EtcdPeer => Store::new(self.agent.root.peer_tls()),
             Purpose::EtcdServer => Store::new(self.agent.root.server_tls()),
+            Purpose::EtcdClient => Store::new(self.agent.root.client_tls()),
             Purpose::Agent | Purpose::Unspecified => {
                 return Err(Status::invalid_argument("the agent trusts the fleet's CA of its boot data and no other"));
             }
@@ -432,6 +464,37 @@ impl AgentService for Server {
         };
         Ok(Response::new(v1::LogsReply { lines }))
     }
+}
+
+/// Makes a backup, and tells how far it is and how it ended to whoever still listens.
+async fn serve_backup(agent: &Agent, order: Order, told: &Sender<Result<v1::TakeBackupReply, Status>>) {
+    let moved = Moved::default();
+    let reply = |what| Ok(v1::TakeBackupReply { what: Some(what) });
+    let mut taking = pin!(backup::take(agent, order, &moved));
+    let mut tick = tokio::time::interval(TELL);
+    let taken = loop {
+        tokio::select! {
+            taken = &mut taking => break taken,
+            _ = tick.tick() => {
+                let (received, stored, checked) = (moved.received(), moved.stored(), moved.checked());
+                // Nobody needs to listen, or to keep up.
+                let _ = told.try_send(reply(What::Moved(v1::Moved { received, stored, checked })));
+            }
+        }
+    };
+    let text = taken.and_then(|manifest| {
+        tracing::info!(backup = %manifest.about.name, bytes = manifest.object.bytes, "backup made");
+        manifest.text().map_err(|error| BackupError::Full(error.into()))
+    });
+    let last = text.map(What::Manifest).map_or_else(
+        |error| {
+            let status = error.status();
+            tracing::warn!(error = status.message(), "backup failed");
+            Err(status)
+        },
+        reply,
+    );
+    let _ = told.send(last).await;
 }
 
 fn no_head() -> Status {

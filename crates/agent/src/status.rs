@@ -2,6 +2,7 @@
 
 use tonic::{Code, Status};
 
+use crate::backup::BackupError;
 use crate::boot::BootError;
 use crate::certs::CertsError;
 use crate::claim::ClaimError;
@@ -55,6 +56,17 @@ impl Coded for DeliveryError {
             Self::Unknown(_) => Code::InvalidArgument,
             Self::Systemd(_) => Code::Internal,
             Self::File(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for BackupError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Request(_) => Code::InvalidArgument,
+            Self::Busy | Self::NotReady => Code::FailedPrecondition,
+            Self::Certs(error) => error.code(),
+            Self::Etcd(_) | Self::Store(_) | Self::Full(_) => Code::Unavailable,
         }
     }
 }

@@ -97,6 +97,9 @@ pub(crate) enum Verb {
     /// List certificates, issue new ones for clients, change authorities.
     #[command(subcommand)]
     Cert(Cert),
+    /// Make backups, list them, and read them to see whether they are what they say.
+    #[command(subcommand)]
+    Backup(Backup),
     /// Show the last lines of a member's log.
     Logs(Logs),
     /// Print completions for a shell.
@@ -448,6 +451,59 @@ pub(crate) struct Env {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Examples:
+  raftsman backup now              a backup of the only cluster, to the store of the file
+  raftsman backup list             all that there are
+  raftsman backup verify --all     every byte of every one of them")]
+pub(crate) enum Backup {
+    /// Make one: the snapshot of a member that does not lead, compressed and encrypted as the file says, and read back.
+    Now {
+        /// Which cluster; may be left out when there is only one.
+        cluster: Option<String>,
+        /// Print what happens as JSON lines.
+        #[arg(long)]
+        json: bool,
+    },
+    /// List them: which, from when, how large, whether they count.
+    List {
+        /// Which cluster; may be left out when there is only one.
+        cluster: Option<String>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show all that is known of one, and how it is restored without raftsman.
+    Show {
+        /// Its name, as `list` shows it; the newest by default.
+        backup: Option<String>,
+        /// Which cluster; may be left out when there is only one.
+        #[arg(long)]
+        cluster: Option<String>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read one from the first byte to the last: whether it is what etcd sent.
+    Verify {
+        /// Its name, as `list` shows it; the newest by default.
+        backup: Option<String>,
+        /// All of them.
+        #[arg(long, conflicts_with = "backup")]
+        all: bool,
+        /// Which cluster; may be left out when there is only one.
+        #[arg(long)]
+        cluster: Option<String>,
+        /// A file with an age identity that opens what is encrypted. May be given more than once.
+        #[arg(long, value_name = "FILE")]
+        key: Vec<PathBuf>,
+        /// Print what happens as JSON lines.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -2,6 +2,7 @@
 
 mod args;
 mod exit;
+mod moving;
 mod progress;
 mod setting;
 mod verbs;

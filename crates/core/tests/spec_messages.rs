@@ -20,6 +20,12 @@ fn members(lines: &str) -> String {
     format!("fleet: shop\netcd:\n  main:\n    members:\n{}\n", lines.join("\n"))
 }
 
+/// A file with these lines under `backups`.
+fn backups(lines: &str) -> String {
+    let lines: Vec<String> = lines.lines().map(|line| format!("  {line}")).collect();
+    format!("fleet: shop\netcd: {{ main: {{ members: 3 }} }}\nbackups:\n{}\n", lines.join("\n"))
+}
+
 fn whole(text: &str) -> String {
     text.to_owned()
 }
@@ -387,4 +393,23 @@ fn no_secret_is_ever_shown() {
         assert!(!reading.diagnostics.is_empty(), "{shape}");
         assert!(!shown.contains("hunter2"), "{shape}:\n{shown}");
     }
+}
+
+// Backups.
+cases! {
+    backups_no_store: backups("prefix: a");
+    backups_unknown_store: backups("store: { s4: { bucket: b } }");
+    backups_two_stores: backups("store: { directory: /srv/backups, s3: { bucket: b } }");
+    backups_inline_secret: backups("store: { s3: { bucket: b, credentials: { id: AKIA123, secret: hunter2 } } }");
+    backups_endpoint: backups("store: { s3: { bucket: b, endpoint: s3.example.com } }");
+    backups_in_the_clear: backups("store: { s3: { bucket: b, endpoint: \"http://s3.example.com\" } }");
+    backups_unused_ca: backups(concat!(
+        "store: { s3: { bucket: b, endpoint: \"http://s3.example.com\", ca_cert: ca.pem } }\n",
+        "encrypt_to: [age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p]",
+    ));
+    backups_names: backups("store: { s3: { bucket: a/b, region: \"\" } }\nprefix: a//../b c");
+    backups_directory: backups("store: { directory: backups }");
+    backups_recipient: backups("store: { directory: /srv/backups }\nencrypt_to: [age1short, alice@example.com]");
+    backups_secret_key: backups("store: { directory: /srv/backups }\nencrypt_to: [AGE-SECRET-KEY-1QQQ]");
+    backups_others: backups("store: { azure: { account: \"\", container: c, credentials: { env: \"$KEY\" } } }");
 }

@@ -10,9 +10,9 @@ use raftsman_api::tls::Identity as TlsIdentity;
 use raftsman_core::desired::{AGENT_PORT, Cluster, LeafProfile, Usage, address_of};
 use raftsman_core::observed::{Ledger, Side};
 use raftsman_core::spec::{self, AuthMode, Name};
+use raftsman_etcd::{Credentials, Endpoint, EtcdError};
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::etcd::{Credentials, Endpoint, EtcdError};
 use crate::fleet::Fleet;
 use crate::pki::{self, Authority, AuthorityKind, PkiError, Usages};
 use crate::secrets::SecretError;

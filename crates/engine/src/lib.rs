@@ -13,7 +13,7 @@
 //! | [`store`] | the state directory: secrets, lock, generation, journal (owns `.raftsman/`) |
 //! | [`delivery`] | what the file says of secrets on machines → files for each of them |
 //! | [`secrets`], [`artifacts`] | what the file refers to: secrets, etcd binaries |
-//! | [`etcd`] | connections to etcd |
+//! | [`backup`] | the store of the file, and where backups lie in it |
 //! | [`journal`] | what a run does → the audit trail |
 
 pub mod act;
@@ -21,9 +21,9 @@ pub mod adopt;
 pub mod apply;
 pub mod artifacts;
 pub mod authorities;
+pub mod backup;
 pub mod cluster;
 pub mod delivery;
-pub mod etcd;
 pub mod fleet;
 pub mod journal;
 pub mod machines;

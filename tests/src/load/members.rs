@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use etcd_client::Client;
-use raftsman_engine::etcd::{CALL_TIMEOUT, Credentials, EtcdError, dial};
+use raftsman_etcd::{CALL_TIMEOUT, Credentials, EtcdError, dial};
 
 use super::target::{Target, Texts, address};
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use raftsman_api::tls::Identity;
-use raftsman_engine::etcd::{Credentials, EtcdError};
+use raftsman_etcd::{Credentials, EtcdError};
 use secrecy::SecretString;
 
 use crate::lab::Lab;

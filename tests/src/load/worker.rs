@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use etcd_client::Error;
-use raftsman_engine::etcd::EtcdError;
+use raftsman_etcd::EtcdError;
 
 use super::call::{Answer, Ask, Call, Key, Reply, Spelling, Value, ask};
 use super::history::{Line, Recorder};

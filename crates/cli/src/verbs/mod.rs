@@ -2,6 +2,7 @@
 
 mod adopt;
 mod apply;
+mod backup;
 mod cert;
 mod check;
 mod destroy;
@@ -54,6 +55,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Verb::Env(args) => env::run(&common, &args),
         Verb::Join(args) => join::run(&common, &args),
         Verb::Cert(args) => cert::run(&common, &args).await,
+        Verb::Backup(args) => Box::pin(backup::run(&common, &args)).await,
         Verb::Logs(args) => logs::run(&common, &args).await,
         Verb::Completions { shell } => {
             manual::completions(shell);

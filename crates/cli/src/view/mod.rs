@@ -1,6 +1,7 @@
 //! What the engine found → text for people.
 
 pub(crate) mod adopt;
+pub(crate) mod backup;
 pub(crate) mod cert;
 pub(crate) mod journal;
 pub(crate) mod plan;

@@ -5,16 +5,15 @@ use serde::{Deserialize, Serialize};
 
 use super::name::{Coding, FullName};
 use crate::observed::ClusterId;
+use crate::render::digest;
 use crate::spec::{EtcdVersion, Name};
 
 /// The form that this version writes, and the newest that it reads.
 const FORMAT: u32 = 1;
 
-/// A full backup that counts.
+/// Whose backup it is, and from when: all that is known before its first byte comes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
-    /// The form of this file.
-    pub format: u32,
+pub struct About {
     /// Its name: the moment and the revision are in it.
     pub name: FullName,
     /// The fleet's name.
@@ -25,26 +24,52 @@ pub struct Manifest {
     pub cluster: Name,
     /// etcd's id of it.
     pub cluster_id: ClusterId,
-    /// The member that it was taken from.
+    /// The member that sends it.
     pub member: Name,
-    /// The version that this member ran.
+    /// The version that this member runs.
     pub version: EtcdVersion,
     /// When it began.
     pub begun: Timestamp,
+}
+
+/// What is in etcd at a revision, as few numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hashed {
+    /// etcd's hash over all keys.
+    pub hash: u32,
+    /// The oldest revision that could be read.
+    pub compacted: i64,
+    /// How many keys there were.
+    pub keys: u64,
+}
+
+/// A full backup that counts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The form of this file.
+    pub format: u32,
+    /// Whose it is, and from when.
+    #[serde(flatten)]
+    pub about: About,
     /// When it had been read back.
     pub finished: Timestamp,
-    /// etcd's hash over all keys at the revision, and the oldest revision that can still be read there.
-    pub hash: u32,
-    /// The oldest revision that can still be read in it.
-    pub compacted: i64,
-    /// Keys in it.
-    pub keys: u64,
+    /// What was in etcd at the revision of its name.
+    #[serde(flatten)]
+    pub hashed: Hashed,
     /// The snapshot itself, as etcd sent it.
     pub snapshot: Stored,
     /// The object in the store.
     pub object: Stored,
     /// How the object was made from the snapshot.
     pub coding: Coding,
+}
+
+/// As it is written: with the SHA-256 of all that is before it, in the shortest form of JSON.
+#[derive(Serialize, Deserialize)]
+struct Written {
+    #[serde(flatten)]
+    manifest: Manifest,
+    check: String,
 }
 
 /// Bytes, and how they are known again.
@@ -76,6 +101,12 @@ pub enum ManifestError {
         /// Its form.
         found: u32,
     },
+    /// Something in it was changed.
+    #[error("the manifest of the backup `{name}` was changed since it was written: it does not count")]
+    Changed {
+        /// Whose.
+        name: FullName,
+    },
     /// It lies elsewhere than it says.
     #[error("the manifest of the backup `{name}` is that of another one, `{found}`: somebody has moved it")]
     Misplaced {
@@ -102,15 +133,66 @@ impl Manifest {
         if format > FORMAT {
             return Err(ManifestError::Newer { name, found: format });
         }
-        let manifest: Self = serde_json::from_slice(text).map_err(unreadable)?;
-        match manifest.name == name {
-            true => Ok(manifest),
-            false => Err(ManifestError::Misplaced { name, found: manifest.name }),
+        let Written { manifest, check } = serde_json::from_slice(text).map_err(unreadable)?;
+        if check != manifest.check().map_err(unreadable)? {
+            return Err(ManifestError::Changed { name });
         }
+        match manifest.about.name == name {
+            true => Ok(manifest),
+            false => Err(ManifestError::Misplaced { name, found: manifest.about.name }),
+        }
+    }
+
+    /// What every word of it is known by.
+    fn check(&self) -> Result<String, serde_json::Error> {
+        Ok(digest(&serde_json::to_string(self)?))
     }
 
     /// Its text, for people too.
     pub fn text(&self) -> Result<String, serde_json::Error> {
-        Ok(serde_json::to_string_pretty(self)? + "\n")
+        let written = Written { check: self.check()?, manifest: self.clone() };
+        Ok(serde_json::to_string_pretty(&written)? + "\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest() -> Manifest {
+        let begun: Timestamp = "2026-11-16T03:00:00Z".parse().expect("a moment");
+        Manifest {
+            format: FORMAT,
+            about: About {
+                name: FullName::new(begun, 42),
+                fleet: Name::fixed("shop"),
+                fleet_id: "f".to_owned(),
+                cluster: Name::fixed("main"),
+                cluster_id: ClusterId(7),
+                member: Name::fixed("main-2"),
+                version: EtcdVersion::default(),
+                begun,
+            },
+            finished: begun,
+            hashed: Hashed { hash: 1, compacted: 2, keys: 3 },
+            snapshot: Stored { bytes: 10, sha256: "aa".to_owned() },
+            object: Stored { bytes: 5, sha256: "bb".to_owned() },
+            coding: Coding { zstd: true, age: false },
+        }
+    }
+
+    #[test]
+    fn a_manifest_is_read_as_it_was_written_or_not_at_all() {
+        let (name, text) = (manifest().about.name, manifest().text().expect("a text"));
+        assert_eq!(Manifest::read(name, text.as_bytes()).expect("it counts"), manifest());
+        let changed = text.replace("\"keys\": 3", "\"keys\": 4");
+        assert!(
+            changed != text && matches!(Manifest::read(name, changed.as_bytes()), Err(ManifestError::Changed { .. }))
+        );
+        let newer = text.replace("\"format\": 1", "\"format\": 2");
+        assert!(matches!(Manifest::read(name, newer.as_bytes()), Err(ManifestError::Newer { found: 2, .. })));
+        assert!(matches!(Manifest::read(name, &text.as_bytes()[..50]), Err(ManifestError::Unreadable { .. })));
+        let elsewhere = FullName::new(name.taken(), 43);
+        assert!(matches!(Manifest::read(elsewhere, text.as_bytes()), Err(ManifestError::Misplaced { .. })));
     }
 }

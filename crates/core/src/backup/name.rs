@@ -16,6 +16,7 @@ const FULL: &str = "full";
 const CHANGES: &str = "changes";
 const SNAPSHOT: &str = "snapshot.db";
 const MANIFEST: &str = "manifest.json";
+const BEGUN: &str = "begun.json";
 const BATCH: &str = "jsonl";
 
 /// Not the name of a backup.
@@ -23,7 +24,7 @@ const BATCH: &str = "jsonl";
 #[error("`{0}` is not the name of a backup: they look like `20261115T230000Z-0000000000012345678`")]
 pub struct NameError(pub String);
 
-/// The name of a full backup: when it was taken, and up to which revision it goes. Names sort as the backups were taken.
+/// The name of a full backup: when it was taken, and up to which revision it surely goes. Names sort as the backups were taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FullName {
     second: i64,
@@ -31,7 +32,7 @@ pub struct FullName {
 }
 
 impl FullName {
-    /// Of a snapshot that was taken then, and whose last change is this one.
+    /// Of a snapshot that was taken then, and that holds every change up to this one.
     pub fn new(taken: Timestamp, revision: i64) -> Self {
         Self { second: taken.as_second(), revision: revision.max(0) }
     }
@@ -41,7 +42,8 @@ impl FullName {
         Timestamp::from_second(self.second).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
-    /// The last change in it.
+    /// It holds every change up to this one. There may be more in it: etcd tells the revision of a snapshot to nobody, and
+    /// this one was asked for right before.
     pub fn revision(self) -> i64 {
         self.revision
     }
@@ -120,6 +122,8 @@ pub struct BatchName {
 /// What an object is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Object {
+    /// The word of whoever makes a full backup that nobody else makes this one.
+    Begun(FullName),
     /// The snapshot of a full backup.
     Snapshot(FullName),
     /// Its manifest: it counts.
@@ -157,6 +161,11 @@ impl Layout {
         format!("{}/{FULL}/{full}/{SNAPSHOT}{}", self.root, coding.suffix())
     }
 
+    /// The word of whoever makes it.
+    pub fn begun(&self, full: FullName) -> String {
+        format!("{}/{FULL}/{full}/{BEGUN}", self.root)
+    }
+
     /// A manifest.
     pub fn manifest(&self, full: FullName) -> String {
         format!("{}/{FULL}/{full}/{MANIFEST}", self.root)
@@ -179,6 +188,7 @@ impl Layout {
         let (kind, name, file) = (parts.next()?, parts.next()?, parts.next()?);
         let full: FullName = name.parse().ok().filter(|_| parts.next().is_none())?;
         match kind {
+            FULL if file == BEGUN => Some((Object::Begun(full), Coding::default())),
             FULL if file == MANIFEST => Some((Object::Manifest(full), Coding::default())),
             FULL => Some((Object::Snapshot(full), Coding::parse(file.strip_prefix(SNAPSHOT)?)?)),
             CHANGES => {
@@ -232,6 +242,7 @@ mod tests {
         }
         let manifest = layout.manifest(full());
         assert_eq!(layout.object(&manifest), Some((Object::Manifest(full()), Coding::default())));
+        assert_eq!(layout.object(&layout.begun(full())), Some((Object::Begun(full()), Coding::default())));
         let other = Layout::new("", &Name::fixed("shop"), &Name::fixed("main2"));
         assert_eq!(other.root(), "shop/main2");
         assert_eq!(other.object(&manifest), None);

@@ -1,5 +1,6 @@
 //! `raftsman.yaml` as text → a checked [`Spec`], or everything that is wrong with it and where.
 
+pub mod backups;
 mod check;
 mod decode;
 mod diagnostic;
@@ -17,6 +18,7 @@ pub mod upkeep;
 pub mod users;
 mod values;
 
+pub use backups::*;
 pub(crate) use check::ignored_by;
 pub use diagnostic::{Diagnostic, Path, Segment, Severity};
 pub use incus::*;
@@ -167,7 +169,7 @@ fn finish(mut diagnostics: Vec<Diagnostic>, text: &str) -> Vec<Diagnostic> {
     diagnostics
 }
 
-const TOP: [&str; 4] = ["fleet", "state", "machines", "etcd"];
+const TOP: [&str; 5] = ["fleet", "state", "machines", "etcd", "backups"];
 
 /// Decodes section by section and cluster by cluster, so that an error costs no more than its section.
 fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut Vec<Path>) -> Option<Spec> {
@@ -180,13 +182,13 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
         let message = "the file must be a mapping: `key: value` on each line";
         diagnostics.push(
             Diagnostic::error("wrong-type", Path::root(), head, message)
-                .help("the keys are `fleet`, `state`, `machines`, `etcd`"),
+                .help("the keys are `fleet`, `state`, `machines`, `etcd`, `backups`"),
         );
         return None;
     };
     // One more than is listed, so that it shows when there are more.
     let limit = LISTED + 1;
-    let (mut fleet, mut state, mut machines, mut etcd) = (None, None, None, IndexMap::new());
+    let (mut fleet, mut state, mut machines, mut etcd, mut backups) = (None, None, None, IndexMap::new(), None);
     let mut lost = Vec::new();
     for entry in map.entries.iter_mut().filter(|entry| !entry.value.pruned) {
         let path = Path::root().key(&entry.key);
@@ -195,6 +197,7 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
             "state" => state = Some(value::<String>(entry, &path, limit, diagnostics, tainted)),
             "machines" => machines = value::<Machines>(entry, &path, limit, diagnostics, tainted),
             "etcd" => etcd = clusters(entry, &path, limit, diagnostics, tainted),
+            "backups" => backups = value::<Backups>(entry, &path, limit, diagnostics, tainted),
             unknown => {
                 let meant = nearest(unknown, &TOP);
                 lost.extend(meant);
@@ -202,7 +205,7 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
                 tainted.extend(meant.map(|meant| Path::root().key(meant)));
                 let help = match meant {
                     Some(meant) => format!("did you mean `{meant}`?"),
-                    None => "the keys here are `fleet`, `state`, `machines`, `etcd`".to_owned(),
+                    None => "the keys here are `fleet`, `state`, `machines`, `etcd`, `backups`".to_owned(),
                 };
                 let message = format!("unknown key {}", quoted(unknown));
                 diagnostics.push(Diagnostic::error("unknown-key", path, entry.key_span.clone(), message).help(help));
@@ -220,7 +223,7 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
         tainted.push(Path::of(&["fleet"]));
         Name::fixed("fleet")
     });
-    let default = Spec { fleet, state: default_state(), machines: Machines::default(), etcd };
+    let default = Spec { fleet, state: default_state(), machines: Machines::default(), etcd, backups };
     Some(Spec {
         state: state.flatten().unwrap_or_else(|| default.state.clone()),
         machines: machines.unwrap_or_default(),

@@ -92,23 +92,30 @@ pub(super) fn places_in_text(text: &str) -> Vec<Span> {
             }
         }
         let hidden = found.last().map_or(0..0, Span::clone);
-        let urls = credentials(body).into_iter().map(|span| at + span.start..at + span.end);
-        found.extend(urls.filter(|span| span.end <= hidden.start || span.start >= hidden.end));
+        let others = credentials(body).into_iter().map(|span| at + span.start..at + span.end);
+        found.extend(others.filter(|span| span.end <= hidden.start || span.start >= hidden.end));
         at += line.len();
     }
     found.sort_by_key(|span| span.start);
     found
 }
 
-/// Where, in a line, URLs have a user and a password in them.
+/// Where, in a line, URLs have a user and a password in them, or a secret key of age stands.
 fn credentials(line: &str) -> Vec<Span> {
+    const AGE: &str = "AGE-SECRET-KEY-";
+    let upper = line.to_ascii_uppercase();
+    let key = |(start, _)| {
+        let end = line[start..].find(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+        start..end.map_or(line.len(), |end| start + end)
+    };
+    let keys = upper.match_indices(AGE).map(key);
     let starts = line.match_indices("://").map(|(at, mark)| at + mark.len());
     let place = |start: usize| {
         let rest = &line[start..];
         let end = rest.find(|c: char| c == '/' || c.is_whitespace() || c == '"').unwrap_or(rest.len());
         rest[..end].rfind('@').filter(|at| *at > 0).map(|at| start..start + at)
     };
-    starts.filter_map(place).collect()
+    starts.filter_map(place).chain(keys).collect()
 }
 
 /// Where, in a line, the value of a key that names a secret starts. One line may hold several keys.

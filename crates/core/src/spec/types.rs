@@ -8,6 +8,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::backups::Backups;
 use super::machines::Machines;
 use super::units::{ByteSize, Duration, EtcdVersion, Name};
 use super::upkeep::Maintenance;
@@ -29,6 +30,9 @@ pub struct Spec {
     /// The etcd clusters, by name.
     #[serde(default)]
     pub etcd: IndexMap<Name, EtcdCluster>,
+    /// Where backups are kept, and how they are made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backups: Option<Backups>,
 }
 
 /// A secret, by reference: never the value itself.
@@ -408,7 +412,7 @@ fn default_learner_patience() -> Duration {
     Duration::from_millis(5 * 60 * 1000)
 }
 
-fn is_false(value: &bool) -> bool {
+pub(super) fn is_false(value: &bool) -> bool {
     !value
 }
 

@@ -2,10 +2,10 @@
 
 use etcd_client::UserAddOptions;
 use jiff::Timestamp;
+use raftsman_etcd::EtcdError;
 use secrecy::ExposeSecret;
 
 use super::{ActError, Hands};
-use crate::etcd::EtcdError;
 
 impl Hands<'_> {
     pub(super) async fn create_root(self, now: Timestamp) -> Result<(), ActError> {

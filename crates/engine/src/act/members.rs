@@ -5,10 +5,10 @@ use std::time::Duration;
 use etcd_client::{Client, MemberAddOptions, StatusResponse};
 use jiff::Timestamp;
 use raftsman_core::observed::{ListedMember, MemberId};
+use raftsman_etcd::{EtcdError, PROBE_KEY, bounded};
 
 use super::versions::leads;
 use super::{ActError, Hands};
-use crate::etcd::{EtcdError, PROBE_KEY, bounded};
 use crate::observe;
 
 /// How long a change of members that comes too early is tried.

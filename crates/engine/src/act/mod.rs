@@ -21,12 +21,12 @@ use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_core::action::Action;
 use raftsman_core::desired::Member;
 use raftsman_core::spec::Name;
+use raftsman_etcd::EtcdError;
 use tonic::transport::Channel;
 
 use crate::artifacts::ArtifactError;
 use crate::cluster::{ClusterAt, ClusterError};
 use crate::delivery::DeliveryError;
-use crate::etcd::EtcdError;
 use crate::observe::{LinkError, Links, Observer};
 use crate::pki::PkiError;
 use crate::store::StoreError;

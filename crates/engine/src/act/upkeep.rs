@@ -8,9 +8,9 @@ use raftsman_core::action::Action;
 use raftsman_core::observed::Alarm;
 use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
+use raftsman_etcd::{EtcdError, bounded, within};
 
 use super::{ActError, Hands};
-use crate::etcd::{EtcdError, bounded, within};
 
 /// A database of the greatest size that etcd suggests is compacted and rewritten in less, also on a slow disk.
 const REWRITE: Duration = Duration::from_secs(1800);

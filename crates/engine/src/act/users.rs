@@ -5,10 +5,10 @@ use jiff::Timestamp;
 use raftsman_core::action::Account;
 use raftsman_core::observed::Granted;
 use raftsman_core::spec::{KeySpan, Level};
+use raftsman_etcd::{EtcdError, bounded};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::{ActError, Hands};
-use crate::etcd::{EtcdError, bounded};
 
 impl Hands<'_> {
     pub(super) async fn set_role(

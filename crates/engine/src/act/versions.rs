@@ -6,19 +6,17 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aws_lc_rs::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 use etcd_client::{Client, DowngradeOptions};
 use jiff::Timestamp;
+use raftsman_backup::snapshot::{self, Check};
 use raftsman_core::observed::SnapshotRecord;
 use raftsman_core::spec::EtcdVersion;
+use raftsman_etcd::{EtcdError, PROBE_KEY, bounded};
 
 use super::{ActError, Hands};
-use crate::etcd::{EtcdError, PROBE_KEY, bounded};
 
 /// A member that sends nothing of its snapshot for so long is not waited for.
 const SILENCE: Duration = Duration::from_secs(30);
-/// A database is written in pages of a multiple of this; behind it stands the hash.
-const PAGE: u64 = 512;
 
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -31,15 +29,9 @@ pub enum SnapshotError {
         /// Why.
         source: io::Error,
     },
-    /// The stream ended in the middle.
-    #[error("etcd sent {bytes} bytes of a snapshot, which is no whole one")]
-    Incomplete {
-        /// So many.
-        bytes: u64,
-    },
-    /// What came is not what was sent.
-    #[error("the snapshot's bytes do not have the SHA-256 that etcd sent with them")]
-    OtherBytes,
+    /// What came is no snapshot.
+    #[error(transparent)]
+    Wrong(#[from] snapshot::SnapshotError),
     /// Nothing came.
     #[error("etcd sent nothing of its snapshot for {} s", SILENCE.as_secs())]
     Silent,
@@ -102,66 +94,9 @@ async fn receive(client: &mut Client, path: &Path) -> Result<(), ActError> {
         check.take(part.blob());
         file.write_all(part.blob()).map_err(failed)?;
     }
-    check.finish()?;
+    check.finish().map_err(SnapshotError::from)?;
     file.as_file().sync_all().map_err(failed)?;
     file.persist(path).map_err(|error| failed(error.error))?;
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
     Ok(())
-}
-
-/// Hashes all but the last 32 bytes, which are the hash.
-struct Check {
-    context: Context,
-    tail: Vec<u8>,
-    bytes: u64,
-}
-
-impl Default for Check {
-    fn default() -> Self {
-        Self { context: Context::new(&SHA256), tail: Vec::new(), bytes: 0 }
-    }
-}
-
-impl Check {
-    fn take(&mut self, bytes: &[u8]) {
-        self.bytes += bytes.len() as u64;
-        self.tail.extend_from_slice(bytes);
-        let body = self.tail.len().saturating_sub(SHA256_OUTPUT_LEN);
-        self.context.update(&self.tail[..body]);
-        self.tail.drain(..body);
-    }
-
-    fn finish(self) -> Result<(), SnapshotError> {
-        if self.bytes % PAGE != SHA256_OUTPUT_LEN as u64 {
-            return Err(SnapshotError::Incomplete { bytes: self.bytes });
-        }
-        let found = self.context.finish();
-        if found.as_ref() == self.tail.as_slice() { Ok(()) } else { Err(SnapshotError::OtherBytes) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn checked(bytes: &[u8], part: usize) -> Result<(), SnapshotError> {
-        let mut check = Check::default();
-        bytes.chunks(part).for_each(|part| check.take(part));
-        check.finish()
-    }
-
-    #[test]
-    fn a_snapshot_is_checked_by_the_hash_behind_it() {
-        let mut bytes = vec![7; 3 * 512];
-        let hash = aws_lc_rs::digest::digest(&SHA256, &bytes);
-        bytes.extend_from_slice(hash.as_ref());
-        for part in [1, 31, 32, 33, 512, 4096] {
-            assert!(checked(&bytes, part).is_ok(), "in parts of {part}");
-        }
-        let cut = &bytes[..bytes.len() - 1];
-        assert!(matches!(checked(cut, 100), Err(SnapshotError::Incomplete { bytes: 1567 })));
-        assert!(matches!(checked(&bytes[..512 + 32], 100), Err(SnapshotError::OtherBytes)));
-        bytes[0] = 8;
-        assert!(matches!(checked(&bytes, 100), Err(SnapshotError::OtherBytes)));
-    }
 }

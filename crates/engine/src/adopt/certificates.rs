@@ -4,13 +4,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use raftsman_api::tls::{Identity, provider};
 use raftsman_core::adopt::Certificate;
+use raftsman_etcd::{CALL_TIMEOUT, Credentials, Endpoint};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::etcd::{CALL_TIMEOUT, Credentials, Endpoint};
 use crate::pki;
 
 /// Keeps what it is shown, and trusts it: nothing is asked over such a connection.

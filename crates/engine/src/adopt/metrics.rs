@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::etcd::{Credentials, Endpoint};
+use raftsman_etcd::{Credentials, Endpoint};
+
 use crate::observe::http_get;
 
 /// Plain values by name, and of two histograms the time that 99 of 100 take.

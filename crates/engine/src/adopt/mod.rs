@@ -15,11 +15,11 @@ use raftsman_api::tls::Identity;
 use raftsman_core::adopt::{self, Found, Hash, Hashes};
 use raftsman_core::observed::{Access, Alarm, ClusterId, ListedMember, MemberId, Password, Purpose, ROOT};
 use raftsman_core::spec::{AuthMode, EtcdVersion};
+use raftsman_etcd::{CALL_TIMEOUT, Credentials, Endpoint, EtcdError, bounded, dial};
 use secrecy::SecretString;
 
 pub(crate) use process::settings_of;
 
-use crate::etcd::{CALL_TIMEOUT, Credentials, Endpoint, EtcdError, bounded, dial};
 use crate::observe::{read_access, try_password};
 use crate::pki::{self, PkiError};
 

@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use raftsman_core::observed::{ClusterId, EtcdFacts, Fact, Machine, MemberId, MemberObserved, Power, Root};
 use raftsman_core::spec::{EtcdVersion, Name};
+use raftsman_etcd::{EtcdError, PROBE_KEY, bounded};
 
 use super::Observer;
 use super::etcd::{EtcdLink, Open, alarms, members};
 use crate::cluster::ClusterCredentials;
-use crate::etcd::{EtcdError, PROBE_KEY, bounded};
 
 impl Observer {
     /// Looks at a member on a machine that is not ours: neither its provider nor its agent is asked, there is none.

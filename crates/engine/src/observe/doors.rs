@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use raftsman_core::desired::CLIENT_PORT;
 use raftsman_core::observed::{Door, Doors};
+use raftsman_etcd::{CALL_TIMEOUT, Credentials, bounded, dial};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::cluster::ClusterCredentials;
-use crate::etcd::{CALL_TIMEOUT, Credentials, bounded, dial};
 
 pub(super) async fn try_all(address: IpAddr, credentials: &ClusterCredentials) -> Doors {
     let foreign = async {

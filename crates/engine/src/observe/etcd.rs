@@ -6,11 +6,11 @@ use etcd_client::Client;
 use jiff::Timestamp;
 use raftsman_core::observed::{Alarm, ClusterId, Doors, EtcdFacts, Fact, ListedMember, MemberId, Root};
 use raftsman_core::spec::EtcdVersion;
+use raftsman_etcd::{Endpoint, EtcdError, PROBE_KEY, bounded, dial};
 use tokio::sync::Mutex;
 
 use super::{doors, http};
 use crate::cluster::ClusterCredentials;
-use crate::etcd::{Endpoint, EtcdError, PROBE_KEY, bounded, dial};
 
 /// The way to one member's etcd.
 #[derive(Debug)]

@@ -9,13 +9,13 @@ use raftsman_api::v1::{HandshakeRequest, Target};
 use raftsman_core::desired::{CLIENT_PORT, PEER_PORT};
 use raftsman_core::observed::{Greeting, Handshakes, Side};
 use raftsman_core::spec::Name;
+use raftsman_etcd::{CALL_TIMEOUT, Credentials};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::Links;
 use super::agent::AgentLink;
 use crate::cluster::ClusterCredentials;
-use crate::etcd::{CALL_TIMEOUT, Credentials};
 
 /// An agent gives its targets three seconds each, all at the same time.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(5);

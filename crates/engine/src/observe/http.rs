@@ -5,7 +5,7 @@ use std::io;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::etcd::{CALL_TIMEOUT, Credentials, Endpoint};
+use raftsman_etcd::{CALL_TIMEOUT, Credentials, Endpoint};
 
 /// Far more than any answer that we ask for.
 const LARGEST: u64 = 8 << 20;

@@ -7,10 +7,10 @@ use futures::future::join_all;
 use jiff::Timestamp;
 use raftsman_core::observed::{Alarm, Filling, Hash, Hashes, Observed, Tally, Upkeep, View};
 use raftsman_core::spec::Name;
+use raftsman_etcd::{EtcdError, bounded, within};
 
 use super::Observer;
 use crate::cluster::ClusterCredentials;
-use crate::etcd::{EtcdError, bounded, within};
 
 /// Counting keys takes no longer than this; what was counted by then stands for all.
 const COUNTING: Duration = Duration::from_secs(5);

@@ -7,11 +7,11 @@ use etcd_client::{Client, PermissionType};
 use futures::future::{join_all, try_join_all};
 use raftsman_core::observed::{Access, Fact, Granted, Observed, Password, Role, User, View};
 use raftsman_core::spec::{KeySpan, Level, Name, Secret};
+use raftsman_etcd::{EtcdError, bounded};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::Observer;
 use crate::cluster::{ClusterAt, ClusterCredentials};
-use crate::etcd::{EtcdError, bounded};
 
 /// Every question about users costs a round through the log: between changes of ours they are asked no more often.
 const FRESH: Duration = Duration::from_secs(2);

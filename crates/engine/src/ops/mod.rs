@@ -2,6 +2,7 @@
 
 pub mod adopt;
 pub mod apply;
+pub mod backup;
 pub mod cert;
 pub mod destroy;
 pub mod env;
@@ -24,12 +25,13 @@ use jiff::Timestamp;
 use raftsman_core::observed::Side;
 use raftsman_core::plan::Waiting;
 use raftsman_core::spec::Name;
+use raftsman_etcd::EtcdError;
 
 use crate::act::ActError;
 use crate::apply::ApplyError;
 use crate::artifacts::ArtifactError;
+use crate::backup::BackupError;
 use crate::cluster::{ClusterAt, ClusterError};
-use crate::etcd::EtcdError;
 use crate::fleet::{Fleet, FleetError, Setting};
 use crate::observe::LinkError;
 use crate::pki::PkiError;
@@ -77,6 +79,9 @@ pub enum OpError {
     /// Applying stopped.
     #[error(transparent)]
     Apply(#[from] ApplyError),
+    /// Backups.
+    #[error(transparent)]
+    Backup(#[from] BackupError),
     /// A cluster cannot be adopted.
     #[error(transparent)]
     Adopt(#[from] adopt::AdoptError),

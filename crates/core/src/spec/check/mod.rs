@@ -1,5 +1,6 @@
 //! A decoded file → what is impossible, unwise or without effect in it.
 
+mod backups;
 mod boot;
 mod cluster;
 mod flags;
@@ -160,6 +161,7 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], limit: usize) ->
         );
     }
     findings.file(|| Path::of(&["state"]), &spec.state);
+    backups::check(&mut findings);
     machines::check(&mut findings);
     boot::check(&mut findings);
     incus::check(&mut findings);

@@ -1,5 +1,6 @@
 //! A member's address and credentials → a connection to its etcd, or exactly why not.
 
+use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +65,7 @@ impl EtcdError {
         match self {
             Self::Connect(ConnectError::Untrusted { .. }) => true,
             Self::Call(etcd_client::Error::GRpcStatus(status)) => {
-                crate::error_chain(status).contains("received fatal alert")
+                causes(status).any(|cause| cause.to_string().contains("received fatal alert"))
             }
             _ => false,
         }
@@ -93,6 +94,11 @@ impl EtcdError {
         matches!(self, Self::Call(etcd_client::Error::GRpcStatus(status))
             if status.message().contains("already exists") || status.message().contains("already enabled"))
     }
+}
+
+/// An error, and all that caused it.
+fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error: &&'e (dyn Error + 'static)| (*error).source())
 }
 
 fn explain(error: &etcd_client::Error) -> String {
@@ -135,12 +141,12 @@ impl Credentials {
     }
 
     /// For a bare handshake.
-    pub(crate) fn connector(&self) -> TlsConnector {
+    pub fn connector(&self) -> TlsConnector {
         TlsConnector::from(Arc::clone(&self.tls))
     }
 
     /// For a handshake with an HTTP/2 server.
-    pub(crate) fn http2_connector(&self) -> TlsConnector {
+    pub fn http2_connector(&self) -> TlsConnector {
         let mut config = (*self.tls).clone();
         config.alpn_protocols = vec![b"h2".to_vec()];
         TlsConnector::from(Arc::new(config))

@@ -1,0 +1,144 @@
+//! a call for a backup → the snapshot of this machine's own member, in a store, read back.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use etcd_client::{Client, GetOptions, SnapshotStreaming};
+use futures::stream::{self, Stream};
+use jiff::Timestamp;
+use raftsman_api::v1;
+use raftsman_backup::full::{self, FullError, Moved};
+use raftsman_backup::{Place, Seals, Store, StoreError};
+use raftsman_core::backup::{About, FullName, Hashed, Layout, Manifest};
+use raftsman_core::desired::CLIENT_PORT;
+use raftsman_core::observed::ClusterId;
+use raftsman_core::spec::{EtcdVersion, Name};
+use raftsman_etcd::{Credentials, EtcdError, PROBE_KEY, bounded, dial, within};
+use secrecy::SecretString;
+
+use crate::Agent;
+use crate::certs::{self, CertsError};
+
+/// A member that sends nothing of its snapshot for so long is not waited for.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How long etcd may take to go over all of its keys.
+const COUNTING: Duration = Duration::from_secs(600);
+
+/// Why there is no backup.
+#[derive(Debug, thiserror::Error)]
+pub enum BackupError {
+    /// What was asked for makes no sense.
+    #[error("{0}")]
+    Request(String),
+    /// Another one is on its way.
+    #[error("this machine is making a backup already: wait for it, or look at its log")]
+    Busy,
+    /// No certificate for etcd.
+    #[error(transparent)]
+    Certs(#[from] CertsError),
+    /// etcd was never given certificates.
+    #[error("this machine has no certificate for etcd yet: run `raftsman apply` first")]
+    NotReady,
+    /// The member.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The way from the one to the other.
+    #[error(transparent)]
+    Full(#[from] FullError),
+}
+
+/// What is to be made.
+#[derive(Debug)]
+pub struct Order {
+    place: Place,
+    layout: Layout,
+    seals: Seals,
+    fleet: Name,
+    cluster: Name,
+    password: Option<SecretString>,
+}
+
+impl Order {
+    /// Understands a call.
+    pub fn new(request: v1::TakeBackupRequest) -> Result<Self, BackupError> {
+        let name = |text: &str| Name::parse(text).map_err(|error| BackupError::Request(error.what));
+        let (fleet, cluster) = (name(&request.fleet)?, name(&request.cluster)?);
+        let place = serde_json::from_str(&request.place).map_err(|_| {
+            BackupError::Request("the store makes no sense to this agent: is raftsman newer?".to_owned())
+        })?;
+        let recipients = request.recipients.iter().map(|text| {
+            let wrong = |why: &str| BackupError::Request(format!("`{text}` is no public key of age: {why}"));
+            text.parse().map_err(wrong)
+        });
+        Ok(Self {
+            layout: Layout::new(&request.prefix, &fleet, &cluster),
+            seals: Seals { zstd: request.compress, recipients: recipients.collect::<Result<_, _>>()? },
+            password: Some(request.root_password).filter(|password| !password.is_empty()).map(SecretString::from),
+            place,
+            fleet,
+            cluster,
+        })
+    }
+}
+
+/// Makes a backup. It counts when this returns.
+pub async fn take(agent: &Agent, order: Order, moved: &Moved) -> Result<Manifest, BackupError> {
+    let boot = agent.claim.boot();
+    let member = Name::parse(&boot.machine).map_err(|error| BackupError::Request(error.what))?;
+    let credentials = credentials(agent, order.password.clone())?;
+    let store = Store::open(&order.place)?;
+    let address = std::net::SocketAddr::new(boot.address, CLIENT_PORT);
+    let mut client = Box::pin(dial(address, &credentials)).await?;
+    let status = bounded(async { Ok(client.status().await?) }).await?;
+    let begun = Timestamp::now();
+    // Whoever answers this has all that was acknowledged until now, and what it sends from now on holds it.
+    let read = bounded(async { Ok(client.get(PROBE_KEY, None).await?) }).await?;
+    let revision = read.header().map_or(0, |header| header.revision());
+    let about = About {
+        name: FullName::new(begun, revision),
+        fleet: order.fleet,
+        fleet_id: boot.fleet_id,
+        cluster: order.cluster,
+        cluster_id: ClusterId(read.header().map_or(0, |header| header.cluster_id())),
+        member,
+        version: EtcdVersion::parse(status.version()).unwrap_or_default(),
+        begun,
+    };
+    let (layout, seals) = (&order.layout, &order.seals);
+    let hashed = Box::pin(hash(client.clone(), revision));
+    let snapshot = bounded(async { Ok(client.snapshot().await?) }).await?;
+    Ok(Box::pin(full::take(&store, layout, about, seals, pieces(snapshot), hashed, moved)).await?)
+}
+
+/// As whom this machine speaks to etcd.
+fn credentials(agent: &Agent, password: Option<SecretString>) -> Result<Credentials, BackupError> {
+    let server = certs::Store::new(agent.root.server_tls());
+    // The authority of etcd's clients has signed what etcd shows them.
+    let (_, trust) = server.credentials()?.ok_or(BackupError::NotReady)?;
+    let identity = match password {
+        Some(_) => None,
+        None => Some(certs::Store::new(agent.root.client_tls()).identity()?.ok_or(BackupError::NotReady)?),
+    };
+    Ok(Credentials::new(&trust, identity.as_ref(), password)?)
+}
+
+/// What is in etcd at this revision, as few numbers.
+async fn hash(mut client: Client, revision: i64) -> Result<Hashed, EtcdError> {
+    let all = GetOptions::new().with_all_keys().with_count_only().with_revision(revision);
+    // First: it goes over all keys at once, and keeps none of them.
+    let hash = within(COUNTING, async { Ok(client.hash_kv(revision).await?) }).await?;
+    let count = within(COUNTING, async { Ok(client.get("", Some(all)).await?) }).await?;
+    let keys = u64::try_from(count.count()).unwrap_or_default();
+    Ok(Hashed { hash: hash.hash(), compacted: hash.compact_version(), keys })
+}
+
+/// etcd's snapshot, piece by piece.
+fn pieces(snapshot: SnapshotStreaming) -> impl Stream<Item = Result<Bytes, EtcdError>> + Send {
+    stream::try_unfold(snapshot, async |mut snapshot| {
+        let piece = within(SILENCE, async { Ok(snapshot.message().await?) }).await?;
+        Ok(piece.map(|piece| (Bytes::copy_from_slice(piece.blob()), snapshot)))
+    })
+}

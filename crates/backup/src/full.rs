@@ -1,0 +1,350 @@
+//! etcd's snapshot as it arrives → a full backup that was read back; a full backup → its snapshot, checked.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use aws_lc_rs::rand;
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use jiff::Timestamp;
+use raftsman_api::hex;
+use raftsman_core::backup::{About, FullName, Hashed, Layout, Manifest, ManifestError, Object, Stored};
+use raftsman_core::spec::Name;
+use serde_json::json;
+use tokio::task::{JoinError, spawn_blocking};
+
+use crate::pipe::{self, Feeder};
+use crate::seal::{self, Keys, SealError, Seals, Tally};
+use crate::snapshot::{Check, SnapshotError};
+use crate::store::{Store, StoreError};
+
+/// No manifest is as large as this.
+const MOST: u64 = 1 << 20;
+
+/// Why there is no backup, or why it is not what it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum FullError {
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// etcd stopped in the middle.
+    #[error("etcd did not say what is in it: {0}")]
+    Etcd(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// What came is no snapshot.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// Its object could not be made or opened.
+    #[error("the backup `{name}`: {source}")]
+    Seal {
+        /// Which.
+        name: FullName,
+        /// Why.
+        source: SealError,
+    },
+    /// What is in the store is something else than was written.
+    #[error(
+        "the backup `{name}` is damaged: its {what} is {found}, and should be {expected}; it does not count, choose another"
+    )]
+    Damaged {
+        /// Which.
+        name: FullName,
+        /// What is wrong with it.
+        what: &'static str,
+        /// What should be there.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// Its manifest does not count.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// It is another cluster's.
+    #[error("the backup `{name}` is of the cluster `{found}`, not of `{expected}`: somebody has moved it")]
+    OtherCluster {
+        /// Which.
+        name: FullName,
+        /// Whose it should be.
+        expected: String,
+        /// Whose it is.
+        found: String,
+    },
+    /// It was begun and never finished.
+    #[error("there is no backup `{name}` that counts in {place}: list those that do with `raftsman backup list`")]
+    Incomplete {
+        /// Which.
+        name: FullName,
+        /// Where.
+        place: String,
+    },
+    /// The system has no random numbers.
+    #[error("the system gives no random numbers")]
+    Random,
+    /// The manifest has no text.
+    #[error("the manifest cannot be written: {0}")]
+    Text(#[from] serde_json::Error),
+    /// This program is broken.
+    #[error("the work on a backup ended unexpectedly: {0}")]
+    Ended(#[from] JoinError),
+}
+
+impl FullError {
+    /// Whether it says something about who looked, not about the backup: no way to the store, or not the right key.
+    pub fn is_ours(&self) -> bool {
+        match self {
+            Self::Store(error) => matches!(error, StoreError::Failed { .. } | StoreError::Place { .. }),
+            Self::Seal { source, .. } => {
+                matches!(source, SealError::NoKey | SealError::Decrypt(age::DecryptError::NoMatchingKeys))
+            }
+            _ => false,
+        }
+    }
+}
+
+/// How far a backup is. For whoever watches it.
+#[derive(Debug, Default)]
+pub struct Moved {
+    received: AtomicU64,
+    stored: AtomicU64,
+    checked: AtomicU64,
+}
+
+impl Moved {
+    /// Bytes that etcd has sent.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the object on their way to the store.
+    pub fn stored(&self) -> u64 {
+        self.stored.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the object that were read back.
+    pub fn checked(&self) -> u64 {
+        self.checked.load(Ordering::Relaxed)
+    }
+}
+
+/// Makes a backup of what etcd sends, while it comes. It counts when this returns, and not before.
+///
+/// `hashed` is what etcd says of its own keys at the backup's revision; it is asked meanwhile, because it takes a while.
+pub async fn take<E: std::error::Error + Send + Sync + 'static>(
+    store: &Store,
+    layout: &Layout,
+    about: About,
+    seals: &Seals,
+    snapshot: impl Stream<Item = Result<Bytes, E>>,
+    hashed: impl Future<Output = Result<Hashed, E>>,
+    moved: &Moved,
+) -> Result<Manifest, FullError> {
+    let name = about.name;
+    let coding = seals.coding();
+    let path = layout.snapshot(name, coding);
+    claim(store, layout, &about).await?;
+
+    let (feeder, inlet) = pipe::inward();
+    let (mut outlet, pieces) = pipe::outward();
+    let seals = seals.clone();
+    let sealing = spawn_blocking(move || {
+        let object = seal::seal(inlet, &mut outlet, &seals)?;
+        outlet.end()?;
+        Ok(object)
+    });
+    let count = |bytes| {
+        moved.stored.fetch_add(bytes, Ordering::Relaxed);
+    };
+    let sending = Instant::now();
+    let uploading = store.upload(&path, pieces, count);
+    let (hashed, fed, uploaded) = futures::join!(hashed, feed(snapshot, feeder, moved), uploading);
+    let sealed = sealing.await?.map_err(|source| FullError::Seal { name, source });
+    // Whatever went wrong first made the others stop, which they say too.
+    let (snapshot, object) = match (fed, uploaded, sealed) {
+        (Err(Fed::Wrong(error)), ..) => return Err(error),
+        (_, Err(error @ (StoreError::Failed { .. } | StoreError::Place { .. })), _) => return Err(error.into()),
+        (_, _, Err(error)) => return Err(error),
+        (_, Err(error), _) => return Err(error.into()),
+        (Err(Fed::NobodyReads), ..) => {
+            let source = SealError::Stream(io::ErrorKind::BrokenPipe.into());
+            return Err(FullError::Seal { name, source });
+        }
+        (Ok(snapshot), Ok(()), Ok(object)) => (snapshot, object),
+    };
+    let hashed = hashed.map_err(|error| FullError::Etcd(Box::new(error)))?;
+    let (sent, reading) = (sending.elapsed(), Instant::now());
+    same(name, &object, &read_back(store, &path, moved).await?)?;
+    tracing::debug!(backup = %name, ?sent, read_back = ?reading.elapsed(), "all of it is there");
+
+    let (format, finished) = (Manifest::FORMAT, Timestamp::now());
+    let manifest = Manifest { format, about, finished, hashed, snapshot, object, coding };
+    store.put_once(&layout.manifest(name), manifest.text()?.into()).await?;
+    Ok(manifest)
+}
+
+/// Nobody else makes a backup of this name: the end of an upload in parts is not conditional everywhere.
+async fn claim(store: &Store, layout: &Layout, about: &About) -> Result<(), FullError> {
+    let mut random = [0; 16];
+    rand::fill(&mut random).map_err(|_| FullError::Random)?;
+    let mark = json!({ "member": about.member, "begun": about.begun, "mark": hex::encode(&random) });
+    Ok(store.put_once(&layout.begun(about.name), format!("{mark}\n").into()).await?)
+}
+
+enum Fed {
+    Wrong(FullError),
+    NobodyReads,
+}
+
+/// The end is passed on when all of it was there, and is what etcd meant to send.
+async fn feed<E: std::error::Error + Send + Sync + 'static>(
+    snapshot: impl Stream<Item = Result<Bytes, E>>,
+    feeder: Feeder,
+    moved: &Moved,
+) -> Result<Stored, Fed> {
+    let mut check = Check::default();
+    let mut snapshot = std::pin::pin!(snapshot);
+    while let Some(piece) = snapshot.next().await {
+        let piece = piece.map_err(|error| Fed::Wrong(FullError::Etcd(Box::new(error))))?;
+        moved.received.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        check.take(&piece);
+        if !feeder.feed(piece).await {
+            return Err(Fed::NobodyReads);
+        }
+    }
+    let stored = check.finish().map_err(|error| Fed::Wrong(error.into()))?;
+    match feeder.end().await {
+        true => Ok(stored),
+        false => Err(Fed::NobodyReads),
+    }
+}
+
+async fn read_back(store: &Store, path: &str, moved: &Moved) -> Result<Stored, StoreError> {
+    let (_, mut pieces) = store.read(path).await?;
+    let mut tally = Tally::new(());
+    while let Some(piece) = pieces.try_next().await? {
+        moved.checked.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        tally.add(&piece);
+    }
+    Ok(tally.stored())
+}
+
+fn same(name: FullName, expected: &Stored, found: &Stored) -> Result<(), FullError> {
+    let damaged = |what, expected: &dyn ToString, found: &dyn ToString| {
+        Err(FullError::Damaged { name, what, expected: expected.to_string(), found: found.to_string() })
+    };
+    match (expected.bytes == found.bytes, expected.sha256 == found.sha256) {
+        (true, true) => Ok(()),
+        (false, _) => damaged("size in bytes", &expected.bytes, &found.bytes),
+        (true, false) => damaged("SHA-256", &expected.sha256, &found.sha256),
+    }
+}
+
+/// The manifest of a backup of this cluster.
+pub async fn manifest(store: &Store, layout: &Layout, cluster: &Name, name: FullName) -> Result<Manifest, FullError> {
+    let text = match store.get(&layout.manifest(name), MOST).await {
+        Err(StoreError::NotThere { place, .. }) => return Err(FullError::Incomplete { name, place }),
+        text => text?,
+    };
+    let manifest = Manifest::read(name, &text)?;
+    match manifest.about.cluster == *cluster {
+        true => Ok(manifest),
+        false => Err(FullError::OtherCluster {
+            name,
+            expected: cluster.to_string(),
+            found: manifest.about.cluster.to_string(),
+        }),
+    }
+}
+
+/// How far a backup was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// Its object is the one that was written.
+    Object,
+    /// And what is in it is what etcd sent.
+    Snapshot,
+}
+
+/// Reads all of a backup, and looks as deep as it can: into what is encrypted only with a key.
+pub async fn verify(
+    store: &Store,
+    layout: &Layout,
+    manifest: &Manifest,
+    keys: &Keys,
+    moved: &Moved,
+) -> Result<Depth, FullError> {
+    if manifest.coding.age && keys.0.is_empty() {
+        let path = layout.snapshot(manifest.about.name, manifest.coding);
+        same(manifest.about.name, &manifest.object, &read_back(store, &path, moved).await?)?;
+        return Ok(Depth::Object);
+    }
+    fetch(store, layout, manifest, keys, moved, io::sink()).await.map(|_| Depth::Snapshot)
+}
+
+/// Brings a backup's snapshot to whoever writes it down. What was written is the snapshot when this returns without an
+/// error, and must be thrown away when it does not.
+pub async fn fetch<W: Write + Send + 'static>(
+    store: &Store,
+    layout: &Layout,
+    manifest: &Manifest,
+    keys: &Keys,
+    moved: &Moved,
+    to: W,
+) -> Result<W, FullError> {
+    let (name, coding) = (manifest.about.name, manifest.coding);
+    let (_, mut pieces) = store.read(&layout.snapshot(name, coding)).await?;
+    let (feeder, inlet) = pipe::inward();
+    let keys = keys.clone();
+    let opening = spawn_blocking(move || {
+        let mut checked = Checked { to, check: Check::default() };
+        let object = seal::open(inlet, &mut checked, coding, &keys)?;
+        checked.to.flush()?;
+        Ok((object, checked))
+    });
+    let feeding = async move {
+        while let Some(piece) = pieces.try_next().await? {
+            moved.checked.fetch_add(piece.len() as u64, Ordering::Relaxed);
+            if !feeder.feed(piece).await {
+                return Ok(());
+            }
+        }
+        feeder.end().await;
+        Ok::<_, StoreError>(())
+    };
+    let (fed, opened) = futures::join!(feeding, opening);
+    fed?;
+    let (object, checked) = opened?.map_err(|source| FullError::Seal { name, source })?;
+    same(name, &manifest.object, &object)?;
+    same(name, &manifest.snapshot, &checked.check.finish()?)?;
+    Ok(checked.to)
+}
+
+struct Checked<W> {
+    to: W,
+    check: Check,
+}
+
+impl<W: Write> Write for Checked<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let many = self.to.write(bytes)?;
+        self.check.take(&bytes[..many]);
+        Ok(many)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// The full backups of a cluster, oldest first, and whether each of them counts.
+pub async fn list(store: &Store, layout: &Layout) -> Result<Vec<(FullName, bool)>, StoreError> {
+    let mut found = BTreeMap::new();
+    for object in store.list(&layout.fulls()).await? {
+        match layout.object(&object.path) {
+            Some((Object::Manifest(name), _)) => drop(found.insert(name, true)),
+            Some((Object::Snapshot(name) | Object::Begun(name), _)) => drop(found.entry(name).or_insert(false)),
+            Some((Object::Batch(_), _)) | None => {}
+        }
+    }
+    Ok(found.into_iter().collect())
+}

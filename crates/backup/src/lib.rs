@@ -1,0 +1,14 @@
+//! etcd's snapshots → objects of a store that were read back; and back again. For the agent that makes them and for
+//! whoever looks at them.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod full;
+pub mod pipe;
+pub mod place;
+pub mod seal;
+pub mod snapshot;
+pub mod store;
+
+pub use place::Place;
+pub use seal::{Keys, Seals};
+pub use store::{Store, StoreError};

@@ -1,0 +1,235 @@
+//! A place → objects in it that are written once, found, read and removed.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, WriteMultipart};
+
+use crate::place::Place;
+
+/// Large objects go in parts of this size: S3 takes 10,000 of them, each of at least 5 MiB.
+const PART: usize = 8 << 20;
+/// As many parts are on their way at once.
+const IN_FLIGHT: usize = 3;
+
+/// Why something could not be done in a store.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It cannot be used at all.
+    #[error("the store {place} cannot be used: {source}")]
+    Place {
+        /// Which.
+        place: String,
+        /// Why.
+        source: object_store::Error,
+    },
+    /// No such object.
+    #[error("there is no {path} in {place}")]
+    NotThere {
+        /// Which.
+        path: String,
+        /// Where.
+        place: String,
+    },
+    /// Somebody else has written it before.
+    #[error("{path} in {place} is somebody else's: objects are never written twice")]
+    Taken {
+        /// Which.
+        path: String,
+        /// Where.
+        place: String,
+    },
+    /// It was written, and something else is there.
+    #[error("{path} was written to {place}, and what is read there is something else: do not trust this store")]
+    OtherBytes {
+        /// Which.
+        path: String,
+        /// Where.
+        place: String,
+    },
+    /// Larger than it can be.
+    #[error("{path} in {place} has {bytes} bytes: it is none of raftsman's")]
+    TooLarge {
+        /// Which.
+        path: String,
+        /// Where.
+        place: String,
+        /// So many.
+        bytes: u64,
+    },
+    /// What was to be written broke off.
+    #[error("{path} was not written: {source}")]
+    Source {
+        /// Which.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The store refused, or did not answer.
+    #[error("cannot {what} {path} in {place}: {}", told(source))]
+    Failed {
+        /// What was tried.
+        what: &'static str,
+        /// With which object.
+        path: String,
+        /// Where.
+        place: String,
+        /// Why.
+        source: object_store::Error,
+    },
+}
+
+/// The innermost cause says most, and the library repeats it in every layer.
+fn told(error: &object_store::Error) -> String {
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let text = innermost.to_string();
+    // Of a whole page of XML its code is what counts.
+    let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(code, _)| code);
+    let hint = match (error, code) {
+        (object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. }, _)
+        | (_, Some("AccessDenied" | "InvalidAccessKeyId" | "SignatureDoesNotMatch")) => {
+            "; see whether the credentials are right, and may do that"
+        }
+        (_, Some("NoSuchBucket")) => "; make the bucket first",
+        _ => "",
+    };
+    match code {
+        Some(code) => format!("the store answers {code}{hint}"),
+        None => format!("{text}{hint}"),
+    }
+}
+
+/// An object that was found.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Found {
+    /// Where it is.
+    pub path: String,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// A store of backups.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<dyn ObjectStore>,
+    place: String,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Store({})", self.place)
+    }
+}
+
+impl Store {
+    /// A connection to it. Nothing is asked of it yet.
+    pub fn open(place: &Place) -> Result<Self, StoreError> {
+        let inner = place.connect().map_err(|source| StoreError::Place { place: place.to_string(), source })?;
+        Ok(Self { inner, place: place.to_string() })
+    }
+
+    /// Where it is, for people.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// Writes a small object, unless there is one, and reads it back. One that holds these very bytes is ours: the word
+    /// that it was written was lost.
+    pub async fn put_once(&self, path: &str, bytes: Bytes) -> Result<(), StoreError> {
+        let options = PutOptions::from(PutMode::Create);
+        let written = self.inner.put_opts(&Path::from(path), bytes.clone().into(), options).await;
+        let (path, place) = (path.to_owned(), self.place.clone());
+        let there = match written {
+            Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => self.get(&path, bytes.len() as u64).await,
+            Err(source) => return Err(StoreError::Failed { what: "write", path, place, source }),
+        };
+        match (written.is_ok(), there) {
+            (_, Ok(there)) if there == bytes => Ok(()),
+            (true, Ok(_) | Err(StoreError::TooLarge { .. })) => Err(StoreError::OtherBytes { path, place }),
+            (false, Ok(_) | Err(StoreError::TooLarge { .. })) => Err(StoreError::Taken { path, place }),
+            (_, Err(error)) => Err(error),
+        }
+    }
+
+    /// A small object, whole. One of more than so many bytes is not read.
+    pub async fn get(&self, path: &str, most: u64) -> Result<Bytes, StoreError> {
+        let (bytes, pieces) = self.read(path).await?;
+        if bytes > most {
+            return Err(StoreError::TooLarge { path: path.to_owned(), place: self.place.clone(), bytes });
+        }
+        let pieces: Vec<Bytes> = pieces.try_collect().await?;
+        Ok(pieces.concat().into())
+    }
+
+    /// A large object, piece by piece, and its size.
+    pub async fn read(&self, path: &str) -> Result<(u64, BoxStream<'static, Result<Bytes, StoreError>>), StoreError> {
+        let failed = self.failed("read", path);
+        let found = self.inner.get(&Path::from(path)).await.map_err(&failed)?;
+        let bytes = found.meta.size;
+        Ok((bytes, found.into_stream().map_err(failed).boxed()))
+    }
+
+    /// Writes a large object in parts while it arrives. It is there once all of it has come, or not at all.
+    pub async fn upload(
+        &self,
+        path: &str,
+        pieces: impl Stream<Item = std::io::Result<Bytes>>,
+        stored: impl Fn(u64),
+    ) -> Result<(), StoreError> {
+        let failed = self.failed("write", path);
+        let upload = self.inner.put_multipart(&Path::from(path)).await.map_err(&failed)?;
+        let mut parts = WriteMultipart::new_with_chunk_size(upload, PART);
+        let mut pieces = std::pin::pin!(pieces);
+        while let Some(piece) = pieces.next().await {
+            let wrong = match piece {
+                Ok(piece) => {
+                    let room = parts.wait_for_capacity(IN_FLIGHT).await;
+                    stored(piece.len() as u64);
+                    parts.put(piece);
+                    room.map_err(&failed).err()
+                }
+                Err(source) => Some(StoreError::Source { path: path.to_owned(), source }),
+            };
+            if let Some(wrong) = wrong {
+                // What goes wrong here too is a matter of the store's own rules for what was never finished.
+                let _ = parts.abort().await;
+                return Err(wrong);
+            }
+        }
+        parts.finish().await.map(drop).map_err(failed)
+    }
+
+    /// All objects below this, sorted.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<Found>, StoreError> {
+        let found = self.inner.list(Some(&Path::from(prefix)));
+        let found = found.map_ok(|meta| Found { path: meta.location.to_string(), bytes: meta.size });
+        let mut found: Vec<Found> = found.try_collect().await.map_err(self.failed("list", prefix))?;
+        found.sort();
+        Ok(found)
+    }
+
+    /// Removes an object. One that is not there is removed already.
+    pub async fn remove(&self, path: &str) -> Result<(), StoreError> {
+        match self.inner.delete(&Path::from(path)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(source) => Err(self.failed("remove", path)(source)),
+        }
+    }
+
+    fn failed(&self, what: &'static str, path: &str) -> impl Fn(object_store::Error) -> StoreError + Send + 'static {
+        let (path, place) = (path.to_owned(), self.place.clone());
+        move |source| match source {
+            object_store::Error::NotFound { .. } if what == "read" => {
+                StoreError::NotThere { path: path.clone(), place: place.clone() }
+            }
+            source => StoreError::Failed { what, path: path.clone(), place: place.clone(), source },
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Bytes on their way to or from a store → a bar on a terminal, a line now and then in a pipe, JSON lines for programs.
+
+use std::io::IsTerminal as _;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use raftsman_engine::ops::backup::Progress;
+use serde_json::json;
+
+use crate::view::{bytes, print, print_json_line};
+
+/// A pipe is told this often.
+const REMIND: Duration = Duration::from_secs(10);
+
+/// Shows how far it is.
+pub(crate) enum Moving {
+    /// On a terminal.
+    Live(ProgressBar),
+    /// In a pipe.
+    Plain(Mutex<Instant>),
+    /// For programs.
+    Json,
+}
+
+impl Moving {
+    /// The right one for where the output goes.
+    pub(crate) fn new(json: bool) -> Self {
+        if json {
+            return Self::Json;
+        }
+        if !std::io::stdout().is_terminal() || !std::io::stderr().is_terminal() {
+            return Self::Plain(Mutex::new(Instant::now()));
+        }
+        let bar = ProgressBar::no_length();
+        let template = "{msg} {bar:30} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        Self::Live(bar)
+    }
+
+    /// Hears how far it is.
+    pub(crate) fn hear(&self, progress: Progress) {
+        let (what, done, total) = match progress {
+            // The object is as large as what was stored: nothing more comes once it is read back.
+            Progress { received, stored, checked, .. } if received > 0 && checked > 0 => {
+                ("reads back", checked, stored)
+            }
+            Progress { received, total, .. } if received > 0 => ("stores", received, total),
+            Progress { checked, total, .. } => ("reads", checked, total),
+        };
+        match self {
+            Self::Live(bar) => {
+                bar.set_message(what);
+                bar.set_length(total.max(done));
+                bar.set_position(done);
+            }
+            Self::Plain(last) => {
+                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+                if last.elapsed() >= REMIND {
+                    *last = Instant::now();
+                    let shown = |many: u64| bytes(i64::try_from(many).unwrap_or(i64::MAX));
+                    print(&format!("{what}: {} of {}\n", shown(done), shown(total)));
+                }
+            }
+            Self::Json => print_json_line(&json!({ "event": "moved", "moved": progress })),
+        }
+    }
+
+    /// Nothing more comes.
+    pub(crate) fn end(&self) {
+        if let Self::Live(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}

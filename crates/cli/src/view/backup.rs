@@ -1,0 +1,123 @@
+//! Backups → the text of `raftsman backup`.
+
+use jiff::Timestamp;
+use raftsman_core::backup::{About, Coding, Manifest};
+use raftsman_engine::ops::backup::{Listing, Taken, Verified};
+
+use super::{Paint, Table, bytes, span};
+
+/// What `raftsman backup now` says at the end.
+pub(crate) fn taken(taken: &Taken, paint: Paint) -> String {
+    let Taken { manifest, place, path } = taken;
+    let seconds = (manifest.finished.as_second() - manifest.about.begun.as_second()).max(0);
+    format!(
+        "{} {} of {}, read back: {} in {} after {}\n    {path} in {place}\n",
+        paint.green("backed up:"),
+        paint.bold(&manifest.about.name.to_string()),
+        manifest.about.member,
+        size(manifest.object.bytes),
+        how(manifest.coding),
+        span(seconds),
+    )
+}
+
+/// The text of `raftsman backup list`.
+pub(crate) fn listing(listing: &Listing, now: Timestamp, paint: Paint) -> String {
+    let mut out = format!("{}   {}\n", paint.bold(&format!("etcd {}", listing.cluster)), listing.place);
+    if listing.backups.is_empty() {
+        out.push_str("  no backup yet\n    → make one: `raftsman backup now`\n");
+        return out;
+    }
+    let mut table = Table::indented(2);
+    table.row(["BACKUP", "AGE", "KEYS", "SNAPSHOT", "STORED", "FROM", ""].map(|h| paint.dim(h)));
+    for backup in &listing.backups {
+        let age = span(now.as_second() - backup.name.taken().as_second());
+        let name = backup.name.to_string();
+        match (&backup.manifest, &backup.problem) {
+            (Some(manifest), _) => table.row([
+                name,
+                age,
+                manifest.hashed.keys.to_string(),
+                size(manifest.snapshot.bytes),
+                size(manifest.object.bytes),
+                format!("{} ({})", manifest.about.member, manifest.about.version),
+                how(manifest.coding).to_owned(),
+            ]),
+            (None, problem) => {
+                let problem = paint.yellow(&format!("does not count: {}", problem.as_deref().unwrap_or_default()));
+                table.row([name, age, "-".to_owned(), "-".to_owned(), "-".to_owned(), "-".to_owned(), problem]);
+            }
+        }
+    }
+    out.push_str(&table.render());
+    out
+}
+
+/// The text of `raftsman backup show`.
+pub(crate) fn shown(shown: &Taken, paint: Paint) -> String {
+    let Taken { manifest, place, path } = shown;
+    let Manifest { about, finished, hashed, .. } = manifest;
+    let About { fleet, cluster, cluster_id, member, version, begun, .. } = about;
+    let moment = |at: &Timestamp| at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
+    let mut table = Table::indented(2);
+    for (what, value) in [
+        ("cluster", format!("{cluster} of {fleet}, {cluster_id}")),
+        ("from", format!("{member}, etcd {version}")),
+        ("begun", moment(begun)),
+        ("read back", moment(finished)),
+        ("revision", format!("{} at least; {} and older are compacted", about.name.revision(), hashed.compacted)),
+        ("keys", format!("{}, hash {:08x}", hashed.keys, hashed.hash)),
+        ("snapshot", format!("{}, SHA-256 {}", size(manifest.snapshot.bytes), manifest.snapshot.sha256)),
+        ("object", format!("{}, SHA-256 {}", size(manifest.object.bytes), manifest.object.sha256)),
+        ("made", how(manifest.coding).to_owned()),
+        ("where", format!("{path} in {place}")),
+    ] {
+        table.row([paint.dim(what), value]);
+    }
+    format!("{}\n{}\n{}", paint.bold(&about.name.to_string()), table.render(), by_hand(manifest, path))
+}
+
+/// What somebody does who has the object and not raftsman.
+fn by_hand(manifest: &Manifest, path: &str) -> String {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    let unpack = match (manifest.coding.age, manifest.coding.zstd) {
+        (true, true) => format!("age --decrypt -i KEY {file} | zstd -d -o snapshot.db"),
+        (true, false) => format!("age --decrypt -i KEY -o snapshot.db {file}"),
+        (false, true) => format!("zstd -d {file} -o snapshot.db"),
+        (false, false) => format!("ls -l {file}"),
+    };
+    format!("Without raftsman:\n  {unpack}\n  etcdutl snapshot status snapshot.db\n")
+}
+
+/// The text of `raftsman backup verify`.
+pub(crate) fn verified(verified: &[Verified], paint: Paint) -> String {
+    if verified.is_empty() {
+        return "There is no backup to look at.\n".to_owned();
+    }
+    let mut out = String::new();
+    for one in verified {
+        let verdict = match one.verdict {
+            "snapshot" => paint.green("good: all of it was read, and it is what etcd sent"),
+            "object" => format!(
+                "{}; it is encrypted, and nobody looked into it: give the key with `--key`",
+                paint.green("good: all of it was read, and it is what was written")
+            ),
+            _ => paint.red(&format!("damaged: {}", one.problem.as_deref().unwrap_or_default())),
+        };
+        out.push_str(&format!("{}  {verdict}\n", one.name));
+    }
+    out
+}
+
+fn size(many: u64) -> String {
+    bytes(i64::try_from(many).unwrap_or(i64::MAX))
+}
+
+fn how(coding: Coding) -> &'static str {
+    match (coding.zstd, coding.age) {
+        (false, false) => "plain",
+        (true, false) => "zstd",
+        (false, true) => "age",
+        (true, true) => "zstd, age",
+    }
+}

@@ -1,0 +1,113 @@
+//! The section `backups:` → where backups are kept, and how they are made.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::types::Secret;
+
+/// Where backups are kept, and how they are made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Backups {
+    /// Where they are kept.
+    pub store: BackupStore,
+    /// All of them lie below this in the store, in `<prefix>/<fleet>/<cluster>`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub prefix: String,
+    /// Compress them with zstd. On by default.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub compress: bool,
+    /// Encrypt them with age, so that whoever has the key of one of these (`age1…`) can read them, and nobody else. The
+    /// keys are needed to restore them, not to make them: keep them where the store is not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub encrypt_to: Vec<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+fn is_yes(on: &bool) -> bool {
+    *on
+}
+
+/// Where backups are kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BackupStore {
+    /// S3, or a server that speaks like it, such as Ceph's gateway.
+    S3(S3Store),
+    /// Google Cloud Storage.
+    Gcs(GcsStore),
+    /// Azure Blob Storage.
+    Azure(AzureStore),
+    /// A directory that is there on every machine, and on the computer that runs raftsman: a file system of the network.
+    /// Its whole path.
+    Directory(String),
+}
+
+/// A bucket of S3.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct S3Store {
+    /// The bucket. It must be there.
+    pub bucket: String,
+    /// The region.
+    #[serde(default = "default_region")]
+    pub region: String,
+    /// The server, such as `https://s3.example.com`. Amazon's own of the region by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// The certificate of the authority that the server's is from, and from no other. Relative to this file. The
+    /// machines' own authorities by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_cert: Option<String>,
+    /// The bucket is in the server's name, not in the path.
+    #[serde(default, skip_serializing_if = "super::types::is_false")]
+    pub virtual_hosted: bool,
+    /// What gets machines in. Their own role (of the instance they are) by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<S3Credentials>,
+}
+
+fn default_region() -> String {
+    "us-east-1".to_owned()
+}
+
+/// An access key of S3.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct S3Credentials {
+    /// Its id.
+    pub id: Secret,
+    /// Its secret.
+    pub secret: Secret,
+    /// What goes with one that is lent for a while.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<Secret>,
+}
+
+/// A bucket of Google Cloud Storage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GcsStore {
+    /// The bucket. It must be there.
+    pub bucket: String,
+    /// The key of a service account, as Google gives it out (JSON). The machines' own account by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<Secret>,
+}
+
+/// A container of Azure Blob Storage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AzureStore {
+    /// The storage account.
+    pub account: String,
+    /// The container. It must be there.
+    pub container: String,
+    /// A key of the account. The machines' own identity by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<Secret>,
+}

@@ -1,0 +1,129 @@
+//! Where backups are kept → what cannot be reached, read or kept secret so.
+
+use super::super::backups::{BackupStore, S3Store};
+use super::super::diagnostic::Path;
+use super::super::units::quoted;
+use super::{Finding, Findings};
+
+/// What a public key of age is made of, after `age1`.
+const BECH32: &str = "qpzry9x8gf2tvdw0s3jn54khce6mua7l";
+
+fn at(key: &str) -> Path {
+    Path::of(&["backups", key])
+}
+
+pub(super) fn check(findings: &mut Findings<'_>) {
+    let Some(backups) = &findings.spec.backups else { return };
+    let store = |kind: &str| at("store").key(kind);
+    match &backups.store {
+        BackupStore::S3(s3) => s3_store(findings, s3, backups.encrypt_to.is_empty()),
+        BackupStore::Gcs(gcs) => {
+            filled(findings, store("gcs").key("bucket"), &gcs.bucket);
+            if let Some(secret) = &gcs.credentials {
+                findings.secret(|| store("gcs").key("credentials"), secret);
+            }
+        }
+        BackupStore::Azure(azure) => {
+            filled(findings, store("azure").key("account"), &azure.account);
+            filled(findings, store("azure").key("container"), &azure.container);
+            if let Some(secret) = &azure.credentials {
+                findings.secret(|| store("azure").key("credentials"), secret);
+            }
+        }
+        BackupStore::Directory(directory) => {
+            findings.file(|| store("directory"), directory);
+            if !directory.starts_with('/') {
+                findings.add(
+                    Finding::error("relative-directory", store("directory"), "this is not a whole path")
+                        .why("machines write there, and this file is on none of them")
+                        .help("begin it with `/`"),
+                );
+            }
+        }
+    }
+    let parts = backups.prefix.trim_matches('/').split('/');
+    let strange = |part: &str| part.is_empty() || part == "." || part == ".." || part.contains(odd);
+    if !backups.prefix.is_empty() && parts.clone().any(strange) {
+        findings.add(
+            Finding::error(
+                "bad-prefix",
+                at("prefix"),
+                format!("{} names no place in a store", quoted(&backups.prefix)),
+            )
+            .help("names with letters, digits, `-`, `_` and `.`, with `/` between them"),
+        );
+    }
+    for (index, recipient) in backups.encrypt_to.iter().enumerate() {
+        let here = || at("encrypt_to").index(index);
+        if recipient.trim().to_ascii_uppercase().starts_with("AGE-SECRET-KEY-") {
+            findings
+                .add(Finding::error("inline-secret", here(), "a secret key is written into the file").help(
+                    "name its public key, which begins with `age1`; and make a new key, if this file was shared",
+                ));
+        } else if !is_recipient(recipient) {
+            findings.add(
+                Finding::error("bad-recipient", here(), format!("{} is no public key of age", quoted(recipient)))
+                    .help("`age-keygen` prints it: it begins with `age1` and has 62 characters"),
+            );
+        }
+    }
+}
+
+fn is_recipient(text: &str) -> bool {
+    text.strip_prefix("age1").is_some_and(|rest| rest.len() == 58 && rest.chars().all(|c| BECH32.contains(c)))
+}
+
+fn odd(c: char) -> bool {
+    !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+}
+
+fn filled(findings: &mut Findings<'_>, path: Path, value: &str) {
+    if value.is_empty() || value.contains(odd) {
+        let message = match value {
+            "" => "this name is empty".to_owned(),
+            _ => format!("{} cannot be the name of this", quoted(value)),
+        };
+        findings.add(
+            Finding::error("bad-name", path, message).help("letters, digits, `-`, `_` and `.`, as the store knows it"),
+        );
+    }
+}
+
+fn s3_store(findings: &mut Findings<'_>, s3: &S3Store, in_clear: bool) {
+    let here = |key: &str| at("store").key("s3").key(key);
+    filled(findings, here("bucket"), &s3.bucket);
+    filled(findings, here("region"), &s3.region);
+    if let Some(endpoint) = &s3.endpoint {
+        let rest = endpoint.strip_prefix("https://").or_else(|| endpoint.strip_prefix("http://"));
+        if rest.is_none_or(|host| host.trim_end_matches('/').is_empty() || host.contains(char::is_whitespace)) {
+            findings.add(
+                Finding::error("bad-endpoint", here("endpoint"), format!("{} is no server", quoted(endpoint)))
+                    .help("such as `https://s3.example.com`, or with a port: `https://s3.example.com:7443`"),
+            );
+        } else if endpoint.starts_with("http://") && in_clear {
+            findings.add(
+                Finding::warning("in-the-clear", here("endpoint"), "all data of the clusters goes there unencrypted")
+                    .uses(at("encrypt_to"))
+                    .why("whatever applications keep in etcd, passwords among it, is in every backup")
+                    .help("use `https://`, or encrypt backups with `encrypt_to`"),
+            );
+        } else if endpoint.starts_with("http://") && s3.ca_cert.is_some() {
+            findings.add(
+                Finding::warning("unused-ca", here("ca_cert"), "this certificate is not used")
+                    .uses(here("endpoint"))
+                    .help("begin `endpoint` with `https://`"),
+            );
+        }
+    }
+    if let Some(ca) = &s3.ca_cert {
+        findings.file(|| here("ca_cert"), ca);
+    }
+    if let Some(credentials) = &s3.credentials {
+        let here = |key: &'static str| move || at("store").key("s3").key("credentials").key(key);
+        findings.secret(here("id"), &credentials.id);
+        findings.secret(here("secret"), &credentials.secret);
+        if let Some(session) = &credentials.session {
+            findings.secret(here("session"), session);
+        }
+    }
+}

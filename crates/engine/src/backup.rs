@@ -1,0 +1,143 @@
+//! What the file says of backups → the store with all that is needed to get in, and where one cluster's backups lie in it.
+
+use std::path::PathBuf;
+
+use raftsman_backup::place::{AccessKeys, Azure, Gcs, S3};
+use raftsman_backup::{Keys, Place, Store, StoreError};
+use raftsman_core::backup::Layout;
+use raftsman_core::spec::{BackupStore, Backups, Name, S3Store, Secret};
+use secrecy::ExposeSecret as _;
+
+use crate::fleet::Fleet;
+use crate::secrets::{self, SecretError};
+
+/// Why backups cannot be got at.
+#[derive(Debug, thiserror::Error)]
+pub enum BackupError {
+    /// The file has no store.
+    #[error("the file says of no store for backups: add `backups:` to it, docs/operate/backups.md says how")]
+    NoStore,
+    /// A secret.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+    /// A certificate or a key.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// No key of age.
+    #[error("{} holds no age identity: a line that begins with AGE-SECRET-KEY-1", .0.display())]
+    NoIdentity(PathBuf),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A backup.
+    #[error(transparent)]
+    Full(#[from] raftsman_backup::full::FullError),
+    /// Not a name.
+    #[error(transparent)]
+    Name(#[from] raftsman_core::backup::NameError),
+    /// There is none at all.
+    #[error("{place} holds no backup of `{cluster}` that counts: make one with `raftsman backup now`")]
+    None {
+        /// Where.
+        place: String,
+        /// Whose.
+        cluster: Name,
+    },
+    /// The agent failed, or went away.
+    #[error("the backup on {machine} failed: {}", .status.message())]
+    Agent {
+        /// Where.
+        machine: Name,
+        /// What it said.
+        status: Box<tonic::Status>,
+    },
+    /// The agent stopped without a word.
+    #[error(
+        "the agent of {machine} stopped in the middle of a backup: look at its log, `raftsman logs {machine} --agent`"
+    )]
+    Broken {
+        /// Where.
+        machine: Name,
+    },
+}
+
+/// Where a cluster's backups are.
+#[derive(Debug)]
+pub struct StoreOf {
+    /// The store.
+    pub store: Store,
+    /// Where, with what is needed to get in.
+    pub place: Place,
+    /// How they are made.
+    pub settings: Backups,
+    /// Where they lie in it.
+    pub layout: Layout,
+    /// Whose they are.
+    pub cluster: Name,
+}
+
+impl StoreOf {
+    /// Of this cluster, as the file says.
+    pub fn open(fleet: &Fleet, cluster: &Name) -> Result<Self, BackupError> {
+        let settings = fleet.spec.backups.clone().ok_or(BackupError::NoStore)?;
+        let place = place(fleet, &settings.store)?;
+        let layout = Layout::new(&settings.prefix, &fleet.spec.fleet, cluster);
+        Ok(Self { store: Store::open(&place)?, place, settings, layout, cluster: cluster.clone() })
+    }
+}
+
+fn place(fleet: &Fleet, store: &BackupStore) -> Result<Place, BackupError> {
+    let base = fleet.setting.base();
+    let secret = |reference: &Secret| -> Result<String, BackupError> {
+        Ok(secrets::resolve(reference, base)?.expose_secret().to_owned())
+    };
+    Ok(match store {
+        BackupStore::S3(S3Store { bucket, region, endpoint, ca_cert, virtual_hosted, credentials }) => {
+            let ca_pem = ca_cert.as_ref().map(|path| {
+                let path = base.join(path);
+                std::fs::read_to_string(&path).map_err(|source| BackupError::Read { path, source })
+            });
+            let keys = credentials.as_ref().map(|credentials| -> Result<_, BackupError> {
+                let session = credentials.session.as_ref().map(secret).transpose()?;
+                Ok(AccessKeys { id: secret(&credentials.id)?, secret: secret(&credentials.secret)?, session })
+            });
+            Place::S3(S3 {
+                bucket: bucket.clone(),
+                region: region.clone(),
+                endpoint: endpoint.clone(),
+                ca_pem: ca_pem.transpose()?,
+                virtual_hosted: *virtual_hosted,
+                keys: keys.transpose()?,
+            })
+        }
+        BackupStore::Gcs(gcs) => Place::Gcs(Gcs {
+            bucket: gcs.bucket.clone(),
+            service_account: gcs.credentials.as_ref().map(secret).transpose()?,
+        }),
+        BackupStore::Azure(azure) => Place::Azure(Azure {
+            account: azure.account.clone(),
+            container: azure.container.clone(),
+            access_key: azure.credentials.as_ref().map(secret).transpose()?,
+        }),
+        BackupStore::Directory(path) => Place::Directory(PathBuf::from(path)),
+    })
+}
+
+/// What opens encrypted backups: the identities in these files, as `age-keygen` writes them.
+pub fn keys(files: &[PathBuf]) -> Result<Keys, BackupError> {
+    let mut found = Keys::default();
+    for path in files {
+        let text = std::fs::read_to_string(path).map_err(|source| BackupError::Read { path: path.clone(), source })?;
+        let before = found.0.len();
+        found.0.extend(text.lines().filter_map(|line| line.trim().parse().ok()));
+        if found.0.len() == before {
+            return Err(BackupError::NoIdentity(path.clone()));
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,280 @@
+//! Real etcd under load, a real Ceph, TLS and auth → backups of a follower that are read back, and restored without raftsman.
+
+#![allow(clippy::print_stdout, reason = "a test says what its clients saw")]
+
+use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use age::secrecy::ExposeSecret as _;
+use raftsman_backup::Place;
+use raftsman_backup::full::{self, Moved};
+use raftsman_backup::{Keys, Store};
+use raftsman_core::backup::{Layout, Manifest};
+use raftsman_core::spec::Name;
+use raftsman_tests::ceph::{Ceph, KEY_ID, SECRET};
+use raftsman_tests::hosts::Hosts;
+use raftsman_tests::lab::{Lab, etcd_dir, eventually, kill};
+use raftsman_tests::load::{Load, LoadSettings};
+use raftsman_tests::proxy::{Fault, Proxy};
+use rustix::process::Signal;
+use serde_json::Value;
+
+const VERSION: &str = "3.6.15";
+
+/// The file with a store, which the lab has the secrets for.
+fn with_store(lab: &Lab, file: &str, store: &str, further: &str) {
+    for (name, text) in [("s3-id", KEY_ID), ("s3-secret", SECRET)] {
+        let path = lab.path().join(name);
+        std::fs::write(&path, text).expect("a secret");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("a secret");
+    }
+    lab.write_file(&format!("{file}backups:\n  store: {store}\n{further}"));
+}
+
+fn s3(endpoint: &str, ca: Option<&Path>) -> String {
+    let ca = ca.map(|path| format!("ca_cert: {path:?}, ")).unwrap_or_default();
+    format!(
+        "{{ s3: {{ bucket: backups, region: default, endpoint: {endpoint:?}, {ca}\
+         credentials: {{ id: {{ file: s3-id }}, secret: {{ file: s3-secret }} }} }} }}"
+    )
+}
+
+/// The last line of what a verb said.
+#[track_caller]
+fn backed_up(lab: &Lab) -> Value {
+    let lines = lab.run(&["backup", "now", "--json"]).ok().json_lines();
+    let last = lines.last().expect("a line");
+    assert_eq!(last["event"], "backed_up", "{last}");
+    last["backup"].clone()
+}
+
+/// How many backups count, and how many do not.
+fn counted(lab: &Lab) -> (usize, usize) {
+    let listing = lab.run(&["backup", "list", "--json"]).ok().json();
+    let backups = listing["backups"].as_array().expect("a list");
+    let count = backups.iter().filter(|backup| backup["manifest"].is_object()).count();
+    (count, backups.len() - count)
+}
+
+fn verdicts(lab: &Lab, arguments: &[&str]) -> Vec<String> {
+    let lines = lab.run(&[&["backup", "verify", "--json"], arguments].concat()).ok().json_lines();
+    let backups = lines.last().expect("a line")["backups"].as_array().expect("a list").clone();
+    backups.iter().map(|backup| backup["verdict"].as_str().expect("a verdict").to_owned()).collect()
+}
+
+/// Whether these bytes are anywhere below.
+fn holds(dir: &Path, secret: &str) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => found.extend(holds(&path, secret)),
+            Ok(kind) if kind.is_file() => {
+                let bytes = std::fs::read(&path).unwrap_or_default();
+                if memchr::memmem::find(&bytes, secret.as_bytes()).is_some() {
+                    found.push(path);
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+#[test]
+fn a_follower_is_backed_up_to_ceph() {
+    let ceph = Ceph::up(4 << 30);
+    let lab = Lab::cluster(3, VERSION, &[]);
+    let file = lab.file();
+    let ours = age::x25519::Identity::generate();
+    let encrypted = format!("  encrypt_to: [{}]\n  prefix: site/a\n", ours.to_public());
+    let key = |name: &str, identity: &age::x25519::Identity| {
+        let path = lab.path().join(name);
+        std::fs::write(&path, format!("# a key\n{}\n", identity.to_string().expose_secret())).expect("a key");
+        path.display().to_string()
+    };
+    let (right, wrong) = (key("right.key", &ours), key("wrong.key", &age::x25519::Identity::generate()));
+    let refused = lab.run(&["backup", "now"]).failed().all();
+    assert!(refused.contains("raftsman apply"), "{refused}");
+    lab.apply();
+    for verb in ["now", "list", "show", "verify"] {
+        let refused = lab.run(&["backup", verb]).failed().all();
+        assert!(refused.contains("add `backups:`"), "{refused}");
+    }
+    with_store(&lab, &file, &s3(&ceph.https(), Some(&ceph.ca_file())), &encrypted);
+    assert!(lab.run(&["backup", "list"]).ok().stdout.contains("no backup yet"));
+
+    let load = Load::start(&lab, LoadSettings::default());
+    load.await_writes(200);
+    let taken = backed_up(&lab);
+    let leader = lab.cluster_status()["leader"].clone();
+    assert_ne!(taken["member"], leader, "a follower has less to do");
+    assert!(taken["keys"].as_u64() > Some(0) && taken["coding"]["age"] == true && taken["coding"]["zstd"] == true);
+    assert_eq!(counted(&lab), (1, 0));
+    assert_eq!(verdicts(&lab, &[]), ["object"]);
+    assert_eq!(verdicts(&lab, &["--key", &wrong, "--key", &right]), ["snapshot"]);
+    let refused = lab.run(&["backup", "verify", "--key", &wrong]).failed().all();
+    assert!(!refused.contains("damaged") && refused.contains("No matching keys"), "{refused}");
+    let shown = lab.run(&["backup", "show"]).ok().stdout;
+    assert!(shown.contains("age --decrypt") && shown.contains("site/a/lab/main/full/"), "{shown}");
+
+    // A store that takes its time. Whoever asked for a backup is killed: it is made all the same.
+    let slow = Proxy::tcp(&ceph.http(), |request| match request.path.contains("partNumber") {
+        true => Fault::Stalled(Duration::from_secs(4)),
+        false => Fault::None,
+    });
+    let busy = |proxy: &Proxy, times: usize| {
+        let parts = || proxy.log().iter().filter(|(request, _)| request.path.contains("partNumber")).count();
+        eventually("it is sent", || (parts() >= times).then_some(()));
+    };
+    with_store(&lab, &file, &s3(&format!("http://{}", slow.address()), None), &encrypted);
+    let mut asking = lab.spawn(&["backup", "now"]);
+    busy(&slow, 1);
+    let refused = lab.run(&["backup", "now"]).all();
+    asking.kill().expect("killed");
+    let _ = asking.wait();
+    assert!(refused.contains("making a backup already") || refused.contains("backed up"), "{refused}");
+    let at_least_two = || (counted(&lab).0 >= 2).then_some(());
+    eventually("it is made all the same", at_least_two);
+    let before = counted(&lab).0;
+
+    // The agent is killed: what it has made half does not count, and the next one does.
+    let asked = slow.log().iter().filter(|(request, _)| request.path.contains("partNumber")).count();
+    let mut asking = lab.spawn(&["backup", "now"]);
+    busy(&slow, asked + 1);
+    for (_, pid) in lab.agents() {
+        kill(pid, Signal::KILL);
+    }
+    let ended = asking.wait().expect("it ends");
+    assert!(!ended.success(), "nothing is a success that was not made");
+    assert_eq!(counted(&lab), (before, 1));
+    lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+    with_store(&lab, &file, &s3(&ceph.https(), Some(&ceph.ca_file())), &encrypted);
+    backed_up(&lab);
+    assert_eq!(counted(&lab), (before + 1, 1));
+    let all = verdicts(&lab, &["--all", "--key", &right]);
+    assert!(all.len() == before + 1 && all.iter().all(|verdict| verdict == "snapshot"), "{all:?}");
+
+    let verdict = load.finish();
+    println!("{verdict}");
+    verdict.assert_consistent();
+    // Nobody keeps what gets into the store, or opens its objects.
+    let state = lab.path().join(".raftsman");
+    assert_eq!(holds(&state, SECRET), [] as [std::path::PathBuf; 0]);
+    lab.destroy();
+}
+
+/// The agent as a hardened service of systemd, which may write nowhere and see little.
+#[test]
+fn a_host_under_systemd_is_backed_up() {
+    let hosts = Hosts::up(1);
+    let ceph = Ceph::beside(hosts.space(), Ipv4Addr::new(10, 77, 0, 1), 4 << 30);
+    let before = hosts.manifest(0);
+    let lab = Lab::new("");
+    let file = format!(
+        "fleet: lab\nmachines:\n  provider: hosts\n  ssh: {{ config: {:?} }}\netcd:\n  main:\n    version: {VERSION}\n    \
+         source: {{ directory: {:?} }}\n    members: [{{ name: db1, address: {} }}]\n",
+        hosts.ssh_config(),
+        etcd_dir(),
+        hosts.addresses()[0]
+    );
+    with_store(&lab, &file, &s3(&ceph.https(), Some(&ceph.ca_file())), "");
+    lab.apply();
+    lab.etcdctl(&["put", "key", "value"]).ok();
+    assert_eq!(backed_up(&lab)["keys"], 1);
+    assert_eq!(verdicts(&lab, &[]), ["snapshot"]);
+    // The agent's log is in the journal, and holds no secret.
+    let log = lab.run(&["logs", "db1", "--agent"]).ok().stdout;
+    assert!(log.contains("backup made") && !log.contains(SECRET), "{log}");
+    lab.run(&["destroy", "--yes"]).ok();
+    assert_eq!(hosts.manifest(0).since(&before), Vec::<String>::new(), "nothing is left");
+}
+
+/// An etcd without TLS and auth.
+struct Alone(Child);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_backup_is_restored_without_raftsman() {
+    let shelf = tempfile::tempdir().expect("a directory");
+    for auth in ["certificate", "password", "none"] {
+        let lab = Lab::cluster(1, VERSION, &[&format!("auth: {{ mode: {auth} }}")]);
+        let store = format!("{{ directory: {:?} }}", shelf.path().join(auth));
+        with_store(&lab, &lab.file(), &store, "");
+        lab.apply();
+        let refused = lab.run(&["backup", "now"]).failed().all();
+        assert!(refused.contains(auth), "a directory that is not there is named: {refused}");
+        std::fs::create_dir(shelf.path().join(auth)).expect("a directory");
+        for number in 0..30 {
+            lab.etcdctl(&["put", &format!("key-{number:02}"), "value"]).ok();
+        }
+        lab.etcdctl(&["del", "key-00"]).ok();
+        let taken = backed_up(&lab);
+        assert_eq!(taken["keys"], 29);
+        assert_eq!(verdicts(&lab, &[]), ["snapshot"]);
+        if auth == "none" {
+            restored(shelf.path().join(auth), &taken);
+        }
+        lab.destroy();
+    }
+}
+
+fn restored(shelf: std::path::PathBuf, taken: &Value) {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let dir = tempfile::tempdir().expect("a directory");
+    let db = dir.path().join("snapshot.db");
+    let store = Store::open(&Place::Directory(shelf)).expect("the store");
+    let layout = Layout::new("", &Name::fixed("lab"), &Name::fixed("main"));
+    let manifest: Manifest = runtime.block_on(async {
+        let (name, counts) = full::list(&store, &layout).await.expect("a list").pop().expect("a backup");
+        assert!(counts);
+        let manifest = full::manifest(&store, &layout, &Name::fixed("main"), name).await.expect("its manifest");
+        let file = std::fs::File::create(&db).expect("a file");
+        full::fetch(&store, &layout, &manifest, &Keys::default(), &Moved::default(), file).await.expect("its snapshot");
+        manifest
+    });
+    assert_eq!(manifest.about.name.to_string(), taken["name"]);
+    let data = dir.path().join("data");
+    let etcdutl = etcd_dir().join(VERSION).join("etcdutl");
+    let mut restore = Command::new(etcdutl);
+    restore.args(["snapshot", "restore"]).arg(&db).arg("--data-dir").arg(&data);
+    let restored = restore.output().expect("etcdutl");
+    assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+    let (clients, peers) = ("http://127.67.1.1:2379", "http://127.67.1.1:2380");
+    let mut etcd = Command::new(etcd_dir().join(VERSION).join("etcd"));
+    etcd.arg("--data-dir").arg(&data).args(["--listen-client-urls", clients, "--advertise-client-urls", clients]);
+    etcd.args(["--listen-peer-urls", peers]).stdout(Stdio::null()).stderr(Stdio::null());
+    let _alone = Alone(etcd.spawn().expect("etcd"));
+    runtime.block_on(async {
+        let revision = manifest.about.name.revision();
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let look = async {
+                let mut client = etcd_client::Client::connect([clients], None).await?;
+                let all = etcd_client::GetOptions::new().with_all_keys().with_count_only().with_revision(revision);
+                let count = client.get("", Some(all)).await?.count();
+                Ok::<_, etcd_client::Error>((client.hash_kv(revision).await?, count))
+            };
+            match look.await {
+                Ok((hash, count)) => {
+                    assert_eq!(hash.hash(), manifest.hashed.hash, "what was restored is what was there");
+                    assert_eq!(hash.compact_version(), manifest.hashed.compacted);
+                    assert_eq!(u64::try_from(count).ok(), Some(manifest.hashed.keys));
+                    return;
+                }
+                Err(error) => assert!(tries < 100, "etcd does not serve: {error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+}
