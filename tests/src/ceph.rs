@@ -185,7 +185,7 @@ ceph-osd -i 0 --mkfs --osd-uuid $disk
 ceph osd crush add osd.0 1.0 root=default host=localhost
 } >>log/made 2>&1
 # It now and then asks the monitor before it knows it ('wrong fsid'), and ends.
-while :; do ceph-osd -f -i 0; sleep .2; done >log/osd.out 2>&1 &
+while :; do ceph-osd -f -i 0 || sleep .2; done >log/osd.out 2>&1 &
 patiently disk_is_up
 ceph osd pool create .rgw.root 1 1 >>log/made 2>&1
 radosgw -f -n client.rgw >log/rgw.out 2>&1 &

@@ -59,13 +59,17 @@ pub(crate) fn shown(shown: &Taken, paint: Paint) -> String {
     let Manifest { about, finished, hashed, .. } = manifest;
     let About { fleet, cluster, cluster_id, member, version, begun, .. } = about;
     let moment = |at: &Timestamp| at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
+    let history = match hashed.compacted {
+        ..=0 => String::new(),
+        compacted => format!("; what was before {compacted} is compacted"),
+    };
     let mut table = Table::indented(2);
     for (what, value) in [
         ("cluster", format!("{cluster} of {fleet}, {cluster_id}")),
         ("from", format!("{member}, etcd {version}")),
         ("begun", moment(begun)),
         ("read back", moment(finished)),
-        ("revision", format!("{} at least; {} and older are compacted", about.name.revision(), hashed.compacted)),
+        ("revision", format!("{} at least{history}", about.name.revision())),
         ("keys", format!("{}, hash {:08x}", hashed.keys, hashed.hash)),
         ("snapshot", format!("{}, SHA-256 {}", size(manifest.snapshot.bytes), manifest.snapshot.sha256)),
         ("object", format!("{}, SHA-256 {}", size(manifest.object.bytes), manifest.object.sha256)),

@@ -252,7 +252,9 @@ pub async fn verify(
         verified.push(match looked {
             Ok(Depth::Snapshot) => Verified { name, verdict: "snapshot", problem: None },
             Ok(Depth::Object) => Verified { name, verdict: "object", problem: None },
-            Err(error) if error.is_ours() => return Err(BackupError::from(error).into()),
+            Err(error) if error.is_ours() || matches!(error, full::FullError::Incomplete { .. }) => {
+                return Err(BackupError::from(error).into());
+            }
             Err(error) => Verified { name, verdict: "damaged", problem: Some(error.to_string()) },
         });
     }
