@@ -56,6 +56,7 @@ fn about(number: i64) -> About {
         member: Name::fixed("main-1"),
         version: EtcdVersion::default(),
         begun,
+        upto: None,
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 const APPLY: [&str; 5] = ["apply", "--yes", "--json", "--timeout", "30s"];
 
 /// Every verb, as written on the command line.
-const VERBS: [&str; 31] = [
+const VERBS: [&str; 33] = [
     "init",
     "adopt",
     "check",
@@ -24,6 +24,8 @@ const VERBS: [&str; 31] = [
     "join",
     "replace",
     "recover",
+    "restore",
+    "drill",
     "verify",
     "defrag",
     "compact",

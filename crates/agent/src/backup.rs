@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use etcd_client::{Client, GetOptions, SnapshotStreaming};
-use futures::stream::{self, Stream};
+use etcd_client::{Client, GetOptions, ResponseHeader, SnapshotStreaming};
+use futures::stream::{self, Stream, StreamExt as _};
 use jiff::Timestamp;
 use raftsman_api::v1;
 use raftsman_backup::full::{self, FullError, Moved};
@@ -18,11 +18,12 @@ use secrecy::SecretString;
 
 use crate::Agent;
 use crate::certs::{self, CertsError};
+use crate::files::FileError;
 
 /// A member that sends nothing of its snapshot for so long is not waited for.
 const SILENCE: Duration = Duration::from_secs(30);
 /// How long etcd may take to go over all of its keys.
-const COUNTING: Duration = Duration::from_secs(600);
+pub const COUNTING: Duration = Duration::from_secs(600);
 
 /// Why there is no backup.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +43,9 @@ pub enum BackupError {
     /// The member.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
+    /// What it was told could not be kept.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -53,11 +57,15 @@ pub enum BackupError {
 /// What is to be made.
 #[derive(Debug)]
 pub struct Order {
-    place: Place,
-    layout: Layout,
-    seals: Seals,
+    /// Where to.
+    pub place: Place,
+    /// Where in it.
+    pub layout: Layout,
+    /// How objects are made.
+    pub seals: Seals,
+    /// Whose it is.
+    pub cluster: Name,
     fleet: Name,
-    cluster: Name,
     password: Option<SecretString>,
 }
 
@@ -85,32 +93,54 @@ impl Order {
 }
 
 /// Makes a backup. It counts when this returns.
-pub async fn take(agent: &Agent, order: Order, moved: &Moved) -> Result<Manifest, BackupError> {
+pub async fn take(agent: &Agent, order: &Order, moved: &Moved) -> Result<Manifest, BackupError> {
     let boot = agent.claim.boot();
     let member = Name::parse(&boot.machine).map_err(|error| BackupError::Request(error.what))?;
-    let credentials = credentials(agent, order.password.clone())?;
     let store = Store::open(&order.place)?;
-    let address = std::net::SocketAddr::new(boot.address, CLIENT_PORT);
-    let mut client = Box::pin(dial(address, &credentials)).await?;
+    let mut client = client(agent, order).await?;
     let status = bounded(async { Ok(client.status().await?) }).await?;
     let begun = Timestamp::now();
     // Whoever answers this has all that was acknowledged until now, and what it sends from now on holds it.
-    let read = bounded(async { Ok(client.get(PROBE_KEY, None).await?) }).await?;
-    let revision = read.header().map_or(0, |header| header.revision());
-    let about = About {
+    let read = now(&mut client).await?;
+    let revision = read.revision();
+    let mut about = About {
         name: FullName::new(begun, revision),
-        fleet: order.fleet,
+        fleet: order.fleet.clone(),
         fleet_id: boot.fleet_id,
-        cluster: order.cluster,
-        cluster_id: ClusterId(read.header().map_or(0, |header| header.cluster_id())),
+        cluster: order.cluster.clone(),
+        cluster_id: ClusterId(read.cluster_id()),
         member,
         version: EtcdVersion::parse(status.version()).unwrap_or_default(),
         begun,
+        upto: None,
     };
     let (layout, seals) = (&order.layout, &order.seals);
     let hashed = Box::pin(hash(client.clone(), revision));
-    let snapshot = bounded(async { Ok(client.snapshot().await?) }).await?;
-    Ok(Box::pin(full::take(&store, layout, about, seals, pieces(snapshot), hashed, moved)).await?)
+    let mut snapshot = bounded(async { Ok(client.snapshot().await?) }).await?;
+    // Once the first piece is there, nothing that is written from then on gets into it.
+    let first = within(SILENCE, async { Ok(snapshot.message().await?) }).await?;
+    about.upto = Some(now(&mut client).await?.revision());
+    let first = stream::iter(first.map(|first| Ok(Bytes::copy_from_slice(first.blob()))));
+    let snapshot = first.chain(pieces(snapshot));
+    Ok(Box::pin(full::take(&store, layout, about, seals, snapshot, hashed, moved)).await?)
+}
+
+/// How far the cluster is, as its majority says.
+async fn now(client: &mut Client) -> Result<ResponseHeader, BackupError> {
+    let mut read = bounded(async { Ok(client.get(PROBE_KEY, None).await?) }).await?;
+    read.take_header().ok_or_else(|| BackupError::Request("etcd does not say how far it is".to_owned()))
+}
+
+/// A connection to this machine's own etcd.
+pub async fn client(agent: &Agent, order: &Order) -> Result<Client, BackupError> {
+    let credentials = credentials(agent, order.password.clone())?;
+    let address = std::net::SocketAddr::new(agent.claim.boot().address, CLIENT_PORT);
+    Ok(Box::pin(dial(address, &credentials)).await?)
+}
+
+/// As whom this machine speaks to an etcd that knows its clients by certificates.
+pub fn by_certificate(agent: &Agent) -> Result<Credentials, BackupError> {
+    credentials(agent, None)
 }
 
 /// As whom this machine speaks to etcd.
@@ -125,8 +155,16 @@ fn credentials(agent: &Agent, password: Option<SecretString>) -> Result<Credenti
     Ok(Credentials::new(&trust, identity.as_ref(), password)?)
 }
 
+/// What this machine's own etcd holds, asked at this port.
+pub async fn contents(agent: &Agent, port: u16) -> Result<(Hashed, i64), BackupError> {
+    let address = std::net::SocketAddr::new(agent.claim.boot().address, port);
+    let mut client = Box::pin(dial(address, &by_certificate(agent)?)).await?;
+    let revision = now(&mut client).await?.revision();
+    Ok((hash(client, revision).await?, revision))
+}
+
 /// What is in etcd at this revision, as few numbers.
-async fn hash(mut client: Client, revision: i64) -> Result<Hashed, EtcdError> {
+pub async fn hash(mut client: Client, revision: i64) -> Result<Hashed, EtcdError> {
     let all = GetOptions::new().with_all_keys().with_count_only().with_revision(revision);
     // First: it goes over all keys at once, and keeps none of them.
     let hash = within(COUNTING, async { Ok(client.hash_kv(revision).await?) }).await?;
@@ -136,7 +174,7 @@ async fn hash(mut client: Client, revision: i64) -> Result<Hashed, EtcdError> {
 }
 
 /// etcd's snapshot, piece by piece.
-fn pieces(snapshot: SnapshotStreaming) -> impl Stream<Item = Result<Bytes, EtcdError>> + Send {
+pub fn pieces(snapshot: SnapshotStreaming) -> impl Stream<Item = Result<Bytes, EtcdError>> + Send {
     stream::try_unfold(snapshot, async |mut snapshot| {
         let piece = within(SILENCE, async { Ok(snapshot.message().await?) }).await?;
         Ok(piece.map(|piece| (Bytes::copy_from_slice(piece.blob()), snapshot)))

@@ -22,6 +22,7 @@ use crate::boot::BootError;
 use crate::claim::{Claim, ClaimError};
 use crate::fence::{Fence, FenceError};
 use crate::files::FileError;
+use crate::keeper::Keeper;
 use crate::launch::Launcher;
 use crate::root::Root;
 use crate::service::{Service, ServiceError};
@@ -41,11 +42,13 @@ pub mod files;
 pub mod firewall;
 pub mod handshake;
 pub mod install;
+pub mod keeper;
 pub mod launch;
 pub mod measure;
 pub mod metrics;
 pub mod ports;
 pub mod process;
+pub mod rehearsal;
 pub mod report;
 pub mod restore;
 pub mod root;
@@ -120,6 +123,8 @@ pub struct Agent {
     pub service: Service,
     /// How it is run.
     pub launcher: Launcher,
+    /// Its part in making backups.
+    pub keeper: Keeper,
 }
 
 /// Who keeps services running on this machine.
@@ -135,6 +140,7 @@ pub enum Under {
 pub async fn run(root: &Path, under: Under) -> Result<(), AgentError> {
     let root = Root::open(root)?;
     let mut lock = lock(&root).await?;
+    rehearsal::sweep(&root);
     root.prepare()?;
     let boot = boot::read(&root)?;
     // The machine may have got another address while no agent lived.
@@ -158,7 +164,9 @@ pub async fn run(root: &Path, under: Under) -> Result<(), AgentError> {
     let service = Service::open(root.clone(), address, launcher.clone()).await?;
     let tls = claim.tls().clone();
     tracing::info!(%listen, root = %root.path().display(), claimed = claim.is_claimed(), "agent serves");
-    let agent = Arc::new(Agent { root, claim, fence, service, launcher });
+    let keeper = Keeper::open(&root)?;
+    let agent = Arc::new(Agent { root, claim, fence, service, launcher, keeper });
+    tokio::spawn(keeper::keep(Arc::clone(&agent)));
     if under == Under::Systemd {
         tokio::spawn(metrics::keep_writing(Arc::clone(&agent)));
     }

@@ -49,6 +49,7 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         disk: Some(v1::Disk { free_bytes, total_bytes }),
         firewall_digest,
         delivery_stamp,
+        backups: agent.keeper.report(&agent.root),
     })
 }
 
@@ -142,6 +143,7 @@ fn data(agent: &Agent, closely: bool) -> v1::Data {
     }
 }
 
-fn moment(at: Timestamp) -> prost_types::Timestamp {
+/// A moment, as it travels.
+pub fn moment(at: Timestamp) -> prost_types::Timestamp {
     prost_types::Timestamp { seconds: at.as_second(), nanos: at.subsec_nanosecond() }
 }

@@ -183,8 +183,12 @@ async fn run(
         // The tool takes the one only with the other: what clients saw of the old revisions is void.
         command.arg(format!("--bump-revision={}", head.bump_revision)).arg("--mark-compacted");
     }
-    let run =
-        command.env_clear().env("PATH", PATH).current_dir(root.etcd()).stdin(Stdio::null()).kill_on_drop(true).output();
+    carry_out(&mut command, &root.etcd()).await
+}
+
+/// Runs etcd's tool to its end.
+pub(crate) async fn carry_out(command: &mut Command, dir: &Path) -> Result<(), RestoreError> {
+    let run = command.env_clear().env("PATH", PATH).current_dir(dir).stdin(Stdio::null()).kill_on_drop(true).output();
     let output = timeout(TOOL_LIMIT, run).await.map_err(|_| RestoreError::TooLong)?.map_err(RestoreError::Run)?;
     if output.status.success() {
         return Ok(());

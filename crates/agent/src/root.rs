@@ -76,6 +76,11 @@ impl Root {
         self.0.join("agent/etcd-client")
     }
 
+    /// What this machine was told of making backups by itself.
+    pub fn backups(&self) -> PathBuf {
+        self.0.join("agent/backups")
+    }
+
     /// A binary that was put on the machine when it was made.
     pub fn artifact(&self, program: &str, version: &str) -> PathBuf {
         self.0.join("artifacts").join(format!("{program}-{version}"))

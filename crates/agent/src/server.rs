@@ -4,14 +4,16 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use raftsman_api::fence;
 use raftsman_api::roles::Role;
 use raftsman_api::tls::Peer;
 use raftsman_api::v1::agent_server::Agent as AgentService;
 use raftsman_api::v1::take_backup_reply::What;
 use raftsman_api::v1::{self, Purpose};
-use raftsman_api::v1::{install_etcd_request, restore_data_request};
+use raftsman_api::v1::{install_etcd_request, rehearse_request, restore_data_request};
 use raftsman_backup::full::Moved;
+use raftsman_core::backup::{Hashed, Lines};
 use raftsman_core::render::delivery::{Deliverable, Delivered};
 use tokio::sync::mpsc::{self, Sender};
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -31,6 +33,7 @@ use crate::handshake;
 use crate::install;
 use crate::launch::{LaunchError, Launcher};
 use crate::measure;
+use crate::rehearsal::{Rehearsal, RehearsalError};
 use crate::report;
 use crate::restore::{Restore, RestoreError};
 use crate::service::{Expected, ServiceError, told};
@@ -51,8 +54,6 @@ const MOST_LOG_BYTES: u64 = 1 << 20;
 pub struct Server {
     agent: Arc<Agent>,
     changes: Arc<Mutex<()>>,
-    /// Held while a backup is made. Changes do not wait for it: it takes long, and they may be urgent.
-    backups: Arc<Mutex<()>>,
 }
 
 /// Held while a change goes on: there is one at a time.
@@ -61,7 +62,7 @@ type Turn = OwnedMutexGuard<()>;
 impl Server {
     /// Serves this agent.
     pub fn new(agent: Arc<Agent>) -> Self {
-        Self { agent, changes: Arc::default(), backups: Arc::default() }
+        Self { agent, changes: Arc::default() }
     }
 
     /// The role check for every call.
@@ -302,7 +303,7 @@ impl AgentService for Server {
         Self::allow(&request, Role::Operator)?;
         let order = Order::new(request.into_inner()).map_err(|error| error.status())?;
         let busy = |_| BackupError::Busy.status();
-        let alone = Arc::clone(&self.backups).try_lock_owned().map_err(busy)?;
+        let alone = Arc::clone(&self.agent.keeper.making).try_lock_owned().map_err(busy)?;
         let (told, replies) = mpsc::channel(1);
         let agent = Arc::clone(&self.agent);
         tokio::spawn(async move {
@@ -310,6 +311,51 @@ impl AgentService for Server {
             serve_backup(&agent, order, &told).await;
         });
         Ok(Response::new(ReceiverStream::new(replies)))
+    }
+
+    type RehearseStream = ReceiverStream<Result<v1::RehearseReply, Status>>;
+
+    async fn rehearse(
+        &self,
+        request: Request<Streaming<v1::RehearseRequest>>,
+    ) -> Result<Response<Self::RehearseStream>, Status> {
+        Self::allow(&request, Role::Operator)?;
+        let mut parts = request.into_inner();
+        let head = match next(&mut parts, |message| message.part).await? {
+            Some(rehearse_request::Part::Head(head)) => head,
+            _ => return Err(no_head()),
+        };
+        let (told, replies) = mpsc::channel(4);
+        let agent = Arc::clone(&self.agent);
+        tokio::spawn(async move {
+            if let Err(status) = serve_rehearsal(&agent, &head, parts, &told).await {
+                tracing::warn!(error = status.message(), "a rehearsal failed");
+                let _ = told.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(replies)))
+    }
+
+    async fn compare(&self, request: Request<v1::CompareRequest>) -> Result<Response<v1::CompareReply>, Status> {
+        Self::allow(&request, Role::Operator)?;
+        let port = u16::try_from(request.into_inner().port).map_err(|_| Status::invalid_argument("no such port"))?;
+        let (contents, revision) = backup::contents(&self.agent, port).await.map_err(|error| error.status())?;
+        Ok(Response::new(v1::CompareReply { contents: Some(wire(contents)), revision }))
+    }
+
+    async fn set_backups(
+        &self,
+        request: Request<v1::SetBackupsRequest>,
+    ) -> Result<Response<v1::SetBackupsReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let told = request.into_inner();
+        self.change(turn, move |agent| {
+            let by_itself = told.order.is_some();
+            agent.keeper.set(&agent.root, told)?;
+            tracing::info!(by_itself, "told how to make backups");
+            Ok::<_, BackupError>(v1::SetBackupsReply {})
+        })
+        .await
     }
 
     async fn start_etcd(&self, request: Request<v1::StartEtcdRequest>) -> Result<Response<v1::StartEtcdReply>, Status> {
@@ -470,7 +516,7 @@ impl AgentService for Server {
 async fn serve_backup(agent: &Agent, order: Order, told: &Sender<Result<v1::TakeBackupReply, Status>>) {
     let moved = Moved::default();
     let reply = |what| Ok(v1::TakeBackupReply { what: Some(what) });
-    let mut taking = pin!(backup::take(agent, order, &moved));
+    let mut taking = pin!(backup::take(agent, &order, &moved));
     let mut tick = tokio::time::interval(TELL);
     let taken = loop {
         tokio::select! {
@@ -495,6 +541,74 @@ async fn serve_backup(agent: &Agent, order: Order, told: &Sender<Result<v1::Take
         reply,
     );
     let _ = told.send(last).await;
+}
+
+/// Goes on as long as somebody listens.
+async fn serve_rehearsal(
+    agent: &Agent,
+    head: &v1::RehearseHead,
+    mut parts: Streaming<v1::RehearseRequest>,
+    told: &Sender<Result<v1::RehearseReply, Status>>,
+) -> Result<(), Status> {
+    use v1::rehearse_reply::What;
+    let coded = |error: RehearsalError| error.status();
+    let tell = async |what| {
+        let sent = told.send(Ok(v1::RehearseReply { what: Some(what) })).await;
+        sent.map_err(|_| Status::cancelled("nobody listens any more"))
+    };
+    let mut coming = Rehearsal::begin(agent, &head.version).await.map_err(coded)?;
+    let first = loop {
+        match next(&mut parts, |message| message.part).await? {
+            Some(rehearse_request::Part::Snapshot(bytes)) => coming.write(&bytes).await.map_err(coded)?,
+            Some(rehearse_request::Part::Head(_)) => return Err(second_head()),
+            Some(rehearse_request::Part::Changes(lines)) => break Some(lines),
+            None => break None,
+        }
+    };
+    let mut running = coming.start(agent).await.map_err(coded)?;
+    tell(What::Revision(running.revision().await.map_err(coded)?)).await?;
+    let base = match head.hash_at {
+        0 => None,
+        revision => Some(wire(running.hashed(revision).await.map_err(coded)?)),
+    };
+    let mut lines = first;
+    let mut rest: Vec<u8> = Vec::new();
+    while let Some(bytes) = lines {
+        rest.extend(bytes);
+        let whole = rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let changes = Lines::read(&rest[..whole]).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        rest.drain(..whole);
+        running.replay(&changes, head.upto).await.map_err(coded)?;
+        tell(What::Revision(running.revision().await.map_err(coded)?)).await?;
+        lines = match next(&mut parts, |message| message.part).await? {
+            Some(rehearse_request::Part::Changes(lines)) => Some(lines),
+            Some(_) => return Err(Status::invalid_argument("only changes may follow changes")),
+            None => None,
+        };
+    }
+    if !rest.is_empty() {
+        return Err(Status::invalid_argument("the last change is not whole"));
+    }
+    let revision = running.revision().await.map_err(coded)?;
+    if head.upto != 0 && revision != head.upto {
+        return Err(coded(RehearsalError::OtherRevision { expected: head.upto, found: revision }));
+    }
+    let keys = running.keys().await.map_err(coded)?;
+    tell(What::Rehearsed(v1::Rehearsed { base, revision, keys })).await?;
+    if head.snapshot {
+        let unavailable = |error: raftsman_etcd::EtcdError| Status::unavailable(error.to_string());
+        let snapshot = running.client().snapshot().await.map_err(|error| unavailable(error.into()))?;
+        let mut pieces = pin!(backup::pieces(snapshot));
+        while let Some(piece) = pieces.next().await {
+            tell(What::Snapshot(piece.map_err(unavailable)?.to_vec())).await?;
+        }
+    }
+    Ok(())
+}
+
+fn wire(contents: Hashed) -> v1::Contents {
+    let Hashed { hash, compacted, keys } = contents;
+    v1::Contents { hash, compacted, keys }
 }
 
 fn no_head() -> Status {

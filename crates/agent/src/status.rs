@@ -14,6 +14,7 @@ use crate::files::FileError;
 use crate::firewall::FirewallError;
 use crate::handshake::HandshakeError;
 use crate::measure::MeasureError;
+use crate::rehearsal::RehearsalError;
 use crate::report::ReportError;
 use crate::restore::RestoreError;
 use crate::service::{ServiceError, told};
@@ -66,7 +67,22 @@ impl Coded for BackupError {
             Self::Request(_) => Code::InvalidArgument,
             Self::Busy | Self::NotReady => Code::FailedPrecondition,
             Self::Certs(error) => error.code(),
+            Self::File(error) => error.code(),
             Self::Etcd(_) | Self::Store(_) | Self::Full(_) => Code::Unavailable,
+        }
+    }
+}
+
+impl Coded for RehearsalError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Restore(error) => error.code(),
+            Self::Backup(error) => error.code(),
+            Self::File(error) => error.code(),
+            Self::NoEtcd(_) => Code::FailedPrecondition,
+            Self::Request(_) | Self::OtherRevision { .. } | Self::TooFar { .. } => Code::InvalidArgument,
+            Self::Silent(_) | Self::Etcd(_) => Code::Unavailable,
+            Self::Run(_) => Code::Internal,
         }
     }
 }

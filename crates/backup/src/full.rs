@@ -343,7 +343,7 @@ pub async fn list(store: &Store, layout: &Layout) -> Result<Vec<(FullName, bool)
         match layout.object(&object.path) {
             Some((Object::Manifest(name), _)) => drop(found.insert(name, true)),
             Some((Object::Snapshot(name) | Object::Begun(name), _)) => drop(found.entry(name).or_insert(false)),
-            Some((Object::Batch(_), _)) | None => {}
+            Some((Object::Batch(_) | Object::BatchManifest(_), _)) | None => {}
         }
     }
     Ok(found.into_iter().collect())

@@ -2,9 +2,11 @@
 //! whoever looks at them.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod changes;
 pub mod full;
 pub mod pipe;
 pub mod place;
+pub mod prune;
 pub mod seal;
 pub mod snapshot;
 pub mod store;

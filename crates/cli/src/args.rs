@@ -82,6 +82,10 @@ pub(crate) enum Verb {
     Replace(Replace),
     /// Build a cluster anew around one that survived, when its majority is lost for good.
     Recover(Recover),
+    /// Put a backup in the place of all data of a cluster: the newest, or up to a revision or a moment.
+    Restore(Restore),
+    /// Restore the newest backup into a throwaway etcd, to see whether it can be.
+    Drill(Drill),
     /// Compare what the members hold, and name one that differs.
     Verify(Verify),
     /// Make the members' database files as small as their data, one at a time, never the leader.
@@ -343,6 +347,73 @@ pub(crate) struct Recover {
     /// Give up when there was no progress for this long.
     #[arg(long, default_value = "2m", value_name = "TIME", value_parser = duration)]
     pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The backup is first restored into a throwaway etcd on one of the machines and compared with what etcd said when it was
+made. Then all members are stopped, what they hold is put away on the machines, all are restored from one snapshot, and
+clients get in once all members hold the same.
+
+Examples:
+  raftsman restore --show                          what would come back, and what would be lost
+  raftsman restore                                 the newest backup, with all changes since that were written down
+  raftsman restore --at 2026-11-16T07:00:00Z       as it was then
+  raftsman restore --revision 4711                 everything up to this revision
+  raftsman restore --from shop/main                the backups of another cluster in the same store")]
+pub(crate) struct Restore {
+    /// Which cluster; needed when the file has several.
+    pub(crate) cluster: Option<String>,
+    /// This full backup, as it is: no changes since. `raftsman backup list` shows their names.
+    #[arg(long, value_name = "NAME", group = "wish")]
+    pub(crate) backup: Option<String>,
+    /// Everything up to this revision.
+    #[arg(long, value_name = "REVISION", group = "wish", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(crate) revision: Option<i64>,
+    /// Everything up to this moment.
+    #[arg(long, value_name = "MOMENT", group = "wish")]
+    pub(crate) at: Option<jiff::Timestamp>,
+    /// The backups of another cluster: CLUSTER, or FLEET/CLUSTER.
+    #[arg(long, value_name = "CLUSTER")]
+    pub(crate) from: Option<String>,
+    /// A file with an age identity that opens encrypted backups. May be given several times. It stays on this computer.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Vec<PathBuf>,
+    /// Only show what would come back.
+    #[arg(long, conflicts_with = "yes")]
+    pub(crate) show: bool,
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Print JSON; what happens follows as JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Give up when there was no progress for this long.
+    #[arg(long, default_value = "5m", value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The cluster itself is not touched: the backup is restored on one of its machines, beside its member, and goes right after.
+What came of it stands in the store, and retention never removes the newest backup that passed.
+
+Examples:
+  raftsman drill                        restores the newest backup, with all changes since
+  raftsman drill --key ops.key          one that is encrypted
+  raftsman drill --history              all drills so far")]
+pub(crate) struct Drill {
+    /// Which cluster; needed when the file has several.
+    pub(crate) cluster: Option<String>,
+    /// A file with an age identity that opens encrypted backups. May be given several times. It stays on this computer.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Vec<PathBuf>,
+    /// Show the drills so far.
+    #[arg(long, conflicts_with = "key")]
+    pub(crate) history: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -146,6 +146,19 @@ pub enum Action {
         /// The version whose tool does it.
         version: EtcdVersion,
     },
+    /// Fill an empty data directory from the snapshot that all members are restored from.
+    RestoreBackup {
+        /// Where.
+        machine: Name,
+        /// The version whose tool does it.
+        version: EtcdVersion,
+    },
+    /// Start the members that were restored where no client finds them, see that all hold the same, then start them for
+    /// everybody.
+    CompareRestored {
+        /// All of them.
+        machines: Vec<Name>,
+    },
     /// Give the machine back, with its disk.
     DeleteMachine {
         /// Which.
@@ -313,6 +326,7 @@ impl Action {
             | Self::Compact { .. }
             | Self::DisarmAlarm { .. }
             | Self::TakeSnapshot { .. }
+            | Self::CompareRestored { .. }
             | Self::EnableDowngrade { .. }
             | Self::CancelDowngrade
             | Self::CreateRoot
@@ -336,6 +350,7 @@ impl Action {
             | Self::StopEtcd { machine }
             | Self::ClearData { machine, .. }
             | Self::RestoreData { machine, .. }
+            | Self::RestoreBackup { machine, .. }
             | Self::DeleteMachine { machine }
             | Self::RebuildMachine { machine }
             | Self::MoveMachine { machine, .. }
@@ -392,6 +407,7 @@ impl Action {
                     | Self::DisarmAlarm { .. }
                     | Self::StartEtcd { data: StartData::Alone(_), .. }
                     | Self::RestoreData { .. }
+                    | Self::CompareRestored { .. }
                     | Self::EnableDowngrade { .. }
                     | Self::CancelDowngrade
             )
@@ -428,6 +444,8 @@ impl Action {
             Self::StopEtcd { .. } => "stop etcd",
             Self::ClearData { .. } => "clear data",
             Self::RestoreData { .. } => "restore data",
+            Self::RestoreBackup { .. } => "restore backup",
+            Self::CompareRestored { .. } => "compare and start",
             Self::DeleteMachine { .. } => "delete machine",
             Self::RebuildMachine { .. } => "rebuild machine",
             Self::MoveMachine { .. } => "move machine",

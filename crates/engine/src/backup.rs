@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
+use raftsman_api::v1::{SetBackupsRequest, TakeBackupRequest};
 use raftsman_backup::place::{AccessKeys, Azure, Gcs, S3};
 use raftsman_backup::{Keys, Place, Store, StoreError};
-use raftsman_core::backup::Layout;
+use raftsman_core::backup::{FullName, Hashed, Layout};
 use raftsman_core::spec::{BackupStore, Backups, Name, S3Store, Secret};
-use secrecy::ExposeSecret as _;
+use secrecy::{ExposeSecret as _, SecretString};
 
+use crate::cluster::{ClusterAt, ClusterError};
 use crate::fleet::Fleet;
 use crate::secrets::{self, SecretError};
 
@@ -31,6 +33,12 @@ pub enum BackupError {
     /// No key of age.
     #[error("{} holds no age identity: a line that begins with AGE-SECRET-KEY-1", .0.display())]
     NoIdentity(PathBuf),
+    /// The cluster's own secrets.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// This program is broken.
+    #[error("what a machine is told cannot be written: {0}")]
+    Text(#[from] serde_json::Error),
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -48,6 +56,38 @@ pub enum BackupError {
         /// Whose.
         cluster: Name,
     },
+    /// Changes since a backup.
+    #[error(transparent)]
+    Changes(#[from] raftsman_backup::changes::ChangesError),
+    /// Before all that there is.
+    #[error(
+        "no backup is old enough: the oldest is `{oldest}`, and everything from the moment on that it was made can be restored"
+    )]
+    TooEarly {
+        /// The oldest.
+        oldest: FullName,
+    },
+    /// It was restored, and is not what it should be.
+    #[error("the backup `{name}` was restored, and holds {} keys with the hash {:x} instead of {} with {:x}: it does not count, choose another", found.keys, found.hash, expected.keys, expected.hash)]
+    OtherContents {
+        /// Which.
+        name: FullName,
+        /// What etcd said when it was made.
+        expected: Hashed,
+        /// What etcd says now.
+        found: Hashed,
+    },
+    /// A file.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// No way to the agent.
+    #[error(transparent)]
+    Link(#[from] Box<crate::observe::LinkError>),
     /// The agent failed, or went away.
     #[error("the backup on {machine} failed: {}", .status.message())]
     Agent {
@@ -84,11 +124,55 @@ pub struct StoreOf {
 impl StoreOf {
     /// Of this cluster, as the file says.
     pub fn open(fleet: &Fleet, cluster: &Name) -> Result<Self, BackupError> {
+        Self::of_another(fleet, &fleet.spec.fleet, cluster)
+    }
+
+    /// Of a cluster of another fleet, whose backups are in the same store.
+    pub fn of_another(fleet: &Fleet, owner: &Name, cluster: &Name) -> Result<Self, BackupError> {
         let settings = fleet.spec.backups.clone().ok_or(BackupError::NoStore)?;
         let place = place(fleet, &settings.store)?;
-        let layout = Layout::new(&settings.prefix, &fleet.spec.fleet, cluster);
+        let layout = Layout::new(&settings.prefix, owner, cluster);
         Ok(Self { store: Store::open(&place)?, place, settings, layout, cluster: cluster.clone() })
     }
+}
+
+/// What a machine needs to know to make a backup.
+pub fn order(
+    fleet: &Fleet,
+    settings: &Backups,
+    place: &Place,
+    cluster: &Name,
+    root_password: Option<SecretString>,
+) -> Result<TakeBackupRequest, BackupError> {
+    Ok(TakeBackupRequest {
+        place: serde_json::to_string(place)?,
+        prefix: settings.prefix.clone(),
+        compress: settings.compress,
+        recipients: settings.encrypt_to.clone(),
+        fleet: fleet.spec.fleet.to_string(),
+        cluster: cluster.to_string(),
+        root_password: root_password.map(|password| password.expose_secret().to_owned()).unwrap_or_default(),
+    })
+}
+
+/// What the machines of a cluster are told of making backups by themselves; nothing where the file does not say how often.
+pub fn charge(cluster: &ClusterAt) -> Result<Option<SetBackupsRequest>, BackupError> {
+    let fleet = &cluster.fleet;
+    let Some(settings) = &fleet.spec.backups else { return Ok(None) };
+    let Some(every) = settings.every else { return Ok(None) };
+    let place = place(fleet, &settings.store)?;
+    let order = order(fleet, settings, &place, &cluster.desired.name, cluster.root_password()?)?;
+    let keep = settings.kept();
+    Ok(Some(SetBackupsRequest {
+        order: Some(order),
+        every_ms: every.as_millis(),
+        changes_every_ms: settings.changes_every.map_or(0, |every| every.as_millis()),
+        keep_hourly: keep.hourly,
+        keep_daily: keep.daily,
+        keep_weekly: keep.weekly,
+        keep_changes_s: settings.changes_every.map_or(0, |_| keep.changes.as_millis() / 1000),
+        stamp: String::new(),
+    }))
 }
 
 fn place(fleet: &Fleet, store: &BackupStore) -> Result<Place, BackupError> {

@@ -5,13 +5,18 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use aws_lc_rs::hmac;
+use jiff::Timestamp;
+use prost::Message as _;
+use raftsman_api::v1::{ReportReply, SetBackupsRequest};
 use raftsman_core::desired::Capabilities;
-use raftsman_core::observed::Delivery;
+use raftsman_core::observed::{Delivery, Side};
 use raftsman_core::render::delivery::{self, Delivered};
 use raftsman_core::render::fluent_bit::{self, Referred};
-use raftsman_core::spec::{Logs, Name, Secret};
+use raftsman_core::spec::{AuthMode, Logs, Name, Secret};
 use secrecy::{ExposeSecret as _, SecretString};
 
+use crate::backup;
+use crate::cluster::ClusterAt;
 use crate::fleet::Fleet;
 use crate::secrets::{self, SecretError};
 use crate::store::StoreError;
@@ -38,23 +43,29 @@ pub enum DeliveryError {
     /// What is in it.
     #[error(transparent)]
     Contents(#[from] delivery::DeliveryError),
+    /// Where backups go.
+    #[error(transparent)]
+    Backup(#[from] backup::BackupError),
     /// The state.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// What a machine is to be given, and the mark of it.
+/// What a machine is to be given.
 #[derive(Debug)]
 pub struct Parcel {
-    /// The files.
+    /// The files, where raftsman made the machine.
     pub files: Vec<Delivered>,
-    /// Empty where there are none.
+    /// The mark of them; empty where there are none.
     pub stamp: String,
+    /// What it is told of making backups by itself, with the mark of it.
+    pub backups: SetBackupsRequest,
 }
 
 impl Parcel {
     /// For this machine, read from where the file says.
-    pub fn pack(fleet: &Fleet, machine: &Name) -> Result<Self, DeliveryError> {
+    pub fn pack(cluster: &ClusterAt, machine: &Name) -> Result<Self, DeliveryError> {
+        let fleet = &cluster.fleet;
         // Machines are given theirs at the same time, and the key is made once.
         let making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
         let key = match fleet.secrets.get(KEY)? {
@@ -67,35 +78,74 @@ impl Parcel {
         };
         drop(making);
         let files = files(fleet, machine)?;
-        Ok(Self { stamp: stamp(&key, &files), files })
+        let backups = match backup::charge(cluster)? {
+            Some(charge) => SetBackupsRequest { stamp: stamp(&key, &told(cluster, &charge)?), ..charge },
+            None => SetBackupsRequest::default(),
+        };
+        Ok(Self { stamp: stamp(&key, &parts(&files)), files, backups })
     }
 }
 
-/// Whether a machine whose agent shows this mark has what it should.
-pub fn compare(fleet: &Fleet, machine: &Name, shown: &str) -> Delivery {
-    let compare = || -> Result<Delivery, DeliveryError> {
-        let files = files(fleet, machine)?;
+/// Whether a machine whose agent reports this has what it should.
+pub fn compare(cluster: &ClusterAt, machine: &Name, reported: &ReportReply, now: Timestamp) -> Delivery {
+    let compare = || -> Result<bool, DeliveryError> {
+        let key = || cluster.fleet.secrets.get(KEY);
+        let files = files(&cluster.fleet, machine)?;
         // Most fleets have nothing to deliver: the state is not asked for a key at every look.
-        let current = match files.is_empty() {
-            true => shown.is_empty(),
+        let has_files = match files.is_empty() {
+            true => reported.delivery_stamp.is_empty(),
             // Without a key nothing was ever delivered.
-            false => fleet.secrets.get(KEY)?.is_some_and(|key| stamp(&key, &files) == shown),
+            false => key()?.is_some_and(|key| stamp(&key, &parts(&files)) == reported.delivery_stamp),
         };
-        Ok(if current { Delivery::Current } else { Delivery::Outdated })
+        Ok(has_files && knows_of_backups(cluster, reported, now, key)?)
     };
-    compare().unwrap_or_else(|error| Delivery::Unknown(error.to_string()))
+    match compare() {
+        Ok(true) => Delivery::Current,
+        Ok(false) => Delivery::Outdated,
+        Err(error) => Delivery::Unknown(error.to_string()),
+    }
 }
 
-fn stamp(key: &SecretString, files: &[Delivered]) -> String {
-    if files.is_empty() {
+fn knows_of_backups(
+    cluster: &ClusterAt,
+    reported: &ReportReply,
+    now: Timestamp,
+    key: impl FnOnce() -> Result<Option<SecretString>, StoreError>,
+) -> Result<bool, DeliveryError> {
+    if cluster.ledger().cluster.is_none() && cluster.fleet.spec.backups.as_ref().is_some_and(|b| b.every.is_some()) {
+        // There is nobody to ask for a backup yet, nor anything to ask with.
+        return Ok(false);
+    }
+    let Some(charge) = backup::charge(cluster)? else { return Ok(reported.backups.is_none()) };
+    let Some(reported) = &reported.backups else { return Ok(false) };
+    let renew_before = cluster.desired.members.first().map_or_else(Default::default, |m| m.server.renew_before());
+    let ends = reported.certificate_not_after.and_then(|at| Timestamp::from_second(at.seconds).ok());
+    let gets_in = match cluster.auth() {
+        AuthMode::Password => true,
+        AuthMode::Certificate | AuthMode::None => ends.is_some_and(|ends| ends.duration_since(now) > renew_before),
+    };
+    let told = told(cluster, &charge)?;
+    Ok(gets_in && key()?.is_some_and(|key| stamp(&key, &told) == reported.stamp))
+}
+
+/// All that it depends on: also who signs what gets the machine into etcd.
+fn told(cluster: &ClusterAt, charge: &SetBackupsRequest) -> Result<Vec<Vec<u8>>, DeliveryError> {
+    let signer = cluster.trust(Side::Clients).map_err(backup::BackupError::from)?.current.key;
+    Ok(vec![charge.encode_to_vec(), signer.into_bytes()])
+}
+
+fn parts(files: &[Delivered]) -> Vec<Vec<u8>> {
+    files.iter().flat_map(|file| [file.what.name().into(), file.contents.clone().into_bytes()]).collect()
+}
+
+fn stamp(key: &SecretString, parts: &[Vec<u8>]) -> String {
+    if parts.is_empty() {
         return String::new();
     }
     let mut mark = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key.expose_secret().as_bytes()));
-    for Delivered { what, contents } in files {
-        for part in [what.name(), contents] {
-            mark.update(&(part.len() as u64).to_be_bytes());
-            mark.update(part.as_bytes());
-        }
+    for part in parts {
+        mark.update(&(part.len() as u64).to_be_bytes());
+        mark.update(part);
     }
     raftsman_api::hex::encode(mark.sign().as_ref())
 }

@@ -13,7 +13,7 @@
 //! | [`store`] | the state directory: secrets, lock, generation, journal (owns `.raftsman/`) |
 //! | [`delivery`] | what the file says of secrets on machines → files for each of them |
 //! | [`secrets`], [`artifacts`] | what the file refers to: secrets, etcd binaries |
-//! | [`backup`] | the store of the file, and where backups lie in it |
+//! | [`backup`], [`point`], [`rehearsal`] | the store of the file; a wish → what fulfils it there; whether it can be restored |
 //! | [`journal`] | what a run does → the audit trail |
 
 pub mod act;
@@ -30,6 +30,8 @@ pub mod machines;
 pub mod observe;
 pub mod ops;
 pub mod pki;
+pub mod point;
+pub mod rehearsal;
 pub mod secrets;
 pub mod store;
 

@@ -6,6 +6,7 @@ mod backup;
 mod cert;
 mod check;
 mod destroy;
+mod drill;
 mod env;
 mod init;
 mod join;
@@ -16,6 +17,7 @@ mod plan;
 mod preflight;
 mod recover;
 mod replace;
+mod restore;
 mod rotate;
 mod status;
 mod upkeep;
@@ -51,6 +53,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Verb::Verify(args) => upkeep::run_verify(&common, &args).await,
         Verb::Replace(args) => Box::pin(replace::run(&common, &args)).await,
         Verb::Recover(args) => Box::pin(recover::run(&common, &args)).await,
+        Verb::Drill(args) => Box::pin(drill::run(&common, &args)).await,
+        Verb::Restore(args) => Box::pin(restore::run(&common, &args)).await,
         Verb::Journal(args) => journal::run(&common, &args),
         Verb::Env(args) => env::run(&common, &args),
         Verb::Join(args) => join::run(&common, &args),

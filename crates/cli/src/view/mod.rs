@@ -3,10 +3,12 @@
 pub(crate) mod adopt;
 pub(crate) mod backup;
 pub(crate) mod cert;
+pub(crate) mod drill;
 pub(crate) mod journal;
 pub(crate) mod plan;
 pub(crate) mod preflight;
 pub(crate) mod recover;
+pub(crate) mod restore;
 pub(crate) mod status;
 mod table;
 pub(crate) mod upkeep;

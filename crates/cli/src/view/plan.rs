@@ -116,6 +116,13 @@ fn summary(plan: &FleetPlan, paint: Paint) -> String {
         0 => String::new(),
         n => paint.yellow(&format!(" {n} of {} clusters will not get there by this alone.", plan.clusters.len())),
     };
+    let serving = |step: &Step| step.before != Tolerance::NoQuorum;
+    let stops = |step: &&Step| serving(step) && step.during == Tolerance::NoQuorum;
+    if plan.clusters.iter().any(|c| c.forecast.steps().find(stops).is_some()) {
+        return format!(
+            "{steps} steps. Clients are kept out from the first that stops a member to the last.{ending}\n"
+        );
+    }
     match steps {
         0 if stuck == 0 => "Nothing to do.\n".to_owned(),
         0 => format!("Nothing can be done now.{ending}\n"),

@@ -1,6 +1,7 @@
 //! A status → the text of `raftsman status`.
 
 use jiff::Timestamp;
+use raftsman_core::backup::Health;
 use raftsman_core::observed::{Alarm, Door, Tolerance};
 use raftsman_engine::ops::status::{ClusterStatus, Expiry, FleetStatus, MemberStatus};
 
@@ -61,6 +62,13 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
         let label = paint.patience(waiting.waiting.patience());
         out.push_str(&format!("  {label} {}\n    → {}\n", waiting.message, waiting.next));
     }
+    if let Some(backups) = &cluster.backups {
+        out.push_str(&backed_up(backups, now, paint));
+    }
+    if let Some(drill) = &cluster.drill {
+        let ago = span(now.duration_since(drill.at).as_secs().max(0));
+        out.push_str(&format!("  last drill: {ago} ago, {} came back\n", drill.backup));
+    }
     for drift in &cluster.drift {
         out.push_str(&format!("  {} {drift}\n", paint.yellow("differs:")));
     }
@@ -82,6 +90,19 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
     }
     if let Some(first) = &cluster.first_ca_expiry {
         out.push_str(&format!("  first CA ends in {}: {}\n", left(first, now, paint), first.what));
+    }
+    out
+}
+
+fn backed_up(backups: &Health, now: Timestamp, paint: Paint) -> String {
+    let ago = |at: Timestamp| format!("{} ago", span(now.duration_since(at).as_secs().max(0)));
+    let full =
+        backups.full.map_or_else(|| "none yet".to_owned(), |full| format!("the newest from {}", ago(full.taken())));
+    let covered = backups.covered.map(|at| format!(", changes up to {}", ago(at))).unwrap_or_default();
+    let keeper = backups.keeper.as_ref().map(|name| format!(", made by {name}")).unwrap_or_default();
+    let mut out = format!("  backups: {full}{covered}{keeper}\n");
+    for problem in &backups.problems {
+        out.push_str(&format!("    {} {problem}\n", paint.yellow("backups:")));
     }
     out
 }

@@ -1,6 +1,7 @@
 //! What is known of a backup once it was taken and read back ↔ its manifest.
 
 use jiff::Timestamp;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::name::{Coding, FullName};
@@ -30,6 +31,9 @@ pub struct About {
     pub version: EtcdVersion,
     /// When it began.
     pub begun: Timestamp,
+    /// The last revision when etcd had begun to send it: there is nothing later in it. Not known of the oldest backups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upto: Option<i64>,
 }
 
 /// What is in etcd at a revision, as few numbers.
@@ -66,9 +70,9 @@ pub struct Manifest {
 
 /// As it is written: with the SHA-256 of all that is before it, in the shortest form of JSON.
 #[derive(Serialize, Deserialize)]
-struct Written {
+struct Written<T> {
     #[serde(flatten)]
-    manifest: Manifest,
+    manifest: T,
     check: String,
 }
 
@@ -85,36 +89,67 @@ pub struct Stored {
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
     /// Not one at all.
-    #[error("the manifest of the backup `{name}` cannot be read: it does not count")]
+    #[error("the manifest of {what} cannot be read: it does not count")]
     Unreadable {
-        /// Whose.
-        name: FullName,
+        /// Of what.
+        what: String,
         /// Why.
         #[source]
         source: serde_json::Error,
     },
     /// Written by a newer version.
-    #[error("the backup `{name}` was made by a newer raftsman (form {found}): use that one to restore it")]
+    #[error("{what} was made by a newer raftsman (form {found}): use that one to restore it")]
     Newer {
-        /// Whose.
-        name: FullName,
+        /// What.
+        what: String,
         /// Its form.
         found: u32,
     },
     /// Something in it was changed.
-    #[error("the manifest of the backup `{name}` was changed since it was written: it does not count")]
+    #[error("the manifest of {what} was changed since it was written: it does not count")]
     Changed {
-        /// Whose.
-        name: FullName,
+        /// Of what.
+        what: String,
     },
     /// It lies elsewhere than it says.
-    #[error("the manifest of the backup `{name}` is that of another one, `{found}`: somebody has moved it")]
+    #[error("the manifest of {what} is that of another one, `{found}`: somebody has moved it")]
     Misplaced {
-        /// Where it lies.
-        name: FullName,
+        /// What lies there.
+        what: String,
         /// What it says.
-        found: FullName,
+        found: String,
     },
+}
+
+/// What every word of a manifest is known by.
+pub(super) fn check<T: Serialize>(manifest: &T) -> Result<String, serde_json::Error> {
+    Ok(digest(&serde_json::to_string(manifest)?))
+}
+
+/// A manifest's text, for people too.
+pub(super) fn text<T: Serialize + Clone>(manifest: &T) -> Result<String, serde_json::Error> {
+    let written = Written { check: check(manifest)?, manifest: manifest.clone() };
+    Ok(serde_json::to_string_pretty(&written)? + "\n")
+}
+
+/// A manifest as it was written, or not at all.
+pub(super) fn read<T: Serialize + DeserializeOwned>(what: &str, text: &[u8]) -> Result<T, ManifestError> {
+    #[derive(Deserialize)]
+    struct Form {
+        format: u32,
+    }
+    let what = || what.to_owned();
+    let unreadable = |source| ManifestError::Unreadable { what: what(), source };
+    // The form first: a newer one may have other fields.
+    let Form { format } = serde_json::from_slice(text).map_err(unreadable)?;
+    if format > FORMAT {
+        return Err(ManifestError::Newer { what: what(), found: format });
+    }
+    let Written::<T> { manifest, check: written } = serde_json::from_slice(text).map_err(unreadable)?;
+    match written == check(&manifest).map_err(unreadable)? {
+        true => Ok(manifest),
+        false => Err(ManifestError::Changed { what: what() }),
+    }
 }
 
 impl Manifest {
@@ -122,44 +157,36 @@ impl Manifest {
     pub const FORMAT: u32 = FORMAT;
 
     /// Reads the manifest that lies with the backup of this name.
-    pub fn read(name: FullName, text: &[u8]) -> Result<Self, ManifestError> {
-        #[derive(Deserialize)]
-        struct Form {
-            format: u32,
-        }
-        let unreadable = |source| ManifestError::Unreadable { name, source };
-        // The form first: a newer one may have other fields.
-        let Form { format } = serde_json::from_slice(text).map_err(unreadable)?;
-        if format > FORMAT {
-            return Err(ManifestError::Newer { name, found: format });
-        }
-        let Written { manifest, check } = serde_json::from_slice(text).map_err(unreadable)?;
-        if check != manifest.check().map_err(unreadable)? {
-            return Err(ManifestError::Changed { name });
-        }
+    pub fn read(name: FullName, bytes: &[u8]) -> Result<Self, ManifestError> {
+        let what = format!("the backup `{name}`");
+        let manifest: Self = read(&what, bytes)?;
         match manifest.about.name == name {
             true => Ok(manifest),
-            false => Err(ManifestError::Misplaced { name, found: manifest.about.name }),
+            false => Err(ManifestError::Misplaced { what, found: manifest.about.name.to_string() }),
         }
     }
 
     /// What every word of it is known by.
-    fn check(&self) -> Result<String, serde_json::Error> {
-        Ok(digest(&serde_json::to_string(self)?))
+    pub fn check(&self) -> Result<String, serde_json::Error> {
+        check(self)
     }
 
     /// Its text, for people too.
     pub fn text(&self) -> Result<String, serde_json::Error> {
-        let written = Written { check: self.check()?, manifest: self.clone() };
-        Ok(serde_json::to_string_pretty(&written)? + "\n")
+        text(self)
+    }
+
+    /// There is no change in it after this one: it was the last when etcd began to send.
+    pub fn most(&self) -> i64 {
+        self.about.upto.unwrap_or(i64::MAX)
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn manifest() -> Manifest {
+    pub(in crate::backup) fn manifest() -> Manifest {
         let begun: Timestamp = "2026-11-16T03:00:00Z".parse().expect("a moment");
         Manifest {
             format: FORMAT,
@@ -172,6 +199,7 @@ mod tests {
                 member: Name::fixed("main-2"),
                 version: EtcdVersion::default(),
                 begun,
+                upto: Some(44),
             },
             finished: begun,
             hashed: Hashed { hash: 1, compacted: 2, keys: 3 },

@@ -6,15 +6,24 @@
 //!     snapshot.db[.zst][.age]   etcd's own snapshot, as `etcdutl` restores it once it is unpacked
 //!     manifest.json             written last, after the snapshot was read back: without it nothing counts
 //! FLEET/CLUSTER/changes/20261115T230000Z-0000000000012345678/
-//!     00000001.jsonl[.zst][.age]   what changed since, in batches that name the one before
+//!     00000001.jsonl[.zst][.age]   what changed since, a line for each revision
+//!     00000001.json                the batch's manifest, written last: it names the one before
+//! FLEET/CLUSTER/drills/20261116T080000Z-20261115T230000Z-0000000000012345678.json
+//!     when a backup was restored into a throwaway etcd, and what came of it
 //! ```
 //!
 //! Every object is written once and never again.
 
+pub mod changes;
+pub mod drill;
+pub mod health;
 pub mod manifest;
 pub mod name;
 pub mod retention;
 
+pub use changes::{Batch, ChainError, Change, Event, Lines, chain};
+pub use drill::Drill;
+pub use health::{Health, health};
 pub use manifest::{About, Hashed, Manifest, ManifestError, Stored};
 pub use name::{BatchName, Coding, FullName, Layout, NameError, Object};
 pub use retention::{Keep, Kept, Verdict, judge};

@@ -14,10 +14,12 @@ use crate::spec::Name;
 const MOMENT: &str = "%Y%m%dT%H%M%SZ";
 const FULL: &str = "full";
 const CHANGES: &str = "changes";
+const DRILLS: &str = "drills";
 const SNAPSHOT: &str = "snapshot.db";
 const MANIFEST: &str = "manifest.json";
 const BEGUN: &str = "begun.json";
 const BATCH: &str = "jsonl";
+const BATCH_MANIFEST: &str = "json";
 
 /// Not the name of a backup.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -130,6 +132,8 @@ pub enum Object {
     Manifest(FullName),
     /// A batch of changes.
     Batch(BatchName),
+    /// Its manifest: it counts.
+    BatchManifest(BatchName),
 }
 
 /// Where the objects of one cluster are.
@@ -154,6 +158,11 @@ impl Layout {
     /// Where full backups are, a directory each.
     pub fn fulls(&self) -> String {
         format!("{}/{FULL}", self.root)
+    }
+
+    /// All that there is of a full backup.
+    pub fn full(&self, full: FullName) -> String {
+        format!("{}/{FULL}/{full}", self.root)
     }
 
     /// A snapshot.
@@ -181,6 +190,32 @@ impl Layout {
         format!("{}/{CHANGES}/{}/{:08}.{BATCH}{}", self.root, batch.base, batch.number, coding.suffix())
     }
 
+    /// The manifest of a batch of changes.
+    pub fn batch_manifest(&self, batch: BatchName) -> String {
+        format!("{}/{CHANGES}/{}/{:08}.{BATCH_MANIFEST}", self.root, batch.base, batch.number)
+    }
+
+    /// Where changes are, a directory for each full backup that they begin after.
+    pub fn changes(&self) -> String {
+        format!("{}/{CHANGES}", self.root)
+    }
+
+    /// Where the records of drills are.
+    pub fn drills(&self) -> String {
+        format!("{}/{DRILLS}", self.root)
+    }
+
+    /// The record of a drill.
+    pub fn drill(&self, at: Timestamp, full: FullName) -> String {
+        format!("{}/{DRILLS}/{}-{full}.json", self.root, at.to_zoned(TimeZone::UTC).strftime(MOMENT))
+    }
+
+    /// The backup that the record of a drill at this path is about; nothing when it is none.
+    pub fn drilled(&self, path: &str) -> Option<FullName> {
+        let name = path.strip_prefix(&self.drills())?.strip_prefix('/')?.strip_suffix(".json")?;
+        name.split_once('-')?.1.parse().ok()
+    }
+
     /// What the object at this path is, and how it is coded; nothing when it is not one of ours.
     pub fn object(&self, path: &str) -> Option<(Object, Coding)> {
         let below = path.strip_prefix(&self.root)?.strip_prefix('/')?;
@@ -193,9 +228,12 @@ impl Layout {
             FULL => Some((Object::Snapshot(full), Coding::parse(file.strip_prefix(SNAPSHOT)?)?)),
             CHANGES => {
                 let (number, rest) = file.split_once('.')?;
-                let coding = Coding::parse(rest.strip_prefix(BATCH)?)?;
                 let number = number.parse().ok().filter(|_| number.len() == 8)?;
-                Some((Object::Batch(BatchName { base: full, number }), coding))
+                let batch = BatchName { base: full, number };
+                if rest == BATCH_MANIFEST {
+                    return Some((Object::BatchManifest(batch), Coding::default()));
+                }
+                Some((Object::Batch(batch), Coding::parse(rest.strip_prefix(BATCH)?)?))
             }
             _ => None,
         }
@@ -239,10 +277,15 @@ mod tests {
             assert!(snapshot.starts_with("site/a/shop/main/full/20261115T230000Z-"), "{snapshot}");
             assert_eq!(layout.object(&snapshot), Some((Object::Snapshot(full()), coding)));
             assert_eq!(layout.object(&layout.batch(batch, coding)), Some((Object::Batch(batch), coding)));
+            let manifest = layout.batch_manifest(batch);
+            assert_eq!(layout.object(&manifest), Some((Object::BatchManifest(batch), Coding::default())));
         }
         let manifest = layout.manifest(full());
         assert_eq!(layout.object(&manifest), Some((Object::Manifest(full()), Coding::default())));
         assert_eq!(layout.object(&layout.begun(full())), Some((Object::Begun(full()), Coding::default())));
+        let drill = layout.drill(full().taken(), full());
+        assert_eq!((layout.drilled(&drill), layout.object(&drill)), (Some(full()), None));
+        assert_eq!(layout.drilled(&manifest), None);
         let other = Layout::new("", &Name::fixed("shop"), &Name::fixed("main2"));
         assert_eq!(other.root(), "shop/main2");
         assert_eq!(other.object(&manifest), None);

@@ -18,6 +18,8 @@ pub const AGENT_PORT: u16 = 2378;
 pub const CLIENT_PORT: u16 = 2379;
 /// Where etcd listens for other members.
 pub const PEER_PORT: u16 = 2380;
+/// The port at which members are asked that no client is to see yet.
+pub const CLOSED_PORT: u16 = 2382;
 
 /// What a certificate must say.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,6 +95,24 @@ pub(super) fn config(spec: &EtcdCluster, member: &Name, address: IpAddr, version
         gateway: spec.gateway.unwrap_or(spec.auth.mode == AuthMode::Password),
         pace,
         cluster: spec,
+    });
+    Config { digest: render::digest(&text), text }
+}
+
+/// The same for one that nobody finds but those who know the port, and who have a certificate.
+pub(super) fn closed(spec: &EtcdCluster, member: &Name, address: IpAddr, version: EtcdVersion, pace: Pace) -> Config {
+    let mut spec = spec.clone();
+    spec.auth.mode = AuthMode::Certificate;
+    // Members that start together wait for each other in it, and they are compared anyway.
+    spec.corruption_checks.initial = false;
+    let text = render::etcd::config(&render::etcd::Member {
+        name: member,
+        client_url: url(address, CLOSED_PORT),
+        peer_url: url(address, PEER_PORT),
+        version,
+        gateway: false,
+        pace,
+        cluster: &spec,
     });
     Config { digest: render::digest(&text), text }
 }

@@ -21,7 +21,7 @@ use crate::spec::{
 };
 
 pub use addresses::{LoopbackNetwork, NetworkError};
-pub use etcd::{AGENT_PORT, CLIENT_PORT, LeafProfile, PEER_PORT, Usage};
+pub use etcd::{AGENT_PORT, CLIENT_PORT, CLOSED_PORT, LeafProfile, PEER_PORT, Usage};
 pub use machines::Capabilities;
 pub use users::{Access, User};
 
@@ -152,7 +152,11 @@ pub fn resolve(spec: &Spec, identity: &Identity) -> Result<Desired, DesireError>
     let clusters = spec
         .etcd
         .iter()
-        .map(|(name, cluster)| etcd::resolve(&spec.fleet, name, cluster, &spec.machines, &mut addresses))
+        .map(|(name, cluster)| {
+            let cluster = etcd::resolve(&spec.fleet, name, cluster, &spec.machines, &mut addresses)?;
+            let entrusts = spec.backups.as_ref().is_some_and(|backups| backups.every.is_some());
+            Ok(Cluster { delivers: cluster.delivers || entrusts, ..cluster })
+        })
         .collect::<Result<_, _>>()?;
     Ok(Desired { fleet: spec.fleet.clone(), clusters })
 }
@@ -217,6 +221,11 @@ impl Cluster {
             return Cow::Borrowed(&member.config);
         }
         Cow::Owned(etcd::config(&self.settings, &member.name, address, version, pace))
+    }
+
+    /// A member's configuration while no client is to see it: it is asked at [`CLOSED_PORT`].
+    pub fn closed_config(&self, member: &Member, version: EtcdVersion, pace: Pace) -> Config {
+        etcd::closed(&self.settings, &member.name, member.address, version, pace)
     }
 }
 

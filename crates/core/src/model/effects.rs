@@ -140,6 +140,18 @@ impl World {
                 cleared.process = Process::none();
             }
             Action::RestoreData { machine, .. } => self.restore(machine)?,
+            Action::RestoreBackup { machine, .. } => self.restore_backup(machine)?,
+            Action::CompareRestored { machines } => {
+                let version =
+                    self.ledger.restoration.as_ref().map_or(desired.version, |restoration| restoration.version);
+                for machine in machines {
+                    self.stop(machine, None)?;
+                    let Data::Present { cluster, .. } = self.claimed(machine)?.data else {
+                        return Err(Impossible(format!("{machine} was not restored")));
+                    };
+                    self.start(machine, version, StartData::Of(cluster), warm_up)?;
+                }
+            }
             Action::RebuildMachine { machine } => {
                 let cluster = self.existing(machine)?.cluster();
                 self.stop(machine, cluster)?;
@@ -406,6 +418,26 @@ impl World {
         agreed.members = vec![ListedMember { id: member, name: name.to_string(), peer_urls, learner: false }];
         self.agreed.insert(cluster, agreed);
         self.agreed.remove(&recovery.of);
+        Ok(())
+    }
+
+    fn restore_backup(&mut self, name: &Name) -> Result<(), Impossible> {
+        let restoration = self.ledger.restoration.clone().ok_or_else(|| Impossible("nothing to restore".to_owned()))?;
+        let mut ids = Ids::of(&restoration.members);
+        ids.cluster = ClusterId(hash(&format!("{} {}", ids.cluster, restoration.since)));
+        let list = ids.list(&restoration.members);
+        let machine = self.claimed(name)?;
+        if machine.data != Data::Empty || machine.process.state != ServiceState::Stopped {
+            return Err(Impossible(format!("the data of {name} is not as expected")));
+        }
+        let member = list.iter().find(|member| member.name == name.as_str()).map(|member| member.id);
+        let member = member.ok_or_else(|| Impossible(format!("{name} is no member of what is restored")))?;
+        machine.data = Data::Present { member, cluster: ids.cluster };
+        machine.had_data = true;
+        // What it had agreed upon is in the backup.
+        let before = restoration.old.iter().find_map(|old| self.agreed.get(old)).cloned();
+        let before = before.unwrap_or_else(|| Agreed::new(Vec::new()));
+        self.agreed.entry(ids.cluster).or_insert_with(|| Agreed { members: list, ..before });
         Ok(())
     }
 

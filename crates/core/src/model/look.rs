@@ -121,6 +121,7 @@ fn report(name: &Name, machine: &MachineModel) -> AgentReport {
         disk: machine.disk,
         firewall: machine.firewall.clone(),
         delivery: machine.delivery.clone(),
+        backups: None,
         etcd: EtcdOnMachine {
             installed: machine.installed.iter().map(|v| (*v, String::new())).collect::<BTreeMap<_, _>>(),
             config: machine.config.clone(),

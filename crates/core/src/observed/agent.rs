@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::etcd::{ClusterId, MemberId};
+use crate::backup::FullName;
 use crate::spec::{EtcdVersion, Name};
 
 /// What answered where the machine's agent should be.
@@ -41,8 +42,26 @@ pub struct AgentReport {
     /// Whether it has the secrets that the file refers to for machines.
     #[serde(default, skip_serializing_if = "Delivery::is_current")]
     pub delivery: Delivery,
+    /// Its part in making backups, where machines make them by themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backups: Option<Keeping>,
     /// etcd on this machine.
     pub etcd: EtcdOnMachine,
+}
+
+/// A machine's part in making backups: one of a cluster makes them, and the others stand by.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keeping {
+    /// Whether it is the one.
+    pub keeps: bool,
+    /// The newest full backup that counts, as far as it knows.
+    pub full: Option<FullName>,
+    /// All that was written until then is in the store; not known where changes are not written down.
+    pub covered: Option<Timestamp>,
+    /// When it last saw that some machine makes them, or began to look.
+    pub held: Option<Timestamp>,
+    /// Why it cannot do what it should, and since when.
+    pub problem: Option<(String, Timestamp)>,
 }
 
 /// Whether a machine was given what the file refers to. What that is stays out of what is observed: no digest of a

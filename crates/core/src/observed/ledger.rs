@@ -6,8 +6,9 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::etcd::{Alarm, ClusterId, ListedMember, MemberId};
-use super::{AuthorityRecord, Observed, Preflight, Side, Trust, View};
+use super::{AuthorityRecord, Data, Observed, Preflight, Side, Trust, View};
 use crate::action::{Action, StartData};
+use crate::backup::{Drill, FullName};
 use crate::desired::Cluster;
 use crate::spec::{AuthMode, EtcdVersion, Name};
 use crate::versions::{Line, REQUESTS_OF_TODAY};
@@ -75,6 +76,51 @@ pub struct Ledger {
     /// Set while the cluster is built anew around one that survived, because somebody decided so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
+    /// The last backup that was restored into a throwaway etcd, to see whether it can be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drill: Option<Drill>,
+    /// Set while a backup takes the place of all data, because somebody decided so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restoration: Option<Restoration>,
+}
+
+/// A backup that takes the place of all data of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restoration {
+    /// The full backup that it comes from.
+    pub backup: FullName,
+    /// The last revision in it.
+    pub revision: i64,
+    /// How many keys there are then.
+    pub keys: u64,
+    /// When it was decided.
+    pub since: Timestamp,
+    /// Clusters whose data it takes the place of.
+    pub old: BTreeSet<ClusterId>,
+    /// The members to be, and where they reach each other.
+    pub members: BTreeMap<Name, String>,
+    /// The version whose tool restores it, and that runs first.
+    pub version: EtcdVersion,
+    /// The one snapshot that all members are restored from, in the state's directory of snapshots.
+    pub file: String,
+    /// SHA-256 of it.
+    pub sha256: String,
+    /// Revisions begin so far above the last one in it: above all that anybody ever saw.
+    pub bump: u64,
+    /// Whether all members were seen to hold the same, before anybody else could see them.
+    #[serde(default)]
+    pub agreed: bool,
+}
+
+impl Restoration {
+    /// Whether this data is what it takes the place of.
+    pub fn replaces(&self, data: &Data) -> bool {
+        match data {
+            Data::Empty => false,
+            Data::Unreadable { .. } => true,
+            Data::Present { cluster, .. } => self.old.contains(cluster),
+        }
+    }
 }
 
 /// A cluster that lost its majority for good, and the member around which it is built anew.
@@ -221,6 +267,7 @@ impl Ledger {
             (Action::Defragment { machine }, Some(space)) => {
                 space.rewritten.insert(machine.clone());
             }
+            (Action::CompareRestored { .. }, _) => self.restoration.iter_mut().for_each(|it| it.agreed = true),
             _ => {}
         }
     }
@@ -228,6 +275,7 @@ impl Ledger {
     /// Takes in what a look at the world showed and a later one may not show.
     pub fn learn(&mut self, desired: &Cluster, observed: &Observed, now: Timestamp) {
         self.rebuilt(observed);
+        self.restored(observed);
         let view = View::of(observed);
         let (Some(list), 1) = (view.listed, view.clusters.len()) else { return };
         if !view.has_quorum() {
@@ -303,6 +351,28 @@ impl Ledger {
         (self.learner, self.space, self.recovery) = (None, None, None);
         // Its log begins anew.
         self.log_renewed = None;
+    }
+
+    /// Once all members have the same of a backup, they are the cluster.
+    fn restored(&mut self, observed: &Observed) {
+        let Some(restoration) = self.restoration.as_ref().filter(|restoration| restoration.agreed) else { return };
+        let report = |name: &Name| observed.members.get(name).and_then(|member| member.report());
+        let Some(cluster) = restoration.members.keys().find_map(|name| match report(name)?.etcd.data {
+            Data::Present { cluster, .. } => Some(cluster).filter(|found| !restoration.old.contains(found)),
+            Data::Empty | Data::Unreadable { .. } => None,
+        }) else {
+            return;
+        };
+        self.cluster = Some(cluster);
+        self.members.clone_from(&restoration.members);
+        self.founders.clone_from(&restoration.members);
+        let incarnation = |name: &Name| Some((name.clone(), report(name)?.incarnation.clone()));
+        self.started = restoration.members.keys().filter_map(incarnation).collect();
+        self.reshaped = false;
+        self.down_since.clear();
+        self.evicted.clear();
+        self.replace.clear();
+        (self.learner, self.space, self.log_renewed, self.restoration) = (None, None, None, None);
     }
 
     fn follow(&mut self, list: &[ListedMember], view: &View<'_>, now: Timestamp) {

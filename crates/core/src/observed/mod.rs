@@ -18,12 +18,12 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use agent::{
-    Agent, AgentReport, CertificateFacts, Data, Delivery, Disk, EtcdOnMachine, LogEnd, PortTaken, Purpose, Service,
-    ServiceState,
+    Agent, AgentReport, CertificateFacts, Data, Delivery, Disk, EtcdOnMachine, Keeping, LogEnd, PortTaken, Purpose,
+    Service, ServiceState,
 };
 pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
 pub use fact::Fact;
-pub use ledger::{Adopted, LearnerRecord, Ledger, Recovery, SnapshotRecord, SpaceRecord};
+pub use ledger::{Adopted, LearnerRecord, Ledger, Recovery, Restoration, SnapshotRecord, SpaceRecord};
 pub use preflight::{Concern, Measured, Measurement, Preflight, Worst, judge, recommend, time};
 pub use trust::{AuthorityRecord, Greeting, Handshakes, Origin, Side, Trust};
 pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally, Upkeep, size};

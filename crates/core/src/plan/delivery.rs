@@ -1,12 +1,13 @@
 //! Machines whose secrets are not those that the file refers to → deliveries, once all else is as it should be.
 
-use super::{Draft, Reason, Step, Waiting};
+use super::{Draft, Patience, Reason, Step, Waiting};
 use crate::action::Action;
 use crate::observed::Delivery;
 
 /// Last of all, so that a password that cannot be read keeps nobody from mending a cluster.
 pub(super) fn deliver(draft: &mut Draft<'_>) {
-    if !draft.steps.is_empty() {
+    let soon = |waiting: &Waiting| waiting.patience() == Patience::Soon;
+    if !draft.steps.is_empty() || draft.waiting.iter().any(soon) {
         return;
     }
     for member in &draft.desired.members {

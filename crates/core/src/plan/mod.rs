@@ -9,6 +9,7 @@ mod members;
 mod pki;
 pub mod preflight;
 pub mod recovery;
+pub mod restore;
 pub mod safety;
 mod shape;
 mod step;
@@ -71,6 +72,10 @@ pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut draft = Draft::new(desired, observed, now);
     if draft.observed.ledger.recovery.is_some() {
         recovery::rebuild(&mut draft);
+        return safety::gate(draft);
+    }
+    if draft.observed.ledger.restoration.is_some() {
+        restore::restore(&mut draft, now);
         return safety::gate(draft);
     }
     // Whose cluster is this? Before that is clear, nothing is touched.

@@ -5,12 +5,12 @@
 
 mod users;
 
-use super::{Draft, Pause, Plan, Waiting, preflight, recovery, trust, upkeep, versions};
+use super::{Draft, Pause, Plan, Waiting, preflight, recovery, restore, trust, upkeep, versions};
 use crate::action::{Action, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
     Agent, AgentReport, Agreement, Alarm, Data, EtcdFacts, Fact, ListedMember, MemberObserved, Observed, Power,
-    Purpose, Root, ServiceState, Tolerance, View, size,
+    Purpose, Root, ServiceState, Tolerance, View, quorum, size,
 };
 use crate::spec::{AuthMode, EtcdVersion, Name, Shape};
 
@@ -70,8 +70,16 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         let cost = Cost { before, during: Tolerance::NoQuorum, pause: Pause::NotServing };
         return recovery::judge(observed, action).map(|()| cost);
     }
+    if let Some(restoration) = &observed.ledger.restoration
+        && let Some(judged) = restore::judge(observed, restoration, action)
+    {
+        return judged.map(|()| Cost { before, during: Tolerance::NoQuorum, pause: Pause::NotServing });
+    }
     match action {
-        Action::RestoreData { .. } | Action::StartEtcd { data: StartData::Alone(_), .. } => {
+        Action::RestoreData { .. }
+        | Action::RestoreBackup { .. }
+        | Action::CompareRestored { .. }
+        | Action::StartEtcd { data: StartData::Alone(_), .. } => {
             Err(Refusal::Otherwise("nobody decided to build the cluster anew".into()))
         }
         Action::MakeAuthorities | Action::NextAuthority { .. } | Action::RetireAuthority { unused: true, .. } => {
@@ -480,6 +488,12 @@ pub(super) fn gate(draft: Draft<'_>) -> Plan {
         .collect();
     let after = match wave.as_slice() {
         [Action::PromoteMember { .. } | Action::RemoveMember { .. }] => None,
+        // They are started one after the other.
+        [Action::CompareRestored { machines }] => {
+            let spare = machines.len().saturating_sub(quorum(machines.len()));
+            Some(Tolerance::CanLose(u32::try_from(spare).unwrap_or(0)))
+        }
+        _ if observed.ledger.restoration.is_some() => None,
         _ => Some(view.tolerance_with(&coming_up)),
     };
     let mut kept = Vec::with_capacity(steps.len());

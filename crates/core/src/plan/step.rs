@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::action::Action;
+use crate::backup::FullName;
 use crate::observed::{Tolerance, size};
 use crate::spec::{EtcdVersion, Name};
 use crate::versions::Line;
@@ -127,6 +128,11 @@ pub enum Reason {
         /// Which.
         survivor: Name,
     },
+    /// A backup takes the place of all data.
+    Restored {
+        /// Which.
+        backup: FullName,
+    },
     /// The leader is about to go.
     LeaderGoes {
         /// Who leads.
@@ -190,6 +196,7 @@ impl fmt::Display for Reason {
             Self::MembersAgree => f.write_str("all members hold the same"),
             Self::Asked => f.write_str("asked for"),
             Self::Recovery { survivor } => write!(f, "built anew around {survivor}"),
+            Self::Restored { backup } => write!(f, "restored from {}", backup.taken()),
             Self::LeaderGoes { from } => write!(f, "{from} is about to go"),
             Self::LeaderLeftBehind { from } => write!(f, "{from} may not know the new CA"),
             Self::Access { missing: true, lacks, .. } if lacks.is_empty() => f.write_str("not there yet"),

@@ -356,6 +356,11 @@ pub enum Waiting {
         /// What stands in the way.
         error: String,
     },
+    /// A backup is restored for other members than the file has now.
+    RestoredOthers {
+        /// For whom.
+        members: Vec<Name>,
+    },
     /// Whether a user has the password of the file could not be told.
     PasswordUnknown {
         /// Whose.
@@ -430,6 +435,7 @@ impl Waiting {
             | Self::MemberCorrupt { .. }
             | Self::Differs { .. }
             | Self::Undeliverable { .. }
+            | Self::RestoredOthers { .. }
             | Self::DataDisputed { .. }
             | Self::DoorOpen { .. } => Patience::Blocked,
         }
@@ -486,6 +492,7 @@ impl Waiting {
             | Self::QuotaFull { .. }
             | Self::NotTakenOver { .. }
             | Self::UsersUnknown { .. }
+            | Self::RestoredOthers { .. }
             | Self::PasswordUnknown { .. } => None,
         }
     }
@@ -606,7 +613,11 @@ impl Waiting {
             }
             Self::MemberSilent { .. } => "look at it where it is run".to_owned(),
             Self::Undeliverable { .. } => {
-                "put it where `admin` and `logs` below `machines` say that it is, then apply again".to_owned()
+                "put it where `backups`, or `admin` and `logs` below `machines`, say that it is, then apply again"
+                    .to_owned()
+            }
+            Self::RestoredOthers { .. } => {
+                "give the file the members that it had, or decide anew with `raftsman restore`".to_owned()
             }
             Self::PasswordUnknown { user, .. } => {
                 format!("see to it that the password of `{user}` can be read where the file says that it is")
@@ -742,6 +753,9 @@ impl fmt::Display for Waiting {
             Self::UsersUnknown { error } => write!(f, "users and roles could not be asked for: {error}"),
             Self::Undeliverable { machine, error } => {
                 write!(f, "{machine}: its secrets cannot be delivered: {error}")
+            }
+            Self::RestoredOthers { members } => {
+                write!(f, "a backup is being restored for {}, and the file has other members", join(members.iter()))
             }
             Self::PasswordUnknown { user, error } => write!(f, "the password of `{user}` could not be tried: {error}"),
         }

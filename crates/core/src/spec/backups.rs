@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::types::Secret;
+use super::units::Duration;
 
 /// Where backups are kept, and how they are made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -21,6 +22,44 @@ pub struct Backups {
     /// keys are needed to restore them, not to make them: keep them where the store is not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub encrypt_to: Vec<String>,
+    /// The machines themselves make a full backup so often, also while nobody is there. Only when they are asked by
+    /// default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every: Option<Duration>,
+    /// Between full backups they write down what changed, so often: whatever was acknowledged longer ago can be restored.
+    /// Not at all by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changes_every: Option<Duration>,
+    /// How long backups are kept that machines make by themselves or when asked. For ever without `every`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<KeepBackups>,
+}
+
+impl Backups {
+    /// How long they are kept.
+    pub fn kept(&self) -> KeepBackups {
+        self.keep.clone().unwrap_or_default()
+    }
+}
+
+/// How long backups are kept. The newest stays, whatever is said here, and so does the newest that was restored in a drill.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct KeepBackups {
+    /// The newest of each of so many hours that have one.
+    pub hourly: u32,
+    /// The newest of each of so many days that have one.
+    pub daily: u32,
+    /// The newest of each of so many weeks that have one.
+    pub weekly: u32,
+    /// Every moment of this time can be restored: changes are kept, with the backups that they need.
+    pub changes: Duration,
+}
+
+impl Default for KeepBackups {
+    fn default() -> Self {
+        Self { hourly: 24, daily: 7, weekly: 4, changes: Duration::from_days(2) }
+    }
 }
 
 fn yes() -> bool {

@@ -5,14 +5,15 @@ use std::net::IpAddr;
 use jiff::{SignedDuration, Timestamp};
 use raftsman_api::claim::JoinToken;
 use raftsman_api::tls::machine_name;
-use raftsman_api::v1::{DeliverRequest, DeliveredFile, FinishClaimRequest, SetFirewallRequest};
+use raftsman_api::v1::{DeliverRequest, DeliveredFile, FinishClaimRequest, ReportRequest, SetFirewallRequest};
 use raftsman_core::boot::Boot;
 use raftsman_core::desired::{AGENT_PORT, Config};
 use raftsman_core::render::delivery::Delivered;
-use raftsman_core::spec::{Name, Provider};
+use raftsman_core::spec::{AuthMode, Name, Provider};
 use raftsman_providers::{Artifact, MachineOrder};
 use secrecy::{ExposeSecret, SecretString};
 
+use super::pki::certify_client;
 use super::{ActError, Hands};
 use crate::delivery::Parcel;
 use crate::fleet::Fleet;
@@ -112,10 +113,21 @@ impl Hands<'_> {
     }
 
     pub(super) async fn deliver(self, machine: &Name) -> Result<(), ActError> {
-        let Parcel { files, stamp } = Parcel::pack(&self.cluster().fleet, machine)?;
-        let file = |file: Delivered| DeliveredFile { name: file.what.name().to_owned(), contents: file.contents };
-        let request = DeliverRequest { files: files.into_iter().map(file).collect(), stamp };
-        self.agent(machine).await?.deliver(self.stamped(request)).await?;
+        let cluster = self.cluster();
+        let Parcel { files, stamp, backups } = Parcel::pack(cluster, machine).map_err(Box::new)?;
+        let mut agent = self.agent(machine).await?;
+        let had = agent.report(ReportRequest { into_data: false }).await?.into_inner();
+        if had.delivery_stamp != stamp {
+            let file = |file: Delivered| DeliveredFile { name: file.what.name().to_owned(), contents: file.contents };
+            let request = DeliverRequest { files: files.into_iter().map(file).collect(), stamp };
+            agent.deliver(self.stamped(request)).await?;
+        }
+        if backups.order.is_some() && cluster.auth() != AuthMode::Password {
+            certify_client(cluster, &self.links(machine)?.agent, self.generation).await?;
+        }
+        if backups.order.is_some() || had.backups.is_some() {
+            agent.set_backups(self.stamped(backups)).await?;
+        }
         Ok(())
     }
 

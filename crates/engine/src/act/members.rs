@@ -14,6 +14,8 @@ use crate::observe;
 /// How long a change of members that comes too early is tried.
 const PATIENCE: Duration = Duration::from_secs(15);
 const AGAIN: Duration = Duration::from_millis(100);
+/// A member hears of its leader within a heartbeat.
+const SOON: Duration = Duration::from_millis(10);
 
 impl Hands<'_> {
     pub(super) async fn add_learner(self, peer_url: &str, now: Timestamp) -> Result<(), ActError> {
@@ -63,6 +65,27 @@ impl Hands<'_> {
     pub(super) async fn move_leader(self, to: MemberId, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.leader(now).await?;
         bounded(async { Ok(client.move_leader(to.0).await?) }).await?;
+        self.all_follow(to, now).await
+    }
+
+    /// Waits until every member that answers knows its new leader. One that does not hands what it is asked to write to
+    /// the old one, and when that is stopped next, neither its client nor anybody else hears of it again.
+    async fn all_follow(self, leader: MemberId, now: Timestamp) -> Result<(), ActError> {
+        let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
+        let begun = tokio::time::Instant::now();
+        for name in self.cluster().places().keys() {
+            let Ok(links) = self.links(name) else { continue };
+            let Ok(mut client) = Box::pin(links.etcd.client(&credentials)).await else { continue };
+            loop {
+                let status: Result<_, EtcdError> = bounded(async { Ok(client.status().await?) }).await;
+                // Whoever is ill is looked at again before the next step.
+                let follows = status.map_or(true, |status| status.leader() == leader.0);
+                if follows || begun.elapsed() > PATIENCE {
+                    break;
+                }
+                tokio::time::sleep(SOON).await;
+            }
+        }
         Ok(())
     }
 

@@ -4,9 +4,10 @@ mod auth;
 mod etcd;
 mod machine;
 mod members;
-mod pki;
+pub(crate) mod pki;
 mod preflight;
 mod recovery;
+pub(crate) mod restore;
 mod upkeep;
 mod users;
 mod versions;
@@ -66,7 +67,7 @@ pub enum ActError {
     Snapshot(#[from] SnapshotError),
     /// What is to be delivered.
     #[error(transparent)]
-    Delivery(#[from] DeliveryError),
+    Delivery(#[from] Box<DeliveryError>),
     /// The join token.
     #[error(transparent)]
     Claim(#[from] raftsman_api::claim::ClaimError),
@@ -81,6 +82,19 @@ pub enum ActError {
     /// What held when it was planned does not hold any more.
     #[error("not done, because the world has changed since it was planned: {0}")]
     Unsafe(raftsman_core::plan::safety::Refusal),
+    /// Nobody decided to restore a backup.
+    #[error("no backup is to be restored into `{0}`")]
+    NothingToRestore(Name),
+    /// Members hold something else than was restored.
+    #[error(
+        "after it was restored, {found}, and {keys} keys should be there: no client has seen it; restore another backup"
+    )]
+    RestoredOtherwise {
+        /// How many keys there should be.
+        keys: u64,
+        /// What was found.
+        found: String,
+    },
     /// The file has no such member.
     #[error("the file has no member `{0}`")]
     NoSuchMember(Name),
@@ -152,6 +166,8 @@ impl Hands<'_> {
             Action::StartEtcd { machine, version, data } => self.start_etcd(machine, *version, *data).await,
             Action::StopEtcd { machine } => self.stop_etcd(machine).await,
             Action::ClearData { machine, member } => self.clear_data(machine, *member).await,
+            Action::RestoreBackup { machine, version } => Box::pin(self.restore_backup(machine, *version)).await,
+            Action::CompareRestored { machines } => Box::pin(self.compare_restored(machines)).await,
             Action::RestoreData { machine, version } => Box::pin(self.restore_data(machine, *version)).await,
             Action::DeleteMachine { machine } => self.delete_machine(machine).await,
             Action::RebuildMachine { machine } => self.rebuild_machine(machine).await,

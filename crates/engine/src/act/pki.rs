@@ -1,15 +1,21 @@
 //! Certificates: authorities in the state, leaves and trust on machines. Keys are made where they are used.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use jiff::Timestamp;
+use raftsman_api::fence;
+use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_api::v1::{self, RequestCertificateRequest, StoreCertificateRequest, StoreTrustRequest};
 use raftsman_core::observed::{Purpose, Side};
 use raftsman_core::spec::Name;
+use tonic::Request;
+use tonic::transport::Channel;
 
 use super::{ActError, Hands};
-use crate::cluster::signers_profile;
-use crate::observe::LinkError;
+use crate::cluster::{ClusterAt, signers_profile};
+use crate::observe::{AgentLink, LinkError};
+use crate::pki::{LeafProfile, PkiError, Usages};
 
 impl Hands<'_> {
     pub(super) fn make_authorities(self, now: Timestamp) -> Result<(), ActError> {
@@ -35,14 +41,9 @@ impl Hands<'_> {
     ) -> Result<(), ActError> {
         let profile = self.member(machine)?.profile(purpose);
         let authority = self.cluster().signer(purpose, profile.renew_before(), now)?;
-        let mut client = self.agent(machine).await?;
-        let request = RequestCertificateRequest { purpose: wire(purpose).into() };
-        let csr = client.request_certificate(self.stamped(request)).await.map_err(LinkError::from)?.into_inner();
-        let chain_pem = authority.sign_csr(&csr.csr_der, &signers_profile(&profile.with(also)), now)?;
         let trust_pem = self.cluster().trust(purpose.side())?.bundle();
-        let request = StoreCertificateRequest { purpose: wire(purpose).into(), chain_pem, trust_pem };
-        client.store_certificate(self.stamped(request)).await?;
-        Ok(())
+        let sign = |csr: &[u8]| authority.sign_csr(csr, &signers_profile(&profile.with(also)), now);
+        swap(self.agent(machine).await?, self.generation, wire(purpose), trust_pem, sign).await
     }
 
     pub(super) async fn store_trust(self, machine: &Name, purpose: Purpose) -> Result<(), ActError> {
@@ -51,6 +52,41 @@ impl Hands<'_> {
         self.agent(machine).await?.store_trust(self.stamped(request)).await?;
         Ok(())
     }
+}
+
+/// Gives a machine a certificate with which etcd knows it as `root`, as long as those of members are valid.
+pub(crate) async fn certify_client(cluster: &ClusterAt, agent: &AgentLink, generation: u64) -> Result<(), ActError> {
+    let now = Timestamp::now();
+    let trust = cluster.trust(Side::Clients)?;
+    let authority = cluster.kept(Side::Clients, &trust.current)?;
+    let validity_ms = cluster.desired.members.first().map_or(0, |member| member.server.validity_ms);
+    let profile = LeafProfile {
+        common_name: "root".to_owned(),
+        organization: Some(cluster.desired.organization.clone()),
+        dns_names: Vec::new(),
+        addresses: Vec::new(),
+        usages: Usages::Client,
+        validity: Duration::from_millis(validity_ms),
+    };
+    let sign = |csr: &[u8]| authority.sign_csr(csr, &profile, now);
+    swap(agent.client().await?, generation, v1::Purpose::EtcdClient, trust.bundle(), sign).await
+}
+
+/// Has a machine make a key, and swaps in the certificate for it. The key never leaves it.
+async fn swap(
+    mut client: AgentClient<Channel>,
+    generation: u64,
+    purpose: v1::Purpose,
+    trust_pem: String,
+    sign: impl FnOnce(&[u8]) -> Result<String, PkiError>,
+) -> Result<(), ActError> {
+    let purpose = purpose.into();
+    let request = fence::stamp(Request::new(RequestCertificateRequest { purpose }), generation);
+    let csr = client.request_certificate(request).await.map_err(LinkError::from)?.into_inner();
+    let chain_pem = sign(&csr.csr_der)?;
+    let request = fence::stamp(Request::new(StoreCertificateRequest { purpose, chain_pem, trust_pem }), generation);
+    client.store_certificate(request).await?;
+    Ok(())
 }
 
 fn wire(purpose: Purpose) -> v1::Purpose {

@@ -17,9 +17,7 @@ impl Hands<'_> {
         let (Some(recovery), Some(url)) = (&ledger.recovery, ledger.members.get(machine)) else {
             return Err(ActError::NoSuchMember(machine.clone()));
         };
-        let fleet = &cluster.fleet;
-        let tool = fleet.artifacts.tool(&cluster.desired.source, version, fleet.setting.base())?;
-        self.install(machine, &tool, "etcdutl").await?;
+        self.install_tool(machine, version).await?;
         let head = RestoreDataHead {
             version: version.to_string(),
             sha256: String::new(),

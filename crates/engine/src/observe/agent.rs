@@ -10,8 +10,8 @@ use raftsman_api::tls::{ClientTls, ConnectError, Connected, TlsError, connect};
 use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_api::v1::{self, ClaimReply, ClaimRequest, ReportRequest};
 use raftsman_core::observed::{
-    Agent, AgentReport, CertificateFacts, ClusterId, Data, Delivery, Disk, EtcdOnMachine, Fact, LogEnd, MemberId,
-    PortTaken, Purpose, Service, ServiceState,
+    Agent, AgentReport, CertificateFacts, ClusterId, Data, Delivery, Disk, EtcdOnMachine, Fact, Keeping, LogEnd,
+    MemberId, PortTaken, Purpose, Service, ServiceState,
 };
 use raftsman_core::spec::{EtcdVersion, Name};
 use secrecy::ExposeSecret;
@@ -118,8 +118,9 @@ impl AgentLink {
         *self.open.lock().await = None;
     }
 
-    pub(super) async fn look(&self, fleet: &Fleet, into_data: bool, now: Timestamp) -> Fact<Agent> {
-        match self.report(fleet, into_data).await {
+    pub(super) async fn look(&self, cluster: &ClusterAt, into_data: bool, now: Timestamp) -> Fact<Agent> {
+        let fleet = &cluster.fleet;
+        match self.report(cluster, into_data).await {
             Ok(report) => Fact::Seen { value: Agent::Claimed(Box::new(report)), at: now },
             Err(LinkError::Connect(error @ ConnectError::Untrusted { .. })) => {
                 // Not an agent of ours: perhaps a new one, which can prove that it is meant to become one.
@@ -157,13 +158,13 @@ impl AgentLink {
     }
 
     /// The agent's report.
-    async fn report(&self, fleet: &Fleet, into_data: bool) -> Result<AgentReport, LinkError> {
+    async fn report(&self, cluster: &ClusterAt, into_data: bool) -> Result<AgentReport, LinkError> {
         let mut client = self.client().await?;
         let sent = Timestamp::now();
         let reply = tokio::time::timeout(REPORT_TIMEOUT, client.report(ReportRequest { into_data })).await;
         let reply = reply.map_err(|_| LinkError::Timeout)??.into_inner();
         let nonsense = |what: String| LinkError::Nonsense { machine: self.machine.clone(), what };
-        let delivery = crate::delivery::compare(fleet, &self.machine, &reply.delivery_stamp);
+        let delivery = crate::delivery::compare(cluster, &self.machine, &reply, sent);
         understand(reply, sent, delivery).map_err(nonsense)
     }
 }
@@ -187,7 +188,19 @@ fn understand(reply: v1::ReportReply, sent: Timestamp, delivery: Delivery) -> Re
         disk: Disk { free: disk.free_bytes, total: disk.total_bytes },
         firewall: Some(reply.firewall_digest).filter(|digest| !digest.is_empty()),
         delivery,
+        backups: reply.backups.map(keeping).transpose()?,
         etcd: understand_etcd(etcd)?,
+    })
+}
+
+fn keeping(wire: v1::BackupsReport) -> Result<Keeping, String> {
+    let since = wire.problem_since.map(timestamp).transpose()?;
+    Ok(Keeping {
+        keeps: wire.keeps,
+        full: Some(wire.full).filter(|name| !name.is_empty()).and_then(|name| name.parse().ok()),
+        covered: wire.covered.map(timestamp).transpose()?,
+        held: wire.held.map(timestamp).transpose()?,
+        problem: since.map(|since| (wire.problem, since)),
     })
 }
 

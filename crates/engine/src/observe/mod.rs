@@ -224,7 +224,7 @@ impl Observer {
         // On this computer a stopped machine is one whose agent is gone: its etcd may well run on.
         let agent = async {
             match seen.power {
-                Power::Running => links.agent.look(&self.cluster.fleet, self.into_data, now).await,
+                Power::Running => links.agent.look(&self.cluster, self.into_data, now).await,
                 Power::Stopped => Fact::Absent { at: now },
             }
         };

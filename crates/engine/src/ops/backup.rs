@@ -4,28 +4,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use jiff::Timestamp;
-use raftsman_api::v1::{
-    self, RequestCertificateRequest, StoreCertificateRequest, TakeBackupRequest, take_backup_reply,
-};
+use raftsman_api::v1::{self, take_backup_reply};
 use raftsman_backup::Keys;
 use raftsman_backup::full::{self, Depth, Moved};
 use raftsman_core::backup::{FullName, Manifest};
-use raftsman_core::observed::{Observed, Side, View};
+use raftsman_core::observed::{Observed, View};
 use raftsman_core::spec::{AuthMode, Name};
-use secrecy::ExposeSecret as _;
 use serde::Serialize;
 
 use super::{OpError, pick_cluster};
-use crate::backup::{BackupError, StoreOf};
-use crate::cluster::ClusterAt;
+use crate::act::pki::certify_client;
+use crate::backup::{BackupError, StoreOf, order};
 use crate::fleet::Fleet;
-use crate::observe::{AgentLink, LinkError, Observer};
-use crate::pki::{LeafProfile, Usages};
+use crate::observe::Observer;
 use crate::store::Lock;
 
-/// How long the certificate is valid that a machine shows to etcd for a backup.
-const CLIENT_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 /// How often somebody who watches is told.
 const TELL: Duration = Duration::from_millis(500);
 
@@ -57,6 +50,13 @@ pub struct Taken {
     pub path: String,
 }
 
+impl Taken {
+    fn of(at: &StoreOf, manifest: Manifest) -> Self {
+        let path = at.layout.snapshot(manifest.about.name, manifest.coding);
+        Self { path, place: at.store.place().to_owned(), manifest }
+    }
+}
+
 /// Has a member's machine make a backup. The lock is given back as soon as nothing is changed any more.
 pub async fn now(fleet: &Arc<Fleet>, lock: Lock, cluster: Option<&str>, watch: &Watch<'_>) -> Result<Taken, OpError> {
     let cluster = Arc::new(pick_cluster(fleet, cluster)?);
@@ -70,21 +70,13 @@ pub async fn now(fleet: &Arc<Fleet>, lock: Lock, cluster: Option<&str>, watch: &
     let root_password = match cluster.auth() {
         AuthMode::Password => cluster.root_password()?,
         AuthMode::Certificate | AuthMode::None => {
-            certify(&cluster, &links.agent, lock.generation()).await?;
+            certify_client(&cluster, &links.agent, lock.generation()).await?;
             None
         }
     };
     drop(lock);
 
-    let request = TakeBackupRequest {
-        place: serde_json::to_string(&at.place).map_err(|error| OpError::Unclear(error.to_string()))?,
-        prefix: at.settings.prefix.clone(),
-        compress: at.settings.compress,
-        recipients: at.settings.encrypt_to.clone(),
-        fleet: fleet.spec.fleet.to_string(),
-        cluster: name.to_string(),
-        root_password: root_password.map(|password| password.expose_secret().to_owned()).unwrap_or_default(),
-    };
+    let request = order(fleet, &at.settings, &at.place, &name, root_password)?;
     let failed = |status| BackupError::Agent { machine: machine.clone(), status: Box::new(status) };
     let mut replies = links.agent.client().await?.take_backup(request).await.map_err(failed)?.into_inner();
     while let Some(reply) = replies.next().await {
@@ -96,8 +88,7 @@ pub async fn now(fleet: &Arc<Fleet>, lock: Lock, cluster: Option<&str>, watch: &
             Some(take_backup_reply::What::Manifest(text)) => {
                 let manifest: Manifest =
                     serde_json::from_str(&text).map_err(|error| OpError::Unclear(error.to_string()))?;
-                let path = at.layout.snapshot(manifest.about.name, manifest.coding);
-                return Ok(Taken { path, place: at.store.place().to_owned(), manifest });
+                return Ok(Taken::of(&at, manifest));
             }
             None => {}
         }
@@ -110,30 +101,6 @@ fn chosen(observed: &Observed) -> Option<Name> {
     let view = View::of(observed);
     let rank = |name: &&&Name| (view.leader != Some(**name), view.answering.get(**name).map(|etcd| etcd.raft_index));
     view.healthy.iter().filter(|_| view.has_quorum()).max_by_key(rank).map(|name| (*name).clone())
-}
-
-/// Gives a machine a certificate with which etcd knows it as `root`, for a while. The key never leaves it.
-async fn certify(cluster: &ClusterAt, agent: &AgentLink, generation: u64) -> Result<(), OpError> {
-    let now = Timestamp::now();
-    let stamped = |message| raftsman_api::fence::stamp(tonic::Request::new(message), generation);
-    let purpose = v1::Purpose::EtcdClient.into();
-    let mut client = agent.client().await?;
-    let csr = client.request_certificate(stamped(RequestCertificateRequest { purpose })).await;
-    let csr = csr.map_err(LinkError::from)?.into_inner();
-    let trust = cluster.trust(Side::Clients)?;
-    let profile = LeafProfile {
-        common_name: "root".to_owned(),
-        organization: Some(cluster.desired.organization.clone()),
-        dns_names: Vec::new(),
-        addresses: Vec::new(),
-        usages: Usages::Client,
-        validity: CLIENT_VALIDITY,
-    };
-    let chain_pem = cluster.kept(Side::Clients, &trust.current)?.sign_csr(&csr.csr_der, &profile, now)?;
-    let request = StoreCertificateRequest { purpose, chain_pem, trust_pem: trust.bundle() };
-    let stamped = raftsman_api::fence::stamp(tonic::Request::new(request), generation);
-    client.store_certificate(stamped).await.map_err(LinkError::from)?;
-    Ok(())
 }
 
 /// A backup in the store.
@@ -187,22 +154,23 @@ pub async fn list(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Listing, 
 /// The manifest of a backup; of the newest when none is named.
 pub async fn show(fleet: &Arc<Fleet>, cluster: Option<&str>, name: Option<&str>) -> Result<Taken, OpError> {
     let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name)?;
-    let manifest = find(&at, name).await?;
-    let path = at.layout.snapshot(manifest.about.name, manifest.coding);
-    Ok(Taken { path, place: at.store.place().to_owned(), manifest })
+    let name = match name {
+        Some(name) => name.parse().map_err(BackupError::from)?,
+        None => newest(&at).await?,
+    };
+    let manifest = full::manifest(&at.store, &at.layout, &at.cluster, name).await.map_err(BackupError::from)?;
+    Ok(Taken::of(&at, manifest))
 }
 
-async fn find(at: &StoreOf, name: Option<&str>) -> Result<Manifest, BackupError> {
-    let name = match name {
-        Some(name) => name.parse()?,
-        None => {
-            let found = full::list(&at.store, &at.layout).await?;
-            let newest = found.into_iter().rev().find(|(_, complete)| *complete).map(|(name, _)| name);
-            let none = || BackupError::None { place: at.store.place().to_owned(), cluster: at.cluster.clone() };
-            newest.ok_or_else(none)?
-        }
-    };
-    Ok(full::manifest(&at.store, &at.layout, &at.cluster, name).await?)
+/// Those that count, the oldest first.
+async fn complete(at: &StoreOf) -> Result<Vec<FullName>, BackupError> {
+    let found = full::list(&at.store, &at.layout).await?;
+    Ok(found.into_iter().filter(|(_, complete)| *complete).map(|(name, _)| name).collect())
+}
+
+async fn newest(at: &StoreOf) -> Result<FullName, BackupError> {
+    let none = || BackupError::None { place: at.store.place().to_owned(), cluster: at.cluster.clone() };
+    complete(at).await?.pop().ok_or_else(none)
 }
 
 /// What came of looking at a backup.
@@ -240,11 +208,8 @@ pub async fn verify(
     let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name)?;
     let names = match which {
         Which::Named(name) => vec![name.parse().map_err(BackupError::from)?],
-        Which::Newest => vec![find(&at, None).await?.about.name],
-        Which::All => {
-            let found = full::list(&at.store, &at.layout).await.map_err(BackupError::from)?;
-            found.into_iter().filter(|(_, complete)| *complete).map(|(name, _)| name).collect()
-        }
+        Which::Newest => vec![newest(&at).await?],
+        Which::All => complete(&at).await?,
     };
     let mut verified = Vec::new();
     for name in names {

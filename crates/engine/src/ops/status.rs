@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use raftsman_core::backup::{Drill, Health, health};
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{
     Alarm, CertificateFacts, ClusterId, Doors, Filling, Observed, Purpose, Side, Tolerance, View,
@@ -58,6 +59,12 @@ pub struct ClusterStatus {
     pub first_expiry: Option<Expiry>,
     /// The authority in use that ends first.
     pub first_ca_expiry: Option<Expiry>,
+    /// How backups fare that machines make by themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backups: Option<Health>,
+    /// The last backup that was restored to see whether it can be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drill: Option<Drill>,
     /// Sides whose old authority is still trusted, so that clients can get new certificates.
     pub old_ca_trusted: Vec<Side>,
 }
@@ -134,9 +141,14 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
             cluster.desired.members.iter().map(|m| member(&observed, &view, &m.name, m.address)).collect();
         let access = view.answering.values().find_map(|e| e.access.as_ref()).and_then(|access| access.as_ref().ok());
         let drift = access.map(|seen| drift(&cluster.desired.access, seen)).unwrap_or_default();
+        let keeping = observed.members.iter().filter_map(|(name, seen)| Some((name, seen.report()?.backups.as_ref()?)));
+        let keeping = keeping.map(|(name, keeping)| (name.clone(), keeping.clone())).collect();
+        let backups = cluster.fleet.spec.backups.as_ref().and_then(|settings| health(settings, &keeping, now));
         Ok(ClusterStatus {
             id: observed.ledger.cluster.or_else(|| view.clusters.keys().next().copied()),
-            settled: next.is_done(),
+            settled: next.is_done() && backups.as_ref().is_none_or(|backups| backups.problems.is_empty()),
+            backups,
+            drill: observed.ledger.drill.clone(),
             tolerance: view.tolerance(),
             leader: view.leader.cloned(),
             auth: view.answering.values().find_map(|e| e.auth),

@@ -2,11 +2,16 @@
 
 use super::super::backups::{BackupStore, S3Store};
 use super::super::diagnostic::Path;
-use super::super::units::quoted;
+use super::super::units::{Duration, quoted};
 use super::{Finding, Findings};
 
 /// What a public key of age is made of, after `age1`.
 const BECH32: &str = "qpzry9x8gf2tvdw0s3jn54khce6mua7l";
+
+/// All data is read and sent for a full backup: nobody wants that more often.
+const SHORTEST: Duration = Duration::from_millis(10_000);
+/// Every batch is an object of its own.
+const SHORTEST_CHANGES: Duration = Duration::from_millis(1000);
 
 fn at(key: &str) -> Path {
     Path::of(&["backups", key])
@@ -41,6 +46,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
             }
         }
     }
+    schedule(findings);
     let parts = backups.prefix.trim_matches('/').split('/');
     let strange = |part: &str| part.is_empty() || part == "." || part == ".." || part.contains(odd);
     if !backups.prefix.is_empty() && parts.clone().any(strange) {
@@ -66,6 +72,36 @@ pub(super) fn check(findings: &mut Findings<'_>) {
                     .help("`age-keygen` prints it: it begins with `age1` and has 62 characters"),
             );
         }
+    }
+}
+
+fn schedule(findings: &mut Findings<'_>) {
+    let Some(backups) = &findings.spec.backups else { return };
+    let (every, changes_every) = (backups.every, backups.changes_every);
+    for (key, length, shortest) in [("every", every, SHORTEST), ("changes_every", changes_every, SHORTEST_CHANGES)] {
+        if length.is_some_and(|length| length < shortest) {
+            findings
+                .add(Finding::error("too-often", at(key), "this is too often").help(format!("`{shortest}` or more")));
+        }
+    }
+    for key in ["changes_every", "keep"] {
+        let given = if key == "keep" { backups.keep.is_some() } else { changes_every.is_some() };
+        if given && every.is_none() {
+            findings.add(
+                Finding::error("no-schedule", at(key), "machines make no backups by themselves")
+                    .why("changes are those since a full backup, and old backups go when a new one was made")
+                    .help("say how often they make a full one, such as `every: 6h`"),
+            );
+        }
+    }
+    if let (Some(every), Some(changes)) = (every, changes_every)
+        && changes >= every
+    {
+        findings.add(
+            Finding::error("no-changes", at("changes_every"), "a full backup is made as often")
+                .uses(at("every"))
+                .help("make it shorter than `every`, or leave it out"),
+        );
     }
 }
 

@@ -1,0 +1,500 @@
+//! What this machine was told of backups → one machine of the cluster at a time makes them, also while nobody is there.
+//!
+//! Who it is, is decided by a lease of the cluster's own etcd. Should two believe it for a moment, nothing is lost: objects
+//! are written once, and whoever finds one taken begins anew from what is in the store.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use etcd_client::{Client, Compare, CompareOp, EventType, PutOptions, Txn, TxnOp, WatchOptions, WatchResponse};
+use jiff::Timestamp;
+use prost::Message as _;
+use raftsman_api::v1;
+use raftsman_backup::changes::{ChangesError, End};
+use raftsman_backup::full::{self, Moved};
+use raftsman_backup::prune::prune;
+use raftsman_backup::{Store, StoreError};
+use raftsman_core::backup::{Change, Event, FullName, Keep, Lines, Manifest};
+use raftsman_etcd::{EtcdError, PROBE_KEY, bounded};
+use tokio::sync::{Mutex as Turn, watch};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::Agent;
+use crate::backup::{self, BackupError, Order};
+use crate::certs;
+use crate::files::{self, FileError};
+use crate::report::moment;
+use crate::root::Root;
+use crate::service::{State, told};
+
+/// Whose turn it is: the machine whose name is written here, as long as its lease lives.
+pub const KEY: &str = "raftsman/backup-keeper";
+/// Somebody else makes backups this long after the one that did has died.
+const LEASE: Duration = Duration::from_secs(15);
+/// How often the lease is renewed, and the post looked at by those who do not hold it.
+const LOOK: Duration = Duration::from_secs(3);
+/// The machine of the leader, which has most to do already, gives the others so much time to take the post.
+const COURTESY: Duration = Duration::from_secs(10);
+/// After something went wrong.
+const REST: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(60)];
+/// etcd sends what it has to catch up with at once, of up to a thousand revisions.
+const LARGEST_MESSAGE: usize = 2 << 30;
+/// A batch is written when it has become this large, also before its time.
+const LARGE: usize = 4 << 20;
+
+/// Why no backups are made.
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    /// A backup could not be made, or etcd not be asked.
+    #[error(transparent)]
+    Backup(#[from] BackupError),
+    /// Changes could not be written down.
+    #[error(transparent)]
+    Changes(#[from] ChangesError),
+    /// etcd stopped telling what changes.
+    #[error("etcd does not tell any more what changes{}", if .0.is_empty() { String::new() } else { format!(": {}", .0) })]
+    WatchLost(String),
+    /// Another machine makes them.
+    #[error("another machine makes the backups now")]
+    Deposed,
+}
+
+impl From<EtcdError> for KeeperError {
+    fn from(error: EtcdError) -> Self {
+        Self::Backup(error.into())
+    }
+}
+
+impl From<etcd_client::Error> for KeeperError {
+    fn from(error: etcd_client::Error) -> Self {
+        EtcdError::from(error).into()
+    }
+}
+
+impl From<StoreError> for KeeperError {
+    fn from(error: StoreError) -> Self {
+        Self::Backup(error.into())
+    }
+}
+
+impl From<full::FullError> for KeeperError {
+    fn from(error: full::FullError) -> Self {
+        Self::Backup(error.into())
+    }
+}
+
+/// What a machine was told.
+#[derive(Debug)]
+struct Charge {
+    order: Order,
+    every: Duration,
+    changes_every: Option<Duration>,
+    keep: Keep,
+}
+
+impl Charge {
+    fn new(told: v1::SetBackupsRequest) -> Result<Option<Self>, BackupError> {
+        let Some(order) = told.order else { return Ok(None) };
+        Ok(Some(Self {
+            order: Order::new(order)?,
+            every: Duration::from_millis(told.every_ms),
+            changes_every: Some(Duration::from_millis(told.changes_every_ms)).filter(|every| !every.is_zero()),
+            keep: Keep {
+                hourly: told.keep_hourly,
+                daily: told.keep_daily,
+                weekly: told.keep_weekly,
+                changes_s: told.keep_changes_s,
+            },
+        }))
+    }
+}
+
+/// A machine's part in making backups.
+#[derive(Debug)]
+pub struct Keeper {
+    told: watch::Sender<v1::SetBackupsRequest>,
+    report: Mutex<v1::BackupsReport>,
+    /// Held while a full backup is made. Changes to the machine do not wait for it: it takes long, and they may be urgent.
+    pub making: Arc<Turn<()>>,
+}
+
+impl Keeper {
+    /// With what it was told before it was started.
+    pub fn open(root: &Root) -> Result<Self, FileError> {
+        let path = root.backups();
+        let told = match std::fs::read(&path) {
+            Ok(bytes) => v1::SetBackupsRequest::decode(bytes.as_slice()).unwrap_or_default(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => v1::SetBackupsRequest::default(),
+            Err(error) => return Err(FileError::of("read", &path)(error)),
+        };
+        Ok(Self { told: watch::Sender::new(told), report: Mutex::default(), making: Arc::default() })
+    }
+
+    /// Keeps what it is told, and acts upon it from now on.
+    pub fn set(&self, root: &Root, told: v1::SetBackupsRequest) -> Result<(), BackupError> {
+        if let Some(order) = told.order.clone() {
+            Order::new(order)?;
+        }
+        files::write(&root.backups(), &told.encode_to_vec(), 0o600)?;
+        self.told.send_replace(told);
+        Ok(())
+    }
+
+    /// For whoever asks; nothing where nobody told it anything.
+    pub fn report(&self, root: &Root) -> Option<v1::BackupsReport> {
+        let stamp = self.told.borrow().stamp.clone();
+        let described = certs::Store::new(root.client_tls()).describe(v1::Purpose::EtcdClient, "").ok().flatten();
+        let certificate_not_after = described.and_then(|certificate| certificate.not_after);
+        let known = self.known().clone();
+        (!stamp.is_empty()).then_some(v1::BackupsReport { stamp, certificate_not_after, ..known })
+    }
+
+    fn known(&self) -> MutexGuard<'_, v1::BackupsReport> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, problem: String) {
+        let mut known = self.known();
+        if known.problem.is_empty() {
+            known.problem_since = Some(moment(Timestamp::now()));
+        }
+        known.problem = problem;
+        known.keeps = false;
+    }
+
+    fn is_well(&self) {
+        let mut known = self.known();
+        known.problem.clear();
+        known.problem_since = None;
+    }
+}
+
+/// Does what it was told, as long as the agent runs.
+pub async fn keep(agent: Arc<Agent>) {
+    let mut told_now = agent.keeper.told.subscribe();
+    loop {
+        *agent.keeper.known() = v1::BackupsReport { held: Some(moment(Timestamp::now())), ..Default::default() };
+        let charge = Charge::new(told_now.borrow_and_update().clone());
+        let work = async {
+            match charge {
+                Ok(Some(charge)) => serve(&agent, &charge).await,
+                Ok(None) => std::future::pending().await,
+                Err(error) => {
+                    agent.keeper.failed(told(&error));
+                    std::future::pending().await
+                }
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            changed = told_now.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+async fn serve(agent: &Agent, charge: &Charge) {
+    let mut rest = REST[0];
+    loop {
+        let begun = Instant::now();
+        match Box::pin(term(agent, charge)).await {
+            Err(KeeperError::Deposed) => agent.keeper.known().keeps = false,
+            Err(error) => {
+                let error = told(&error);
+                tracing::warn!(error, "backups are not made");
+                agent.keeper.failed(error);
+            }
+            Ok(never) => match never {},
+        }
+        // What went well for a while is another matter when it fails.
+        rest = if begun.elapsed() > REST[1] { REST[0] } else { (rest * 2).min(REST[1]) };
+        sleep(rest).await;
+    }
+}
+
+/// Takes the post once it is vacant, and holds it until something goes wrong.
+async fn term(agent: &Agent, charge: &Charge) -> Result<std::convert::Infallible, KeeperError> {
+    // One that somebody has stopped is nothing to complain about: the others see to it.
+    while !matches!(agent.service.view().state, State::Running(_)) {
+        agent.keeper.is_well();
+        sleep(LOOK).await;
+    }
+    let mut client = backup::client(agent, &charge.order).await?;
+    let lease = elected(agent, &mut client).await?;
+    tracing::info!("this machine makes the backups now");
+    agent.keeper.known().keeps = true;
+    let outcome = tokio::select! {
+        deposed = hold(agent, client.clone(), lease) => Err(deposed),
+        outcome = work(agent, charge, client.clone()) => outcome,
+    };
+    // The next one need not wait until it runs out.
+    let _ = bounded(async { Ok(client.lease_revoke(lease).await?) }).await;
+    outcome
+}
+
+/// Waits until nobody holds the post, and takes it. The lease that it hangs on.
+async fn elected(agent: &Agent, client: &mut Client) -> Result<i64, KeeperError> {
+    let name = agent.claim.boot().machine;
+    let mut vacant_since: Option<Instant> = None;
+    loop {
+        let seen = bounded(async { Ok(client.get(KEY, None).await?) }).await?;
+        // Whoever can ask has nothing to complain about: the work is another's.
+        agent.keeper.is_well();
+        if seen.kvs().is_empty() {
+            let since = *vacant_since.get_or_insert_with(Instant::now);
+            let status = bounded(async { Ok(client.status().await?) }).await?;
+            let leads = status.header().is_some_and(|header| header.member_id() == status.leader());
+            if !status.is_learner() && (!leads || since.elapsed() >= COURTESY) {
+                let seconds = i64::try_from(LEASE.as_secs()).unwrap_or(i64::MAX);
+                let lease = bounded(async { Ok(client.lease_grant(seconds, None).await?.id()) }).await?;
+                let vacant = Compare::create_revision(KEY, CompareOp::Equal, 0);
+                let take = TxnOp::put(KEY, name.as_str(), Some(PutOptions::new().with_lease(lease)));
+                let txn = Txn::new().when([vacant]).and_then([take]);
+                if bounded(async { Ok(client.txn(txn).await?.succeeded()) }).await? {
+                    return Ok(lease);
+                }
+                let _ = bounded(async { Ok(client.lease_revoke(lease).await?) }).await;
+            }
+        } else {
+            vacant_since = None;
+            agent.keeper.known().held = Some(moment(Timestamp::now()));
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Renews the lease. Comes back when that does not work any more.
+async fn hold(agent: &Agent, mut client: Client, lease: i64) -> KeeperError {
+    let mut renewed = Instant::now();
+    let Ok((mut asking, mut answers)) = client.lease_keep_alive(lease).await else { return KeeperError::Deposed };
+    loop {
+        sleep(LOOK).await;
+        let asked = Instant::now();
+        let renewal = async {
+            asking.keep_alive().await.ok()?;
+            answers.message().await.ok()?.filter(|answer| answer.ttl() > 0)
+        };
+        match timeout(LOOK, renewal).await {
+            Ok(Some(_)) => {
+                renewed = asked;
+                agent.keeper.known().held = Some(moment(Timestamp::now()));
+            }
+            Ok(None) => return KeeperError::Deposed,
+            // Nobody else can have it before the time is up.
+            Err(_) if renewed.elapsed() + LOOK < LEASE => {}
+            Err(_) => return KeeperError::Deposed,
+        }
+    }
+}
+
+/// Full backups when they are due, changes between them, and what is old goes.
+async fn work(agent: &Agent, charge: &Charge, client: Client) -> Result<std::convert::Infallible, KeeperError> {
+    let Order { layout, place, cluster, .. } = &charge.order;
+    let store = Store::open(place)?;
+    let mut newest = newest(&store, charge).await?;
+    let status = bounded(async { Ok(client.clone().status().await?) }).await?;
+    let cluster_id = status.header().map_or(0, |header| header.cluster_id());
+    // Of a cluster that was, in whose place another one is: nothing leads from there to here.
+    newest = newest.filter(|full| full.about.cluster_id.0 == cluster_id);
+    let mut pruned = None;
+    loop {
+        let (full, mut end) = match newest.take() {
+            Some(full) => {
+                let end = match charge.changes_every {
+                    Some(_) => Some(End::find(&store, layout, &full).await?),
+                    None => None,
+                };
+                (full, end)
+            }
+            None => {
+                let full = make(agent, charge).await?;
+                let end = End::of(&full)?;
+                (full, charge.changes_every.map(|_| end))
+            }
+        };
+        tracing::debug!(%cluster, full = %full.about.name, "the newest full backup");
+        agent.keeper.known().full = full.about.name.to_string();
+        if pruned != Some(full.about.name) {
+            let gone = prune(&store, layout, charge.keep, Timestamp::now()).await?;
+            pruned = Some(full.about.name);
+            if gone.fulls + gone.changes > 0 {
+                tracing::info!(fulls = gone.fulls, changes = gone.changes, "old backups removed");
+            }
+        }
+        agent.keeper.is_well();
+        newest = match &mut end {
+            None => {
+                sleep(due(charge, full.about.name)).await;
+                Some(make(agent, charge).await?)
+            }
+            Some(end) => match follow(agent, charge, &store, &full, end, client.clone()).await {
+                Ok(next) => Some(next),
+                // etcd has dropped what was to be read next: only a full backup knows it now.
+                Err(Lost::Compacted) => {
+                    tracing::warn!("changes were compacted before they were written down: a full backup follows");
+                    None
+                }
+                Err(Lost::Wrong(error)) => return Err(error),
+            },
+        };
+    }
+}
+
+/// How long until the next full backup.
+fn due(charge: &Charge, last: FullName) -> Duration {
+    let age = Timestamp::now().duration_since(last.taken());
+    charge.every.saturating_sub(Duration::try_from(age).unwrap_or_default())
+}
+
+async fn newest(store: &Store, charge: &Charge) -> Result<Option<Manifest>, KeeperError> {
+    let Order { layout, cluster, .. } = &charge.order;
+    for (name, complete) in full::list(store, layout).await?.into_iter().rev() {
+        if !complete {
+            continue;
+        }
+        match full::manifest(store, layout, cluster, name).await {
+            Ok(manifest) => return Ok(Some(manifest)),
+            Err(error) if error.is_ours() => return Err(error.into()),
+            // It does not count: the next full backup is made in its place.
+            Err(error) => tracing::warn!(error = told(&error), "a backup does not count"),
+        }
+    }
+    Ok(None)
+}
+
+/// Makes a full backup, once nobody else makes one here.
+async fn make(agent: &Agent, charge: &Charge) -> Result<Manifest, KeeperError> {
+    let _alone = agent.keeper.making.lock().await;
+    let manifest = Box::pin(backup::take(agent, &charge.order, &Moved::default())).await?;
+    tracing::info!(backup = %manifest.about.name, bytes = manifest.object.bytes, "backup made");
+    Ok(manifest)
+}
+
+enum Lost {
+    Compacted,
+    Wrong(KeeperError),
+}
+
+impl<E: Into<KeeperError>> From<E> for Lost {
+    fn from(error: E) -> Self {
+        Self::Wrong(error.into())
+    }
+}
+
+/// Writes down what changes after the last batch. Meanwhile, when it is due, the next full backup is made: this comes back
+/// with it when changes are written down up to the last that it can hold, so that every revision between can be restored.
+async fn follow(
+    agent: &Agent,
+    charge: &Charge,
+    store: &Store,
+    full: &Manifest,
+    end: &mut End,
+    mut client: Client,
+) -> Result<Manifest, Lost> {
+    let every = charge.changes_every.unwrap_or(charge.every);
+    let cluster_id = full.about.cluster_id;
+    let Order { layout, seals, .. } = &charge.order;
+    let options = WatchOptions::new().with_all_keys().with_start_revision(end.revision + 1);
+    let mut watching = client.watch_client().max_decoding_message_size(LARGEST_MESSAGE);
+    let mut watch = bounded(async { Ok(watching.watch("", Some(options)).await?) }).await?;
+    let mut next = std::pin::pin!(async {
+        sleep(due(charge, full.about.name)).await;
+        make(agent, charge).await
+    });
+    let mut made: Option<Manifest> = None;
+    let mut leases = Leases { client: client.clone(), known: BTreeMap::new() };
+    let mut lines = Lines::default();
+    let mut tick = tokio::time::interval(every);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // Up to this revision nothing is missing in `lines` and before: every one changes something, and etcd tells it.
+    let mut seen = end.revision;
+    loop {
+        if let Some(next) = made.take_if(|next| seen >= next.most()) {
+            end.write(store, layout, cluster_id, seals, &lines).await?;
+            return Ok(next);
+        }
+        tokio::select! {
+            message = watch.message() => {
+                let Some(message) = message? else { return Err(KeeperError::WatchLost(String::new()).into()) };
+                if message.compact_revision() > 0 {
+                    return Err(Lost::Compacted);
+                }
+                if message.canceled() {
+                    return Err(KeeperError::WatchLost(message.cancel_reason().to_owned()).into());
+                }
+                for change in changes(&message, Timestamp::now(), &mut leases).await {
+                    seen = change.revision;
+                    lines.push(&change).map_err(ChangesError::from)?;
+                }
+                if lines.text().len() < LARGE {
+                    continue;
+                }
+            }
+            _ = tick.tick() => {}
+            next = &mut next, if made.is_none() => {
+                made = Some(next?);
+                continue;
+            }
+        }
+        // How far the cluster is, whatever this member knows of it.
+        let asked = Timestamp::now();
+        let read = bounded(async { Ok(client.get(PROBE_KEY, None).await?) }).await?;
+        let revision = read.header().map_or(i64::MAX, |header| header.revision());
+        end.write(store, layout, cluster_id, seals, &lines).await?;
+        lines = Lines::default();
+        agent.keeper.is_well();
+        let mut known = agent.keeper.known();
+        known.revision = end.revision;
+        if revision <= end.revision {
+            known.covered = Some(moment(asked));
+        }
+    }
+}
+
+/// What a message tells, a revision each. etcd never splits one.
+async fn changes(message: &WatchResponse, at: Timestamp, leases: &mut Leases) -> Vec<Change> {
+    let mut changes: Vec<Change> = Vec::new();
+    for event in message.events() {
+        let Some(kv) = event.kv() else { continue };
+        let key = kv.key().to_vec();
+        let told = match event.event_type() {
+            EventType::Delete => Event::Delete { key },
+            EventType::Put => {
+                let (value, lease) = (kv.value().to_vec(), kv.lease());
+                Event::Put { key, value, lease, ttl: leases.ttl(lease).await }
+            }
+        };
+        match changes.last_mut() {
+            Some(last) if last.revision == kv.mod_revision() => last.events.push(told),
+            _ => changes.push(Change { revision: kv.mod_revision(), at, events: vec![told] }),
+        }
+    }
+    changes
+}
+
+/// How long leases are granted for: those who watch are not told.
+struct Leases {
+    client: Client,
+    known: BTreeMap<i64, i64>,
+}
+
+impl Leases {
+    /// Each is asked for once. 0 for none, and for one that is gone already.
+    async fn ttl(&mut self, lease: i64) -> i64 {
+        /// Nobody has so many at a time; those that are asked for again cost a call.
+        const MOST: usize = 100_000;
+        if lease == 0 {
+            return 0;
+        }
+        if let Some(known) = self.known.get(&lease) {
+            return *known;
+        }
+        if self.known.len() >= MOST {
+            self.known.clear();
+        }
+        let asked = bounded(async { Ok(self.client.lease_time_to_live(lease, None).await?.granted_ttl()) }).await;
+        let ttl = asked.unwrap_or(0).max(0);
+        self.known.insert(lease, ttl);
+        ttl
+    }
+}

@@ -1,0 +1,274 @@
+//! Changes since a full backup → a batch in the store that names the one before; batches in the store → changes, checked.
+
+use std::collections::BTreeMap;
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use raftsman_core::backup::{
+    Batch, BatchName, ChainError, Change, Coding, FullName, Layout, Lines, Manifest, ManifestError, Object, Stored,
+};
+use raftsman_core::observed::ClusterId;
+
+use crate::seal::{self, Keys, SealError, Seals, Tally};
+use crate::store::{Store, StoreError};
+
+/// No manifest is as large as this.
+const MOST_MANIFEST: u64 = 1 << 20;
+/// Manifests that are read at the same time.
+const AT_A_TIME: usize = 16;
+
+/// Why changes are not in the store, or are not what they should be.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangesError {
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A manifest does not count.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// They do not lead there.
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    /// The object could not be made or opened.
+    #[error("the batch {} of changes since `{}`: {source}", batch.number, batch.base)]
+    Seal {
+        /// Which.
+        batch: BatchName,
+        /// Why.
+        source: SealError,
+    },
+    /// It holds other bytes, or other changes, than its manifest says.
+    #[error(
+        "the batch {} of changes since `{}` is damaged: {what}; nothing from it on can be restored", batch.number, batch.base
+    )]
+    Damaged {
+        /// Which.
+        batch: BatchName,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// This program is broken.
+    #[error("a batch cannot be written: {0}")]
+    Text(#[from] serde_json::Error),
+}
+
+/// Where the changes since a full backup end in the store: the next batch begins there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    /// Since when.
+    pub base: FullName,
+    /// The last revision.
+    pub revision: i64,
+    after: String,
+    next: u64,
+}
+
+impl End {
+    /// Right after a full backup: nobody has written down any changes since.
+    pub fn of(full: &Manifest) -> Result<Self, ChangesError> {
+        let base = full.about.name;
+        Ok(Self { base, revision: base.revision(), after: full.check()?, next: 1 })
+    }
+
+    /// Where whoever wrote changes down before has ended.
+    pub async fn find(store: &Store, layout: &Layout, full: &Manifest) -> Result<Self, ChangesError> {
+        let found = list(store, &layout.batches(full.about.name), layout).await?;
+        let Found { complete, highest } = found.get(&full.about.name).cloned().unwrap_or_default();
+        let batches = read(store, layout, &complete).await?;
+        let mut end = Self { next: highest + 1, ..Self::of(full)? };
+        if let Some(last) = raftsman_core::backup::chain(full, &batches, None)?.last() {
+            (end.revision, end.after) = (last.to, last.check()?);
+        }
+        Ok(end)
+    }
+
+    /// Writes a batch after it. It counts when this returns, and not before.
+    pub async fn write(
+        &mut self,
+        store: &Store,
+        layout: &Layout,
+        cluster_id: ClusterId,
+        seals: &Seals,
+        lines: &Lines,
+    ) -> Result<(), ChangesError> {
+        let Some((to, until)) = lines.last() else { return Ok(()) };
+        let name = BatchName { base: self.base, number: self.next };
+        // Whatever comes of it: nobody knows whether something of this number is there.
+        self.next += 1;
+        let mut bytes = Vec::new();
+        let object =
+            seal::seal(lines.text(), &mut bytes, seals).map_err(|source| ChangesError::Seal { batch: name, source })?;
+        let coding = seals.coding();
+        store.put_once(&layout.batch(name, coding), bytes.into()).await?;
+        let batch = Batch {
+            format: Manifest::FORMAT,
+            base: self.base,
+            number: name.number,
+            cluster_id,
+            after: self.after.clone(),
+            from: self.revision,
+            to,
+            until,
+            lines: stored(lines.text()),
+            object,
+            coding,
+        };
+        store.put_once(&layout.batch_manifest(name), batch.text()?.into()).await?;
+        (self.revision, self.after) = (to, batch.check()?);
+        Ok(())
+    }
+}
+
+fn stored(bytes: &[u8]) -> Stored {
+    let mut tally = Tally::new(());
+    tally.add(bytes);
+    tally.stored()
+}
+
+/// What there is of the changes since one backup.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Batches that have a manifest, in order.
+    pub complete: Vec<BatchName>,
+    /// The highest number that somebody has used.
+    pub highest: u64,
+}
+
+/// The changes below this path, by the backup that they are since.
+pub async fn list(store: &Store, path: &str, layout: &Layout) -> Result<BTreeMap<FullName, Found>, StoreError> {
+    let mut found: BTreeMap<FullName, Found> = BTreeMap::new();
+    for object in store.list(path).await? {
+        let (batch, counts) = match layout.object(&object.path) {
+            Some((Object::BatchManifest(batch), _)) => (batch, true),
+            Some((Object::Batch(batch), _)) => (batch, false),
+            _ => continue,
+        };
+        let one = found.entry(batch.base).or_default();
+        one.highest = one.highest.max(batch.number);
+        one.complete.extend(counts.then_some(batch));
+    }
+    Ok(found)
+}
+
+/// The manifests of these batches.
+pub async fn read(store: &Store, layout: &Layout, names: &[BatchName]) -> Result<Vec<Batch>, ChangesError> {
+    let one = async |name: BatchName| -> Result<Batch, ChangesError> {
+        Ok(Batch::read(name, &store.get(&layout.batch_manifest(name), MOST_MANIFEST).await?)?)
+    };
+    futures::stream::iter(names.iter().copied()).map(one).buffered(AT_A_TIME).try_collect().await
+}
+
+/// What is in a batch, all of it checked.
+pub async fn open(store: &Store, layout: &Layout, batch: &Batch, keys: &Keys) -> Result<Vec<Change>, ChangesError> {
+    let name = batch.name();
+    let damaged = |what| ChangesError::Damaged { batch: name, what };
+    let bytes = store.get(&layout.batch(name, batch.coding), batch.object.bytes).await?;
+    if stored(&bytes) != batch.object {
+        return Err(damaged("its bytes are not those that were written"));
+    }
+    let mut lines = Vec::new();
+    let coding: Coding = batch.coding;
+    seal::open(bytes.as_ref(), &mut lines, coding, keys)
+        .map_err(|source| ChangesError::Seal { batch: name, source })?;
+    if stored(&lines) != batch.lines {
+        return Err(damaged("what is in it is not what was written"));
+    }
+    let changes = Lines::read(&lines)?;
+    // etcd leaves out no revision that changed a key, and nothing else makes one.
+    let expected = (batch.from + 1)..=batch.to;
+    match changes.iter().map(|change| change.revision).eq(expected) {
+        true => Ok(changes),
+        false => Err(damaged("a revision is missing in it")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use raftsman_core::backup::{About, Event, Hashed};
+    use raftsman_core::spec::{EtcdVersion, Name};
+
+    use super::*;
+    use crate::place::Place;
+
+    fn full() -> Manifest {
+        let begun: Timestamp = "2026-11-16T03:00:00Z".parse().unwrap();
+        let stored = Stored { bytes: 1, sha256: "aa".to_owned() };
+        let about = About {
+            name: FullName::new(begun, 10),
+            fleet: Name::fixed("shop"),
+            fleet_id: "f".to_owned(),
+            cluster: Name::fixed("main"),
+            cluster_id: ClusterId(7),
+            member: Name::fixed("main-2"),
+            version: EtcdVersion::default(),
+            begun,
+            upto: Some(12),
+        };
+        let hashed = Hashed { hash: 1, compacted: 2, keys: 3 };
+        let (format, coding) = (Manifest::FORMAT, Coding::default());
+        Manifest { format, about, finished: begun, hashed, snapshot: stored.clone(), object: stored, coding }
+    }
+
+    fn lines(revisions: std::ops::RangeInclusive<i64>) -> Lines {
+        let mut lines = Lines::default();
+        for revision in revisions {
+            let event = Event::Put { key: b"k".to_vec(), value: revision.to_string().into(), lease: 0, ttl: 0 };
+            lines.push(&Change { revision, at: Timestamp::UNIX_EPOCH, events: vec![event] }).unwrap();
+        }
+        lines
+    }
+
+    #[tokio::test]
+    async fn whoever_comes_next_goes_on_where_the_last_one_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&Place::Directory(dir.path().to_owned())).unwrap();
+        let layout = Layout::new("", &Name::fixed("shop"), &Name::fixed("main"));
+        let (full, id) = (full(), ClusterId(7));
+        let seals = Seals { zstd: true, recipients: Vec::new() };
+        let mut end = End::find(&store, &layout, &full).await.unwrap();
+        assert_eq!(end, End::of(&full).unwrap());
+        end.write(&store, &layout, id, &seals, &lines(11..=15)).await.unwrap();
+        end.write(&store, &layout, id, &seals, &Lines::default()).await.unwrap();
+        // Somebody dies before the manifest is written.
+        let half = BatchName { base: full.about.name, number: 2 };
+        store.put_once(&layout.batch(half, seals.coding()), "half".into()).await.unwrap();
+        let mut next = End::find(&store, &layout, &full).await.unwrap();
+        assert_eq!((next.revision, next.next), (15, 3));
+        next.write(&store, &layout, id, &seals, &lines(16..=16)).await.unwrap();
+        // The one before lives after all, and does not know of it: its number is taken.
+        let refused = end.write(&store, &layout, id, &seals, &lines(16..=17)).await;
+        assert!(matches!(refused, Err(ChangesError::Store(StoreError::Taken { .. }))), "{refused:?}");
+
+        let found = list(&store, &layout.changes(), &layout).await.unwrap();
+        let found = &found[&full.about.name];
+        assert_eq!((found.highest, found.complete.len()), (3, 2));
+        let batches = read(&store, &layout, &found.complete).await.unwrap();
+        let way = raftsman_core::backup::chain(&full, &batches, None).unwrap();
+        let mut revisions = Vec::new();
+        for batch in &way {
+            revisions.extend(open(&store, &layout, batch, &Keys::default()).await.unwrap().iter().map(|c| c.revision));
+        }
+        assert_eq!(revisions, [11, 12, 13, 14, 15, 16]);
+
+        let path = dir.path().join(layout.batch(way[0].name(), way[0].coding));
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[20] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        let refused = open(&store, &layout, &way[0], &Keys::default()).await;
+        assert!(matches!(refused, Err(ChangesError::Damaged { .. })), "{refused:?}");
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_leaves_something_out_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&Place::Directory(dir.path().to_owned())).unwrap();
+        let layout = Layout::new("", &Name::fixed("shop"), &Name::fixed("main"));
+        let mut end = End::of(&full()).unwrap();
+        let seals = Seals { zstd: false, recipients: Vec::new() };
+        end.write(&store, &layout, ClusterId(7), &seals, &lines(12..=13)).await.unwrap();
+        let found = list(&store, &layout.changes(), &layout).await.unwrap();
+        let batches = read(&store, &layout, &found[&end.base].complete).await.unwrap();
+        let refused = open(&store, &layout, &batches[0], &Keys::default()).await;
+        assert!(matches!(refused, Err(ChangesError::Damaged { .. })), "{refused:?}");
+    }
+}

@@ -1,0 +1,39 @@
+//! `raftsman drill`.
+
+use std::process::ExitCode;
+
+use raftsman_engine::backup::keys;
+use raftsman_engine::ops::OpError;
+use raftsman_engine::ops::backup::Progress;
+use raftsman_engine::ops::drill::{drill, history};
+use serde_json::json;
+
+use super::upkeep::locked;
+use crate::args::{Common, Drill};
+use crate::exit::{Failure, OK};
+use crate::moving::Moving;
+use crate::setting::{open, read_file, setting};
+use crate::view::{self, Paint};
+
+pub(super) async fn run(common: &Common, args: &Drill) -> Result<ExitCode, Failure> {
+    if args.history {
+        let drills = history(&open(read_file(common)?, setting(common)?)?, args.cluster.as_deref()).await?;
+        match args.json {
+            true => view::print_json(&json!({ "drills": drills }))?,
+            false => view::print(&view::drill::history(&drills, Paint::of_stdout())),
+        }
+        return Ok(OK);
+    }
+    let (fleet, lock) = locked(common, "drill")?;
+    let keys = keys(&args.key).map_err(OpError::from)?;
+    let moving = Moving::new(args.json);
+    let watch = |checked, total| moving.hear(Progress { received: 0, stored: 0, checked, total });
+    let done = drill(&fleet, &lock, args.cluster.as_deref(), &keys, &watch).await;
+    moving.end();
+    let done = done?;
+    match args.json {
+        true => view::print_json_line(&json!({ "event": "drilled", "drill": done })),
+        false => view::print(&view::drill::report(&done, Paint::of_stdout())),
+    }
+    Ok(OK)
+}

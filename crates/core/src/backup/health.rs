@@ -1,0 +1,163 @@
+//! What machines say of the backups that they make by themselves → whether somebody must look after them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+
+use super::name::FullName;
+use crate::observed::Keeping;
+use crate::spec::{Backups, Duration, Name};
+
+/// A full backup may take a while, and somebody else may have to take over first.
+const GRACE: SignedDuration = SignedDuration::from_mins(10);
+/// The same for changes, and for somebody who cannot: a member that was just started passes.
+const CHANGES_GRACE: SignedDuration = SignedDuration::from_mins(1);
+
+/// How a cluster's backups fare.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Health {
+    /// Who makes them.
+    pub keeper: Option<Name>,
+    /// The newest full one that counts.
+    pub full: Option<FullName>,
+    /// All that was written until then is in the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub covered: Option<Timestamp>,
+    /// What somebody must look at.
+    pub problems: Vec<Problem>,
+}
+
+/// Why backups are not what the file wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "problem", rename_all = "snake_case")]
+pub enum Problem {
+    /// No machine makes them.
+    NobodyMakesThem,
+    /// It cannot.
+    Failing {
+        /// Who.
+        machine: Name,
+        /// Why.
+        error: String,
+        /// Since when.
+        since: Timestamp,
+    },
+    /// There is none that is young enough.
+    Late {
+        /// The newest.
+        full: FullName,
+        /// One is wanted so often.
+        every: Duration,
+    },
+    /// Changes are not written down in time.
+    ChangesLate {
+        /// All until then are.
+        covered: Timestamp,
+        /// They are wanted so often.
+        every: Duration,
+    },
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NobodyMakesThem => f.write_str("no machine makes backups: apply, or see the agents' logs"),
+            Self::Failing { machine, error, since } => {
+                write!(f, "{machine} cannot make backups since {}: {error}", minute(*since))
+            }
+            Self::Late { full, every } => {
+                write!(f, "the newest full backup is of {}, and one is wanted every {every}", minute(full.taken()))
+            }
+            Self::ChangesLate { covered, every } => {
+                write!(f, "changes are in the store up to {}, and are wanted every {every}", minute(*covered))
+            }
+        }
+    }
+}
+
+fn minute(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%d %H:%M UTC").to_string()
+}
+
+/// How they fare, as far as the machines that can be asked know; nothing where machines make none by themselves.
+pub fn health(settings: &Backups, machines: &BTreeMap<Name, Keeping>, now: Timestamp) -> Option<Health> {
+    let every = settings.every?;
+    let keeper = machines.iter().find(|(_, keeping)| keeping.keeps);
+    let full = machines.values().filter_map(|keeping| keeping.full).max();
+    let covered = keeper.and_then(|(_, keeping)| keeping.covered).filter(|_| settings.changes_every.is_some());
+    let mut problems = Vec::new();
+    for (machine, keeping) in machines {
+        if let Some((error, since)) = keeping.problem.clone()
+            && now.duration_since(since) > CHANGES_GRACE
+        {
+            problems.push(Problem::Failing { machine: machine.clone(), error, since });
+        }
+    }
+    let held = machines.values().filter_map(|keeping| keeping.held).max();
+    let vacant = held.is_none_or(|held| now.duration_since(held) > CHANGES_GRACE);
+    if keeper.is_none() && vacant && problems.is_empty() {
+        problems.push(Problem::NobodyMakesThem);
+    }
+    let late = |at: Timestamp, every: Duration, grace| {
+        let limit = SignedDuration::try_from(every.to_std()).unwrap_or(SignedDuration::MAX).saturating_add(grace);
+        now.duration_since(at) > limit
+    };
+    if let Some(full) = full.filter(|full| late(full.taken(), every, GRACE)) {
+        problems.push(Problem::Late { full, every });
+    }
+    if let (Some(covered), Some(every)) = (covered, settings.changes_every)
+        && late(covered, every, CHANGES_GRACE)
+    {
+        problems.push(Problem::ChangesLate { covered, every });
+    }
+    Some(Health { keeper: keeper.map(|(name, _)| name.clone()), full, covered, problems })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::BackupStore;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().expect("a moment")
+    }
+
+    fn settings() -> Backups {
+        Backups {
+            store: BackupStore::Directory("/b".to_owned()),
+            prefix: String::new(),
+            compress: true,
+            encrypt_to: Vec::new(),
+            every: Some(Duration::from_hours(1)),
+            changes_every: Some(Duration::from_millis(2000)),
+            keep: None,
+        }
+    }
+
+    fn words(machines: &[(&'static str, Keeping)], now: &str) -> Vec<String> {
+        let machines = machines.iter().map(|(name, keeping)| (Name::fixed(name), keeping.clone())).collect();
+        let health = health(&settings(), &machines, at(now)).expect("a schedule");
+        health.problems.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_is_late_or_failing_is_said() {
+        let full = Some(FullName::new(at("2026-11-16T03:00:00Z"), 7));
+        let covered = Some(at("2026-11-16T03:59:00Z"));
+        let good = Keeping { keeps: true, full, covered, ..Keeping::default() };
+        let by = Keeping::default();
+        assert!(words(&[("a", good.clone()), ("b", by.clone())], "2026-11-16T03:59:30Z").is_empty());
+        insta::assert_snapshot!(words(&[("a", good.clone()), ("b", by.clone())], "2026-11-16T04:10:01Z").join("\n"), @r"
+        the newest full backup is of 2026-11-16 03:00 UTC, and one is wanted every 1h
+        changes are in the store up to 2026-11-16 03:59 UTC, and are wanted every 2s
+        ");
+        insta::assert_snapshot!(words(&[("a", by.clone())], "2026-11-16T04:10:01Z").join("\n"), @"no machine makes backups: apply, or see the agents' logs");
+        let looks = Keeping { held: Some(at("2026-11-16T04:09:30Z")), ..by.clone() };
+        assert!(words(&[("a", looks)], "2026-11-16T04:10:01Z").is_empty(), "another one takes over");
+        let failing = Keeping { problem: Some(("no way".to_owned(), at("2026-11-16T03:01:00Z"))), full, ..by };
+        insta::assert_snapshot!(words(&[("a", failing)], "2026-11-16T03:05:00Z").join("\n"), @"a cannot make backups since 2026-11-16 03:01 UTC: no way");
+        assert_eq!(health(&Backups { every: None, ..settings() }, &BTreeMap::new(), at("2026-11-16T03:05:00Z")), None);
+    }
+}

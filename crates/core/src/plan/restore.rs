@@ -1,0 +1,177 @@
+//! A backup that somebody decided upon → the steps that put it in the place of all data, on every member at once.
+//!
+//! Machines are made ready first. Then every member is stopped, so that nobody writes what nobody will have; what they
+//! hold is put away, and stays on the machines; all get the same snapshot; and before a client can reach them, they are
+//! seen to hold the same.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+use super::safety::Refusal;
+use super::{Draft, Reason, Step, Waiting, machines, pki, preflight, versions};
+use crate::action::Action;
+use crate::observed::{AgentReport, ClusterId, Data, Ledger, MemberObserved, Observed, Restoration, ServiceState};
+use crate::spec::Name;
+
+/// Writes down that somebody decided so.
+pub fn decide(ledger: &mut Ledger, restoration: Restoration) {
+    // What the machines were is no past that could be in the way.
+    ledger.started.clear();
+    ledger.members.extend(restoration.members.clone());
+    ledger.restoration = Some(restoration);
+    ledger.recovery = None;
+}
+
+/// All clusters that there is data of: what a backup takes the place of.
+pub fn replaced(observed: &Observed) -> BTreeSet<ClusterId> {
+    let found = observed.members.values().filter_map(MemberObserved::cluster_on_disk);
+    found.chain(observed.ledger.cluster).collect()
+}
+
+/// The next steps.
+pub(super) fn restore(draft: &mut Draft<'_>, now: Timestamp) {
+    let observed = draft.observed;
+    let Some(restoration) = &observed.ledger.restoration else { return };
+    if !same_members(draft, restoration) {
+        return;
+    }
+    pki::authorities(draft);
+    let course = versions::course(draft);
+    let ready: Vec<Name> =
+        machines::prepare(draft, course).into_iter().map(|ready| ready.member.name.clone()).collect();
+    preflight::measure(draft, false);
+    let lost = std::mem::take(&mut draft.lost);
+    draft.waiting.extend(lost.into_iter().map(|(_, waiting)| waiting));
+    if !draft.steps.is_empty() || !draft.waiting.is_empty() {
+        return;
+    }
+    // One that cannot be asked may serve.
+    for (name, member) in &observed.members {
+        if member.report().is_none() && !member.machine.is_absent() {
+            let error = "its agent does not answer".to_owned();
+            draft.wait(Waiting::AgentUnreachable { machine: name.clone(), error, since: now });
+        }
+    }
+    if !draft.waiting.is_empty() {
+        return;
+    }
+    let reason = || Reason::Restored { backup: restoration.backup };
+    let reports: BTreeMap<&Name, &AgentReport> =
+        observed.members.iter().filter_map(|(name, member)| Some((name, member.report()?))).collect();
+    let old = |report: &AgentReport| restoration.replaces(&report.etcd.data);
+    let mut serving: Vec<&Name> = reports
+        .iter()
+        .filter(|(_, report)| report.etcd.service.state != ServiceState::Stopped)
+        .filter(|(_, report)| old(report) || report.etcd.data == Data::Empty)
+        .map(|(name, _)| *name)
+        .collect();
+    if serving.len() > 1 {
+        // The leader last: it would wait for one that takes over, and all are about to go.
+        serving.retain(|name| draft.view.leader != Some(*name));
+    }
+    if !serving.is_empty() {
+        let stop = |machine: &Name| Step::new(Action::StopEtcd { machine: machine.clone() }, reason());
+        draft.steps.extend(serving.into_iter().map(stop));
+        return;
+    }
+    for (name, report) in reports.iter().filter(|(_, report)| old(report)) {
+        let member = match report.etcd.data {
+            Data::Present { member, .. } => Some(member),
+            Data::Empty | Data::Unreadable { .. } => None,
+        };
+        draft.steps.push(Step::new(Action::ClearData { machine: (*name).clone(), member }, reason()));
+    }
+    if !draft.steps.is_empty() {
+        return;
+    }
+    for name in restoration.members.keys().filter(|name| ready.contains(name)) {
+        if reports.get(name).is_some_and(|report| report.etcd.data == Data::Empty) {
+            let (machine, version) = (name.clone(), restoration.version);
+            draft.steps.push(Step::new(Action::RestoreBackup { machine, version }, reason()));
+        }
+    }
+    if !draft.steps.is_empty() {
+        return;
+    }
+    match found(observed, restoration).len() {
+        // It is the cluster at the next look.
+        1 if restoration.agreed => {}
+        1 => {
+            let machines = restoration.members.keys().cloned().collect();
+            draft.steps.push(Step::new(Action::CompareRestored { machines }, reason()));
+        }
+        _ => {
+            let found = found(observed, restoration);
+            let found = found.into_iter().map(|(id, names)| (id, names.into_iter().cloned().collect())).collect();
+            draft.wait(Waiting::SeveralClusters { found });
+        }
+    }
+}
+
+fn same_members(draft: &mut Draft<'_>, restoration: &Restoration) -> bool {
+    let wanted: BTreeMap<Name, String> =
+        draft.desired.members.iter().map(|member| (member.name.clone(), member.peer_url())).collect();
+    let same = wanted == restoration.members;
+    if !same {
+        draft.wait(Waiting::RestoredOthers { members: restoration.members.keys().cloned().collect() });
+    }
+    same
+}
+
+/// Of which cluster the members' new data is, and whose.
+fn found<'a>(observed: &'a Observed, restoration: &'a Restoration) -> BTreeMap<ClusterId, Vec<&'a Name>> {
+    let mut found: BTreeMap<ClusterId, Vec<&Name>> = BTreeMap::new();
+    for name in restoration.members.keys() {
+        let on_disk = observed.members.get(name).and_then(MemberObserved::cluster_on_disk);
+        if let Some(cluster) = on_disk.filter(|cluster| !restoration.old.contains(cluster)) {
+            found.entry(cluster).or_default().push(name);
+        }
+    }
+    found
+}
+
+/// Whether a step may be done while a backup is restored; nothing where it is judged as always.
+pub(super) fn judge(observed: &Observed, restoration: &Restoration, action: &Action) -> Option<Result<(), Refusal>> {
+    let report = |machine: &Name| observed.members.get(machine).and_then(MemberObserved::report);
+    let otherwise = |text: &str| Some(Err(Refusal::Otherwise(text.to_owned())));
+    let serves =
+        observed.members.values().filter_map(MemberObserved::report).any(|report| {
+            restoration.replaces(&report.etcd.data) && report.etcd.service.state != ServiceState::Stopped
+        });
+    match action {
+        Action::MakeAuthorities
+        | Action::CreateMachine { .. }
+        | Action::StartMachine { .. }
+        | Action::DeleteMachine { .. }
+        | Action::MoveMachine { .. }
+        | Action::Enroll { .. }
+        | Action::InstallEtcd { .. }
+        | Action::ConfigureEtcd { .. }
+        | Action::IssueCertificate { .. }
+        | Action::StoreTrust { .. }
+        | Action::SetFirewall { .. }
+        | Action::Measure => None,
+        Action::StopEtcd { .. } => Some(Ok(())),
+        Action::ClearData { .. } | Action::RestoreBackup { .. } if serves => {
+            otherwise("a member still serves old data")
+        }
+        Action::ClearData { machine, .. } => match report(machine) {
+            Some(report) if restoration.replaces(&report.etcd.data) => Some(Ok(())),
+            _ => otherwise("its data is not what the backup takes the place of"),
+        },
+        Action::RestoreBackup { machine, .. } if restoration.members.contains_key(machine) => match report(machine) {
+            Some(report) if report.etcd.data == Data::Empty => Some(Ok(())),
+            _ => otherwise("there is data already"),
+        },
+        Action::CompareRestored { machines } => {
+            let found = found(observed, restoration);
+            let all = found.values().next().is_some_and(|names| names.len() == machines.len());
+            match found.len() == 1 && all {
+                true => Some(Ok(())),
+                false => otherwise("not every member has the backup"),
+            }
+        }
+        _ => otherwise("a backup is being restored"),
+    }
+}

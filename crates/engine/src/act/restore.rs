@@ -1,0 +1,183 @@
+//! The one snapshot of a backup → the data of every member, which are then seen to hold the same.
+
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures::future::{join_all, try_join_all};
+use raftsman_api::v1::restore_data_request::Part;
+use raftsman_api::v1::{
+    CompareReply, CompareRequest, ConfigureEtcdRequest, Contents, ReportRequest, RestoreDataHead, RestoreDataRequest,
+    StopEtcdRequest,
+};
+use raftsman_core::action::StartData;
+use raftsman_core::desired::CLOSED_PORT;
+use raftsman_core::observed::{ClusterId, Restoration};
+use raftsman_core::spec::{EtcdVersion, Name};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::pki::certify_client;
+use super::{ActError, Hands};
+use crate::cluster::ClusterAt;
+
+const CHUNK: usize = 1 << 20;
+/// How long members that were just restored may take to find each other.
+const PATIENCE: Duration = Duration::from_secs(60);
+const AGAIN: Duration = Duration::from_millis(100);
+const ONE_BY_ONE: Duration = Duration::from_millis(800);
+
+/// Where the snapshot of a restoration is.
+pub(crate) fn snapshot(cluster: &ClusterAt, file: &str) -> PathBuf {
+    cluster.fleet.store.dir().join("snapshots").join(file)
+}
+
+impl Hands<'_> {
+    fn restoration(self) -> Result<Restoration, ActError> {
+        self.cluster()
+            .ledger()
+            .restoration
+            .ok_or_else(|| ActError::NothingToRestore(self.cluster().desired.name.clone()))
+    }
+
+    pub(super) async fn restore_backup(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
+        let cluster = self.cluster();
+        let restoration = self.restoration()?;
+        let url = restoration.members.get(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))?;
+        self.install_tool(machine, version).await?;
+        let all: Vec<String> = restoration.members.iter().map(|(name, url)| format!("{name}={url}")).collect();
+        let head = RestoreDataHead {
+            version: version.to_string(),
+            sha256: restoration.sha256.clone(),
+            name: machine.to_string(),
+            initial_cluster: all.join(","),
+            token: format!("{}-{}", cluster.desired.token, restoration.since.as_millisecond()),
+            peer_url: url.clone(),
+            bump_revision: restoration.bump,
+            own_member_id: 0,
+        };
+        let path = snapshot(cluster, &restoration.file);
+        let failed = |source| ActError::Read { path: path.clone(), source };
+        let mut file = std::fs::File::open(&path).map_err(failed)?;
+        let (parts, sent) = mpsc::channel(4);
+        let reading = tokio::task::spawn_blocking(move || -> std::io::Result<()> {
+            let mut part = Part::Head(head);
+            loop {
+                if parts.blocking_send(RestoreDataRequest { part: Some(part) }).is_err() {
+                    // Whoever does not listen any more says why.
+                    return Ok(());
+                }
+                let mut bytes = Vec::with_capacity(CHUNK);
+                if file.by_ref().take(CHUNK as u64).read_to_end(&mut bytes)? == 0 {
+                    return Ok(());
+                }
+                part = Part::Chunk(bytes);
+            }
+        });
+        let restored = self.agent(machine).await?.restore_data(self.stamped(ReceiverStream::new(sent))).await;
+        // A file that could not be read to its end shows in the digest, and here why.
+        if let Ok(Err(source)) = reading.await {
+            return Err(ActError::Read { path, source });
+        }
+        restored?;
+        Ok(())
+    }
+
+    /// Gives a machine what it takes to try a backup.
+    pub(crate) async fn stage(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
+        self.install_tool(machine, version).await?;
+        certify_client(self.cluster(), &self.links(machine)?.agent, self.generation).await
+    }
+
+    /// Puts etcd's tool on the machine, unless it is there.
+    pub(super) async fn install_tool(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
+        let (cluster, fleet) = (self.cluster(), &self.cluster().fleet);
+        let tool = fleet.artifacts.tool(&cluster.desired.source, version, fleet.setting.base())?;
+        self.install(machine, &tool, "etcdutl").await
+    }
+
+    /// At a port that no client knows, with certificates only: nobody sees what is not the same everywhere.
+    pub(super) async fn compare_restored(self, machines: &[Name]) -> Result<(), ActError> {
+        let restoration = self.restoration()?;
+        let compared = self.compared(&restoration, machines).await;
+        // Whatever came of it: nobody finds them like this.
+        let stopped = join_all(machines.iter().map(|machine| self.stop_at_once(machine))).await;
+        let cluster = compared?;
+        stopped.into_iter().collect::<Result<Vec<_>, _>>()?;
+        try_join_all(machines.iter().map(|machine| self.configure_etcd(machine, restoration.version, None))).await?;
+        // Before anybody gets in: what clients write from now on is not to be compared any more.
+        self.cluster().remember(|ledger| ledger.restoration.iter_mut().for_each(|it| it.agreed = true))?;
+        for machine in machines {
+            self.start_etcd(machine, restoration.version, StartData::Of(cluster)).await?;
+            // One that starts asks the others whether they hold the same, and waits long for one that is about to answer.
+            sleep(ONE_BY_ONE).await;
+        }
+        Ok(())
+    }
+
+    /// Nobody depends on it: it need not hand anything over.
+    async fn stop_at_once(self, machine: &Name) -> Result<(), ActError> {
+        let request = StopEtcdRequest { grace_seconds: 1 };
+        self.agent(machine).await?.stop_etcd(self.stamped(request)).await?;
+        Ok(())
+    }
+
+    /// The cluster that they are, once all hold the same.
+    async fn compared(self, restoration: &Restoration, machines: &[Name]) -> Result<ClusterId, ActError> {
+        let (cluster, version) = (self.cluster(), restoration.version);
+        let pace = cluster.desired.pace(&cluster.ledger()).ok_or(ActError::NotMeasured)?;
+        try_join_all(machines.iter().map(async |machine| {
+            // A run that was killed may have left it running.
+            self.stop_at_once(machine).await?;
+            let config = cluster.desired.closed_config(self.member(machine)?, version, pace);
+            let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
+            self.agent(machine).await?.configure_etcd(self.stamped(request)).await?;
+            certify_client(cluster, &self.links(machine)?.agent, self.generation).await
+        }))
+        .await?;
+        let started = try_join_all(machines.iter().map(async |machine| {
+            let report = self.agent(machine).await?.report(ReportRequest { into_data: false }).await?.into_inner();
+            let data = report.etcd.and_then(|etcd| etcd.data).unwrap_or_default();
+            let cluster = ClusterId(data.cluster_id);
+            self.start_etcd(machine, version, StartData::Of(cluster)).await?;
+            Ok::<_, ActError>(cluster)
+        }))
+        .await?;
+        let begun = Instant::now();
+        loop {
+            let tried = try_join_all(machines.iter().map(async |machine| -> Result<CompareReply, ActError> {
+                let request = CompareRequest { port: u32::from(CLOSED_PORT) };
+                Ok(self.agent(machine).await?.compare(request).await?.into_inner())
+            }));
+            let held: Vec<CompareReply> = match tried.await {
+                Ok(held) => held,
+                Err(error) if begun.elapsed() > PATIENCE => return Err(error),
+                Err(_) => {
+                    sleep(AGAIN).await;
+                    continue;
+                }
+            };
+            let revision = held.iter().map(|one| one.revision).max().unwrap_or(0);
+            let same = held.windows(2).all(|two| two[0] == two[1]);
+            if !same && begun.elapsed() < PATIENCE {
+                // One may have applied something that another is about to.
+                sleep(AGAIN).await;
+                continue;
+            }
+            let Contents { keys, .. } = held.first().and_then(|one| one.contents).unwrap_or_default();
+            if same && keys == restoration.keys && revision > restoration.revision {
+                return started.first().copied().ok_or(ActError::NobodyAnswers);
+            }
+            let found: Vec<String> = machines
+                .iter()
+                .zip(&held)
+                .map(|(name, one)| {
+                    let Contents { hash, keys, .. } = one.contents.unwrap_or_default();
+                    format!("{name} has {keys} keys with the hash {hash:x} at revision {}", one.revision)
+                })
+                .collect();
+            return Err(ActError::RestoredOtherwise { keys: restoration.keys, found: found.join(", ") });
+        }
+    }
+}

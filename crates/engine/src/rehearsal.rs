@@ -1,0 +1,215 @@
+//! A point in a store, a machine → what came of restoring it into a throwaway etcd there, and a snapshot of that.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use raftsman_api::v1::rehearse_reply::What;
+use raftsman_api::v1::rehearse_request::Part;
+use raftsman_api::v1::{RehearseHead, RehearseRequest};
+use raftsman_backup::full::{self, Moved};
+use raftsman_backup::snapshot::Check;
+use raftsman_backup::{Keys, changes};
+use raftsman_core::backup::{Hashed, Lines};
+use raftsman_core::spec::{EtcdVersion, Name};
+use serde::Serialize;
+use tokio::sync::mpsc::{self, Sender};
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::backup::{BackupError, StoreOf};
+use crate::observe::AgentLink;
+use crate::point::Point;
+
+/// A message takes less than this.
+const CHUNK: usize = 1 << 20;
+
+/// What came of it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Rehearsed {
+    /// On which machine.
+    pub machine: Name,
+    /// The last revision in it.
+    pub revision: i64,
+    /// How many keys there are then.
+    pub keys: u64,
+    /// How long it took.
+    #[serde(skip)]
+    pub took: Duration,
+    /// SHA-256 of the snapshot, where one was wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+}
+
+/// Where it is tried.
+#[derive(Debug)]
+pub struct Stage<'a> {
+    /// The machine.
+    pub machine: Name,
+    /// The way to its agent. It has etcd, etcd's tool and a certificate for etcd.
+    pub agent: &'a AgentLink,
+    /// The version that serves it.
+    pub version: EtcdVersion,
+}
+
+/// Tries it. Nothing is changed anywhere; a file is written where the snapshot is wanted.
+pub async fn rehearse(
+    at: &StoreOf,
+    point: &Point,
+    keys: &Keys,
+    stage: &Stage<'_>,
+    save: Option<&Path>,
+    watch: &(dyn Fn(u64, u64) + Send + Sync),
+) -> Result<Rehearsed, BackupError> {
+    let begun = Instant::now();
+    let manifest = &point.full;
+    let failed = |status| BackupError::Agent { machine: stage.machine.clone(), status: Box::new(status) };
+    let head = RehearseHead {
+        version: stage.version.to_string(),
+        hash_at: manifest.about.name.revision(),
+        upto: point.revision.unwrap_or(0),
+        snapshot: save.is_some(),
+    };
+    let (parts, sent) = mpsc::channel(8);
+    let moved = Moved::default();
+    let sending = send(at, point, keys, head, parts, &moved);
+    let receiving = async {
+        let mut client = stage.agent.client().await.map_err(Box::new)?;
+        let mut replies = client.rehearse(ReceiverStream::new(sent)).await.map_err(failed)?.into_inner();
+        let mut rehearsed = None;
+        let mut file = save.map(Saved::begin).transpose()?;
+        while let Some(reply) = replies.next().await {
+            match reply.map_err(failed)?.what {
+                Some(What::Rehearsed(all)) => rehearsed = Some(all),
+                Some(What::Snapshot(bytes)) => file.iter_mut().try_for_each(|file| file.write(&bytes))?,
+                Some(What::Revision(_)) | None => {}
+            }
+        }
+        let rehearsed = rehearsed.ok_or_else(|| BackupError::Broken { machine: stage.machine.clone() })?;
+        let sha256 = file.map(Saved::finish).transpose()?;
+        Ok::<_, BackupError>((rehearsed, sha256))
+    };
+    let mut tick = tokio::time::interval(Duration::from_millis(500));
+    let telling = async {
+        loop {
+            tick.tick().await;
+            watch(moved.checked(), manifest.object.bytes);
+        }
+    };
+    let both = async {
+        let mut receiving = Box::pin(receiving);
+        tokio::select! {
+            // What is wrong with the backup is said rather than that nothing came any more.
+            biased;
+            (sent, parts) = sending => match sent {
+                // What is broken off must not look whole: the call goes before its end can be seen.
+                Err(error) => {
+                    drop(receiving);
+                    drop(parts);
+                    Err(error)
+                }
+                Ok(()) => {
+                    drop(parts);
+                    receiving.await
+                }
+            },
+            received = &mut receiving => received,
+        }
+    };
+    let (rehearsed, sha256) = tokio::select! {
+        outcome = both => outcome?,
+        () = telling => return Err(BackupError::Broken { machine: stage.machine.clone() }),
+    };
+    let base = rehearsed.base.unwrap_or_default();
+    let found = Hashed { hash: base.hash, compacted: base.compacted, keys: base.keys };
+    if found != manifest.hashed {
+        return Err(BackupError::OtherContents { name: manifest.about.name, expected: manifest.hashed, found });
+    }
+    let machine = stage.machine.clone();
+    Ok(Rehearsed { machine, revision: rehearsed.revision, keys: rehearsed.keys, took: begun.elapsed(), sha256 })
+}
+
+/// Sends all of it. The end is for the caller to send: there may be none.
+async fn send(
+    at: &StoreOf,
+    point: &Point,
+    keys: &Keys,
+    head: RehearseHead,
+    parts: Sender<RehearseRequest>,
+    moved: &Moved,
+) -> (Result<(), BackupError>, Sender<RehearseRequest>) {
+    let part = |part| RehearseRequest { part: Some(part) };
+    // Whoever does not listen any more says why.
+    let _ = parts.send(part(Part::Head(head))).await;
+    let chunks = io::BufWriter::with_capacity(CHUNK, Chunks(parts.clone()));
+    let fetched = full::fetch(&at.store, &at.layout, &point.full, keys, moved, chunks).await;
+    let mut outcome = fetched.map(drop).map_err(BackupError::from);
+    for batch in &point.batches {
+        if outcome.is_err() || parts.is_closed() {
+            break;
+        }
+        outcome = async {
+            let mut lines = Lines::default();
+            for change in changes::open(&at.store, &at.layout, batch, keys).await? {
+                lines.push(&change)?;
+            }
+            for chunk in lines.text().chunks(CHUNK) {
+                let _ = parts.send(part(Part::Changes(chunk.to_vec()))).await;
+            }
+            Ok(())
+        }
+        .await;
+    }
+    if outcome.is_err() && parts.is_closed() {
+        // It is the other side that has something to say.
+        return std::future::pending().await;
+    }
+    (outcome, parts)
+}
+
+struct Chunks(Sender<RehearseRequest>);
+
+impl Write for Chunks {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let many = bytes.len().min(CHUNK);
+        let part = RehearseRequest { part: Some(Part::Snapshot(bytes[..many].to_vec())) };
+        self.0.blocking_send(part).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        Ok(many)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A snapshot on its way into a file, which is there once all of it is.
+struct Saved {
+    file: tempfile::NamedTempFile,
+    path: PathBuf,
+    check: Check,
+}
+
+impl Saved {
+    fn begin(path: &Path) -> Result<Self, BackupError> {
+        let failed = |source| BackupError::Write { path: path.to_owned(), source };
+        let dir = path.parent().unwrap_or(path);
+        std::fs::create_dir_all(dir).map_err(failed)?;
+        let file = tempfile::Builder::new().prefix(".tmp-").tempfile_in(dir).map_err(failed)?;
+        Ok(Self { file, path: path.to_owned(), check: Check::default() })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), BackupError> {
+        self.check.take(bytes);
+        let path = &self.path;
+        self.file.write_all(bytes).map_err(|source| BackupError::Write { path: path.clone(), source })
+    }
+
+    fn finish(self) -> Result<String, BackupError> {
+        let Self { file, path, check } = self;
+        let stored = check.finish().map_err(full::FullError::from)?;
+        let failed = |source| BackupError::Write { path: path.clone(), source };
+        file.as_file().sync_all().map_err(failed)?;
+        file.persist(&path).map_err(|error| failed(error.error))?;
+        Ok(stored.sha256)
+    }
+}

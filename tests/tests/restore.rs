@@ -1,0 +1,374 @@
+//! Real etcd under load, backups that its machines make by themselves → any revision and any moment comes back, what lies is
+//! caught before anything is touched, and whoever is killed in the middle loses nothing.
+
+#![allow(clippy::print_stdout, reason = "a test says what it measured")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use age::secrecy::ExposeSecret as _;
+use etcd_client::{EventType, GetOptions, WatchOptions};
+use jiff::{SignedDuration, Timestamp};
+use raftsman_tests::bulk::Bulk;
+use raftsman_tests::dice::Dice;
+use raftsman_tests::lab::{Lab, eventually, kill, soak};
+use raftsman_tests::load::{Load, LoadSettings};
+use rustix::process::Signal;
+use serde_json::Value;
+
+const VERSION: &str = "3.6.15";
+/// It comes and goes with whoever makes backups.
+const KEEPER: &[u8] = b"raftsman/backup-keeper";
+
+/// A lab whose machines make backups into this directory by themselves.
+fn lab(members: usize, store: &Path, schedule: &str) -> Lab {
+    let lab = Lab::cluster(members, VERSION, &[]);
+    std::fs::create_dir_all(store).expect("a directory");
+    lab.write_file(&format!("{}backups:\n  store: {{ directory: {store:?} }}\n{schedule}", lab.file()));
+    lab.apply();
+    lab
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("RAFTSMAN_SEED").ok().and_then(|seed| seed.parse().ok());
+    seed.unwrap_or_else(|| u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(1))
+}
+
+/// What is known of a key: its value, when it was made and last changed, how often, and its lease.
+type Known = (Vec<u8>, i64, i64, i64, i64);
+type Contents = BTreeMap<Vec<u8>, Known>;
+
+fn contents(bulk: &Bulk) -> Contents {
+    let read =
+        bulk.with(async |mut client| client.get("", Some(GetOptions::new().with_all_keys())).await.expect("keys"));
+    let known = |kv: &etcd_client::KeyValue| {
+        (kv.value().to_vec(), kv.create_revision(), kv.mod_revision(), kv.version(), kv.lease())
+    };
+    read.kvs().iter().filter(|kv| kv.key() != KEEPER).map(|kv| (kv.key().to_vec(), known(kv))).collect()
+}
+
+fn revision(bulk: &Bulk) -> i64 {
+    bulk.with(async |mut client| client.get("x", None).await.expect("a word").header().expect("a header").revision())
+}
+
+/// All that ever happened, as etcd itself tells it.
+struct History(Vec<(i64, Vec<u8>, Option<Known>)>);
+
+impl History {
+    fn of(bulk: &Bulk) -> Self {
+        let last = revision(bulk);
+        let events = bulk.with(async |client| {
+            let options = WatchOptions::new().with_all_keys().with_start_revision(1);
+            let mut watching = client.watch_client().max_decoding_message_size(1 << 30);
+            let mut watch = watching.watch("", Some(options)).await.expect("a watch");
+            let mut events: Vec<(i64, Vec<u8>, Option<Known>)> = Vec::new();
+            while events.last().is_none_or(|(revision, ..)| *revision < last) {
+                let message = watch.message().await.expect("a message").expect("more");
+                assert!(!message.canceled(), "nothing was compacted yet: {message:?}");
+                for event in message.events() {
+                    let kv = event.kv().expect("a key");
+                    let known =
+                        (kv.value().to_vec(), kv.create_revision(), kv.mod_revision(), kv.version(), kv.lease());
+                    let known = (event.event_type() == EventType::Put).then_some(known);
+                    events.push((kv.mod_revision(), kv.key().to_vec(), known));
+                }
+            }
+            events
+        });
+        Self(events)
+    }
+
+    fn at(&self, revision: i64) -> Contents {
+        let mut contents = Contents::new();
+        for (_, key, known) in self.0.iter().take_while(|(at, ..)| *at <= revision) {
+            match known {
+                Some(known) => drop(contents.insert(key.clone(), known.clone())),
+                None => drop(contents.remove(key)),
+            }
+        }
+        contents.remove(KEEPER);
+        contents
+    }
+}
+
+fn covered(lab: &Lab, since: Timestamp) {
+    eventually("all changes are in the store", || {
+        let covered = lab.cluster_status()["backups"]["covered"].as_str()?.parse::<Timestamp>().ok()?;
+        (covered > since).then_some(())
+    });
+}
+
+/// The revision that was restored.
+#[track_caller]
+fn restored(lab: &Lab, arguments: &[&str]) -> i64 {
+    let all = [&["restore", "--yes", "--json"], arguments].concat();
+    let lines = lab.run(&all).ok().json_lines();
+    let tried = lines.iter().find(|line| line["event"] == "tried").expect("it was tried first");
+    tried["tried"]["revision"].as_i64().expect("a revision")
+}
+
+#[test]
+fn any_revision_and_moment_comes_back() {
+    let (seed, shelf) = (seed(), tempfile::tempdir().expect("a directory"));
+    println!("seed {seed}");
+    let mut dice = Dice::new(seed);
+    let lab = lab(3, shelf.path(), "  every: 10s\n  changes_every: 1s\n");
+    let bulk = Bulk::of(&lab);
+    eventually("the first backup is made", || lab.cluster_status()["backups"]["full"].is_string().then_some(()));
+    let first = revision(&bulk);
+    let leased = bulk.with(async |mut client| {
+        let lease = client.lease_grant(3600, None).await.expect("a lease").id();
+        let options = etcd_client::PutOptions::new().with_lease(lease);
+        client.put("leased", "for an hour", Some(options)).await.expect("a key");
+        lease
+    });
+    let load = Load::start(&lab, LoadSettings::default());
+    let mut moments: Vec<(Timestamp, i64, i64)> = Vec::new();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(22) {
+        let before = revision(&bulk);
+        std::thread::sleep(Duration::from_millis(700));
+        let now = Timestamp::now();
+        moments.push((now, before, revision(&bulk)));
+    }
+    load.finish().assert_consistent();
+    covered(&lab, Timestamp::now());
+    let (history, last) = (History::of(&bulk), revision(&bulk));
+    assert_eq!(history.at(last), contents(&bulk), "the test itself knows what was");
+    let points = if soak() { 50 } else { 5 };
+    for point in 0..points {
+        let came = if point % 2 == 0 {
+            let wanted =
+                first + 1 + i64::try_from(dice.bits() % u64::try_from(last - first).expect("writes")).expect("small");
+            let came = restored(&lab, &["--revision", &wanted.to_string()]);
+            assert_eq!(came, wanted, "seed {seed}");
+            came
+        } else {
+            let (moment, least, most) = dice.pick(&moments).copied().expect("a moment");
+            let came = restored(&lab, &["--at", &moment.to_string()]);
+            assert!((least..=most).contains(&came), "seed {seed}: {moment}: {came} is not in {least}..={most}");
+            came
+        };
+        let (found, expected) = (contents(&bulk), history.at(came));
+        assert!(found == expected, "seed {seed}: revision {came}: {} keys, {} expected", found.len(), expected.len());
+        println!("revision {came} of {first}..{last}: {} keys, as they were", found.len());
+        if let Some((.., lease)) = found.get(b"leased".as_slice()) {
+            assert_eq!(*lease, leased);
+        }
+        // Whoever watched what was is told, and not left waiting.
+        let told = bulk.with(async |mut client| {
+            let options = WatchOptions::new().with_start_revision(came);
+            let mut watch = client.watch("leased", Some(options)).await.expect("a watch");
+            loop {
+                let message = watch.message().await.expect("a message").expect("a word");
+                if !message.created() || message.canceled() {
+                    return message.compact_revision();
+                }
+            }
+        });
+        assert!(told > came, "seed {seed}: it is told that what it wants is gone: {told}");
+    }
+    lab.nothing_to_do();
+    let history = lab.run(&["journal", "--json"]).ok().stdout;
+    assert!(history.contains("\"restore\""), "{history}");
+    lab.destroy();
+}
+
+#[test]
+fn what_lies_is_caught_before_anything_is_touched() {
+    let (seed, shelf) = (seed(), tempfile::tempdir().expect("a directory"));
+    println!("seed {seed}");
+    let mut dice = Dice::new(seed);
+    let store = shelf.path().join("store");
+    let ours = age::x25519::Identity::generate();
+    let lab = lab(1, &store, &format!("  every: 1h\n  changes_every: 1s\n  encrypt_to: [{}]\n", ours.to_public()));
+    let key = |name: &str, identity: &age::x25519::Identity| {
+        let path = lab.path().join(name);
+        std::fs::write(&path, format!("{}\n", identity.to_string().expose_secret())).expect("a key");
+        path.display().to_string()
+    };
+    let (right, wrong) = (key("right.key", &ours), key("wrong.key", &age::x25519::Identity::generate()));
+    eventually("the first backup is made", || lab.cluster_status()["backups"]["full"].is_string().then_some(()));
+    for number in 0..4 {
+        lab.etcdctl(&["put", &format!("key-{number}"), "value"]).ok();
+        covered(&lab, Timestamp::now());
+    }
+    let good = shelf.path().join("good");
+    copy(&store, &good);
+    // From here on nobody writes there.
+    lab.write_file(&lab.file().replace("  every: 1h\n  changes_every: 1s\n", ""));
+    lab.apply();
+    let etcd = lab.etcds();
+    let files: Vec<PathBuf> = needed(&good);
+    assert!(files.len() >= 8, "a full backup and batches: {files:?}");
+    let caught = |what: &str, key: &str| {
+        let refused = lab.run(&["restore", "--yes", "--key", key]);
+        assert!(refused.code != 0, "seed {seed}: {what} was restored:\n{}", refused.all());
+        assert_eq!(lab.etcds(), etcd, "seed {seed}: {what}: nothing was touched");
+        refused.all()
+    };
+    caught("the wrong key", &wrong);
+    let lies = if soak() { 500 } else { 40 };
+    for _ in 0..lies {
+        let file = dice.pick(&files).expect("a file").clone();
+        let path = store.join(&file);
+        let bytes = std::fs::read(&path).expect("an object");
+        let (what, lie) = match dice.below(4) {
+            0 | 1 => {
+                let mut other = bytes.clone();
+                let at = dice.below(other.len());
+                other[at] ^= 1 << dice.below(8);
+                (format!("a bit at {at} of {}", file.display()), Some(other))
+            }
+            2 => {
+                let at = dice.below(bytes.len());
+                (format!("{} cut at {at}", file.display()), Some(bytes[..at].to_vec()))
+            }
+            _ => {
+                let other = dice.pick(&files).expect("a file");
+                let other = if *other == file { None } else { std::fs::read(store.join(other)).ok() };
+                (format!("{} gone or another one", file.display()), other)
+            }
+        };
+        match lie {
+            Some(lie) => std::fs::write(&path, lie).expect("a lie"),
+            None => std::fs::remove_file(&path).expect("gone"),
+        }
+        caught(&what, &right);
+        std::fs::write(&path, bytes).expect("as it was");
+    }
+    // Another cluster's backups in the place of ours.
+    let (here, there) = (store.join("lab/main"), store.join("lab/other"));
+    copy(&here, &there);
+    let refused = lab.run(&["restore", "--yes", "--from", "other", "--key", &right]).failed().all();
+    assert!(refused.contains("of the cluster `main`"), "{refused}");
+    assert_eq!(lab.etcds(), etcd);
+    // And what is true comes back.
+    lab.run(&["restore", "--yes", "--key", &right]).ok();
+    assert_eq!(contents(&Bulk::of(&lab)).len(), 4);
+    lab.destroy();
+}
+
+/// Objects without which the newest is not restored: all but the last batch's own, which nobody can miss.
+fn needed(store: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    walk(store, &mut files);
+    files.retain(|file| !file.ends_with("begun.json") && !file.to_string_lossy().contains("/drills/"));
+    let mut files: Vec<PathBuf> =
+        files.iter().map(|file| file.strip_prefix(store).expect("below it").to_owned()).collect();
+    files.sort();
+    let is = |file: &PathBuf, kind: &str| file.to_string_lossy().contains(kind);
+    let last = files.iter().filter(|file| is(file, "/changes/")).filter(|file| is(file, ".json")).max().cloned();
+    let number = last.and_then(|file| Some(file.file_name()?.to_string_lossy()[..8].to_owned())).expect("a batch");
+    // Without its manifest a full backup does not count: an older one is taken, or none.
+    files.retain(|file| !is(file, &format!("/{number}.")));
+    files
+}
+
+fn walk(dir: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        match entry.path() {
+            path if path.is_dir() => walk(&path, files),
+            path => files.push(path),
+        }
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    let copied = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp");
+    assert!(copied.success());
+}
+
+#[test]
+fn killed_in_the_middle_it_goes_on() {
+    let (seed, shelf) = (seed(), tempfile::tempdir().expect("a directory"));
+    println!("seed {seed}");
+    let mut dice = Dice::new(seed);
+    let lab = lab(3, shelf.path(), "  every: 1h\n");
+    let bulk = Bulk::of(&lab);
+    for number in 0..20 {
+        lab.etcdctl(&["put", &format!("key-{number}"), "before"]).ok();
+    }
+    let taken = lab.run(&["backup", "now", "--json"]).ok().json_lines();
+    let name = taken.last().expect("a line")["backup"]["name"].as_str().expect("a name").to_owned();
+    let wanted = contents(&bulk);
+    for round in 0..if soak() { 40 } else { 5 } {
+        lab.etcdctl(&["put", "key-0", &format!("after {round}")]).ok();
+        lab.etcdctl(&["del", "key-1"]).ok();
+        let mut killed = lab.spawn(&["restore", "--yes", "--backup", &name]);
+        std::thread::sleep(Duration::from_millis(dice.bits() % 5000));
+        // Agents too, now and then.
+        for (_, agent) in lab.agents().into_iter().filter(|_| dice.one_in(4)) {
+            kill(agent, Signal::KILL);
+        }
+        let _ = killed.kill();
+        let _ = killed.wait();
+        lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+        let found = contents(&bulk);
+        let untouched = found.get(b"key-0".as_slice()).is_some_and(|known| known.0.starts_with(b"after"));
+        println!("round {round}: {}", if untouched { "nobody had decided yet" } else { "it was restored" });
+        assert!(untouched || found == wanted, "seed {seed}, round {round}: {} keys", found.len());
+        lab.nothing_to_do();
+    }
+    restored(&lab, &["--backup", &name]);
+    assert_eq!(contents(&bulk), wanted);
+    let left: Vec<_> = lab.processes().into_iter().filter(|(_, line)| line.contains("rehearsal")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    let drill = lab.run(&["drill", "--json"]).ok().json_lines().last().expect("a line")["drill"].clone();
+    assert!(drill["keys"].as_u64() >= Some(20) && drill["took_ms"].is_u64(), "{drill}");
+    assert!(lab.run(&["drill", "--history"]).ok().stdout.contains(drill["backup"].as_str().expect("a name")));
+    assert!(lab.run(&["status"]).ok().stdout.contains("last drill"));
+    lab.destroy();
+}
+
+/// Who makes backups dies: another goes on. Then everything dies at once, and little is missing.
+#[test]
+fn all_die_at_once_and_little_is_missing() {
+    let shelf = tempfile::tempdir().expect("a directory");
+    let store = shelf.path().join("store");
+    let lab = lab(3, &store, "  every: 1h\n  changes_every: 2s\n");
+    let keeper = || lab.cluster_status()["backups"]["keeper"].as_str().map(str::to_owned);
+    let first = eventually("somebody makes backups", keeper);
+    covered(&lab, Timestamp::now());
+    let pid = lab.agents().into_iter().find(|(name, _)| *name == first).expect("its agent").1;
+    kill(pid, Signal::KILL);
+    let second = eventually("another one does", || keeper().filter(|name| *name != first));
+    covered(&lab, Timestamp::now());
+    lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+    println!("{first} died, {second} goes on");
+
+    let load = Load::start(&lab, LoadSettings::default());
+    let bulk = Bulk::of(&lab);
+    let mut acknowledged: Vec<(i64, Timestamp)> = Vec::new();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(12) {
+        let written = bulk.with(async |mut client| client.put("clock", Timestamp::now().to_string(), None).await);
+        if let Ok(written) = written {
+            acknowledged.push((written.header().expect("a header").revision(), Timestamp::now()));
+        }
+    }
+    for (_, pid) in lab.agents().into_iter().chain(lab.etcds()) {
+        kill(pid, Signal::KILL);
+    }
+    let died = Timestamp::now();
+    drop(load.end());
+    // What the machines have on their disks is not to be used.
+    let kept = shelf.path().join("kept");
+    std::fs::rename(&store, &kept).expect("a move");
+    std::fs::create_dir(&store).expect("a directory");
+    lab.write_file(
+        &lab.file()
+            .replace(&format!("{store:?}"), &format!("{kept:?}"))
+            .replace("  every: 1h\n  changes_every: 2s\n", ""),
+    );
+    lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+    let came = restored(&lab, &[]);
+    let missing = acknowledged.iter().find(|(revision, _)| *revision > came).map_or(died, |(_, at)| *at);
+    let lost: SignedDuration = died.duration_since(missing);
+    println!("recovery point: {:.1} s before everything died", lost.as_secs_f64());
+    assert!(lost < SignedDuration::from_secs(5), "{lost:?} of acknowledged writes are missing");
+    let clock: Value = serde_json::from_str(&lab.etcdctl(&["get", "clock", "-w", "json"]).ok().stdout).expect("JSON");
+    assert_eq!(clock["count"], 1);
+    lab.destroy();
+}
