@@ -192,7 +192,7 @@ fn a_host_under_systemd_is_backed_up() {
     let log = lab.run(&["logs", "db1", "--agent"]).ok().stdout;
     assert!(log.contains("backup made") && !log.contains(SECRET), "{log}");
     lab.run(&["destroy", "--yes"]).ok();
-    assert_eq!(hosts.manifest(0).since(&before), Vec::<String>::new(), "nothing is left");
+    assert_eq!(hosts.left(0, &before), Vec::<String>::new(), "nothing is left");
 }
 
 /// An etcd without TLS and auth.

@@ -96,7 +96,7 @@ fn a_host_is_taken_in_by_hand() {
     lab.run(&["destroy", "--yes"]).ok();
     std::fs::remove_file(hosts.disk(0, "/usr/local/bin/raftsman-agent")).expect("what was put there by hand");
     hosts.start_sshd(0);
-    assert_eq!(hosts.manifest(0).since(&before), Vec::<String>::new(), "left on the host");
+    assert_eq!(hosts.left(0, &before), Vec::<String>::new(), "left on the host");
 }
 
 #[test]
@@ -139,6 +139,6 @@ fn what_is_in_the_way_is_said_and_nothing_is_touched() {
     let refused = others.run(&["apply", "--yes", "--timeout", "10s"]).failed().all();
     assert!(refused.contains("its SSH host key is not known"), "{refused}");
 
-    assert_eq!(hosts.manifest(0).since(&before), Vec::<String>::new());
+    assert_eq!(hosts.left(0, &before), Vec::<String>::new());
     settled(&lab);
 }

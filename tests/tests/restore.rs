@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, reason = "a test says what it measured")]
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -320,6 +321,38 @@ fn killed_in_the_middle_it_goes_on() {
     assert!(lab.run(&["drill", "--history"]).ok().stdout.contains(drill["backup"].as_str().expect("a name")));
     assert!(lab.run(&["status"]).ok().stdout.contains("last drill"));
     lab.destroy();
+}
+
+/// The machines, their data, the state and its authorities are gone: what is in the store is enough.
+#[test]
+fn a_new_cluster_is_born_from_a_backup() {
+    let shelf = tempfile::tempdir().expect("a directory");
+    let ours = age::x25519::Identity::generate();
+    let old =
+        lab(3, shelf.path(), &format!("  every: 1h\n  changes_every: 1s\n  encrypt_to: [{}]\n", ours.to_public()));
+    eventually("the first backup is made", || old.cluster_status()["backups"]["full"].is_string().then_some(()));
+    for number in 0..12 {
+        old.etcdctl(&["put", &format!("key-{number}"), "value"]).ok();
+    }
+    covered(&old, Timestamp::now());
+    let wanted = contents(&Bulk::of(&old));
+    assert_eq!(wanted.len(), 12);
+    old.destroy();
+
+    let from = "restore_from: { cluster: lab/main, key: { file: backup.key } }";
+    let new = Lab::cluster(3, VERSION, &[from]);
+    new.write_file(&format!("{}backups:\n  store: {{ directory: {:?} }}\n", new.file(), shelf.path()));
+    let refused = new.run(&["apply", "--yes", "--timeout", "20s"]).failed().all();
+    assert!(refused.contains("backup.key"), "the key is named before a member is started: {refused}");
+    assert!(new.etcds().is_empty());
+    let key = new.path().join("backup.key");
+    std::fs::write(&key, format!("{}\n", ours.to_string().expose_secret())).expect("a key");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("a key");
+    new.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+    assert_eq!(contents(&Bulk::of(&new)), wanted);
+    new.nothing_to_do();
+    assert_eq!(new.settled()["clusters"][0]["auth"], true);
+    new.destroy();
 }
 
 /// Who makes backups dies: another goes on. Then everything dies at once, and little is missing.

@@ -1,17 +1,17 @@
 //! A backup that somebody decided to restore → the steps that put it in the place of all data, and what stands in the way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use insta::assert_snapshot;
 use raftsman_core::action::Action;
 use raftsman_core::backup::FullName;
-use raftsman_core::model::{MachineModel, forecast};
+use raftsman_core::model::{MachineModel, World, forecast};
 use raftsman_core::observed::{Data, Restoration, ServiceState};
 use raftsman_core::plan::restore::{decide, replaced};
 use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
 use raftsman_tests::dice::Dice;
-use raftsman_tests::fixtures::{Hidden, Scene, cluster};
+use raftsman_tests::fixtures::{Hidden, Scene, cluster, desired, epoch};
 
 /// Somebody decides so.
 fn restore(scene: &mut Scene) {
@@ -60,6 +60,21 @@ fn without_a_majority_a_backup_helps_as_well() {
     restore(&mut scene);
     let told = scene.to_the_end();
     assert!(told.ends_with("done\n"), "{told}");
+}
+
+/// The file says so; once it is there, it says nothing any more.
+#[test]
+fn a_new_cluster_is_born_from_a_backup() {
+    let text = "fleet: lab\nbackups: { store: { directory: /b } }\n\
+                etcd: { main: { members: 3, restore_from: { cluster: shop/main } } }\n";
+    let desired = desired(text).clusters.remove(0);
+    let mut scene = Scene { world: World::empty(&desired, epoch()), desired, hidden: BTreeSet::new() };
+    let foreseen = forecast(&scene.desired, &scene.look(), scene.world.now);
+    assert!(foreseen.converges, "{foreseen:?}");
+    assert_snapshot!(scene.to_the_end());
+    let prepare = Action::PrepareRestore;
+    let judged = safety::judge(&scene.desired, &scene.look(), &[&prepare], &prepare);
+    assert!(judged.is_err(), "it is there already: {judged:?}");
 }
 
 /// It may serve what is to be replaced.

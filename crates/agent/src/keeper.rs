@@ -115,6 +115,8 @@ impl Charge {
 pub struct Keeper {
     told: watch::Sender<v1::SetBackupsRequest>,
     report: Mutex<v1::BackupsReport>,
+    /// What goes wrong beside making backups, and keeps nobody from it.
+    beside: Mutex<Option<String>>,
     /// Held while a full backup is made. Changes to the machine do not wait for it: it takes long, and they may be urgent.
     pub making: Arc<Turn<()>>,
 }
@@ -128,7 +130,12 @@ impl Keeper {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => v1::SetBackupsRequest::default(),
             Err(error) => return Err(FileError::of("read", &path)(error)),
         };
-        Ok(Self { told: watch::Sender::new(told), report: Mutex::default(), making: Arc::default() })
+        Ok(Self {
+            told: watch::Sender::new(told),
+            report: Mutex::default(),
+            beside: Mutex::default(),
+            making: Arc::default(),
+        })
     }
 
     /// Keeps what it is told, and acts upon it from now on.
@@ -164,9 +171,10 @@ impl Keeper {
     }
 
     fn is_well(&self) {
+        let beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut known = self.known();
-        known.problem.clear();
-        known.problem_since = None;
+        known.problem_since = beside.is_some().then(|| known.problem_since.unwrap_or_else(|| moment(Timestamp::now())));
+        known.problem = beside.unwrap_or_default();
     }
 }
 
@@ -299,13 +307,16 @@ async fn work(agent: &Agent, charge: &Charge, client: Client) -> Result<std::con
     let mut pruned = None;
     loop {
         let (full, mut end) = match newest.take() {
-            Some(full) => {
-                let end = match charge.changes_every {
-                    Some(_) => Some(End::find(&store, layout, &full).await?),
-                    None => None,
-                };
-                (full, end)
-            }
+            Some(full) if charge.changes_every.is_none() => (full, None),
+            Some(full) => match End::find(&store, layout, &full).await {
+                Ok(end) => (full, Some(end)),
+                Err(ChangesError::Store(error)) => return Err(error.into()),
+                // Somebody has touched what is in the store: only a full backup can be followed up.
+                Err(error) => {
+                    tracing::warn!(error = told(&error), "changes do not lead on: a full backup follows");
+                    continue;
+                }
+            },
             None => {
                 let full = make(agent, charge).await?;
                 let end = End::of(&full)?;
@@ -315,11 +326,19 @@ async fn work(agent: &Agent, charge: &Charge, client: Client) -> Result<std::con
         tracing::debug!(%cluster, full = %full.about.name, "the newest full backup");
         agent.keeper.known().full = full.about.name.to_string();
         if pruned != Some(full.about.name) {
-            let gone = prune(&store, layout, charge.keep, Timestamp::now()).await?;
             pruned = Some(full.about.name);
-            if gone.fulls + gone.changes > 0 {
-                tracing::info!(fulls = gone.fulls, changes = gone.changes, "old backups removed");
-            }
+            // Who may not remove can still make them.
+            let beside = match prune(&store, layout, charge.keep, Timestamp::now()).await {
+                Ok(gone) => {
+                    tracing::info!(fulls = gone.fulls, changes = gone.changes, "old backups removed");
+                    None
+                }
+                Err(error) => {
+                    tracing::warn!(error = told(&error), "old backups are not removed");
+                    Some(format!("old backups are not removed: {}", told(&error)))
+                }
+            };
+            *agent.keeper.beside.lock().unwrap_or_else(PoisonError::into_inner) = beside;
         }
         agent.keeper.is_well();
         newest = match &mut end {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raftsman_api::v1;
+use raftsman_core::backup::FullName;
 use raftsman_core::render::systemd::METRICS;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
@@ -66,6 +67,21 @@ pub fn text(report: &v1::ReportReply) -> String {
         gauge("etcd_info", "The version of etcd that runs.", &[(&[("version", &etcd.running_version)], 1)]);
     }
     gauge("etcd_data_bytes", "Size of etcd's data.", &[(&[], count(etcd.data.unwrap_or_default().bytes))]);
+    if let Some(backups) = &report.backups {
+        let second = |at: &Option<prost_types::Timestamp>| at.as_ref().map_or(0, |at| at.seconds);
+        let full = backups.full.parse().map_or(0, |full: FullName| full.taken().as_second());
+        gauge("backup_keeper", "Whether this machine makes the backups.", &[(&[], i64::from(backups.keeps))]);
+        gauge("backup_failing", "Whether it cannot do its part.", &[(&[], i64::from(!backups.problem.is_empty()))]);
+        if backups.keeps {
+            gauge("backup_full_seconds", "When the newest full backup was taken, since the epoch.", &[(&[], full)]);
+            let covered = second(&backups.covered);
+            gauge(
+                "backup_covered_seconds",
+                "All written until then is in the store, since the epoch.",
+                &[(&[], covered)],
+            );
+        }
+    }
     let certificates = report.agent_certificate.iter().chain(&etcd.certificates);
     let ends = certificates.filter_map(|it| Some(([("purpose", purpose(it.purpose()))], it.not_after?.seconds)));
     let ends: Vec<([(&str, &str); 1], i64)> = ends.collect();
@@ -119,6 +135,12 @@ mod tests {
             agent_version: "0.1.0".to_owned(),
             generation: 7,
             agent_certificate: Some(certificate(v1::Purpose::Agent, 1_800_000_000)),
+            backups: Some(v1::BackupsReport {
+                keeps: true,
+                full: "20261115T230000Z-0000000000012345678".to_owned(),
+                covered: Some(prost_types::Timestamp { seconds: 1_794_783_661, nanos: 5 }),
+                ..v1::BackupsReport::default()
+            }),
             disk: Some(v1::Disk { free_bytes: 10, total_bytes: 20 }),
             etcd: Some(v1::EtcdReport {
                 running_version: "3.6.15".to_owned(),
@@ -155,6 +177,18 @@ raftsman_etcd_info{version=\"3.6.15\"} 1
 # HELP raftsman_etcd_data_bytes Size of etcd's data.
 # TYPE raftsman_etcd_data_bytes gauge
 raftsman_etcd_data_bytes 4096
+# HELP raftsman_backup_keeper Whether this machine makes the backups.
+# TYPE raftsman_backup_keeper gauge
+raftsman_backup_keeper 1
+# HELP raftsman_backup_failing Whether it cannot do its part.
+# TYPE raftsman_backup_failing gauge
+raftsman_backup_failing 0
+# HELP raftsman_backup_full_seconds When the newest full backup was taken, since the epoch.
+# TYPE raftsman_backup_full_seconds gauge
+raftsman_backup_full_seconds 1794783600
+# HELP raftsman_backup_covered_seconds All written until then is in the store, since the epoch.
+# TYPE raftsman_backup_covered_seconds gauge
+raftsman_backup_covered_seconds 1794783661
 # HELP raftsman_certificate_not_after_seconds When a certificate ends, since the epoch.
 # TYPE raftsman_certificate_not_after_seconds gauge
 raftsman_certificate_not_after_seconds{purpose=\"agent\"} 1800000000

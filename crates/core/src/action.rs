@@ -146,6 +146,8 @@ pub enum Action {
         /// The version whose tool does it.
         version: EtcdVersion,
     },
+    /// Try the backup that a new cluster is born from in a throwaway etcd, and make one snapshot of it for all members.
+    PrepareRestore,
     /// Fill an empty data directory from the snapshot that all members are restored from.
     RestoreBackup {
         /// Where.
@@ -327,6 +329,7 @@ impl Action {
             | Self::DisarmAlarm { .. }
             | Self::TakeSnapshot { .. }
             | Self::CompareRestored { .. }
+            | Self::PrepareRestore
             | Self::EnableDowngrade { .. }
             | Self::CancelDowngrade
             | Self::CreateRoot
@@ -408,6 +411,7 @@ impl Action {
                     | Self::StartEtcd { data: StartData::Alone(_), .. }
                     | Self::RestoreData { .. }
                     | Self::CompareRestored { .. }
+                    | Self::PrepareRestore
                     | Self::EnableDowngrade { .. }
                     | Self::CancelDowngrade
             )
@@ -444,6 +448,7 @@ impl Action {
             Self::StopEtcd { .. } => "stop etcd",
             Self::ClearData { .. } => "clear data",
             Self::RestoreData { .. } => "restore data",
+            Self::PrepareRestore => "try backup",
             Self::RestoreBackup { .. } => "restore backup",
             Self::CompareRestored { .. } => "compare and start",
             Self::DeleteMachine { .. } => "delete machine",

@@ -30,6 +30,9 @@ pub enum BackupError {
         /// Why.
         source: std::io::Error,
     },
+    /// No cluster's name.
+    #[error("{0}: give CLUSTER, or FLEET/CLUSTER")]
+    NoCluster(String),
     /// No key of age.
     #[error("{} holds no age identity: a line that begins with AGE-SECRET-KEY-1", .0.display())]
     NoIdentity(PathBuf),
@@ -136,6 +139,16 @@ impl StoreOf {
     }
 }
 
+/// Whose backups: those of the cluster itself, or of another one, as `CLUSTER` or `FLEET/CLUSTER`.
+pub fn source(fleet: &Fleet, cluster: &Name, from: Option<&str>) -> Result<StoreOf, BackupError> {
+    let Some(from) = from else { return StoreOf::open(fleet, cluster) };
+    let name = |text: &str| Name::parse(text).map_err(|error| BackupError::NoCluster(error.to_string()));
+    match from.split_once('/') {
+        Some((owner, cluster)) => StoreOf::of_another(fleet, &name(owner)?, &name(cluster)?),
+        None => StoreOf::open(fleet, &name(from)?),
+    }
+}
+
 /// What a machine needs to know to make a backup.
 pub fn order(
     fleet: &Fleet,
@@ -212,13 +225,18 @@ fn place(fleet: &Fleet, store: &BackupStore) -> Result<Place, BackupError> {
     })
 }
 
+/// The age identities in a text.
+pub fn identities(text: &str) -> Keys {
+    Keys(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
+}
+
 /// What opens encrypted backups: the identities in these files, as `age-keygen` writes them.
 pub fn keys(files: &[PathBuf]) -> Result<Keys, BackupError> {
     let mut found = Keys::default();
     for path in files {
         let text = std::fs::read_to_string(path).map_err(|source| BackupError::Read { path: path.clone(), source })?;
         let before = found.0.len();
-        found.0.extend(text.lines().filter_map(|line| line.trim().parse().ok()));
+        found.0.extend(identities(&text).0);
         if found.0.len() == before {
             return Err(BackupError::NoIdentity(path.clone()));
         }

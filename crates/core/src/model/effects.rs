@@ -7,11 +7,13 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{Agreed, MachineModel, Process, Stored, World, users};
 use crate::action::{Action, StartData};
+use crate::backup::FullName;
 use crate::desired::Cluster;
 use crate::observed::{
     Access, CertificateFacts, ClusterId, Data, Delivery, Door, Doors, ListedMember, MemberId, Power, Purpose, Root,
     ServiceState, Side, SnapshotRecord,
 };
+use crate::plan::restore;
 use crate::render;
 use crate::spec::{AuthMode, EtcdVersion, Name, Shape};
 use crate::versions::Line;
@@ -140,6 +142,11 @@ impl World {
                 cleared.process = Process::none();
             }
             Action::RestoreData { machine, .. } => self.restore(machine)?,
+            Action::PrepareRestore => {
+                let backup = FullName::new(self.now, 0);
+                let restoration = restore::untried(desired, &self.observe(desired), backup, 0, self.now);
+                restore::decide(&mut self.ledger, restoration);
+            }
             Action::RestoreBackup { machine, .. } => self.restore_backup(machine)?,
             Action::CompareRestored { machines } => {
                 let version =

@@ -90,6 +90,10 @@ pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         let course = versions::course(&mut draft);
         let ready = machines::prepare(&mut draft, course);
         preflight::measure(&mut draft, false);
+        if restore::awaited(&draft) {
+            restore::prepare(&mut draft, &ready);
+            return safety::gate(draft);
+        }
         etcd::run(&mut draft, &ready);
         members::sustain(&mut draft);
         // What is broken comes first: no healthy member is restarted beside a lost one.

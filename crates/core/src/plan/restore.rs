@@ -8,11 +8,31 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
+use super::machines::Ready;
 use super::safety::Refusal;
 use super::{Draft, Reason, Step, Waiting, machines, pki, preflight, versions};
 use crate::action::Action;
+use crate::backup::FullName;
+use crate::desired::Cluster;
 use crate::observed::{AgentReport, ClusterId, Data, Ledger, MemberObserved, Observed, Restoration, ServiceState};
 use crate::spec::Name;
+
+/// What is restored into this cluster: nothing of it is tried yet.
+pub fn untried(desired: &Cluster, observed: &Observed, backup: FullName, revision: i64, now: Timestamp) -> Restoration {
+    Restoration {
+        backup,
+        revision,
+        keys: 0,
+        since: now,
+        old: replaced(observed),
+        members: desired.members.iter().map(|member| (member.name.clone(), member.peer_url())).collect(),
+        version: desired.version,
+        file: format!("{}-restored-{}.db", desired.name, now.as_millisecond()),
+        sha256: String::new(),
+        bump: 0,
+        agreed: false,
+    }
+}
 
 /// Writes down that somebody decided so.
 pub fn decide(ledger: &mut Ledger, restoration: Restoration) {
@@ -27,6 +47,22 @@ pub fn decide(ledger: &mut Ledger, restoration: Restoration) {
 pub fn replaced(observed: &Observed) -> BTreeSet<ClusterId> {
     let found = observed.members.values().filter_map(MemberObserved::cluster_on_disk);
     found.chain(observed.ledger.cluster).collect()
+}
+
+/// Whether the file wants a cluster that was never started to be born from a backup.
+pub(super) fn awaited(draft: &Draft<'_>) -> bool {
+    let ledger = &draft.observed.ledger;
+    let never = ledger.cluster.is_none() && ledger.founders.is_empty() && draft.view.clusters.is_empty();
+    draft.desired.settings.restore_from.is_some() && never
+}
+
+/// Once all machines are ready: it is tried on one of them, and all get what came of it.
+pub(super) fn prepare(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
+    if draft.steps.is_empty() && draft.waiting.is_empty() && ready.len() == draft.desired.members.len() {
+        draft.steps.push(Step::new(Action::PrepareRestore, Reason::BornFrom));
+    }
+    let lost = std::mem::take(&mut draft.lost);
+    draft.waiting.extend(lost.into_iter().map(|(_, waiting)| waiting));
 }
 
 /// The next steps.

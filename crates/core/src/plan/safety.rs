@@ -191,6 +191,10 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         Action::EnableDowngrade { version } => {
             versions::judge_downgrade(desired, observed, &view, *version).map(|()| unharmed)
         }
+        Action::PrepareRestore if observed.ledger.cluster.is_some() || !view.clusters.is_empty() => {
+            Err(Refusal::Otherwise("the cluster is there already".into()))
+        }
+        Action::PrepareRestore => Ok(unharmed),
         Action::CreateRoot | Action::TakeSnapshot { .. } | Action::CancelDowngrade => Ok(unharmed),
         Action::DisableAuth if desired.auth == AuthMode::None => Ok(unharmed),
         Action::DisableAuth => Err(Refusal::Otherwise("the file wants auth".into())),

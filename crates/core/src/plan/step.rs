@@ -128,6 +128,8 @@ pub enum Reason {
         /// Which.
         survivor: Name,
     },
+    /// The file says that a new cluster is born from a backup.
+    BornFrom,
     /// A backup takes the place of all data.
     Restored {
         /// Which.
@@ -196,6 +198,7 @@ impl fmt::Display for Reason {
             Self::MembersAgree => f.write_str("all members hold the same"),
             Self::Asked => f.write_str("asked for"),
             Self::Recovery { survivor } => write!(f, "built anew around {survivor}"),
+            Self::BornFrom => f.write_str("born from a backup"),
             Self::Restored { backup } => write!(f, "restored from {}", backup.taken()),
             Self::LeaderGoes { from } => write!(f, "{from} is about to go"),
             Self::LeaderLeftBehind { from } => write!(f, "{from} may not know the new CA"),

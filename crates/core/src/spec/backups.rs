@@ -71,6 +71,28 @@ fn is_yes(on: &bool) -> bool {
     *on
 }
 
+/// The backup that a new cluster is born from. It means nothing once the cluster exists.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RestoreFrom {
+    /// Whose backups: a cluster of this fleet, or `FLEET/CLUSTER` of another one in the same store. The cluster's own by
+    /// default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+    /// This full backup, as it is. The newest with all changes since by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backup: Option<String>,
+    /// Everything up to this revision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<u64>,
+    /// Everything up to this moment, such as `2026-11-16T07:00:00Z`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
+    /// The age identity that opens it, where it is encrypted. It is not sent to machines.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<Secret>,
+}
+
 /// Where backups are kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

@@ -8,7 +8,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::backups::Backups;
+use super::backups::{Backups, RestoreFrom};
 use super::machines::Machines;
 use super::units::{ByteSize, Duration, EtcdVersion, Name};
 use super::upkeep::Maintenance;
@@ -101,6 +101,9 @@ pub struct EtcdCluster {
     /// seen to.
     #[serde(default, skip_serializing_if = "Maintenance::is_none")]
     pub maintenance: Maintenance,
+    /// The backup that it is born from, when it is new.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore_from: Option<RestoreFrom>,
     /// What each role may do, by name. Once given, this is all: other roles are removed. Without it, roles are left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub roles: Option<Roles>,

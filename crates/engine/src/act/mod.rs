@@ -82,6 +82,12 @@ pub enum ActError {
     /// What held when it was planned does not hold any more.
     #[error("not done, because the world has changed since it was planned: {0}")]
     Unsafe(raftsman_core::plan::safety::Refusal),
+    /// A backup.
+    #[error(transparent)]
+    Backup(#[from] Box<crate::backup::BackupError>),
+    /// What the file wants back makes no sense.
+    #[error("`{0}` is nothing that can be restored: look at `restore_from`")]
+    NoSuchPoint(String),
     /// Nobody decided to restore a backup.
     #[error("no backup is to be restored into `{0}`")]
     NothingToRestore(Name),
@@ -166,6 +172,7 @@ impl Hands<'_> {
             Action::StartEtcd { machine, version, data } => self.start_etcd(machine, *version, *data).await,
             Action::StopEtcd { machine } => self.stop_etcd(machine).await,
             Action::ClearData { machine, member } => self.clear_data(machine, *member).await,
+            Action::PrepareRestore => Box::pin(self.prepare_restore()).await,
             Action::RestoreBackup { machine, version } => Box::pin(self.restore_backup(machine, *version)).await,
             Action::CompareRestored { machines } => Box::pin(self.compare_restored(machines)).await,
             Action::RestoreData { machine, version } => Box::pin(self.restore_data(machine, *version)).await,

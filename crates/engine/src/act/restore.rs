@@ -1,28 +1,38 @@
 //! The one snapshot of a backup → the data of every member, which are then seen to hold the same.
 
 use std::io::Read as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
+use jiff::Timestamp;
 use raftsman_api::v1::restore_data_request::Part;
 use raftsman_api::v1::{
     CompareReply, CompareRequest, ConfigureEtcdRequest, Contents, ReportRequest, RestoreDataHead, RestoreDataRequest,
     StopEtcdRequest,
 };
+use raftsman_backup::Keys;
 use raftsman_core::action::StartData;
 use raftsman_core::desired::CLOSED_PORT;
-use raftsman_core::observed::{ClusterId, Restoration};
-use raftsman_core::spec::{EtcdVersion, Name};
+use raftsman_core::observed::{ClusterId, Observed, Restoration, View};
+use raftsman_core::plan::restore::{decide, untried};
+use raftsman_core::spec::{EtcdVersion, Name, RestoreFrom};
+use secrecy::ExposeSecret as _;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::pki::certify_client;
 use super::{ActError, Hands};
+use crate::backup::{self, BackupError, StoreOf};
 use crate::cluster::ClusterAt;
+use crate::point::{Point, Wish};
+use crate::rehearsal::{Rehearsed, Stage, rehearse};
+use crate::secrets;
 
 const CHUNK: usize = 1 << 20;
+/// No cluster writes so often between the last time that anybody looked and now.
+const BUMP: u64 = 1_000_000_000;
 /// How long members that were just restored may take to find each other.
 const PATIENCE: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_millis(100);
@@ -33,7 +43,98 @@ pub(crate) fn snapshot(cluster: &ClusterAt, file: &str) -> PathBuf {
     cluster.fleet.store.dir().join("snapshots").join(file)
 }
 
+/// The highest revision that anybody saw of a cluster.
+pub(crate) fn seen(observed: &Observed) -> i64 {
+    let answers = observed.members.values().filter_map(|member| member.etcd.seen()).map(|etcd| etcd.revision);
+    answers.max().unwrap_or(0).max(observed.ledger.last_revision)
+}
+
+/// What the file says that comes back.
+fn wish(from: &RestoreFrom) -> Result<Wish, ActError> {
+    let wrong = |what: &str| ActError::NoSuchPoint(what.to_owned());
+    Ok(match from {
+        RestoreFrom { backup: Some(name), .. } => Wish::Backup(name.parse().map_err(|_| wrong(name))?),
+        RestoreFrom { revision: Some(revision), .. } => {
+            Wish::Revision(i64::try_from(*revision).map_err(|_| wrong(&revision.to_string()))?)
+        }
+        RestoreFrom { at: Some(at), .. } => Wish::Moment(at.parse().map_err(|_| wrong(at))?),
+        _ => Wish::Newest,
+    })
+}
+
 impl Hands<'_> {
+    /// What the file says that a new cluster is born from: tried, and decided upon.
+    pub(super) async fn prepare_restore(self) -> Result<(), ActError> {
+        let cluster = self.cluster();
+        let from = cluster.desired.settings.restore_from.clone().unwrap_or_default();
+        let (fleet, name) = (&cluster.fleet, &cluster.desired.name);
+        let at = backup::source(fleet, name, from.cluster.as_deref()).map_err(Box::new)?;
+        let keys = match &from.key {
+            Some(key) => {
+                let text =
+                    secrets::resolve(key, fleet.setting.base()).map_err(|error| Box::new(BackupError::from(error)))?;
+                backup::identities(text.expose_secret())
+            }
+            None => Keys::default(),
+        };
+        let point = Point::find(&at, wish(&from)?, &keys).await.map_err(Box::new)?;
+        let observed = self.observer.look().await?;
+        let (restoration, _) = self.restorable(&at, &point, &observed, &keys, &|_, _| {}).await?;
+        cluster.remember(|ledger| decide(ledger, restoration))?;
+        Ok(())
+    }
+
+    /// Tries a point, and makes one snapshot of it for all members.
+    pub(crate) async fn restorable(
+        self,
+        at: &StoreOf,
+        point: &Point,
+        observed: &Observed,
+        keys: &Keys,
+        watch: &(dyn Fn(u64, u64) + Send + Sync),
+    ) -> Result<(Restoration, Rehearsed), ActError> {
+        let cluster = self.cluster();
+        let name = point.full.about.name;
+        let untried = untried(&cluster.desired, observed, name, point.last(), Timestamp::now());
+        let path = snapshot(cluster, &untried.file);
+        let tried = self.try_out(at, point, keys, Some(&path), watch).await?;
+        let beyond = u64::try_from(seen(observed) - tried.revision).unwrap_or(0);
+        let restoration = Restoration {
+            revision: tried.revision,
+            keys: tried.keys,
+            bump: BUMP + beyond,
+            sha256: tried.sha256.clone().unwrap_or_default(),
+            ..untried
+        };
+        Ok((restoration, tried))
+    }
+
+    /// Restores a point into a throwaway etcd on one of the cluster's machines.
+    pub(crate) async fn try_out(
+        self,
+        at: &StoreOf,
+        point: &Point,
+        keys: &Keys,
+        save: Option<&Path>,
+        watch: &(dyn Fn(u64, u64) + Send + Sync),
+    ) -> Result<Rehearsed, ActError> {
+        let (desired, observed) = (&self.cluster().desired, self.observer.look().await?);
+        let version = desired.version;
+        let leader = View::of(&observed).leader;
+        let able = |name: &&Name| {
+            let report = observed.members.get(*name).and_then(|member| member.report());
+            report.is_some_and(|report| report.etcd.installed.contains_key(&version))
+        };
+        // One that has what it takes, and that does not lead: that one has enough to do.
+        let able = desired.members.iter().map(|member| &member.name).filter(able);
+        let machine = able.min_by_key(|name| leader == Some(*name)).ok_or(ActError::NobodyAnswers)?;
+        self.install_tool(machine, version).await?;
+        let agent = &self.links(machine)?.agent;
+        certify_client(self.cluster(), agent, self.generation).await?;
+        let stage = Stage { machine: machine.clone(), agent, version };
+        Ok(rehearse(at, point, keys, &stage, save, watch).await.map_err(Box::new)?)
+    }
+
     fn restoration(self) -> Result<Restoration, ActError> {
         self.cluster()
             .ledger()
@@ -82,12 +183,6 @@ impl Hands<'_> {
         }
         restored?;
         Ok(())
-    }
-
-    /// Gives a machine what it takes to try a backup.
-    pub(crate) async fn stage(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
-        self.install_tool(machine, version).await?;
-        certify_client(self.cluster(), &self.links(machine)?.agent, self.generation).await
     }
 
     /// Puts etcd's tool on the machine, unless it is there.

@@ -7,8 +7,9 @@ use raftsman_backup::Keys;
 use raftsman_core::backup::{Drill, ManifestError};
 use serde_json::json;
 
-use super::restore::{seen, try_out};
 use super::{OpError, pick_cluster};
+use crate::act::Hands;
+use crate::act::restore::seen;
 use crate::backup::{BackupError, StoreOf};
 use crate::fleet::Fleet;
 use crate::journal::Journal;
@@ -30,16 +31,17 @@ pub async fn drill(
     let cluster = Arc::new(pick_cluster(fleet, cluster)?);
     let at = StoreOf::open(fleet, &cluster.desired.name)?;
     let journal = Journal::new(&fleet.store, &fleet.setting, lock);
-    let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
+    let observer = Observer::new(Arc::clone(&cluster))?;
+    let observed = observer.look().await?;
     let (now, current) = (Timestamp::now(), seen(&observed));
     let point = Point::find(&at, Wish::Newest, keys).await?;
-    let tried = try_out(&cluster, lock.generation(), &at, &point, keys, None, watch).await;
-    let tried = match tried {
+    let hands = Hands { observer: &observer, generation: lock.generation() };
+    let tried = match hands.try_out(&at, &point, keys, None, watch).await {
         Ok(tried) => tried,
         Err(error) => {
             let error_text = crate::error_chain(&error);
             journal.note(Some(&cluster.desired.name), "drill failed", json!({ "error": error_text }))?;
-            return Err(error);
+            return Err(error.into());
         }
     };
     let answered = observed.members.values().any(|member| member.etcd.seen().is_some());

@@ -1,9 +1,12 @@
 //! Where backups are kept → what cannot be reached, read or kept secret so.
 
-use super::super::backups::{BackupStore, S3Store};
+use jiff::Timestamp;
+
+use super::super::backups::{BackupStore, RestoreFrom, S3Store};
 use super::super::diagnostic::Path;
-use super::super::units::{Duration, quoted};
+use super::super::units::{Duration, Name, quoted};
 use super::{Finding, Findings};
+use crate::backup::FullName;
 
 /// What a public key of age is made of, after `age1`.
 const BECH32: &str = "qpzry9x8gf2tvdw0s3jn54khce6mua7l";
@@ -18,6 +21,12 @@ fn at(key: &str) -> Path {
 }
 
 pub(super) fn check(findings: &mut Findings<'_>) {
+    let spec = findings.spec;
+    for (name, cluster) in &spec.etcd {
+        if let Some(from) = &cluster.restore_from {
+            born(findings, &Path::of(&["etcd", name.as_str(), "restore_from"]), from);
+        }
+    }
     let Some(backups) = &findings.spec.backups else { return };
     let store = |kind: &str| at("store").key(kind);
     match &backups.store {
@@ -72,6 +81,49 @@ pub(super) fn check(findings: &mut Findings<'_>) {
                     .help("`age-keygen` prints it: it begins with `age1` and has 62 characters"),
             );
         }
+    }
+}
+
+/// The backup that a cluster is born from.
+fn born(findings: &mut Findings<'_>, section: &Path, from: &RestoreFrom) {
+    let here = |key: &str| section.clone().key(key);
+    if findings.spec.backups.is_none() {
+        findings.add(
+            Finding::error("no-store", section.clone(), "there is no store to restore it from")
+                .help("add `backups:` with its `store`"),
+        );
+    }
+    let wrong = |part: &str| Name::parse(part).is_err();
+    if let Some(cluster) = &from.cluster
+        && (cluster.split('/').count() > 2 || cluster.split('/').any(wrong))
+    {
+        let message = format!("{} names no cluster", quoted(cluster));
+        findings.add(Finding::error("bad-name", here("cluster"), message).help("`CLUSTER`, or `FLEET/CLUSTER`"));
+    }
+    if let Some(backup) = &from.backup
+        && let Err(error) = backup.parse::<FullName>()
+    {
+        findings.add(
+            Finding::error("bad-name", here("backup"), error.to_string()).help("`raftsman backup list` shows them"),
+        );
+    }
+    if let Some(at) = &from.at
+        && at.parse::<Timestamp>().is_err()
+    {
+        let message = format!("{} is no moment", quoted(at));
+        findings.add(Finding::error("bad-moment", here("at"), message).help("such as `2026-11-16T07:00:00Z`"));
+    }
+    let given = [("backup", from.backup.is_some()), ("revision", from.revision.is_some()), ("at", from.at.is_some())];
+    let mut given = given.into_iter().filter(|(_, given)| *given).map(|(key, _)| key);
+    if let (Some(first), Some(second)) = (given.next(), given.next()) {
+        findings.add(
+            Finding::error("two-points", here(second), format!("`{first}` says already what comes back"))
+                .uses(here(first))
+                .help("keep one of them"),
+        );
+    }
+    if let Some(key) = &from.key {
+        findings.secret(|| here("key"), key);
     }
 }
 
