@@ -73,6 +73,10 @@ faults runs="500": everything lab-machines
 bench-backup *args: everything lab lab-ceph
     ./target/release/bench-backup {{args}}
 
+# All members restored from a backup, beside etcdutl by hand: just bench-restore [MiB] [ROUNDS]
+bench-restore *args: everything lab
+    ./target/release/bench-restore {{args}}
+
 # Which ports of machines answer to whom, every one tried; needs root
 doors: everything lab lab-machines
     RAFTSMAN_SOAK=1 cargo nextest run --release --workspace --test on_incus --no-capture -E 'test(answers)'
