@@ -126,7 +126,7 @@ pub async fn take(agent: &Agent, order: &Order, moved: &Moved) -> Result<Manifes
 }
 
 /// How far the cluster is, as its majority says.
-async fn now(client: &mut Client) -> Result<ResponseHeader, BackupError> {
+pub async fn now(client: &mut Client) -> Result<ResponseHeader, BackupError> {
     let mut read = bounded(async { Ok(client.get(PROBE_KEY, None).await?) }).await?;
     read.take_header().ok_or_else(|| BackupError::Request("etcd does not say how far it is".to_owned()))
 }

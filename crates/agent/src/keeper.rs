@@ -16,7 +16,7 @@ use raftsman_backup::full::{self, Moved};
 use raftsman_backup::prune::prune;
 use raftsman_backup::{Store, StoreError};
 use raftsman_core::backup::{Change, Event, FullName, Keep, Lines, Manifest};
-use raftsman_etcd::{EtcdError, PROBE_KEY, bounded};
+use raftsman_etcd::{EtcdError, bounded};
 use tokio::sync::{Mutex as Turn, watch};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -150,11 +150,10 @@ impl Keeper {
 
     /// For whoever asks; nothing where nobody told it anything.
     pub fn report(&self, root: &Root) -> Option<v1::BackupsReport> {
-        let stamp = self.told.borrow().stamp.clone();
+        let stamp = Some(self.told.borrow().stamp.clone()).filter(|stamp| !stamp.is_empty())?;
         let described = certs::Store::new(root.client_tls()).describe(v1::Purpose::EtcdClient, "").ok().flatten();
         let certificate_not_after = described.and_then(|certificate| certificate.not_after);
-        let known = self.known().clone();
-        (!stamp.is_empty()).then_some(v1::BackupsReport { stamp, certificate_not_after, ..known })
+        Some(v1::BackupsReport { stamp, certificate_not_after, ..self.known().clone() })
     }
 
     fn known(&self) -> MutexGuard<'_, v1::BackupsReport> {
@@ -457,8 +456,7 @@ async fn follow(
         }
         // How far the cluster is, whatever this member knows of it.
         let asked = Timestamp::now();
-        let read = bounded(async { Ok(client.get(PROBE_KEY, None).await?) }).await?;
-        let revision = read.header().map_or(i64::MAX, |header| header.revision());
+        let revision = backup::now(&mut client).await?.revision();
         end.write(store, layout, cluster_id, seals, &lines).await?;
         lines = Lines::default();
         agent.keeper.is_well();
