@@ -360,11 +360,13 @@ fn the_state() {
         Some(&fleet.replace("\"format\": 1", "\"format\": 2")),
         &["format 2", "newer raftsman"],
     );
+    // cut at a fixed place: the length of the file changes from run to run, and the refusal names line and column
+    let cut = fleet.find("\"format\"").expect("a format");
     with_state(
         &mut story,
         "a damaged fleet.json",
         "fleet.json",
-        Some(&fleet[..fleet.len() / 2]),
+        Some(&fleet[..cut]),
         &["fleet.json is damaged", "backup"],
     );
     with_state(
