@@ -1,11 +1,13 @@
 //! Nothing → a Ceph with one disk and an S3 gateway, in a network with the test, gone when it ends.
 
 use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use raftsman_backup::Place;
 use raftsman_backup::place::{AccessKeys, S3};
 
+use crate::lab::Lab;
 use crate::space::Space;
 
 /// Where it is in a network of its own.
@@ -68,10 +70,27 @@ impl Ceph {
         Place::S3(S3 { endpoint: Some(format!("http://{address}")), ..plain() })
     }
 
-    /// A directory for files of the test.
-    pub fn path(&self) -> &Path {
-        self.dir.path()
+    /// What stands under `store:` in a lab's file for the bucket, over TLS. The lab gets the secrets.
+    pub fn store(&self, lab: &Lab) -> String {
+        store(lab, &format!("{:?}, ca_cert: {:?}", self.https(), self.ca_file()))
     }
+
+    /// The same through something that listens here, without TLS.
+    pub fn store_at(&self, lab: &Lab, address: &str) -> String {
+        store(lab, &format!("\"http://{address}\""))
+    }
+}
+
+fn store(lab: &Lab, endpoint: &str) -> String {
+    for (name, text) in [("s3-id", KEY_ID), ("s3-secret", SECRET)] {
+        let path = lab.path().join(name);
+        std::fs::write(&path, text).expect("a secret");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("a secret");
+    }
+    format!(
+        "{{ s3: {{ bucket: {BUCKET}, region: default, endpoint: {endpoint}, \
+         credentials: {{ id: {{ file: s3-id }}, secret: {{ file: s3-secret }} }} }} }}"
+    )
 }
 
 /// An authority that has nothing to do with it.

@@ -134,6 +134,23 @@ impl Lab {
         self.agent = Some(agent);
     }
 
+    /// A lab with one cluster `main` whose backups go into this directory, with further lines of that section. It runs.
+    pub fn with_backups(members: usize, version: &str, store: &Path, further: &str) -> Self {
+        let lab = Self::cluster(members, version, &[]);
+        std::fs::create_dir_all(store).expect("a directory");
+        lab.write_file(&format!("{}backups:\n  store: {{ directory: {store:?} }}\n{further}", lab.file()));
+        lab.apply();
+        lab
+    }
+
+    /// Waits until all that was written before this moment is in the store.
+    pub fn covered(&self, since: jiff::Timestamp) {
+        eventually("all changes are in the store", || {
+            let covered = self.cluster_status()["backups"]["covered"].as_str()?.parse::<jiff::Timestamp>().ok()?;
+            (covered > since).then_some(())
+        });
+    }
+
     /// A lab with one cluster `main`, and further lines of its section.
     pub fn cluster(members: usize, version: &str, further: &[&str]) -> Self {
         let mut file = format!(

@@ -3,18 +3,18 @@
 #![allow(clippy::print_stdout, reason = "a test says what its clients saw")]
 
 use std::net::Ipv4Addr;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use age::secrecy::ExposeSecret as _;
+use jiff::Timestamp;
 use raftsman_backup::Place;
 use raftsman_backup::full::{self, Moved};
 use raftsman_backup::{Keys, Store};
 use raftsman_core::backup::{Layout, Manifest};
 use raftsman_core::spec::Name;
-use raftsman_tests::ceph::{Ceph, KEY_ID, SECRET};
+use raftsman_tests::ceph::{Ceph, SECRET};
 use raftsman_tests::hosts::Hosts;
 use raftsman_tests::lab::{Lab, etcd_dir, eventually, kill};
 use raftsman_tests::load::{Load, LoadSettings};
@@ -24,22 +24,9 @@ use serde_json::Value;
 
 const VERSION: &str = "3.6.15";
 
-/// The file with a store, which the lab has the secrets for.
+/// The file with a store.
 fn with_store(lab: &Lab, file: &str, store: &str, further: &str) {
-    for (name, text) in [("s3-id", KEY_ID), ("s3-secret", SECRET)] {
-        let path = lab.path().join(name);
-        std::fs::write(&path, text).expect("a secret");
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("a secret");
-    }
     lab.write_file(&format!("{file}backups:\n  store: {store}\n{further}"));
-}
-
-fn s3(endpoint: &str, ca: Option<&Path>) -> String {
-    let ca = ca.map(|path| format!("ca_cert: {path:?}, ")).unwrap_or_default();
-    format!(
-        "{{ s3: {{ bucket: backups, region: default, endpoint: {endpoint:?}, {ca}\
-         credentials: {{ id: {{ file: s3-id }}, secret: {{ file: s3-secret }} }} }} }}"
-    )
 }
 
 /// The last line of what a verb said.
@@ -104,7 +91,7 @@ fn a_follower_is_backed_up_to_ceph() {
         let refused = lab.run(&["backup", verb]).failed().all();
         assert!(refused.contains("add `backups:`"), "{refused}");
     }
-    with_store(&lab, &file, &s3(&ceph.https(), Some(&ceph.ca_file())), &encrypted);
+    with_store(&lab, &file, &ceph.store(&lab), &encrypted);
     assert!(lab.run(&["backup", "list"]).ok().stdout.contains("no backup yet"));
 
     let load = Load::start(&lab, LoadSettings::default());
@@ -132,7 +119,7 @@ fn a_follower_is_backed_up_to_ceph() {
         let parts = || proxy.log().iter().filter(|(request, _)| request.path.contains("partNumber")).count();
         eventually("it is sent", || (parts() >= times).then_some(()));
     };
-    with_store(&lab, &file, &s3(&format!("http://{}", slow.address()), None), &encrypted);
+    with_store(&lab, &file, &ceph.store_at(&lab, slow.address()), &encrypted);
     let mut asking = lab.spawn(&["backup", "now"]);
     busy(&slow, 1);
     let refused = lab.run(&["backup", "now"]).all();
@@ -154,7 +141,7 @@ fn a_follower_is_backed_up_to_ceph() {
     assert!(!ended.success(), "nothing is a success that was not made");
     assert_eq!(counted(&lab), (before, 1));
     lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
-    with_store(&lab, &file, &s3(&ceph.https(), Some(&ceph.ca_file())), &encrypted);
+    with_store(&lab, &file, &ceph.store(&lab), &encrypted);
     backed_up(&lab);
     assert_eq!(counted(&lab), (before + 1, 1));
     let all = verdicts(&lab, &["--all", "--key", &right]);
@@ -183,11 +170,22 @@ fn a_host_under_systemd_is_backed_up() {
         etcd_dir(),
         hosts.addresses()[0]
     );
-    with_store(&lab, &file, &s3(&ceph.https(), Some(&ceph.ca_file())), "");
+    with_store(&lab, &file, &ceph.store(&lab), "");
     lab.apply();
     lab.etcdctl(&["put", "key", "value"]).ok();
     assert_eq!(backed_up(&lab)["keys"], 1);
     assert_eq!(verdicts(&lab, &[]), ["snapshot"]);
+    // By itself as well: backups, changes, drills; and it comes back.
+    let schedule = "  every: 1h\n  changes_every: 1s\n  drill_every: 10s\n";
+    with_store(&lab, &file, &ceph.store(&lab), schedule);
+    lab.apply();
+    lab.etcdctl(&["put", "key", "another"]).ok();
+    lab.covered(Timestamp::now());
+    eventually("a drill", || lab.cluster_status()["drill"].is_object().then_some(()));
+    lab.etcdctl(&["del", "key"]).ok();
+    let at = lab.cluster_status()["drill"]["revision"].to_string();
+    lab.run(&["restore", "--yes", "--revision", &at]).ok();
+    assert!(!lab.etcdctl(&["get", "key"]).ok().stdout.is_empty());
     // The agent's log is in the journal, and holds no secret.
     let log = lab.run(&["logs", "db1", "--agent"]).ok().stdout;
     assert!(log.contains("backup made") && !log.contains(SECRET), "{log}");
@@ -208,8 +206,8 @@ impl Drop for Alone {
 #[test]
 fn a_backup_is_restored_without_raftsman() {
     let shelf = tempfile::tempdir().expect("a directory");
-    for auth in ["certificate", "password", "none"] {
-        let lab = Lab::cluster(1, VERSION, &[&format!("auth: {{ mode: {auth} }}")]);
+    for (auth, version) in [("certificate", "3.4.45"), ("password", "3.5.34"), ("none", VERSION)] {
+        let lab = Lab::cluster(1, version, &[&format!("auth: {{ mode: {auth} }}")]);
         let store = format!("{{ directory: {:?} }}", shelf.path().join(auth));
         with_store(&lab, &lab.file(), &store, "");
         lab.apply();
@@ -226,6 +224,11 @@ fn a_backup_is_restored_without_raftsman() {
         if auth == "none" {
             restored(shelf.path().join(auth), &taken);
         }
+        // And with it: whoever could get in before can after.
+        lab.etcdctl(&["del", "key-01"]).ok();
+        lab.run(&["restore", "--yes"]).ok();
+        assert_eq!(lab.etcdctl(&["get", "key-01", "--print-value-only"]).ok().stdout.trim(), "value");
+        assert_eq!(lab.settled()["clusters"][0]["auth"], auth != "none");
         lab.destroy();
     }
 }

@@ -6,7 +6,7 @@ use insta::assert_snapshot;
 use raftsman_core::action::Action;
 use raftsman_core::backup::FullName;
 use raftsman_core::model::{MachineModel, World, forecast};
-use raftsman_core::observed::{Data, Restoration, ServiceState};
+use raftsman_core::observed::{Data, Restoration, ServiceState, SnapshotSource};
 use raftsman_core::plan::restore::{decide, replaced};
 use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
@@ -24,7 +24,7 @@ fn restore(scene: &mut Scene) {
         old: replaced(&scene.look()),
         members: scene.desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect(),
         version: scene.desired.version,
-        file: "main-restored.db".to_owned(),
+        source: SnapshotSource::File("main-restored.db".to_owned()),
         sha256: "aa".to_owned(),
         bump: 1_000_000_000,
         agreed: false,

@@ -8,7 +8,7 @@ use futures::stream::{self, Stream, StreamExt as _};
 use jiff::Timestamp;
 use raftsman_api::v1;
 use raftsman_backup::full::{self, FullError, Moved};
-use raftsman_backup::{Place, Seals, Store, StoreError};
+use raftsman_backup::{Place, Point, Seals, Store, StoreError};
 use raftsman_core::backup::{About, FullName, Hashed, Layout, Manifest};
 use raftsman_core::desired::CLIENT_PORT;
 use raftsman_core::observed::ClusterId;
@@ -89,6 +89,29 @@ impl Order {
             fleet,
             cluster,
         })
+    }
+}
+
+/// A point in a store that this machine reads itself.
+#[derive(Debug)]
+pub struct Stored {
+    /// The store.
+    pub store: Store,
+    /// Where in it.
+    pub layout: Layout,
+    /// What is read.
+    pub point: Point,
+}
+
+impl Stored {
+    /// Understands a call.
+    pub fn new(wire: &v1::StoredPoint) -> Result<Self, BackupError> {
+        let name = |text: &str| Name::parse(text).map_err(|error| BackupError::Request(error.what));
+        let strange = |_| BackupError::Request("the point makes no sense to this agent: is raftsman newer?".to_owned());
+        let place = serde_json::from_str(&wire.place).map_err(strange)?;
+        let layout = Layout::new(&wire.prefix, &name(&wire.fleet)?, &name(&wire.cluster)?);
+        let point = serde_json::from_str(&wire.point).map_err(strange)?;
+        Ok(Self { store: Store::open(&place)?, layout, point })
     }
 }
 

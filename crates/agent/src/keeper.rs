@@ -13,7 +13,7 @@ use prost::Message as _;
 use raftsman_api::v1;
 use raftsman_backup::changes::{ChangesError, End};
 use raftsman_backup::full::{self, Moved};
-use raftsman_backup::prune::prune;
+use raftsman_backup::prune::{Pruned, prune};
 use raftsman_backup::{Store, StoreError};
 use raftsman_core::backup::{Change, Event, FullName, Keep, Lines, Manifest};
 use raftsman_etcd::{EtcdError, bounded};
@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::Agent;
 use crate::backup::{self, BackupError, Order};
 use crate::certs;
+use crate::drill::{self, Practice};
 use crate::files::{self, FileError};
 use crate::report::moment;
 use crate::root::Root;
@@ -90,6 +91,7 @@ struct Charge {
     order: Order,
     every: Duration,
     changes_every: Option<Duration>,
+    drill: Option<Practice>,
     keep: Keep,
 }
 
@@ -100,6 +102,7 @@ impl Charge {
             order: Order::new(order)?,
             every: Duration::from_millis(told.every_ms),
             changes_every: Some(Duration::from_millis(told.changes_every_ms)).filter(|every| !every.is_zero()),
+            drill: Practice::new(told.drill_every_ms, &told.drill_version)?,
             keep: Keep {
                 hourly: told.keep_hourly,
                 daily: told.keep_daily,
@@ -156,7 +159,7 @@ impl Keeper {
         Some(v1::BackupsReport { stamp, certificate_not_after, ..self.known().clone() })
     }
 
-    fn known(&self) -> MutexGuard<'_, v1::BackupsReport> {
+    pub(crate) fn known(&self) -> MutexGuard<'_, v1::BackupsReport> {
         self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -233,6 +236,7 @@ async fn term(agent: &Agent, charge: &Charge) -> Result<std::convert::Infallible
     let outcome = tokio::select! {
         deposed = hold(agent, client.clone(), lease) => Err(deposed),
         outcome = work(agent, charge, client.clone()) => outcome,
+        never = drill::practise(agent, &charge.order, charge.drill, client.clone()) => match never {},
     };
     // The next one need not wait until it runs out.
     let _ = bounded(async { Ok(client.lease_revoke(lease).await?) }).await;
@@ -329,7 +333,9 @@ async fn work(agent: &Agent, charge: &Charge, client: Client) -> Result<std::con
             // Who may not remove can still make them.
             let beside = match prune(&store, layout, charge.keep, Timestamp::now()).await {
                 Ok(gone) => {
-                    tracing::info!(fulls = gone.fulls, changes = gone.changes, "old backups removed");
+                    if gone != Pruned::default() {
+                        tracing::info!(fulls = gone.fulls, changes = gone.changes, "old backups removed");
+                    }
                     None
                 }
                 Err(error) => {
@@ -366,10 +372,7 @@ fn due(charge: &Charge, last: FullName) -> Duration {
 
 async fn newest(store: &Store, charge: &Charge) -> Result<Option<Manifest>, KeeperError> {
     let Order { layout, cluster, .. } = &charge.order;
-    for (name, complete) in full::list(store, layout).await?.into_iter().rev() {
-        if !complete {
-            continue;
-        }
+    for name in full::complete(store, layout).await?.into_iter().rev() {
         match full::manifest(store, layout, cluster, name).await {
             Ok(manifest) => return Ok(Some(manifest)),
             Err(error) if error.is_ours() => return Err(error.into()),

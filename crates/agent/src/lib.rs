@@ -36,6 +36,7 @@ pub mod claim;
 pub mod data;
 pub mod db;
 pub mod delivery;
+pub mod drill;
 pub mod etcd;
 pub mod fence;
 pub mod files;

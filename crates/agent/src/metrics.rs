@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raftsman_api::v1;
-use raftsman_core::backup::FullName;
+use raftsman_core::backup::{Drill, FullName};
 use raftsman_core::render::systemd::METRICS;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
@@ -79,6 +79,18 @@ pub fn text(report: &v1::ReportReply) -> String {
                 "backup_covered_seconds",
                 "All written until then is in the store, since the epoch.",
                 &[(&[], covered)],
+            );
+            if let Ok(drill) = Drill::read(backups.drill.as_bytes()) {
+                gauge(
+                    "backup_drill_seconds",
+                    "When the newest backup was last restored to see whether it can be, since the epoch.",
+                    &[(&[], drill.at.as_second())],
+                );
+            }
+            gauge(
+                "backup_drill_failing",
+                "Whether the newest backup could not be restored.",
+                &[(&[], i64::from(!backups.drill_problem.is_empty()))],
             );
         }
     }

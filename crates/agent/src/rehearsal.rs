@@ -9,6 +9,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use etcd_client::{Client, GetOptions, LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp};
+use raftsman_backup::Keys;
+use raftsman_backup::changes::{self, ChangesError};
+use raftsman_backup::full::{self, FullError, Moved};
 use raftsman_core::backup::{Change, Event, Hashed};
 use raftsman_etcd::{EtcdError, PROBE_KEY, bounded, dial, within};
 use rustix::process::Signal;
@@ -18,7 +21,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
 use crate::Agent;
-use crate::backup::{self, BackupError};
+use crate::backup::{self, BackupError, Stored};
 use crate::etcd::{self, Program};
 use crate::files::{self, FileError};
 use crate::launch::PATH;
@@ -67,6 +70,12 @@ pub enum RehearsalError {
         /// What is in it.
         found: i64,
     },
+    /// The backup.
+    #[error(transparent)]
+    Full(#[from] FullError),
+    /// The changes since.
+    #[error(transparent)]
+    Changes(#[from] ChangesError),
     /// The binary is not there.
     #[error("etcd {0} is not installed: install it first")]
     NoEtcd(String),
@@ -114,6 +123,14 @@ impl Rehearsal {
             Some((path, file)) => Ok(file.write_all(bytes).await.map_err(FileError::of("write", path))?),
             None => Err(RehearsalError::Request("the snapshot comes before the changes".to_owned())),
         }
+    }
+
+    /// All of the snapshot, from a store.
+    pub async fn fetch(&mut self, at: &Stored, moved: &Moved) -> Result<(), RehearsalError> {
+        let Some((path, file)) = &self.snapshot else { return Ok(()) };
+        let file = file.try_clone().await.map_err(FileError::of("write", path))?.into_std().await;
+        full::fetch(&at.store, &at.layout, &at.point.full, &Keys::default(), moved, file).await?;
+        Ok(())
     }
 
     /// All of the snapshot is there: an etcd that serves it, to this machine's agent and to nobody else.
@@ -242,7 +259,7 @@ impl Running {
     }
 
     /// How many keys there are now.
-    pub async fn keys(&mut self) -> Result<u64, RehearsalError> {
+    async fn keys(&mut self) -> Result<u64, RehearsalError> {
         let all = GetOptions::new().with_all_keys().with_count_only();
         let count = within(backup::COUNTING, async { Ok(self.client.get("", Some(all)).await?) }).await?;
         Ok(u64::try_from(count.count()).unwrap_or_default())
@@ -251,6 +268,24 @@ impl Running {
     /// A connection, for a snapshot of all that is in it.
     pub fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// Makes all changes again that a point in a store is made of.
+    pub async fn replay_from(&mut self, at: &Stored) -> Result<(), RehearsalError> {
+        for batch in &at.point.batches {
+            let opened = changes::open(&at.store, &at.layout, batch, &Keys::default()).await?;
+            self.replay(&opened.changes, at.point.revision.unwrap_or(0)).await?;
+        }
+        Ok(())
+    }
+
+    /// What it holds, once it is where it should be; 0 where nobody said.
+    pub async fn ended(&mut self, upto: i64) -> Result<(i64, u64), RehearsalError> {
+        let revision = self.revision().await?;
+        match upto == 0 || revision == upto {
+            true => Ok((revision, self.keys().await?)),
+            false => Err(RehearsalError::OtherRevision { expected: upto, found: revision }),
+        }
     }
 
     /// Makes changes again, up to this revision. Those that it holds already are passed over.

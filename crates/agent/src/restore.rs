@@ -1,4 +1,5 @@
-//! a snapshot's bytes or data that was put away, the member to be → a data directory, made by etcd's own tool.
+//! a snapshot's bytes, a backup in a store or data that was put away, the member to be → a data directory, made by etcd's
+//! own tool: in the member's place, or beside it until it is wanted there.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -7,12 +8,16 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use aws_lc_rs::digest::{self, SHA256};
+use prost::Message as _;
 use raftsman_api::hex;
-use raftsman_api::v1::RestoreDataHead;
+use raftsman_api::v1::{RestoreDataHead, RestoreHow};
+use raftsman_backup::Keys;
+use raftsman_backup::full::{self, FullError, Moved};
 use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::Agent;
+use crate::backup::{BackupError, Stored};
 use crate::data::{self, DataError};
 use crate::etcd::{self, EtcdError, Program};
 use crate::files::{self, FileError};
@@ -24,6 +29,7 @@ use crate::wal::{self, Data, Ids};
 /// A snapshot of the greatest size that etcd allows is written in less, also on a slow disk.
 const TOOL_LIMIT: Duration = Duration::from_secs(600);
 const MOST_WORDS: usize = 600;
+const PREPARED: &str = ".prepared-";
 
 /// Why nothing was restored.
 #[derive(Debug, thiserror::Error)]
@@ -45,11 +51,20 @@ pub enum RestoreError {
         /// What came.
         found: String,
     },
+    /// The backup.
+    #[error(transparent)]
+    Full(#[from] FullError),
+    /// What was asked for makes no sense.
+    #[error(transparent)]
+    Backup(#[from] Box<BackupError>),
+    /// Nothing was prepared, or something else.
+    #[error("no such data was prepared here")]
+    NotPrepared,
     /// Nothing was put away.
     #[error("no data of the member {0:x} was put away here: nothing was restored")]
     NothingPutAway(u64),
     /// Bytes came where none were announced.
-    #[error("bytes came, although the data that was put away is to be restored")]
+    #[error("bytes came, although none were announced")]
     Unasked,
     /// The tool could not be run.
     #[error("etcdutl could not be run")]
@@ -79,75 +94,107 @@ pub enum RestoreError {
     File(#[from] FileError),
 }
 
-/// A snapshot that comes over the wire. Dropped, it leaves nothing.
+/// A snapshot that becomes a member's data. Dropped, it leaves nothing.
 pub struct Restore {
     head: RestoreDataHead,
-    tool: PathBuf,
     source: Source,
 }
 
 /// What is restored.
 enum Source {
     /// A snapshot, as its bytes come.
-    Bytes { snapshot: Unfinished, file: File, digest: Box<digest::Context> },
+    Bytes { tool: PathBuf, snapshot: Unfinished, file: File, digest: Box<digest::Context> },
+    /// What is in a store.
+    Stored { tool: PathBuf, at: Box<Stored> },
     /// The database in data that was put away.
-    Own(PathBuf),
+    Own { tool: PathBuf, database: PathBuf },
+    /// Data that was made of it before.
+    Prepared(PathBuf),
 }
 
 impl Restore {
     /// Checks what can be known before the bytes come.
     pub fn begin(agent: &Agent, head: RestoreDataHead) -> Result<Self, RestoreError> {
         let root = &agent.root;
-        if agent.service.view().state != State::Stopped {
-            return Err(RestoreError::NotStopped);
+        if head.how() != RestoreHow::Prepare {
+            if agent.service.view().state != State::Stopped {
+                return Err(RestoreError::NotStopped);
+            }
+            match wal::look(&root.data()) {
+                Data::Empty => {}
+                found @ (Data::Present(_) | Data::Unreadable(_)) => return Err(RestoreError::OtherData(found)),
+            }
         }
-        match wal::look(&root.data()) {
-            Data::Empty => {}
-            found @ (Data::Present(_) | Data::Unreadable(_)) => return Err(RestoreError::OtherData(found)),
+        if head.how() == RestoreHow::Prepared {
+            let prepared = prepared(root, &head);
+            return match prepared.is_dir() {
+                true => Ok(Self { head, source: Source::Prepared(prepared) }),
+                false => Err(RestoreError::NotPrepared),
+            };
         }
         let tool = etcd::program(root, Program::Etcdutl, &head.version)?
             .ok_or_else(|| RestoreError::NoTool(head.version.clone()))?;
-        let source = if head.own_member_id == 0 {
+        let source = if let Some(from) = &head.from {
+            Source::Stored { tool, at: Box::new(Stored::new(from).map_err(Box::new)?) }
+        } else if head.own_member_id == 0 {
             let snapshot = Unfinished(files::beside(&root.etcd().join("snapshot")));
             let file = files::create(&snapshot.0, 0o600).map_err(FileError::of("create", &snapshot.0))?;
-            Source::Bytes { snapshot, file, digest: Box::new(digest::Context::new(&SHA256)) }
+            Source::Bytes { tool, snapshot, file, digest: Box::new(digest::Context::new(&SHA256)) }
         } else {
             let away = data::put_away_of(root, head.own_member_id)?;
-            Source::Own(away.ok_or(RestoreError::NothingPutAway(head.own_member_id))?.join("member/snap/db"))
+            let away = away.ok_or(RestoreError::NothingPutAway(head.own_member_id))?;
+            Source::Own { tool, database: away.join("member/snap/db") }
         };
-        Ok(Self { head, tool, source })
+        Ok(Self { head, source })
     }
 
     /// Some bytes more.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), RestoreError> {
         match &mut self.source {
-            Source::Bytes { snapshot, file, digest } => {
+            Source::Bytes { snapshot, file, digest, .. } => {
                 digest.update(bytes);
                 Ok(file.write_all(bytes).map_err(FileError::of("write", &snapshot.0))?)
             }
-            Source::Own(_) => Err(RestoreError::Unasked),
+            Source::Stored { .. } | Source::Own { .. } | Source::Prepared(_) => Err(RestoreError::Unasked),
         }
     }
 
     /// All bytes are there: checks them and makes the data directory of them.
     pub async fn finish(self, root: &Root) -> Result<Ids, RestoreError> {
-        let Self { head, tool, source } = self;
-        let made = Unfinished(files::beside(&root.data()));
+        let Self { head, source } = self;
+        let mut made = Unfinished(files::beside(&root.data()));
         match source {
-            Source::Bytes { snapshot, file, digest } => {
+            Source::Bytes { tool, snapshot, file, digest } => {
                 drop(file);
-                let found = hex::encode(digest.finish().as_ref());
-                if found != head.sha256.to_ascii_lowercase() {
-                    return Err(RestoreError::OtherBytes { expected: head.sha256, found });
-                }
+                right(&head, hex::encode(digest.finish().as_ref()))?;
                 run(&tool, root, &head, &snapshot.0, &made.0).await?;
             }
-            Source::Own(database) => run(&tool, root, &head, &database, &made.0).await?,
+            Source::Stored { tool, at } => {
+                right(&head, at.point.full.snapshot.sha256.clone())?;
+                let snapshot = Unfinished(files::beside(&root.etcd().join("snapshot")));
+                let file = files::create(&snapshot.0, 0o600).map_err(FileError::of("create", &snapshot.0))?;
+                let (keys, moved) = (Keys::default(), Moved::default());
+                full::fetch(&at.store, &at.layout, &at.point.full, &keys, &moved, file).await?;
+                run(&tool, root, &head, &snapshot.0, &made.0).await?;
+            }
+            Source::Own { tool, database } => run(&tool, root, &head, &database, &made.0).await?,
+            Source::Prepared(prepared) => made = Unfinished(prepared),
         }
         let ids = match wal::look(&made.0) {
             Data::Present(ids) => ids,
             found @ (Data::Empty | Data::Unreadable(_)) => return Err(RestoreError::NoData(found)),
         };
+        if head.how() == RestoreHow::Prepare {
+            let prepared = prepared(root, &head);
+            // Of somebody who did not want it in the end.
+            for entry in fs::read_dir(root.etcd()).into_iter().flatten().flatten() {
+                if entry.file_name().as_encoded_bytes().starts_with(PREPARED.as_bytes()) {
+                    drop(Unfinished(entry.path()));
+                }
+            }
+            fs::rename(&made.0, &prepared).map_err(FileError::of("keep the data at", &prepared))?;
+            return Ok(ids);
+        }
         let data = root.data();
         if data.exists() {
             // Only where it is empty.
@@ -157,6 +204,20 @@ impl Restore {
         files::sync_parent(&data)?;
         Ok(ids)
     }
+}
+
+fn right(head: &RestoreDataHead, found: String) -> Result<(), RestoreError> {
+    match found == head.sha256.to_ascii_lowercase() {
+        true => Ok(()),
+        false => Err(RestoreError::OtherBytes { expected: head.sha256.clone(), found }),
+    }
+}
+
+/// Where data is kept that was made with these words. Named as what an agent's next start removes.
+fn prepared(root: &Root, head: &RestoreDataHead) -> PathBuf {
+    let words = RestoreDataHead { from: None, how: 0, ..head.clone() };
+    let digest = hex::encode(digest::digest(&SHA256, &words.encode_to_vec()).as_ref());
+    root.etcd().join(format!("{PREPARED}{}.tmp", &digest[..16]))
 }
 
 async fn run(

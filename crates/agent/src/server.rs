@@ -23,7 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::Agent;
-use crate::backup::{self, BackupError, Order};
+use crate::backup::{self, BackupError, Order, Stored};
 use crate::certs::Store;
 use crate::delivery::{self, DeliveryError};
 use crate::etcd::{self, Download, Program, Wanted};
@@ -328,7 +328,11 @@ impl AgentService for Server {
         let (told, replies) = mpsc::channel(4);
         let agent = Arc::clone(&self.agent);
         tokio::spawn(async move {
-            if let Err(status) = serve_rehearsal(&agent, &head, parts, &told).await {
+            let served = tokio::select! {
+                served = serve_rehearsal(&agent, &head, parts, &told) => served,
+                () = told.closed() => Err(Status::cancelled("nobody listens any more")),
+            };
+            if let Err(status) = served {
                 tracing::warn!(error = status.message(), "a rehearsal failed");
                 let _ = told.send(Err(status)).await;
             }
@@ -522,9 +526,8 @@ async fn serve_backup(agent: &Agent, order: Order, told: &Sender<Result<v1::Take
         tokio::select! {
             taken = &mut taking => break taken,
             _ = tick.tick() => {
-                let (received, stored, checked) = (moved.received(), moved.stored(), moved.checked());
                 // Nobody needs to listen, or to keep up.
-                let _ = told.try_send(reply(What::Moved(v1::Moved { received, stored, checked })));
+                let _ = told.try_send(reply(What::Moved(moved_so_far(&moved))));
             }
         }
     };
@@ -557,8 +560,21 @@ async fn serve_rehearsal(
         sent.map_err(|_| Status::cancelled("nobody listens any more"))
     };
     let mut coming = Rehearsal::begin(agent, &head.version).await.map_err(coded)?;
+    let from = head.from.as_ref().map(Stored::new).transpose().map_err(|error| coded(error.into()))?;
+    if let Some(from) = &from {
+        let moved = Moved::default();
+        let mut fetching = pin!(coming.fetch(from, &moved));
+        let mut tick = tokio::time::interval(TELL);
+        loop {
+            tokio::select! {
+                fetched = &mut fetching => break fetched.map_err(coded)?,
+                _ = tick.tick() => tell(What::Moved(moved_so_far(&moved))).await?,
+            }
+        }
+    }
     let first = loop {
         match next(&mut parts, |message| message.part).await? {
+            Some(_) if from.is_some() => return Err(Status::invalid_argument("it is read from the store")),
             Some(rehearse_request::Part::Snapshot(bytes)) => coming.write(&bytes).await.map_err(coded)?,
             Some(rehearse_request::Part::Head(_)) => return Err(second_head()),
             Some(rehearse_request::Part::Changes(lines)) => break Some(lines),
@@ -571,6 +587,9 @@ async fn serve_rehearsal(
         0 => None,
         revision => Some(wire(running.hashed(revision).await.map_err(coded)?)),
     };
+    if let Some(from) = &from {
+        running.replay_from(from).await.map_err(coded)?;
+    }
     let mut lines = first;
     let mut rest: Vec<u8> = Vec::new();
     while let Some(bytes) = lines {
@@ -589,11 +608,7 @@ async fn serve_rehearsal(
     if !rest.is_empty() {
         return Err(Status::invalid_argument("the last change is not whole"));
     }
-    let revision = running.revision().await.map_err(coded)?;
-    if head.upto != 0 && revision != head.upto {
-        return Err(coded(RehearsalError::OtherRevision { expected: head.upto, found: revision }));
-    }
-    let keys = running.keys().await.map_err(coded)?;
+    let (revision, keys) = running.ended(head.upto).await.map_err(coded)?;
     tell(What::Rehearsed(v1::Rehearsed { base, revision, keys })).await?;
     if head.snapshot {
         let unavailable = |error: raftsman_etcd::EtcdError| Status::unavailable(error.to_string());
@@ -604,6 +619,10 @@ async fn serve_rehearsal(
         }
     }
     Ok(())
+}
+
+fn moved_so_far(moved: &Moved) -> v1::Moved {
+    v1::Moved { received: moved.received(), stored: moved.stored(), checked: moved.checked() }
 }
 
 fn wire(contents: Hashed) -> v1::Contents {

@@ -81,7 +81,7 @@ impl Coded for RehearsalError {
             Self::File(error) => error.code(),
             Self::NoEtcd(_) => Code::FailedPrecondition,
             Self::Request(_) | Self::OtherRevision { .. } | Self::TooFar { .. } => Code::InvalidArgument,
-            Self::Silent(_) | Self::Etcd(_) => Code::Unavailable,
+            Self::Silent(_) | Self::Etcd(_) | Self::Full(_) | Self::Changes(_) => Code::Unavailable,
             Self::Run(_) => Code::Internal,
         }
     }
@@ -194,6 +194,10 @@ impl Coded for RestoreError {
                 Code::FailedPrecondition
             }
             Self::OtherBytes { .. } | Self::Refused { .. } | Self::Unasked => Code::InvalidArgument,
+            // A code of its own: whoever asks can send it.
+            Self::NotPrepared => Code::NotFound,
+            Self::Full(_) => Code::Unavailable,
+            Self::Backup(error) => error.code(),
             Self::Etcd(error) => error.code(),
             Self::Data(error) => error.code(),
             Self::File(error) => error.code(),

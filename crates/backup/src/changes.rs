@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use raftsman_core::backup::{
-    Batch, BatchName, ChainError, Change, Coding, FullName, Layout, Lines, Manifest, ManifestError, Object, Stored,
+    Batch, BatchName, ChainError, Change, FullName, Layout, Lines, Manifest, ManifestError, Object, Stored,
 };
 use raftsman_core::observed::ClusterId;
 
+use crate::MOST_TEXT;
 use crate::seal::{self, Keys, SealError, Seals, Tally};
 use crate::store::{Store, StoreError};
 
-/// No manifest is as large as this.
-const MOST_MANIFEST: u64 = 1 << 20;
 /// Manifests that are read at the same time.
 const AT_A_TIME: usize = 16;
 
@@ -71,9 +71,7 @@ impl End {
 
     /// Where whoever wrote changes down before has ended.
     pub async fn find(store: &Store, layout: &Layout, full: &Manifest) -> Result<Self, ChangesError> {
-        let found = list(store, &layout.batches(full.about.name), layout).await?;
-        let Found { complete, highest } = found.get(&full.about.name).cloned().unwrap_or_default();
-        let batches = read(store, layout, &complete).await?;
+        let (batches, highest) = since(store, layout, full).await?;
         let mut end = Self { next: highest + 1, ..Self::of(full)? };
         if let Some(last) = raftsman_core::backup::chain(full, &batches, None)?.last() {
             (end.revision, end.after) = (last.to, last.check()?);
@@ -152,22 +150,44 @@ pub async fn list(store: &Store, path: &str, layout: &Layout) -> Result<BTreeMap
 /// The manifests of these batches.
 pub async fn read(store: &Store, layout: &Layout, names: &[BatchName]) -> Result<Vec<Batch>, ChangesError> {
     let one = async |name: BatchName| -> Result<Batch, ChangesError> {
-        Ok(Batch::read(name, &store.get(&layout.batch_manifest(name), MOST_MANIFEST).await?)?)
+        Ok(Batch::read(name, &store.get(&layout.batch_manifest(name), MOST_TEXT).await?)?)
     };
     futures::stream::iter(names.iter().copied()).map(one).buffered(AT_A_TIME).try_collect().await
 }
 
+/// The batches since a full backup that count, and the highest number that somebody has used.
+pub async fn since(store: &Store, layout: &Layout, full: &Manifest) -> Result<(Vec<Batch>, u64), ChangesError> {
+    let name = full.about.name;
+    let Found { complete, highest } =
+        list(store, &layout.batches(name), layout).await?.remove(&name).unwrap_or_default();
+    Ok((read(store, layout, &complete).await?, highest))
+}
+
+/// A batch's bytes, as they were written.
+pub(crate) async fn object(store: &Store, layout: &Layout, batch: &Batch) -> Result<Bytes, ChangesError> {
+    let bytes = store.get(&layout.batch(batch.name(), batch.coding), batch.object.bytes).await?;
+    match stored(&bytes) == batch.object {
+        true => Ok(bytes),
+        false => Err(ChangesError::Damaged { batch: batch.name(), what: "its bytes are not those that were written" }),
+    }
+}
+
+/// What is in a batch.
+#[derive(Debug)]
+pub struct Opened {
+    /// As it was written, a line a change.
+    pub lines: Vec<u8>,
+    /// As it was meant.
+    pub changes: Vec<Change>,
+}
+
 /// What is in a batch, all of it checked.
-pub async fn open(store: &Store, layout: &Layout, batch: &Batch, keys: &Keys) -> Result<Vec<Change>, ChangesError> {
+pub async fn open(store: &Store, layout: &Layout, batch: &Batch, keys: &Keys) -> Result<Opened, ChangesError> {
     let name = batch.name();
     let damaged = |what| ChangesError::Damaged { batch: name, what };
-    let bytes = store.get(&layout.batch(name, batch.coding), batch.object.bytes).await?;
-    if stored(&bytes) != batch.object {
-        return Err(damaged("its bytes are not those that were written"));
-    }
+    let bytes = object(store, layout, batch).await?;
     let mut lines = Vec::new();
-    let coding: Coding = batch.coding;
-    seal::open(bytes.as_ref(), &mut lines, coding, keys)
+    seal::open(bytes.as_ref(), &mut lines, batch.coding, keys)
         .map_err(|source| ChangesError::Seal { batch: name, source })?;
     if stored(&lines) != batch.lines {
         return Err(damaged("what is in it is not what was written"));
@@ -176,7 +196,7 @@ pub async fn open(store: &Store, layout: &Layout, batch: &Batch, keys: &Keys) ->
     // etcd leaves out no revision that changed a key, and nothing else makes one.
     let expected = (batch.from + 1)..=batch.to;
     match changes.iter().map(|change| change.revision).eq(expected) {
-        true => Ok(changes),
+        true => Ok(Opened { lines, changes }),
         false => Err(damaged("a revision is missing in it")),
     }
 }
@@ -184,7 +204,7 @@ pub async fn open(store: &Store, layout: &Layout, batch: &Batch, keys: &Keys) ->
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
-    use raftsman_core::backup::{About, Event, Hashed};
+    use raftsman_core::backup::{About, Coding, Event, Hashed};
     use raftsman_core::spec::{EtcdVersion, Name};
 
     use super::*;
@@ -246,7 +266,9 @@ mod tests {
         let way = raftsman_core::backup::chain(&full, &batches, None).unwrap();
         let mut revisions = Vec::new();
         for batch in &way {
-            revisions.extend(open(&store, &layout, batch, &Keys::default()).await.unwrap().iter().map(|c| c.revision));
+            revisions.extend(
+                open(&store, &layout, batch, &Keys::default()).await.unwrap().changes.iter().map(|c| c.revision),
+            );
         }
         assert_eq!(revisions, [11, 12, 13, 14, 15, 16]);
 

@@ -15,13 +15,11 @@ use raftsman_core::spec::Name;
 use serde_json::json;
 use tokio::task::{JoinError, spawn_blocking};
 
+use crate::MOST_TEXT;
 use crate::pipe::{self, Feeder};
 use crate::seal::{self, Keys, SealError, Seals, Tally};
 use crate::snapshot::{Check, SnapshotError};
 use crate::store::{Store, StoreError};
-
-/// No manifest is as large as this.
-const MOST: u64 = 1 << 20;
 
 /// Why there is no backup, or why it is not what it should be.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +54,16 @@ pub enum FullError {
         expected: String,
         /// What is there.
         found: String,
+    },
+    /// It was restored, and is not what it should be.
+    #[error("the backup `{name}` was restored, and holds {} keys with the hash {:x} instead of {} with {:x}: it does not count, choose another", found.keys, found.hash, expected.keys, expected.hash)]
+    OtherContents {
+        /// Which.
+        name: FullName,
+        /// What etcd said when it was made.
+        expected: Hashed,
+        /// What etcd says now.
+        found: Hashed,
     },
     /// Its manifest does not count.
     #[error(transparent)]
@@ -106,8 +114,8 @@ impl FullError {
 #[derive(Debug, Default)]
 pub struct Moved {
     received: AtomicU64,
-    stored: AtomicU64,
-    checked: AtomicU64,
+    pub(crate) stored: AtomicU64,
+    pub(crate) checked: AtomicU64,
 }
 
 impl Moved {
@@ -218,7 +226,7 @@ async fn feed<E: std::error::Error + Send + Sync + 'static>(
     }
 }
 
-async fn read_back(store: &Store, path: &str, moved: &Moved) -> Result<Stored, StoreError> {
+pub(crate) async fn read_back(store: &Store, path: &str, moved: &Moved) -> Result<Stored, StoreError> {
     let (_, mut pieces) = store.read(path).await?;
     let mut tally = Tally::new(());
     while let Some(piece) = pieces.try_next().await? {
@@ -228,7 +236,7 @@ async fn read_back(store: &Store, path: &str, moved: &Moved) -> Result<Stored, S
     Ok(tally.stored())
 }
 
-fn same(name: FullName, expected: &Stored, found: &Stored) -> Result<(), FullError> {
+pub(crate) fn same(name: FullName, expected: &Stored, found: &Stored) -> Result<(), FullError> {
     let damaged = |what, expected: &dyn ToString, found: &dyn ToString| {
         Err(FullError::Damaged { name, what, expected: expected.to_string(), found: found.to_string() })
     };
@@ -239,9 +247,17 @@ fn same(name: FullName, expected: &Stored, found: &Stored) -> Result<(), FullErr
     }
 }
 
+/// Whether what came of restoring it is what etcd said when it was made.
+pub fn holds(manifest: &Manifest, found: Hashed) -> Result<(), FullError> {
+    match found == manifest.hashed {
+        true => Ok(()),
+        false => Err(FullError::OtherContents { name: manifest.about.name, expected: manifest.hashed, found }),
+    }
+}
+
 /// The manifest of a backup of this cluster.
 pub async fn manifest(store: &Store, layout: &Layout, cluster: &Name, name: FullName) -> Result<Manifest, FullError> {
-    let text = match store.get(&layout.manifest(name), MOST).await {
+    let text = match store.get(&layout.manifest(name), MOST_TEXT).await {
         Err(StoreError::NotThere { place, .. }) => return Err(FullError::Incomplete { name, place }),
         text => text?,
     };
@@ -347,4 +363,9 @@ pub async fn list(store: &Store, layout: &Layout) -> Result<Vec<(FullName, bool)
         }
     }
     Ok(found.into_iter().collect())
+}
+
+/// Those that count, the oldest first.
+pub async fn complete(store: &Store, layout: &Layout) -> Result<Vec<FullName>, StoreError> {
+    Ok(list(store, layout).await?.into_iter().filter(|(_, counts)| *counts).map(|(name, _)| name).collect())
 }

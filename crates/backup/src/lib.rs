@@ -3,14 +3,21 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod changes;
+pub mod copy;
+pub mod drill;
 pub mod full;
 pub mod pipe;
 pub mod place;
+pub mod point;
 pub mod prune;
 pub mod seal;
 pub mod snapshot;
 pub mod store;
 
 pub use place::Place;
+pub use point::{Point, PointError, Wish};
 pub use seal::{Keys, Seals};
 pub use store::{Store, StoreError};
+
+/// No manifest, and no record of a drill, is as large as this.
+const MOST_TEXT: u64 = 1 << 20;

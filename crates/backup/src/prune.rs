@@ -78,3 +78,113 @@ async fn remove(store: &Store, layout: &Layout, path: &str) -> Result<(), StoreE
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use futures::stream;
+    use jiff::SignedDuration;
+    use raftsman_core::backup::{About, Change, Event, Hashed, Lines, Manifest};
+    use raftsman_core::observed::ClusterId;
+    use raftsman_core::spec::{EtcdVersion, Name};
+
+    use super::*;
+    use crate::changes::End;
+    use crate::full::Moved;
+    use crate::{Keys, Place, Point, Seals, Wish};
+
+    /// Goes so many steps, and is then dropped where it stands: as if the process was killed there.
+    struct Killed<F> {
+        work: F,
+        steps: usize,
+    }
+
+    impl<F: Future + Unpin> Future for Killed<F> {
+        type Output = Option<F::Output>;
+
+        fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+            if self.steps == 0 {
+                return Poll::Ready(None);
+            }
+            self.steps -= 1;
+            Pin::new(&mut self.work).poll(cx).map(Some)
+        }
+    }
+
+    /// A snapshot as etcd sends it: pages, and their SHA-256 behind them.
+    fn snapshot() -> Vec<u8> {
+        let pages = vec![7_u8; 8192];
+        let hash = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &pages);
+        [pages.as_slice(), hash.as_ref()].concat()
+    }
+
+    async fn backup(store: &Store, layout: &Layout, taken: Timestamp, revision: i64) -> Manifest {
+        let seals = Seals { zstd: true, recipients: Vec::new() };
+        let about = About {
+            name: FullName::new(taken, revision),
+            fleet: Name::fixed("shop"),
+            fleet_id: "f".to_owned(),
+            cluster: Name::fixed("main"),
+            cluster_id: ClusterId(7),
+            member: Name::fixed("main-2"),
+            version: EtcdVersion::default(),
+            begun: taken,
+            upto: Some(revision),
+        };
+        let pieces = stream::iter([Ok::<_, std::io::Error>(snapshot().into())]);
+        let hashed = async { Ok(Hashed { hash: 1, compacted: 0, keys: 1 }) };
+        let full = full::take(store, layout, about, &seals, pieces, hashed, &Moved::default()).await.unwrap();
+        let mut end = End::of(&full).unwrap();
+        for at in 1..=3 {
+            let mut lines = Lines::default();
+            let event = Event::Put { key: b"k".to_vec(), value: b"v".to_vec(), lease: 0, ttl: 0 };
+            lines.push(&Change { revision: revision + at, at: taken, events: vec![event] }).unwrap();
+            end.write(store, layout, ClusterId(7), &seals, &lines).await.unwrap();
+        }
+        full
+    }
+
+    #[tokio::test]
+    async fn killed_anywhere_what_is_left_counts_or_does_not() {
+        let keep = Keep { hourly: 1, daily: 2, weekly: 1, changes_s: 3600 };
+        let (main, keys) = (Name::fixed("main"), Keys::default());
+        let layout = Layout::new("", &Name::fixed("shop"), &main);
+        let begun: Timestamp = "2026-11-16T03:00:00Z".parse().unwrap();
+        let now = begun + SignedDuration::from_hours(60);
+        let mut interrupted = 0;
+        for steps in 0.. {
+            let dir = tempfile::tempdir().unwrap();
+            let store = Store::open(&Place::Directory(dir.path().to_owned())).unwrap();
+            for hour in 0..3 {
+                backup(&store, &layout, begun + SignedDuration::from_hours(hour), 10 * (hour + 1)).await;
+            }
+            let newest = backup(&store, &layout, now - SignedDuration::from_mins(1), 50).await;
+            let ended = Killed { work: Box::pin(prune(&store, &layout, keep, now)), steps }.await;
+            // What is still there and has a manifest is whole, and the newest is always there with all changes.
+            for name in full::complete(&store, &layout).await.unwrap() {
+                let manifest = full::manifest(&store, &layout, &main, name).await.unwrap();
+                full::verify(&store, &layout, &manifest, &keys, &Moved::default()).await.unwrap();
+                let (batches, _) = changes::since(&store, &layout, &manifest).await.unwrap();
+                let way = raftsman_core::backup::chain(&manifest, &batches, None).unwrap();
+                assert_eq!(way.len(), batches.len(), "{steps}: no batch counts that leads nowhere");
+            }
+            let point = Point::find(&store, &layout, &main, Wish::Newest, &keys).await.unwrap();
+            assert_eq!((point.full.about.name, point.last()), (newest.about.name, 53));
+            match ended {
+                Some(pruned) => {
+                    assert_eq!(pruned.unwrap(), Pruned { fulls: 2, changes: 3 });
+                    break;
+                }
+                None => interrupted += 1,
+            }
+            // Whoever comes next ends it.
+            prune(&store, &layout, keep, now).await.unwrap();
+            assert_eq!(full::list(&store, &layout).await.unwrap().len(), 2, "{steps}");
+            let changes = changes::list(&store, &layout.changes(), &layout).await.unwrap();
+            assert_eq!(changes.keys().collect::<Vec<_>>(), [&newest.about.name], "{steps}");
+        }
+        assert!(interrupted > 20, "{interrupted} places to be killed at");
+    }
+}

@@ -529,7 +529,8 @@ pub(crate) struct Env {
 Examples:
   raftsman backup now              a backup of the only cluster, to the store of the file
   raftsman backup list             all that there are
-  raftsman backup verify --all     every byte of every one of them")]
+  raftsman backup verify --all     every byte of every one of them
+  raftsman backup copy --to /mnt   the newest, with all changes since, to a disk that somebody carries away")]
 pub(crate) enum Backup {
     /// Make one: the snapshot of a member that does not lead, compressed and encrypted as the file says, and read back.
     Now {
@@ -555,6 +556,37 @@ pub(crate) enum Backup {
         #[arg(long)]
         cluster: Option<String>,
         /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Copy one to another place, byte for byte, with all changes since, and read it back there.
+    #[command(group(clap::ArgGroup::new("where").required(true)))]
+    #[command(after_help = "\
+Whatever is there already is not sent twice: it can be done again, and broken off.
+
+Examples:
+  raftsman backup copy --to /mnt/disk                  the newest, to a directory that is a store by itself
+  raftsman backup copy --to-store-of other.yaml        the newest, to the store that another file names
+  raftsman backup copy --snapshot snapshot.db          its snapshot alone, unpacked: what etcdutl restores")]
+    Copy {
+        /// Its name, as `list` shows it; the newest by default.
+        backup: Option<String>,
+        /// A directory.
+        #[arg(long, value_name = "DIRECTORY", group = "where")]
+        to: Option<PathBuf>,
+        /// The store of another raftsman file: what stands there under `backups:`.
+        #[arg(long, value_name = "FILE", group = "where")]
+        to_store_of: Option<PathBuf>,
+        /// A new file for the plain snapshot, without changes since.
+        #[arg(long, value_name = "FILE", group = "where")]
+        snapshot: Option<PathBuf>,
+        /// Which cluster; may be left out when there is only one.
+        #[arg(long)]
+        cluster: Option<String>,
+        /// A file with an age identity that opens what is encrypted, for `--snapshot`. May be given more than once.
+        #[arg(long, value_name = "FILE")]
+        key: Vec<PathBuf>,
+        /// Print what happens as JSON lines.
         #[arg(long)]
         json: bool,
     },

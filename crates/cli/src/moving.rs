@@ -48,6 +48,9 @@ impl Moving {
                 ("reads back", checked, stored)
             }
             Progress { received, total, .. } if received > 0 => ("stores", received, total),
+            // A copy is not received from anybody.
+            Progress { stored, checked, total, .. } if stored > 0 && checked > 0 => ("reads back", checked, total),
+            Progress { stored, total, .. } if stored > 0 => ("stores", stored, total),
             Progress { checked, total, .. } => ("reads", checked, total),
         };
         match self {

@@ -1,6 +1,6 @@
 //! Arguments and environment → where things are and who we are.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use raftsman_core::spec::{self, Name, Spec};
 use raftsman_engine::fleet::{Fleet, Setting};
@@ -14,10 +14,15 @@ use crate::view::Paint;
 
 /// Reads the file; its warnings and errors are printed.
 pub(crate) fn read_file(common: &Common) -> Result<Spec, Failure> {
-    let text = file_text(common)?;
+    read_spec(&common.file)
+}
+
+/// The same, of another file.
+pub(crate) fn read_spec(file: &Path) -> Result<Spec, Failure> {
+    let text = file_text(file)?;
     let reading = spec::read(&text);
     if !reading.diagnostics.is_empty() {
-        let name = common.file.display().to_string();
+        let name = file.display().to_string();
         let rendered = reading.render(&name, &text, Paint::of_stderr().on());
         #[allow(clippy::print_stderr, reason = "diagnostics belong on standard error")]
         {
@@ -27,9 +32,9 @@ pub(crate) fn read_file(common: &Common) -> Result<Spec, Failure> {
     reading.spec.ok_or_else(Failure::said)
 }
 
-pub(crate) fn file_text(common: &Common) -> Result<String, Failure> {
-    let bytes = std::fs::read(&common.file).map_err(|error| {
-        let path = common.file.display();
+pub(crate) fn file_text(file: &Path) -> Result<String, Failure> {
+    let bytes = std::fs::read(file).map_err(|error| {
+        let path = file.display();
         Failure::other(match error.kind() {
             std::io::ErrorKind::NotFound => {
                 format!("there is no {path} here: `raftsman init` writes one, `--file` names another")
@@ -42,7 +47,7 @@ pub(crate) fn file_text(common: &Common) -> Result<String, Failure> {
     })?;
     String::from_utf8(bytes).map_err(|error| {
         let line = 1 + error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|b| **b == b'\n').count();
-        Failure::other(format!("{}:{line}: this is not UTF-8 text: save the file as UTF-8", common.file.display()))
+        Failure::other(format!("{}:{line}: this is not UTF-8 text: save the file as UTF-8", file.display()))
     })
 }
 

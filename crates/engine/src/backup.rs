@@ -1,11 +1,12 @@
 //! What the file says of backups → the store with all that is needed to get in, and where one cluster's backups lie in it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use raftsman_api::v1::{SetBackupsRequest, TakeBackupRequest};
+use raftsman_api::v1::{SetBackupsRequest, StoredPoint, TakeBackupRequest};
+use raftsman_backup::full::{self, FullError};
 use raftsman_backup::place::{AccessKeys, Azure, Gcs, S3};
-use raftsman_backup::{Keys, Place, Store, StoreError};
-use raftsman_core::backup::{FullName, Hashed, Layout};
+use raftsman_backup::{Keys, Place, Point, PointError, Store, StoreError, Wish};
+use raftsman_core::backup::{FullName, Layout, Manifest};
 use raftsman_core::spec::{BackupStore, Backups, Name, S3Store, Secret};
 use secrecy::{ExposeSecret as _, SecretString};
 
@@ -47,39 +48,19 @@ pub enum BackupError {
     Store(#[from] StoreError),
     /// A backup.
     #[error(transparent)]
-    Full(#[from] raftsman_backup::full::FullError),
+    Full(#[from] FullError),
     /// Not a name.
     #[error(transparent)]
     Name(#[from] raftsman_core::backup::NameError),
-    /// There is none at all.
-    #[error("{place} holds no backup of `{cluster}` that counts: make one with `raftsman backup now`")]
-    None {
-        /// Where.
-        place: String,
-        /// Whose.
-        cluster: Name,
-    },
     /// Changes since a backup.
     #[error(transparent)]
     Changes(#[from] raftsman_backup::changes::ChangesError),
-    /// Before all that there is.
-    #[error(
-        "no backup is old enough: the oldest is `{oldest}`, and everything from the moment on that it was made can be restored"
-    )]
-    TooEarly {
-        /// The oldest.
-        oldest: FullName,
-    },
-    /// It was restored, and is not what it should be.
-    #[error("the backup `{name}` was restored, and holds {} keys with the hash {:x} instead of {} with {:x}: it does not count, choose another", found.keys, found.hash, expected.keys, expected.hash)]
-    OtherContents {
-        /// Which.
-        name: FullName,
-        /// What etcd said when it was made.
-        expected: Hashed,
-        /// What etcd says now.
-        found: Hashed,
-    },
+    /// No such point.
+    #[error(transparent)]
+    Point(#[from] PointError),
+    /// Machines have no key.
+    #[error("the backup `{0}` is encrypted: machines cannot read it")]
+    Unreadable(FullName),
     /// A file.
     #[error("cannot write {}: {source}", path.display())]
     Write {
@@ -122,6 +103,7 @@ pub struct StoreOf {
     pub layout: Layout,
     /// Whose they are.
     pub cluster: Name,
+    owner: Name,
 }
 
 impl StoreOf {
@@ -133,9 +115,57 @@ impl StoreOf {
     /// Of a cluster of another fleet, whose backups are in the same store.
     pub fn of_another(fleet: &Fleet, owner: &Name, cluster: &Name) -> Result<Self, BackupError> {
         let settings = fleet.spec.backups.clone().ok_or(BackupError::NoStore)?;
-        let place = place(fleet, &settings.store)?;
+        let place = place(fleet.setting.base(), &settings.store)?;
         let layout = Layout::new(&settings.prefix, owner, cluster);
-        Ok(Self { store: Store::open(&place)?, place, settings, layout, cluster: cluster.clone() })
+        Ok(Self {
+            store: Store::open(&place)?,
+            place,
+            settings,
+            layout,
+            cluster: cluster.clone(),
+            owner: owner.clone(),
+        })
+    }
+
+    /// What somebody wants to have back.
+    pub async fn find(&self, wish: Wish, keys: &Keys) -> Result<Point, BackupError> {
+        Ok(Point::find(&self.store, &self.layout, &self.cluster, wish, keys).await?)
+    }
+
+    /// The full backup of this name; the newest when none is named.
+    pub async fn named(&self, name: Option<&str>) -> Result<FullName, BackupError> {
+        match name {
+            Some(name) => Ok(name.parse()?),
+            None => {
+                let none = || PointError::None { place: self.store.place().to_owned(), cluster: self.cluster.clone() };
+                Ok(full::complete(&self.store, &self.layout).await?.pop().ok_or_else(none)?)
+            }
+        }
+    }
+
+    /// The manifest of a full backup.
+    pub async fn manifest(&self, name: FullName) -> Result<Manifest, FullError> {
+        full::manifest(&self.store, &self.layout, &self.cluster, name).await
+    }
+
+    /// What a machine needs to know to read a full backup, as it is.
+    pub async fn full(&self, name: FullName) -> Result<StoredPoint, BackupError> {
+        let point = Point { full: self.manifest(name).await?, batches: Vec::new(), revision: None };
+        self.readable(&point)?.ok_or(BackupError::Unreadable(name))
+    }
+
+    /// What a machine needs to know to read it by itself. Nothing where it lacks the key.
+    pub fn readable(&self, point: &Point) -> Result<Option<StoredPoint>, BackupError> {
+        if point.is_encrypted() {
+            return Ok(None);
+        }
+        Ok(Some(StoredPoint {
+            place: serde_json::to_string(&self.place)?,
+            prefix: self.settings.prefix.clone(),
+            fleet: self.owner.to_string(),
+            cluster: self.cluster.to_string(),
+            point: serde_json::to_string(point)?,
+        }))
     }
 }
 
@@ -173,7 +203,7 @@ pub fn charge(cluster: &ClusterAt) -> Result<Option<SetBackupsRequest>, BackupEr
     let fleet = &cluster.fleet;
     let Some(settings) = &fleet.spec.backups else { return Ok(None) };
     let Some(every) = settings.every else { return Ok(None) };
-    let place = place(fleet, &settings.store)?;
+    let place = place(fleet.setting.base(), &settings.store)?;
     let order = order(fleet, settings, &place, &cluster.desired.name, cluster.root_password()?)?;
     let keep = settings.kept();
     Ok(Some(SetBackupsRequest {
@@ -185,11 +215,14 @@ pub fn charge(cluster: &ClusterAt) -> Result<Option<SetBackupsRequest>, BackupEr
         keep_weekly: keep.weekly,
         keep_changes_s: settings.changes_every.map_or(0, |_| keep.changes.as_millis() / 1000),
         stamp: String::new(),
+        drill_every_ms: settings.drill_every.map_or(0, |every| every.as_millis()),
+        // Also what it is told changes with the version: its tool goes with it.
+        drill_version: settings.drill_every.map_or_else(String::new, |_| cluster.desired.version.to_string()),
     }))
 }
 
-fn place(fleet: &Fleet, store: &BackupStore) -> Result<Place, BackupError> {
-    let base = fleet.setting.base();
+/// The store; what it refers to is looked for from `base` on.
+pub fn place(base: &Path, store: &BackupStore) -> Result<Place, BackupError> {
     let secret = |reference: &Secret| -> Result<String, BackupError> {
         Ok(secrets::resolve(reference, base)?.expose_secret().to_owned())
     };

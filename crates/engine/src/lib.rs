@@ -13,12 +13,14 @@
 //! | [`store`] | the state directory: secrets, lock, generation, journal (owns `.raftsman/`) |
 //! | [`delivery`] | what the file says of secrets on machines → files for each of them |
 //! | [`secrets`], [`artifacts`] | what the file refers to: secrets, etcd binaries |
-//! | [`backup`], [`point`], [`rehearsal`] | the store of the file; a wish → what fulfils it there; whether it can be restored |
+//! | [`backup`], [`rehearsal`] | the store of the file; a point in it → whether it can be restored |
+//! | [`arriving`] | bytes that come → a file that is there once all of them are |
 //! | [`journal`] | what a run does → the audit trail |
 
 pub mod act;
 pub mod adopt;
 pub mod apply;
+pub mod arriving;
 pub mod artifacts;
 pub mod authorities;
 pub mod backup;
@@ -30,7 +32,6 @@ pub mod machines;
 pub mod observe;
 pub mod ops;
 pub mod pki;
-pub mod point;
 pub mod rehearsal;
 pub mod secrets;
 pub mod store;

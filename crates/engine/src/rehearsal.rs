@@ -10,16 +10,16 @@ use raftsman_api::v1::rehearse_request::Part;
 use raftsman_api::v1::{RehearseHead, RehearseRequest};
 use raftsman_backup::full::{self, Moved};
 use raftsman_backup::snapshot::Check;
-use raftsman_backup::{Keys, changes};
-use raftsman_core::backup::{Hashed, Lines};
+use raftsman_backup::{Keys, Point, changes};
+use raftsman_core::backup::Hashed;
 use raftsman_core::spec::{EtcdVersion, Name};
 use serde::Serialize;
 use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::wrappers::ReceiverStream;
 
+use crate::arriving::Arriving;
 use crate::backup::{BackupError, StoreOf};
 use crate::observe::AgentLink;
-use crate::point::Point;
 
 /// A message takes less than this.
 const CHUNK: usize = 1 << 20;
@@ -69,6 +69,7 @@ pub async fn rehearse(
         hash_at: manifest.about.name.revision(),
         upto: point.revision.unwrap_or(0),
         snapshot: save.is_some(),
+        from: at.readable(point)?,
     };
     let (parts, sent) = mpsc::channel(8);
     let moved = Moved::default();
@@ -82,6 +83,7 @@ pub async fn rehearse(
             match reply.map_err(failed)?.what {
                 Some(What::Rehearsed(all)) => rehearsed = Some(all),
                 Some(What::Snapshot(bytes)) => file.iter_mut().try_for_each(|file| file.write(&bytes))?,
+                Some(What::Moved(moved)) => watch(moved.checked, manifest.object.bytes),
                 Some(What::Revision(_)) | None => {}
             }
         }
@@ -93,6 +95,9 @@ pub async fn rehearse(
     let telling = async {
         loop {
             tick.tick().await;
+            if moved.checked() == 0 {
+                continue;
+            }
             watch(moved.checked(), manifest.object.bytes);
         }
     };
@@ -121,10 +126,7 @@ pub async fn rehearse(
         () = telling => return Err(BackupError::Broken { machine: stage.machine.clone() }),
     };
     let base = rehearsed.base.unwrap_or_default();
-    let found = Hashed { hash: base.hash, compacted: base.compacted, keys: base.keys };
-    if found != manifest.hashed {
-        return Err(BackupError::OtherContents { name: manifest.about.name, expected: manifest.hashed, found });
-    }
+    full::holds(manifest, Hashed { hash: base.hash, compacted: base.compacted, keys: base.keys })?;
     let machine = stage.machine.clone();
     Ok(Rehearsed { machine, revision: rehearsed.revision, keys: rehearsed.keys, took: begun.elapsed(), sha256 })
 }
@@ -139,8 +141,12 @@ async fn send(
     moved: &Moved,
 ) -> (Result<(), BackupError>, Sender<RehearseRequest>) {
     let part = |part| RehearseRequest { part: Some(part) };
+    let reads_itself = head.from.is_some();
     // Whoever does not listen any more says why.
     let _ = parts.send(part(Part::Head(head))).await;
+    if reads_itself {
+        return (Ok(()), parts);
+    }
     let chunks = io::BufWriter::with_capacity(CHUNK, Chunks(parts.clone()));
     let fetched = full::fetch(&at.store, &at.layout, &point.full, keys, moved, chunks).await;
     let mut outcome = fetched.map(drop).map_err(BackupError::from);
@@ -149,11 +155,7 @@ async fn send(
             break;
         }
         outcome = async {
-            let mut lines = Lines::default();
-            for change in changes::open(&at.store, &at.layout, batch, keys).await? {
-                lines.push(&change)?;
-            }
-            for chunk in lines.text().chunks(CHUNK) {
+            for chunk in changes::open(&at.store, &at.layout, batch, keys).await?.lines.chunks(CHUNK) {
                 let _ = parts.send(part(Part::Changes(chunk.to_vec()))).await;
             }
             Ok(())
@@ -184,17 +186,14 @@ impl Write for Chunks {
 
 /// A snapshot on its way into a file, which is there once all of it is.
 struct Saved {
-    file: tempfile::NamedTempFile,
+    file: Arriving,
     path: PathBuf,
     check: Check,
 }
 
 impl Saved {
     fn begin(path: &Path) -> Result<Self, BackupError> {
-        let failed = |source| BackupError::Write { path: path.to_owned(), source };
-        let dir = path.parent().unwrap_or(path);
-        std::fs::create_dir_all(dir).map_err(failed)?;
-        let file = tempfile::Builder::new().prefix(".tmp-").tempfile_in(dir).map_err(failed)?;
+        let file = Arriving::begin(path).map_err(|source| BackupError::Write { path: path.to_owned(), source })?;
         Ok(Self { file, path: path.to_owned(), check: Check::default() })
     }
 
@@ -207,9 +206,7 @@ impl Saved {
     fn finish(self) -> Result<String, BackupError> {
         let Self { file, path, check } = self;
         let stored = check.finish().map_err(full::FullError::from)?;
-        let failed = |source| BackupError::Write { path: path.clone(), source };
-        file.as_file().sync_all().map_err(failed)?;
-        file.persist(&path).map_err(|error| failed(error.error))?;
+        file.keep().map_err(|source| BackupError::Write { path, source })?;
         Ok(stored.sha256)
     }
 }

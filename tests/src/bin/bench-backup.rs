@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures::stream;
 use raftsman_backup::Store;
 use raftsman_tests::bulk::Bulk;
-use raftsman_tests::ceph::{Ceph, KEY_ID, SECRET};
+use raftsman_tests::ceph::Ceph;
 use raftsman_tests::lab::{Lab, etcdctl};
 use raftsman_tests::load::{Load, LoadSettings};
 use tokio::runtime::Runtime;
@@ -68,19 +68,7 @@ fn main() -> ExitCode {
     // Every round leaves two objects; those of the bare way are removed at once.
     let ceph = Ceph::up(((mib as u64) << 20) * (rounds as u64 + 3) + (8 << 30));
     let lab = Lab::cluster(3, VERSION, &["quota: 8GiB"]);
-    for (name, text) in [("id", KEY_ID), ("secret", SECRET)] {
-        let path = lab.path().join(name);
-        std::fs::write(&path, text).expect("a secret");
-        let close = Command::new("chmod").arg("600").arg(&path).status();
-        assert!(close.is_ok_and(|status| status.success()));
-    }
-    lab.write_file(&format!(
-        "{}backups:\n  store:\n    s3: {{ bucket: backups, region: default, endpoint: {:?}, ca_cert: {:?}, \
-         credentials: {{ id: {{ file: id }}, secret: {{ file: secret }} }} }}\n",
-        lab.file(),
-        ceph.https(),
-        ceph.ca_file()
-    ));
+    lab.write_file(&format!("{}backups:\n  store: {}\n", lab.file(), ceph.store(&lab)));
     lab.run(&["apply", "--yes"]).ok();
     let bulk = Bulk::of(&lab);
     bulk.pour_noise("bulk/", mib << 20, VALUE).expect("written");

@@ -209,7 +209,7 @@ async fn a_snapshot_becomes_data_again() {
         token: "restored".to_owned(),
         peer_url: url,
         bump_revision: 1_000_000,
-        own_member_id: 0,
+        ..v1::RestoreDataHead::default()
     };
     let refusal = |refused: Result<v1::RestoreDataReply, Status>, code, reason: &str| {
         let refused = refused.unwrap_err();
@@ -249,6 +249,24 @@ async fn a_snapshot_becomes_data_again() {
     assert!(revision(&machine) > saved + 1_000_000);
     let compacted = machine.etcdctl(&["get", "kept", "--rev", &saved.to_string()]).unwrap_err();
     assert!(compacted.contains("compacted"), "{compacted}");
+
+    // Made beside a member that serves, and put in its place later: only what was asked for with the same words.
+    let how = |how: v1::RestoreHow| v1::RestoreDataHead { how: how.into(), token: "again".to_owned(), ..head.clone() };
+    let (prepare, prepared) = (how(v1::RestoreHow::Prepare), how(v1::RestoreHow::Prepared));
+    let promised = restore(&mut client, &prepare, &snapshot).await.unwrap();
+    machine.serves().await;
+    assert_eq!(data(&mut client).await.member_id, made.member_id, "nothing was touched");
+    refusal(restore(&mut client, &prepared, &[]).await, unready, "stop it before its data is restored");
+    stop(&mut client).await;
+    refusal(restore(&mut client, &prepared, &[]).await, unready, "clear it first");
+    clear(&mut client, made.member_id).await.unwrap();
+    let other = v1::RestoreDataHead { token: "another".to_owned(), ..prepared.clone() };
+    refusal(restore(&mut client, &other, &[]).await, Code::NotFound, "no such data was prepared");
+    let made = restore(&mut client, &prepared, &[]).await.unwrap();
+    assert_eq!(made, promised);
+    start_on(&mut client, made.cluster_id, false).await.unwrap();
+    machine.serves().await;
+    assert_eq!(machine.etcdctl(&["get", "kept", "--print-value-only"]).unwrap().trim(), "in the snapshot");
 
     // Without a bump the revisions go on where the snapshot was taken.
     stop(&mut client).await;

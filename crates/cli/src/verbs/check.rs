@@ -11,7 +11,7 @@ use crate::setting::file_text;
 use crate::view::{self, Paint};
 
 pub(super) fn run(common: &Common, args: &Check) -> Result<ExitCode, Failure> {
-    let text = file_text(common)?;
+    let text = file_text(&common.file)?;
     let reading = spec::read(&text);
     let errors = reading.diagnostics.iter().filter(|d| d.severity == Severity::Error).count();
     let warnings = reading.diagnostics.len() - errors;

@@ -5,8 +5,7 @@ use std::process::ExitCode;
 use raftsman_engine::backup::keys;
 use raftsman_engine::ops::OpError;
 use raftsman_engine::ops::backup::Progress;
-use raftsman_engine::ops::restore::{mark, survey};
-use raftsman_engine::point::Wish;
+use raftsman_engine::ops::restore::{Wish, mark, survey};
 use serde_json::json;
 
 use super::apply::carry_out;

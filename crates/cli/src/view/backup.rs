@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use raftsman_core::backup::{About, Coding, Manifest};
-use raftsman_engine::ops::backup::{Listing, Taken, Verified};
+use raftsman_engine::ops::backup::{Copied, Listing, Taken, Verified};
 
 use super::{Paint, Table, bytes, span};
 
@@ -91,6 +91,21 @@ fn by_hand(manifest: &Manifest, path: &str) -> String {
         (false, false) => format!("ls -l {file}"),
     };
     format!("Without raftsman:\n  {unpack}\n  etcdutl snapshot status snapshot.db\n")
+}
+
+/// What `raftsman backup copy` says at the end.
+pub(crate) fn copied(copied: &Copied, paint: Paint) -> String {
+    let Copied { backup, batches, place, path } = copied;
+    let changes = match batches {
+        0 => String::new(),
+        1 => " with a batch of changes".to_owned(),
+        many => format!(" with {many} batches of changes"),
+    };
+    format!(
+        "{} {}{changes}, read back\n    {path} in {place}\n",
+        paint.green("copied:"),
+        paint.bold(&backup.to_string())
+    )
 }
 
 /// The text of `raftsman backup verify`.

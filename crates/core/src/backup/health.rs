@@ -6,6 +6,7 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
+use super::drill::Drill;
 use super::name::FullName;
 use crate::observed::Keeping;
 use crate::spec::{Backups, Duration, Name};
@@ -51,6 +52,22 @@ pub enum Problem {
         /// One is wanted so often.
         every: Duration,
     },
+    /// The newest backup could not be restored in a drill.
+    DrillFailed {
+        /// Where it was tried.
+        machine: Name,
+        /// Why.
+        error: String,
+        /// Since when.
+        since: Timestamp,
+    },
+    /// It is too long ago that one was.
+    DrillLate {
+        /// The last.
+        last: Timestamp,
+        /// One is wanted so often.
+        every: Duration,
+    },
     /// Changes are not written down in time.
     ChangesLate {
         /// All until then are.
@@ -69,6 +86,12 @@ impl fmt::Display for Problem {
             }
             Self::Late { full, every } => {
                 write!(f, "the newest full backup is of {}, and one is wanted every {every}", minute(full.taken()))
+            }
+            Self::DrillFailed { machine, error, since } => {
+                write!(f, "the newest backup cannot be restored on {machine} since {}: {error}", minute(*since))
+            }
+            Self::DrillLate { last, every } => {
+                write!(f, "the last drill was on {}, and one is wanted every {every}", minute(*last))
             }
             Self::ChangesLate { covered, every } => {
                 write!(f, "changes are in the store up to {}, and are wanted every {every}", minute(*covered))
@@ -95,6 +118,11 @@ pub fn health(settings: &Backups, machines: &BTreeMap<Name, Keeping>, now: Times
             problems.push(Problem::Failing { machine: machine.clone(), error, since });
         }
     }
+    for (machine, keeping) in machines {
+        if let Some((error, since)) = keeping.drill_problem.clone() {
+            problems.push(Problem::DrillFailed { machine: machine.clone(), error, since });
+        }
+    }
     let held = machines.values().filter_map(|keeping| keeping.held).max();
     let vacant = held.is_none_or(|held| now.duration_since(held) > CHANGES_GRACE);
     if keeper.is_none() && vacant && problems.is_empty() {
@@ -107,6 +135,12 @@ pub fn health(settings: &Backups, machines: &BTreeMap<Name, Keeping>, now: Times
     if let Some(full) = full.filter(|full| late(full.taken(), every, GRACE)) {
         problems.push(Problem::Late { full, every });
     }
+    if let (Some(last), Some(every)) = (last_drill(machines), settings.drill_every)
+        && late(last.at, every, GRACE)
+        && machines.values().all(|keeping| keeping.drill_problem.is_none())
+    {
+        problems.push(Problem::DrillLate { last: last.at, every });
+    }
     if let (Some(covered), Some(every)) = (covered, settings.changes_every)
         && late(covered, every, CHANGES_GRACE)
     {
@@ -115,10 +149,15 @@ pub fn health(settings: &Backups, machines: &BTreeMap<Name, Keeping>, now: Times
     Some(Health { keeper: keeper.map(|(name, _)| name.clone()), full, covered, problems })
 }
 
+/// The newest drill that a machine knows of.
+pub fn last_drill(machines: &BTreeMap<Name, Keeping>) -> Option<&Drill> {
+    machines.values().filter_map(|keeping| keeping.drill.as_ref()).max_by_key(|drill| drill.at)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::BackupStore;
+    use crate::spec::{BackupStore, EtcdVersion};
 
     fn at(text: &str) -> Timestamp {
         text.parse().expect("a moment")
@@ -132,6 +171,7 @@ mod tests {
             encrypt_to: Vec::new(),
             every: Some(Duration::from_hours(1)),
             changes_every: Some(Duration::from_millis(2000)),
+            drill_every: Some(Duration::from_days(1)),
             keep: None,
         }
     }
@@ -144,7 +184,8 @@ mod tests {
 
     #[test]
     fn what_is_late_or_failing_is_said() {
-        let full = Some(FullName::new(at("2026-11-16T03:00:00Z"), 7));
+        let name = FullName::new(at("2026-11-16T03:00:00Z"), 7);
+        let full = Some(name);
         let covered = Some(at("2026-11-16T03:59:00Z"));
         let good = Keeping { keeps: true, full, covered, ..Keeping::default() };
         let by = Keeping::default();
@@ -156,6 +197,24 @@ mod tests {
         insta::assert_snapshot!(words(&[("a", by.clone())], "2026-11-16T04:10:01Z").join("\n"), @"no machine makes backups: apply, or see the agents' logs");
         let looks = Keeping { held: Some(at("2026-11-16T04:09:30Z")), ..by.clone() };
         assert!(words(&[("a", looks)], "2026-11-16T04:10:01Z").is_empty(), "another one takes over");
+        let drill = Drill {
+            format: Drill::FORMAT,
+            backup: name,
+            at: at("2026-11-15T03:30:00Z"),
+            machine: Name::fixed("a"),
+            version: EtcdVersion::default(),
+            batches: 0,
+            revision: 7,
+            keys: 1,
+            took_ms: 5,
+            behind: None,
+            behind_ms: None,
+        };
+        let tried = Keeping { drill: Some(drill), ..good.clone() };
+        assert!(words(&[("a", tried.clone())], "2026-11-16T03:39:59Z").is_empty());
+        insta::assert_snapshot!(words(&[("a", tried.clone())], "2026-11-16T03:40:01Z").join("\n"), @"");
+        let bad = Keeping { drill_problem: Some(("no room".to_owned(), at("2026-11-16T03:31:00Z"))), ..tried };
+        insta::assert_snapshot!(words(&[("a", bad)], "2026-11-16T03:40:01Z").join("\n"), @"");
         let failing = Keeping { problem: Some(("no way".to_owned(), at("2026-11-16T03:01:00Z"))), full, ..by };
         insta::assert_snapshot!(words(&[("a", failing)], "2026-11-16T03:05:00Z").join("\n"), @"a cannot make backups since 2026-11-16 03:01 UTC: no way");
         assert_eq!(health(&Backups { every: None, ..settings() }, &BTreeMap::new(), at("2026-11-16T03:05:00Z")), None);

@@ -133,7 +133,7 @@ pub(super) fn text<T: Serialize + Clone>(manifest: &T) -> Result<String, serde_j
 }
 
 /// A manifest as it was written, or not at all.
-pub(super) fn read<T: Serialize + DeserializeOwned>(what: &str, text: &[u8]) -> Result<T, ManifestError> {
+pub(super) fn read<T: Serialize + DeserializeOwned + Clone>(what: &str, bytes: &[u8]) -> Result<T, ManifestError> {
     #[derive(Deserialize)]
     struct Form {
         format: u32,
@@ -141,12 +141,13 @@ pub(super) fn read<T: Serialize + DeserializeOwned>(what: &str, text: &[u8]) -> 
     let what = || what.to_owned();
     let unreadable = |source| ManifestError::Unreadable { what: what(), source };
     // The form first: a newer one may have other fields.
-    let Form { format } = serde_json::from_slice(text).map_err(unreadable)?;
+    let Form { format } = serde_json::from_slice(bytes).map_err(unreadable)?;
     if format > FORMAT {
         return Err(ManifestError::Newer { what: what(), found: format });
     }
-    let Written::<T> { manifest, check: written } = serde_json::from_slice(text).map_err(unreadable)?;
-    match written == check(&manifest).map_err(unreadable)? {
+    let Written::<T> { manifest, .. } = serde_json::from_slice(bytes).map_err(unreadable)?;
+    // To the letter: what means the same in other letters was touched as well.
+    match text(&manifest).map_err(unreadable)?.as_bytes() == bytes {
         true => Ok(manifest),
         false => Err(ManifestError::Changed { what: what() }),
     }
@@ -217,6 +218,8 @@ pub(super) mod tests {
         assert!(
             changed != text && matches!(Manifest::read(name, changed.as_bytes()), Err(ManifestError::Changed { .. }))
         );
+        let lower = text.replace("T03:00:00Z", "t03:00:00z");
+        assert!(lower != text && matches!(Manifest::read(name, lower.as_bytes()), Err(ManifestError::Changed { .. })));
         let newer = text.replace("\"format\": 1", "\"format\": 2");
         assert!(matches!(Manifest::read(name, newer.as_bytes()), Err(ManifestError::Newer { found: 2, .. })));
         assert!(matches!(Manifest::read(name, &text.as_bytes()[..50]), Err(ManifestError::Unreadable { .. })));

@@ -23,7 +23,7 @@ pub mod retention;
 
 pub use changes::{Batch, ChainError, Change, Event, Lines, chain};
 pub use drill::Drill;
-pub use health::{Health, health};
+pub use health::{Health, health, last_drill};
 pub use manifest::{About, Hashed, Manifest, ManifestError, Stored};
 pub use name::{BatchName, Coding, FullName, Layout, NameError, Object};
 pub use retention::{Keep, Kept, Verdict, judge};

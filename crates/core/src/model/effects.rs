@@ -86,7 +86,7 @@ impl World {
             Action::StartMachine { machine } => {
                 let started = self.existing(machine)?;
                 // One of which there is nothing but its data disk is made anew around it.
-                if started.shape.is_none() {
+                if started.shape.is_none() && desired.shape.is_some() {
                     started.delivery = undelivered(desired);
                     started.shape.clone_from(&desired.shape);
                 }

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::etcd::{ClusterId, MemberId};
-use crate::backup::FullName;
+use crate::backup::{Drill, FullName};
 use crate::spec::{EtcdVersion, Name};
 
 /// What answered where the machine's agent should be.
@@ -62,6 +62,12 @@ pub struct Keeping {
     pub held: Option<Timestamp>,
     /// Why it cannot do what it should, and since when.
     pub problem: Option<(String, Timestamp)>,
+    /// The newest drill that it knows of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drill: Option<Drill>,
+    /// Why drills fail, and since when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drill_problem: Option<(String, Timestamp)>,
 }
 
 /// Whether a machine was given what the file refers to. What that is stays out of what is observed: no digest of a

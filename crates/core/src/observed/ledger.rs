@@ -101,8 +101,8 @@ pub struct Restoration {
     pub members: BTreeMap<Name, String>,
     /// The version whose tool restores it, and that runs first.
     pub version: EtcdVersion,
-    /// The one snapshot that all members are restored from, in the state's directory of snapshots.
-    pub file: String,
+    /// The one snapshot that all members are restored from.
+    pub source: SnapshotSource,
     /// SHA-256 of it.
     pub sha256: String,
     /// Revisions begin so far above the last one in it: above all that anybody ever saw.
@@ -110,6 +110,17 @@ pub struct Restoration {
     /// Whether all members were seen to hold the same, before anybody else could see them.
     #[serde(default)]
     pub agreed: bool,
+}
+
+/// Where a snapshot is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SnapshotSource {
+    /// In this file, in the state's directory of snapshots.
+    File(String),
+    /// It is the full backup itself, among those of this cluster (`CLUSTER`, or `FLEET/CLUSTER`; the cluster's own without
+    /// one): machines read it from the store.
+    Store(Option<String>),
 }
 
 impl Restoration {

@@ -23,7 +23,7 @@ pub use agent::{
 };
 pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
 pub use fact::Fact;
-pub use ledger::{Adopted, LearnerRecord, Ledger, Recovery, Restoration, SnapshotRecord, SpaceRecord};
+pub use ledger::{Adopted, LearnerRecord, Ledger, Recovery, Restoration, SnapshotRecord, SnapshotSource, SpaceRecord};
 pub use preflight::{Concern, Measured, Measurement, Preflight, Worst, judge, recommend, time};
 pub use trust::{AuthorityRecord, Greeting, Handshakes, Origin, Side, Trust};
 pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally, Upkeep, size};

@@ -14,7 +14,9 @@ use super::{Draft, Reason, Step, Waiting, machines, pki, preflight, versions};
 use crate::action::Action;
 use crate::backup::FullName;
 use crate::desired::Cluster;
-use crate::observed::{AgentReport, ClusterId, Data, Ledger, MemberObserved, Observed, Restoration, ServiceState};
+use crate::observed::{
+    AgentReport, ClusterId, Data, Ledger, MemberObserved, Observed, Restoration, ServiceState, SnapshotSource,
+};
 use crate::spec::Name;
 
 /// What is restored into this cluster: nothing of it is tried yet.
@@ -27,7 +29,7 @@ pub fn untried(desired: &Cluster, observed: &Observed, backup: FullName, revisio
         old: replaced(observed),
         members: desired.members.iter().map(|member| (member.name.clone(), member.peer_url())).collect(),
         version: desired.version,
-        file: format!("{}-restored-{}.db", desired.name, now.as_millisecond()),
+        source: SnapshotSource::File(format!("{}-restored-{}.db", desired.name, now.as_millisecond())),
         sha256: String::new(),
         bump: 0,
         agreed: false,

@@ -30,6 +30,10 @@ pub struct Backups {
     /// Not at all by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changes_every: Option<Duration>,
+    /// The newest backup is restored into a throwaway etcd on one of the machines, so often, and compared with what it
+    /// should hold: a drill. Not by themselves by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drill_every: Option<Duration>,
     /// How long backups are kept that machines make by themselves or when asked. For ever without `every`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<KeepBackups>,

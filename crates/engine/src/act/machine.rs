@@ -125,6 +125,9 @@ impl Hands<'_> {
         if backups.order.is_some() && cluster.auth() != AuthMode::Password {
             certify_client(cluster, &self.links(machine)?.agent, self.generation).await?;
         }
+        if backups.drill_every_ms > 0 {
+            self.install_tool(machine, cluster.desired.version).await?;
+        }
         if backups.order.is_some() || had.backups.is_some() {
             agent.set_backups(self.stamped(backups)).await?;
         }

@@ -28,6 +28,7 @@ impl Hands<'_> {
             peer_url: url.clone(),
             bump_revision: BUMP,
             own_member_id: recovery.member.map_or(0, |MemberId(id)| id),
+            ..RestoreDataHead::default()
         };
         let head = RestoreDataRequest { part: Some(Part::Head(head)) };
         self.agent(machine).await?.restore_data(self.stamped(futures::stream::iter([head]))).await?;

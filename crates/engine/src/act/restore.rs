@@ -9,12 +9,12 @@ use jiff::Timestamp;
 use raftsman_api::v1::restore_data_request::Part;
 use raftsman_api::v1::{
     CompareReply, CompareRequest, ConfigureEtcdRequest, Contents, ReportRequest, RestoreDataHead, RestoreDataRequest,
-    StopEtcdRequest,
+    RestoreHow, StopEtcdRequest,
 };
-use raftsman_backup::Keys;
+use raftsman_backup::{Keys, Point, Wish};
 use raftsman_core::action::StartData;
 use raftsman_core::desired::CLOSED_PORT;
-use raftsman_core::observed::{ClusterId, Observed, Restoration, View};
+use raftsman_core::observed::{ClusterId, MemberObserved, Observed, Restoration, SnapshotSource, View};
 use raftsman_core::plan::restore::{decide, untried};
 use raftsman_core::spec::{EtcdVersion, Name, RestoreFrom};
 use secrecy::ExposeSecret as _;
@@ -26,7 +26,6 @@ use super::pki::certify_client;
 use super::{ActError, Hands};
 use crate::backup::{self, BackupError, StoreOf};
 use crate::cluster::ClusterAt;
-use crate::point::{Point, Wish};
 use crate::rehearsal::{Rehearsed, Stage, rehearse};
 use crate::secrets;
 
@@ -62,6 +61,12 @@ fn wish(from: &RestoreFrom) -> Result<Wish, ActError> {
     })
 }
 
+/// Whether a machine has what it takes to restore a backup now.
+fn is_able(observed: &Observed, machine: &Name, version: EtcdVersion) -> bool {
+    let report = observed.members.get(machine).and_then(MemberObserved::report);
+    report.is_some_and(|report| report.etcd.installed.contains_key(&version))
+}
+
 impl Hands<'_> {
     /// What the file says that a new cluster is born from: tried, and decided upon.
     pub(super) async fn prepare_restore(self) -> Result<(), ActError> {
@@ -77,9 +82,10 @@ impl Hands<'_> {
             }
             None => Keys::default(),
         };
-        let point = Point::find(&at, wish(&from)?, &keys).await.map_err(Box::new)?;
+        let point = at.find(wish(&from)?, &keys).await.map_err(Box::new)?;
         let observed = self.observer.look().await?;
-        let (restoration, _) = self.restorable(&at, &point, &observed, &keys, &|_, _| {}).await?;
+        let (restoration, _) =
+            self.restorable(&at, from.cluster.as_deref(), &point, &observed, &keys, &|_, _| {}).await?;
         cluster.remember(|ledger| decide(ledger, restoration))?;
         Ok(())
     }
@@ -88,6 +94,7 @@ impl Hands<'_> {
     pub(crate) async fn restorable(
         self,
         at: &StoreOf,
+        from: Option<&str>,
         point: &Point,
         observed: &Observed,
         keys: &Keys,
@@ -96,14 +103,20 @@ impl Hands<'_> {
         let cluster = self.cluster();
         let name = point.full.about.name;
         let untried = untried(&cluster.desired, observed, name, point.last(), Timestamp::now());
-        let path = snapshot(cluster, &untried.file);
-        let tried = self.try_out(at, point, keys, Some(&path), watch).await?;
+        // Machines that can read it themselves need no other snapshot, as long as there is nothing to add.
+        let as_it_is = !point.is_encrypted() && point.batches.is_empty() && point.revision.is_none();
+        let (source, path) = match &untried.source {
+            SnapshotSource::File(file) if !as_it_is => (untried.source.clone(), Some(snapshot(cluster, file))),
+            _ => (SnapshotSource::Store(from.map(ToOwned::to_owned)), None),
+        };
+        let tried = self.try_out(at, point, keys, path.as_deref(), watch).await?;
         let beyond = u64::try_from(seen(observed) - tried.revision).unwrap_or(0);
         let restoration = Restoration {
             revision: tried.revision,
             keys: tried.keys,
             bump: BUMP + beyond,
-            sha256: tried.sha256.clone().unwrap_or_default(),
+            source,
+            sha256: tried.sha256.clone().unwrap_or_else(|| point.full.snapshot.sha256.clone()),
             ..untried
         };
         Ok((restoration, tried))
@@ -121,12 +134,8 @@ impl Hands<'_> {
         let (desired, observed) = (&self.cluster().desired, self.observer.look().await?);
         let version = desired.version;
         let leader = View::of(&observed).leader;
-        let able = |name: &&Name| {
-            let report = observed.members.get(*name).and_then(|member| member.report());
-            report.is_some_and(|report| report.etcd.installed.contains_key(&version))
-        };
         // One that has what it takes, and that does not lead: that one has enough to do.
-        let able = desired.members.iter().map(|member| &member.name).filter(able);
+        let able = desired.members.iter().map(|member| &member.name).filter(|name| is_able(&observed, name, version));
         let machine = able.min_by_key(|name| leader == Some(*name)).ok_or(ActError::NobodyAnswers)?;
         self.install_tool(machine, version).await?;
         let agent = &self.links(machine)?.agent;
@@ -143,22 +152,52 @@ impl Hands<'_> {
     }
 
     pub(super) async fn restore_backup(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
-        let cluster = self.cluster();
         let restoration = self.restoration()?;
-        let url = restoration.members.get(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))?;
+        let head = self.head(&restoration, machine)?;
+        let prepared = RestoreDataHead { how: RestoreHow::Prepared.into(), ..head.clone() };
+        let prepared = futures::stream::iter([RestoreDataRequest { part: Some(Part::Head(prepared)) }]);
+        match self.agent(machine).await?.restore_data(self.stamped(prepared)).await {
+            Ok(_) => return Ok(()),
+            // Made since, or its agent was started again: it is made now.
+            Err(status) if status.code() == tonic::Code::NotFound => {}
+            Err(status) => return Err(status.into()),
+        }
+        self.make_data(&restoration, machine, version, RestoreHow::Unspecified).await
+    }
+
+    /// While members still serve: whoever is there makes the data that it will have.
+    pub(crate) async fn prepare_data(self, restoration: &Restoration) -> Result<(), ActError> {
+        let observed = self.observer.look().await?;
+        let version = restoration.version;
+        let able = restoration.members.keys().filter(|name| is_able(&observed, name, version));
+        let making = able.map(|machine| self.make_data(restoration, machine, version, RestoreHow::Prepare));
+        try_join_all(making).await?;
+        Ok(())
+    }
+
+    /// Has a machine make the data of its member.
+    async fn make_data(
+        self,
+        restoration: &Restoration,
+        machine: &Name,
+        version: EtcdVersion,
+        how: RestoreHow,
+    ) -> Result<(), ActError> {
         self.install_tool(machine, version).await?;
-        let all: Vec<String> = restoration.members.iter().map(|(name, url)| format!("{name}={url}")).collect();
-        let head = RestoreDataHead {
-            version: version.to_string(),
-            sha256: restoration.sha256.clone(),
-            name: machine.to_string(),
-            initial_cluster: all.join(","),
-            token: format!("{}-{}", cluster.desired.token, restoration.since.as_millisecond()),
-            peer_url: url.clone(),
-            bump_revision: restoration.bump,
-            own_member_id: 0,
+        let cluster = self.cluster();
+        let head = RestoreDataHead { how: how.into(), ..self.head(restoration, machine)? };
+        let mut agent = self.agent(machine).await?;
+        let path = match &restoration.source {
+            SnapshotSource::File(file) => snapshot(cluster, file),
+            SnapshotSource::Store(from) => {
+                let at = backup::source(&cluster.fleet, &cluster.desired.name, from.as_deref()).map_err(Box::new)?;
+                let stored = at.full(restoration.backup).await.map_err(Box::new)?;
+                let head = RestoreDataHead { from: Some(stored), ..head };
+                let head = futures::stream::iter([RestoreDataRequest { part: Some(Part::Head(head)) }]);
+                agent.restore_data(self.stamped(head)).await?;
+                return Ok(());
+            }
         };
-        let path = snapshot(cluster, &restoration.file);
         let failed = |source| ActError::Read { path: path.clone(), source };
         let mut file = std::fs::File::open(&path).map_err(failed)?;
         let (parts, sent) = mpsc::channel(4);
@@ -176,13 +215,29 @@ impl Hands<'_> {
                 part = Part::Chunk(bytes);
             }
         });
-        let restored = self.agent(machine).await?.restore_data(self.stamped(ReceiverStream::new(sent))).await;
+        let restored = agent.restore_data(self.stamped(ReceiverStream::new(sent))).await;
         // A file that could not be read to its end shows in the digest, and here why.
         if let Ok(Err(source)) = reading.await {
             return Err(ActError::Read { path, source });
         }
         restored?;
         Ok(())
+    }
+
+    /// What etcd's tool is told on this machine.
+    fn head(self, restoration: &Restoration, machine: &Name) -> Result<RestoreDataHead, ActError> {
+        let url = restoration.members.get(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))?;
+        let all: Vec<String> = restoration.members.iter().map(|(name, url)| format!("{name}={url}")).collect();
+        Ok(RestoreDataHead {
+            version: restoration.version.to_string(),
+            sha256: restoration.sha256.clone(),
+            name: machine.to_string(),
+            initial_cluster: all.join(","),
+            token: format!("{}-{}", self.cluster().desired.token, restoration.since.as_millisecond()),
+            peer_url: url.clone(),
+            bump_revision: restoration.bump,
+            ..RestoreDataHead::default()
+        })
     }
 
     /// Puts etcd's tool on the machine, unless it is there.

@@ -1,8 +1,6 @@
 //! What a change of versions needs beside restarts: a snapshot of all data, and etcd's word on the way down.
 
-use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +12,7 @@ use raftsman_core::spec::EtcdVersion;
 use raftsman_etcd::{EtcdError, PROBE_KEY, bounded};
 
 use super::{ActError, Hands};
+use crate::arriving::Arriving;
 
 /// A member that sends nothing of its snapshot for so long is not waited for.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -79,13 +78,7 @@ pub(super) fn leads(status: &etcd_client::StatusResponse) -> bool {
 /// Under another name until all of it is there, is what etcd sent, and is on the disk.
 async fn receive(client: &mut Client, path: &Path) -> Result<(), ActError> {
     let failed = |source| SnapshotError::File { path: path.to_owned(), source };
-    let dir = path.parent().unwrap_or(path);
-    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
-    let mut file = tempfile::Builder::new()
-        .prefix(".tmp-")
-        .permissions(Permissions::from_mode(0o600))
-        .tempfile_in(dir)
-        .map_err(failed)?;
+    let mut file = Arriving::begin(path).map_err(failed)?;
     let mut stream = bounded(async { Ok(client.snapshot().await?) }).await?;
     let mut check = Check::default();
     loop {
@@ -95,8 +88,6 @@ async fn receive(client: &mut Client, path: &Path) -> Result<(), ActError> {
         file.write_all(part.blob()).map_err(failed)?;
     }
     check.finish().map_err(SnapshotError::from)?;
-    file.as_file().sync_all().map_err(failed)?;
-    file.persist(path).map_err(|error| failed(error.error))?;
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
+    file.keep().map_err(failed)?;
     Ok(())
 }

@@ -9,6 +9,7 @@ use raftsman_api::claim::{self, JoinToken};
 use raftsman_api::tls::{ClientTls, ConnectError, Connected, TlsError, connect};
 use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_api::v1::{self, ClaimReply, ClaimRequest, ReportRequest};
+use raftsman_core::backup::Drill;
 use raftsman_core::observed::{
     Agent, AgentReport, CertificateFacts, ClusterId, Data, Delivery, Disk, EtcdOnMachine, Fact, Keeping, LogEnd,
     MemberId, PortTaken, Purpose, Service, ServiceState,
@@ -195,12 +196,16 @@ fn understand(reply: v1::ReportReply, sent: Timestamp, delivery: Delivery) -> Re
 
 fn keeping(wire: v1::BackupsReport) -> Result<Keeping, String> {
     let since = wire.problem_since.map(timestamp).transpose()?;
+    let drill_since = wire.drill_problem_since.map(timestamp).transpose()?;
     Ok(Keeping {
         keeps: wire.keeps,
         full: Some(wire.full).filter(|name| !name.is_empty()).and_then(|name| name.parse().ok()),
         covered: wire.covered.map(timestamp).transpose()?,
         held: wire.held.map(timestamp).transpose()?,
         problem: since.map(|since| (wire.problem, since)),
+        // One of a newer raftsman's is not worth failing for.
+        drill: Drill::read(wire.drill.as_bytes()).ok(),
+        drill_problem: drill_since.map(|since| (wire.drill_problem, since)),
     })
 }
 

@@ -1,20 +1,23 @@
 //! `raftsman backup`: a cluster → a new backup of it, those that there are, and whether they are what they say.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use raftsman_api::v1::{self, take_backup_reply};
-use raftsman_backup::Keys;
+use raftsman_backup::copy::Side;
 use raftsman_backup::full::{self, Depth, Moved};
-use raftsman_core::backup::{FullName, Manifest};
+use raftsman_backup::{Keys, Place, Store, changes};
+use raftsman_core::backup::{FullName, Layout, Manifest, chain};
 use raftsman_core::observed::{Observed, View};
-use raftsman_core::spec::{AuthMode, Name};
+use raftsman_core::spec::{AuthMode, Backups, Name};
 use serde::Serialize;
 
 use super::{OpError, pick_cluster};
 use crate::act::pki::certify_client;
-use crate::backup::{BackupError, StoreOf, order};
+use crate::arriving::Arriving;
+use crate::backup::{BackupError, StoreOf, order, place};
 use crate::fleet::Fleet;
 use crate::observe::Observer;
 use crate::store::Lock;
@@ -138,7 +141,7 @@ pub async fn list(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Listing, 
             let problem = Some("it was never finished".to_owned());
             return Ok(Listed { name, manifest: None, problem });
         }
-        match full::manifest(&at.store, &at.layout, &at.cluster, name).await {
+        match at.manifest(name).await {
             Ok(manifest) => Ok(Listed { name, manifest: Some(manifest), problem: None }),
             // A store that cannot be read says nothing about a backup in it.
             Err(error) if error.is_ours() => Err(BackupError::from(error).into()),
@@ -154,23 +157,8 @@ pub async fn list(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Listing, 
 /// The manifest of a backup; of the newest when none is named.
 pub async fn show(fleet: &Arc<Fleet>, cluster: Option<&str>, name: Option<&str>) -> Result<Taken, OpError> {
     let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name)?;
-    let name = match name {
-        Some(name) => name.parse().map_err(BackupError::from)?,
-        None => newest(&at).await?,
-    };
-    let manifest = full::manifest(&at.store, &at.layout, &at.cluster, name).await.map_err(BackupError::from)?;
+    let manifest = at.manifest(at.named(name).await?).await.map_err(BackupError::from)?;
     Ok(Taken::of(&at, manifest))
-}
-
-/// Those that count, the oldest first.
-async fn complete(at: &StoreOf) -> Result<Vec<FullName>, BackupError> {
-    let found = full::list(&at.store, &at.layout).await?;
-    Ok(found.into_iter().filter(|(_, complete)| *complete).map(|(name, _)| name).collect())
-}
-
-async fn newest(at: &StoreOf) -> Result<FullName, BackupError> {
-    let none = || BackupError::None { place: at.store.place().to_owned(), cluster: at.cluster.clone() };
-    complete(at).await?.pop().ok_or_else(none)
 }
 
 /// What came of looking at a backup.
@@ -207,9 +195,9 @@ pub async fn verify(
 ) -> Result<Vec<Verified>, OpError> {
     let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name)?;
     let names = match which {
-        Which::Named(name) => vec![name.parse().map_err(BackupError::from)?],
-        Which::Newest => vec![newest(&at).await?],
-        Which::All => complete(&at).await?,
+        Which::Named(name) => vec![at.named(Some(name)).await?],
+        Which::Newest => vec![at.named(None).await?],
+        Which::All => full::complete(&at.store, &at.layout).await.map_err(BackupError::from)?,
     };
     let mut verified = Vec::new();
     for name in names {
@@ -227,16 +215,100 @@ pub async fn verify(
 }
 
 async fn verify_one(at: &StoreOf, name: FullName, keys: &Keys, watch: &Watch<'_>) -> Result<Depth, full::FullError> {
-    let manifest = full::manifest(&at.store, &at.layout, &at.cluster, name).await?;
+    let manifest = at.manifest(name).await?;
     let moved = Moved::default();
-    let mut looking = std::pin::pin!(full::verify(&at.store, &at.layout, &manifest, keys, &moved));
+    let looking = full::verify(&at.store, &at.layout, &manifest, keys, &moved);
+    telling(looking, &moved, manifest.object.bytes, watch).await
+}
+
+/// Tells how far something is until it ends.
+async fn telling<T>(work: impl Future<Output = T>, moved: &Moved, total: u64, watch: &Watch<'_>) -> T {
+    let mut work = std::pin::pin!(work);
     let mut tick = tokio::time::interval(TELL);
     loop {
         tokio::select! {
-            depth = &mut looking => return depth,
+            ended = &mut work => return ended,
             _ = tick.tick() => {
-                watch(Progress { received: 0, stored: 0, checked: moved.checked(), total: manifest.object.bytes });
+                let (received, stored, checked) = (moved.received(), moved.stored(), moved.checked());
+                watch(Progress { received, stored, checked, total });
             }
         }
     }
+}
+
+/// Where a copy goes.
+#[derive(Debug, Clone, Copy)]
+pub enum Target<'a> {
+    /// A directory, laid out as a store.
+    Directory(&'a Path),
+    /// The store of another file.
+    Store {
+        /// What that file says of backups.
+        settings: &'a Backups,
+        /// What it refers to is looked for from here on.
+        base: &'a Path,
+    },
+    /// The plain snapshot, in a file.
+    File(&'a Path),
+}
+
+/// A copy of a backup.
+#[derive(Debug, Serialize)]
+pub struct Copied {
+    /// Which backup.
+    pub backup: FullName,
+    /// So many batches of changes since came with it.
+    pub batches: usize,
+    /// Where it is.
+    pub place: String,
+    /// Its snapshot there.
+    pub path: String,
+}
+
+/// Copies a backup, with all changes since, to another place; or its snapshot alone, unpacked, into a file.
+pub async fn copy(
+    fleet: &Arc<Fleet>,
+    cluster: Option<&str>,
+    name: Option<&str>,
+    target: Target<'_>,
+    keys: &Keys,
+    watch: &Watch<'_>,
+) -> Result<Copied, OpError> {
+    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name)?;
+    let manifest = at.manifest(at.named(name).await?).await.map_err(BackupError::from)?;
+    let (backup, moved, total) = (manifest.about.name, Moved::default(), manifest.object.bytes);
+    let (store, layout) = match target {
+        Target::File(path) => {
+            let failed = |source| BackupError::Write { path: path.to_owned(), source };
+            let file = Arriving::begin(path).map_err(failed)?;
+            let writer = file.writer().map_err(failed)?;
+            let fetching = full::fetch(&at.store, &at.layout, &manifest, keys, &moved, writer);
+            telling(fetching, &moved, total, watch).await.map_err(BackupError::from)?;
+            file.keep().map_err(failed)?;
+            let (place, path) = (path.parent().unwrap_or(path).display().to_string(), path.display().to_string());
+            return Ok(Copied { backup, batches: 0, place, path });
+        }
+        Target::Directory(path) => {
+            let failed = |source| BackupError::Write { path: path.to_owned(), source };
+            std::fs::create_dir_all(path).map_err(failed)?;
+            let place = Place::Directory(path.canonicalize().map_err(failed)?);
+            (Store::open(&place).map_err(BackupError::from)?, Layout::new("", &fleet.spec.fleet, &at.cluster))
+        }
+        Target::Store { settings, base } => {
+            let store = Store::open(&place(base, &settings.store)?).map_err(BackupError::from)?;
+            (store, Layout::new(&settings.prefix, &fleet.spec.fleet, &at.cluster))
+        }
+    };
+    let copying = async {
+        let (batches, _) = changes::since(&at.store, &at.layout, &manifest).await?;
+        // What leads nowhere is not worth a place.
+        let batches = chain(&manifest, &batches, None).map_err(changes::ChangesError::from)?;
+        let from = Side { store: &at.store, layout: &at.layout };
+        let to = Side { store: &store, layout: &layout };
+        raftsman_backup::copy::copy(from, to, &manifest, &batches, &moved).await?;
+        Ok::<_, BackupError>(batches.len())
+    };
+    let batches = telling(copying, &moved, total, watch).await?;
+    let path = layout.snapshot(backup, manifest.coding);
+    Ok(Copied { backup, batches, place: store.place().to_owned(), path })
 }

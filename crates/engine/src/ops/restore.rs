@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use raftsman_backup::Keys;
+pub use raftsman_backup::Wish;
+use raftsman_backup::{Keys, Point};
 use raftsman_core::backup::FullName;
 use raftsman_core::observed::Observed;
 use raftsman_core::plan::restore::{decide, untried};
@@ -19,7 +20,6 @@ use crate::backup::source;
 use crate::fleet::Fleet;
 use crate::journal::Journal;
 use crate::observe::Observer;
-use crate::point::{Point, Wish};
 use crate::rehearsal::Rehearsed;
 use crate::store::Lock;
 
@@ -76,7 +76,7 @@ pub async fn survey(
             cluster.desired.name
         )));
     }
-    let point = Point::find(&at, wish, keys).await?;
+    let point = at.find(wish, keys).await?;
     let mut then = observed.clone();
     let (name, revision) = (point.full.about.name, point.last());
     decide(&mut then.ledger, untried(&cluster.desired, &observed, name, revision, Timestamp::now()));
@@ -108,7 +108,9 @@ pub async fn mark(
     let at = source(fleet, &survey.cluster, from)?;
     let observer = Observer::new(Arc::clone(&cluster))?;
     let hands = Hands { observer: &observer, generation: lock.generation() };
-    let (restoration, tried) = hands.restorable(&at, &survey.point, &survey.observed, keys, watch).await?;
+    let (restoration, tried) = hands.restorable(&at, from, &survey.point, &survey.observed, keys, watch).await?;
+    // Before anybody is stopped: what takes long does not keep clients waiting.
+    hands.prepare_data(&restoration).await?;
     cluster.remember(|ledger| decide(ledger, restoration.clone()))?;
     let journal = Journal::new(&fleet.store, &fleet.setting, lock);
     journal.note(Some(&survey.cluster), "restore", json!({ "restoration": restoration }))?;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use raftsman_core::backup::{Drill, Health, health};
+use raftsman_core::backup::{Drill, Health, health, last_drill};
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{
-    Alarm, CertificateFacts, ClusterId, Doors, Filling, Observed, Purpose, Side, Tolerance, View,
+    Alarm, CertificateFacts, ClusterId, Doors, Filling, Keeping, Observed, Purpose, Side, Tolerance, View,
 };
 use raftsman_core::plan::{Drift, Waiting, drift, plan};
 use raftsman_core::spec::{EtcdVersion, Name};
@@ -142,13 +142,14 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
         let access = view.answering.values().find_map(|e| e.access.as_ref()).and_then(|access| access.as_ref().ok());
         let drift = access.map(|seen| drift(&cluster.desired.access, seen)).unwrap_or_default();
         let keeping = observed.members.iter().filter_map(|(name, seen)| Some((name, seen.report()?.backups.as_ref()?)));
-        let keeping = keeping.map(|(name, keeping)| (name.clone(), keeping.clone())).collect();
+        let keeping: BTreeMap<Name, Keeping> = keeping.map(|(name, keeping)| (name.clone(), keeping.clone())).collect();
+        let drills = last_drill(&keeping).into_iter().chain(&observed.ledger.drill);
         let backups = cluster.fleet.spec.backups.as_ref().and_then(|settings| health(settings, &keeping, now));
         Ok(ClusterStatus {
             id: observed.ledger.cluster.or_else(|| view.clusters.keys().next().copied()),
             settled: next.is_done() && backups.as_ref().is_none_or(|backups| backups.problems.is_empty()),
             backups,
-            drill: observed.ledger.drill.clone(),
+            drill: drills.max_by_key(|drill| drill.at).cloned(),
             tolerance: view.tolerance(),
             leader: view.leader.cloned(),
             auth: view.answering.values().find_map(|e| e.auth),

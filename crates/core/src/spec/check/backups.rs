@@ -13,6 +13,8 @@ const BECH32: &str = "qpzry9x8gf2tvdw0s3jn54khce6mua7l";
 
 /// All data is read and sent for a full backup: nobody wants that more often.
 const SHORTEST: Duration = Duration::from_millis(10_000);
+/// All data is read, restored and served for a drill.
+const SHORTEST_DRILL: Duration = Duration::from_millis(10_000);
 /// Every batch is an object of its own.
 const SHORTEST_CHANGES: Duration = Duration::from_millis(1000);
 
@@ -129,22 +131,37 @@ fn born(findings: &mut Findings<'_>, section: &Path, from: &RestoreFrom) {
 
 fn schedule(findings: &mut Findings<'_>) {
     let Some(backups) = &findings.spec.backups else { return };
-    let (every, changes_every) = (backups.every, backups.changes_every);
-    for (key, length, shortest) in [("every", every, SHORTEST), ("changes_every", changes_every, SHORTEST_CHANGES)] {
+    let (every, changes_every, drill_every) = (backups.every, backups.changes_every, backups.drill_every);
+    for (key, length, shortest) in [
+        ("every", every, SHORTEST),
+        ("changes_every", changes_every, SHORTEST_CHANGES),
+        ("drill_every", drill_every, SHORTEST_DRILL),
+    ] {
         if length.is_some_and(|length| length < shortest) {
             findings
                 .add(Finding::error("too-often", at(key), "this is too often").help(format!("`{shortest}` or more")));
         }
     }
-    for key in ["changes_every", "keep"] {
-        let given = if key == "keep" { backups.keep.is_some() } else { changes_every.is_some() };
+    for (key, given, why) in [
+        ("changes_every", changes_every.is_some(), "changes are those since a full backup"),
+        ("drill_every", drill_every.is_some(), "whoever makes backups tries them"),
+        ("keep", backups.keep.is_some(), "old backups go when a new one was made"),
+    ] {
         if given && every.is_none() {
             findings.add(
                 Finding::error("no-schedule", at(key), "machines make no backups by themselves")
-                    .why("changes are those since a full backup, and old backups go when a new one was made")
+                    .why(why)
                     .help("say how often they make a full one, such as `every: 6h`"),
             );
         }
+    }
+    if drill_every.is_some() && !backups.encrypt_to.is_empty() {
+        findings.add(
+            Finding::error("no-key", at("drill_every"), "machines cannot open these backups")
+                .uses(at("encrypt_to"))
+                .why("they are encrypted to a key that no machine has")
+                .help("leave it out, and run `raftsman drill --key FILE` where the key is, as often as you want"),
+        );
     }
     if let (Some(every), Some(changes)) = (every, changes_every)
         && changes >= every

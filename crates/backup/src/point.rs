@@ -1,11 +1,44 @@
 //! A wish, and what is in a store → the full backup and the changes since that fulfil it.
 
 use jiff::Timestamp;
-use raftsman_backup::changes::{self, ChangesError};
-use raftsman_backup::{Keys, full};
-use raftsman_core::backup::{Batch, ChainError, FullName, Manifest, chain};
+use raftsman_core::backup::{Batch, ChainError, FullName, Layout, Manifest, chain};
+use raftsman_core::spec::Name;
+use serde::{Deserialize, Serialize};
 
-use crate::backup::{BackupError, StoreOf};
+use crate::changes::{self, ChangesError};
+use crate::full::{self, FullError};
+use crate::seal::Keys;
+use crate::store::{Store, StoreError};
+
+/// Why a wish cannot be fulfilled.
+#[derive(Debug, thiserror::Error)]
+pub enum PointError {
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A full backup.
+    #[error(transparent)]
+    Full(#[from] FullError),
+    /// Changes since one.
+    #[error(transparent)]
+    Changes(#[from] ChangesError),
+    /// There is none at all.
+    #[error("{place} holds no backup of `{cluster}` that counts: make one with `raftsman backup now`")]
+    None {
+        /// Where.
+        place: String,
+        /// Whose.
+        cluster: Name,
+    },
+    /// Before all that there is.
+    #[error(
+        "no backup is old enough: the oldest is `{oldest}`, and everything from the moment on that it was made can be restored"
+    )]
+    TooEarly {
+        /// The oldest.
+        oldest: FullName,
+    },
+}
 
 /// What somebody wants to have back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +54,7 @@ pub enum Wish {
 }
 
 /// What fulfils a wish.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Point {
     /// The full backup.
     pub full: Manifest,
@@ -43,23 +76,29 @@ impl Point {
         self.batches.last().map_or(self.full.about.begun, |batch| batch.until)
     }
 
+    /// Whether some of it can be read only with a key.
+    pub fn is_encrypted(&self) -> bool {
+        self.full.coding.age || self.batches.iter().any(|batch| batch.coding.age)
+    }
+
     /// Finds it.
-    pub async fn find(at: &StoreOf, wish: Wish, keys: &Keys) -> Result<Self, BackupError> {
-        let complete: Vec<FullName> = full::list(&at.store, &at.layout)
-            .await?
-            .into_iter()
-            .filter(|(_, counts)| *counts)
-            .map(|(n, _)| n)
-            .collect();
-        let none = || BackupError::None { place: at.store.place().to_owned(), cluster: at.cluster.clone() };
+    pub async fn find(
+        store: &Store,
+        layout: &Layout,
+        cluster: &Name,
+        wish: Wish,
+        keys: &Keys,
+    ) -> Result<Self, PointError> {
+        let complete = full::complete(store, layout).await?;
+        let none = || PointError::None { place: store.place().to_owned(), cluster: cluster.clone() };
         let newest = *complete.last().ok_or_else(none)?;
-        let manifest =
-            async |name| Ok::<_, BackupError>(full::manifest(&at.store, &at.layout, &at.cluster, name).await?);
+        let manifest = async |name| Ok::<_, PointError>(full::manifest(store, layout, cluster, name).await?);
+        let batches = async |full| Ok::<_, PointError>(changes::since(store, layout, full).await?.0);
         match wish {
             Wish::Backup(name) => Ok(Self { full: manifest(name).await?, batches: Vec::new(), revision: None }),
             Wish::Newest => {
                 let full = manifest(newest).await?;
-                let batches = chain(&full, &batches(at, &full).await?, None).map_err(ChangesError::from)?;
+                let batches = chain(&full, &batches(&full).await?, None).map_err(ChangesError::from)?;
                 Ok(Self { full, batches, revision: None })
             }
             Wish::Revision(revision) => {
@@ -68,31 +107,32 @@ impl Point {
                     // What it surely does not hold more than.
                     if full.most() <= revision {
                         let batches =
-                            chain(&full, &batches(at, &full).await?, Some(revision)).map_err(ChangesError::from)?;
+                            chain(&full, &batches(&full).await?, Some(revision)).map_err(ChangesError::from)?;
                         return Ok(Self { full, batches, revision: Some(revision) });
                     }
                 }
-                Err(BackupError::TooEarly { oldest: *complete.first().unwrap_or(&newest) })
+                Err(PointError::TooEarly { oldest: *complete.first().unwrap_or(&newest) })
             }
             Wish::Moment(moment) => {
                 for name in complete.iter().rev().filter(|name| name.taken() <= moment) {
-                    if let Some(point) = Self::at_moment(at, manifest(*name).await?, moment, keys).await? {
+                    if let Some(point) = Self::at_moment(store, layout, manifest(*name).await?, moment, keys).await? {
                         return Ok(point);
                     }
                 }
-                Err(BackupError::TooEarly { oldest: *complete.first().unwrap_or(&newest) })
+                Err(PointError::TooEarly { oldest: *complete.first().unwrap_or(&newest) })
             }
         }
     }
 
     /// From this backup, unless it may hold what was written later.
     async fn at_moment(
-        at: &StoreOf,
+        store: &Store,
+        layout: &Layout,
         full: Manifest,
         moment: Timestamp,
         keys: &Keys,
-    ) -> Result<Option<Self>, BackupError> {
-        let all = batches(at, &full).await?;
+    ) -> Result<Option<Self>, PointError> {
+        let (all, _) = changes::since(store, layout, &full).await?;
         let whole = match chain(&full, &all, None) {
             // What is whole may reach far enough.
             Err(ChainError::Gap { last, .. }) => chain(&full, &all, Some(last)).map_err(ChangesError::from)?,
@@ -104,7 +144,7 @@ impl Point {
                 revision = batch.to;
                 continue;
             }
-            let changes = changes::open(&at.store, &at.layout, batch, keys).await?;
+            let changes = changes::open(store, layout, batch, keys).await?.changes;
             let last = changes.iter().rev().find(|change| change.at <= moment);
             revision = last.map_or(revision, |change| change.revision);
             break;
@@ -117,11 +157,4 @@ impl Point {
         let all_before = full.finished <= moment && revision == full.about.name.revision();
         Ok(all_before.then(|| Self { full, batches: Vec::new(), revision: None }))
     }
-}
-
-async fn batches(at: &StoreOf, full: &Manifest) -> Result<Vec<Batch>, BackupError> {
-    let name = full.about.name;
-    let found = changes::list(&at.store, &at.layout.batches(name), &at.layout).await?;
-    let complete = found.get(&name).map(|found| found.complete.clone()).unwrap_or_default();
-    Ok(changes::read(&at.store, &at.layout, &complete).await?)
 }

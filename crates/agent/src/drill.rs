@@ -1,0 +1,129 @@
+//! The newest backup in a store → restored into a throwaway etcd here from time to time, and what came of it written down.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use etcd_client::Client;
+use jiff::Timestamp;
+use raftsman_backup::drill::{self, Tried};
+use raftsman_backup::full::{self, FullError, Moved};
+use raftsman_backup::{Keys, Point, PointError, Store, Wish};
+use raftsman_core::backup::Drill;
+use raftsman_core::spec::{EtcdVersion, Name};
+use tokio::time::{Instant, sleep};
+
+use crate::Agent;
+use crate::backup::{self, BackupError, Order, Stored};
+use crate::rehearsal::{Rehearsal, RehearsalError};
+use crate::report::moment;
+use crate::service::told;
+
+/// How long after one that failed the next is tried, at most.
+const AGAIN: Duration = Duration::from_secs(600);
+/// Where nothing was backed up yet.
+const SOON: Duration = Duration::from_secs(3);
+
+/// Why nobody knows whether the newest backup can be restored.
+#[derive(Debug, thiserror::Error)]
+enum DrillError {
+    #[error(transparent)]
+    Point(#[from] PointError),
+    #[error(transparent)]
+    Full(#[from] FullError),
+    #[error(transparent)]
+    Rehearsal(#[from] RehearsalError),
+    #[error(transparent)]
+    Backup(#[from] BackupError),
+}
+
+/// How often, and with what.
+#[derive(Debug, Clone, Copy)]
+pub struct Practice {
+    every: Duration,
+    version: EtcdVersion,
+}
+
+impl Practice {
+    /// Understands what a machine is told; nothing where it is not to do it.
+    pub fn new(every_ms: u64, version: &str) -> Result<Option<Self>, BackupError> {
+        if every_ms == 0 {
+            return Ok(None);
+        }
+        let version = EtcdVersion::parse(version).map_err(|error| BackupError::Request(error.to_string()))?;
+        Ok(Some(Self { every: Duration::from_millis(every_ms), version }))
+    }
+}
+
+/// Tries the newest backup again and again, as long as this machine is the one that makes them.
+pub async fn practise(agent: &Agent, order: &Order, practice: Option<Practice>, mut client: Client) -> Infallible {
+    let Some(practice) = practice else { return std::future::pending().await };
+    loop {
+        let wait = match Box::pin(turn(agent, order, practice, &mut client)).await {
+            Ok(wait) => wait,
+            // The first backup is on its way.
+            Err(DrillError::Point(PointError::None { .. })) => SOON,
+            Err(error) => {
+                let error = told(&error);
+                tracing::warn!(error, "a drill failed");
+                let mut known = agent.keeper.known();
+                if known.drill_problem.is_empty() {
+                    known.drill_problem_since = Some(moment(Timestamp::now()));
+                }
+                known.drill_problem = error;
+                practice.every.min(AGAIN)
+            }
+        };
+        sleep(wait).await;
+    }
+}
+
+/// One drill, if it is time for one. How long until the next.
+async fn turn(agent: &Agent, order: &Order, practice: Practice, client: &mut Client) -> Result<Duration, DrillError> {
+    let store = Store::open(&order.place).map_err(BackupError::from)?;
+    let due = |last: &Drill| {
+        let age = Timestamp::now().duration_since(last.at);
+        practice.every.saturating_sub(Duration::try_from(age).unwrap_or_default())
+    };
+    if let Some(last) = drill::last(&store, &order.layout).await? {
+        note(agent, &last)?;
+        let wait = due(&last);
+        if !wait.is_zero() {
+            return Ok(wait);
+        }
+    }
+    let done = try_newest(agent, order, store, practice.version, client).await?;
+    tracing::info!(backup = %done.backup, took_ms = done.took_ms, "a drill: the newest backup came back");
+    note(agent, &done)?;
+    Ok(due(&done))
+}
+
+/// For whoever asks.
+fn note(agent: &Agent, drill: &Drill) -> Result<(), FullError> {
+    let mut known = agent.keeper.known();
+    known.drill = drill.text()?;
+    known.drill_problem.clear();
+    known.drill_problem_since = None;
+    Ok(())
+}
+
+async fn try_newest(
+    agent: &Agent,
+    order: &Order,
+    store: Store,
+    version: EtcdVersion,
+    client: &mut Client,
+) -> Result<Drill, DrillError> {
+    let (now, begun) = (Timestamp::now(), Instant::now());
+    let current = backup::now(client).await?.revision();
+    let point = Point::find(&store, &order.layout, &order.cluster, Wish::Newest, &Keys::default()).await?;
+    let at = Stored { store, layout: order.layout.clone(), point };
+    let mut rehearsal = Rehearsal::begin(agent, &version.to_string()).await?;
+    rehearsal.fetch(&at, &Moved::default()).await?;
+    let mut running = rehearsal.start(agent).await?;
+    full::holds(&at.point.full, running.hashed(at.point.full.about.name.revision()).await?)?;
+    running.replay_from(&at).await?;
+    let (revision, keys) = running.ended(0).await?;
+    let machine = Name::parse(&agent.claim.boot().machine).map_err(|error| BackupError::Request(error.what))?;
+    let tried = Tried { machine, version, revision, keys, took: begun.elapsed() };
+    Ok(drill::record(&at.store, &at.layout, &at.point, tried, now, Some(current)).await?)
+}

@@ -1,0 +1,76 @@
+//! A backup in a store → the same in another one, byte for byte, read back there.
+
+use std::sync::atomic::Ordering;
+
+use futures::TryStreamExt as _;
+use raftsman_core::backup::{Batch, Layout, Manifest};
+
+use crate::MOST_TEXT;
+use crate::changes::{self, ChangesError};
+use crate::full::{self, FullError, Moved};
+use crate::point::PointError;
+use crate::store::{Store, StoreError};
+
+/// Where backups of one cluster lie.
+#[derive(Debug, Clone, Copy)]
+pub struct Side<'a> {
+    /// In which store.
+    pub store: &'a Store,
+    /// Where in it.
+    pub layout: &'a Layout,
+}
+
+/// Copies a full backup, and these batches of changes since. Each counts there once all of it was read back there; broken
+/// off, it can be done again, and what is there already is not sent twice.
+pub async fn copy(
+    from: Side<'_>,
+    to: Side<'_>,
+    full: &Manifest,
+    batches: &[Batch],
+    moved: &Moved,
+) -> Result<(), PointError> {
+    copy_full(from, to, full, moved).await?;
+    for batch in batches {
+        copy_batch(from, to, batch).await?;
+    }
+    Ok(())
+}
+
+async fn copy_full(from: Side<'_>, to: Side<'_>, full: &Manifest, moved: &Moved) -> Result<(), FullError> {
+    let name = full.about.name;
+    let text = from.store.get(&from.layout.manifest(name), MOST_TEXT).await?;
+    let path = to.layout.snapshot(name, full.coding);
+    match to.store.get(&to.layout.manifest(name), MOST_TEXT).await {
+        Ok(there) if there == text => {
+            moved.stored.store(full.object.bytes, Ordering::Relaxed);
+            // What counts there is looked at all the same: somebody is about to rely on it.
+            return full::same(name, &full.object, &full::read_back(to.store, &path, moved).await?);
+        }
+        Ok(_) => {
+            let (path, place) = (to.layout.manifest(name), to.store.place().to_owned());
+            return Err(StoreError::Taken { path, place }.into());
+        }
+        Err(StoreError::NotThere { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    // The word of whoever made it: two that copy it write the same, and one who makes another of this name finds it taken.
+    let begun = from.store.get(&from.layout.begun(name), MOST_TEXT).await?;
+    to.store.put_once(&to.layout.begun(name), begun).await?;
+
+    let (_, pieces) = from.store.read(&from.layout.snapshot(name, full.coding)).await?;
+    let count = |bytes| {
+        moved.stored.fetch_add(bytes, Ordering::Relaxed);
+    };
+    to.store.upload(&path, pieces.map_err(std::io::Error::other), count).await?;
+    // Whatever was wrong on the way, or before, shows here: it does not count.
+    full::same(name, &full.object, &full::read_back(to.store, &path, moved).await?)?;
+    to.store.put_once(&to.layout.manifest(name), text).await?;
+    Ok(())
+}
+
+async fn copy_batch(from: Side<'_>, to: Side<'_>, batch: &Batch) -> Result<(), ChangesError> {
+    let name = batch.name();
+    let bytes = changes::object(from.store, from.layout, batch).await?;
+    to.store.put_once(&to.layout.batch(name, batch.coding), bytes).await?;
+    Ok(to.store.put_once(&to.layout.batch_manifest(name), batch.text()?.into()).await?)
+}

@@ -1,0 +1,158 @@
+//! Machines that try their own backups → what came of it stands in the store and in `status`, also when it is not good; and
+//! copies of a backup, which are as good as it is.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use age::secrecy::ExposeSecret as _;
+use jiff::Timestamp;
+use raftsman_tests::lab::{Lab, etcd_dir, eventually, kill};
+use rustix::process::Signal;
+use serde_json::Value;
+
+const VERSION: &str = "3.6.15";
+
+fn below(dir: &Path, ends: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        match entry.path() {
+            path if path.is_dir() => found.extend(below(&path, ends)),
+            path if path.to_string_lossy().ends_with(ends) => found.push(path),
+            _ => {}
+        }
+    }
+    found.sort();
+    found
+}
+
+fn problems(lab: &Lab) -> Vec<Value> {
+    lab.cluster_status()["backups"]["problems"].as_array().cloned().unwrap_or_default()
+}
+
+#[test]
+fn machines_try_their_backups_by_themselves() {
+    let shelf = tempfile::tempdir().expect("a directory");
+    let schedule = "  every: 1h\n  changes_every: 1s\n  drill_every: 10s\n";
+    let lab = Lab::with_backups(3, VERSION, shelf.path(), schedule);
+    let drill = || Some(lab.cluster_status()["drill"].clone()).filter(Value::is_object);
+    eventually("the first drill", drill);
+    for number in 0..30 {
+        lab.etcdctl(&["put", &format!("key-{number}"), "value"]).ok();
+    }
+    lab.covered(Timestamp::now());
+    let good = eventually("one with all keys", || drill().filter(|drill| drill["keys"].as_u64() >= Some(30)));
+    assert!(good["batches"].as_u64() > Some(0) && good["behind"].is_i64(), "{good}");
+    let keeper = lab.cluster_status()["backups"]["keeper"].as_str().expect("a keeper").to_owned();
+    assert_eq!(good["machine"], keeper.as_str());
+    let history = lab.run(&["drill", "--history", "--json"]).ok().json();
+    assert!(history["drills"].as_array().expect("a list").len() >= 2, "{history}");
+    lab.settled();
+
+    // What is in the store is damaged: nobody has to restore it to learn that.
+    let object = below(shelf.path(), "snapshot.db.zst").pop().expect("a backup");
+    let bytes = std::fs::read(&object).expect("its bytes");
+    let mut other = bytes.clone();
+    let middle = other.len() / 2;
+    other[middle] ^= 1;
+    std::fs::write(&object, &other).expect("a lie");
+    let said = eventually("it is said", || problems(&lab).into_iter().find(|it| it["problem"] == "drill_failed"));
+    assert!(said["error"].as_str().is_some_and(|error| error.contains("the backup `")), "{said}");
+    let status = lab.run(&["status"]);
+    assert_eq!(status.code, 2, "{}", status.all());
+    assert!(status.stdout.contains("cannot be restored on"), "{}", status.stdout);
+
+    // The one who tries dies, and the next knows what was.
+    std::fs::write(&object, &bytes).expect("as it was");
+    let pid = lab.agents().into_iter().find(|(name, _)| *name == keeper).expect("its agent").1;
+    kill(pid, Signal::KILL);
+    lab.apply();
+    let before = Timestamp::now();
+    eventually("it is tried again", || {
+        let at = drill()?["at"].as_str()?.parse::<Timestamp>().ok()?;
+        (at > before && problems(&lab).is_empty()).then_some(())
+    });
+    lab.nothing_to_do();
+    // Without `drill_every` nobody tries any more.
+    lab.write_file(&lab.file().replace("  drill_every: 10s\n", ""));
+    lab.apply();
+    lab.settled();
+    let left: Vec<_> =
+        below(lab.path(), "").into_iter().filter(|path| path.to_string_lossy().contains("rehears")).collect();
+    assert!(left.is_empty(), "throwaway etcds leave nothing: {left:?}");
+    lab.destroy();
+}
+
+#[test]
+fn a_copy_is_as_good_as_the_backup() {
+    let shelf = tempfile::tempdir().expect("a directory");
+    let ours = age::x25519::Identity::generate();
+    let to = format!("  every: 1h\n  changes_every: 1s\n  encrypt_to: [{}]\n", ours.to_public());
+    let lab = Lab::with_backups(1, VERSION, &shelf.path().join("store"), &to);
+    let key = lab.path().join("right.key");
+    std::fs::write(&key, format!("{}\n", ours.to_string().expose_secret())).expect("a key");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("a key");
+    let key = key.display().to_string();
+    eventually("the first backup is made", || lab.cluster_status()["backups"]["full"].is_string().then_some(()));
+    for number in 0..5 {
+        lab.etcdctl(&["put", &format!("key-{number}"), "value"]).ok();
+    }
+    lab.covered(Timestamp::now());
+
+    // To a directory: all changes come along. Twice, and after something was lost on the way.
+    let disk = shelf.path().join("disk/of/somebody");
+    let copy = |further: &[&str]| lab.run(&[&["backup", "copy", "--json"], further].concat());
+    let to_disk = ["--to", disk.to_str().expect("text")];
+    let copied = copy(&to_disk).ok().json_lines().pop().expect("a line");
+    assert!(copied["event"] == "copied" && copied["copy"]["batches"].as_u64() > Some(0), "{copied}");
+    assert!(lab.run(&["backup", "copy", to_disk[0], to_disk[1]]).ok().stdout.contains("copied:"));
+    let (here, there) = (shelf.path().join("store/lab"), disk.join("lab"));
+    let snapshot = below(&there, "snapshot.db.zst.age").pop().expect("a copy");
+    let relative = snapshot.strip_prefix(&there).expect("below it").to_owned();
+    let same = || std::fs::read(&snapshot).ok() == std::fs::read(here.join(&relative)).ok();
+    assert!(same());
+    for lost in below(&there, ".json") {
+        std::fs::remove_file(lost).expect("gone");
+    }
+    copy(&to_disk).ok();
+    assert!(same());
+    // A copy that was spoilt is noticed, and so is one that is somebody else's.
+    let bytes = std::fs::read(&snapshot).expect("its bytes");
+    std::fs::write(&snapshot, &bytes[1..]).expect("a lie");
+    let refused = copy(&to_disk).failed().all();
+    assert!(refused.contains("damaged"), "{refused}");
+    std::fs::write(&snapshot, &bytes).expect("as it was");
+    let manifest = below(&there, "manifest.json").pop().expect("a manifest");
+    let text = std::fs::read_to_string(&manifest).expect("a text");
+    std::fs::write(&manifest, format!("{text} ")).expect("a lie");
+    assert!(copy(&to_disk).failed().all().contains("never written twice"));
+    std::fs::write(&manifest, text).expect("as it was");
+
+    // To the store of another file; a new cluster is born from it there.
+    let born = Lab::cluster(1, VERSION, &["restore_from: { cluster: lab/main, key: { file: right.key } }"]);
+    let second = shelf.path().join("second");
+    std::fs::create_dir(&second).expect("a directory");
+    born.write_file(&format!("{}backups:\n  store: {{ directory: {second:?} }}\n  prefix: far\n", born.file()));
+    let other = born.path().join("raftsman.yaml").display().to_string();
+    let copied = lab.run(&["backup", "copy", "--to-store-of", &other]).ok().stdout;
+    assert!(copied.contains("far/lab/main/full/"), "{copied}");
+    std::fs::copy(&key, born.path().join("right.key")).expect("a key");
+    born.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+    assert_eq!(born.etcdctl(&["get", "key-4", "--print-value-only"]).ok().stdout.trim(), "value");
+    born.destroy();
+
+    // The snapshot alone.
+    let plain = shelf.path().join("plain.db");
+    let to_file = ["--snapshot", plain.to_str().expect("text")];
+    let refused = copy(&to_file).failed().all();
+    assert!(refused.contains("encrypted") && !plain.exists(), "{refused}");
+    copy(&[&to_file[..], &["--key", &key]].concat()).ok();
+    let mode = std::fs::metadata(&plain).expect("a file").permissions().mode();
+    assert_eq!(mode & 0o077, 0, "whoever may read it may read all data");
+    let looked =
+        Command::new(etcd_dir().join(VERSION).join("etcdutl")).args(["snapshot", "status"]).arg(&plain).status();
+    assert!(looked.expect("etcdutl").success());
+    let refused = copy(&[&to_file[..], &["--key", &key]].concat()).failed().all();
+    assert!(refused.contains("is there already"), "{refused}");
+    lab.destroy();
+}
