@@ -15,7 +15,6 @@ use tokio::time::{Instant, sleep};
 use crate::Agent;
 use crate::backup::{self, BackupError, Order, Stored};
 use crate::rehearsal::{Rehearsal, RehearsalError};
-use crate::report::moment;
 use crate::service::told;
 
 /// How long after one that failed the next is tried, at most.
@@ -65,11 +64,7 @@ pub async fn practise(agent: &Agent, order: &Order, practice: Option<Practice>, 
             Err(error) => {
                 let error = told(&error);
                 tracing::warn!(error, "a drill failed");
-                let mut known = agent.keeper.known();
-                if known.drill_problem.is_empty() {
-                    known.drill_problem_since = Some(moment(Timestamp::now()));
-                }
-                known.drill_problem = error;
+                agent.keeper.drilled(Some(error));
                 practice.every.min(AGAIN)
             }
         };
@@ -94,15 +89,13 @@ async fn turn(agent: &Agent, order: &Order, practice: Practice, client: &mut Cli
     let done = try_newest(agent, order, store, practice.version, client).await?;
     tracing::info!(backup = %done.backup, took_ms = done.took_ms, "a drill: the newest backup came back");
     note(agent, &done)?;
+    agent.keeper.drilled(None);
     Ok(due(&done))
 }
 
 /// For whoever asks.
 fn note(agent: &Agent, drill: &Drill) -> Result<(), FullError> {
-    let mut known = agent.keeper.known();
-    known.drill = drill.text()?;
-    known.drill_problem.clear();
-    known.drill_problem_since = None;
+    agent.keeper.known().drill = drill.text()?;
     Ok(())
 }
 

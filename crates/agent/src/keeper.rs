@@ -172,6 +172,14 @@ impl Keeper {
         known.keeps = false;
     }
 
+    /// Why the newest backup could not be restored; nothing once it was.
+    pub(crate) fn drilled(&self, problem: Option<String>) {
+        let mut known = self.known();
+        known.drill_problem_since =
+            problem.as_ref().map(|_| known.drill_problem_since.unwrap_or_else(|| moment(Timestamp::now())));
+        known.drill_problem = problem.unwrap_or_default();
+    }
+
     fn is_well(&self) {
         let beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut known = self.known();
@@ -238,6 +246,8 @@ async fn term(agent: &Agent, charge: &Charge) -> Result<std::convert::Infallible
         outcome = work(agent, charge, client.clone()) => outcome,
         never = drill::practise(agent, &charge.order, charge.drill, client.clone()) => match never {},
     };
+    // Whoever is next tries them as well, and has the last word.
+    agent.keeper.drilled(None);
     // The next one need not wait until it runs out.
     let _ = bounded(async { Ok(client.lease_revoke(lease).await?) }).await;
     outcome

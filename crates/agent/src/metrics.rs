@@ -131,6 +131,8 @@ fn purpose(purpose: v1::Purpose) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use raftsman_core::spec::{EtcdVersion, Name};
+
     use super::*;
 
     #[test]
@@ -141,6 +143,19 @@ mod tests {
             ..v1::Certificate::default()
         };
         let service = v1::Service { state: v1::ServiceState::Running.into(), restarts: 2, ..v1::Service::default() };
+        let drill = Drill {
+            format: Drill::FORMAT,
+            backup: "20261115T230000Z-0000000000012345678".parse().expect("a name"),
+            at: jiff::Timestamp::from_second(1_794_783_700).expect("a moment"),
+            machine: Name::fixed("main-1"),
+            version: EtcdVersion::default(),
+            batches: 1,
+            revision: 2,
+            keys: 3,
+            took_ms: 4,
+            behind: None,
+            behind_ms: None,
+        };
         let report = v1::ReportReply {
             fleet_id: "f1ee7".to_owned(),
             machine: "main-1".to_owned(),
@@ -151,6 +166,7 @@ mod tests {
                 keeps: true,
                 full: "20261115T230000Z-0000000000012345678".to_owned(),
                 covered: Some(prost_types::Timestamp { seconds: 1_794_783_661, nanos: 5 }),
+                drill: drill.text().expect("a text"),
                 ..v1::BackupsReport::default()
             }),
             disk: Some(v1::Disk { free_bytes: 10, total_bytes: 20 }),
@@ -201,6 +217,12 @@ raftsman_backup_full_seconds 1794783600
 # HELP raftsman_backup_covered_seconds All written until then is in the store, since the epoch.
 # TYPE raftsman_backup_covered_seconds gauge
 raftsman_backup_covered_seconds 1794783661
+# HELP raftsman_backup_drill_seconds When the newest backup was last restored to see whether it can be, since the epoch.
+# TYPE raftsman_backup_drill_seconds gauge
+raftsman_backup_drill_seconds 1794783700
+# HELP raftsman_backup_drill_failing Whether the newest backup could not be restored.
+# TYPE raftsman_backup_drill_failing gauge
+raftsman_backup_drill_failing 0
 # HELP raftsman_certificate_not_after_seconds When a certificate ends, since the epoch.
 # TYPE raftsman_certificate_not_after_seconds gauge
 raftsman_certificate_not_after_seconds{purpose=\"agent\"} 1800000000

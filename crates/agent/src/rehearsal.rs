@@ -95,6 +95,8 @@ pub struct Rehearsal {
     version: String,
     dir: Dir,
     snapshot: Option<(PathBuf, File)>,
+    /// Whether it was held against the hash behind it.
+    checked: bool,
 }
 
 /// A directory that goes when nobody needs it any more.
@@ -114,7 +116,7 @@ impl Rehearsal {
         files::make_dir(&dir.0, 0o700)?;
         let path = dir.0.join("snapshot.db");
         let file = File::create(&path).await.map_err(FileError::of("create", &path))?;
-        Ok(Self { version: version.to_owned(), dir, snapshot: Some((path, file)) })
+        Ok(Self { version: version.to_owned(), dir, snapshot: Some((path, file)), checked: false })
     }
 
     /// Some bytes of the snapshot more.
@@ -130,6 +132,7 @@ impl Rehearsal {
         let Some((path, file)) = &self.snapshot else { return Ok(()) };
         let file = file.try_clone().await.map_err(FileError::of("write", path))?.into_std().await;
         full::fetch(&at.store, &at.layout, &at.point.full, &Keys::default(), moved, file).await?;
+        self.checked = true;
         Ok(())
     }
 
@@ -156,6 +159,7 @@ impl Rehearsal {
             format!("--initial-cluster=rehearsal={}", url(peers)),
             format!("--initial-advertise-peer-urls={}", url(peers)),
             "--initial-cluster-token=rehearsal".to_owned(),
+            format!("--skip-hash-check={}", self.checked),
         ]);
         restore::carry_out(&mut restoring, &self.dir.0).await?;
         // It is in the data now.

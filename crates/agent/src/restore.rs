@@ -238,8 +238,8 @@ async fn run(
         .arg(format!("--initial-cluster={}", head.initial_cluster))
         .arg(format!("--initial-cluster-token={}", head.token))
         .arg(format!("--initial-advertise-peer-urls={}", head.peer_url))
-        // Only what was sent as a snapshot has a hash behind it.
-        .arg(format!("--skip-hash-check={}", head.own_member_id != 0));
+        // Only what was sent as a snapshot has a hash behind it. What was read from a store was held against it already.
+        .arg(format!("--skip-hash-check={}", head.own_member_id != 0 || head.from.is_some()));
     if head.bump_revision > 0 {
         // The tool takes the one only with the other: what clients saw of the old revisions is void.
         command.arg(format!("--bump-revision={}", head.bump_revision)).arg("--mark-compacted");

@@ -530,7 +530,7 @@ Examples:
   raftsman backup now              a backup of the only cluster, to the store of the file
   raftsman backup list             all that there are
   raftsman backup verify --all     every byte of every one of them
-  raftsman backup copy --to /mnt   the newest, with all changes since, to a disk that somebody carries away")]
+  raftsman backup copy --to /mnt   the newest, with all changes since, to another disk")]
 pub(crate) enum Backup {
     /// Make one: the snapshot of a member that does not lead, compressed and encrypted as the file says, and read back.
     Now {

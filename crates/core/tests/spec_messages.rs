@@ -398,6 +398,13 @@ fn no_secret_is_ever_shown() {
 // Backups.
 cases! {
     backups_no_store: backups("prefix: a");
+    backups_too_often: backups("store: { directory: /b }\nevery: 5s\nchanges_every: 10ms\ndrill_every: 1s");
+    backups_no_schedule: backups("store: { directory: /b }\nchanges_every: 2s\ndrill_every: 1d\nkeep: { daily: 3 }");
+    backups_no_changes: backups("store: { directory: /b }\nevery: 1h\nchanges_every: 2h");
+    backups_drill_encrypted: backups(concat!(
+        "store: { directory: /b }\nevery: 1h\ndrill_every: 1d\n",
+        "encrypt_to: [age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p]"
+    ));
     backups_unknown_store: backups("store: { s4: { bucket: b } }");
     backups_two_stores: backups("store: { directory: /srv/backups, s3: { bucket: b } }");
     backups_inline_secret: backups("store: { s3: { bucket: b, credentials: { id: AKIA123, secret: hunter2 } } }");

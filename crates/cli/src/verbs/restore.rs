@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use raftsman_engine::backup::keys;
 use raftsman_engine::ops::OpError;
 use raftsman_engine::ops::backup::Progress;
-use raftsman_engine::ops::restore::{Wish, mark, survey};
+use raftsman_engine::ops::restore::{Wish, mark, survey, try_out};
 use serde_json::json;
 
 use super::apply::carry_out;
@@ -42,13 +42,14 @@ pub(super) async fn run(common: &Common, args: &Restore) -> Result<ExitCode, Fai
     }
     let moving = Moving::new(args.json);
     let watch = |checked, total| moving.hear(Progress { received: 0, stored: 0, checked, total });
-    let tried = mark(&fleet, &lock, &found, from, &keys, &watch).await;
+    let tried = try_out(&fleet, &lock, &found, from, &keys, &watch).await;
     moving.end();
     let tried = tried?;
     match args.json {
-        true => view::print_json_line(&json!({ "event": "tried", "tried": tried })),
-        false => view::print(&view::restore::tried(&tried)),
+        true => view::print_json_line(&json!({ "event": "tried", "tried": tried.rehearsed })),
+        false => view::print(&view::restore::tried(&tried.rehearsed)),
     }
+    mark(&fleet, &lock, &found, &tried).await?;
     let only = [found.cluster];
     carry_out(&fleet, &lock, &only, args.timeout, tell(args.json)).await
 }

@@ -212,9 +212,9 @@ mod tests {
         };
         let tried = Keeping { drill: Some(drill), ..good.clone() };
         assert!(words(&[("a", tried.clone())], "2026-11-16T03:39:59Z").is_empty());
-        insta::assert_snapshot!(words(&[("a", tried.clone())], "2026-11-16T03:40:01Z").join("\n"), @"");
+        insta::assert_snapshot!(words(&[("a", tried.clone())], "2026-11-16T03:40:01Z").join("\n"), @"the last drill was on 2026-11-15 03:30 UTC, and one is wanted every 1d");
         let bad = Keeping { drill_problem: Some(("no room".to_owned(), at("2026-11-16T03:31:00Z"))), ..tried };
-        insta::assert_snapshot!(words(&[("a", bad)], "2026-11-16T03:40:01Z").join("\n"), @"");
+        insta::assert_snapshot!(words(&[("a", bad)], "2026-11-16T03:40:01Z").join("\n"), @"the newest backup cannot be restored on a since 2026-11-16 03:31 UTC: no room");
         let failing = Keeping { problem: Some(("no way".to_owned(), at("2026-11-16T03:01:00Z"))), full, ..by };
         insta::assert_snapshot!(words(&[("a", failing)], "2026-11-16T03:05:00Z").join("\n"), @"a cannot make backups since 2026-11-16 03:01 UTC: no way");
         assert_eq!(health(&Backups { every: None, ..settings() }, &BTreeMap::new(), at("2026-11-16T03:05:00Z")), None);

@@ -8,8 +8,8 @@ use futures::future::{join_all, try_join_all};
 use jiff::Timestamp;
 use raftsman_api::v1::restore_data_request::Part;
 use raftsman_api::v1::{
-    CompareReply, CompareRequest, ConfigureEtcdRequest, Contents, ReportRequest, RestoreDataHead, RestoreDataRequest,
-    RestoreHow, StopEtcdRequest,
+    CompareReply, CompareRequest, ConfigureEtcdRequest, Contents, HandshakeRequest, ReportRequest, RestoreDataHead,
+    RestoreDataRequest, RestoreHow, StopEtcdRequest, Target,
 };
 use raftsman_backup::{Keys, Point, Wish};
 use raftsman_core::action::StartData;
@@ -35,7 +35,6 @@ const BUMP: u64 = 1_000_000_000;
 /// How long members that were just restored may take to find each other.
 const PATIENCE: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_millis(100);
-const ONE_BY_ONE: Duration = Duration::from_millis(800);
 
 /// Where the snapshot of a restoration is.
 pub(crate) fn snapshot(cluster: &ClusterAt, file: &str) -> PathBuf {
@@ -258,10 +257,28 @@ impl Hands<'_> {
         try_join_all(machines.iter().map(|machine| self.configure_etcd(machine, restoration.version, None))).await?;
         // Before anybody gets in: what clients write from now on is not to be compared any more.
         self.cluster().remember(|ledger| ledger.restoration.iter_mut().for_each(|it| it.agreed = true))?;
-        for machine in machines {
+        for (number, machine) in machines.iter().enumerate() {
             self.start_etcd(machine, restoration.version, StartData::Of(cluster)).await?;
             // One that starts asks the others whether they hold the same, and waits long for one that is about to answer.
-            sleep(ONE_BY_ONE).await;
+            if number + 1 < machines.len() {
+                self.answers_members(machine).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until a member that was started answers other members. Clients it answers once there is a majority.
+    async fn answers_members(self, machine: &Name) -> Result<(), ActError> {
+        let begun = Instant::now();
+        let address = self.member(machine)?.address.to_string();
+        while begun.elapsed() < PATIENCE {
+            let itself = Target { name: machine.to_string(), address: address.clone() };
+            let request = HandshakeRequest { targets: vec![itself] };
+            let asked = self.agent(machine).await?.handshake(request).await?.into_inner();
+            if asked.results.iter().all(|result| result.error.is_empty()) {
+                break;
+            }
+            sleep(AGAIN).await;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 pub use raftsman_backup::Wish;
 use raftsman_backup::{Keys, Point};
 use raftsman_core::backup::FullName;
-use raftsman_core::observed::Observed;
+use raftsman_core::observed::{Observed, Restoration};
 use raftsman_core::plan::restore::{decide, untried};
 use raftsman_core::spec::Name;
 use serde::Serialize;
@@ -95,24 +95,39 @@ pub async fn survey(
     })
 }
 
-/// Tries the backup on a machine, in a throwaway etcd, and writes the decision down: from now on `apply` restores it.
-pub async fn mark(
+/// A backup that was tried, and can be restored.
+#[derive(Debug)]
+pub struct Tried {
+    /// What came of it.
+    pub rehearsed: Rehearsed,
+    restoration: Restoration,
+}
+
+/// Tries the backup on a machine, in a throwaway etcd. Nothing is changed.
+pub async fn try_out(
     fleet: &Arc<Fleet>,
     lock: &Lock,
     survey: &Survey,
     from: Option<&str>,
     keys: &Keys,
     watch: &(dyn Fn(u64, u64) + Send + Sync),
-) -> Result<Rehearsed, OpError> {
-    let cluster = Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str()))?);
+) -> Result<Tried, OpError> {
     let at = source(fleet, &survey.cluster, from)?;
+    let observer = Observer::new(Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str()))?))?;
+    let hands = Hands { observer: &observer, generation: lock.generation() };
+    let (restoration, rehearsed) = hands.restorable(&at, from, &survey.point, &survey.observed, keys, watch).await?;
+    Ok(Tried { rehearsed, restoration })
+}
+
+/// Has machines make the data that their members will have, and writes the decision down: from now on `apply` restores it.
+pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, survey: &Survey, tried: &Tried) -> Result<(), OpError> {
+    let cluster = Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str()))?);
     let observer = Observer::new(Arc::clone(&cluster))?;
     let hands = Hands { observer: &observer, generation: lock.generation() };
-    let (restoration, tried) = hands.restorable(&at, from, &survey.point, &survey.observed, keys, watch).await?;
     // Before anybody is stopped: what takes long does not keep clients waiting.
-    hands.prepare_data(&restoration).await?;
-    cluster.remember(|ledger| decide(ledger, restoration.clone()))?;
+    hands.prepare_data(&tried.restoration).await?;
+    cluster.remember(|ledger| decide(ledger, tried.restoration.clone()))?;
     let journal = Journal::new(&fleet.store, &fleet.setting, lock);
-    journal.note(Some(&survey.cluster), "restore", json!({ "restoration": restoration }))?;
-    Ok(tried)
+    journal.note(Some(&survey.cluster), "restore", json!({ "restoration": tried.restoration }))?;
+    Ok(())
 }
