@@ -204,26 +204,16 @@ pub async fn open(store: &Store, layout: &Layout, batch: &Batch, keys: &Keys) ->
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
-    use raftsman_core::backup::{About, Coding, Event, Hashed};
-    use raftsman_core::spec::{EtcdVersion, Name};
+    use raftsman_core::backup::{Coding, Event, Hashed};
 
     use super::*;
+    use crate::fixtures::{about, layout};
     use crate::place::Place;
 
     fn full() -> Manifest {
         let begun: Timestamp = "2026-11-16T03:00:00Z".parse().unwrap();
         let stored = Stored { bytes: 1, sha256: "aa".to_owned() };
-        let about = About {
-            name: FullName::new(begun, 10),
-            fleet: Name::fixed("shop"),
-            fleet_id: "f".to_owned(),
-            cluster: Name::fixed("main"),
-            cluster_id: ClusterId(7),
-            member: Name::fixed("main-2"),
-            version: EtcdVersion::default(),
-            begun,
-            upto: Some(12),
-        };
+        let about = about(begun, 10, 12);
         let hashed = Hashed { hash: 1, compacted: 2, keys: 3 };
         let (format, coding) = (Manifest::FORMAT, Coding::default());
         Manifest { format, about, finished: begun, hashed, snapshot: stored.clone(), object: stored, coding }
@@ -242,7 +232,7 @@ mod tests {
     async fn whoever_comes_next_goes_on_where_the_last_one_ended() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&Place::Directory(dir.path().to_owned())).unwrap();
-        let layout = Layout::new("", &Name::fixed("shop"), &Name::fixed("main"));
+        let layout = layout();
         let (full, id) = (full(), ClusterId(7));
         let seals = Seals { zstd: true, recipients: Vec::new() };
         let mut end = End::find(&store, &layout, &full).await.unwrap();
@@ -284,7 +274,7 @@ mod tests {
     async fn a_batch_that_leaves_something_out_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&Place::Directory(dir.path().to_owned())).unwrap();
-        let layout = Layout::new("", &Name::fixed("shop"), &Name::fixed("main"));
+        let layout = layout();
         let mut end = End::of(&full()).unwrap();
         let seals = Seals { zstd: false, recipients: Vec::new() };
         end.write(&store, &layout, ClusterId(7), &seals, &lines(12..=13)).await.unwrap();

@@ -5,6 +5,8 @@
 pub mod changes;
 pub mod copy;
 pub mod drill;
+#[cfg(test)]
+mod fixtures;
 pub mod full;
 pub mod pipe;
 pub mod place;

@@ -86,12 +86,12 @@ mod tests {
 
     use futures::stream;
     use jiff::SignedDuration;
-    use raftsman_core::backup::{About, Change, Event, Hashed, Lines, Manifest};
+    use raftsman_core::backup::{Change, Event, Hashed, Lines, Manifest};
     use raftsman_core::observed::ClusterId;
-    use raftsman_core::spec::{EtcdVersion, Name};
 
     use super::*;
     use crate::changes::End;
+    use crate::fixtures::{about, cluster, layout};
     use crate::full::Moved;
     use crate::{Keys, Place, Point, Seals, Wish};
 
@@ -122,17 +122,7 @@ mod tests {
 
     async fn backup(store: &Store, layout: &Layout, taken: Timestamp, revision: i64) -> Manifest {
         let seals = Seals { zstd: true, recipients: Vec::new() };
-        let about = About {
-            name: FullName::new(taken, revision),
-            fleet: Name::fixed("shop"),
-            fleet_id: "f".to_owned(),
-            cluster: Name::fixed("main"),
-            cluster_id: ClusterId(7),
-            member: Name::fixed("main-2"),
-            version: EtcdVersion::default(),
-            begun: taken,
-            upto: Some(revision),
-        };
+        let about = about(taken, revision, revision);
         let pieces = stream::iter([Ok::<_, std::io::Error>(snapshot().into())]);
         let hashed = async { Ok(Hashed { hash: 1, compacted: 0, keys: 1 }) };
         let full = full::take(store, layout, about, &seals, pieces, hashed, &Moved::default()).await.unwrap();
@@ -149,8 +139,7 @@ mod tests {
     #[tokio::test]
     async fn killed_anywhere_what_is_left_counts_or_does_not() {
         let keep = Keep { hourly: 1, daily: 2, weekly: 1, changes_s: 3600 };
-        let (main, keys) = (Name::fixed("main"), Keys::default());
-        let layout = Layout::new("", &Name::fixed("shop"), &main);
+        let (main, layout, keys) = (cluster(), layout(), Keys::default());
         let begun: Timestamp = "2026-11-16T03:00:00Z".parse().unwrap();
         let now = begun + SignedDuration::from_hours(60);
         let mut interrupted = 0;

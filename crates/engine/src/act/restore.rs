@@ -264,6 +264,10 @@ impl Hands<'_> {
                 self.answers_members(machine).await?;
             }
         }
+        if let SnapshotSource::File(file) = &restoration.source {
+            // All data is in it, in clear. Nobody needs it any more; what is left here harms nothing else.
+            let _ = std::fs::remove_file(snapshot(self.cluster(), file));
+        }
         Ok(())
     }
 

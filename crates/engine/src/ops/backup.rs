@@ -13,12 +13,14 @@ use raftsman_core::backup::{FullName, Layout, Manifest, chain};
 use raftsman_core::observed::{Observed, View};
 use raftsman_core::spec::{AuthMode, Backups, Name};
 use serde::Serialize;
+use serde_json::json;
 
 use super::{OpError, pick_cluster};
 use crate::act::pki::certify_client;
 use crate::arriving::Arriving;
 use crate::backup::{BackupError, StoreOf, order, place};
 use crate::fleet::Fleet;
+use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
 
@@ -77,6 +79,8 @@ pub async fn now(fleet: &Arc<Fleet>, lock: Lock, cluster: Option<&str>, watch: &
             None
         }
     };
+    let journal = Journal::new(&fleet.store, &fleet.setting, &lock);
+    journal.note(Some(&name), "backup", json!({ "machine": machine }))?;
     drop(lock);
 
     let request = order(fleet, &at.settings, &at.place, &name, root_password)?;
