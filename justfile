@@ -69,7 +69,7 @@ bench-incus *args: everything lab lab-machines
 faults runs="500": everything lab-machines
     RAFTSMAN_FAULT_RUNS={{runs}} cargo nextest run --release --workspace --test conformance --no-capture -E 'test(faults)'
 
-# A full backup to a real Ceph, beside the bare ways: just bench-backup [MiB] [ROUNDS]; needs root
+# A full backup to a real Ceph, beside the bare ways: just bench-backup [MiB] [ROUNDS] [SAMPLES]; needs root
 bench-backup *args: everything lab lab-ceph
     ./target/release/bench-backup {{args}}
 
