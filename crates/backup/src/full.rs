@@ -272,6 +272,21 @@ pub async fn manifest(store: &Store, layout: &Layout, cluster: &Name, name: Full
     }
 }
 
+/// What came of looking at a backup of a list; nothing when it was taken away since, as retention does.
+pub async fn unless_gone<T>(
+    store: &Store,
+    layout: &Layout,
+    name: FullName,
+    looked: Result<T, FullError>,
+) -> Result<Option<T>, FullError> {
+    let Err(error) = looked else { return looked.map(Some) };
+    // What goes loses its manifest first.
+    match store.get(&layout.manifest(name), MOST_TEXT).await {
+        Err(StoreError::NotThere { .. }) => Ok(None),
+        _ => Err(error),
+    }
+}
+
 /// How far a backup was looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {

@@ -20,15 +20,30 @@ pub struct Pruned {
 
 /// Removes what may go. Interrupted, it can be done again: what goes stops counting before anything else of it goes.
 pub async fn prune(store: &Store, layout: &Layout, keep: Keep, now: Timestamp) -> Result<Pruned, ChangesError> {
+    let (pruned, paths) = doomed(store, layout, keep, now).await?;
+    for path in paths {
+        store.remove(&path).await?;
+    }
+    Ok(pruned)
+}
+
+/// What may go, one object after the other.
+async fn doomed(
+    store: &Store,
+    layout: &Layout,
+    keep: Keep,
+    now: Timestamp,
+) -> Result<(Pruned, Vec<String>), ChangesError> {
     let Verdict { fulls, changes } = judge(&kept(store, layout).await?, keep, now);
+    let mut paths = Vec::new();
     // Changes first: without them their backup is still whole.
     for base in &changes {
-        remove(store, layout, &layout.batches(*base)).await?;
+        paths.extend(objects(store, layout, &layout.batches(*base)).await?);
     }
     for full in &fulls {
-        remove(store, layout, &layout.full(*full)).await?;
+        paths.extend(objects(store, layout, &layout.full(*full)).await?);
     }
-    Ok(Pruned { fulls: fulls.len(), changes: changes.len() })
+    Ok((Pruned { fulls: fulls.len(), changes: changes.len() }, paths))
 }
 
 /// What there is.
@@ -62,7 +77,7 @@ async fn kept(store: &Store, layout: &Layout) -> Result<Vec<Kept>, ChangesError>
 }
 
 /// Manifests first, the last of them before all others: what is left then is nothing that counts.
-async fn remove(store: &Store, layout: &Layout, path: &str) -> Result<(), StoreError> {
+async fn objects(store: &Store, layout: &Layout, path: &str) -> Result<Vec<String>, StoreError> {
     let rank = |path: &str| match layout.object(path) {
         Some((Object::Manifest(_) | Object::BatchManifest(_), _)) => 0,
         Some((Object::Snapshot(_) | Object::Batch(_), _)) => 1,
@@ -73,17 +88,11 @@ async fn remove(store: &Store, layout: &Layout, path: &str) -> Result<(), StoreE
     let mut paths: Vec<String> = store.list(path).await?.into_iter().map(|found| found.path).collect();
     paths.retain(|path| rank(path) < 3);
     paths.sort_by(|a, b| rank(a).cmp(&rank(b)).then(b.cmp(a)));
-    for path in paths {
-        store.remove(&path).await?;
-    }
-    Ok(())
+    Ok(paths)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::pin::Pin;
-    use std::task::{Context, Poll};
-
     use futures::stream;
     use jiff::SignedDuration;
     use raftsman_core::backup::{Change, Event, Hashed, Lines, Manifest};
@@ -94,24 +103,6 @@ mod tests {
     use crate::fixtures::{about, cluster, layout};
     use crate::full::Moved;
     use crate::{Keys, Place, Point, Seals, Wish};
-
-    /// Goes so many steps, and is then dropped where it stands: as if the process was killed there.
-    struct Killed<F> {
-        work: F,
-        steps: usize,
-    }
-
-    impl<F: Future + Unpin> Future for Killed<F> {
-        type Output = Option<F::Output>;
-
-        fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-            if self.steps == 0 {
-                return Poll::Ready(None);
-            }
-            self.steps -= 1;
-            Pin::new(&mut self.work).poll(cx).map(Some)
-        }
-    }
 
     /// A snapshot as etcd sends it: pages, and their SHA-256 behind them.
     fn snapshot() -> Vec<u8> {
@@ -142,38 +133,59 @@ mod tests {
         let (main, layout, keys) = (cluster(), layout(), Keys::default());
         let begun: Timestamp = "2026-11-16T03:00:00Z".parse().unwrap();
         let now = begun + SignedDuration::from_hours(60);
-        let mut interrupted = 0;
-        for steps in 0.. {
+        for removed in 0.. {
             let dir = tempfile::tempdir().unwrap();
             let store = Store::open(&Place::Directory(dir.path().to_owned())).unwrap();
             for hour in 0..3 {
                 backup(&store, &layout, begun + SignedDuration::from_hours(hour), 10 * (hour + 1)).await;
             }
             let newest = backup(&store, &layout, now - SignedDuration::from_mins(1), 50).await;
-            let ended = Killed { work: Box::pin(prune(&store, &layout, keep, now)), steps }.await;
+            let (pruned, paths) = doomed(&store, &layout, keep, now).await.unwrap();
+            assert_eq!((pruned, paths.len()), (Pruned { fulls: 2, changes: 3 }, 24));
+            // Nothing but a removal changes what is there: these are all moments.
+            for path in &paths[..removed] {
+                store.remove(path).await.unwrap();
+            }
             // What is still there and has a manifest is whole, and the newest is always there with all changes.
             for name in full::complete(&store, &layout).await.unwrap() {
                 let manifest = full::manifest(&store, &layout, &main, name).await.unwrap();
                 full::verify(&store, &layout, &manifest, &keys, &Moved::default()).await.unwrap();
                 let (batches, _) = changes::since(&store, &layout, &manifest).await.unwrap();
                 let way = raftsman_core::backup::chain(&manifest, &batches, None).unwrap();
-                assert_eq!(way.len(), batches.len(), "{steps}: no batch counts that leads nowhere");
+                assert_eq!(way.len(), batches.len(), "{removed}: no batch counts that leads nowhere");
             }
             let point = Point::find(&store, &layout, &main, Wish::Newest, &keys).await.unwrap();
             assert_eq!((point.full.about.name, point.last()), (newest.about.name, 53));
-            match ended {
-                Some(pruned) => {
-                    assert_eq!(pruned.unwrap(), Pruned { fulls: 2, changes: 3 });
-                    break;
-                }
-                None => interrupted += 1,
-            }
             // Whoever comes next ends it.
             prune(&store, &layout, keep, now).await.unwrap();
-            assert_eq!(full::list(&store, &layout).await.unwrap().len(), 2, "{steps}");
+            assert_eq!(full::list(&store, &layout).await.unwrap().len(), 2, "{removed}");
             let changes = changes::list(&store, &layout.changes(), &layout).await.unwrap();
-            assert_eq!(changes.keys().collect::<Vec<_>>(), [&newest.about.name], "{steps}");
+            assert_eq!(changes.keys().collect::<Vec<_>>(), [&newest.about.name], "{removed}");
+            if removed == paths.len() {
+                break;
+            }
         }
-        assert!(interrupted > 20, "{interrupted} places to be killed at");
+    }
+
+    /// A list of backups is read, which takes its time, and retention goes on meanwhile.
+    #[tokio::test]
+    async fn what_retention_takes_while_somebody_reads_is_not_damaged() {
+        let (layout, keys, moved) = (layout(), Keys::default(), Moved::default());
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&Place::Directory(dir.path().to_owned())).unwrap();
+        let taken: Timestamp = "2026-11-16T03:00:00Z".parse().unwrap();
+        let gone = backup(&store, &layout, taken, 10).await;
+        let damaged = backup(&store, &layout, taken + SignedDuration::from_hours(1), 20).await;
+        for path in objects(&store, &layout, &layout.full(gone.about.name)).await.unwrap() {
+            store.remove(&path).await.unwrap();
+        }
+        store.remove(&layout.snapshot(damaged.about.name, damaged.coding)).await.unwrap();
+        for (manifest, expected) in [(&gone, Some(None)), (&damaged, None)] {
+            let name = manifest.about.name;
+            let looked = full::verify(&store, &layout, manifest, &keys, &moved).await;
+            assert!(looked.is_err(), "{name}");
+            let looked = full::unless_gone(&store, &layout, name, looked).await;
+            assert_eq!(looked.ok(), expected, "{name}");
+        }
     }
 }

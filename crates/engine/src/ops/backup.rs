@@ -140,21 +140,21 @@ pub async fn list(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Listing, 
     const AT_A_TIME: usize = 16;
     let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name)?;
     let found = full::list(&at.store, &at.layout).await.map_err(BackupError::from)?;
-    let one = async |(name, complete): (FullName, bool)| -> Result<Listed, OpError> {
+    let one = async |(name, complete): (FullName, bool)| -> Result<Option<Listed>, OpError> {
         if !complete {
             let problem = Some("it was never finished".to_owned());
-            return Ok(Listed { name, manifest: None, problem });
+            return Ok(Some(Listed { name, manifest: None, problem }));
         }
-        match at.manifest(name).await {
-            Ok(manifest) => Ok(Listed { name, manifest: Some(manifest), problem: None }),
+        match full::unless_gone(&at.store, &at.layout, name, at.manifest(name).await).await {
+            Ok(manifest) => Ok(manifest.map(|found| Listed { name, manifest: Some(found), problem: None })),
             // A store that cannot be read says nothing about a backup in it.
             Err(error) if error.is_ours() => Err(BackupError::from(error).into()),
-            Err(error) => Ok(Listed { name, manifest: None, problem: Some(error.to_string()) }),
+            Err(error) => Ok(Some(Listed { name, manifest: None, problem: Some(error.to_string()) })),
         }
     };
-    let listed: Vec<Result<Listed, OpError>> =
+    let listed: Vec<Result<Option<Listed>, OpError>> =
         futures::stream::iter(found).map(one).buffered(AT_A_TIME).collect().await;
-    let backups = listed.into_iter().collect::<Result<_, _>>()?;
+    let backups = listed.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?;
     Ok(Listing { place: at.store.place().to_owned(), cluster: at.cluster, backups })
 }
 
@@ -206,9 +206,14 @@ pub async fn verify(
     let mut verified = Vec::new();
     for name in names {
         let looked = verify_one(&at, name, keys, watch).await;
+        let looked = match which {
+            Which::All => full::unless_gone(&at.store, &at.layout, name, looked).await,
+            Which::Named(_) | Which::Newest => looked.map(Some),
+        };
         verified.push(match looked {
-            Ok(Depth::Snapshot) => Verified { name, verdict: "snapshot", problem: None },
-            Ok(Depth::Object) => Verified { name, verdict: "object", problem: None },
+            Ok(None) => continue,
+            Ok(Some(Depth::Snapshot)) => Verified { name, verdict: "snapshot", problem: None },
+            Ok(Some(Depth::Object)) => Verified { name, verdict: "object", problem: None },
             Err(error) if error.is_ours() || matches!(error, full::FullError::Incomplete { .. }) => {
                 return Err(BackupError::from(error).into());
             }
