@@ -6,6 +6,7 @@ pub mod bulk;
 pub mod ceph;
 pub mod conformance;
 pub mod dice;
+pub mod figures;
 pub mod fixtures;
 pub mod hand;
 pub mod hosts;

@@ -8,7 +8,7 @@ use futures::stream::{self, Stream, StreamExt as _};
 use jiff::Timestamp;
 use raftsman_api::v1;
 use raftsman_backup::full::{self, FullError, Moved};
-use raftsman_backup::{Place, Point, Seals, Store, StoreError};
+use raftsman_backup::{Keys, Place, Point, Seals, Store, StoreError};
 use raftsman_core::backup::{About, FullName, Hashed, Layout, Manifest};
 use raftsman_core::desired::CLIENT_PORT;
 use raftsman_core::observed::ClusterId;
@@ -72,7 +72,6 @@ pub struct Order {
 impl Order {
     /// Understands a call.
     pub fn new(request: v1::TakeBackupRequest) -> Result<Self, BackupError> {
-        let name = |text: &str| Name::parse(text).map_err(|error| BackupError::Request(error.what));
         let (fleet, cluster) = (name(&request.fleet)?, name(&request.cluster)?);
         let place = serde_json::from_str(&request.place).map_err(|_| {
             BackupError::Request("the store makes no sense to this agent: is raftsman newer?".to_owned())
@@ -106,19 +105,28 @@ pub struct Stored {
 impl Stored {
     /// Understands a call.
     pub fn new(wire: &v1::StoredPoint) -> Result<Self, BackupError> {
-        let name = |text: &str| Name::parse(text).map_err(|error| BackupError::Request(error.what));
         let strange = |_| BackupError::Request("the point makes no sense to this agent: is raftsman newer?".to_owned());
         let place = serde_json::from_str(&wire.place).map_err(strange)?;
         let layout = Layout::new(&wire.prefix, &name(&wire.fleet)?, &name(&wire.cluster)?);
         let point = serde_json::from_str(&wire.point).map_err(strange)?;
         Ok(Self { store: Store::open(&place)?, layout, point })
     }
+
+    /// Writes the snapshot of its full backup down, all of it checked.
+    pub async fn fetch(&self, moved: &Moved, to: std::fs::File) -> Result<(), FullError> {
+        full::fetch(&self.store, &self.layout, &self.point.full, &Keys::default(), moved, to).await.map(drop)
+    }
+}
+
+/// A name that somebody sent, or that this machine was given.
+pub fn name(text: &str) -> Result<Name, BackupError> {
+    Name::parse(text).map_err(|error| BackupError::Request(error.what))
 }
 
 /// Makes a backup. It counts when this returns.
 pub async fn take(agent: &Agent, order: &Order, moved: &Moved) -> Result<Manifest, BackupError> {
     let boot = agent.claim.boot();
-    let member = Name::parse(&boot.machine).map_err(|error| BackupError::Request(error.what))?;
+    let member = name(&boot.machine)?;
     let store = Store::open(&order.place)?;
     let mut client = client(agent, order).await?;
     let status = bounded(async { Ok(client.status().await?) }).await?;

@@ -9,11 +9,12 @@ use raftsman_backup::drill::{self, Tried};
 use raftsman_backup::full::{self, FullError, Moved};
 use raftsman_backup::{Keys, Point, PointError, Store, Wish};
 use raftsman_core::backup::Drill;
-use raftsman_core::spec::{EtcdVersion, Name};
+use raftsman_core::spec::EtcdVersion;
 use tokio::time::{Instant, sleep};
 
 use crate::Agent;
 use crate::backup::{self, BackupError, Order, Stored};
+use crate::keeper::due;
 use crate::rehearsal::{Rehearsal, RehearsalError};
 use crate::service::told;
 
@@ -75,13 +76,9 @@ pub async fn practise(agent: &Agent, order: &Order, practice: Option<Practice>, 
 /// One drill, if it is time for one. How long until the next.
 async fn turn(agent: &Agent, order: &Order, practice: Practice, client: &mut Client) -> Result<Duration, DrillError> {
     let store = Store::open(&order.place).map_err(BackupError::from)?;
-    let due = |last: &Drill| {
-        let age = Timestamp::now().duration_since(last.at);
-        practice.every.saturating_sub(Duration::try_from(age).unwrap_or_default())
-    };
     if let Some(last) = drill::last(&store, &order.layout).await? {
         note(agent, &last)?;
-        let wait = due(&last);
+        let wait = due(practice.every, last.at);
         if !wait.is_zero() {
             return Ok(wait);
         }
@@ -90,7 +87,7 @@ async fn turn(agent: &Agent, order: &Order, practice: Practice, client: &mut Cli
     tracing::info!(backup = %done.backup, took_ms = done.took_ms, "a drill: the newest backup came back");
     note(agent, &done)?;
     agent.keeper.drilled(None);
-    Ok(due(&done))
+    Ok(due(practice.every, done.at))
 }
 
 /// For whoever asks.
@@ -116,7 +113,7 @@ async fn try_newest(
     full::holds(&at.point.full, running.hashed(at.point.full.about.name.revision()).await?)?;
     running.replay_from(&at).await?;
     let (revision, keys) = running.ended(0).await?;
-    let machine = Name::parse(&agent.claim.boot().machine).map_err(|error| BackupError::Request(error.what))?;
+    let machine = backup::name(&agent.claim.boot().machine)?;
     let tried = Tried { machine, version, revision, keys, took: begun.elapsed() };
     Ok(drill::record(&at.store, &at.layout, &at.point, tried, now, Some(current)).await?)
 }

@@ -15,7 +15,7 @@ use raftsman_backup::changes::{ChangesError, End};
 use raftsman_backup::full::{self, Moved};
 use raftsman_backup::prune::{Pruned, prune};
 use raftsman_backup::{Store, StoreError};
-use raftsman_core::backup::{Change, Event, FullName, Keep, Lines, Manifest};
+use raftsman_core::backup::{Change, Event, Keep, Lines, Manifest};
 use raftsman_etcd::{EtcdError, bounded};
 use tokio::sync::{Mutex as Turn, watch};
 use tokio::time::{Instant, sleep, timeout};
@@ -358,7 +358,7 @@ async fn work(agent: &Agent, charge: &Charge, client: Client) -> Result<std::con
         agent.keeper.is_well();
         newest = match &mut end {
             None => {
-                sleep(due(charge, full.about.name)).await;
+                sleep(due(charge.every, full.about.name.taken())).await;
                 Some(make(agent, charge).await?)
             }
             Some(end) => match follow(agent, charge, &store, &full, end, client.clone()).await {
@@ -374,10 +374,10 @@ async fn work(agent: &Agent, charge: &Charge, client: Client) -> Result<std::con
     }
 }
 
-/// How long until the next full backup.
-fn due(charge: &Charge, last: FullName) -> Duration {
-    let age = Timestamp::now().duration_since(last.taken());
-    charge.every.saturating_sub(Duration::try_from(age).unwrap_or_default())
+/// How long until the next one, of what is done so often.
+pub(crate) fn due(every: Duration, last: Timestamp) -> Duration {
+    let age = Timestamp::now().duration_since(last);
+    every.saturating_sub(Duration::try_from(age).unwrap_or_default())
 }
 
 async fn newest(store: &Store, charge: &Charge) -> Result<Option<Manifest>, KeeperError> {
@@ -429,7 +429,7 @@ async fn follow(
     let mut watching = client.watch_client().max_decoding_message_size(LARGEST_MESSAGE);
     let mut watch = bounded(async { Ok(watching.watch("", Some(options)).await?) }).await?;
     let mut next = std::pin::pin!(async {
-        sleep(due(charge, full.about.name)).await;
+        sleep(due(charge.every, full.about.name.taken())).await;
         make(agent, charge).await
     });
     let mut made: Option<Manifest> = None;

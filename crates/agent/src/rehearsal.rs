@@ -11,7 +11,7 @@ use std::time::Duration;
 use etcd_client::{Client, GetOptions, LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp};
 use raftsman_backup::Keys;
 use raftsman_backup::changes::{self, ChangesError};
-use raftsman_backup::full::{self, FullError, Moved};
+use raftsman_backup::full::{FullError, Moved};
 use raftsman_core::backup::{Change, Event, Hashed};
 use raftsman_etcd::{EtcdError, PROBE_KEY, bounded, dial, within};
 use rustix::process::Signal;
@@ -131,7 +131,7 @@ impl Rehearsal {
     pub async fn fetch(&mut self, at: &Stored, moved: &Moved) -> Result<(), RehearsalError> {
         let Some((path, file)) = &self.snapshot else { return Ok(()) };
         let file = file.try_clone().await.map_err(FileError::of("write", path))?.into_std().await;
-        full::fetch(&at.store, &at.layout, &at.point.full, &Keys::default(), moved, file).await?;
+        at.fetch(moved, file).await?;
         self.checked = true;
         Ok(())
     }

@@ -11,8 +11,7 @@ use aws_lc_rs::digest::{self, SHA256};
 use prost::Message as _;
 use raftsman_api::hex;
 use raftsman_api::v1::{RestoreDataHead, RestoreHow};
-use raftsman_backup::Keys;
-use raftsman_backup::full::{self, FullError, Moved};
+use raftsman_backup::full::{FullError, Moved};
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -137,8 +136,7 @@ impl Restore {
         let source = if let Some(from) = &head.from {
             Source::Stored { tool, at: Box::new(Stored::new(from).map_err(Box::new)?) }
         } else if head.own_member_id == 0 {
-            let snapshot = Unfinished(files::beside(&root.etcd().join("snapshot")));
-            let file = files::create(&snapshot.0, 0o600).map_err(FileError::of("create", &snapshot.0))?;
+            let (snapshot, file) = room(root)?;
             Source::Bytes { tool, snapshot, file, digest: Box::new(digest::Context::new(&SHA256)) }
         } else {
             let away = data::put_away_of(root, head.own_member_id)?;
@@ -171,10 +169,8 @@ impl Restore {
             }
             Source::Stored { tool, at } => {
                 right(&head, at.point.full.snapshot.sha256.clone())?;
-                let snapshot = Unfinished(files::beside(&root.etcd().join("snapshot")));
-                let file = files::create(&snapshot.0, 0o600).map_err(FileError::of("create", &snapshot.0))?;
-                let (keys, moved) = (Keys::default(), Moved::default());
-                full::fetch(&at.store, &at.layout, &at.point.full, &keys, &moved, file).await?;
+                let (snapshot, file) = room(root)?;
+                at.fetch(&Moved::default(), file).await?;
                 run(&tool, root, &head, &snapshot.0, &made.0).await?;
             }
             Source::Own { tool, database } => run(&tool, root, &head, &database, &made.0).await?,
@@ -204,6 +200,13 @@ impl Restore {
         files::sync_parent(&data)?;
         Ok(ids)
     }
+}
+
+/// A new file for a snapshot.
+fn room(root: &Root) -> Result<(Unfinished, File), FileError> {
+    let snapshot = Unfinished(files::beside(&root.etcd().join("snapshot")));
+    let file = files::create(&snapshot.0, 0o600).map_err(FileError::of("create", &snapshot.0))?;
+    Ok((snapshot, file))
 }
 
 fn right(head: &RestoreDataHead, found: String) -> Result<(), RestoreError> {

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
+use crate::fleet::directory_of;
+
 /// Under another name until all of it is there. Dropped, it leaves nothing.
 #[derive(Debug)]
 pub struct Arriving {
@@ -17,10 +19,7 @@ pub struct Arriving {
 impl Arriving {
     /// Makes room for it, and the directory that it will be in.
     pub fn begin(path: &Path) -> io::Result<Self> {
-        let dir = match path.parent() {
-            Some(dir) if !dir.as_os_str().is_empty() => dir,
-            _ => Path::new("."),
-        };
+        let dir = directory_of(path);
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let file =
             tempfile::Builder::new().prefix(".tmp-").permissions(Permissions::from_mode(0o600)).tempfile_in(dir)?;

@@ -43,13 +43,18 @@ pub struct Setting {
     pub host: String,
 }
 
+/// The directory that a file is in; the one that we are in, where it is named without one.
+pub fn directory_of(file: &Path) -> &Path {
+    match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
 impl Setting {
     /// What paths in the file are relative to.
     pub fn base(&self) -> &Path {
-        match self.file.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        }
+        directory_of(&self.file)
     }
 
     /// Where the state of this fleet is.

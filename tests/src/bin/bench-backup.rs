@@ -13,6 +13,7 @@ use futures::stream;
 use raftsman_backup::Store;
 use raftsman_tests::bulk::Bulk;
 use raftsman_tests::ceph::Ceph;
+use raftsman_tests::figures::median;
 use raftsman_tests::lab::{Lab, etcdctl};
 use raftsman_tests::load::{Load, LoadSettings};
 use tokio::runtime::Runtime;
@@ -48,11 +49,6 @@ fn save(lab: &Lab, member: &str, to: &Path) {
     let script = format!("{env}\nETCDCTL_ENDPOINTS={member} exec {:?} snapshot save {to:?}", etcdctl());
     let saved = Command::new("sh").args(["-c", &script]).output().expect("etcdctl");
     assert!(saved.status.success(), "{}", String::from_utf8_lossy(&saved.stderr));
-}
-
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied().unwrap_or_default()
 }
 
 /// The most memory that this process ever had, in MiB.

@@ -14,16 +14,12 @@ use raftsman_backup::{Keys, Place, Store};
 use raftsman_core::backup::Layout;
 use raftsman_core::spec::Name;
 use raftsman_tests::bulk::Bulk;
+use raftsman_tests::figures::median;
 use raftsman_tests::lab::{Lab, etcd_dir};
 
 const VERSION: &str = "3.6.15";
 const VALUE: usize = 16 << 10;
 const HANDS: [&str; 3] = ["127.68.1.1", "127.68.1.2", "127.68.1.3"];
-
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied().unwrap_or_default()
-}
 
 /// Members that were started by hand.
 struct Members(Vec<Child>);

@@ -1,9 +1,9 @@
 //! `raftsman backup now`, `list`, `show`, `copy` and `verify`.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use raftsman_engine::backup::keys;
+use raftsman_engine::fleet::directory_of;
 use raftsman_engine::ops::OpError;
 use raftsman_engine::ops::backup::{Target, Which, copy, list, now, show, verify};
 use serde_json::json;
@@ -50,8 +50,7 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
                 (Some(directory), ..) => Target::Directory(directory),
                 (_, Some((file, spec)), _) => {
                     let none = || Failure::other(format!("{} says of no store for backups", file.display()));
-                    let base = file.parent().unwrap_or(Path::new(""));
-                    Target::Store { settings: spec.backups.as_ref().ok_or_else(none)?, base }
+                    Target::Store { settings: spec.backups.as_ref().ok_or_else(none)?, base: directory_of(file) }
                 }
                 (.., Some(file)) if file.exists() => {
                     return Err(Failure::other(format!("{} is there already: name a new file", file.display())));

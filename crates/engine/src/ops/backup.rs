@@ -19,7 +19,7 @@ use super::{OpError, pick_cluster};
 use crate::act::pki::certify_client;
 use crate::arriving::Arriving;
 use crate::backup::{BackupError, StoreOf, order, place};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, directory_of};
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
@@ -294,7 +294,7 @@ pub async fn copy(
             let fetching = full::fetch(&at.store, &at.layout, &manifest, keys, &moved, writer);
             telling(fetching, &moved, total, watch).await.map_err(BackupError::from)?;
             file.keep().map_err(failed)?;
-            let (place, path) = (path.parent().unwrap_or(path).display().to_string(), path.display().to_string());
+            let (place, path) = (directory_of(path).display().to_string(), path.display().to_string());
             return Ok(Copied { backup, batches: 0, place, path });
         }
         Target::Directory(path) => {
