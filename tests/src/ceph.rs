@@ -1,12 +1,12 @@
 //! Nothing → a Ceph with one disk and an S3 gateway, in a network with the test, gone when it ends.
 
 use std::net::Ipv4Addr;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use raftsman_backup::Place;
 use raftsman_backup::place::{AccessKeys, S3};
 
+use crate::files::write_private;
 use crate::lab::Lab;
 use crate::space::Space;
 
@@ -83,9 +83,7 @@ impl Ceph {
 
 fn store(lab: &Lab, endpoint: &str) -> String {
     for (name, text) in [("s3-id", KEY_ID), ("s3-secret", SECRET)] {
-        let path = lab.path().join(name);
-        std::fs::write(&path, text).expect("a secret");
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("a secret");
+        write_private(lab.path().join(name), text);
     }
     format!(
         "{{ s3: {{ bucket: {BUCKET}, region: default, endpoint: {endpoint}, \

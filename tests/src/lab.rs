@@ -347,12 +347,19 @@ impl Lab {
 
     /// The addresses of machines that exist.
     pub fn addresses(&self) -> Vec<std::net::Ipv4Addr> {
-        let tag = |name: String| {
-            let text = std::fs::read_to_string(self.machine(&name).join("machine.json")).ok()?;
-            let tag: Value = serde_json::from_str(&text).ok()?;
-            tag["address"].as_str()?.parse().ok()
-        };
-        self.listing("machines").into_iter().filter_map(tag).collect()
+        self.listing("machines").into_iter().filter_map(|name| self.tagged(&name)).collect()
+    }
+
+    /// The address of this machine.
+    #[track_caller]
+    pub fn address(&self, machine: &str) -> std::net::Ipv4Addr {
+        self.tagged(machine).expect("an address")
+    }
+
+    fn tagged(&self, machine: &str) -> Option<std::net::Ipv4Addr> {
+        let text = std::fs::read_to_string(self.machine(machine).join("machine.json")).ok()?;
+        let tag: Value = serde_json::from_str(&text).ok()?;
+        tag["address"].as_str()?.parse().ok()
     }
 
     /// Destroys everything, and holds destroy to its word: nothing is left.

@@ -7,6 +7,7 @@ pub mod ceph;
 pub mod conformance;
 pub mod dice;
 pub mod figures;
+pub mod files;
 pub mod fixtures;
 pub mod hand;
 pub mod hosts;

@@ -176,14 +176,13 @@ impl Story {
         self.text.push_str(&format!("# {what}\n{}\n\n", the_refusal(text).trim_end()));
     }
 
-    /// How many there were.
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
-    /// All of them, for a snapshot.
-    pub fn text(&self) -> &str {
-        &self.text
+    /// Holds all of them, and there must be so many, against what was accepted. `INSTA_UPDATE=always` accepts new words.
+    #[track_caller]
+    pub fn snapshot(&self, name: &str, at_least: usize) {
+        assert!(self.count >= at_least, "only {} situations", self.count);
+        insta::with_settings!({ filters => FILTERS, snapshot_path => "../tests/snapshots/refusals", prepend_module_to_snapshot => false, omit_expression => true }, {
+            insta::assert_snapshot!(name, &self.text);
+        });
     }
 }
 

@@ -1,7 +1,6 @@
 //! Clusters that others set up by hand → the file that describes them, what is to know of them, and nothing changed.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -10,6 +9,7 @@ use insta::assert_snapshot;
 use jiff::Timestamp;
 use raftsman_core::spec::KeyAlgorithm;
 use raftsman_engine::pki::{Authority, AuthorityKind, LeafProfile, Usages};
+use raftsman_tests::files::write_private;
 use raftsman_tests::lab::{Lab, Output, etcd_dir, etcdctl, eventually};
 use secrecy::ExposeSecret as _;
 
@@ -90,9 +90,7 @@ impl Theirs {
     }
 
     fn write(&self, name: &str, text: &str) {
-        let path = self.dir.path().join(name);
-        std::fs::write(&path, text).expect("a file");
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("a mode");
+        write_private(self.dir.path().join(name), text);
     }
 
     /// Signs a certificate for a new key, in the place of any that is there: etcd reads it at the next handshake.
@@ -431,8 +429,7 @@ fn a_cluster_with_passwords() {
     let before = theirs.state();
     let lab = empty_lab();
     let path = PathBuf::from(theirs.file("root.password"));
-    std::fs::write(&path, format!("{CANARY}\n")).expect("a file");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("a mode");
+    write_private(&path, &format!("{CANARY}\n"));
     let report = theirs.adopt(&lab, &["--password-file", &path.display().to_string()]).ok();
     assert!(!report.all().contains(CANARY) && !lab.file().contains(CANARY));
     settled(|| assert_snapshot!("adopt_passwords_file", theirs.plain(&lab.file())));

@@ -15,6 +15,7 @@ use raftsman_backup::{Keys, Store};
 use raftsman_core::backup::{Layout, Manifest};
 use raftsman_core::spec::Name;
 use raftsman_tests::ceph::{Ceph, SECRET};
+use raftsman_tests::files::below;
 use raftsman_tests::hosts::Hosts;
 use raftsman_tests::lab::{Lab, etcd_dir, eventually, kill};
 use raftsman_tests::load::{Load, LoadSettings};
@@ -52,23 +53,13 @@ fn verdicts(lab: &Lab, arguments: &[&str]) -> Vec<String> {
     backups.iter().map(|backup| backup["verdict"].as_str().expect("a verdict").to_owned()).collect()
 }
 
-/// Whether these bytes are anywhere below.
+/// Where these bytes are.
 fn holds(dir: &Path, secret: &str) -> Vec<std::path::PathBuf> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        let path = entry.path();
-        match entry.file_type() {
-            Ok(kind) if kind.is_dir() => found.extend(holds(&path, secret)),
-            Ok(kind) if kind.is_file() => {
-                let bytes = std::fs::read(&path).unwrap_or_default();
-                if memchr::memmem::find(&bytes, secret.as_bytes()).is_some() {
-                    found.push(path);
-                }
-            }
-            _ => {}
-        }
-    }
-    found
+    let has = |path: &std::path::PathBuf| {
+        let bytes = std::fs::read(path).unwrap_or_default();
+        memchr::memmem::find(&bytes, secret.as_bytes()).is_some()
+    };
+    below(dir).into_iter().filter(has).collect()
 }
 
 #[test]

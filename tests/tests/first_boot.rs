@@ -1,7 +1,6 @@
 //! A machine with what it boots with → systemd and cloud-init do with it what was meant.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use raftsman_core::render::nftables::{self, Firewall};
 use raftsman_core::render::systemd::AGENT_PROGRAM;
 use raftsman_core::spec::{Machines, Name, read};
 use raftsman_tests::conformance::order;
+use raftsman_tests::files::write_private;
 use raftsman_tests::hosts::Hosts;
 use raftsman_tests::lab::{binary, eventually};
 
@@ -47,9 +47,7 @@ fn login(hosts: &Hosts, user: &str, command: &str) -> Output {
 
 /// Puts a file where an agent puts it.
 fn put(hosts: &Hosts, path: &str, contents: &str) {
-    let path = hosts.disk(0, path);
-    std::fs::write(&path, contents).expect("the disk");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("the disk");
+    write_private(hosts.disk(0, path), contents);
 }
 
 #[test]

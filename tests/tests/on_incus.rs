@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
+use raftsman_tests::files::write_private;
 use raftsman_tests::incus::{IMAGE, Incus, NETWORK, SUBNET};
 use raftsman_tests::lab::{Lab, etcd_dir, eventually, soak, text};
 use raftsman_tests::load::{Load, LoadSettings};
@@ -290,11 +290,7 @@ fn secrets_are_delivered() {
     let logs = "  logs: { forward: { host: 10.78.0.1, ca_cert: ca.pem, shared_key: { file: key } } }\n";
     let lab = Lab::new(&file(&incus, 1, admin));
     let _journal = Journal(&incus);
-    let secret = |name: &str, text: &str| {
-        let path = lab.path().join(name);
-        std::fs::write(&path, text).expect("a secret");
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("a secret");
-    };
+    let secret = |name: &str, text: &str| write_private(lab.path().join(name), text);
     let password_is = |word: &str| {
         let crypt = r#"perl -e 'my $h = (getpwnam "ops")[1]; exit(crypt($ARGV[0], $h) ne $h)' --"#;
         incus.exec("main-1", &format!("{crypt} '{word}' && test ! -e /etc/raftsman/console-password")).code == 0

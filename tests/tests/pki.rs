@@ -1,8 +1,7 @@
 //! Authorities change on real etcd: nobody notices who trusts what he was given, and the old ones are refused everywhere.
 
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use raftsman_engine::pki::{Authority, AuthorityKind};
 use raftsman_engine::store::{IdentitySource, Store};
+use raftsman_tests::files::write_private;
 use raftsman_tests::lab::{Lab, eventually, kill, soak};
 use raftsman_tests::load::{Load, LoadSettings};
 use rustix::process::Signal;
@@ -296,12 +296,8 @@ fn bring_one(lab: &Lab, name: &str, lasts: Duration) {
     parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     parameters.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign, rcgen::KeyUsagePurpose::CrlSign];
     let certificate = parameters.self_signed(&key).expect("a certificate");
-    let write = |path: &Path, text: &str| {
-        std::fs::write(path, text).expect("written");
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("private");
-    };
-    write(&lab.path().join(format!("{name}.crt")), &certificate.pem());
-    write(&lab.path().join(format!("{name}.key")), &key.serialize_pem());
+    write_private(lab.path().join(format!("{name}.crt")), &certificate.pem());
+    write_private(lab.path().join(format!("{name}.key")), &key.serialize_pem());
 }
 
 fn brought(name: &str) -> String {

@@ -1,33 +1,18 @@
 //! What is unsafe or impossible → refused with a reason and a next step, and nothing is changed.
 //!
-//! Every message that a person reads is in a snapshot. `INSTA_UPDATE=always` accepts new words.
+//! Every message that a person reads is in a snapshot.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use raftsman_api::fence::stamp;
-use raftsman_api::roles::Role;
-use raftsman_api::tls::{ClientTls, Identity, connect};
-use raftsman_api::v1::agent_client::AgentClient;
-use raftsman_api::v1::{ClaimRequest, ConfigureEtcdRequest, ReportRequest, StopEtcdRequest};
-use raftsman_engine::pki::{Authority, AuthorityKind};
-use raftsman_engine::store::{IdentitySource, Store};
 use raftsman_tests::lab::{Lab, Output, binary, etcd_dir, eventually, kill};
-use raftsman_tests::story::{FILTERS, Facts, Story, Window, assert_same};
+use raftsman_tests::story::{Story, Window};
 use rustix::process::Signal;
-use secrecy::ExposeSecret as _;
 
 const APPLY: [&str; 4] = ["apply", "--yes", "--timeout", "20s"];
 const NOBODY: u32 = 65534;
-
-fn snapshot(name: &str, story: &Story, at_least: usize) {
-    assert!(story.count() >= at_least, "only {} situations", story.count());
-    insta::with_settings!({ filters => FILTERS, snapshot_path => "snapshots/refusals", prepend_module_to_snapshot => false, omit_expression => true }, {
-        insta::assert_snapshot!(name, story.text());
-    });
-}
 
 fn write(lab: &Lab, name: &str, text: &str, mode: u32) {
     let path = lab.path().join(name);
@@ -47,12 +32,6 @@ fn cut_power(lab: &Lab, machine: &str) {
         }
         eventually("it ends", || list(lab).iter().all(|(name, _)| name != machine).then_some(()));
     }
-}
-
-fn address(lab: &Lab, machine: &str) -> Ipv4Addr {
-    let text = std::fs::read_to_string(lab.machine(machine).join("machine.json")).expect("a tag");
-    let tag: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    tag["address"].as_str().and_then(|a| a.parse().ok()).expect("an address")
 }
 
 /// Takes a port; whoever was killed lets go of it a moment later.
@@ -175,7 +154,7 @@ fn the_file_and_the_command_line() {
     lab.run(&["init", "-f", "other.yaml"]).ok();
     lab.run(&["plan"]).ok();
     story.refuse("several clusters and none named", &lab, None, &["env"], &["name one of one, two"]);
-    snapshot("file", &story, 13);
+    story.snapshot("file", 13);
 }
 
 #[test]
@@ -314,7 +293,7 @@ fn binaries_and_references() {
         &[&source, &brought("good.crt", "good.key")],
         &["can be read by every user", "chmod 600"],
     );
-    snapshot("references", &story, 17);
+    story.snapshot("references", 17);
 }
 
 /// A self-signed certificate and its key, as a person would bring them.
@@ -449,7 +428,7 @@ fn the_state() {
     std::fs::write(state("generation"), "0\n").expect("written");
     story.refuse("an older generation", &lab, window, &APPLY, &["is older than", "run the command again"]);
 
-    snapshot("state", &story, 22);
+    story.snapshot("state", 22);
 }
 
 #[test]
@@ -488,7 +467,7 @@ fn passphrases() {
         &["no terminal", "--passphrase-file"],
     );
     lab.run(&["plan", "--passphrase-file", "right"]).ok();
-    snapshot("passphrases", &story, 3);
+    story.snapshot("passphrases", 3);
 }
 
 #[test]
@@ -501,7 +480,7 @@ fn a_running_cluster_keeps_what_it_is() {
     lab.apply();
     let window = Window::of(&lab);
     let file = lab.file();
-    let net = address(&lab, "main-1").octets()[2];
+    let net = lab.address("main-1").octets()[2];
     let mut change = |what: &str, from: &str, to: &str, says: &[&str]| {
         assert!(file.contains(from), "{what}: {file}");
         with_file(&mut story, what, &lab, Some(&window), &file.replace(from, to), says);
@@ -558,7 +537,7 @@ fn a_running_cluster_keeps_what_it_is() {
         &["is a machine of the fleet", "use another directory"],
     );
     assert_eq!(lab.run(&["status"]).code, 0);
-    snapshot("running", &story, 7);
+    story.snapshot("running", 7);
 }
 
 #[test]
@@ -611,7 +590,7 @@ fn machines_and_their_data() {
     heal();
 
     // Ports.
-    let here = address(&lab, "main-3");
+    let here = lab.address("main-3");
     cut_power(&lab, "main-3");
     story.restless(Some("main-3"));
     for (port, what) in [(2379, "clients"), (2380, "peers")] {
@@ -706,7 +685,7 @@ fn machines_and_their_data() {
         std::fs::rename(aside.join(name), data(&lab, name)).expect("moved");
     }
     heal();
-    snapshot("machines", &story, 12);
+    story.snapshot("machines", 12);
 }
 
 #[test]
@@ -731,7 +710,7 @@ fn what_is_in_the_way_of_a_new_machine() {
     );
     assert!(!busy.path().join(".raftsman").exists());
     drop(listener);
-    snapshot("in-the-way", &story, 2);
+    story.snapshot("in-the-way", 2);
 }
 
 #[test]
@@ -766,7 +745,7 @@ fn a_full_disk() {
         &output.all(),
         &["MiB free, etcd needs at least 64", "make room on the disk of `main-1`"],
     );
-    snapshot("disk", &story, 2);
+    story.snapshot("disk", 2);
 }
 
 /// A small file system, gone when the test ends, however it ends.
@@ -786,85 +765,4 @@ impl Drop for Disk<'_> {
         // Lazily: a failed test may have left a process on it, which the lab ends after this.
         let _ = Command::new("umount").arg("-l").arg(self.0).status();
     }
-}
-
-/// Those who speak to an agent without raftsman.
-#[tokio::test]
-async fn strangers_at_the_agents_door() {
-    let mut story = Story::default();
-    let (lab, other) = (Lab::cluster(1, "3.6.15", &[]), Lab::cluster(1, "3.6.15", &[]));
-    lab.apply();
-    other.run(&["init", "-f", "x.yaml"]);
-    other.run(&["plan"]).ok();
-    let window = Window::of(&lab);
-    let at = (address(&lab, "main-1"), 2378).into();
-    let id = lab.fleet_id().expect("an id");
-    let fleet = |lab: &Lab| {
-        let store = Store::open(&lab.path().join(".raftsman"), "lab").expect("the state");
-        let secrets = store.unlock(IdentitySource::State(None)).expect("the secrets");
-        let key = secrets.get("fleet").expect("readable").expect("a key");
-        let certificate = store.get_certificate("fleet").expect("readable").expect("a certificate");
-        Authority::load(AuthorityKind::Fleet, &certificate, &key).expect("an authority")
-    };
-    let (ours, theirs) = (fleet(&lab), fleet(&other));
-    let identity = |authority: &Authority, role: Option<&str>| {
-        let hour = std::time::Duration::from_secs(3600);
-        let (chain, key) = authority.issue_client("eve", role, hour, jiff::Timestamp::now()).expect("a certificate");
-        Identity::from_pem(&chain, key.expose_secret()).expect("an identity")
-    };
-    let tls = |identity: &Identity| ClientTls::claimed(identity, ours.certificate_pem(), "main-1", &id).expect("TLS");
-    let client = async |role: Option<Role>| {
-        let tls = tls(&identity(&ours, role.map(Role::organization)));
-        AgentClient::new(connect(at, &tls).await.expect("a connection").channel)
-    };
-    let before = Facts::of(&lab, Some(&window));
-
-    let stop = || StopEtcdRequest { grace_seconds: 1 };
-    let configure = || ConfigureEtcdRequest { config: "name: evil\n".to_owned(), digest: "0".repeat(64) };
-    let refused = client(None).await.report(ReportRequest::default()).await.expect_err("refused");
-    story.tell("a certificate without a role", refused.message(), &["needs the role reader"]);
-    let refused = client(Some(Role::Reader)).await.stop_etcd(stamp(tonic::Request::new(stop()), 1000)).await;
-    story.tell(
-        "a reader who wants to stop etcd",
-        refused.expect_err("refused").message(),
-        &["needs the role operator", "has the role reader"],
-    );
-    let refused = client(Some(Role::Operator)).await.stop_etcd(stop()).await.expect_err("refused");
-    story.tell("a change without a generation", refused.message(), &["generation"]);
-    let refused = client(Some(Role::Operator)).await.stop_etcd(stamp(tonic::Request::new(stop()), 0)).await;
-    story.tell("a change of an older generation", refused.expect_err("refused").message(), &["is older than"]);
-    // The generation is the newest one already: nothing new to remember.
-    let newest =
-        std::fs::read_to_string(lab.path().join(".raftsman/generation")).expect("it").trim().parse().expect("a number");
-    let refused = client(Some(Role::Admin)).await.configure_etcd(stamp(tonic::Request::new(configure()), newest)).await;
-    story.tell(
-        "a configuration that is not what its digest says",
-        refused.expect_err("refused").message(),
-        &["SHA-256", "nothing was written"],
-    );
-    let refused =
-        client(Some(Role::Admin)).await.claim(ClaimRequest { nonce: vec![7; 32] }).await.expect_err("refused");
-    story.tell("a join token that was used", refused.message(), &["claimed"]);
-    let stranger = match connect(at, &tls(&identity(&theirs, Some(Role::Admin.organization())))).await {
-        Err(error) => raftsman_engine::error_chain(&error),
-        // With TLS 1.3 the server's no may come with the first call.
-        Ok(connected) => {
-            AgentClient::new(connected.channel).report(ReportRequest::default()).await.expect_err("refused").to_string()
-        }
-    };
-    story.tell("an admin of another fleet", "refused in the handshake", &[]);
-    assert!(!stranger.is_empty());
-    let error = connect(
-        at,
-        &ClientTls::claimed(&identity(&theirs, None), theirs.certificate_pem(), "main-1", &id).expect("TLS"),
-    )
-    .await;
-    story.tell(
-        "an agent of another fleet",
-        &raftsman_engine::error_chain(&error.expect_err("refused")),
-        &["not the agent of main-1"],
-    );
-
-    assert_same("at the agent's door", &before, &Facts::of(&lab, Some(&window)));
-    snapshot("agent", &story, 8);
 }

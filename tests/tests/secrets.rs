@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use raftsman_engine::store::{IdentitySource, Store};
+use raftsman_tests::files::write_private;
 use raftsman_tests::lab::{Lab, Output, etcd_dir, processes};
 use secrecy::ExposeSecret as _;
 
@@ -164,11 +165,7 @@ fn a_life(further: &[&str], own: &[(&str, &str)], environment: &[(&str, &str)], 
         file.push_str(&format!("    {line}\n"));
     }
     let lab = Lab::new(&file);
-    let write = |name: &str, text: &str| {
-        let path = lab.path().join(name);
-        std::fs::write(&path, text).expect("a file");
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("a mode");
-    };
+    let write = |name: &str, text: &str| write_private(lab.path().join(name), text);
     write("root.password", &format!("{FROM_FILE}\n"));
     write("passphrase", &format!("{PASSPHRASE}\n"));
     let mut brought = None;

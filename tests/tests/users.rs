@@ -2,7 +2,6 @@
 //! and mended, and no password is seen anywhere.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use raftsman_api::tls::Identity;
 use raftsman_etcd::{Credentials, dial};
+use raftsman_tests::files::write_private;
 use raftsman_tests::lab::{Lab, Output, etcdctl, processes};
 
 const ROLES: &str = "roles: { reader: [{ read: { prefix: /app/ } }], writer: [{ readwrite: { prefix: /app/ } }, { write: { key: /n } }, { read: { range: [/r/a, /r/c] } }] }";
@@ -196,9 +196,7 @@ const SECOND: &str = "canary-second-password-of-app-90cb";
 const FROM_ENV: &str = "canary-password-from-the-environment-77f0";
 
 fn secret_file(lab: &Lab, name: &str, text: &str) {
-    let path = lab.path().join(name);
-    std::fs::write(&path, format!("{text}\n")).expect("a file");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("a mode");
+    write_private(lab.path().join(name), &format!("{text}\n"));
 }
 
 /// Runs a verb with the password in its environment, watching every command line meanwhile.
