@@ -55,7 +55,7 @@ pub enum BackupError {
 }
 
 /// What is to be made.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Order {
     /// Where to.
     pub place: Place,

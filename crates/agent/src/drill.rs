@@ -1,6 +1,7 @@
 //! The newest backup in a store → restored into a throwaway etcd here from time to time, and what came of it written down.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::Client;
@@ -55,7 +56,7 @@ impl Practice {
 }
 
 /// Tries the newest backup again and again, as long as this machine is the one that makes them.
-pub async fn practise(agent: &Agent, order: &Order, practice: Option<Practice>, mut client: Client) -> Infallible {
+pub async fn practise(agent: &Arc<Agent>, order: &Order, practice: Option<Practice>, mut client: Client) -> Infallible {
     let Some(practice) = practice else { return std::future::pending().await };
     loop {
         let wait = match Box::pin(turn(agent, order, practice, &mut client)).await {
@@ -74,7 +75,12 @@ pub async fn practise(agent: &Agent, order: &Order, practice: Option<Practice>, 
 }
 
 /// One drill, if it is time for one. How long until the next.
-async fn turn(agent: &Agent, order: &Order, practice: Practice, client: &mut Client) -> Result<Duration, DrillError> {
+async fn turn(
+    agent: &Arc<Agent>,
+    order: &Order,
+    practice: Practice,
+    client: &mut Client,
+) -> Result<Duration, DrillError> {
     let store = Store::open(&order.place).map_err(BackupError::from)?;
     if let Some(last) = drill::last(&store, &order.layout).await? {
         note(agent, &last)?;
@@ -83,7 +89,10 @@ async fn turn(agent: &Agent, order: &Order, practice: Practice, client: &mut Cli
             return Ok(wait);
         }
     }
-    let done = try_newest(agent, order, store, practice.version, client).await?;
+    let current = backup::now(client).await?.revision();
+    let (who, order) = (Arc::clone(agent), order.clone());
+    let trying = Box::pin(async move { try_newest(&who, &order, store, practice.version, current).await });
+    let done = agent.background.run(trying).await?;
     tracing::info!(backup = %done.backup, took_ms = done.took_ms, "a drill: the newest backup came back");
     note(agent, &done)?;
     agent.keeper.drilled(None);
@@ -101,10 +110,9 @@ async fn try_newest(
     order: &Order,
     store: Store,
     version: EtcdVersion,
-    client: &mut Client,
+    current: i64,
 ) -> Result<Drill, DrillError> {
     let (now, begun) = (Timestamp::now(), Instant::now());
-    let current = backup::now(client).await?.revision();
     let point = Point::find(&store, &order.layout, &order.cluster, Wish::Newest, &Keys::default()).await?;
     let at = Stored { store, layout: order.layout.clone(), point };
     let mut rehearsal = Rehearsal::begin(agent, &version.to_string()).await?;

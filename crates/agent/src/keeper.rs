@@ -211,7 +211,7 @@ pub async fn keep(agent: Arc<Agent>) {
     }
 }
 
-async fn serve(agent: &Agent, charge: &Charge) {
+async fn serve(agent: &Arc<Agent>, charge: &Charge) {
     let mut rest = REST[0];
     loop {
         let begun = Instant::now();
@@ -231,7 +231,7 @@ async fn serve(agent: &Agent, charge: &Charge) {
 }
 
 /// Takes the post once it is vacant, and holds it until something goes wrong.
-async fn term(agent: &Agent, charge: &Charge) -> Result<std::convert::Infallible, KeeperError> {
+async fn term(agent: &Arc<Agent>, charge: &Charge) -> Result<std::convert::Infallible, KeeperError> {
     // One that somebody has stopped is nothing to complain about: the others see to it.
     while !matches!(agent.service.view().state, State::Running(_)) {
         agent.keeper.is_well();
@@ -309,7 +309,7 @@ async fn hold(agent: &Agent, mut client: Client, lease: i64) -> KeeperError {
 }
 
 /// Full backups when they are due, changes between them, and what is old goes.
-async fn work(agent: &Agent, charge: &Charge, client: Client) -> Result<std::convert::Infallible, KeeperError> {
+async fn work(agent: &Arc<Agent>, charge: &Charge, client: Client) -> Result<std::convert::Infallible, KeeperError> {
     let Order { layout, place, cluster, .. } = &charge.order;
     let store = Store::open(place)?;
     let mut newest = newest(&store, charge).await?;
@@ -394,9 +394,11 @@ async fn newest(store: &Store, charge: &Charge) -> Result<Option<Manifest>, Keep
 }
 
 /// Makes a full backup, once nobody else makes one here.
-async fn make(agent: &Agent, charge: &Charge) -> Result<Manifest, KeeperError> {
+async fn make(agent: &Arc<Agent>, charge: &Charge) -> Result<Manifest, KeeperError> {
     let _alone = agent.keeper.making.lock().await;
-    let manifest = Box::pin(backup::take(agent, &charge.order, &Moved::default())).await?;
+    let (maker, order) = (Arc::clone(agent), charge.order.clone());
+    let making = Box::pin(async move { backup::take(&maker, &order, &Moved::default()).await });
+    let manifest = agent.background.run(making).await?;
     tracing::info!(backup = %manifest.about.name, bytes = manifest.object.bytes, "backup made");
     Ok(manifest)
 }
@@ -415,7 +417,7 @@ impl<E: Into<KeeperError>> From<E> for Lost {
 /// Writes down what changes after the last batch. Meanwhile, when it is due, the next full backup is made: this comes back
 /// with it when changes are written down up to the last that it can hold, so that every revision between can be restored.
 async fn follow(
-    agent: &Agent,
+    agent: &Arc<Agent>,
     charge: &Charge,
     store: &Store,
     full: &Manifest,

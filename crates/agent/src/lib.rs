@@ -18,6 +18,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
+use crate::background::Background;
 use crate::boot::BootError;
 use crate::claim::{Claim, ClaimError};
 use crate::fence::{Fence, FenceError};
@@ -28,6 +29,7 @@ use crate::root::Root;
 use crate::service::{Service, ServiceError};
 use crate::systemd::{Systemd, SystemdError};
 
+pub mod background;
 pub mod backup;
 pub mod birth;
 pub mod boot;
@@ -106,6 +108,9 @@ pub enum AgentError {
     /// The server ended.
     #[error("the gRPC server failed")]
     Serve(#[from] tonic::transport::Error),
+    /// No threads.
+    #[error("no threads can be started")]
+    Threads(#[source] io::Error),
     /// The system has no randomness to give.
     #[error("the system's random number generator failed")]
     Randomness,
@@ -126,6 +131,8 @@ pub struct Agent {
     pub launcher: Launcher,
     /// Its part in making backups.
     pub keeper: Keeper,
+    /// For what can wait.
+    pub background: Background,
 }
 
 /// Who keeps services running on this machine.
@@ -166,7 +173,8 @@ pub async fn run(root: &Path, under: Under) -> Result<(), AgentError> {
     let tls = claim.tls().clone();
     tracing::info!(%listen, root = %root.path().display(), claimed = claim.is_claimed(), "agent serves");
     let keeper = Keeper::open(&root)?;
-    let agent = Arc::new(Agent { root, claim, fence, service, launcher, keeper });
+    let background = Background::start().map_err(AgentError::Threads)?;
+    let agent = Arc::new(Agent { root, claim, fence, service, launcher, keeper, background });
     tokio::spawn(keeper::keep(Arc::clone(&agent)));
     if under == Under::Systemd {
         tokio::spawn(metrics::keep_writing(Arc::clone(&agent)));

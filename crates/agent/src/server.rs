@@ -306,7 +306,7 @@ impl AgentService for Server {
         let alone = Arc::clone(&self.agent.keeper.making).try_lock_owned().map_err(busy)?;
         let (told, replies) = mpsc::channel(1);
         let agent = Arc::clone(&self.agent);
-        tokio::spawn(async move {
+        self.agent.background.spawn(async move {
             let _alone = alone;
             serve_backup(&agent, order, &told).await;
         });
@@ -327,7 +327,7 @@ impl AgentService for Server {
         };
         let (told, replies) = mpsc::channel(4);
         let agent = Arc::clone(&self.agent);
-        tokio::spawn(async move {
+        self.agent.background.spawn(async move {
             let served = tokio::select! {
                 served = serve_rehearsal(&agent, &head, parts, &told) => served,
                 () = told.closed() => Err(Status::cancelled("nobody listens any more")),
@@ -463,6 +463,7 @@ impl AgentService for Server {
             Some(restore_data_request::Part::Head(head)) => head,
             _ => return Err(no_head()),
         };
+        let ahead = head.how() == v1::RestoreHow::Prepare;
         let agent = Arc::clone(&self.agent);
         let mut restore = finish(spawn_blocking(move || Restore::begin(&agent, head))).await?.into_inner();
         while let Some(part) = next(&mut parts, |message| message.part).await? {
@@ -470,13 +471,14 @@ impl AgentService for Server {
             restore = finish(spawn_blocking(move || restore.write(&bytes).map(|()| restore))).await?.into_inner();
         }
         let root = self.agent.root.clone();
-        finish(tokio::spawn(async move {
+        let finishing = async move {
             let _turn = turn;
             let ids = restore.finish(&root).await?;
             tracing::info!(member = format!("{:x}", ids.member), "etcd's data restored from a snapshot");
             Ok::<_, RestoreError>(v1::RestoreDataReply { member_id: ids.member, cluster_id: ids.cluster })
-        }))
-        .await
+        };
+        // The member still serves while its next data is made.
+        finish(if ahead { self.agent.background.spawn(finishing) } else { tokio::spawn(finishing) }).await
     }
 
     async fn leave(&self, request: Request<v1::LeaveRequest>) -> Result<Response<v1::LeaveReply>, Status> {

@@ -114,20 +114,34 @@ fn main() -> ExitCode {
     let stored = shown["object"]["bytes"].as_u64().unwrap_or(0) >> 20;
 
     // One sample says little: the machine's own noise is larger than what is looked for.
-    let (mut quiet, mut by_hand, mut busy) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut quiet, mut draining, mut by_hand, mut busy) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    // What the store does to members that share a machine with it: nobody reads from etcd then.
+    let (mut storing, mut drilling) = (Vec::new(), Vec::new());
     for round in 1..=samples {
         quiet.push(noticed(&lab, || std::thread::sleep(Duration::from_secs(10))));
+        draining.push(noticed(&lab, || _ = bulk.drain()));
         let object = format!("bare/noticed-{round}");
         by_hand.push(noticed(&lab, || {
             save(&lab, &endpoint, &file);
             upload(&runtime, &store, &file, &object);
         }));
         runtime.block_on(store.remove(&object)).expect("removed");
+        storing.push(noticed(&lab, || upload(&runtime, &store, &file, &object)));
+        runtime.block_on(store.remove(&object)).expect("removed");
         std::fs::remove_file(&file).expect("removed");
         busy.push(noticed(&lab, || drop(lab.run(&["backup", "now"]).ok())));
+        drilling.push(noticed(&lab, || drop(lab.run(&["drill"]).ok())));
     }
     if samples > 0 {
-        println!("99 of 100 writes, in ms: without {quiet:.0?}, by hand {by_hand:.0?}, raftsman {busy:.0?}");
+        println!(
+            "99 of 100 writes, in ms: without {quiet:.0?}, while etcd is drained {draining:.0?}, while a file is uploaded {storing:.0?}, by hand {by_hand:.0?}, raftsman {busy:.0?}, a drill {drilling:.0?}"
+        );
+        let times = |busy: &[f64]| median(busy.to_vec()) / median(quiet.clone());
+        println!(
+            "of these {:.2} times the quiet ones by the store alone, {:.2} by etcd alone",
+            times(&storing),
+            times(&draining)
+        );
     }
     let (quiet, busy) = (median(quiet), median(busy));
 

@@ -1,0 +1,102 @@
+//! work that can wait → threads that come after etcd's.
+//!
+//! A backup takes as many cores as it gets, and a member beside it must answer within milliseconds.
+
+use std::io;
+use std::panic::resume_unwind;
+
+use rustix::process::setpriority_process;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::{JoinHandle, JoinSet};
+
+/// Of 19 steps down: about a tenth of a core where others want it, all of it where nobody does.
+const NICE: i32 = 10;
+
+/// Threads that come after everybody else's, as do the processes that they start.
+#[derive(Debug)]
+pub struct Background(Option<Runtime>);
+
+impl Background {
+    /// Starts them.
+    pub fn start() -> io::Result<Self> {
+        let step_back = || {
+            // Of this thread alone. Nobody is refused to come later; if it fails, work is done as everything else is.
+            let _ = setpriority_process(None, NICE);
+        };
+        let mut builder = Builder::new_multi_thread();
+        builder.worker_threads(2).thread_name("background").on_thread_start(step_back).enable_all();
+        Ok(Self(Some(builder.build()?)))
+    }
+
+    /// Has it done, whether or not somebody waits.
+    pub fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        match &self.0 {
+            Some(runtime) => runtime.spawn(work),
+            // Only while the agent ends.
+            None => tokio::spawn(work),
+        }
+    }
+
+    /// Has it done as long as somebody waits.
+    pub async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
+        let Some(runtime) = &self.0 else { return work.await };
+        let mut tasks = JoinSet::new();
+        tasks.spawn_on(work, runtime.handle());
+        match tasks.join_next().await {
+            Some(Ok(done)) => done,
+            Some(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
+            // The agent ends.
+            Some(Err(_)) | None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::sync::Arc;
+
+    use rustix::process::getpriority_process;
+    use tokio::task::spawn_blocking;
+    use tokio::time::{Duration, sleep, timeout};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn it_comes_later_and_so_does_what_it_starts() {
+        let background = Background::start().unwrap();
+        let mine = getpriority_process(None).unwrap();
+        let theirs = background
+            .run(async {
+                let blocking = spawn_blocking(|| getpriority_process(None).unwrap()).await.unwrap();
+                let started = Command::new("nice").output().unwrap();
+                (getpriority_process(None).unwrap(), blocking, String::from_utf8(started.stdout).unwrap())
+            })
+            .await;
+        assert_eq!(theirs, (NICE, NICE, format!("{NICE}\n")));
+        assert_eq!(getpriority_process(None).unwrap(), mine, "whoever waits is as before");
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_ends() {
+        let background = Background::start().unwrap();
+        let held = Arc::new(());
+        let inside = Arc::clone(&held);
+        let work = async move {
+            let _inside = inside;
+            sleep(Duration::from_secs(3600)).await;
+        };
+        timeout(Duration::from_millis(10), background.run(work)).await.unwrap_err();
+        while Arc::strong_count(&held) > 1 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
