@@ -7,23 +7,15 @@ use std::process::Command;
 
 use age::secrecy::ExposeSecret as _;
 use jiff::Timestamp;
+use raftsman_tests::files::{below, write_private};
 use raftsman_tests::lab::{Lab, etcd_dir, eventually, kill};
 use rustix::process::Signal;
 use serde_json::Value;
 
 const VERSION: &str = "3.6.15";
 
-fn below(dir: &Path, ends: &str) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        match entry.path() {
-            path if path.is_dir() => found.extend(below(&path, ends)),
-            path if path.to_string_lossy().ends_with(ends) => found.push(path),
-            _ => {}
-        }
-    }
-    found.sort();
-    found
+fn ending(dir: &Path, ends: &str) -> Vec<PathBuf> {
+    below(dir).into_iter().filter(|path| path.to_string_lossy().ends_with(ends)).collect()
 }
 
 fn problems(lab: &Lab) -> Vec<Value> {
@@ -50,7 +42,7 @@ fn machines_try_their_backups_by_themselves() {
     lab.settled();
 
     // What is in the store is damaged: nobody has to restore it to learn that.
-    let object = below(shelf.path(), "snapshot.db.zst").pop().expect("a backup");
+    let object = ending(shelf.path(), "snapshot.db.zst").pop().expect("a backup");
     let bytes = std::fs::read(&object).expect("its bytes");
     let mut other = bytes.clone();
     let middle = other.len() / 2;
@@ -78,7 +70,7 @@ fn machines_try_their_backups_by_themselves() {
     lab.apply();
     lab.settled();
     let left: Vec<_> =
-        below(lab.path(), "").into_iter().filter(|path| path.to_string_lossy().contains("rehears")).collect();
+        below(lab.path()).into_iter().filter(|path| path.to_string_lossy().contains("rehears")).collect();
     assert!(left.is_empty(), "throwaway etcds leave nothing: {left:?}");
     lab.destroy();
 }
@@ -90,8 +82,7 @@ fn a_copy_is_as_good_as_the_backup() {
     let to = format!("  every: 1h\n  changes_every: 1s\n  encrypt_to: [{}]\n", ours.to_public());
     let lab = Lab::with_backups(1, VERSION, &shelf.path().join("store"), &to);
     let key = lab.path().join("right.key");
-    std::fs::write(&key, format!("{}\n", ours.to_string().expose_secret())).expect("a key");
-    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("a key");
+    write_private(&key, &format!("{}\n", ours.to_string().expose_secret()));
     let key = key.display().to_string();
     eventually("the first backup is made", || lab.cluster_status()["backups"]["full"].is_string().then_some(()));
     for number in 0..5 {
@@ -107,11 +98,11 @@ fn a_copy_is_as_good_as_the_backup() {
     assert!(copied["event"] == "copied" && copied["copy"]["batches"].as_u64() > Some(0), "{copied}");
     assert!(lab.run(&["backup", "copy", to_disk[0], to_disk[1]]).ok().stdout.contains("copied:"));
     let (here, there) = (shelf.path().join("store/lab"), disk.join("lab"));
-    let snapshot = below(&there, "snapshot.db.zst.age").pop().expect("a copy");
+    let snapshot = ending(&there, "snapshot.db.zst.age").pop().expect("a copy");
     let relative = snapshot.strip_prefix(&there).expect("below it").to_owned();
     let same = || std::fs::read(&snapshot).ok() == std::fs::read(here.join(&relative)).ok();
     assert!(same());
-    for lost in below(&there, ".json") {
+    for lost in ending(&there, ".json") {
         std::fs::remove_file(lost).expect("gone");
     }
     copy(&to_disk).ok();
@@ -122,7 +113,7 @@ fn a_copy_is_as_good_as_the_backup() {
     let refused = copy(&to_disk).failed().all();
     assert!(refused.contains("damaged"), "{refused}");
     std::fs::write(&snapshot, &bytes).expect("as it was");
-    let manifest = below(&there, "manifest.json").pop().expect("a manifest");
+    let manifest = ending(&there, "manifest.json").pop().expect("a manifest");
     let text = std::fs::read_to_string(&manifest).expect("a text");
     std::fs::write(&manifest, format!("{text} ")).expect("a lie");
     assert!(copy(&to_disk).failed().all().contains("never written twice"));
@@ -132,13 +123,23 @@ fn a_copy_is_as_good_as_the_backup() {
     let born = Lab::cluster(1, VERSION, &["restore_from: { cluster: lab/main, key: { file: right.key } }"]);
     let second = shelf.path().join("second");
     std::fs::create_dir(&second).expect("a directory");
-    born.write_file(&format!("{}backups:\n  store: {{ directory: {second:?} }}\n  prefix: far\n", born.file()));
+    let file = born.file().replace("fleet: lab", "fleet: spare");
+    born.write_file(&format!("{file}backups:\n  store: {{ directory: {second:?} }}\n  prefix: far\n"));
     let other = born.path().join("raftsman.yaml").display().to_string();
     let copied = lab.run(&["backup", "copy", "--to-store-of", &other]).ok().stdout;
     assert!(copied.contains("far/lab/main/full/"), "{copied}");
     std::fs::copy(&key, born.path().join("right.key")).expect("a key");
     born.run(&["apply", "--yes", "--timeout", "60s"]).ok();
     assert_eq!(born.etcdctl(&["get", "key-4", "--print-value-only"]).ok().stdout.trim(), "value");
+    // Its machine tries the backups of the other: that one has nothing to do with it.
+    let none = born.run(&["drill", "--key", "right.key"]).failed().all();
+    assert!(none.contains("no backup"), "of its own it has none: {none}");
+    let drilled = born.run(&["drill", "--from", "lab/main", "--key", "right.key", "--json"]).ok().json_lines();
+    let drilled = &drilled.last().expect("a line")["drill"];
+    assert!(drilled["keys"].as_u64() >= Some(5) && drilled["behind"].is_null(), "{drilled}");
+    let history = born.run(&["drill", "--from", "lab/main", "--history", "--json"]).ok().json();
+    assert_eq!(history["drills"][0], *drilled, "{history}");
+    assert!(born.cluster_status()["drill"].is_null(), "it was not its own");
     born.destroy();
 
     // The snapshot alone.

@@ -401,6 +401,7 @@ What came of it stands in the store, and retention never removes the newest back
 Examples:
   raftsman drill                        restores the newest backup, with all changes since
   raftsman drill --key ops.key          one that is encrypted
+  raftsman drill --from shop/main       that of another cluster, on a machine of this one
   raftsman drill --history              all drills so far")]
 pub(crate) struct Drill {
     /// Which cluster; needed when the file has several.
@@ -408,6 +409,9 @@ pub(crate) struct Drill {
     /// A file with an age identity that opens encrypted backups. May be given several times. It stays on this computer.
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Vec<PathBuf>,
+    /// The backups of another cluster in the same store: CLUSTER, or FLEET/CLUSTER. Its own machines have nothing to do.
+    #[arg(long, value_name = "CLUSTER")]
+    pub(crate) from: Option<String>,
     /// Show the drills so far.
     #[arg(long, conflicts_with = "key")]
     pub(crate) history: bool,

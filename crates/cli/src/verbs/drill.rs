@@ -17,7 +17,8 @@ use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Drill) -> Result<ExitCode, Failure> {
     if args.history {
-        let drills = history(&open(read_file(common)?, setting(common)?)?, args.cluster.as_deref()).await?;
+        let fleet = open(read_file(common)?, setting(common)?)?;
+        let drills = history(&fleet, args.cluster.as_deref(), args.from.as_deref()).await?;
         match args.json {
             true => view::print_json(&json!({ "drills": drills }))?,
             false => view::print(&view::drill::history(&drills, Paint::of_stdout())),
@@ -28,7 +29,7 @@ pub(super) async fn run(common: &Common, args: &Drill) -> Result<ExitCode, Failu
     let keys = keys(&args.key).map_err(OpError::from)?;
     let moving = Moving::new(args.json);
     let watch = |checked, total| moving.hear(Progress { received: 0, stored: 0, checked, total });
-    let done = drill(&fleet, &lock, args.cluster.as_deref(), &keys, &watch).await;
+    let done = drill(&fleet, &lock, args.cluster.as_deref(), args.from.as_deref(), &keys, &watch).await;
     moving.end();
     let done = done?;
     match args.json {

@@ -9,7 +9,7 @@ pub(crate) fn report(drill: &Drill, paint: Paint) -> String {
     let behind = match (drill.behind, drill.behind_ms) {
         (Some(0), _) => "nothing that was written is missing".to_owned(),
         (Some(n), Some(ms)) => format!("the last {n} revisions are missing, {} s of writes", seconds(ms)),
-        _ => "not known, because no member answers".to_owned(),
+        _ => "not known: no member of the cluster told how far it is".to_owned(),
     };
     format!(
         "{} {} with {} batches of changes holds what it should\n  \
