@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout, reason = "a test says what it measured")]
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use raftsman_tests::bulk::Bulk;
 use raftsman_tests::ceph::Ceph;
 use raftsman_tests::dice::Dice;
+use raftsman_tests::files::{below, write_private};
 use raftsman_tests::lab::{Lab, eventually, kill, soak};
 use raftsman_tests::load::{Load, LoadSettings};
 use raftsman_tests::proxy::{Fault, Proxy, Request};
@@ -31,6 +32,8 @@ const LIES: [Fault; 7] = [
     Fault::Garbled,
     Fault::GarbledRequest,
 ];
+/// A restore tells of at least so many.
+const STEPS: usize = 10;
 /// It comes and goes with whoever makes backups.
 const KEEPER: &[u8] = b"raftsman/backup-keeper";
 
@@ -267,8 +270,7 @@ fn lies(encrypted: bool) {
 
 /// Objects without which the newest is not restored: all but the last batch's own, which nobody can miss.
 fn needed(store: &Path) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    walk(store, &mut files);
+    let mut files = below(store);
     files.retain(|file| !file.ends_with("begun.json") && !file.to_string_lossy().contains("/drills/"));
     let mut files: Vec<PathBuf> =
         files.iter().map(|file| file.strip_prefix(store).expect("below it").to_owned()).collect();
@@ -281,22 +283,45 @@ fn needed(store: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn walk(dir: &Path, files: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        match entry.path() {
-            path if path.is_dir() => walk(&path, files),
-            path => files.push(path),
-        }
-    }
-}
-
 fn copy(from: &Path, to: &Path) {
     let copied = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp");
     assert!(copied.success());
 }
 
+/// Who is killed while a cluster is restored.
+#[derive(Debug, Clone, Copy)]
+enum Victim {
+    Command,
+    Agents,
+    Members,
+}
+
+/// Restores this backup, and strikes when the command has said this many times that it goes on. False when it was done
+/// before.
+fn struck(lab: &Lab, name: &str, victim: Victim, at: usize) -> bool {
+    let mut restoring = lab.spawn(&["restore", "--yes", "--json", "--timeout", "30s", "--backup", name]);
+    let said = BufReader::new(restoring.stdout.take().expect("its output"));
+    let (mut steps, mut came) = (0, false);
+    for line in said.lines().map_while(Result::ok) {
+        let event: Value = serde_json::from_str(&line).unwrap_or_default();
+        // How often it tells how far it is depends on the disk.
+        steps += usize::from(event["event"] != "moved");
+        if steps == at {
+            match victim {
+                Victim::Command => restoring.kill().expect("ours"),
+                Victim::Agents => lab.agents().into_iter().for_each(|(_, agent)| kill(agent, Signal::KILL)),
+                Victim::Members => lab.etcds().into_iter().for_each(|(_, etcd)| kill(etcd, Signal::KILL)),
+            }
+            came = true;
+        }
+    }
+    let _ = restoring.wait();
+    came
+}
+
+/// A command tells of every step before it and after it: these are all of them.
 #[test]
-fn killed_in_the_middle_it_goes_on() {
+fn killed_at_every_step_it_goes_on() {
     let (seed, shelf) = (seed(), tempfile::tempdir().expect("a directory"));
     println!("seed {seed}");
     let mut dice = Dice::new(seed);
@@ -308,9 +333,37 @@ fn killed_in_the_middle_it_goes_on() {
     let taken = lab.run(&["backup", "now", "--json"]).ok().json_lines();
     let name = taken.last().expect("a line")["backup"]["name"].as_str().expect("a name").to_owned();
     let wanted = contents(&bulk);
-    for round in 0..if soak() { 40 } else { 4 } {
-        lab.etcdctl(&["put", "key-0", &format!("after {round}")]).ok();
+    let change = |what: &str| {
+        lab.etcdctl(&["put", "key-0", &format!("after {what}")]).ok();
         lab.etcdctl(&["del", "key-1"]).ok();
+    };
+    let goes_on = |what: &str| {
+        lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+        let found = contents(&bulk);
+        let untouched = found.get(b"key-0".as_slice()).is_some_and(|known| known.0.starts_with(b"after"));
+        println!("{what}: {}", if untouched { "nobody had decided yet" } else { "it was restored" });
+        assert!(untouched || found == wanted, "seed {seed}, {what}: {} keys", found.len());
+        lab.nothing_to_do();
+    };
+    let mut steps = 0;
+    for victim in [Victim::Command, Victim::Agents, Victim::Members] {
+        let one = 1 + usize::try_from(dice.bits()).unwrap_or(0) % STEPS;
+        for at in if soak() { 1..=usize::MAX } else { one..=one } {
+            let what = format!("{victim:?} killed at step {at}");
+            change(&what);
+            let came = struck(&lab, &name, victim, at);
+            goes_on(&what);
+            if !came {
+                break;
+            }
+            steps += 1;
+        }
+    }
+    println!("killed at {steps} steps");
+    // And in the middle of one.
+    for round in 0..if soak() { 40 } else { 2 } {
+        let what = format!("round {round}");
+        change(&what);
         let mut killed = lab.spawn(&["restore", "--yes", "--backup", &name]);
         std::thread::sleep(Duration::from_millis(dice.bits() % 5000));
         // Agents too, now and then.
@@ -319,12 +372,7 @@ fn killed_in_the_middle_it_goes_on() {
         }
         let _ = killed.kill();
         let _ = killed.wait();
-        lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
-        let found = contents(&bulk);
-        let untouched = found.get(b"key-0".as_slice()).is_some_and(|known| known.0.starts_with(b"after"));
-        println!("round {round}: {}", if untouched { "nobody had decided yet" } else { "it was restored" });
-        assert!(untouched || found == wanted, "seed {seed}, round {round}: {} keys", found.len());
-        lab.nothing_to_do();
+        goes_on(&what);
     }
     restored(&lab, &["--backup", &name]);
     assert_eq!(contents(&bulk), wanted);
@@ -359,9 +407,7 @@ fn a_new_cluster_is_born_from_a_backup() {
     let refused = new.run(&["apply", "--yes", "--timeout", "20s"]).failed().all();
     assert!(refused.contains("backup.key"), "the key is named before a member is started: {refused}");
     assert!(new.etcds().is_empty());
-    let key = new.path().join("backup.key");
-    std::fs::write(&key, format!("{}\n", ours.to_string().expose_secret())).expect("a key");
-    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("a key");
+    write_private(new.path().join("backup.key"), &format!("{}\n", ours.to_string().expose_secret()));
     new.run(&["apply", "--yes", "--timeout", "60s"]).ok();
     assert_eq!(contents(&Bulk::of(&new)), wanted);
     new.nothing_to_do();
