@@ -61,8 +61,8 @@ fn peak(pid: u32) -> u64 {
 fn main() -> ExitCode {
     let said = |n: usize| std::env::args().nth(n).and_then(|n| n.parse::<usize>().ok());
     let (mib, rounds, samples) = (said(1).unwrap_or(1024), said(2).unwrap_or(3), said(3).unwrap_or(5));
-    // Every round leaves two objects; those of the bare way are removed at once.
-    let ceph = Ceph::up(((mib as u64) << 20) * ((rounds + samples) as u64 + 2) + (8 << 30));
+    // What is removed takes room until Ceph gets to it.
+    let ceph = Ceph::up(((mib as u64) << 20) * ((2 * rounds + 3 * samples) as u64 + 2) + (8 << 30));
     let lab = Lab::cluster(3, VERSION, &["quota: 8GiB"]);
     lab.write_file(&format!("{}backups:\n  store: {}\n", lab.file(), ceph.store(&lab)));
     lab.run(&["apply", "--yes"]).ok();
