@@ -17,6 +17,10 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// A member hears of its leader within a heartbeat.
 const SOON: Duration = Duration::from_millis(10);
 
+/// A member that was removed ends by itself, with all calls that it has at that moment. Whoever tries again must not meet
+/// the next one that goes.
+const REST: Duration = Duration::from_secs(1);
+
 impl Hands<'_> {
     pub(super) async fn add_learner(self, peer_url: &str, now: Timestamp) -> Result<(), ActError> {
         let client = self.leader(now).await?;
@@ -53,7 +57,9 @@ impl Hands<'_> {
             let mut client = client.clone();
             async move { Ok(client.member_remove(member.0).await.map(drop)?) }
         })
-        .await
+        .await?;
+        tokio::time::sleep(REST).await;
+        Ok(())
     }
 
     pub(super) async fn update_member(self, member: MemberId, url: &str, now: Timestamp) -> Result<(), ActError> {
