@@ -360,6 +360,7 @@ fn killed_at_every_step_it_goes_on() {
         }
     }
     println!("killed at {steps} steps");
+    assert!(steps >= if soak() { 3 * STEPS } else { 3 }, "it was done before {steps} strikes came");
     // And in the middle of one.
     for round in 0..if soak() { 40 } else { 2 } {
         let what = format!("round {round}");

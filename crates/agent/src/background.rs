@@ -6,7 +6,7 @@ use std::io;
 use std::panic::resume_unwind;
 
 use rustix::process::setpriority_process;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{JoinHandle, JoinSet};
 
 /// Of 19 steps down: about a tenth of a core where others want it, all of it where nobody does.
@@ -14,7 +14,11 @@ const NICE: i32 = 10;
 
 /// Threads that come after everybody else's, as do the processes that they start.
 #[derive(Debug)]
-pub struct Background(Option<Runtime>);
+pub struct Background {
+    threads: Handle,
+    /// Only taken to end them.
+    runtime: Option<Runtime>,
+}
 
 impl Background {
     /// Starts them.
@@ -25,23 +29,19 @@ impl Background {
         };
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(2).thread_name("background").on_thread_start(step_back).enable_all();
-        Ok(Self(Some(builder.build()?)))
+        let runtime = builder.build()?;
+        Ok(Self { threads: runtime.handle().clone(), runtime: Some(runtime) })
     }
 
     /// Has it done, whether or not somebody waits.
     pub fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
-        match &self.0 {
-            Some(runtime) => runtime.spawn(work),
-            // Only while the agent ends.
-            None => tokio::spawn(work),
-        }
+        self.threads.spawn(work)
     }
 
     /// Has it done as long as somebody waits.
     pub async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
-        let Some(runtime) = &self.0 else { return work.await };
         let mut tasks = JoinSet::new();
-        tasks.spawn_on(work, runtime.handle());
+        tasks.spawn_on(work, &self.threads);
         match tasks.join_next().await {
             Some(Ok(done)) => done,
             Some(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
@@ -53,7 +53,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
+        if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
