@@ -59,53 +59,58 @@ soak: everything lab
 
 # Bring-up against the bare engine: five members by hand and by raftsman, side by side
 bench-up *args: everything lab
-    ./target/release/bench-up {{args}}
+    ./target/release/measure bench-up {{args}}
 
 # Machines on Incus from nothing to a cluster, by hand and by raftsman, side by side; needs root
 bench-incus *args: everything lab lab-machines
-    ./target/release/bench-incus {{args}}
+    ./target/release/measure bench-incus {{args}}
 
 # Machines made and given back on Incus while its API loses requests and replies; needs root
 faults runs="500": everything lab-machines
-    RAFTSMAN_FAULT_RUNS={{runs}} cargo nextest run --release --workspace --test conformance --no-capture -E 'test(faults)'
+    RAFTSMAN_FAULT_RUNS={{runs}} cargo nextest run --release --workspace --test machines --no-capture -E 'test(/^conformance::.*faults/)'
 
 # A full backup to a real Ceph, beside the bare ways: just bench-backup [MiB] [ROUNDS] [SAMPLES]; needs root
 bench-backup *args: everything lab lab-ceph
-    ./target/release/bench-backup {{args}}
+    ./target/release/measure bench-backup {{args}}
 
 # All members restored from a backup, beside etcdutl by hand: just bench-restore [MiB] [ROUNDS]
 bench-restore *args: everything lab
-    ./target/release/bench-restore {{args}}
+    ./target/release/measure bench-restore {{args}}
 
 # Which ports of machines answer to whom, every one tried; needs root
 doors: everything lab lab-machines
-    RAFTSMAN_SOAK=1 cargo nextest run --release --workspace --test on_incus --no-capture -E 'test(answers)'
+    RAFTSMAN_SOAK=1 cargo nextest run --release --workspace --test machines --no-capture -E 'test(/^on_incus::.*answers/)'
 
 # Clients at work while something is done to a cluster: just under-load -- apply --yes
 [positional-arguments]
 under-load *args: everything lab
-    ./target/release/under-load "$@"
+    ./target/release/measure under-load "$@"
 
 # What clients notice of a rolling restart: by hand, by hand with the leader moved first, by raftsman
 bench-pause *args: everything lab
-    ./target/release/bench-pause {{args}}
+    ./target/release/measure bench-pause {{args}}
 
 # Planned operations in mixed order under load, one seed each: nobody notices
 notice operations="100": everything lab
-    RAFTSMAN_OPERATIONS={{operations}} cargo nextest run --release --workspace --test notice --no-capture
+    RAFTSMAN_OPERATIONS={{operations}} cargo nextest run --release --workspace --test local --no-capture -E 'test(/^notice::/)'
 
 # A database of 1 GiB: a member replaced, two more, files rewritten, all restarted, under load; a table
 big *args: everything lab
-    ./target/release/big {{args}}
+    ./target/release/measure big {{args}}
 
 # Something dies at every step of every operation: a table of what came of it
 [positional-arguments]
 death *args: everything lab
-    ./target/release/death "$@"
+    ./target/release/measure death "$@"
+
+# Every verb that only reads, in eight loops beside planned operations and beside death: nothing is undone
+readers operations="12" cells="12": everything lab
+    RAFTSMAN_READERS=1 RAFTSMAN_OPERATIONS={{operations}} cargo nextest run --release --workspace --test local --no-capture -E 'test(/^notice::/)'
+    ./target/release/measure death --readers yes --cells {{cells}}
 
 # A file of 1,000 clusters: check and plan
-bench-scale: everything
-    ./target/release/bench-scale
+bench-scale: everything lab
+    ./target/release/measure bench-scale
 
 # The JSON schema and the snapshots, after a change of the file's types or of a text
 accept:

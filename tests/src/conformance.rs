@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use raftsman_core::boot::Boot;
 use raftsman_core::desired::AGENT_PORT;
-use raftsman_providers::{Connection, MachineOrder, Power, Provider};
+use raftsman_providers::{Connection, MachineOrder, MachineRecord, Power, Provider, ProviderError};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 
 /// Where a provider is tried, and as whom.
@@ -68,7 +68,8 @@ pub async fn conform(site: &Site<'_>) {
     // Nothing is there, and nothing is given back without complaint.
     assert_eq!(names(&*ours).await, BTreeSet::new());
     assert_eq!(ours.machine(&first.name).await.expect("an answer"), None);
-    ours.delete(&first.name).await.expect("nothing is deleted");
+    ours.delete(&first.name, None).await.expect("nothing is deleted");
+    ours.delete(&first.name, Some("gone")).await.expect("nothing is deleted");
 
     // An order is carried out once, however often and however simultaneously it is given.
     let made = ours.create(first).await.expect("a machine");
@@ -94,15 +95,31 @@ pub async fn conform(site: &Site<'_>) {
     let seen = theirs.inventory().await.unwrap_or_default();
     assert!(seen.is_empty(), "another fleet sees {seen:?}");
     theirs.create(&order("fleet-b", &first.name, first.address)).await.expect_err("it is ours");
-    let _ = theirs.delete(&first.name).await;
+    let _ = theirs.delete(&first.name, None).await;
     unchanged(&three, &(site.everything)(), "another fleet changed something");
+    assert!(listens(first), "its agent still serves");
+    assert_eq!(names(&*ours).await, all);
+
+    // An order to take away the machine that was seen does nothing to another one of the same name.
+    let id = |seen: Option<MachineRecord>| seen.and_then(|machine| machine.id).expect("an id");
+    let seen = id(ours.machine(&first.name).await.expect("an answer"));
+    let listed = ours.inventory().await.expect("an inventory").into_iter().find(|machine| machine.name == first.name);
+    assert_eq!(id(listed), seen, "one id in both answers");
+    ours.delete(&first.name, Some(&seen)).await.expect("it is given back");
+    ours.create(first).await.expect("the next one of this name");
+    let next = id(ours.machine(&first.name).await.expect("an answer"));
+    assert_ne!(next, seen, "another machine has another id");
+    for refused in [ours.delete(&first.name, Some(&seen)).await, ours.dismantle(&first.name, Some(&seen)).await] {
+        let refused = refused.expect_err("it is another machine");
+        assert!(matches!(refused, ProviderError::AnotherMachine { .. } | ProviderError::NoDataDisk(_)), "{refused}");
+    }
     assert!(listens(first), "its agent still serves");
     assert_eq!(names(&*ours).await, all);
 
     // Given back once, and again.
     for order in &orders {
-        ours.delete(&order.name).await.expect("it is given back");
-        ours.delete(&order.name).await.expect("it is gone already");
+        ours.delete(&order.name, None).await.expect("it is given back");
+        ours.delete(&order.name, None).await.expect("it is gone already");
         assert!(!listens(order), "its agent is gone");
     }
     assert_eq!(names(&*ours).await, BTreeSet::new());

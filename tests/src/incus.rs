@@ -1,6 +1,7 @@
 //! Nothing → an Incus server with a network and an image, in a network with the test, gone when it ends.
 
 use std::collections::BTreeSet;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -82,6 +83,13 @@ impl Incus {
     /// The server's socket.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("var/unix.socket")
+    }
+
+    /// The server's process.
+    pub fn pid(&self) -> u32 {
+        let connection = UnixStream::connect(self.socket()).expect("the server listens");
+        let peer = rustix::net::sockopt::socket_peercred(&connection).expect("its credentials");
+        u32::try_from(peer.pid.as_raw_nonzero().get()).expect("a process number")
     }
 
     /// A directory for files of the test, with a path that is short enough for a socket.

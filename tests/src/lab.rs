@@ -1,9 +1,12 @@
 //! A directory, the real binaries → a fleet of real etcd servers on this computer, gone when the test ends.
 
+pub mod engine;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use raftsman_engine::store::{LockInfo, Store};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -132,6 +135,27 @@ impl Lab {
     /// From now on this program is started in the place of the agent.
     pub fn use_agent(&mut self, agent: PathBuf) {
         self.agent = Some(agent);
+    }
+
+    /// The ledger of the cluster `main`, as it is in the state.
+    pub fn ledger(&self) -> Value {
+        let kept = self.store().get_cluster::<Value>("main").expect("a sound ledger");
+        kept.expect("a ledger").value
+    }
+
+    /// Writes another ledger of the cluster `main`, as a raftsman that holds the lock would.
+    pub fn change_ledger(&self, change: impl FnOnce(&mut Value)) {
+        let store = self.store();
+        let lock = store.lock(LockInfo::new("test", "test", "test")).expect("the lock");
+        let mut kept = store.get_cluster::<Value>("main").expect("a sound ledger").expect("a ledger");
+        change(&mut kept.value);
+        store.put_cluster(&lock, "main", &kept.version, &kept.value).expect("written");
+    }
+
+    fn store(&self) -> Store {
+        let fleet = std::fs::read_to_string(self.path().join(".raftsman/fleet.json")).expect("a state");
+        let fleet: Value = serde_json::from_str(&fleet).expect("JSON");
+        Store::open(&self.path().join(".raftsman"), fleet["name"].as_str().expect("a name")).expect("a state")
     }
 
     /// A lab with one cluster `main` whose backups go into this directory, with further lines of that section. It runs.
@@ -296,6 +320,22 @@ impl Lab {
     /// etcd servers that live: the machine's name and the process.
     pub fn etcds(&self) -> Vec<(String, u32)> {
         self.of_machines("/etcd --config-file=")
+    }
+
+    /// Ends what runs on a machine, as a power cut does: the agent first, which would start etcd again. Its disk stays.
+    pub fn cut_power(&self, machine: &str) {
+        for list in [Self::agents, Self::etcds] {
+            for (_, pid) in list(self).into_iter().filter(|(name, _)| name == machine) {
+                kill(pid, Signal::KILL);
+            }
+            eventually("it ends", || list(self).iter().all(|(name, _)| name != machine).then_some(()));
+        }
+    }
+
+    /// Takes a machine away with its disk.
+    pub fn demolish(&self, machine: &str) {
+        self.cut_power(machine);
+        std::fs::remove_dir_all(self.machine(machine)).expect("its directory");
     }
 
     fn of_machines(&self, program: &str) -> Vec<(String, u32)> {

@@ -18,6 +18,7 @@ pub mod load;
 pub mod operations;
 pub mod partition;
 pub mod proxy;
+pub mod readers;
 pub mod sim;
 pub mod space;
 pub mod story;

@@ -75,6 +75,35 @@ impl Operation {
     }
 }
 
+/// How clients authenticate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Auth {
+    /// By the name in their certificate.
+    Certificate,
+    /// By a password.
+    Password,
+}
+
+impl Auth {
+    /// Odd numbers are passwords: growing, renaming and replacing, in which members are learners, are among the first.
+    pub fn drawn(seed: u64) -> Self {
+        if seed % 2 == 1 { Self::Password } else { Self::Certificate }
+    }
+
+    /// Its name in the file and in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Certificate => "certificate",
+            Self::Password => "password",
+        }
+    }
+
+    /// The mode of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Certificate, Self::Password].into_iter().find(|auth| auth.name() == name)
+    }
+}
+
 /// What the file says at the moment.
 #[derive(Debug, Clone)]
 pub struct Shape {
@@ -82,6 +111,8 @@ pub struct Shape {
     pub members: Vec<(u32, u8)>,
     /// The patch of 3.6.
     pub patch: u32,
+    /// How clients authenticate.
+    pub auth: Auth,
     warn: bool,
     names: u32,
     next: u32,
@@ -89,9 +120,9 @@ pub struct Shape {
 
 impl Shape {
     /// So many members of 3.6.15.
-    pub fn new(members: u32) -> Self {
+    pub fn new(members: u32, auth: Auth) -> Self {
         let list = (1..=members).map(|n| (n, u8::try_from(n).unwrap_or(u8::MAX))).collect();
-        Self { members: list, patch: 15, warn: false, names: 0, next: members + 1 }
+        Self { members: list, patch: 15, auth, warn: false, names: 0, next: members + 1 }
     }
 
     /// The file.
@@ -100,12 +131,13 @@ impl Shape {
         let members: String = self.members.iter().map(member).collect();
         format!(
             "fleet: lab\nmachines: {{ network: {}/24 }}\netcd:\n  main:\n    members:\n{members}    version: 3.6.{}\n    \
-             source: {{ directory: {:?} }}\n    log_level: {}\n    certificates: {{ extra_names: [n{}.example.org] }}\n",
+             source: {{ directory: {:?} }}\n    log_level: {}\n    certificates: {{ extra_names: [n{}.example.org] }}\n    auth: {{ mode: {} }}\n",
             address(0),
             self.patch,
             etcd_dir(),
             if self.warn { "warn" } else { "info" },
             self.names,
+            self.auth.name(),
         )
     }
 

@@ -3,6 +3,7 @@
 //! The rules are checked against the true world, not against what the planner saw, and without the planner's own
 //! safety judge: a flaw that both share would otherwise pass.
 
+mod access;
 mod pki;
 mod shape;
 mod upkeep;
@@ -172,6 +173,14 @@ impl Cast {
         let mut sizes = [1, 3].map(|n| users::FILES.map(|file| cluster(n, file)).to_vec()).to_vec();
         sizes[1].push(fixtures::cluster(3, &["quota: 4GiB", users::FILES[0][0], users::FILES[0][1]]));
         Self { sizes, rotates: false }
+    }
+
+    /// Sizes 1, 3 and 5 whose clients need no certificate, or have one that raftsman did not sign.
+    pub fn with_access() -> Self {
+        let of = |n, files: &[[&str; 2]]| files.iter().map(|file| fixtures::cluster(n, file)).collect();
+        let [passwords, brought] = [&access::FILES[..2], &access::FILES[2..]];
+        let sizes = [1, 3, 5].into_iter().flat_map(|n| [of(n, passwords), of(n, brought)]);
+        Self { sizes: sizes.collect(), rotates: false }
     }
 
     /// Sizes 1, 3 and 5 on machines that the file has made otherwise now and then.
@@ -371,7 +380,8 @@ impl Run {
         for member in &self.desired.members {
             let machine = self.world.machines.get(&member.name).cloned().unwrap_or_else(MachineModel::none);
             let pace = self.desired.pace(&self.world.ledger).unwrap_or_default();
-            let config = self.desired.config(member, self.desired.version, pace);
+            let access = self.desired.client_access(&self.world.ledger);
+            let config = self.desired.config(member, self.desired.version, pace, access);
             if machine.process.config.as_ref() != Some(&config.digest) {
                 return Err(self.violation("done means done", format!("{} runs an old configuration", member.name)));
             }
@@ -416,7 +426,7 @@ impl Run {
         let dice = &mut self.dice;
         let hide = |error: &str| (error.to_owned(), since);
         for member in observed.members.values_mut() {
-            let MemberObserved { machine, agent, etcd } = member;
+            let MemberObserved { machine, agent, etcd, .. } = member;
             if dice.one_in(8 * calm) {
                 let (error, since) = hide("the provider does not answer");
                 *machine = Fact::Unreachable { error, since };
@@ -452,6 +462,13 @@ impl Run {
         let mut actions: Vec<Action> = plan.steps.into_iter().map(|s| s.action).collect();
         if actions.iter().any(Action::exclusive) && actions.len() > 1 {
             return Err(self.violation("a step that changes the cluster is alone", format!("{actions:?}")));
+        }
+        // Neither life here restores or recovers: there all members lose their data together.
+        let loses = |action: &&Action| {
+            matches!(action, Action::StopEtcd { .. } | Action::ClearData { .. } | Action::DeleteMachine { .. })
+        };
+        if actions.iter().filter(loses).count() > 1 {
+            return Err(self.violation("one loss at a time", format!("{actions:?}")));
         }
         self.dice.shuffle(&mut actions);
         for action in actions {
@@ -532,6 +549,9 @@ impl Run {
             && let Some(who) = users::robbed(&self.desired, &before, &after.access)
         {
             return Err(self.violation("nobody loses what he should have", format!("{who}: {action:?}")));
+        }
+        if let Some(detail) = access::broken(&self.desired, &self.world, action) {
+            return Err(self.violation("no client is accepted before auth is on", detail));
         }
         if let Some((rule, detail)) = pki::broken(&self.desired, observed, &trusted, &self.world, action) {
             return Err(self.violation(rule, detail));

@@ -1,5 +1,6 @@
 //! a call for a backup → the snapshot of this machine's own member, in a store, read back.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,12 +9,13 @@ use futures::stream::{self, Stream, StreamExt as _};
 use jiff::Timestamp;
 use raftsman_api::v1;
 use raftsman_backup::full::{self, FullError, Moved};
-use raftsman_backup::{Keys, Place, Point, Seals, Store, StoreError};
-use raftsman_core::backup::{About, FullName, Hashed, Layout, Manifest};
+use raftsman_backup::sign::SignError;
+use raftsman_backup::{Keys, Place, Point, Repository, Seals, Signer, Store, StoreError, Trust};
+use raftsman_core::backup::{About, FullName, Hashed, History, Layout, Manifest};
 use raftsman_core::desired::CLIENT_PORT;
 use raftsman_core::observed::ClusterId;
-use raftsman_core::spec::{EtcdVersion, Name};
-use raftsman_etcd::{Credentials, EtcdError, PROBE_KEY, bounded, dial, within};
+use raftsman_core::spec::Name;
+use raftsman_etcd::{Answered, Credentials, EtcdError, PROBE_KEY, bounded, dial, within};
 use secrecy::SecretString;
 
 use crate::Agent;
@@ -40,6 +42,20 @@ pub enum BackupError {
     /// etcd was never given certificates.
     #[error("this machine has no certificate for etcd yet: run `raftsman apply` first")]
     NotReady,
+    /// The key that signs backups is none.
+    #[error(transparent)]
+    Sign(#[from] SignError),
+    /// etcd holds another history than raftsman told of.
+    #[error(
+        "etcd's data is of the history {found}, and this machine was told of {told}: no backup is made until \
+         `raftsman apply` says where it comes from"
+    )]
+    OtherHistory {
+        /// The id that etcd says.
+        found: ClusterId,
+        /// The id that this machine was told.
+        told: String,
+    },
     /// The member.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
@@ -65,6 +81,10 @@ pub struct Order {
     pub seals: Seals,
     /// Whose it is.
     pub cluster: Name,
+    /// What signs it.
+    pub signer: Arc<Signer>,
+    /// The histories of the cluster's data; the last one is in force.
+    pub histories: Vec<History>,
     fleet: Name,
     password: Option<SecretString>,
 }
@@ -76,6 +96,13 @@ impl Order {
         let place = serde_json::from_str(&request.place).map_err(|_| {
             BackupError::Request("the store makes no sense to this agent: is raftsman newer?".to_owned())
         })?;
+        let signer = Signer::new(&raftsman_api::hex::decode(&request.signing_key).unwrap_or_default())?;
+        let histories = match request.histories.as_str() {
+            "" => Vec::new(),
+            text => serde_json::from_str(text).map_err(|_| {
+                BackupError::Request("the histories make no sense to this agent: is raftsman newer?".to_owned())
+            })?,
+        };
         let recipients = request.recipients.iter().map(|text| {
             let wrong = |why: &str| BackupError::Request(format!("`{text}` is no public key of age: {why}"));
             text.parse().map_err(wrong)
@@ -84,20 +111,43 @@ impl Order {
             layout: Layout::new(&request.prefix, &fleet, &cluster),
             seals: Seals { zstd: request.compress, recipients: recipients.collect::<Result<_, _>>()? },
             password: Some(request.root_password).filter(|password| !password.is_empty()).map(SecretString::from),
+            signer: Arc::new(signer),
+            histories,
             place,
             fleet,
             cluster,
         })
+    }
+
+    /// Where its backups are, and which of them count: those that are signed with its key.
+    pub fn repository(&self) -> Result<Repository, BackupError> {
+        let encrypted = !self.seals.recipients.is_empty();
+        Ok(Repository {
+            store: Store::open(&self.place)?,
+            layout: self.layout.clone(),
+            cluster: self.cluster.clone(),
+            trust: Trust { encrypted, ..Trust::in_key(self.signer.public()) },
+        })
+    }
+
+    /// Backups are made of the history that raftsman told of, and of no other.
+    pub fn expect(&self, found: ClusterId) -> Result<(), BackupError> {
+        let told = self.histories.last().map(|history| history.id);
+        match told == Some(found) {
+            true => Ok(()),
+            false => {
+                let told = told.map_or_else(|| "none".to_owned(), |told| told.to_string());
+                Err(BackupError::OtherHistory { found, told })
+            }
+        }
     }
 }
 
 /// A point in a store that this machine reads itself.
 #[derive(Debug)]
 pub struct Stored {
-    /// The store.
-    pub store: Store,
-    /// Where in it.
-    pub layout: Layout,
+    /// Where it is. Nothing is verified here: who sent the point has done that.
+    pub repository: Repository,
     /// What is read.
     pub point: Point,
 }
@@ -107,14 +157,22 @@ impl Stored {
     pub fn new(wire: &v1::StoredPoint) -> Result<Self, BackupError> {
         let strange = |_| BackupError::Request("the point makes no sense to this agent: is raftsman newer?".to_owned());
         let place = serde_json::from_str(&wire.place).map_err(strange)?;
-        let layout = Layout::new(&wire.prefix, &name(&wire.fleet)?, &name(&wire.cluster)?);
+        let cluster = name(&wire.cluster)?;
+        let layout = Layout::new(&wire.prefix, &name(&wire.fleet)?, &cluster);
         let point = serde_json::from_str(&wire.point).map_err(strange)?;
-        Ok(Self { store: Store::open(&place)?, layout, point })
+        let repository = Repository { store: Store::open(&place)?, layout, cluster, trust: Trust::default() };
+        Ok(Self { repository, point })
+    }
+
+    /// How many bytes come out of it.
+    pub fn bytes(&self) -> u64 {
+        let changes: u64 = self.point.batches.iter().map(|batch| batch.lines.bytes).sum();
+        self.point.full.snapshot.bytes.saturating_add(changes)
     }
 
     /// Writes the snapshot of its full backup down, all of it checked.
     pub async fn fetch(&self, moved: &Moved, to: std::fs::File) -> Result<(), FullError> {
-        full::fetch(&self.store, &self.layout, &self.point.full, &Keys::default(), moved, to).await.map(drop)
+        full::fetch(&self.repository, &self.point.full, &Keys::default(), moved, to).await.map(drop)
     }
 }
 
@@ -127,25 +185,30 @@ pub fn name(text: &str) -> Result<Name, BackupError> {
 pub async fn take(agent: &Agent, order: &Order, moved: &Moved) -> Result<Manifest, BackupError> {
     let boot = agent.claim.boot();
     let member = name(&boot.machine)?;
-    let store = Store::open(&order.place)?;
+    let repository = order.repository()?;
     let mut client = client(agent, order).await?;
     let status = bounded(async { Ok(client.status().await?) }).await?;
     let begun = Timestamp::now();
     // Whoever answers this has all that was acknowledged until now, and what it sends from now on holds it.
     let read = now(&mut client).await?;
     let revision = read.revision();
+    let cluster_id = ClusterId(read.cluster_id());
+    order.expect(cluster_id)?;
+    let newest = repository.found().await?.newest_of(cluster_id);
+    let previous = newest.map(|full| full.check()).transpose().map_err(FullError::from)?;
     let mut about = About {
         name: FullName::new(begun, revision),
         fleet: order.fleet.clone(),
         fleet_id: boot.fleet_id,
         cluster: order.cluster.clone(),
-        cluster_id: ClusterId(read.cluster_id()),
+        cluster_id,
         member,
-        version: EtcdVersion::parse(status.version()).unwrap_or_default(),
+        version: Answered::read(&status)?.version,
         begun,
         upto: None,
+        histories: order.histories.clone(),
+        previous,
     };
-    let (layout, seals) = (&order.layout, &order.seals);
     let hashed = Box::pin(hash(client.clone(), revision));
     let mut snapshot = bounded(async { Ok(client.snapshot().await?) }).await?;
     // Once the first piece is there, nothing that is written from then on gets into it.
@@ -153,7 +216,7 @@ pub async fn take(agent: &Agent, order: &Order, moved: &Moved) -> Result<Manifes
     about.upto = Some(now(&mut client).await?.revision());
     let first = stream::iter(first.map(|first| Ok(Bytes::copy_from_slice(first.blob()))));
     let snapshot = first.chain(pieces(snapshot));
-    Ok(Box::pin(full::take(&store, layout, about, seals, snapshot, hashed, moved)).await?)
+    Ok(Box::pin(full::take(&repository, &order.signer, about, &order.seals, snapshot, hashed, moved)).await?)
 }
 
 /// How far the cluster is, as its majority says.

@@ -4,15 +4,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
 use raftsman_api::claim::{self, JoinToken, MIN_NONCE_BYTES};
-use raftsman_api::tls::{self, Identity, ServerTls, TlsError};
+use raftsman_api::tls::{self, Identity, Peer, ServerTls, TlsError};
 use raftsman_api::v1;
 use raftsman_core::boot::Boot;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
+use rustls::server::WebPkiClientVerifier;
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 
+use crate::access::{Access, AccessError};
 use crate::boot::{self, BootError};
 use crate::certs::{self, CertsError, Store};
 use crate::root::Root;
@@ -40,6 +42,9 @@ pub enum ClaimError {
     /// A nonce too short to be fresh.
     #[error("the nonce must have at least {MIN_NONCE_BYTES} bytes")]
     ShortNonce,
+    /// What was said of clients is at fault.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// The boot data is at fault.
     #[error(transparent)]
     Boot(#[from] BootError),
@@ -74,16 +79,27 @@ pub struct Claim {
     root: Root,
     boot: Mutex<Boot>,
     store: Store,
-    roots: Arc<RootCertStore>,
+    trust: Mutex<Trusted>,
     tls: ServerTls,
     incarnation: String,
+}
+
+/// The CAs of the fleet, as this agent was told last.
+#[derive(Clone, Debug)]
+struct Trusted {
+    pem: String,
+    roots: Arc<RootCertStore>,
+    /// What the report says of it; none where it is what the boot data says.
+    digest: Option<String>,
 }
 
 impl Claim {
     /// The claim as the disk tells it: claimed means that there is a certificate.
     pub fn open(root: &Root, mut boot: Boot, incarnation: String) -> Result<Self, ClaimError> {
         let store = Store::new(root.agent_tls());
-        let roots = tls::roots(&boot.fleet_ca_pem)?;
+        let access = Access::read(root)?;
+        let pem = access.as_ref().map_or_else(|| boot.fleet_ca_pem.clone(), |access| access.trust_pem.clone());
+        let roots = tls::roots(&pem)?;
         let identity = match store.identity()? {
             Some(identity) => {
                 if boot.join_token.is_some() {
@@ -95,7 +111,11 @@ impl Claim {
             None => self_signed(&pending(&store)?, &boot.machine)?,
         };
         let tls = ServerTls::new(identity, Arc::clone(&roots))?;
-        Ok(Self { root: root.clone(), boot: Mutex::new(boot), store, roots, tls, incarnation })
+        if let Some(access) = &access {
+            tls.accept_only(Arc::clone(&roots), access.revoked.clone())?;
+        }
+        let trust = Mutex::new(Trusted { pem, roots, digest: access.map(|access| access.digest()) });
+        Ok(Self { root: root.clone(), boot: Mutex::new(boot), store, trust, tls, incarnation })
     }
 
     /// What connections are accepted with.
@@ -159,7 +179,34 @@ impl Claim {
 
     /// The agent's certificate, for the report.
     pub fn describe(&self) -> Result<Option<v1::Certificate>, CertsError> {
-        self.store.describe(v1::Purpose::Agent, &self.boot().fleet_ca_pem)
+        self.store.describe(v1::Purpose::Agent, &self.trusted().pem)
+    }
+
+    /// Digest of which clients are accepted, for the report; none where that is what the boot data says.
+    pub fn access_digest(&self) -> Option<String> {
+        self.trusted().digest
+    }
+
+    /// Accepts other clients from now on: `caller` must be among them.
+    pub fn set_access(&self, access: &Access, caller: &Peer) -> Result<(), AccessError> {
+        let roots = tls::roots(&access.trust_pem)?;
+        let accepts = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), tls::provider())
+            .build()
+            .map_err(TlsError::ClientVerifier)?;
+        let [leaf, above @ ..] = caller.client.as_slice() else { return Err(AccessError::LockedOut) };
+        let accepted = accepts.verify_client_cert(leaf, above, UnixTime::now()).is_ok();
+        if !accepted || access.revoked.contains(&caller.client_key) {
+            return Err(AccessError::LockedOut);
+        }
+        let mut trust = self.trust.lock().unwrap_or_else(PoisonError::into_inner);
+        access.write(&self.root)?;
+        self.tls.accept_only(Arc::clone(&roots), access.revoked.clone())?;
+        *trust = Trusted { pem: access.trust_pem.clone(), roots, digest: Some(access.digest()) };
+        Ok(())
+    }
+
+    fn trusted(&self) -> Trusted {
+        self.trust.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn token(&self, boot: &mut Boot) -> Result<JoinToken, ClaimError> {
@@ -183,7 +230,7 @@ impl Claim {
         let chain = tls::certificates(chain_pem, "agent's certificate chain").map_err(CertsError::Sent)?;
         let name = tls::machine_name(&boot.machine, &boot.fleet_id);
         let server_name = ServerName::try_from(name.clone()).map_err(|_| TlsError::Name { name: name.clone() })?;
-        WebPkiServerVerifier::builder_with_provider(Arc::clone(&self.roots), tls::provider())
+        WebPkiServerVerifier::builder_with_provider(self.trusted().roots, tls::provider())
             .build()
             .map_err(TlsError::ClientVerifier)?
             .verify_server_cert(&chain[0], &chain[1..], &server_name, &[], UnixTime::now())

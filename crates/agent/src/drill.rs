@@ -8,7 +8,7 @@ use etcd_client::Client;
 use jiff::Timestamp;
 use raftsman_backup::drill::{self, Tried};
 use raftsman_backup::full::{self, FullError, Moved};
-use raftsman_backup::{Keys, Point, PointError, Store, Wish};
+use raftsman_backup::{Keys, PointError, Repository, Wish, point};
 use raftsman_core::backup::Drill;
 use raftsman_core::spec::EtcdVersion;
 use tokio::time::{Instant, sleep};
@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 use crate::Agent;
 use crate::backup::{self, BackupError, Order, Stored};
 use crate::keeper::due;
-use crate::rehearsal::{Rehearsal, RehearsalError};
+use crate::rehearsal::{Rehearsal, RehearsalError, Room};
 use crate::service::told;
 
 /// How long after one that failed the next is tried, at most.
@@ -81,8 +81,8 @@ async fn turn(
     practice: Practice,
     client: &mut Client,
 ) -> Result<Duration, DrillError> {
-    let store = Store::open(&order.place).map_err(BackupError::from)?;
-    if let Some(last) = drill::last(&store, &order.layout).await? {
+    let repository = order.repository()?;
+    if let Some(last) = drill::last(&repository, Timestamp::now()).await? {
         note(agent, &last)?;
         let wait = due(practice.every, last.at);
         if !wait.is_zero() {
@@ -91,7 +91,7 @@ async fn turn(
     }
     let current = backup::now(client).await?.revision();
     let (who, order) = (Arc::clone(agent), order.clone());
-    let trying = Box::pin(async move { try_newest(&who, &order, store, practice.version, current).await });
+    let trying = Box::pin(async move { try_newest(&who, &order, repository, practice.version, current).await });
     let done = agent.background.run(trying).await?;
     tracing::info!(backup = %done.backup, took_ms = done.took_ms, "a drill: the newest backup came back");
     note(agent, &done)?;
@@ -101,27 +101,44 @@ async fn turn(
 
 /// For whoever asks.
 fn note(agent: &Agent, drill: &Drill) -> Result<(), FullError> {
-    agent.keeper.known().drill = drill.text()?;
+    agent.keeper.known().drill = serde_json::to_string(drill)?;
     Ok(())
 }
 
 async fn try_newest(
     agent: &Agent,
     order: &Order,
-    store: Store,
+    repository: Repository,
     version: EtcdVersion,
     current: i64,
 ) -> Result<Drill, DrillError> {
     let (now, begun) = (Timestamp::now(), Instant::now());
-    let point = Point::find(&store, &order.layout, &order.cluster, Wish::Newest, &Keys::default()).await?;
-    let at = Stored { store, layout: order.layout.clone(), point };
+    let point = point::find(&repository, Wish::Newest, &order.histories, &Keys::default()).await?;
+    let at = Stored { repository, point };
+    let room = Room::of(agent);
+    room.holds(at.bytes())?;
+    tokio::select! {
+        full = room.ends() => Err(full.into()),
+        tried = Box::pin(try_point(agent, order, &at, version, now, begun, current)) => tried,
+    }
+}
+
+async fn try_point(
+    agent: &Agent,
+    order: &Order,
+    at: &Stored,
+    version: EtcdVersion,
+    now: Timestamp,
+    begun: Instant,
+    current: i64,
+) -> Result<Drill, DrillError> {
     let mut rehearsal = Rehearsal::begin(agent, &version.to_string()).await?;
-    rehearsal.fetch(&at, &Moved::default()).await?;
+    rehearsal.fetch(at, &Moved::default()).await?;
     let mut running = rehearsal.start(agent).await?;
     full::holds(&at.point.full, running.hashed(at.point.full.about.name.revision()).await?)?;
-    running.replay_from(&at).await?;
+    running.replay_from(at).await?;
     let (revision, keys) = running.ended(0).await?;
     let machine = backup::name(&agent.claim.boot().machine)?;
     let tried = Tried { machine, version, revision, keys, took: begun.elapsed() };
-    Ok(drill::record(&at.store, &at.layout, &at.point, tried, now, Some(current)).await?)
+    Ok(drill::record(&at.repository, Some(&order.signer), &at.point, tried, now, Some(current)).await?)
 }

@@ -40,6 +40,51 @@ pub enum EtcdError {
         /// What came.
         found: String,
     },
+    /// No admin vouches for it.
+    #[error(
+        "{program} {version} is not pinned on this machine, and is neither installed nor run: an admin pins its SHA-256, \
+         which `raftsman apply` does"
+    )]
+    NotPinned {
+        /// The program.
+        program: Program,
+        /// The version.
+        version: String,
+    },
+    /// An admin vouches for other bytes.
+    #[error(
+        "{program} {version}: the SHA-256 {found} is not the one that an admin pinned, {pinned}: nothing was installed"
+    )]
+    OtherPin {
+        /// The program.
+        program: Program,
+        /// The version.
+        version: String,
+        /// What was pinned.
+        pinned: String,
+        /// What was asked for.
+        found: String,
+    },
+    /// What is installed was changed since.
+    #[error(
+        "{} has the SHA-256 {found}, not the {pinned} that an admin pinned for {program} {version}: it was changed on this \
+         machine, and is not run. Find out by whom; then remove the file, and `raftsman apply` installs it again", path.display()
+    )]
+    Swapped {
+        /// Where.
+        path: PathBuf,
+        /// The program.
+        program: Program,
+        /// The version.
+        version: String,
+        /// What was pinned.
+        pinned: String,
+        /// What is there.
+        found: String,
+    },
+    /// The list of pins is damaged.
+    #[error("agent/pinned.json is malformed: remove it, and `raftsman apply` pins what it installs again")]
+    Pins(#[source] serde_json::Error),
     /// A configuration other than was promised.
     #[error("the configuration's SHA-256 is {found}, the call says {expected}: nothing was written")]
     OtherConfig {
@@ -118,6 +163,21 @@ impl Wanted {
             return Err(EtcdError::Digest(sha256));
         }
         Ok(Self { program, version: checked_version(version)?.to_owned(), sha256 })
+    }
+
+    /// Which program.
+    pub fn program(&self) -> Program {
+        self.program
+    }
+
+    /// Which version.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Which bytes, in hexadecimal.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
     }
 
     /// Whether the version is there, with exactly these bytes.
@@ -279,6 +339,18 @@ pub fn installed(root: &Root) -> Vec<(String, String)> {
     found
 }
 
+/// All programs that are installed, by the digests that were written down when they were.
+pub fn recorded(root: &Root) -> Vec<Wanted> {
+    let entries = fs::read_dir(root.versions()).into_iter().flatten().flatten();
+    let versions = entries.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())));
+    let programs = versions.flat_map(|(version, dir)| {
+        [Program::Etcd, Program::Etcdutl]
+            .into_iter()
+            .filter_map(move |program| Wanted::new(program, &version, recorded_digest(&dir, program)?.trim()).ok())
+    });
+    programs.collect()
+}
+
 /// Whether this version can be started.
 pub fn has(root: &Root, version: &str) -> bool {
     program(root, Program::Etcd, version).is_ok_and(|found| found.is_some())
@@ -330,6 +402,16 @@ pub fn configuration(root: &Root) -> Result<Option<(String, String)>, EtcdError>
     Ok(Some((digest, text)))
 }
 
+/// The text that `configure` was given, out of the file that it wrote.
+pub fn as_sent(root: &Root, text: &str) -> String {
+    let (configured, _) = birth::split(text);
+    let configured = match configured.split_once('\n') {
+        Some((first, rest)) if first.starts_with(DIGEST_COMMENT) => rest,
+        _ => configured,
+    };
+    configured.replace(&root.path().display().to_string(), "{root}")
+}
+
 /// Replaces etcd's configuration file.
 pub fn write_config(root: &Root, text: &str) -> Result<(), EtcdError> {
     Ok(files::write(&root.config(), text.as_bytes(), files::FOR_ETCD)?)
@@ -353,7 +435,7 @@ fn recorded_digest(dir: &Path, program: Program) -> Option<String> {
     fs::read_to_string(dir.join(program.digest_file())).ok()
 }
 
-fn file_digest(path: &Path) -> Result<Option<String>, FileError> {
+pub(crate) fn file_digest(path: &Path) -> Result<Option<String>, FileError> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.map_err(FileError::of("open", path))?,
@@ -452,5 +534,7 @@ mod tests {
         let (digest, text) = configuration(&root).expect("read").expect("some");
         assert_eq!(digest, hex::sha256(config.as_bytes()));
         assert!(text.contains(&format!("data-dir: {}/etcd/data\n", root.path().display())));
+        assert_eq!(as_sent(&root, &text), config);
+        assert_eq!(as_sent(&root, "name: somebody's own\n"), "name: somebody's own\n");
     }
 }

@@ -19,6 +19,17 @@ pub enum FenceError {
         /// What the agent has obeyed.
         newest: u64,
     },
+    /// No sequence of locks leads there.
+    #[error(
+        "generation {offered} is further ahead of {newest} than locks can be taken: obeying it would lock out every later \
+         operator. The file `generation` of the state is damaged: write {newest} into it, then run the command again"
+    )]
+    TooFar {
+        /// What the call bore.
+        offered: u64,
+        /// What the agent has obeyed.
+        newest: u64,
+    },
     /// It could not be kept.
     #[error(transparent)]
     File(#[from] FileError),
@@ -29,6 +40,10 @@ pub enum FenceError {
         path: PathBuf,
     },
 }
+
+/// How far a generation may be ahead of the newest one obeyed. A lock adds one: this many take 136 years at one a second,
+/// and a fence that was moved by mistake can still be passed afterwards.
+const FURTHEST: u64 = 1 << 32;
 
 /// The newest generation obeyed, kept over restarts.
 #[derive(Debug)]
@@ -59,10 +74,38 @@ impl Fence {
         if offered < *newest {
             return Err(FenceError::Older { offered, newest: *newest });
         }
+        if offered.saturating_sub(*newest) > FURTHEST || offered == u64::MAX {
+            return Err(FenceError::TooFar { offered, newest: *newest });
+        }
         if offered > *newest {
             files::write(&self.path, format!("{offered}\n").as_bytes(), 0o600)?;
             *newest = offered;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generation_that_no_lock_can_have_does_not_move_the_fence() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("generation");
+        let fence = Fence::open(path.clone()).unwrap();
+        fence.pass(7).unwrap();
+        for offered in [u64::MAX, u64::MAX - 1, 1 << 63, 8 + FURTHEST] {
+            let refused = fence.pass(offered).unwrap_err();
+            assert!(matches!(refused, FenceError::TooFar { newest: 7, .. }), "{refused}");
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "7\n");
+        fence.pass(8).unwrap();
+        fence.pass(8 + FURTHEST).unwrap();
+        // In steps that are small enough, the last one is still refused: no generation follows it.
+        std::fs::write(&path, format!("{}\n", u64::MAX - 1)).unwrap();
+        let fence = Fence::open(path).unwrap();
+        assert!(matches!(fence.pass(u64::MAX), Err(FenceError::TooFar { .. })));
+        fence.pass(u64::MAX - 1).unwrap();
     }
 }

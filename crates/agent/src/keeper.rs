@@ -12,11 +12,12 @@ use jiff::Timestamp;
 use prost::Message as _;
 use raftsman_api::v1;
 use raftsman_backup::changes::{ChangesError, End};
-use raftsman_backup::full::{self, Moved};
-use raftsman_backup::prune::{Pruned, prune};
-use raftsman_backup::{Store, StoreError};
+use raftsman_backup::full::{FullError, Moved};
+use raftsman_backup::prune::prune;
+use raftsman_backup::{Repository, StoreError};
 use raftsman_core::backup::{Change, Event, Keep, Lines, Manifest};
-use raftsman_etcd::{EtcdError, bounded};
+use raftsman_core::observed::ClusterId;
+use raftsman_etcd::{Answered, EtcdError, bounded};
 use tokio::sync::{Mutex as Turn, watch};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -31,6 +32,8 @@ use crate::service::{State, told};
 
 /// Whose turn it is: the machine whose name is written here, as long as its lease lives.
 pub const KEY: &str = "raftsman/backup-keeper";
+/// The stamp of settings that cannot be read any more.
+const DAMAGED: &str = "damaged";
 /// Somebody else makes backups this long after the one that did has died.
 const LEASE: Duration = Duration::from_secs(15);
 /// How often the lease is renewed, and the post looked at by those who do not hold it.
@@ -79,8 +82,8 @@ impl From<StoreError> for KeeperError {
     }
 }
 
-impl From<full::FullError> for KeeperError {
-    fn from(error: full::FullError) -> Self {
+impl From<FullError> for KeeperError {
+    fn from(error: FullError) -> Self {
         Self::Backup(error.into())
     }
 }
@@ -93,6 +96,8 @@ struct Charge {
     changes_every: Option<Duration>,
     drill: Option<Practice>,
     keep: Keep,
+    /// Whether this machine removes what is not kept any more.
+    prune: bool,
 }
 
 impl Charge {
@@ -103,7 +108,9 @@ impl Charge {
             every: Duration::from_millis(told.every_ms),
             changes_every: Some(Duration::from_millis(told.changes_every_ms)).filter(|every| !every.is_zero()),
             drill: Practice::new(told.drill_every_ms, &told.drill_version)?,
+            prune: told.prune,
             keep: Keep {
+                last: told.keep_last,
                 hourly: told.keep_hourly,
                 daily: told.keep_daily,
                 weekly: told.keep_weekly,
@@ -129,7 +136,8 @@ impl Keeper {
     pub fn open(root: &Root) -> Result<Self, FileError> {
         let path = root.backups();
         let told = match std::fs::read(&path) {
-            Ok(bytes) => v1::SetBackupsRequest::decode(bytes.as_slice()).unwrap_or_default(),
+            // Not the same as having been told nothing: that would be a machine without backups, and nobody would hear of it.
+            Ok(bytes) => v1::SetBackupsRequest::decode(bytes.as_slice()).unwrap_or_else(|_| damaged()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => v1::SetBackupsRequest::default(),
             Err(error) => return Err(FileError::of("read", &path)(error)),
         };
@@ -188,6 +196,11 @@ impl Keeper {
     }
 }
 
+/// Settings that cannot be read any more. Their stamp is none that raftsman gives, so that they are delivered again.
+fn damaged() -> v1::SetBackupsRequest {
+    v1::SetBackupsRequest { stamp: DAMAGED.to_owned(), ..Default::default() }
+}
+
 /// Does what it was told, as long as the agent runs.
 pub async fn keep(agent: Arc<Agent>) {
     let mut told_now = agent.keeper.told.subscribe();
@@ -197,7 +210,14 @@ pub async fn keep(agent: Arc<Agent>) {
         let work = async {
             match charge {
                 Ok(Some(charge)) => serve(&agent, &charge).await,
-                Ok(None) => std::future::pending().await,
+                Ok(None) => {
+                    if agent.keeper.told.borrow().stamp == DAMAGED {
+                        agent
+                            .keeper
+                            .failed("the settings of backups on this machine are damaged: apply again".to_owned());
+                    }
+                    std::future::pending().await
+                }
                 Err(error) => {
                     agent.keeper.failed(told(&error));
                     std::future::pending().await
@@ -214,7 +234,7 @@ pub async fn keep(agent: Arc<Agent>) {
 async fn serve(agent: &Arc<Agent>, charge: &Charge) {
     let mut rest = REST[0];
     loop {
-        let begun = Instant::now();
+        let (begun, process) = (Instant::now(), agent.service.view().state);
         match Box::pin(term(agent, charge)).await {
             Err(KeeperError::Deposed) => agent.keeper.known().keeps = false,
             Err(error) => {
@@ -226,7 +246,14 @@ async fn serve(agent: &Arc<Agent>, charge: &Charge) {
         }
         // What went well for a while is another matter when it fails.
         rest = if begun.elapsed() > REST[1] { REST[0] } else { (rest * 2).min(REST[1]) };
-        sleep(rest).await;
+        // Nor has an etcd that was started anew anything to do with what the one before could not do.
+        let over = Instant::now() + rest;
+        while Instant::now() < over && agent.service.view().state == process {
+            sleep(LOOK.min(over - Instant::now())).await;
+        }
+        if agent.service.view().state != process {
+            rest = REST[0];
+        }
     }
 }
 
@@ -259,16 +286,17 @@ async fn elected(agent: &Agent, client: &mut Client) -> Result<i64, KeeperError>
     let mut vacant_since: Option<Instant> = None;
     loop {
         let seen = bounded(async { Ok(client.get(KEY, None).await?) }).await?;
-        // Whoever can ask has nothing to complain about: the work is another's.
-        agent.keeper.is_well();
-        if seen.kvs().is_empty() {
+        // One without a lease would never end: it is not a machine's, and in the way of all of them.
+        let taken = seen.kvs().iter().any(|kv| kv.lease() != 0);
+        let left = seen.kvs().first().map_or(0, |kv| kv.mod_revision());
+        if !taken {
             let since = *vacant_since.get_or_insert_with(Instant::now);
             let status = bounded(async { Ok(client.status().await?) }).await?;
             let leads = status.header().is_some_and(|header| header.member_id() == status.leader());
             if !status.is_learner() && (!leads || since.elapsed() >= COURTESY) {
                 let seconds = i64::try_from(LEASE.as_secs()).unwrap_or(i64::MAX);
                 let lease = bounded(async { Ok(client.lease_grant(seconds, None).await?.id()) }).await?;
-                let vacant = Compare::create_revision(KEY, CompareOp::Equal, 0);
+                let vacant = Compare::mod_revision(KEY, CompareOp::Equal, left);
                 let take = TxnOp::put(KEY, name.as_str(), Some(PutOptions::new().with_lease(lease)));
                 let txn = Txn::new().when([vacant]).and_then([take]);
                 if bounded(async { Ok(client.txn(txn).await?.succeeded()) }).await? {
@@ -278,6 +306,8 @@ async fn elected(agent: &Agent, client: &mut Client) -> Result<i64, KeeperError>
             }
         } else {
             vacant_since = None;
+            // The work is another's. What went wrong here is mended once something was written.
+            agent.keeper.is_well();
             agent.keeper.known().held = Some(moment(Timestamp::now()));
         }
         sleep(LOOK).await;
@@ -310,18 +340,17 @@ async fn hold(agent: &Agent, mut client: Client, lease: i64) -> KeeperError {
 
 /// Full backups when they are due, changes between them, and what is old goes.
 async fn work(agent: &Arc<Agent>, charge: &Charge, client: Client) -> Result<std::convert::Infallible, KeeperError> {
-    let Order { layout, place, cluster, .. } = &charge.order;
-    let store = Store::open(place)?;
-    let mut newest = newest(&store, charge).await?;
+    let repository = charge.order.repository()?;
     let status = bounded(async { Ok(client.clone().status().await?) }).await?;
-    let cluster_id = status.header().map_or(0, |header| header.cluster_id());
-    // Of a cluster that was, in whose place another one is: nothing leads from there to here.
-    newest = newest.filter(|full| full.about.cluster_id.0 == cluster_id);
+    let history = Answered::read(&status)?.cluster;
+    charge.order.expect(history)?;
+    let mut newest = newest(agent, &repository, history).await?;
+    agent.keeper.known().store_read = true;
     let mut pruned = None;
     loop {
         let (full, mut end) = match newest.take() {
             Some(full) if charge.changes_every.is_none() => (full, None),
-            Some(full) => match End::find(&store, layout, &full).await {
+            Some(full) => match End::find(&repository, &full).await {
                 Ok(end) => (full, Some(end)),
                 Err(ChangesError::Store(error)) => return Err(error.into()),
                 // Somebody has touched what is in the store: only a full backup can be followed up.
@@ -336,15 +365,23 @@ async fn work(agent: &Arc<Agent>, charge: &Charge, client: Client) -> Result<std
                 (full, charge.changes_every.map(|_| end))
             }
         };
-        tracing::debug!(%cluster, full = %full.about.name, "the newest full backup");
+        tracing::debug!(cluster = %repository.cluster, full = %full.about.name, "the newest full backup");
         agent.keeper.known().full = full.about.name.to_string();
-        if pruned != Some(full.about.name) {
+        if charge.prune && pruned != Some(full.about.name) {
             pruned = Some(full.about.name);
             // Who may not remove can still make them.
-            let beside = match prune(&store, layout, charge.keep, Timestamp::now()).await {
+            let beside = match prune(&repository, charge.keep, Some(history), Timestamp::now(), false).await {
                 Ok(gone) => {
-                    if gone != Pruned::default() {
-                        tracing::info!(fulls = gone.fulls, changes = gone.changes, "old backups removed");
+                    agent.keeper.known().unverified = u32::try_from(gone.ignored.len()).unwrap_or(u32::MAX);
+                    if !gone.ignored.is_empty() {
+                        tracing::warn!(
+                            count = gone.ignored.len(),
+                            "backups cannot be verified, or are from the future"
+                        );
+                    }
+                    let (fulls, changes, locked) = (gone.fulls.len(), gone.changes.len(), gone.locked.len());
+                    if fulls + changes + locked > 0 {
+                        tracing::info!(fulls, changes, locked, "old backups removed");
                     }
                     None
                 }
@@ -355,18 +392,26 @@ async fn work(agent: &Arc<Agent>, charge: &Charge, client: Client) -> Result<std
             };
             *agent.keeper.beside.lock().unwrap_or_else(PoisonError::into_inner) = beside;
         }
-        agent.keeper.is_well();
+        // Where changes are written down, the next batch shows whether that works.
+        if end.is_none() {
+            agent.keeper.is_well();
+        }
         newest = match &mut end {
             None => {
                 sleep(due(charge.every, full.about.name.taken())).await;
                 Some(make(agent, charge).await?)
             }
-            Some(end) => match follow(agent, charge, &store, &full, end, client.clone()).await {
+            Some(end) => match follow(agent, charge, &repository, &full, end, client.clone()).await {
                 Ok(next) => Some(next),
                 // etcd has dropped what was to be read next: only a full backup knows it now.
                 Err(Lost::Compacted) => {
                     tracing::warn!("changes were compacted before they were written down: a full backup follows");
                     None
+                }
+                // An operator removed it, or a rule of the store: a newer one of an operator's may lead on.
+                Err(Lost::Gone) => {
+                    tracing::warn!(full = %full.about.name, "the full backup that changes were written since is gone");
+                    self::newest(agent, &repository, history).await?
                 }
                 Err(Lost::Wrong(error)) => return Err(error),
             },
@@ -380,17 +425,14 @@ pub(crate) fn due(every: Duration, last: Timestamp) -> Duration {
     every.saturating_sub(Duration::try_from(age).unwrap_or_default())
 }
 
-async fn newest(store: &Store, charge: &Charge) -> Result<Option<Manifest>, KeeperError> {
-    let Order { layout, cluster, .. } = &charge.order;
-    for name in full::complete(store, layout).await?.into_iter().rev() {
-        match full::manifest(store, layout, cluster, name).await {
-            Ok(manifest) => return Ok(Some(manifest)),
-            Err(error) if error.is_ours() => return Err(error.into()),
-            // It does not count: the next full backup is made in its place.
-            Err(error) => tracing::warn!(error = told(&error), "a backup does not count"),
-        }
+/// The newest full backup of the history in force that was verified. Those that are refused are counted.
+async fn newest(agent: &Agent, repository: &Repository, history: ClusterId) -> Result<Option<Manifest>, KeeperError> {
+    let found = repository.found().await?;
+    for (name, error) in &found.refused {
+        tracing::warn!(backup = %name, error = told(error), "a backup is not counted");
     }
-    Ok(None)
+    agent.keeper.known().unverified = u32::try_from(found.refused.len()).unwrap_or(u32::MAX);
+    Ok(found.newest_of(history))
 }
 
 /// Makes a full backup, once nobody else makes one here.
@@ -404,7 +446,10 @@ async fn make(agent: &Arc<Agent>, charge: &Charge) -> Result<Manifest, KeeperErr
 }
 
 enum Lost {
+    /// etcd has dropped what was to be read next.
     Compacted,
+    /// The full backup is not in the store any more.
+    Gone,
     Wrong(KeeperError),
 }
 
@@ -419,17 +464,30 @@ impl<E: Into<KeeperError>> From<E> for Lost {
 async fn follow(
     agent: &Arc<Agent>,
     charge: &Charge,
-    store: &Store,
+    repository: &Repository,
     full: &Manifest,
     end: &mut End,
     mut client: Client,
 ) -> Result<Manifest, Lost> {
     let every = charge.changes_every.unwrap_or(charge.every);
     let cluster_id = full.about.cluster_id;
-    let Order { layout, seals, .. } = &charge.order;
+    let Order { signer, seals, .. } = &charge.order;
+    // Changes since a backup that is not there restore nothing.
+    let write = async |end: &mut End, lines: &Lines| {
+        if lines.last().is_none() {
+            return Ok(());
+        }
+        match repository.manifest(full.about.name).await {
+            Err(FullError::Incomplete { .. }) => return Err(Lost::Gone),
+            found => found?,
+        };
+        end.write(repository, signer, cluster_id, seals, lines).await.map_err(Lost::from)
+    };
     let options = WatchOptions::new().with_all_keys().with_start_revision(end.revision + 1);
     let mut watching = client.watch_client().max_decoding_message_size(LARGEST_MESSAGE);
     let mut watch = bounded(async { Ok(watching.watch("", Some(options)).await?) }).await?;
+    // Whatever was done until now is told now, and bears this time.
+    end.late = backup::now(&mut client).await?.revision();
     let mut next = std::pin::pin!(async {
         sleep(due(charge.every, full.about.name.taken())).await;
         make(agent, charge).await
@@ -443,7 +501,7 @@ async fn follow(
     let mut seen = end.revision;
     loop {
         if let Some(next) = made.take_if(|next| seen >= next.most()) {
-            end.write(store, layout, cluster_id, seals, &lines).await?;
+            write(end, &lines).await?;
             return Ok(next);
         }
         tokio::select! {
@@ -455,7 +513,13 @@ async fn follow(
                 if message.canceled() {
                     return Err(KeeperError::WatchLost(message.cancel_reason().to_owned()).into());
                 }
-                for change in changes(&message, Timestamp::now(), &mut leases).await {
+                let now = Timestamp::now();
+                if lines.last().is_some_and(|(_, last)| now < last) {
+                    // The clock was set back: within a batch times only go on.
+                    write(end, &lines).await?;
+                    lines = Lines::default();
+                }
+                for change in changes(&message, now, &mut leases).await {
                     seen = change.revision;
                     lines.push(&change).map_err(ChangesError::from)?;
                 }
@@ -472,7 +536,7 @@ async fn follow(
         // How far the cluster is, whatever this member knows of it.
         let asked = Timestamp::now();
         let revision = backup::now(&mut client).await?.revision();
-        end.write(store, layout, cluster_id, seals, &lines).await?;
+        write(end, &lines).await?;
         lines = Lines::default();
         agent.keeper.is_well();
         let mut known = agent.keeper.known();
@@ -528,5 +592,21 @@ impl Leases {
         let ttl = asked.unwrap_or(0).max(0);
         self.known.insert(lease, ttl);
         ttl
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damaged_settings_are_not_taken_for_none() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = Root::open(dir.path()).expect("root");
+        let stamp = || Keeper::open(&root).expect("a keeper").report(&root).map(|report| report.stamp);
+        assert_eq!(stamp(), None, "it was told nothing");
+        std::fs::create_dir_all(root.backups().parent().expect("a directory")).expect("a directory");
+        std::fs::write(root.backups(), [0xff; 7]).expect("a damaged file");
+        assert_eq!(stamp().as_deref(), Some(DAMAGED));
     }
 }

@@ -6,9 +6,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+use tokio::task::spawn_blocking;
+
+use crate::etcd::{self, EtcdError, Program};
 use crate::files::{self, FileError};
+use crate::pins;
+use crate::process::{self, Handle};
 use crate::root::Root;
-use crate::systemd::{self, Systemd, SystemdError};
+use crate::systemd::{self, Owner, Systemd, SystemdError};
 
 /// Where etcd and its tools find programs, and all that they find in their environment.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -34,6 +39,9 @@ pub enum LaunchError {
     /// systemd could not start it.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
+    /// What is installed must not be run.
+    #[error(transparent)]
+    Binary(#[from] EtcdError),
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -42,7 +50,10 @@ pub enum LaunchError {
 impl LaunchError {
     /// Whether there never was a process: one that ended at once may have written data.
     pub fn nothing_ran(&self) -> bool {
-        matches!(self, Self::Spawn(_) | Self::Systemd(SystemdError::Bus(_) | SystemdError::Refused { .. }))
+        matches!(
+            self,
+            Self::Spawn(_) | Self::Binary(_) | Self::Systemd(SystemdError::Bus(_) | SystemdError::Refused { .. })
+        )
     }
 }
 
@@ -67,6 +78,7 @@ enum Mark {
 impl Launcher {
     /// Starts etcd; its process number.
     pub async fn launch(&self, root: &Root) -> Result<(u32, Run), LaunchError> {
+        verify(root, &etcd::current(root).unwrap_or_default()).await?;
         match self {
             Self::Child => spawn(root),
             Self::Unit(systemd) => {
@@ -76,6 +88,27 @@ impl Launcher {
                 let log = Mark::Invocation(systemd.invocation(systemd::ETCD_UNIT).await);
                 Ok((pid, Run { child: None, log }))
             }
+        }
+    }
+
+    /// The process of an etcd that an agent before this one started: the unit's own, or one that provably is ours.
+    pub async fn running(&self, root: &Root) -> Option<Handle> {
+        match self {
+            Self::Child => process::ours(&root.config_argument(), &root.versions()),
+            Self::Unit(systemd) => {
+                let pid = systemd.main_pid(systemd::ETCD_UNIT).await?;
+                let handle = Handle::open(pid).ok()?;
+                // The number could have changed hands before the handle was opened, so it is asked for once more.
+                (systemd.main_pid(systemd::ETCD_UNIT).await == Some(pid)).then_some(handle)
+            }
+        }
+    }
+
+    /// The user as whom everything runs that is not the agent; its own where it has no other.
+    pub fn unprivileged(&self) -> Option<Owner> {
+        match self {
+            Self::Child => None,
+            Self::Unit(systemd) => Some(systemd.etcd_user()),
         }
     }
 
@@ -114,6 +147,14 @@ impl Launcher {
             None => how,
         }
     }
+}
+
+/// Whether this version may be run: what was installed may have been changed since.
+pub async fn verify(root: &Root, version: &str) -> Result<(), LaunchError> {
+    let (root, version) = (root.clone(), version.to_owned());
+    let checked = spawn_blocking(move || pins::verified(&root, Program::Etcd, &version)).await;
+    checked.map_err(|error| LaunchError::Spawn(io::Error::other(error)))??;
+    Ok(())
 }
 
 fn spawn(root: &Root) -> Result<(u32, Run), LaunchError> {

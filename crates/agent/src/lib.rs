@@ -11,11 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raftsman_api::hex;
-use raftsman_api::tls::{ServerStream, ServerTls};
 use raftsman_api::v1::agent_server::AgentServer;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::background::Background;
@@ -29,12 +27,15 @@ use crate::root::Root;
 use crate::service::{Service, ServiceError};
 use crate::systemd::{Systemd, SystemdError};
 
+pub mod accept;
+pub mod access;
 pub mod background;
 pub mod backup;
 pub mod birth;
 pub mod boot;
 pub mod certs;
 pub mod claim;
+pub mod confine;
 pub mod data;
 pub mod db;
 pub mod delivery;
@@ -49,6 +50,7 @@ pub mod keeper;
 pub mod launch;
 pub mod measure;
 pub mod metrics;
+pub mod pins;
 pub mod ports;
 pub mod process;
 pub mod rehearsal;
@@ -61,8 +63,6 @@ pub mod status;
 pub mod systemd;
 pub mod wal;
 
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-const MOST_HANDSHAKES: usize = 64;
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
@@ -105,6 +105,9 @@ pub enum AgentError {
     /// systemd is at fault.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
+    /// What may be run cannot be told.
+    #[error(transparent)]
+    Pins(#[from] etcd::EtcdError),
     /// The server ended.
     #[error("the gRPC server failed")]
     Serve(#[from] tonic::transport::Error),
@@ -150,6 +153,7 @@ pub async fn run(root: &Path, under: Under) -> Result<(), AgentError> {
     let mut lock = lock(&root).await?;
     rehearsal::sweep(&root);
     root.prepare()?;
+    pins::begin(&root)?;
     let boot = boot::read(&root)?;
     // The machine may have got another address while no agent lived.
     let listen = SocketAddr::new(boot.address, boot.agent_port);
@@ -184,41 +188,9 @@ pub async fn run(root: &Path, under: Under) -> Result<(), AgentError> {
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .add_service(AgentServer::new(server))
-        .serve_with_incoming(ReceiverStream::new(accept(listener, tls)))
+        .serve_with_incoming(ReceiverStream::new(accept::accept(listener, tls)))
         .await?;
     Ok(())
-}
-
-/// Connections after their handshakes, which go on side by side so that a slow client holds up nobody.
-fn accept(listener: TcpListener, tls: ServerTls) -> mpsc::Receiver<io::Result<ServerStream>> {
-    let (accepted, connections) = mpsc::channel(16);
-    let places = Arc::new(Semaphore::new(MOST_HANDSHAKES));
-    tokio::spawn(async move {
-        loop {
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-            let (tcp, from) = match listener.accept().await {
-                Ok(connection) => connection,
-                Err(error) => {
-                    // Such as too many open files: it passes, and must not be tried in a hot loop.
-                    tracing::warn!(%error, "cannot accept a connection");
-                    sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            };
-            let (tls, accepted) = (tls.clone(), accepted.clone());
-            tokio::spawn(async move {
-                let _place = place;
-                match timeout(HANDSHAKE_LIMIT, tls.accept(tcp)).await {
-                    Ok(Ok(stream)) => drop(accepted.send(Ok(stream)).await),
-                    // Whoever looks whether the port is open hangs up at once.
-                    Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {}
-                    Ok(Err(error)) => tracing::warn!(%from, %error, "client refused in the handshake"),
-                    Err(_) => tracing::warn!(%from, "client refused: the handshake took too long"),
-                }
-            });
-        }
-    });
-    connections
 }
 
 /// The lock that says that an agent lives here, its number not in it yet; released by the system when the agent ends, however it ends.

@@ -80,7 +80,7 @@ pub fn text(report: &v1::ReportReply) -> String {
                 "All written until then is in the store, since the epoch.",
                 &[(&[], covered)],
             );
-            if let Ok(drill) = Drill::read(backups.drill.as_bytes()) {
+            if let Ok(drill) = serde_json::from_str::<Drill>(&backups.drill) {
                 gauge(
                     "backup_drill_seconds",
                     "When the newest backup was last restored to see whether it can be, since the epoch.",
@@ -166,7 +166,7 @@ mod tests {
                 keeps: true,
                 full: "20261115T230000Z-0000000000012345678".to_owned(),
                 covered: Some(prost_types::Timestamp { seconds: 1_794_783_661, nanos: 5 }),
-                drill: drill.text().expect("a text"),
+                drill: serde_json::to_string(&drill).expect("a text"),
                 ..v1::BackupsReport::default()
             }),
             disk: Some(v1::Disk { free_bytes: 10, total_bytes: 20 }),

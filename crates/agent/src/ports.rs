@@ -22,7 +22,8 @@ pub struct Taken {
 
 /// The addresses that etcd's configuration listens on; the usual two on the machine's address when it names none.
 pub fn wanted(config: &str, address: IpAddr) -> Vec<SocketAddr> {
-    const KEYS: [&str; 3] = ["listen-client-urls:", "listen-peer-urls:", "listen-metrics-urls:"];
+    const KEYS: [&str; 4] =
+        ["listen-client-urls:", "listen-client-http-urls:", "listen-peer-urls:", "listen-metrics-urls:"];
     let mut found: Vec<SocketAddr> = config
         .lines()
         .filter_map(|line| KEYS.iter().find_map(|key| line.strip_prefix(key)))

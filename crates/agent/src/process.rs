@@ -1,30 +1,60 @@
-//! `/proc` → the processes that carry a certain argument or hold a certain file. No pid file can be stale that way.
+//! `/proc` → the processes that are ours, and those that hold a certain file. No pid file can be stale that way.
 
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 use tokio::sync::watch;
+
+use crate::systemd::{self, ETCD_USER};
 
 fn pids() -> impl Iterator<Item = u32> {
     fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Whether this process runs and has exactly this argument. A zombie has none.
-pub fn has_argument(pid: u32, argument: &str) -> bool {
-    fs::read(format!("/proc/{pid}/cmdline"))
-        .is_ok_and(|line| line.split(|byte| *byte == 0).skip(1).any(|found| found == argument.as_bytes()))
+/// A process that runs a program from below this directory as a user of ours, with exactly this argument. The argument
+/// alone proves nothing: every local user can start a process with it.
+pub fn ours(argument: &str, programs: &Path) -> Option<Handle> {
+    let programs = programs.canonicalize().ok()?;
+    let is_ours = |pid: u32| has_argument(pid, argument) && runs_from(pid, &programs) && is_trusted(pid);
+    let pid = pids().find(|pid| is_ours(*pid))?;
+    match Handle::open(pid) {
+        // The number could have changed hands before the handle was opened, so it is looked at once more.
+        Ok(handle) => is_ours(pid).then_some(handle),
+        Err(error) => {
+            tracing::warn!(pid, %error, "a process of ours ended before it could be watched");
+            None
+        }
+    }
 }
 
-/// The process that runs with exactly this argument.
-pub fn with_argument(argument: &str) -> Option<u32> {
-    pids().find(|pid| has_argument(*pid, argument))
+/// Whether the program that this process runs is one from below this directory. It may have been replaced since: its link
+/// then ends in ` (deleted)`, and still begins with where it was.
+fn runs_from(pid: u32, programs: &Path) -> bool {
+    fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| program.starts_with(programs))
+}
+
+/// Whether this process runs as the agent's own user, or as the one that the agent runs etcd as.
+fn is_trusted(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let users: Vec<u32> = users.into_iter().flat_map(str::split_whitespace).filter_map(|id| id.parse().ok()).collect();
+    let own = geteuid().as_raw();
+    let service = || systemd::owner(ETCD_USER).ok().flatten().map(|owner| owner.user);
+    !users.is_empty() && users.iter().all(|user| *user == own || Some(*user) == service())
+}
+
+/// Whether this process runs and has exactly this argument. A zombie has none.
+fn has_argument(pid: u32, argument: &str) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline"))
+        .is_ok_and(|line| line.split(|byte| *byte == 0).skip(1).any(|found| found == argument.as_bytes()))
 }
 
 /// The process that has a file open whose link in `/proc` reads so.

@@ -6,9 +6,11 @@
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Client, GetOptions, LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp};
+use futures::FutureExt as _;
 use raftsman_backup::Keys;
 use raftsman_backup::changes::{self, ChangesError};
 use raftsman_backup::full::{FullError, Moved};
@@ -17,17 +19,22 @@ use raftsman_etcd::{EtcdError, PROBE_KEY, bounded, dial, within};
 use rustix::process::Signal;
 use tokio::fs::File;
 use tokio::io::AsyncWriteExt as _;
-use tokio::process::{Child, Command};
+use tokio::process::Child;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::Agent;
 use crate::backup::{self, BackupError, Stored};
-use crate::etcd::{self, Program};
+use crate::certs;
+use crate::confine::Workspace;
+use crate::etcd::Program;
 use crate::files::{self, FileError};
-use crate::launch::PATH;
+use crate::pins;
 use crate::process;
 use crate::restore::{self, RestoreError};
 use crate::root::Root;
+use crate::service::disk;
 
 /// How long etcd may take to serve what was restored.
 const STARTING: Duration = Duration::from_secs(120);
@@ -82,6 +89,19 @@ pub enum RehearsalError {
     /// It could not be run.
     #[error("etcd could not be run")]
     Run(#[source] std::io::Error),
+    /// No room for it.
+    #[error(
+        "{free} MiB are free on the disk of etcd's data, and {needed} MiB are needed beside {reserve} MiB that stay free for etcd: \
+         make room, or try the backup on a machine of another cluster, with `raftsman drill --from`"
+    )]
+    NoRoom {
+        /// What is free.
+        free: u64,
+        /// What is needed.
+        needed: u64,
+        /// What stays free.
+        reserve: u64,
+    },
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -90,32 +110,82 @@ pub enum RehearsalError {
     Request(String),
 }
 
+/// How often the room is looked at while a backup is tried.
+const WATCH_ROOM: Duration = Duration::from_millis(250);
+/// What etcd needs to go on: its log grows by segments of 64 MiB, and a database that is full takes no write.
+const LEAST_RESERVE: u64 = 256 << 20;
+const MOST_RESERVE: u64 = 8 << 30;
+const END_OF_CERTIFICATE: &str = "-----END CERTIFICATE-----";
+/// The first segment of a new member's log, and what its database grows by.
+const LOG: u64 = 128 << 20;
+
+/// The room on the disk of etcd's data. A part of it stays free, so that a member lives beside what is tried.
+#[derive(Debug, Clone)]
+pub struct Room {
+    root: Root,
+}
+
+impl Room {
+    /// Of this machine.
+    pub fn of(agent: &Agent) -> Self {
+        Self { root: agent.root.clone() }
+    }
+
+    /// Whether there is room for a snapshot and changes of so many bytes, and for the data that is made of them.
+    pub fn holds(&self, bytes: u64) -> Result<(), RehearsalError> {
+        fits(bytes, disk(&self.root)?)
+    }
+
+    /// Comes back when what stays free is about to be used, by whatever process.
+    pub async fn ends(&self) -> RehearsalError {
+        used_up(|| Ok(disk(&self.root)?)).await
+    }
+}
+
+/// What stays free on a disk of this size.
+fn reserve(total: u64) -> u64 {
+    (total / 20).clamp(LEAST_RESERVE, MOST_RESERVE)
+}
+
+/// Whether so many bytes may be tried on a disk of which so much is free.
+fn fits(bytes: u64, (free, total): (u64, u64)) -> Result<(), RehearsalError> {
+    let (needed, reserve) = (bytes.saturating_mul(2).saturating_add(LOG), reserve(total));
+    match free >= needed.saturating_add(reserve) {
+        true => Ok(()),
+        false => Err(RehearsalError::NoRoom { free: free >> 20, needed: needed >> 20, reserve: reserve >> 20 }),
+    }
+}
+
+/// Looks at the disk until less is free than what stays free.
+async fn used_up(mut look: impl FnMut() -> Result<(u64, u64), RehearsalError>) -> RehearsalError {
+    loop {
+        match look() {
+            Ok((free, total)) if free < reserve(total) => {
+                return RehearsalError::NoRoom { free: free >> 20, needed: 0, reserve: reserve(total) >> 20 };
+            }
+            Ok(_) => sleep(WATCH_ROOM).await,
+            Err(error) => return error,
+        }
+    }
+}
+
 /// A throwaway etcd on its way. Dropped, it leaves nothing.
 pub struct Rehearsal {
     version: String,
-    dir: Dir,
+    dir: Workspace,
     snapshot: Option<(PathBuf, File)>,
     /// Whether it was held against the hash behind it.
     checked: bool,
 }
 
-/// A directory that goes when nobody needs it any more.
-struct Dir(PathBuf);
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        // A leftover harms nothing: the agent's next start removes it.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 impl Rehearsal {
     /// Makes room for the snapshot.
     pub async fn begin(agent: &Agent, version: &str) -> Result<Self, RehearsalError> {
-        let dir = Dir(files::beside(&agent.root.etcd().join("rehearsal")));
-        files::make_dir(&dir.0, 0o700)?;
-        let path = dir.0.join("snapshot.db");
-        let file = File::create(&path).await.map_err(FileError::of("create", &path))?;
+        let dir = Workspace::new(&agent.root, "rehearsal", agent.launcher.unprivileged())?;
+        let path = dir.path().join("snapshot.db");
+        let file = files::create(&path, 0o600).map_err(FileError::of("create", &path))?;
+        dir.give(&path)?;
+        let file = File::from_std(file);
         Ok(Self { version: version.to_owned(), dir, snapshot: Some((path, file)), checked: false })
     }
 
@@ -145,15 +215,15 @@ impl Rehearsal {
         drop(file);
         let root = &agent.root;
         let program = |program| -> Result<Option<PathBuf>, RestoreError> {
-            etcd::program(root, program, &self.version).map_err(Into::into)
+            pins::verified(root, program, &self.version).map_err(Into::into)
         };
         let tool = program(Program::Etcdutl)?.ok_or_else(|| RestoreError::NoTool(self.version.clone()))?;
         let binary = program(Program::Etcd)?.ok_or_else(|| RehearsalError::NoEtcd(self.version.clone()))?;
         let address = agent.claim.boot().address;
         let (clients, peers) = (free_port(address)?, free_port(address)?);
         let url = |at: SocketAddr| format!("https://{at}");
-        let data = self.dir.0.join("data");
-        let mut restoring = Command::new(tool);
+        let data = self.dir.path().join("data");
+        let mut restoring = self.dir.command(&tool);
         restoring.args(["snapshot", "restore"]).arg(&path).arg("--data-dir").arg(&data).args([
             "--name=rehearsal".to_owned(),
             format!("--initial-cluster=rehearsal={}", url(peers)),
@@ -161,12 +231,14 @@ impl Rehearsal {
             "--initial-cluster-token=rehearsal".to_owned(),
             format!("--skip-hash-check={}", self.checked),
         ]);
-        restore::carry_out(&mut restoring, &self.dir.0).await?;
+        restore::carry_out(&mut restoring).await?;
         // It is in the data now.
         std::fs::remove_file(&path).map_err(FileError::of("remove", &path))?;
-        let log = self.dir.0.join("etcd.log");
+        let log = self.dir.path().join("etcd.log");
         let log = std::fs::File::create(&log).map_err(FileError::of("create", &log))?;
-        let process = Command::new(binary)
+        let process = self
+            .dir
+            .command(&binary)
             .args(["--name=rehearsal", "--log-level=warn", "--auto-compaction-retention=0"])
             .arg(mark(root))
             // Whatever was written as one is written as one here.
@@ -175,22 +247,34 @@ impl Rehearsal {
             .arg(format!("--listen-client-urls={}", url(clients)))
             .arg(format!("--advertise-client-urls={}", url(clients)))
             .arg(format!("--listen-peer-urls={}", url(peers)))
-            .args(tls("", &root.server_tls()))
-            .args(tls("peer-", &root.peer_tls()))
-            .env_clear()
-            .env("PATH", PATH)
-            .current_dir(&self.dir.0)
-            .stdin(Stdio::null())
+            .args(tls("", &root.server_tls(), &self.only_us(agent)?))
+            .args(tls("peer-", &root.peer_tls(), &root.peer_tls().join("current/ca.crt")))
+            // It would be a client of its own, and let in by nobody.
+            .arg("--enable-grpc-gateway=false")
             .stdout(Stdio::null())
             .stderr(log)
-            .kill_on_drop(true)
             .spawn()
             .map_err(RehearsalError::Run)?;
         let client = serving(agent, clients).await.map_err(RehearsalError::Silent)?;
-        let mut running =
-            Running { client, leases: Vec::new(), renewed: Instant::now(), _process: process, _dir: self.dir };
+        let leases = Leases::default();
+        let renewing = tokio::spawn(renewing(Arc::clone(&leases)));
+        let mut running = Running { client, leases, renewing, at: None, _process: process, _dir: self.dir };
+        running.at = Some(running.revision().await?);
         running.adopt_leases().await?;
         Ok(running)
+    }
+
+    /// Whom a throwaway etcd trusts: this machine's agent by its very certificate, not everybody whom the same authority
+    /// has signed. A backup may be of a time without auth, and every client of the cluster would read all of it.
+    fn only_us(&self, agent: &Agent) -> Result<PathBuf, RehearsalError> {
+        let own = certs::Store::new(agent.root.client_tls()).current_dir().ok_or(BackupError::NotReady)?;
+        let own = own.join("tls.crt");
+        let chain = std::fs::read_to_string(&own).map_err(FileError::of("read", &own))?;
+        let end = chain.find(END_OF_CERTIFICATE).map_or(chain.len(), |at| at + END_OF_CERTIFICATE.len());
+        let trusted = self.dir.path().join("trusted.crt");
+        files::write(&trusted, format!("{}\n", &chain[..end]).as_bytes(), 0o600)?;
+        self.dir.give(&trusted)?;
+        Ok(trusted)
     }
 }
 
@@ -201,20 +285,19 @@ fn mark(root: &Root) -> String {
 
 /// Ends one that an agent has left behind which was killed.
 pub fn sweep(root: &Root) {
-    if let Some(left) = process::with_argument(&mark(root)).and_then(|pid| process::Handle::open(pid).ok()) {
+    if let Some(left) = process::ours(&mark(root), &root.versions()) {
         tracing::info!(pid = left.pid(), "a rehearsal that was broken off is ended");
         let _ = left.signal(Signal::KILL);
     }
 }
 
-/// What etcd is told of keys and certificates; only who has one of ours gets in.
-fn tls(prefix: &str, dir: &Path) -> [String; 4] {
-    let dir = dir.join("current");
-    let file = |flag: &str, name: &str| format!("--{prefix}{flag}={}", dir.join(name).display());
+/// What etcd is told of keys and certificates, and of whom it lets in.
+fn tls(prefix: &str, dir: &Path, trusted: &Path) -> [String; 4] {
+    let file = |flag: &str, path: &Path| format!("--{prefix}{flag}={}", path.display());
     [
-        file("cert-file", "tls.crt"),
-        file("key-file", "tls.key"),
-        file("trusted-ca-file", "ca.crt"),
+        file("cert-file", &dir.join("current/tls.crt")),
+        file("key-file", &dir.join("current/tls.key")),
+        file("trusted-ca-file", trusted),
         format!("--{prefix}client-cert-auth=true"),
     ]
 }
@@ -241,13 +324,35 @@ async fn serving(agent: &Agent, at: SocketAddr) -> Result<Client, EtcdError> {
     }
 }
 
+type Leases = Arc<Mutex<Vec<(i64, LeaseKeeper, LeaseKeepAliveStream)>>>;
+
+async fn renewing(leases: Leases) {
+    loop {
+        for (_, asking, answers) in &mut *leases.lock().await {
+            // Nobody waits for the answer: one that has gone shows at the next change.
+            let _ = asking.keep_alive().await;
+            let _ = answers.message().now_or_never();
+        }
+        sleep(RENEW).await;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.renewing.abort();
+    }
+}
+
 /// A throwaway etcd that serves. Dropped, it leaves nothing.
 pub struct Running {
     client: Client,
-    leases: Vec<(i64, LeaseKeeper, LeaseKeepAliveStream)>,
-    renewed: Instant,
+    leases: Leases,
+    /// Renews them all the while, also when something else takes long.
+    renewing: JoinHandle<()>,
+    /// The last revision that was restored or made again: nobody else writes here.
+    at: Option<i64>,
     _process: Child,
-    _dir: Dir,
+    _dir: Workspace,
 }
 
 impl Running {
@@ -277,7 +382,7 @@ impl Running {
     /// Makes all changes again that a point in a store is made of.
     pub async fn replay_from(&mut self, at: &Stored) -> Result<(), RehearsalError> {
         for batch in &at.point.batches {
-            let opened = changes::open(&at.store, &at.layout, batch, &Keys::default()).await?;
+            let opened = changes::open(&at.repository, batch, &Keys::default()).await?;
             self.replay(&opened.changes, at.point.revision.unwrap_or(0)).await?;
         }
         Ok(())
@@ -295,6 +400,10 @@ impl Running {
     /// Makes changes again, up to this revision. Those that it holds already are passed over.
     pub async fn replay(&mut self, changes: &[Change], upto: i64) -> Result<(), RehearsalError> {
         let mut at = self.revision().await?;
+        // A lease that ended meanwhile took keys with it, and a revision: what was written at that one would be passed over.
+        if let Some(expected) = self.at.filter(|expected| *expected != at) {
+            return Err(RehearsalError::OtherRevision { expected, found: at });
+        }
         if upto > 0 && at > upto {
             return Err(RehearsalError::TooFar { wanted: upto, found: at });
         }
@@ -319,16 +428,15 @@ impl Running {
             if at != change.revision {
                 return Err(RehearsalError::OtherRevision { expected: change.revision, found: at });
             }
-            if self.renewed.elapsed() > RENEW {
-                self.renew().await?;
-            }
+            self.at = Some(at);
         }
+        self.at = Some(at);
         Ok(())
     }
 
     /// A lease that keys go with.
     async fn lease(&mut self, id: i64, ttl: i64) -> Result<(), RehearsalError> {
-        if self.leases.iter().any(|(known, ..)| *known == id) {
+        if self.leases.lock().await.iter().any(|(known, ..)| *known == id) {
             return Ok(());
         }
         let seconds = if ttl > 0 { ttl } else { SOME_SECONDS };
@@ -347,20 +455,51 @@ impl Running {
 
     async fn hold(&mut self, id: i64) -> Result<(), RehearsalError> {
         let (asking, answers) = bounded(async { Ok(self.client.lease_keep_alive(id).await?) }).await?;
-        self.leases.push((id, asking, answers));
+        self.leases.lock().await.push((id, asking, answers));
         Ok(())
     }
+}
 
-    async fn renew(&mut self) -> Result<(), RehearsalError> {
-        for (_, asking, answers) in &mut self.leases {
-            // One that has gone shows at the next change.
-            let _ = bounded(async {
-                asking.keep_alive().await?;
-                Ok(answers.message().await?)
-            })
-            .await;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+    /// Of its 10 GiB, half a GiB stays free.
+    const DISK: u64 = 10 * GIB;
+
+    #[test]
+    fn what_leaves_etcd_too_little_is_not_tried() {
+        for (total, stays) in [(GIB, 256 * MIB), (DISK, 512 * MIB), (1024 * GIB, 8 * GIB), (u64::MAX, 8 * GIB)] {
+            assert_eq!(reserve(total), stays, "{total}");
         }
-        self.renewed = Instant::now();
-        Ok(())
+        // The snapshot, the data that is made of it, a log, and what stays free.
+        let least = 2 * GIB + 128 * MIB + 512 * MIB;
+        fits(GIB, (least, DISK)).expect("room");
+        let refused = fits(GIB, (least - 1, DISK)).expect_err("a byte too little").to_string();
+        let says = "2687 MiB are free on the disk of etcd's data, and 2176 MiB are needed beside 512 MiB";
+        assert!(refused.starts_with(says), "{refused}");
+        // Also of something that is empty: a log is made, and what stays free is for the member alone.
+        assert!(fits(0, (600 * MIB, DISK)).is_err());
+        // An operator may announce any number of bytes.
+        for bytes in [DISK, u64::MAX / 2, u64::MAX] {
+            assert!(matches!(fits(bytes, (DISK, DISK)), Err(RehearsalError::NoRoom { .. })), "{bytes}");
+        }
+        let dir = tempfile::tempdir().expect("dir");
+        let room = Room { root: Root::open(dir.path()).expect("root") };
+        let refused = room.holds(u64::MAX).expect_err("no disk is as large");
+        assert!(matches!(refused, RehearsalError::NoRoom { .. }), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_fills_meanwhile_ends_it() {
+        let mut left = [GIB, 512 * MIB, 512 * MIB - 1, GIB].into_iter();
+        let ended = used_up(|| Ok((left.next().expect("it has ended before"), DISK))).await;
+        let RehearsalError::NoRoom { free: 511, needed: 0, reserve: 512 } = ended else { panic!("{ended}") };
+        assert_eq!(left.next(), Some(GIB), "it ended with the first look that found too little");
+        // A disk that cannot be looked at may be full.
+        let ended = used_up(|| Err(RehearsalError::Request("not to be measured".to_owned()))).await;
+        assert_eq!(ended.to_string(), "not to be measured");
     }
 }

@@ -50,6 +50,7 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         firewall_digest,
         delivery_stamp,
         backups: agent.keeper.report(&agent.root),
+        access_digest: agent.claim.access_digest().unwrap_or_default(),
     })
 }
 
@@ -85,6 +86,7 @@ fn etcd_report(agent: &Agent, into_data: bool) -> Result<v1::EtcdReport, ReportE
             .map(|(version, sha256)| v1::InstalledVersion { version, sha256 })
             .collect(),
         current_version: etcd::current(root).unwrap_or_default(),
+        config: config.as_ref().map(|(_, text)| etcd::as_sent(root, text)).unwrap_or_default(),
         config_digest: config.map(|(digest, _)| digest).unwrap_or_default(),
         running_config_digest: if runs { record.config_digest } else { String::new() },
         running_version: if runs { record.version } else { String::new() },

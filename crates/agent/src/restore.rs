@@ -4,7 +4,6 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use aws_lc_rs::digest::{self, SHA256};
@@ -17,12 +16,14 @@ use tokio::time::timeout;
 
 use crate::Agent;
 use crate::backup::{BackupError, Stored};
+use crate::confine::Workspace;
 use crate::data::{self, DataError};
-use crate::etcd::{self, EtcdError, Program};
+use crate::etcd::{EtcdError, Program};
 use crate::files::{self, FileError};
-use crate::launch::PATH;
+use crate::pins;
 use crate::root::Root;
-use crate::service::State;
+use crate::service::{self, State};
+use crate::systemd::Owner;
 use crate::wal::{self, Data, Ids};
 
 /// A snapshot of the greatest size that etcd allows is written in less, also on a slow disk.
@@ -85,6 +86,16 @@ pub enum RestoreError {
     /// etcd's files are at fault.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
+    /// There is no room for it.
+    #[error(
+        "{free} MiB are free on the disk of etcd's data, and restoring this backup needs {needed} MiB: make room first"
+    )]
+    NoRoom {
+        /// What is free.
+        free: u64,
+        /// What is needed.
+        needed: u64,
+    },
     /// What was put away cannot be found.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -97,12 +108,14 @@ pub enum RestoreError {
 pub struct Restore {
     head: RestoreDataHead,
     source: Source,
+    /// As whom etcd's tool is run.
+    user: Option<Owner>,
 }
 
 /// What is restored.
 enum Source {
     /// A snapshot, as its bytes come.
-    Bytes { tool: PathBuf, snapshot: Unfinished, file: File, digest: Box<digest::Context> },
+    Bytes { tool: PathBuf, room: Room, left: u64, digest: Box<digest::Context> },
     /// What is in a store.
     Stored { tool: PathBuf, at: Box<Stored> },
     /// The database in data that was put away.
@@ -114,7 +127,7 @@ enum Source {
 impl Restore {
     /// Checks what can be known before the bytes come.
     pub fn begin(agent: &Agent, head: RestoreDataHead) -> Result<Self, RestoreError> {
-        let root = &agent.root;
+        let (root, user) = (&agent.root, agent.launcher.unprivileged());
         if head.how() != RestoreHow::Prepare {
             if agent.service.view().state != State::Stopped {
                 return Err(RestoreError::NotStopped);
@@ -127,31 +140,33 @@ impl Restore {
         if head.how() == RestoreHow::Prepared {
             let prepared = prepared(root, &head);
             return match prepared.is_dir() {
-                true => Ok(Self { head, source: Source::Prepared(prepared) }),
+                true => Ok(Self { head, source: Source::Prepared(prepared), user }),
                 false => Err(RestoreError::NotPrepared),
             };
         }
-        let tool = etcd::program(root, Program::Etcdutl, &head.version)?
+        let tool = pins::verified(root, Program::Etcdutl, &head.version)?
             .ok_or_else(|| RestoreError::NoTool(head.version.clone()))?;
         let source = if let Some(from) = &head.from {
             Source::Stored { tool, at: Box::new(Stored::new(from).map_err(Box::new)?) }
         } else if head.own_member_id == 0 {
-            let (snapshot, file) = room(root)?;
-            Source::Bytes { tool, snapshot, file, digest: Box::new(digest::Context::new(&SHA256)) }
+            holds(root, head.bytes)?;
+            let (room, digest) = (Room::new(root, user)?, Box::new(digest::Context::new(&SHA256)));
+            Source::Bytes { tool, room, left: head.bytes, digest }
         } else {
             let away = data::put_away_of(root, head.own_member_id)?;
             let away = away.ok_or(RestoreError::NothingPutAway(head.own_member_id))?;
             Source::Own { tool, database: away.join("member/snap/db") }
         };
-        Ok(Self { head, source })
+        Ok(Self { head, source, user })
     }
 
     /// Some bytes more.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), RestoreError> {
         match &mut self.source {
-            Source::Bytes { snapshot, file, digest, .. } => {
+            Source::Bytes { room, left, digest, .. } => {
+                *left = left.checked_sub(bytes.len() as u64).ok_or(RestoreError::Unasked)?;
                 digest.update(bytes);
-                Ok(file.write_all(bytes).map_err(FileError::of("write", &snapshot.0))?)
+                Ok(room.file.write_all(bytes).map_err(FileError::of("write", &room.snapshot))?)
             }
             Source::Stored { .. } | Source::Own { .. } | Source::Prepared(_) => Err(RestoreError::Unasked),
         }
@@ -159,23 +174,23 @@ impl Restore {
 
     /// All bytes are there: checks them and makes the data directory of them.
     pub async fn finish(self, root: &Root) -> Result<Ids, RestoreError> {
-        let Self { head, source } = self;
-        let mut made = Unfinished(files::beside(&root.data()));
-        match source {
-            Source::Bytes { tool, snapshot, file, digest } => {
-                drop(file);
+        let Self { head, source, user } = self;
+        let made = match source {
+            Source::Bytes { tool, room, digest, .. } => {
                 right(&head, hex::encode(digest.finish().as_ref()))?;
-                run(&tool, root, &head, &snapshot.0, &made.0).await?;
+                run(&tool, root, &head, room.closed()).await?
             }
             Source::Stored { tool, at } => {
                 right(&head, at.point.full.snapshot.sha256.clone())?;
-                let (snapshot, file) = room(root)?;
+                holds(root, at.point.full.snapshot.bytes)?;
+                let room = Room::new(root, user)?;
+                let file = room.file.try_clone().map_err(FileError::of("write", &room.snapshot))?;
                 at.fetch(&Moved::default(), file).await?;
-                run(&tool, root, &head, &snapshot.0, &made.0).await?;
+                run(&tool, root, &head, room.closed()).await?
             }
-            Source::Own { tool, database } => run(&tool, root, &head, &database, &made.0).await?,
-            Source::Prepared(prepared) => made = Unfinished(prepared),
-        }
+            Source::Own { tool, database } => run(&tool, root, &head, Room::of(root, user, &database)?).await?,
+            Source::Prepared(prepared) => Unfinished(prepared),
+        };
         let ids = match wal::look(&made.0) {
             Data::Present(ids) => ids,
             found @ (Data::Empty | Data::Unreadable(_)) => return Err(RestoreError::NoData(found)),
@@ -202,11 +217,45 @@ impl Restore {
     }
 }
 
-/// A new file for a snapshot.
-fn room(root: &Root) -> Result<(Unfinished, File), FileError> {
-    let snapshot = Unfinished(files::beside(&root.etcd().join("snapshot")));
-    let file = files::create(&snapshot.0, 0o600).map_err(FileError::of("create", &snapshot.0))?;
-    Ok((snapshot, file))
+/// Whether there is room for a snapshot of so many bytes, and for the data that is made of it.
+fn holds(root: &Root, bytes: u64) -> Result<(), RestoreError> {
+    let (free, needed) = (service::free_bytes(root)?, bytes.saturating_mul(2));
+    match free >= needed {
+        true => Ok(()),
+        false => Err(RestoreError::NoRoom { free: free >> 20, needed: needed >> 20 }),
+    }
+}
+
+/// Where etcd's tool works, with the snapshot that it reads.
+struct Room {
+    workspace: Workspace,
+    snapshot: PathBuf,
+    file: File,
+}
+
+impl Room {
+    /// With an empty file for a snapshot.
+    fn new(root: &Root, user: Option<Owner>) -> Result<Self, FileError> {
+        let workspace = Workspace::new(root, "restore", user)?;
+        let snapshot = workspace.path().join("snapshot.db");
+        let file = files::create(&snapshot, 0o600).map_err(FileError::of("create", &snapshot))?;
+        workspace.give(&snapshot)?;
+        Ok(Self { workspace, snapshot, file })
+    }
+
+    /// All of the snapshot is there.
+    fn closed(self) -> (Workspace, PathBuf) {
+        (self.workspace, self.snapshot)
+    }
+
+    /// With a database that lies where the tool's user does not get to.
+    fn of(root: &Root, user: Option<Owner>, database: &Path) -> Result<(Workspace, PathBuf), FileError> {
+        let workspace = Workspace::new(root, "restore", user)?;
+        let snapshot = workspace.path().join("snapshot.db");
+        fs::hard_link(database, &snapshot).map_err(FileError::of("link", database))?;
+        workspace.give(&snapshot)?;
+        Ok((workspace, snapshot))
+    }
 }
 
 fn right(head: &RestoreDataHead, found: String) -> Result<(), RestoreError> {
@@ -218,7 +267,8 @@ fn right(head: &RestoreDataHead, found: String) -> Result<(), RestoreError> {
 
 /// Where data is kept that was made with these words. Named as what an agent's next start removes.
 fn prepared(root: &Root, head: &RestoreDataHead) -> PathBuf {
-    let words = RestoreDataHead { from: None, how: 0, ..head.clone() };
+    // The same data, wherever its snapshot comes from.
+    let words = RestoreDataHead { from: None, how: 0, bytes: 0, ..head.clone() };
     let digest = hex::encode(digest::digest(&SHA256, &words.encode_to_vec()).as_ref());
     root.etcd().join(format!("{PREPARED}{}.tmp", &digest[..16]))
 }
@@ -227,15 +277,15 @@ async fn run(
     tool: &Path,
     root: &Root,
     head: &RestoreDataHead,
-    snapshot: &Path,
-    target: &Path,
-) -> Result<(), RestoreError> {
-    let mut command = Command::new(tool);
+    (workspace, snapshot): (Workspace, PathBuf),
+) -> Result<Unfinished, RestoreError> {
+    let data = workspace.path().join("data");
+    let mut command = workspace.command(tool);
     command
         .args(["snapshot", "restore"])
         .arg(snapshot)
         .arg("--data-dir")
-        .arg(target)
+        .arg(&data)
         // In one word each, so that no value can be taken for another option.
         .arg(format!("--name={}", head.name))
         .arg(format!("--initial-cluster={}", head.initial_cluster))
@@ -247,13 +297,16 @@ async fn run(
         // The tool takes the one only with the other: what clients saw of the old revisions is void.
         command.arg(format!("--bump-revision={}", head.bump_revision)).arg("--mark-compacted");
     }
-    carry_out(&mut command, &root.etcd()).await
+    carry_out(&mut command).await?;
+    let made = Unfinished(files::beside(&root.data()));
+    workspace.take_out(&data, &made.0)?;
+    Ok(made)
 }
 
 /// Runs etcd's tool to its end.
-pub(crate) async fn carry_out(command: &mut Command, dir: &Path) -> Result<(), RestoreError> {
-    let run = command.env_clear().env("PATH", PATH).current_dir(dir).stdin(Stdio::null()).kill_on_drop(true).output();
-    let output = timeout(TOOL_LIMIT, run).await.map_err(|_| RestoreError::TooLong)?.map_err(RestoreError::Run)?;
+pub(crate) async fn carry_out(command: &mut Command) -> Result<(), RestoreError> {
+    let output =
+        timeout(TOOL_LIMIT, command.output()).await.map_err(|_| RestoreError::TooLong)?.map_err(RestoreError::Run)?;
     if output.status.success() {
         return Ok(());
     }

@@ -66,6 +66,16 @@ impl Root {
         self.0.join("agent/generation")
     }
 
+    /// Which clients the agent accepts, where that is not what the boot data says.
+    pub fn access(&self) -> PathBuf {
+        self.0.join("agent/access.json")
+    }
+
+    /// The SHA-256 of what may be run.
+    pub fn pins(&self) -> PathBuf {
+        self.0.join("agent/pinned.json")
+    }
+
     /// The agent's own key and certificate.
     pub fn agent_tls(&self) -> PathBuf {
         self.0.join("agent/tls")

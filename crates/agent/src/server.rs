@@ -23,6 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::Agent;
+use crate::access::{Access, AccessError};
 use crate::backup::{self, BackupError, Order, Stored};
 use crate::certs::Store;
 use crate::delivery::{self, DeliveryError};
@@ -33,7 +34,8 @@ use crate::handshake;
 use crate::install;
 use crate::launch::{LaunchError, Launcher};
 use crate::measure;
-use crate::rehearsal::{Rehearsal, RehearsalError};
+use crate::pins;
+use crate::rehearsal::{Rehearsal, RehearsalError, Room};
 use crate::report;
 use crate::restore::{Restore, RestoreError};
 use crate::service::{Expected, ServiceError, told};
@@ -66,11 +68,16 @@ impl Server {
     }
 
     /// The role check for every call.
-    fn allow<T>(request: &Request<T>, needed: Role) -> Result<&Peer, Status> {
+    fn allow<'r, T>(&self, request: &'r Request<T>, needed: Role) -> Result<&'r Peer, Status> {
         let peer = request
             .extensions()
             .get::<Peer>()
             .ok_or_else(|| Status::unauthenticated("the connection has no client certificate"))?;
+        if !self.agent.claim.tls().accepts(peer) {
+            return Err(Status::unauthenticated(
+                "the client certificate is revoked, has ended, or its CA is not trusted any more",
+            ));
+        }
         match &peer.role {
             Ok(role) if *role >= needed => Ok(peer),
             Ok(role) => Err(Status::permission_denied(format!(
@@ -82,15 +89,36 @@ impl Server {
 
     /// The role, claim and fence checks for every change, and its turn.
     async fn admit<T>(&self, request: &Request<T>) -> Result<Turn, Status> {
-        Self::allow(request, Role::Operator)?;
+        self.admit_as(request, Role::Operator).await
+    }
+
+    /// The same, for a change that needs this role.
+    async fn admit_as<T>(&self, request: &Request<T>, needed: Role) -> Result<Turn, Status> {
+        let generation = self.fenced_as(request, needed)?;
+        let turn = Arc::clone(&self.changes).lock_owned().await;
+        // Checked when its turn has come: an operator that took over while this call waited goes first.
+        self.pass(generation).await?;
+        Ok(turn)
+    }
+
+    /// The role and claim checks for every call that bears a generation, and that generation.
+    fn fenced<T>(&self, request: &Request<T>) -> Result<u64, Status> {
+        self.fenced_as(request, Role::Operator)
+    }
+
+    fn fenced_as<T>(&self, request: &Request<T>, needed: Role) -> Result<u64, Status> {
+        self.allow(request, needed)?;
         let generation = fence::read(request)?;
         if !self.agent.claim.is_claimed() {
             return Err(Status::failed_precondition("this machine is not claimed yet: claim it first"));
         }
-        let turn = Arc::clone(&self.changes).lock_owned().await;
-        // Checked when its turn has come: whoever took over while this call waited goes first.
-        self.agent.fence.pass(generation).map_err(|error| error.status())?;
-        Ok(turn)
+        Ok(generation)
+    }
+
+    /// Obeys this generation, which is on the disk first.
+    async fn pass(&self, generation: u64) -> Result<(), Status> {
+        let agent = Arc::clone(&self.agent);
+        finish(spawn_blocking(move || agent.fence.pass(generation))).await.map(Response::into_inner)
     }
 
     /// Runs a change to its end, even when the caller goes away in the middle.
@@ -124,6 +152,12 @@ async fn finish<R, E: Coded>(task: JoinHandle<Result<R, E>>) -> Result<Response<
     }
 }
 
+/// How long etcd may take to end, as a call says.
+fn grace(seconds: u32) -> Duration {
+    let seconds = if seconds == 0 { USUAL_GRACE } else { seconds.min(LONGEST_GRACE) };
+    Duration::from_secs(seconds.into())
+}
+
 fn purpose(number: i32) -> Result<Purpose, Status> {
     match Purpose::try_from(number) {
         Ok(purpose) if purpose != Purpose::Unspecified => Ok(purpose),
@@ -134,7 +168,7 @@ fn purpose(number: i32) -> Result<Purpose, Status> {
 #[tonic::async_trait]
 impl AgentService for Server {
     async fn claim(&self, request: Request<v1::ClaimRequest>) -> Result<Response<v1::ClaimReply>, Status> {
-        let server = Self::allow(&request, Role::Operator)?.server_certificate.clone();
+        let server = self.allow(&request, Role::Operator)?.server_certificate.clone();
         let turn = Arc::clone(&self.changes).lock_owned().await;
         let nonce = request.into_inner().nonce;
         self.change(turn, move |agent| agent.claim.prove(&nonce, &server)).await
@@ -144,7 +178,7 @@ impl AgentService for Server {
         &self,
         request: Request<v1::FinishClaimRequest>,
     ) -> Result<Response<v1::FinishClaimReply>, Status> {
-        Self::allow(&request, Role::Operator)?;
+        self.allow(&request, Role::Operator)?;
         let turn = Arc::clone(&self.changes).lock_owned().await;
         let chain_pem = request.into_inner().chain_pem;
         self.change(turn, move |agent| {
@@ -156,9 +190,38 @@ impl AgentService for Server {
     }
 
     async fn report(&self, request: Request<v1::ReportRequest>) -> Result<Response<v1::ReportReply>, Status> {
-        Self::allow(&request, Role::Reader)?;
+        self.allow(&request, Role::Reader)?;
         let (agent, into_data) = (Arc::clone(&self.agent), request.into_inner().into_data);
         finish(spawn_blocking(move || report::report(&agent, into_data))).await
+    }
+
+    async fn pin_binaries(
+        &self,
+        request: Request<v1::PinBinariesRequest>,
+    ) -> Result<Response<v1::PinBinariesReply>, Status> {
+        let turn = self.admit_as(&request, Role::Admin).await?;
+        let binaries = request.into_inner().binaries;
+        self.change(turn, move |agent| {
+            let wanted = |it: v1::InstallEtcdHead| Wanted::new(Program::new(&it.program)?, &it.version, &it.sha256);
+            let wanted = binaries.into_iter().map(wanted).collect::<Result<Vec<_>, _>>()?;
+            pins::pin(&agent.root, &wanted)?;
+            tracing::info!(binaries = wanted.len(), "pinned what may be run");
+            Ok::<_, etcd::EtcdError>(v1::PinBinariesReply {})
+        })
+        .await
+    }
+
+    async fn set_access(&self, request: Request<v1::SetAccessRequest>) -> Result<Response<v1::SetAccessReply>, Status> {
+        let turn = self.admit_as(&request, Role::Admin).await?;
+        let caller = self.allow(&request, Role::Admin)?.clone();
+        let v1::SetAccessRequest { trust_pem, revoked } = request.into_inner();
+        self.change(turn, move |agent| {
+            let access = Access::new(trust_pem, revoked)?;
+            agent.claim.set_access(&access, &caller)?;
+            tracing::info!(revoked = access.revoked.len(), "other clients are accepted");
+            Ok::<_, AccessError>(v1::SetAccessReply {})
+        })
+        .await
     }
 
     async fn install_etcd(
@@ -174,6 +237,7 @@ impl AgentService for Server {
         let wanted = Program::new(&head.program)
             .and_then(|program| Wanted::new(program, &head.version, &head.sha256))
             .map_err(|error| error.status())?;
+        pins::check(&self.agent.root, &wanted).map_err(|error| error.status())?;
         let version = head.version;
         let reply = |bytes_needed| Ok(Response::new(v1::InstallEtcdReply { bytes_needed }));
 
@@ -264,7 +328,7 @@ impl AgentService for Server {
         &self,
         request: Request<v1::SetFirewallRequest>,
     ) -> Result<Response<v1::SetFirewallReply>, Status> {
-        let turn = self.admit(&request).await?;
+        let turn = self.admit_as(&request, Role::Admin).await?;
         let v1::SetFirewallRequest { rules, digest } = request.into_inner();
         let launcher = self.agent.launcher.clone();
         finish(tokio::spawn(async move {
@@ -277,7 +341,7 @@ impl AgentService for Server {
     }
 
     async fn deliver(&self, request: Request<v1::DeliverRequest>) -> Result<Response<v1::DeliverReply>, Status> {
-        let turn = self.admit(&request).await?;
+        let turn = self.admit_as(&request, Role::Admin).await?;
         let v1::DeliverRequest { files, stamp } = request.into_inner();
         let launcher = self.agent.launcher.clone();
         finish(tokio::spawn(async move {
@@ -300,7 +364,7 @@ impl AgentService for Server {
         &self,
         request: Request<v1::TakeBackupRequest>,
     ) -> Result<Response<Self::TakeBackupStream>, Status> {
-        Self::allow(&request, Role::Operator)?;
+        self.allow(&request, Role::Operator)?;
         let order = Order::new(request.into_inner()).map_err(|error| error.status())?;
         let busy = |_| BackupError::Busy.status();
         let alone = Arc::clone(&self.agent.keeper.making).try_lock_owned().map_err(busy)?;
@@ -319,17 +383,20 @@ impl AgentService for Server {
         &self,
         request: Request<Streaming<v1::RehearseRequest>>,
     ) -> Result<Response<Self::RehearseStream>, Status> {
-        Self::allow(&request, Role::Operator)?;
+        self.allow(&request, Role::Operator)?;
         let mut parts = request.into_inner();
         let head = match next(&mut parts, |message| message.part).await? {
             Some(rehearse_request::Part::Head(head)) => head,
             _ => return Err(no_head()),
         };
+        let room = Room::of(&self.agent);
+        room.holds(head.bytes).map_err(|error| error.status())?;
         let (told, replies) = mpsc::channel(4);
         let agent = Arc::clone(&self.agent);
         self.agent.background.spawn(async move {
             let served = tokio::select! {
                 served = serve_rehearsal(&agent, &head, parts, &told) => served,
+                full = room.ends() => Err(full.status()),
                 () = told.closed() => Err(Status::cancelled("nobody listens any more")),
             };
             if let Err(status) = served {
@@ -341,7 +408,7 @@ impl AgentService for Server {
     }
 
     async fn compare(&self, request: Request<v1::CompareRequest>) -> Result<Response<v1::CompareReply>, Status> {
-        Self::allow(&request, Role::Operator)?;
+        self.allow(&request, Role::Operator)?;
         let port = u16::try_from(request.into_inner().port).map_err(|_| Status::invalid_argument("no such port"))?;
         let (contents, revision) = backup::contents(&self.agent, port).await.map_err(|error| error.status())?;
         Ok(Response::new(v1::CompareReply { contents: Some(wire(contents)), revision }))
@@ -351,7 +418,8 @@ impl AgentService for Server {
         &self,
         request: Request<v1::SetBackupsRequest>,
     ) -> Result<Response<v1::SetBackupsReply>, Status> {
-        let turn = self.admit(&request).await?;
+        // Where to, and with which keys: whoever says that has all data, and would go on having it once it is revoked.
+        let turn = self.admit_as(&request, Role::Admin).await?;
         let told = request.into_inner();
         self.change(turn, move |agent| {
             let by_itself = told.order.is_some();
@@ -360,6 +428,12 @@ impl AgentService for Server {
             Ok::<_, BackupError>(v1::SetBackupsReply {})
         })
         .await
+    }
+
+    async fn pass_fence(&self, request: Request<v1::PassFenceRequest>) -> Result<Response<v1::PassFenceReply>, Status> {
+        let generation = self.fenced(&request)?;
+        self.pass(generation).await?;
+        Ok(Response::new(v1::PassFenceReply {}))
     }
 
     async fn start_etcd(&self, request: Request<v1::StartEtcdRequest>) -> Result<Response<v1::StartEtcdReply>, Status> {
@@ -387,16 +461,33 @@ impl AgentService for Server {
         .await
     }
 
-    async fn stop_etcd(&self, request: Request<v1::StopEtcdRequest>) -> Result<Response<v1::StopEtcdReply>, Status> {
+    async fn restart_etcd(
+        &self,
+        request: Request<v1::RestartEtcdRequest>,
+    ) -> Result<Response<v1::RestartEtcdReply>, Status> {
         let turn = self.admit(&request).await?;
-        let grace = match request.into_inner().grace_seconds {
-            0 => USUAL_GRACE,
-            seconds => seconds.min(LONGEST_GRACE),
-        };
+        let v1::RestartEtcdRequest { version, expected_cluster_id, grace_seconds } = request.into_inner();
+        if expected_cluster_id == 0 {
+            return Err(Status::invalid_argument("say which cluster the data must belong to: expected_cluster_id"));
+        }
         let service = self.agent.service.clone();
         finish(tokio::spawn(async move {
             let _turn = turn;
-            service.stop(Duration::from_secs(grace.into())).await.map(|()| v1::StopEtcdReply {})
+            let restarted = service.restart(version, expected_cluster_id, grace(grace_seconds)).await;
+            restarted.map(|pid| v1::RestartEtcdReply { pid })
+        }))
+        .await
+    }
+
+    async fn stop_etcd(&self, request: Request<v1::StopEtcdRequest>) -> Result<Response<v1::StopEtcdReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let v1::StopEtcdRequest { grace_seconds, resume_after_seconds } = request.into_inner();
+        let resume = Some(resume_after_seconds).filter(|seconds| *seconds > 0);
+        let resume = resume.map(|seconds| Duration::from_secs(seconds.into()));
+        let service = self.agent.service.clone();
+        finish(tokio::spawn(async move {
+            let _turn = turn;
+            service.stop(grace(grace_seconds), resume).await.map(|()| v1::StopEtcdReply {})
         }))
         .await
     }
@@ -425,7 +516,7 @@ impl AgentService for Server {
     }
 
     async fn handshake(&self, request: Request<v1::HandshakeRequest>) -> Result<Response<v1::HandshakeReply>, Status> {
-        Self::allow(&request, Role::Reader)?;
+        self.allow(&request, Role::Reader)?;
         let store = Store::new(self.agent.root.peer_tls());
         let results = handshake::shake(store, request.into_inner().targets).await.map_err(|error| error.status())?;
         Ok(Response::new(v1::HandshakeReply { results }))
@@ -490,7 +581,7 @@ impl AgentService for Server {
         finish(tokio::spawn(async move {
             let _turn = turn;
             // Before anything is removed: an agent that is asked to leave does not start it again.
-            service.stop(Duration::from_secs(USUAL_GRACE.into())).await?;
+            service.stop(grace(0), None).await?;
             tracing::info!("leaves this machine");
             install::leave(&systemd).await.map_err(LaunchError::from)?;
             Ok::<_, ServiceError>(v1::LeaveReply {})
@@ -499,7 +590,7 @@ impl AgentService for Server {
     }
 
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<v1::LogsReply>, Status> {
-        Self::allow(&request, Role::Reader)?;
+        self.allow(&request, Role::Reader)?;
         let request = request.into_inner();
         let root = &self.agent.root;
         let (path, unit) = match request.log() {
@@ -535,7 +626,7 @@ async fn serve_backup(agent: &Agent, order: Order, told: &Sender<Result<v1::Take
     };
     let text = taken.and_then(|manifest| {
         tracing::info!(backup = %manifest.about.name, bytes = manifest.object.bytes, "backup made");
-        manifest.text().map_err(|error| BackupError::Full(error.into()))
+        serde_json::to_string(&manifest).map_err(|error| BackupError::Full(error.into()))
     });
     let last = text.map(What::Manifest).map_or_else(
         |error| {

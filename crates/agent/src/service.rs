@@ -18,9 +18,9 @@ use crate::certs::{CertsError, Store};
 use crate::data::{self, DataError};
 use crate::etcd::{self, EtcdError};
 use crate::files::{self, FileError};
-use crate::launch::{LaunchError, Launcher, Run};
+use crate::launch::{self, LaunchError, Launcher, Run};
 use crate::ports;
-use crate::process::{self, Handle};
+use crate::process::Handle;
 use crate::root::Root;
 use crate::wal::{self, Data, Ids};
 
@@ -175,6 +175,8 @@ pub struct Record {
     pub last_exit: String,
     /// Whose data it ran on: a member that lost its data must not come back under the same name.
     pub ids: Option<Ids>,
+    /// The version of a restart that was ordered and in which etcd was not started yet: the next start is of this version.
+    pub restarting: Option<String>,
 }
 
 /// What the process does at the moment.
@@ -200,7 +202,8 @@ pub struct View {
 
 enum Ask {
     Start { version: String, expected: Expected, reply: oneshot::Sender<Result<u32, ServiceError>> },
-    Stop { grace: Duration, reply: oneshot::Sender<Result<(), ServiceError>> },
+    Restart { version: String, cluster: u64, grace: Duration, reply: oneshot::Sender<Result<u32, ServiceError>> },
+    Stop { grace: Duration, resume: Option<Duration>, reply: oneshot::Sender<Result<(), ServiceError>> },
     Clear { member: u64, reply: oneshot::Sender<Result<(), ServiceError>> },
 }
 
@@ -241,10 +244,19 @@ impl Service {
         answer.await.map_err(|_| ServiceError::Closed)?
     }
 
-    /// Stops etcd and keeps it stopped; returns when it is gone.
-    pub async fn stop(&self, grace: Duration) -> Result<(), ServiceError> {
+    /// Stops etcd and starts it again on this cluster's data; its process number. Once it is sent, the order is carried
+    /// out whether or not the answer is waited for.
+    pub async fn restart(&self, version: String, cluster: u64, grace: Duration) -> Result<u32, ServiceError> {
         let (reply, answer) = oneshot::channel();
-        self.asks.send(Ask::Stop { grace, reply }).await.map_err(|_| ServiceError::Closed)?;
+        let ask = Ask::Restart { version, cluster, grace, reply };
+        self.asks.send(ask).await.map_err(|_| ServiceError::Closed)?;
+        answer.await.map_err(|_| ServiceError::Closed)?
+    }
+
+    /// Stops etcd and keeps it stopped, or starts it again after a while; returns when it is gone.
+    pub async fn stop(&self, grace: Duration, resume: Option<Duration>) -> Result<(), ServiceError> {
+        let (reply, answer) = oneshot::channel();
+        self.asks.send(Ask::Stop { grace, resume, reply }).await.map_err(|_| ServiceError::Closed)?;
         answer.await.map_err(|_| ServiceError::Closed)?
     }
 
@@ -315,13 +327,18 @@ impl Keeper {
                     self.show();
                     let _ = reply.send(started);
                 }
-                Event::Ask(Some(Ask::Stop { grace, reply })) => {
-                    let stopped = self.stop(grace).await;
+                Event::Ask(Some(Ask::Restart { version, cluster, grace, reply })) => {
+                    let restarted = self.restart_as_ordered(&version, cluster, grace).await;
+                    self.show();
+                    let _ = reply.send(restarted);
+                }
+                Event::Ask(Some(Ask::Stop { grace, resume, reply })) => {
+                    let stopped = self.stop(grace, resume).await;
                     self.show();
                     let _ = reply.send(stopped);
                 }
                 Event::Ask(Some(Ask::Clear { member, reply })) => {
-                    let cleared = self.clear(member);
+                    let cleared = self.clear(member).await;
                     self.show();
                     let _ = reply.send(cleared);
                 }
@@ -349,7 +366,7 @@ impl Keeper {
             (false, true) => self.restart().await,
             (true, false) => {
                 // A stop was interrupted together with the agent.
-                if let Err(error) = self.stop(USUAL_GRACE).await {
+                if let Err(error) = self.stop(USUAL_GRACE, None).await {
                     tracing::error!(error = told(&error), "etcd should be stopped and is not");
                 }
             }
@@ -377,6 +394,7 @@ impl Keeper {
             return Ok(pid);
         }
         let Ready { digest, config, ids } = self.check(version, expected)?;
+        self.ports_are_free(&config)?;
         files::make_dir(&self.root.data(), 0o700)?;
         etcd::choose(&self.root, version)?;
         etcd::write_config(&self.root, &config)?;
@@ -386,6 +404,7 @@ impl Keeper {
         self.record.ids = ids;
         self.record.alone = alone;
         self.record.running = true;
+        self.record.restarting = None;
         self.delay = FIRST_DELAY;
         let started = self.spawn(digest).await;
         if matches!(&started, Err(ServiceError::Launch(error)) if error.nothing_ran()) {
@@ -396,7 +415,36 @@ impl Keeper {
         started
     }
 
-    /// All that can be known to go wrong, before anything is changed.
+    /// At every moment in between etcd is wanted running: this agent, or the next, starts it.
+    async fn restart_as_ordered(&mut self, version: &str, cluster: u64, grace: Duration) -> Result<u32, ServiceError> {
+        let expected = Expected::Cluster { id: cluster, alone: false };
+        if !matches!(self.phase, Phase::Running(_)) {
+            self.adopt().await;
+        }
+        if !matches!(self.phase, Phase::Running(_)) {
+            return self.start(version, &expected).await;
+        }
+        self.check(version, &expected)?;
+        // One that must not be started costs no member that runs.
+        launch::verify(&self.root, version).await?;
+        self.record.running = true;
+        self.record.restarting = Some(version.to_owned());
+        self.save()?;
+        self.halt(grace).await?;
+        let started = self.start(version, &expected).await;
+        if let Err(error) = &started {
+            self.record.running = true;
+            self.record.last_exit = told(error);
+            tracing::error!(
+                error = self.record.last_exit,
+                "etcd was stopped for a restart and did not start: tried again"
+            );
+            self.back_off();
+        }
+        started
+    }
+
+    /// All that can be known to go wrong, before anything is changed. Ports apart: etcd may still hold them itself.
     fn check(&self, version: &str, expected: &Expected) -> Result<Ready, ServiceError> {
         if !etcd::has(&self.root, version) {
             return Err(ServiceError::NotInstalled(version.to_owned()));
@@ -423,7 +471,6 @@ impl Keeper {
         if free < LEAST_FREE {
             return Err(ServiceError::DiskFull { free });
         }
-        self.ports_are_free(&config)?;
         Ok(Ready { digest, config, ids })
     }
 
@@ -450,18 +497,10 @@ impl Keeper {
 
     /// Takes an etcd of ours that somebody else started: an agent before us.
     async fn adopt(&mut self) {
-        let argument = self.root.config_argument();
-        let Some(pid) = process::with_argument(&argument) else { return };
-        // The number could have changed hands before the handle was opened, so it is looked at once more.
-        match Handle::open(pid) {
-            Ok(handle) if process::has_argument(pid, &argument) => {
-                tracing::info!(pid, "etcd runs already: adopted");
-                let run = self.launcher.adopted(&self.root).await;
-                self.phase = Phase::Running(Running { handle, run, since: Instant::now() });
-            }
-            Ok(_) => {}
-            Err(error) => tracing::warn!(pid, %error, "etcd ended before it could be adopted"),
-        }
+        let Some(handle) = self.launcher.running(&self.root).await else { return };
+        tracing::info!(pid = handle.pid(), "etcd runs already: adopted");
+        let run = self.launcher.adopted(&self.root).await;
+        self.phase = Phase::Running(Running { handle, run, since: Instant::now() });
     }
 
     async fn ended(&mut self) {
@@ -525,12 +564,29 @@ impl Keeper {
             }
             self.record.alone = false;
         }
+        if let Some(version) = self.record.restarting.clone() {
+            etcd::choose(&self.root, &version)?;
+            self.record.version = version;
+            self.record.restarting = None;
+        }
         self.spawn(digest).await
     }
 
-    async fn stop(&mut self, grace: Duration) -> Result<(), ServiceError> {
-        self.record.running = false;
+    async fn stop(&mut self, grace: Duration, resume: Option<Duration>) -> Result<(), ServiceError> {
+        // What was stopped before stays stopped.
+        let resume = resume.filter(|_| self.record.running);
+        self.record.running = resume.is_some();
+        self.record.restarting = None;
         self.save()?;
+        self.halt(grace).await?;
+        if let Some(pause) = resume {
+            self.phase = Phase::Backoff(Instant::now() + pause);
+        }
+        Ok(())
+    }
+
+    /// Ends the process; whether it should run is for the caller to have written down.
+    async fn halt(&mut self, grace: Duration) -> Result<(), ServiceError> {
         if !matches!(self.phase, Phase::Running(_)) {
             self.phase = Phase::Stopped;
             if self.record.ever_started {
@@ -541,7 +597,7 @@ impl Keeper {
         let handle = &running.handle;
         let pid = handle.pid();
         let process = |source| ServiceError::Process { pid, source };
-        self.shown.send_modify(|view| view.record.running = false);
+        self.shown.send_modify(|view| view.record.running = self.record.running);
         handle.signal(Signal::TERM).map_err(process)?;
         if timeout(grace, handle.ended()).await.is_err() {
             tracing::warn!(pid, ?grace, "etcd did not end within its grace period: killed");
@@ -557,8 +613,8 @@ impl Keeper {
         self.save()
     }
 
-    fn clear(&mut self, member: u64) -> Result<(), ServiceError> {
-        if !matches!(self.phase, Phase::Stopped) || process::with_argument(&self.root.config_argument()).is_some() {
+    async fn clear(&mut self, member: u64) -> Result<(), ServiceError> {
+        if !matches!(self.phase, Phase::Stopped) || self.launcher.running(&self.root).await.is_some() {
             return Err(ServiceError::NotStopped);
         }
         // In this order: after a crash in between there is no data, and clearing that is fine.

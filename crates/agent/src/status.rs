@@ -2,6 +2,7 @@
 
 use tonic::{Code, Status};
 
+use crate::access::AccessError;
 use crate::backup::BackupError;
 use crate::boot::BootError;
 use crate::certs::CertsError;
@@ -65,7 +66,8 @@ impl Coded for BackupError {
     fn code(&self) -> Code {
         match self {
             Self::Request(_) => Code::InvalidArgument,
-            Self::Busy | Self::NotReady => Code::FailedPrecondition,
+            Self::Busy | Self::NotReady | Self::OtherHistory { .. } => Code::FailedPrecondition,
+            Self::Sign(_) => Code::InvalidArgument,
             Self::Certs(error) => error.code(),
             Self::File(error) => error.code(),
             Self::Etcd(_) | Self::Store(_) | Self::Full(_) => Code::Unavailable,
@@ -80,6 +82,7 @@ impl Coded for RehearsalError {
             Self::Backup(error) => error.code(),
             Self::File(error) => error.code(),
             Self::NoEtcd(_) => Code::FailedPrecondition,
+            Self::NoRoom { .. } => Code::ResourceExhausted,
             Self::Request(_) | Self::OtherRevision { .. } | Self::TooFar { .. } => Code::InvalidArgument,
             Self::Silent(_) | Self::Etcd(_) | Self::Full(_) | Self::Changes(_) => Code::Unavailable,
             Self::Run(_) => Code::Internal,
@@ -90,7 +93,7 @@ impl Coded for RehearsalError {
 impl Coded for FenceError {
     fn code(&self) -> Code {
         match self {
-            Self::Older { .. } => Code::FailedPrecondition,
+            Self::Older { .. } | Self::TooFar { .. } => Code::FailedPrecondition,
             Self::File(error) => error.code(),
             Self::Malformed { .. } => Code::Internal,
         }
@@ -116,8 +119,20 @@ impl Coded for ClaimError {
             Self::TooLate { .. } => Code::DeadlineExceeded,
             Self::ShortNonce | Self::Unfit { .. } => Code::InvalidArgument,
             Self::Certs(error) => error.code(),
+            Self::Access(error) => error.code(),
             Self::Boot(BootError::File(error)) => error.code(),
             Self::Boot(_) | Self::Token(_) | Self::Tls(_) | Self::SelfSigned(_) => Code::Internal,
+        }
+    }
+}
+
+impl Coded for AccessError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Tls(_) | Self::Key(_) => Code::InvalidArgument,
+            Self::LockedOut => Code::FailedPrecondition,
+            Self::File(error) => error.code(),
+            Self::Malformed(_) => Code::Internal,
         }
     }
 }
@@ -130,7 +145,9 @@ impl Coded for EtcdError {
             | Self::Program(_)
             | Self::OtherBytes { .. }
             | Self::OtherConfig { .. } => Code::InvalidArgument,
-            Self::NoBirth | Self::TwoBirths => Code::FailedPrecondition,
+            Self::NotPinned { .. } | Self::OtherPin { .. } => Code::PermissionDenied,
+            Self::NoBirth | Self::TwoBirths | Self::Swapped { .. } => Code::FailedPrecondition,
+            Self::Pins(_) => Code::Internal,
             Self::File(error) => error.code(),
         }
     }
@@ -190,6 +207,7 @@ impl Coded for HandshakeError {
 impl Coded for RestoreError {
     fn code(&self) -> Code {
         match self {
+            Self::NoRoom { .. } => Code::ResourceExhausted,
             Self::NotStopped | Self::OtherData(_) | Self::NoTool(_) | Self::NothingPutAway(_) => {
                 Code::FailedPrecondition
             }

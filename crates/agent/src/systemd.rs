@@ -214,6 +214,11 @@ impl Systemd {
         Ok(())
     }
 
+    /// The main process of a unit that runs.
+    pub async fn main_pid(&self, unit: &str) -> Option<u32> {
+        self.property(unit, SERVICE, "MainPID").await.filter(|pid| *pid != 0)
+    }
+
     /// How the last run of a unit ended.
     pub async fn end_of(&self, unit: &str) -> String {
         let code: i32 = self.property(unit, SERVICE, "ExecMainCode").await.unwrap_or_default();

@@ -10,8 +10,8 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 mod client;
 mod server;
 
-pub use client::{ClientTls, ConnectError, Connected, connect};
-pub use server::{Peer, ServerStream, ServerTls};
+pub use client::{ClientTls, ConnectError, Connected, Service, connect};
+pub use server::{Peer, ServerStream, ServerTls, key_of};
 
 /// The application protocol that both sides insist on.
 const ALPN: &[u8] = b"h2";

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::repository::Repository;
+use crate::sign::{SignError, Signer};
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use raftsman_core::backup::{
@@ -25,6 +27,19 @@ pub enum ChangesError {
     /// A manifest does not count.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
+    /// They are not ours, or nothing shows that they are.
+    #[error(transparent)]
+    Sign(#[from] SignError),
+    /// No number is left.
+    #[error(
+        "there is a batch {highest} of changes since `{base}`, which raftsman did not write: no number is left after it"
+    )]
+    NoNumber {
+        /// Since when.
+        base: FullName,
+        /// The highest.
+        highest: u64,
+    },
     /// They do not lead there.
     #[error(transparent)]
     Chain(#[from] ChainError),
@@ -58,6 +73,8 @@ pub struct End {
     pub base: FullName,
     /// The last revision.
     pub revision: i64,
+    /// Where the cluster was when somebody began to follow: what it did before is seen after the fact.
+    pub late: i64,
     after: String,
     next: u64,
 }
@@ -66,12 +83,12 @@ impl End {
     /// Right after a full backup: nobody has written down any changes since.
     pub fn of(full: &Manifest) -> Result<Self, ChangesError> {
         let base = full.about.name;
-        Ok(Self { base, revision: base.revision(), after: full.check()?, next: 1 })
+        Ok(Self { base, revision: base.revision(), late: 0, after: full.check()?, next: 1 })
     }
 
     /// Where whoever wrote changes down before has ended.
-    pub async fn find(store: &Store, layout: &Layout, full: &Manifest) -> Result<Self, ChangesError> {
-        let (batches, highest) = since(store, layout, full).await?;
+    pub async fn find(repository: &Repository, full: &Manifest) -> Result<Self, ChangesError> {
+        let (batches, highest) = since(repository, full).await?;
         let mut end = Self { next: highest + 1, ..Self::of(full)? };
         if let Some(last) = raftsman_core::backup::chain(full, &batches, None)?.last() {
             (end.revision, end.after) = (last.to, last.check()?);
@@ -82,14 +99,18 @@ impl End {
     /// Writes a batch after it. It counts when this returns, and not before.
     pub async fn write(
         &mut self,
-        store: &Store,
-        layout: &Layout,
+        repository: &Repository,
+        signer: &Signer,
         cluster_id: ClusterId,
         seals: &Seals,
         lines: &Lines,
     ) -> Result<(), ChangesError> {
         let Some((to, until)) = lines.last() else { return Ok(()) };
+        let Repository { store, layout, .. } = repository;
         let name = BatchName { base: self.base, number: self.next };
+        if name.number > BatchName::MOST {
+            return Err(ChangesError::NoNumber { base: self.base, highest: self.next - 1 });
+        }
         // Whatever comes of it: nobody knows whether something of this number is there.
         self.next += 1;
         let mut bytes = Vec::new();
@@ -106,11 +127,12 @@ impl End {
             from: self.revision,
             to,
             until,
+            late: Some(self.late).filter(|late| *late > self.revision),
             lines: stored(lines.text()),
             object,
             coding,
         };
-        store.put_once(&layout.batch_manifest(name), batch.text()?.into()).await?;
+        store.put_once(&layout.batch_manifest(name), signer.text(&batch)?.into()).await?;
         (self.revision, self.after) = (to, batch.check()?);
         Ok(())
     }
@@ -147,25 +169,33 @@ pub async fn list(store: &Store, path: &str, layout: &Layout) -> Result<BTreeMap
     Ok(found)
 }
 
+/// The manifest of a batch, verified, and its text.
+pub(crate) async fn manifest(repository: &Repository, name: BatchName) -> Result<(Batch, Bytes), ChangesError> {
+    let text = repository.store.get(&repository.layout.batch_manifest(name), MOST_TEXT).await?;
+    let what = || format!("the batch {} of changes since `{}`", name.number, name.base);
+    let batch = repository.trust.verify(what, Batch::read(name, &text)?)?;
+    repository.trust.coding(what, batch.coding)?;
+    Ok((batch, text))
+}
+
 /// The manifests of these batches.
-pub async fn read(store: &Store, layout: &Layout, names: &[BatchName]) -> Result<Vec<Batch>, ChangesError> {
-    let one = async |name: BatchName| -> Result<Batch, ChangesError> {
-        Ok(Batch::read(name, &store.get(&layout.batch_manifest(name), MOST_TEXT).await?)?)
-    };
+pub async fn read(repository: &Repository, names: &[BatchName]) -> Result<Vec<Batch>, ChangesError> {
+    let one = async |name: BatchName| Ok(manifest(repository, name).await?.0);
     futures::stream::iter(names.iter().copied()).map(one).buffered(AT_A_TIME).try_collect().await
 }
 
-/// The batches since a full backup that count, and the highest number that somebody has used.
-pub async fn since(store: &Store, layout: &Layout, full: &Manifest) -> Result<(Vec<Batch>, u64), ChangesError> {
-    let name = full.about.name;
+/// The batches since a full backup that count, and the highest number that was used.
+pub async fn since(repository: &Repository, full: &Manifest) -> Result<(Vec<Batch>, u64), ChangesError> {
+    let (name, layout) = (full.about.name, &repository.layout);
     let Found { complete, highest } =
-        list(store, &layout.batches(name), layout).await?.remove(&name).unwrap_or_default();
-    Ok((read(store, layout, &complete).await?, highest))
+        list(&repository.store, &layout.batches(name), layout).await?.remove(&name).unwrap_or_default();
+    Ok((read(repository, &complete).await?, highest))
 }
 
 /// A batch's bytes, as they were written.
-pub(crate) async fn object(store: &Store, layout: &Layout, batch: &Batch) -> Result<Bytes, ChangesError> {
-    let bytes = store.get(&layout.batch(batch.name(), batch.coding), batch.object.bytes).await?;
+pub(crate) async fn object(repository: &Repository, batch: &Batch) -> Result<Bytes, ChangesError> {
+    let path = repository.layout.batch(batch.name(), batch.coding);
+    let bytes = repository.store.get(&path, batch.object.bytes).await?;
     match stored(&bytes) == batch.object {
         true => Ok(bytes),
         false => Err(ChangesError::Damaged { batch: batch.name(), what: "its bytes are not those that were written" }),
@@ -182,12 +212,12 @@ pub struct Opened {
 }
 
 /// What is in a batch, all of it checked.
-pub async fn open(store: &Store, layout: &Layout, batch: &Batch, keys: &Keys) -> Result<Opened, ChangesError> {
+pub async fn open(repository: &Repository, batch: &Batch, keys: &Keys) -> Result<Opened, ChangesError> {
     let name = batch.name();
     let damaged = |what| ChangesError::Damaged { batch: name, what };
-    let bytes = object(store, layout, batch).await?;
+    let bytes = object(repository, batch).await?;
     let mut lines = Vec::new();
-    seal::open(bytes.as_ref(), &mut lines, batch.coding, keys)
+    seal::open(bytes.as_ref(), &mut lines, batch.coding, keys, batch.lines.bytes)
         .map_err(|source| ChangesError::Seal { batch: name, source })?;
     if stored(&lines) != batch.lines {
         return Err(damaged("what is in it is not what was written"));
@@ -207,8 +237,7 @@ mod tests {
     use raftsman_core::backup::{Coding, Event, Hashed};
 
     use super::*;
-    use crate::fixtures::{about, layout};
-    use crate::place::Place;
+    use crate::fixtures::{about, repository, signer};
 
     fn full() -> Manifest {
         let begun: Timestamp = "2026-11-16T03:00:00Z".parse().unwrap();
@@ -231,34 +260,33 @@ mod tests {
     #[tokio::test]
     async fn whoever_comes_next_goes_on_where_the_last_one_ended() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(&Place::Directory(dir.path().to_owned())).unwrap();
-        let layout = layout();
+        let repository = repository(dir.path());
+        let (store, layout) = (&repository.store, &repository.layout);
         let (full, id) = (full(), ClusterId(7));
         let seals = Seals { zstd: true, recipients: Vec::new() };
-        let mut end = End::find(&store, &layout, &full).await.unwrap();
+        let mut end = End::find(&repository, &full).await.unwrap();
         assert_eq!(end, End::of(&full).unwrap());
-        end.write(&store, &layout, id, &seals, &lines(11..=15)).await.unwrap();
-        end.write(&store, &layout, id, &seals, &Lines::default()).await.unwrap();
+        end.write(&repository, &signer(), id, &seals, &lines(11..=15)).await.unwrap();
+        end.write(&repository, &signer(), id, &seals, &Lines::default()).await.unwrap();
         // Somebody dies before the manifest is written.
         let half = BatchName { base: full.about.name, number: 2 };
         store.put_once(&layout.batch(half, seals.coding()), "half".into()).await.unwrap();
-        let mut next = End::find(&store, &layout, &full).await.unwrap();
+        let mut next = End::find(&repository, &full).await.unwrap();
         assert_eq!((next.revision, next.next), (15, 3));
-        next.write(&store, &layout, id, &seals, &lines(16..=16)).await.unwrap();
+        next.write(&repository, &signer(), id, &seals, &lines(16..=16)).await.unwrap();
         // The one before lives after all, and does not know of it: its number is taken.
-        let refused = end.write(&store, &layout, id, &seals, &lines(16..=17)).await;
+        let refused = end.write(&repository, &signer(), id, &seals, &lines(16..=17)).await;
         assert!(matches!(refused, Err(ChangesError::Store(StoreError::Taken { .. }))), "{refused:?}");
 
-        let found = list(&store, &layout.changes(), &layout).await.unwrap();
+        let found = list(store, &layout.changes(), layout).await.unwrap();
         let found = &found[&full.about.name];
         assert_eq!((found.highest, found.complete.len()), (3, 2));
-        let batches = read(&store, &layout, &found.complete).await.unwrap();
+        let batches = read(&repository, &found.complete).await.unwrap();
         let way = raftsman_core::backup::chain(&full, &batches, None).unwrap();
         let mut revisions = Vec::new();
         for batch in &way {
-            revisions.extend(
-                open(&store, &layout, batch, &Keys::default()).await.unwrap().changes.iter().map(|c| c.revision),
-            );
+            revisions
+                .extend(open(&repository, batch, &Keys::default()).await.unwrap().changes.iter().map(|c| c.revision));
         }
         assert_eq!(revisions, [11, 12, 13, 14, 15, 16]);
 
@@ -266,21 +294,40 @@ mod tests {
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[20] ^= 1;
         std::fs::write(&path, bytes).unwrap();
-        let refused = open(&store, &layout, &way[0], &Keys::default()).await;
+        let refused = open(&repository, &way[0], &Keys::default()).await;
         assert!(matches!(refused, Err(ChangesError::Damaged { .. })), "{refused:?}");
+    }
+
+    /// Somebody puts batches there: none of them is taken for a change, and numbers do not run out unnoticed.
+    #[tokio::test]
+    async fn a_forged_batch_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let repository = repository(dir.path());
+        let (full, id) = (full(), ClusterId(7));
+        let seals = Seals { zstd: true, recipients: Vec::new() };
+        let other = Signer::new(&[9; 32]).unwrap();
+        let mut end = End::of(&full).unwrap();
+        end.write(&repository, &other, id, &seals, &lines(11..=15)).await.unwrap();
+        let refused = End::find(&repository, &full).await;
+        assert!(matches!(refused, Err(ChangesError::Sign(SignError::OtherKey { .. }))), "{refused:?}");
+        let last = BatchName { base: full.about.name, number: BatchName::MOST };
+        let mut end = End { next: BatchName::MOST + 1, ..End::of(&full).unwrap() };
+        repository.store.put_once(&repository.layout.batch(last, seals.coding()), "x".into()).await.unwrap();
+        let refused = end.write(&repository, &signer(), id, &seals, &lines(11..=12)).await;
+        assert!(matches!(refused, Err(ChangesError::NoNumber { .. })), "{refused:?}");
     }
 
     #[tokio::test]
     async fn a_batch_that_leaves_something_out_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(&Place::Directory(dir.path().to_owned())).unwrap();
-        let layout = layout();
+        let repository = repository(dir.path());
+        let (store, layout) = (&repository.store, &repository.layout);
         let mut end = End::of(&full()).unwrap();
         let seals = Seals { zstd: false, recipients: Vec::new() };
-        end.write(&store, &layout, ClusterId(7), &seals, &lines(12..=13)).await.unwrap();
-        let found = list(&store, &layout.changes(), &layout).await.unwrap();
-        let batches = read(&store, &layout, &found[&end.base].complete).await.unwrap();
-        let refused = open(&store, &layout, &batches[0], &Keys::default()).await;
+        end.write(&repository, &signer(), ClusterId(7), &seals, &lines(12..=13)).await.unwrap();
+        let found = list(store, &layout.changes(), layout).await.unwrap();
+        let batches = read(&repository, &found[&end.base].complete).await.unwrap();
+        let refused = open(&repository, &batches[0], &Keys::default()).await;
         assert!(matches!(refused, Err(ChangesError::Damaged { .. })), "{refused:?}");
     }
 }

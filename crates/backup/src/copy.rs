@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::repository::Repository;
 use futures::TryStreamExt as _;
 use raftsman_core::backup::{Batch, Layout, Manifest};
 
@@ -11,7 +12,7 @@ use crate::full::{self, FullError, Moved};
 use crate::point::PointError;
 use crate::store::{Store, StoreError};
 
-/// Where backups of one cluster lie.
+/// Where a copy goes.
 #[derive(Debug, Clone, Copy)]
 pub struct Side<'a> {
     /// In which store.
@@ -23,7 +24,7 @@ pub struct Side<'a> {
 /// Copies a full backup, and these batches of changes since. Each counts there once all of it was read back there; broken
 /// off, it can be done again, and what is there already is not sent twice.
 pub async fn copy(
-    from: Side<'_>,
+    from: &Repository,
     to: Side<'_>,
     full: &Manifest,
     batches: &[Batch],
@@ -36,7 +37,7 @@ pub async fn copy(
     Ok(())
 }
 
-async fn copy_full(from: Side<'_>, to: Side<'_>, full: &Manifest, moved: &Moved) -> Result<(), FullError> {
+async fn copy_full(from: &Repository, to: Side<'_>, full: &Manifest, moved: &Moved) -> Result<(), FullError> {
     let name = full.about.name;
     let text = from.store.get(&from.layout.manifest(name), MOST_TEXT).await?;
     let path = to.layout.snapshot(name, full.coding);
@@ -68,9 +69,13 @@ async fn copy_full(from: Side<'_>, to: Side<'_>, full: &Manifest, moved: &Moved)
     Ok(())
 }
 
-async fn copy_batch(from: Side<'_>, to: Side<'_>, batch: &Batch) -> Result<(), ChangesError> {
+async fn copy_batch(from: &Repository, to: Side<'_>, batch: &Batch) -> Result<(), ChangesError> {
     let name = batch.name();
-    let bytes = changes::object(from.store, from.layout, batch).await?;
+    let bytes = changes::object(from, batch).await?;
     to.store.put_once(&to.layout.batch(name, batch.coding), bytes).await?;
-    Ok(to.store.put_once(&to.layout.batch_manifest(name), batch.text()?.into()).await?)
+    let (found, text) = changes::manifest(from, name).await?;
+    match found == *batch {
+        true => Ok(to.store.put_once(&to.layout.batch_manifest(name), text).await?),
+        false => Err(ChangesError::Damaged { batch: name, what: "its manifest was changed meanwhile" }),
+    }
 }

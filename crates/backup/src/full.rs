@@ -11,13 +11,14 @@ use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use raftsman_api::hex;
 use raftsman_core::backup::{About, FullName, Hashed, Layout, Manifest, ManifestError, Object, Stored};
-use raftsman_core::spec::Name;
 use serde_json::json;
 use tokio::task::{JoinError, spawn_blocking};
 
 use crate::MOST_TEXT;
 use crate::pipe::{self, Feeder};
+use crate::repository::Repository;
 use crate::seal::{self, Keys, SealError, Seals, Tally};
+use crate::sign::{SignError, Signer};
 use crate::snapshot::{Check, SnapshotError};
 use crate::store::{Store, StoreError};
 
@@ -27,6 +28,9 @@ pub enum FullError {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A record under another name than its own.
+    #[error("what is at {0} is the record of another drill")]
+    Misplaced(String),
     /// etcd stopped in the middle.
     #[error("etcd did not say what is in it: {0}")]
     Etcd(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -68,6 +72,9 @@ pub enum FullError {
     /// Its manifest does not count.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
+    /// It is not ours, or nothing shows that it is.
+    #[error(transparent)]
+    Sign(#[from] SignError),
     /// It is another cluster's.
     #[error("the backup `{name}` is of the cluster `{found}`, not of `{expected}`: somebody has moved it")]
     OtherCluster {
@@ -139,14 +146,15 @@ impl Moved {
 ///
 /// `hashed` is what etcd says of its own keys at the backup's revision; it is asked meanwhile, because it takes a while.
 pub async fn take<E: std::error::Error + Send + Sync + 'static>(
-    store: &Store,
-    layout: &Layout,
+    repository: &Repository,
+    signer: &Signer,
     about: About,
     seals: &Seals,
     snapshot: impl Stream<Item = Result<Bytes, E>>,
     hashed: impl Future<Output = Result<Hashed, E>>,
     moved: &Moved,
 ) -> Result<Manifest, FullError> {
+    let Repository { store, layout, .. } = repository;
     let name = about.name;
     let coding = seals.coding();
     let path = layout.snapshot(name, coding);
@@ -186,7 +194,7 @@ pub async fn take<E: std::error::Error + Send + Sync + 'static>(
 
     let (format, finished) = (Manifest::FORMAT, Timestamp::now());
     let manifest = Manifest { format, about, finished, hashed, snapshot, object, coding };
-    store.put_once(&layout.manifest(name), manifest.text()?.into()).await?;
+    store.put_once(&layout.manifest(name), signer.text(&manifest)?.into()).await?;
     Ok(manifest)
 }
 
@@ -255,33 +263,15 @@ pub fn holds(manifest: &Manifest, found: Hashed) -> Result<(), FullError> {
     }
 }
 
-/// The manifest of a backup of this cluster.
-pub async fn manifest(store: &Store, layout: &Layout, cluster: &Name, name: FullName) -> Result<Manifest, FullError> {
-    let text = match store.get(&layout.manifest(name), MOST_TEXT).await {
-        Err(StoreError::NotThere { place, .. }) => return Err(FullError::Incomplete { name, place }),
-        text => text?,
-    };
-    let manifest = Manifest::read(name, &text)?;
-    match manifest.about.cluster == *cluster {
-        true => Ok(manifest),
-        false => Err(FullError::OtherCluster {
-            name,
-            expected: cluster.to_string(),
-            found: manifest.about.cluster.to_string(),
-        }),
-    }
-}
-
 /// What came of looking at a backup of a list; nothing when it was taken away since, as retention does.
 pub async fn unless_gone<T>(
-    store: &Store,
-    layout: &Layout,
+    repository: &Repository,
     name: FullName,
     looked: Result<T, FullError>,
 ) -> Result<Option<T>, FullError> {
     let Err(error) = looked else { return looked.map(Some) };
     // What goes loses its manifest first.
-    match store.get(&layout.manifest(name), MOST_TEXT).await {
+    match repository.store.get(&repository.layout.manifest(name), MOST_TEXT).await {
         Err(StoreError::NotThere { .. }) => Ok(None),
         _ => Err(error),
     }
@@ -298,37 +288,39 @@ pub enum Depth {
 
 /// Reads all of a backup, and looks as deep as it can: into what is encrypted only with a key.
 pub async fn verify(
-    store: &Store,
-    layout: &Layout,
+    repository: &Repository,
     manifest: &Manifest,
     keys: &Keys,
     moved: &Moved,
 ) -> Result<Depth, FullError> {
     if manifest.coding.age && keys.0.is_empty() {
-        let path = layout.snapshot(manifest.about.name, manifest.coding);
-        same(manifest.about.name, &manifest.object, &read_back(store, &path, moved).await?)?;
+        let path = repository.layout.snapshot(manifest.about.name, manifest.coding);
+        same(manifest.about.name, &manifest.object, &read_back(&repository.store, &path, moved).await?)?;
         return Ok(Depth::Object);
     }
-    fetch(store, layout, manifest, keys, moved, io::sink()).await.map(|_| Depth::Snapshot)
+    fetch(repository, manifest, keys, moved, io::sink()).await.map(|_| Depth::Snapshot)
 }
 
 /// Brings a backup's snapshot to whoever writes it down. What was written is the snapshot when this returns without an
 /// error, and must be thrown away when it does not.
 pub async fn fetch<W: Write + Send + 'static>(
-    store: &Store,
-    layout: &Layout,
+    repository: &Repository,
     manifest: &Manifest,
     keys: &Keys,
     moved: &Moved,
     to: W,
 ) -> Result<W, FullError> {
     let (name, coding) = (manifest.about.name, manifest.coding);
-    let (_, mut pieces) = store.read(&layout.snapshot(name, coding)).await?;
+    let (bytes, mut pieces) = repository.store.read(&repository.layout.snapshot(name, coding)).await?;
+    if bytes != manifest.object.bytes {
+        let (expected, found) = (manifest.object.bytes.to_string(), bytes.to_string());
+        return Err(FullError::Damaged { name, what: "size in bytes", expected, found });
+    }
     let (feeder, inlet) = pipe::inward();
-    let keys = keys.clone();
+    let (keys, most) = (keys.clone(), manifest.snapshot.bytes);
     let opening = spawn_blocking(move || {
         let mut checked = Checked { to, check: Check::default() };
-        let object = seal::open(inlet, &mut checked, coding, &keys)?;
+        let object = seal::open(inlet, &mut checked, coding, &keys, most)?;
         checked.to.flush()?;
         Ok((object, checked))
     });
@@ -367,7 +359,7 @@ impl<W: Write> Write for Checked<W> {
     }
 }
 
-/// The full backups of a cluster, oldest first, and whether each of them counts.
+/// The names of the full backups of a cluster, oldest first, and whether each has a manifest. What is in it is not looked at.
 pub async fn list(store: &Store, layout: &Layout) -> Result<Vec<(FullName, bool)>, StoreError> {
     let mut found = BTreeMap::new();
     for object in store.list(&layout.fulls()).await? {
@@ -378,9 +370,4 @@ pub async fn list(store: &Store, layout: &Layout) -> Result<Vec<(FullName, bool)
         }
     }
     Ok(found.into_iter().collect())
-}
-
-/// Those that count, the oldest first.
-pub async fn complete(store: &Store, layout: &Layout) -> Result<Vec<FullName>, StoreError> {
-    Ok(list(store, layout).await?.into_iter().filter(|(_, counts)| *counts).map(|(name, _)| name).collect())
 }

@@ -12,13 +12,18 @@ pub mod pipe;
 pub mod place;
 pub mod point;
 pub mod prune;
+pub mod repository;
 pub mod seal;
+pub mod sign;
 pub mod snapshot;
 pub mod store;
 
 pub use place::Place;
-pub use point::{Point, PointError, Wish};
+pub use point::PointError;
+pub use raftsman_core::backup::{Point, Wish};
+pub use repository::Repository;
 pub use seal::{Keys, Seals};
+pub use sign::{PublicKey, Signer, Trust};
 pub use store::{Store, StoreError};
 
 /// No manifest, and no record of a drill, is as large as this.

@@ -25,6 +25,12 @@ pub enum SealError {
     /// It is encrypted, and there is no key.
     #[error("it is encrypted: name a file with the age identity that opens it")]
     NoKey,
+    /// More comes out of it than its manifest says.
+    #[error("more than {most} bytes come out of it, which is what its manifest says")]
+    TooLarge {
+        /// So many are in it.
+        most: u64,
+    },
     /// More comes than one object.
     #[error("there are bytes behind its end")]
     Trailing,
@@ -92,21 +98,61 @@ fn compress<W: Write>(thing: &mut impl Read, mut to: W, zstd: bool) -> io::Resul
     Ok(to)
 }
 
-/// Takes a thing out of its object. How the object is known, all of which has been read.
-pub fn open(object: impl Read, thing: &mut impl Write, coding: Coding, keys: &Keys) -> Result<Stored, SealError> {
+/// Takes a thing out of its object. How the object is known, all of which has been read. It ends when more than `most`
+/// bytes come out: a few thousand bytes of zstd can become as many gigabytes.
+pub fn open(
+    object: impl Read,
+    thing: &mut impl Write,
+    coding: Coding,
+    keys: &Keys,
+    most: u64,
+) -> Result<Stored, SealError> {
     let mut tally = Tally::new(object);
-    match coding.age {
-        false => expand(&mut tally, thing, coding.zstd)?,
-        true if keys.0.is_empty() => return Err(SealError::NoKey),
-        true => {
-            let identities = keys.0.iter().map(|identity| identity as &dyn age::Identity);
-            let mut plain = age::Decryptor::new(&mut tally)?.decrypt(identities)?;
-            expand(&mut plain, thing, coding.zstd)?;
+    let thing = &mut Limited { inner: thing, left: most };
+    let opened = opened(&mut tally, thing, coding, keys);
+    match opened {
+        Err(SealError::Stream(error)) if error.kind() == io::ErrorKind::FileTooLarge => {
+            return Err(SealError::TooLarge { most });
         }
+        opened => opened?,
     }
     match tally.read(&mut [0])? {
         0 => Ok(tally.stored()),
         _ => Err(SealError::Trailing),
+    }
+}
+
+fn opened<R: Read>(tally: &mut Tally<R>, thing: &mut impl Write, coding: Coding, keys: &Keys) -> Result<(), SealError> {
+    match coding.age {
+        false => expand(tally, thing, coding.zstd)?,
+        true if keys.0.is_empty() => return Err(SealError::NoKey),
+        true => {
+            let identities = keys.0.iter().map(|identity| identity as &dyn age::Identity);
+            let mut plain = age::Decryptor::new(tally)?.decrypt(identities)?;
+            expand(&mut plain, thing, coding.zstd)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes so many bytes, and no more.
+struct Limited<'a, W> {
+    inner: &'a mut W,
+    left: u64,
+}
+
+impl<W: Write> Write for Limited<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() as u64 > self.left {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let many = self.inner.write(bytes)?;
+        self.left -= many as u64;
+        Ok(many)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
     }
 }
 
@@ -207,8 +253,11 @@ mod tests {
             assert_eq!(sealed, Stored { bytes: object.len() as u64, sha256: hex::sha256(&object) });
             assert!(!seals.zstd || object.len() < thing().len() / 2);
             let mut out = Vec::new();
-            assert_eq!(open(object.as_slice(), &mut out, seals.coding(), &keys).unwrap(), sealed);
+            let most = thing().len() as u64;
+            assert_eq!(open(object.as_slice(), &mut out, seals.coding(), &keys, most).unwrap(), sealed);
             assert!(out == thing());
+            let refused = open(object.as_slice(), &mut Vec::new(), seals.coding(), &keys, most - 1);
+            assert!(matches!(refused, Err(SealError::TooLarge { .. })), "{refused:?}");
         }
     }
 
@@ -222,7 +271,7 @@ mod tests {
             // Without a coding only the hash tells, and the caller compares it.
             let passes = |object: &[u8]| {
                 let mut out = Vec::new();
-                matches!(open(object, &mut out, seals.coding(), &keys), Ok(stored) if stored == sealed && out == thing())
+                matches!(open(object, &mut out, seals.coding(), &keys, u64::MAX), Ok(stored) if stored == sealed && out == thing())
             };
             assert!(passes(&object));
             for at in (0..object.len()).step_by(object.len() / 50) {
@@ -236,15 +285,37 @@ mod tests {
         }
     }
 
+    /// A gigabyte of nothing become a few kilobytes: what comes out ends where the manifest says.
+    #[test]
+    fn what_expands_without_end_is_ended() {
+        struct Nothing(u64);
+        impl Read for Nothing {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                let many = self.0.min(buffer.len() as u64);
+                self.0 -= many;
+                buffer[..usize::try_from(many).unwrap()].fill(0);
+                Ok(usize::try_from(many).unwrap())
+            }
+        }
+        let seals = Seals { zstd: true, recipients: Vec::new() };
+        let mut bomb = Vec::new();
+        seal(Nothing(1 << 30), &mut bomb, &seals).unwrap();
+        assert!(bomb.len() < 1 << 20);
+        let mut out = Vec::new();
+        let refused = open(bomb.as_slice(), &mut out, seals.coding(), &Keys::default(), 1 << 20);
+        assert!(matches!(refused, Err(SealError::TooLarge { most: 1_048_576 })), "{refused:?}");
+        assert!(out.len() <= 1 << 20, "{}", out.len());
+    }
+
     #[test]
     fn the_wrong_key_opens_nothing() {
         let seals = Seals { zstd: true, recipients: vec![x25519::Identity::generate().to_public()] };
         let mut object = Vec::new();
         seal(thing().as_slice(), &mut object, &seals).unwrap();
         let other = Keys(vec![x25519::Identity::generate()]);
-        let refused = open(object.as_slice(), &mut Vec::new(), seals.coding(), &other);
+        let refused = open(object.as_slice(), &mut Vec::new(), seals.coding(), &other, u64::MAX);
         assert!(matches!(refused, Err(SealError::Decrypt(_))), "{refused:?}");
-        let refused = open(object.as_slice(), &mut Vec::new(), seals.coding(), &Keys::default());
+        let refused = open(object.as_slice(), &mut Vec::new(), seals.coding(), &Keys::default(), u64::MAX);
         assert!(matches!(refused, Err(SealError::NoKey)), "{refused:?}");
     }
 }

@@ -1,6 +1,8 @@
 //! A place → objects in it that are written once, found, read and removed.
 
 use std::fmt;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -69,6 +71,14 @@ pub enum StoreError {
         /// Why.
         source: std::io::Error,
     },
+    /// A directory of a store on the disk cannot be made, or closed to others.
+    #[error("cannot make {} readable for this user alone: {source}", path.display())]
+    Private {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The store refused, or did not answer.
     #[error("cannot {what} {path} in {place}: {}", told(source))]
     Failed {
@@ -106,6 +116,17 @@ fn told(error: &object_store::Error) -> String {
     }
 }
 
+/// Whether a store says that an object may not go yet, and not that these credentials may not remove anything.
+fn is_locked(error: &object_store::Error) -> bool {
+    let mut words = error.to_string();
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+        words.push_str(&source.to_string());
+    }
+    LOCKED.iter().any(|locked| words.contains(locked))
+}
+
 /// An object that was found.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Found {
@@ -120,7 +141,30 @@ pub struct Found {
 pub struct Store {
     inner: Arc<dyn ObjectStore>,
     place: String,
+    /// Where it is a directory: all that is made in it is for this user alone.
+    directory: Option<PathBuf>,
 }
+
+/// What came of removing an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removed {
+    /// It is not there any more.
+    Gone,
+    /// The store keeps it, because it is locked: object lock, a retention policy, immutability.
+    Locked,
+}
+
+/// What stores answer of an object that may not go yet: S3 and what speaks like it, Google Cloud Storage, Azure.
+const LOCKED: [&str; 8] = [
+    "object lock",
+    "ObjectLock",
+    "WORM",
+    "retention",
+    "Retention",
+    "BlobImmutableDueToPolicy",
+    "UnderLegalHold",
+    "event-based hold",
+];
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -132,7 +176,35 @@ impl Store {
     /// A connection to it. Nothing is asked of it yet.
     pub fn open(place: &Place) -> Result<Self, StoreError> {
         let inner = place.connect().map_err(|source| StoreError::Place { place: place.to_string(), source })?;
-        Ok(Self { inner, place: place.to_string() })
+        let directory = match place {
+            Place::Directory(path) => Some(path.clone()),
+            Place::S3(_) | Place::Gcs(_) | Place::Azure(_) => None,
+        };
+        Ok(Self { inner, place: place.to_string(), directory })
+    }
+
+    /// For tests: the same place, behind something that answers in its stead.
+    #[cfg(test)]
+    pub(crate) fn behind(self, what: impl FnOnce(Arc<dyn ObjectStore>) -> Arc<dyn ObjectStore>) -> Self {
+        let Self { inner, place, directory } = self;
+        Self { inner: what(inner), place, directory }
+    }
+
+    /// Before an object is written: in a directory, those that lead to it are for this user alone.
+    fn enclose(&self, path: &str) -> Result<(), StoreError> {
+        let Some(root) = &self.directory else { return Ok(()) };
+        let Some((above, _)) = path.rsplit_once('/') else { return Ok(()) };
+        let path = root.join(above);
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        made.map_err(|source| StoreError::Private { path, source })
+    }
+
+    /// Once it is there.
+    fn close(&self, path: &str) -> Result<(), StoreError> {
+        let Some(root) = &self.directory else { return Ok(()) };
+        let path = root.join(path);
+        let closed = std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600));
+        closed.map_err(|source| StoreError::Private { path, source })
     }
 
     /// Where it is, for people.
@@ -144,7 +216,11 @@ impl Store {
     /// that it was written was lost.
     pub async fn put_once(&self, path: &str, bytes: Bytes) -> Result<(), StoreError> {
         let options = PutOptions::from(PutMode::Create);
+        self.enclose(path)?;
         let written = self.inner.put_opts(&Path::from(path), bytes.clone().into(), options).await;
+        if written.is_ok() {
+            self.close(path)?;
+        }
         let (path, place) = (path.to_owned(), self.place.clone());
         let there = match written {
             Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => self.get(&path, bytes.len() as u64).await,
@@ -164,8 +240,17 @@ impl Store {
         if bytes > most {
             return Err(StoreError::TooLarge { path: path.to_owned(), place: self.place.clone(), bytes });
         }
-        let pieces: Vec<Bytes> = pieces.try_collect().await?;
-        Ok(pieces.concat().into())
+        let mut whole = Vec::new();
+        let mut pieces = pieces;
+        while let Some(piece) = pieces.try_next().await? {
+            // Whatever it said before.
+            let bytes = (whole.len() + piece.len()) as u64;
+            if bytes > most {
+                return Err(StoreError::TooLarge { path: path.to_owned(), place: self.place.clone(), bytes });
+            }
+            whole.extend_from_slice(&piece);
+        }
+        Ok(whole.into())
     }
 
     /// A large object, piece by piece, and its size.
@@ -184,6 +269,7 @@ impl Store {
         stored: impl Fn(u64),
     ) -> Result<(), StoreError> {
         let failed = self.failed("write", path);
+        self.enclose(path)?;
         let upload = self.inner.put_multipart(&Path::from(path)).await.map_err(&failed)?;
         let mut parts = WriteMultipart::new_with_chunk_size(upload, PART);
         let mut pieces = std::pin::pin!(pieces);
@@ -203,7 +289,8 @@ impl Store {
                 return Err(wrong);
             }
         }
-        parts.finish().await.map(drop).map_err(failed)
+        parts.finish().await.map(drop).map_err(failed)?;
+        self.close(path)
     }
 
     /// All objects below this, sorted.
@@ -215,10 +302,12 @@ impl Store {
         Ok(found)
     }
 
-    /// Removes an object. One that is not there is removed already.
-    pub async fn remove(&self, path: &str) -> Result<(), StoreError> {
+    /// Removes an object. One that is not there is removed already; one that is locked stays, which is what it is locked
+    /// for.
+    pub async fn remove(&self, path: &str) -> Result<Removed, StoreError> {
         match self.inner.delete(&Path::from(path)).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(Removed::Gone),
+            Err(source) if is_locked(&source) => Ok(Removed::Locked),
             Err(source) => Err(self.failed("remove", path)(source)),
         }
     }
@@ -231,5 +320,43 @@ impl Store {
             }
             source => StoreError::Failed { what, path: path.clone(), place: place.clone(), source },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &std::path::Path) -> u32 {
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    /// All data of a cluster is in a backup: in a directory, others of the machine cannot read it.
+    #[tokio::test]
+    async fn what_is_in_a_directory_is_for_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&Place::Directory(dir.path().to_owned())).unwrap();
+        store.put_once("a/b/small", "x".into()).await.unwrap();
+        let pieces = futures::stream::iter([Ok(Bytes::from_static(b"large"))]);
+        store.upload("a/c/large", pieces, |_| {}).await.unwrap();
+        for below in ["a", "a/b", "a/c"] {
+            assert_eq!(mode(&dir.path().join(below)), 0o700, "{below}");
+        }
+        for file in ["a/b/small", "a/c/large"] {
+            assert_eq!(mode(&dir.path().join(file)), 0o600, "{file}");
+        }
+    }
+
+    #[test]
+    fn a_lock_is_not_a_lack_of_rights() {
+        let said = |text: &str| object_store::Error::PermissionDenied { path: "x".to_owned(), source: text.into() };
+        for locked in [
+            "<Code>AccessDenied</Code><Message>Access Denied because object protected by object lock.</Message>",
+            "Object 'b/o' is subject to bucket's retention policy or object retention and cannot be deleted",
+            "<Code>BlobImmutableDueToPolicy</Code>",
+        ] {
+            assert!(is_locked(&said(locked)), "{locked}");
+        }
+        assert!(!is_locked(&said("<Code>AccessDenied</Code><Message>Access Denied</Message>")));
     }
 }

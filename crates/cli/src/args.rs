@@ -1,9 +1,15 @@
 //! What may be written on the command line.
 
+mod backup;
+mod cert;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use self::backup::{Accept, Backup, Drill, Restore, Unsigned};
+pub(crate) use self::cert::{AgentRole, Cert, Revoke, Rotate, RotateSide};
 
 /// Provisions and operates highly available etcd clusters.
 ///
@@ -39,6 +45,12 @@ pub(crate) struct Common {
     /// The agent's binary for machines on this computer. Found beside this command by default.
     #[arg(long, global = true, value_name = "FILE", env = "RAFTSMAN_AGENT", hide_short_help = true)]
     pub(crate) agent_binary: Option<PathBuf>,
+    /// No warnings about the file. Errors are always shown.
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+    /// Wait so long for another command to end that changes the fleet. By default it is an error at once.
+    #[arg(long, global = true, value_name = "TIME", value_parser = duration, env = "RAFTSMAN_LOCK_TIMEOUT")]
+    pub(crate) lock_timeout: Option<Duration>,
     /// When to use colours.
     #[arg(long, global = true, value_enum, default_value_t = When::Auto, hide_short_help = true)]
     pub(crate) color: When,
@@ -64,6 +76,8 @@ pub(crate) enum Verb {
     Check(Check),
     /// Print the JSON schema of the file, for editors.
     Schema,
+    /// Say what a key of the file means, what may be written there, and how.
+    Explain(Explain),
     /// Show what `apply` would do, step by step, with the fault tolerance of each.
     Plan(Plan),
     /// Carry out what `plan` shows, until every cluster is as the file says.
@@ -76,6 +90,9 @@ pub(crate) enum Verb {
     Versions(Versions),
     /// Delete the machines with their data, and the state.
     Destroy(Destroy),
+    /// Check the state's memory of every cluster, or repair it.
+    #[command(subcommand)]
+    State(State),
     /// Print the command that takes a host in by hand, where nobody may log in by SSH.
     Join(Join),
     /// Replace a member: it is given up with its data, and a new one of its name fetches all data from the others.
@@ -113,6 +130,12 @@ pub(crate) enum Verb {
     Completions {
         /// Which shell.
         shell: clap_complete::Shell,
+    },
+    /// Print the names that a verb takes, for completions.
+    #[command(hide = true)]
+    Names {
+        /// Which verb.
+        verb: String,
     },
     /// Write the manual pages into a directory.
     #[command(hide = true)]
@@ -204,6 +227,21 @@ pub(crate) struct Check {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
+Examples:
+  raftsman explain                      the keys of the file
+  raftsman explain etcd.main            those of a cluster; any name will do
+  raftsman explain etcd.main.quota      one of them")]
+pub(crate) struct Explain {
+    /// The key, with dots between its parts.
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) key: String,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
 Exit codes with --detailed-exitcode: 0 nothing to do, 1 error or not reachable, 2 there is something to do.")]
 pub(crate) struct Plan {
     /// Only these clusters.
@@ -212,6 +250,9 @@ pub(crate) struct Plan {
     /// Print the plan as JSON.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Show how etcd's configuration files would change.
+    #[arg(long)]
+    pub(crate) diff: bool,
     /// Exit with 2 when there is something to do.
     #[arg(long)]
     pub(crate) detailed_exitcode: bool,
@@ -241,14 +282,26 @@ pub(crate) struct Apply {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Exit codes: 0 all is as it should be, 1 error, 2 something is not.")]
+#[command(after_help = "\
+Exit codes: 0 all is as it should be, 1 error, 2 something is not.
+
+Examples:
+  raftsman status                   once
+  raftsman status --watch           every 2 seconds, until Ctrl-C
+  raftsman status --watch=10s main  only the cluster `main`, every 10 seconds")]
 pub(crate) struct Status {
     /// Only these clusters.
     #[arg(value_name = "CLUSTER")]
     pub(crate) clusters: Vec<String>,
-    /// Print the status as JSON.
+    /// Print the status as JSON; with --watch as JSON lines.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Show it again and again, until Ctrl-C.
+    #[arg(
+        short, long, value_name = "TIME", value_parser = duration, num_args = 0..=1, require_equals = true,
+        default_missing_value = "2s"
+    )]
+    pub(crate) watch: Option<Duration>,
 }
 
 #[derive(Debug, Args)]
@@ -351,77 +404,6 @@ pub(crate) struct Recover {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The backup is first restored into a throwaway etcd on one of the machines and compared with what etcd said when it was
-made. Then all members are stopped, what they hold is put away on the machines, all are restored from one snapshot, and
-clients get in once all members hold the same.
-
-Examples:
-  raftsman restore --show                          what would come back, and what would be lost
-  raftsman restore                                 the newest backup, with all changes since that were written down
-  raftsman restore --at 2026-11-16T07:00:00Z       as it was then
-  raftsman restore --revision 4711                 everything up to this revision
-  raftsman restore --from shop/main                the backups of another cluster in the same store")]
-pub(crate) struct Restore {
-    /// Which cluster; needed when the file has several.
-    pub(crate) cluster: Option<String>,
-    /// This full backup, as it is: no changes since. `raftsman backup list` shows their names.
-    #[arg(long, value_name = "NAME", group = "wish")]
-    pub(crate) backup: Option<String>,
-    /// Everything up to this revision.
-    #[arg(long, value_name = "REVISION", group = "wish", value_parser = clap::value_parser!(i64).range(1..))]
-    pub(crate) revision: Option<i64>,
-    /// Everything up to this moment.
-    #[arg(long, value_name = "MOMENT", group = "wish")]
-    pub(crate) at: Option<jiff::Timestamp>,
-    /// The backups of another cluster: CLUSTER, or FLEET/CLUSTER.
-    #[arg(long, value_name = "CLUSTER")]
-    pub(crate) from: Option<String>,
-    /// A file with an age identity that opens encrypted backups. May be given several times. It stays on this computer.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) key: Vec<PathBuf>,
-    /// Only show what would come back.
-    #[arg(long, conflicts_with = "yes")]
-    pub(crate) show: bool,
-    /// Do not ask.
-    #[arg(short, long)]
-    pub(crate) yes: bool,
-    /// Print JSON; what happens follows as JSON lines.
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Give up when there was no progress for this long.
-    #[arg(long, default_value = "5m", value_name = "TIME", value_parser = duration)]
-    pub(crate) timeout: Duration,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "\
-The cluster itself is not touched: the backup is restored on one of its machines, beside its member, and goes right after.
-What came of it stands in the store, and retention never removes the newest backup that passed.
-
-Examples:
-  raftsman drill                        restores the newest backup, with all changes since
-  raftsman drill --key ops.key          one that is encrypted
-  raftsman drill --from shop/main       that of another cluster, on a machine of this one
-  raftsman drill --history              all drills so far")]
-pub(crate) struct Drill {
-    /// Which cluster; needed when the file has several.
-    pub(crate) cluster: Option<String>,
-    /// A file with an age identity that opens encrypted backups. May be given several times. It stays on this computer.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) key: Vec<PathBuf>,
-    /// The backups of another cluster in the same store: CLUSTER, or FLEET/CLUSTER. Its own machines have nothing to do.
-    #[arg(long, value_name = "CLUSTER")]
-    pub(crate) from: Option<String>,
-    /// Show the drills so far.
-    #[arg(long, conflicts_with = "key")]
-    pub(crate) history: bool,
-    /// Print JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "\
 Every member reads its whole database for it. Exit codes: 0 all hold the same, 1 one differs or an error, 2 it cannot be
 told, because a member does not answer.")]
 pub(crate) struct Verify {
@@ -475,6 +457,9 @@ pub(crate) struct Compact {
     /// Keep the last so many revisions.
     #[arg(long, value_name = "REVISIONS", value_parser = clap::value_parser!(i64).range(0..))]
     pub(crate) keep: Option<i64>,
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
     /// Print what happens as JSON lines.
     #[arg(long)]
     pub(crate) json: bool,
@@ -512,6 +497,9 @@ Example:
 pub(crate) struct Join {
     /// Which host, by its name in the file.
     pub(crate) host: String,
+    /// How long the host may take to join.
+    #[arg(long, default_value = "1h", value_name = "TIME", value_parser = duration)]
+    pub(crate) valid_for: Duration,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -528,171 +516,23 @@ pub(crate) struct Env {
     pub(crate) json: bool,
 }
 
-#[derive(Debug, Subcommand)]
-#[command(after_help = "\
-Examples:
-  raftsman backup now              a backup of the only cluster, to the store of the file
-  raftsman backup list             all that there are
-  raftsman backup verify --all     every byte of every one of them
-  raftsman backup copy --to /mnt   the newest, with all changes since, to another disk")]
-pub(crate) enum Backup {
-    /// Make one: the snapshot of a member that does not lead, compressed and encrypted as the file says, and read back.
-    Now {
-        /// Which cluster; may be left out when there is only one.
-        cluster: Option<String>,
-        /// Print what happens as JSON lines.
-        #[arg(long)]
-        json: bool,
-    },
-    /// List them: which, from when, how large, whether they count.
-    List {
-        /// Which cluster; may be left out when there is only one.
-        cluster: Option<String>,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Show all that is known of one, and how it is restored without raftsman.
-    Show {
-        /// Its name, as `list` shows it; the newest by default.
-        backup: Option<String>,
-        /// Which cluster; may be left out when there is only one.
-        #[arg(long)]
-        cluster: Option<String>,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Copy one to another place, byte for byte, with all changes since, and read it back there.
-    #[command(group(clap::ArgGroup::new("where").required(true)))]
-    #[command(after_help = "\
-Whatever is there already is not sent twice: it can be done again, and broken off.
-
-Examples:
-  raftsman backup copy --to /mnt/disk                  the newest, to a directory that is a store by itself
-  raftsman backup copy --to-store-of other.yaml        the newest, to the store that another file names
-  raftsman backup copy --snapshot snapshot.db          its snapshot alone, unpacked: what etcdutl restores")]
-    Copy {
-        /// Its name, as `list` shows it; the newest by default.
-        backup: Option<String>,
-        /// A directory.
-        #[arg(long, value_name = "DIRECTORY", group = "where")]
-        to: Option<PathBuf>,
-        /// The store of another raftsman file: what stands there under `backups:`.
-        #[arg(long, value_name = "FILE", group = "where")]
-        to_store_of: Option<PathBuf>,
-        /// A new file for the plain snapshot, without changes since.
-        #[arg(long, value_name = "FILE", group = "where")]
-        snapshot: Option<PathBuf>,
-        /// Which cluster; may be left out when there is only one.
-        #[arg(long)]
-        cluster: Option<String>,
-        /// A file with an age identity that opens what is encrypted, for `--snapshot`. May be given more than once.
-        #[arg(long, value_name = "FILE")]
-        key: Vec<PathBuf>,
-        /// Print what happens as JSON lines.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Read one from the first byte to the last: whether it is what etcd sent.
-    Verify {
-        /// Its name, as `list` shows it; the newest by default.
-        backup: Option<String>,
-        /// All of them.
-        #[arg(long, conflicts_with = "backup")]
-        all: bool,
-        /// Which cluster; may be left out when there is only one.
-        #[arg(long)]
-        cluster: Option<String>,
-        /// A file with an age identity that opens what is encrypted. May be given more than once.
-        #[arg(long, value_name = "FILE")]
-        key: Vec<PathBuf>,
-        /// Print what happens as JSON lines.
-        #[arg(long)]
-        json: bool,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Cert {
-    /// List certificates: what, whose, until when, next renewal.
-    List {
-        /// Only these clusters.
-        #[arg(value_name = "CLUSTER")]
-        clusters: Vec<String>,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Change a certificate authority, while the cluster serves.
-    Rotate(Rotate),
-    /// Issue a client certificate for a user of etcd.
-    #[command(after_help = "Example:\n  raftsman cert issue alice --out certs/    writes alice.crt, alice.key, ca.crt")]
-    Issue {
-        /// The user's name in etcd; it becomes the certificate's common name.
-        user: String,
-        /// Which cluster; may be left out when there is only one.
-        #[arg(long)]
-        cluster: Option<String>,
-        /// The directory for the files.
-        #[arg(long, default_value = ".", value_name = "DIRECTORY")]
-        out: PathBuf,
-        /// How long it is valid.
-        #[arg(long, default_value = "90d", value_name = "TIME", value_parser = duration)]
-        validity: Duration,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-}
-
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The next CA is made, trusted by every member beside the old one, then signs, then the old one is trusted no more.
-Members are restarted one at a time; handshakes on every link prove each phase. For clients it stops while both are
-trusted: give them new certificates (`raftsman cert issue`), then finish.
-
 Examples:
-  raftsman cert rotate peers              all phases
-  raftsman cert rotate clients            up to where clients need new certificates
-  raftsman cert rotate clients --finish   the old CA is trusted no more
-  raftsman cert rotate clients --now      a key has leaked: all phases, clients of the old CA are turned away")]
-pub(crate) struct Rotate {
-    /// Whose authority.
-    #[arg(value_enum)]
-    pub(crate) side: RotateSide,
-    /// Which cluster; may be left out when there is only one.
-    #[arg(long)]
-    pub(crate) cluster: Option<String>,
-    /// All clients have new certificates: the old authority can go.
-    #[arg(long)]
-    pub(crate) finish: bool,
-    /// An emergency: do not wait for clients, nor for members that cannot be reached.
-    #[arg(long)]
-    pub(crate) now: bool,
-    /// Do not ask.
-    #[arg(short, long)]
-    pub(crate) yes: bool,
-    /// Print what happens as JSON lines.
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Give up when there was no progress for this long.
-    #[arg(long, default_value = "2m", value_name = "TIME", value_parser = duration)]
-    pub(crate) timeout: Duration,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RotateSide {
-    /// What members show each other.
-    Peers,
-    /// What clients show, and what members show to clients.
-    Clients,
-}
-
-#[derive(Debug, Args)]
+  raftsman logs main-1              the last 50 lines of etcd's log
+  raftsman logs main-1 -f           those, and what is added, until Ctrl-C
+  raftsman logs main-1 --agent      the log of the machine's agent")]
 pub(crate) struct Logs {
     /// Which machine, such as `main-1`.
     pub(crate) machine: String,
+    /// Show what is added to it, until Ctrl-C.
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// The file that says what should be.
+    // The same option as everywhere, but for its short form: `-f` follows here.
+    #[arg(long, value_name = "FILE")]
+    #[allow(dead_code, reason = "clap hands it on to the option of every verb")]
+    file: Option<PathBuf>,
     /// Show the agent's log instead of etcd's.
     #[arg(long)]
     pub(crate) agent: bool,
@@ -701,14 +541,76 @@ pub(crate) struct Logs {
     pub(crate) lines: u32,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum State {
+    /// Say of every cluster's ledger whether it is sound, and what can be brought back where it is not.
+    Check {
+        /// Only these clusters.
+        clusters: Vec<String>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Bring a lost or damaged ledger back from its history, or rebuild it from the machines.
+    Repair {
+        /// Only these clusters.
+        clusters: Vec<String>,
+        /// Do not ask.
+        #[arg(long, short)]
+        yes: bool,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
 fn duration(text: &str) -> Result<Duration, String> {
     let parsed = raftsman_core::spec::Duration::parse(text).map_err(|e| e.to_string())?;
     Ok(Duration::from_millis(parsed.as_millis()))
 }
 
+/// A moment, or how long ago it was.
+fn moment(text: &str) -> Result<jiff::Timestamp, String> {
+    moment_at(text, jiff::Timestamp::now())
+}
+
+fn moment_at(text: &str, now: jiff::Timestamp) -> Result<jiff::Timestamp, String> {
+    let Some(ago) = text.strip_suffix("-ago") else {
+        return text.parse().map_err(|_| "expected a moment such as 2026-11-16T07:00:00Z, or 10m-ago".to_owned());
+    };
+    let before = |ago: Duration| now.checked_sub(jiff::SignedDuration::try_from(ago).ok()?).ok();
+    before(duration(ago)?).ok_or_else(|| "that is too long ago".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
+
+    #[test]
+    fn moments() {
+        let now: jiff::Timestamp = "2026-11-16T07:00:00Z".parse().unwrap();
+        let at = |text: &str| super::moment_at(text, now).map(|at| at.to_string());
+        assert_eq!(at("10m-ago").as_deref(), Ok("2026-11-16T06:50:00Z"));
+        assert_eq!(at("1h30m-ago").as_deref(), Ok("2026-11-16T05:30:00Z"));
+        assert_eq!(at("2026-11-15T07:00:00Z").as_deref(), Ok("2026-11-15T07:00:00Z"));
+        assert_eq!(at("yesterday"), Err("expected a moment such as 2026-11-16T07:00:00Z, or 10m-ago".to_owned()));
+        assert!(at("soon-ago").is_err() && at("10m").is_err());
+    }
+
+    /// `-f` is `--file` for every verb but `logs`, where it is `--follow`.
+    #[test]
+    fn f_follows_in_logs() {
+        use clap::Parser as _;
+        let parse = |line: &str| super::Arguments::try_parse_from(line.split(' ')).map_err(|e| e.to_string());
+        let logs = |line: &str| match parse(line).unwrap() {
+            super::Arguments { common, verb: super::Verb::Logs(logs) } => (logs.follow, common.file),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(logs("raftsman logs m -f"), (true, "raftsman.yaml".into()));
+        assert_eq!(logs("raftsman logs m -f --file x.yaml"), (true, "x.yaml".into()));
+        assert_eq!(logs("raftsman -f x.yaml logs m"), (false, "x.yaml".into()));
+        assert_eq!(parse("raftsman plan -f x.yaml").unwrap().common.file, std::path::PathBuf::from("x.yaml"));
+    }
 
     #[test]
     fn the_definition_is_sound() {

@@ -3,13 +3,16 @@
 use std::process::ExitCode;
 
 use raftsman_engine::error_chain;
+use raftsman_engine::store::StoreError;
 
-use crate::view::Paint;
+use crate::view::{self, Paint};
 
 /// All went well.
 pub(crate) const OK: ExitCode = ExitCode::SUCCESS;
 /// `plan --detailed-exitcode`: there is something to do. `status`: something is not as it should be.
 pub(crate) const CHANGES: u8 = 2;
+/// The command line is wrong. `EX_USAGE` of sysexits.h, because 2, which clap would choose, means changes.
+const USAGE: u8 = 64;
 
 /// Why a command failed.
 #[derive(Debug)]
@@ -17,16 +20,39 @@ pub(crate) struct Failure {
     message: String,
     /// Printed already: nothing more to say.
     said: bool,
+    /// Somebody else changes the fleet.
+    locked: bool,
+    code: u8,
 }
 
 impl Failure {
     pub(crate) fn other(message: impl Into<String>) -> Self {
-        Self { message: message.into(), said: false }
+        Self { message: message.into(), said: false, locked: false, code: 1 }
+    }
+
+    /// The value of an option is wrong, which clap could not know.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self { code: USAGE, ..Self::other(message) }
     }
 
     /// The output has said why.
     pub(crate) fn said() -> Self {
-        Self { message: String::new(), said: true }
+        Self { said: true, ..Self::other(String::new()) }
+    }
+
+    /// Somebody else changes the fleet.
+    pub(crate) fn locked(error: &StoreError) -> Self {
+        Self { locked: true, ..Self::other(error_chain(error)) }
+    }
+
+    /// Why it has to wait, where that is because somebody else changes the fleet.
+    pub(crate) fn waits(&self) -> Option<&str> {
+        self.locked.then_some(&self.message)
+    }
+
+    /// The same with another exit code.
+    pub(crate) fn with_code(self, code: u8) -> Self {
+        Self { code, ..self }
     }
 }
 
@@ -36,11 +62,40 @@ impl<E: std::error::Error + 'static> From<E> for Failure {
     }
 }
 
-#[allow(clippy::print_stderr, reason = "this is where errors are printed")]
-pub(crate) fn fail(failure: &Failure) -> ExitCode {
-    if !failure.said {
-        let paint = Paint::of_stderr();
-        eprintln!("{} {}", paint.red("error:"), failure.message);
+/// The exit code of a command, once its last words are out: what was printed counts only if it was written.
+pub(crate) fn end(outcome: Result<ExitCode, Failure>) -> ExitCode {
+    match (outcome, view::lost_output()) {
+        (Err(failure), _) => fail(&failure),
+        (Ok(_), Some(error)) => {
+            fail(&Failure::other(format!("cannot write to standard output: {error}: the output is incomplete")))
+        }
+        (Ok(code), None) => code,
     }
-    ExitCode::FAILURE
+}
+
+fn fail(failure: &Failure) -> ExitCode {
+    if !failure.said {
+        say(&format!("{} {}\n", Paint::of_stderr().red("error:"), failure.message));
+    }
+    ExitCode::from(failure.code)
+}
+
+/// What clap has to say: help and the version on standard output, a wrong command line on standard error.
+pub(crate) fn explain(error: &clap::Error) -> ExitCode {
+    let render = |paint: Paint| match paint.on() {
+        true => error.render().ansi().to_string(),
+        false => error.render().to_string(),
+    };
+    if error.use_stderr() {
+        say(&render(Paint::of_stderr()));
+        return ExitCode::from(USAGE);
+    }
+    view::print(&render(Paint::of_stdout()));
+    end(Ok(OK))
+}
+
+/// Words on standard error. One that is closed or full is no reason to panic: the exit code tells the same.
+pub(crate) fn say(text: &str) {
+    use std::io::Write as _;
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }

@@ -2,6 +2,7 @@
 
 mod args;
 mod exit;
+mod interrupt;
 mod moving;
 mod progress;
 mod setting;
@@ -13,16 +14,16 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 fn main() -> ExitCode {
-    let arguments = args::Arguments::parse();
+    let arguments = match args::Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return exit::explain(&error),
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return exit::fail(&exit::Failure::other(format!("cannot start: {error}"))),
+        Err(error) => return exit::end(Err(exit::Failure::other(format!("cannot start: {error}")))),
     };
     let outcome = runtime.block_on(verbs::run(arguments));
     // A task that still waits for a silent machine must not hold the answer up.
     runtime.shutdown_background();
-    match outcome {
-        Ok(code) => code,
-        Err(failure) => exit::fail(&failure),
-    }
+    exit::end(outcome)
 }

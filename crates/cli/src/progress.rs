@@ -6,10 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use raftsman_core::action::Action;
 use raftsman_core::plan::Waiting;
 use raftsman_core::spec::Name;
-use raftsman_engine::apply::Event;
+use raftsman_engine::apply::{Event, Interrupted};
 use serde_json::json;
 
 use crate::view::{Paint, print, print_json_line};
@@ -76,19 +75,19 @@ impl Live {
         let paint = self.paint;
         match event {
             Event::Wave { steps } => {
-                let doing: Vec<String> = steps.iter().map(|s| describe(&s.action)).collect();
+                let doing: Vec<String> = steps.iter().map(|s| s.action.describe()).collect();
                 bar.set_message(doing.join(", "));
                 bar.reset_elapsed();
             }
             Event::Done { action, took } => {
-                let line = format!("  {} {cluster}  {}  {} ms", paint.green("✓"), describe(action), took.as_millis());
+                let line = format!("  {} {cluster}  {}  {} ms", paint.green("✓"), action.describe(), took.as_millis());
                 let _ = self.all.println(line);
             }
             Event::Failed { action, error } => {
-                let _ = self.all.println(format!("  {} {cluster}  {}: {error}", paint.red("✗"), describe(action)));
+                let _ = self.all.println(format!("  {} {cluster}  {}: {error}", paint.red("✗"), action.describe()));
             }
             Event::Waiting { waiting } => bar.set_message(format!("waits for {}", brief(waiting))),
-            Event::Converged { .. } | Event::Stuck { .. } => {
+            Event::Converged { .. } | Event::Interrupted(_) | Event::Stuck { .. } => {
                 bar.finish_and_clear();
                 // The last words end with a line break, so that the shell's prompt has a line of its own.
                 self.all.suspend(|| print(&format!("{}\n", ending(cluster, event, paint))));
@@ -100,8 +99,8 @@ impl Live {
 fn plain(reminders: &Mutex<BTreeMap<Name, Reminder>>, cluster: &Name, event: &Event) {
     let line = match event {
         Event::Wave { .. } => return,
-        Event::Done { action, took } => format!("{cluster}: {} ({} ms)", describe(action), took.as_millis()),
-        Event::Failed { action, error } => format!("{cluster}: {} failed: {error}", describe(action)),
+        Event::Done { action, took } => format!("{cluster}: {} ({} ms)", action.describe(), took.as_millis()),
+        Event::Failed { action, error } => format!("{cluster}: {} failed: {error}", action.describe()),
         Event::Waiting { waiting } => {
             let mut reminders = reminders.lock().unwrap_or_else(PoisonError::into_inner);
             let reminder = reminders.entry(cluster.clone()).or_default();
@@ -111,7 +110,9 @@ fn plain(reminders: &Mutex<BTreeMap<Name, Reminder>>, cluster: &Name, event: &Ev
             reminder.last = Some(Instant::now());
             format!("{cluster}: waits for {}", brief(waiting))
         }
-        Event::Converged { .. } | Event::Stuck { .. } => ending(cluster, event, Paint::of_stdout()),
+        Event::Converged { .. } | Event::Interrupted(_) | Event::Stuck { .. } => {
+            ending(cluster, event, Paint::of_stdout())
+        }
     };
     print(&format!("{line}\n"));
 }
@@ -123,6 +124,7 @@ fn ending(cluster: &Name, event: &Event, paint: Paint) -> String {
             let plural = if *steps == 1 { "" } else { "s" };
             format!("{} {cluster} is as it should be: {steps} step{plural}, {seconds:.1} s", paint.green("done:"))
         }
+        Event::Interrupted(how) => format!("{} {cluster}: {how}", paint.yellow("stopped:")),
         Event::Stuck { error } => format!("{} {cluster}: {error}", paint.red("stopped:")),
         _ => String::new(),
     }
@@ -137,6 +139,9 @@ fn json_line(cluster: &Name, event: &Event) {
         Event::Converged { steps, took } => {
             json!({ "event": "converged", "steps": steps, "ms": took.as_millis() as u64 })
         }
+        Event::Interrupted(Interrupted { finished, down }) => {
+            json!({ "event": "interrupted", "finished": finished, "down": down })
+        }
         Event::Stuck { error } => json!({ "event": "stuck", "error": error }),
     };
     let mut line = json!({ "cluster": cluster });
@@ -144,13 +149,6 @@ fn json_line(cluster: &Name, event: &Event) {
         line.extend(value.clone());
     }
     print_json_line(&line);
-}
-
-fn describe(action: &Action) -> String {
-    match action.subject() {
-        "cluster" => action.verb().to_owned(),
-        subject => format!("{subject} {}", action.verb()),
-    }
 }
 
 fn brief(waiting: &[Waiting]) -> String {

@@ -1,39 +1,64 @@
 //! Arguments and environment → where things are and who we are.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use raftsman_core::spec::{self, Name, Spec};
-use raftsman_engine::fleet::{Fleet, Setting};
-use raftsman_engine::store::{IdentityPlace, Store};
+use raftsman_core::spec::{self, Name, Reading, Spec};
+use raftsman_engine::authorities::public_key;
+use raftsman_engine::fleet::{Fleet, Setting, directory_of};
+use raftsman_engine::ops::apply::Begun;
+use raftsman_engine::ops::{self, OpError};
+use raftsman_engine::store::{IdentityPlace, Lock, Store, StoreError};
 use secrecy::SecretString;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::args::Common;
-use crate::exit::Failure;
+use crate::exit::{Failure, say};
 use crate::view::Paint;
 
-/// Reads the file; its warnings and errors are printed.
+/// Reads the file; its errors are printed.
 pub(crate) fn read_file(common: &Common) -> Result<Spec, Failure> {
     read_spec(&common.file)
 }
 
-/// The same, of another file.
+/// Reads the file for a verb that judges it, `plan` or `apply`: its warnings are printed too, unless `--quiet` is given.
+pub(crate) fn judge_file(common: &Common) -> Result<Spec, Failure> {
+    read(&common.file, !common.quiet)
+}
+
+/// The same as `read_file`, of another file.
 pub(crate) fn read_spec(file: &Path) -> Result<Spec, Failure> {
+    read(file, false)
+}
+
+fn read(file: &Path, warnings: bool) -> Result<Spec, Failure> {
     let text = file_text(file)?;
-    let reading = spec::read(&text);
+    let reading = read_text(file, &text);
+    let reading = if warnings { reading } else { reading.errors_only() };
     if !reading.diagnostics.is_empty() {
         let name = file.display().to_string();
         let rendered = reading.render(&name, &text, Paint::of_stderr().on());
-        #[allow(clippy::print_stderr, reason = "diagnostics belong on standard error")]
-        {
-            eprintln!("{}", rendered.trim_end());
-        }
+        say(&format!("{}\n", rendered.trim_end()));
     }
     reading.spec.ok_or_else(Failure::said)
 }
 
+/// Reads the text of this file, and the public keys of the certificates that it names.
+pub(crate) fn read_text(file: &Path, text: &str) -> Reading {
+    let base = directory_of(file);
+    spec::read_with_keys(text, &|certificate| public_key(&base.join(certificate)))
+}
+
+/// Reads no more than a file may have: a device or a disk image costs neither memory nor time.
 pub(crate) fn file_text(file: &Path) -> Result<String, Failure> {
-    let bytes = std::fs::read(file).map_err(|error| {
+    let read = || {
+        let mut bytes = Vec::new();
+        let most = u64::try_from(spec::LARGEST_FILE).unwrap_or(u64::MAX);
+        std::fs::File::open(file)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().map_err(|error: std::io::Error| {
         let path = file.display();
         Failure::other(match error.kind() {
             std::io::ErrorKind::NotFound => {
@@ -45,6 +70,13 @@ pub(crate) fn file_text(file: &Path) -> Result<String, Failure> {
             _ => format!("cannot read {path}: {error}"),
         })
     })?;
+    if bytes.len() > spec::LARGEST_FILE {
+        return Err(Failure::other(format!(
+            "{} is larger than {} MiB, and was not read: split the fleet into several files",
+            file.display(),
+            spec::LARGEST_FILE >> 20
+        )));
+    }
     String::from_utf8(bytes).map_err(|error| {
         let line = 1 + error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|b| **b == b'\n').count();
         Failure::other(format!("{}:{line}: this is not UTF-8 text: save the file as UTF-8", file.display()))
@@ -75,16 +107,51 @@ pub(crate) fn setting(common: &Common) -> Result<Setting, Failure> {
     })
 }
 
-/// Opens the fleet, asking for the passphrase where it takes one.
-pub(crate) fn open(spec: Spec, mut setting: Setting) -> Result<Arc<Fleet>, Failure> {
-    let store = Store::open(&setting.state_dir(&spec), spec.fleet.as_str())?;
+/// Opens the fleet to read it, asking for the passphrase where it takes one.
+pub(crate) fn open(spec: Spec, setting: Setting) -> Result<Arc<Fleet>, Failure> {
+    let setting = with_passphrase(&spec, setting)?;
+    Ok(Fleet::open(spec, setting, jiff::Timestamp::now())?)
+}
+
+/// Opens the fleet to change it, under the lock.
+pub(crate) fn open_locked(spec: Spec, setting: Setting, lock: &Lock) -> Result<Arc<Fleet>, Failure> {
+    let setting = with_passphrase(&spec, setting)?;
+    Ok(Fleet::open_locked(spec, setting, lock, jiff::Timestamp::now())?)
+}
+
+fn with_passphrase(spec: &Spec, mut setting: Setting) -> Result<Setting, Failure> {
+    let store = Store::open(&setting.state_dir(spec), spec.fleet.as_str())?;
     if store.identity_place() == IdentityPlace::EncryptedFile
         && setting.passphrase.is_none()
         && setting.identity.is_none()
     {
         setting.passphrase = Some(ask_passphrase("Passphrase of the state: ")?);
     }
-    Ok(Fleet::open(spec, setting, jiff::Timestamp::now())?)
+    Ok(setting)
+}
+
+/// How often it is looked whether the lock is free.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Takes the lock of the state, which is made where there is none.
+pub(crate) fn begin(spec: &Spec, setting: &Setting, verb: &str) -> Result<Begun, Failure> {
+    ops::apply::begin(spec, setting, verb).map_err(|error| match error {
+        OpError::Store(error @ StoreError::Locked { .. }) => Failure::locked(&error),
+        error => error.into(),
+    })
+}
+
+/// Comes back when nobody changes the fleet any more, or when it is too late.
+pub(crate) async fn unlocked(common: &Common, until: Instant) -> Result<(), Failure> {
+    let (spec, setting) = (read_file(common)?, setting(common)?);
+    while Instant::now() < until {
+        match Store::open(&setting.state_dir(&spec), spec.fleet.as_str()).map(|store| store.lock_holder()) {
+            Ok(Ok(Some(_))) => tokio::time::sleep(LOOK_AGAIN).await,
+            // Whatever else is the matter, the verb finds it.
+            _ => break,
+        }
+    }
+    Ok(())
 }
 
 /// The names of clusters on the command line, checked against the file.

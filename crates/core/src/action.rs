@@ -1,4 +1,6 @@
-//! All that may be done to the world: a closed list, as data.
+//! All that may be done to the world: a closed list, as data, and what each means for safety.
+
+#![warn(clippy::wildcard_enum_match_arm)]
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -94,6 +96,18 @@ pub enum Action {
         machine: Name,
         /// Digest of the rules.
         digest: String,
+    },
+    /// Have an agent accept other clients: the fleet's CAs that it trusts, and the certificates that are revoked.
+    SetAccess {
+        /// Where.
+        machine: Name,
+        /// Digest of both.
+        digest: String,
+    },
+    /// Have an agent make a new key, and sign a certificate for it.
+    RenewAgent {
+        /// Where.
+        machine: Name,
     },
     /// Bring the secrets that the file refers to for machines, and what goes with them, to one that raftsman made.
     Deliver {
@@ -248,6 +262,8 @@ pub enum Action {
     CancelDowngrade,
     /// Make the superuser `root`, with the role `root`.
     CreateRoot,
+    /// Give `root` the password that the file refers to, in place of the one that the state knows of.
+    ChangeRootPassword,
     /// Turn auth on: from now on nobody gets in without credentials.
     EnableAuth,
     /// Turn auth off: whoever has a certificate of the clients' authority may do everything.
@@ -313,9 +329,169 @@ pub enum StartData {
     Alone(ClusterId),
 }
 
+/// What an action is done to.
+enum Subject<'a> {
+    /// The cluster as a whole.
+    Cluster,
+    /// A machine.
+    Machine(&'a Name),
+    /// A member of the list, a role or a user, by its name.
+    Named(&'a str),
+}
+
+/// What an action means for safety. `Action::class` has one answer for each, so that a new one does not compile before
+/// it has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Class {
+    /// What it changes.
+    pub changes: Changes,
+    /// Whether a member is away while it is done.
+    pub takes_member: bool,
+    /// Whether no other action brings back what it takes away.
+    pub irreversible: bool,
+    /// What may be done at the same time.
+    pub company: Company,
+}
+
+/// What an action changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Changes {
+    /// Nothing of the cluster: it measures, saves or tries something.
+    Nothing,
+    /// One machine, or what is installed and runs on it.
+    Machine,
+    /// Which authorities are trusted.
+    Trust,
+    /// Which members there are, and which have a vote.
+    Membership,
+    /// Which member leads.
+    Leadership,
+    /// What is stored.
+    Data,
+    /// The version that the data is written for.
+    Format,
+    /// Whether clients must authenticate.
+    Auth,
+    /// Which users and roles there are, and what they may do.
+    Users,
+}
+
+/// What may be in the same wave as an action.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Company {
+    /// Anything that is not alone.
+    Any,
+    /// Nothing else that takes away for good: after one such step the cluster is looked at before the next. While all of
+    /// it is restored or recovered, that was decided for all members at once.
+    OneLoss,
+    /// Only what changes the same.
+    Alike,
+    /// Nothing.
+    Alone,
+}
+
+impl Class {
+    const fn of(changes: Changes) -> Self {
+        Self { changes, takes_member: false, irreversible: false, company: Company::Any }
+    }
+
+    const fn takes_member(self) -> Self {
+        Self { takes_member: true, company: Company::Alone, ..self }
+    }
+
+    const fn irreversible(self) -> Self {
+        Self { irreversible: true, ..self }
+    }
+
+    const fn beside(self, company: Company) -> Self {
+        Self { company, ..self }
+    }
+
+    /// Whether it is judged once more, on a fresh look, right before it is done.
+    pub fn judged_again(self) -> bool {
+        match self.company {
+            Company::Any => self.irreversible,
+            Company::OneLoss | Company::Alike | Company::Alone => true,
+        }
+    }
+}
+
 impl Action {
-    /// The machine that it is done to; `None` when it is done to the cluster as a whole.
-    pub fn machine(&self) -> Option<&Name> {
+    /// What it means for safety.
+    pub fn class(&self) -> Class {
+        match self {
+            // Without effect on what runs, or made again by the same action.
+            Self::CreateMachine { .. }
+            | Self::StartMachine { .. }
+            | Self::Enroll { .. }
+            | Self::InstallEtcd { .. }
+            | Self::IssueCertificate { .. }
+            | Self::StoreTrust { .. }
+            | Self::ConfigureEtcd { .. }
+            | Self::SetFirewall { .. }
+            | Self::SetAccess { .. }
+            | Self::RenewAgent { .. }
+            | Self::Deliver { .. }
+            // etcd goes on at the old address.
+            | Self::MoveMachine { .. }
+            // Founders start together. The agent looks at the data directory again.
+            | Self::StartEtcd { data: StartData::Empty | StartData::Joining(_) | StartData::Of(_), .. } => {
+                Class::of(Changes::Machine)
+            }
+            Self::TakeSnapshot { .. } => Class::of(Changes::Nothing),
+            // Others would be measured with it; it decides what all data becomes.
+            Self::Measure | Self::PrepareRestore => Class::of(Changes::Nothing).beside(Company::Alone),
+            Self::MakeAuthorities
+            | Self::NextAuthority { .. }
+            // No member was told of it yet, and the next one is made like it.
+            | Self::RetireAuthority { unused: true, .. } => Class::of(Changes::Trust),
+            Self::SwitchAuthority { .. } | Self::RetireAuthority { unused: false, .. } => {
+                Class::of(Changes::Trust).beside(Company::Alike)
+            }
+            // Its key goes.
+            Self::ForgetAuthority { .. } => Class::of(Changes::Trust).irreversible().beside(Company::Alike),
+            Self::RestartEtcd { .. } | Self::RestartTogether { .. } => Class::of(Changes::Machine).takes_member(),
+            Self::Defragment { .. } => Class::of(Changes::Data).takes_member(),
+            // Its root disk goes.
+            Self::RebuildMachine { .. } => Class::of(Changes::Machine).takes_member().irreversible(),
+            Self::UpdateMember { .. } => Class::of(Changes::Membership).takes_member(),
+            // The member of this identity does not come back.
+            Self::StopEtcd { .. } | Self::DeleteMachine { .. } => {
+                Class::of(Changes::Machine).irreversible().beside(Company::OneLoss)
+            }
+            Self::ClearData { .. } | Self::RestoreBackup { .. } => {
+                Class::of(Changes::Data).irreversible().beside(Company::OneLoss)
+            }
+            // Clients see the restored data, and write on it.
+            Self::RestoreData { .. } | Self::CompareRestored { .. } => {
+                Class::of(Changes::Data).irreversible().beside(Company::Alone)
+            }
+            // Older revisions go.
+            Self::Compact { .. } => Class::of(Changes::Data).irreversible().beside(Company::Alone),
+            Self::DisarmAlarm { .. } => Class::of(Changes::Data).beside(Company::Alone),
+            Self::AddLearner { .. } | Self::PromoteMember { .. } => {
+                Class::of(Changes::Membership).beside(Company::Alone)
+            }
+            // No member comes back under an identity that was removed.
+            Self::RemoveMember { .. } | Self::StartEtcd { data: StartData::Alone(_), .. } => {
+                Class::of(Changes::Membership).irreversible().beside(Company::Alone)
+            }
+            Self::MoveLeader { .. } => Class::of(Changes::Leadership).beside(Company::Alone),
+            Self::EnableDowngrade { .. } | Self::CancelDowngrade => Class::of(Changes::Format).beside(Company::Alone),
+            Self::CreateRoot | Self::EnableAuth => Class::of(Changes::Auth),
+            // The password that was in force goes; what clients read and write without auth is not taken back.
+            Self::ChangeRootPassword | Self::DisableAuth => Class::of(Changes::Auth).irreversible(),
+            Self::SetRole { .. } | Self::SetUser { account: Account::Keep | Account::Make, .. } => {
+                Class::of(Changes::Users)
+            }
+            // The password that was in force goes, and with a user or role what it was.
+            Self::SetUser { account: Account::Password | Account::Remake, .. }
+            | Self::DeleteUser { .. }
+            | Self::DeleteRole { .. } => Class::of(Changes::Users).irreversible(),
+        }
+    }
+
+    fn done_to(&self) -> Subject<'_> {
         match self {
             Self::MakeAuthorities
             | Self::Measure
@@ -324,7 +500,6 @@ impl Action {
             | Self::RetireAuthority { .. }
             | Self::ForgetAuthority { .. }
             | Self::RestartTogether { .. }
-            | Self::RemoveMember { .. }
             | Self::Compact { .. }
             | Self::DisarmAlarm { .. }
             | Self::TakeSnapshot { .. }
@@ -333,12 +508,12 @@ impl Action {
             | Self::EnableDowngrade { .. }
             | Self::CancelDowngrade
             | Self::CreateRoot
+            | Self::ChangeRootPassword
             | Self::EnableAuth
-            | Self::DisableAuth
-            | Self::SetRole { .. }
-            | Self::DeleteRole { .. }
-            | Self::SetUser { .. }
-            | Self::DeleteUser { .. } => None,
+            | Self::DisableAuth => Subject::Cluster,
+            Self::RemoveMember { name, .. } => Subject::Named(name),
+            Self::SetRole { role, .. } | Self::DeleteRole { role } => Subject::Named(role),
+            Self::SetUser { user, .. } | Self::DeleteUser { user } => Subject::Named(user),
             Self::CreateMachine { machine }
             | Self::StartMachine { machine }
             | Self::Enroll { machine }
@@ -347,6 +522,8 @@ impl Action {
             | Self::StoreTrust { machine, .. }
             | Self::ConfigureEtcd { machine, .. }
             | Self::SetFirewall { machine, .. }
+            | Self::SetAccess { machine, .. }
+            | Self::RenewAgent { machine }
             | Self::Deliver { machine }
             | Self::StartEtcd { machine, .. }
             | Self::RestartEtcd { machine, .. }
@@ -361,60 +538,96 @@ impl Action {
             | Self::PromoteMember { machine, .. }
             | Self::UpdateMember { machine, .. }
             | Self::MoveLeader { machine, .. }
-            | Self::Defragment { machine } => Some(machine),
+            | Self::Defragment { machine } => Subject::Machine(machine),
         }
     }
 
-    /// Whom or what it is done to, as plans show it.
+    /// The machine that it is done to; `None` when it is done to the cluster as a whole.
+    pub fn machine(&self) -> Option<&Name> {
+        match self.done_to() {
+            Subject::Machine(machine) => Some(machine),
+            Subject::Cluster | Subject::Named(_) => None,
+        }
+    }
+
+    /// What it is done to, as plans show it.
     pub fn subject(&self) -> &str {
+        match self.done_to() {
+            Subject::Machine(machine) => machine.as_str(),
+            Subject::Named(name) => name,
+            Subject::Cluster => "cluster",
+        }
+    }
+
+    /// Machines whose etcd runs once it is done.
+    pub fn brings_up(&self) -> Vec<&Name> {
         match self {
-            Self::RemoveMember { name, .. } => name,
-            Self::SetRole { role, .. } | Self::DeleteRole { role } => role,
-            Self::SetUser { user, .. } | Self::DeleteUser { user } => user,
-            _ => self.machine().map_or("cluster", |machine| machine.as_str()),
+            Self::StartEtcd { machine, .. } | Self::RestartEtcd { machine, .. } => vec![machine],
+            Self::RestartTogether { machines, .. } => machines.keys().collect(),
+            Self::CompareRestored { machines } => machines.iter().collect(),
+            Self::MakeAuthorities
+            | Self::Measure
+            | Self::NextAuthority { .. }
+            | Self::SwitchAuthority { .. }
+            | Self::RetireAuthority { .. }
+            | Self::ForgetAuthority { .. }
+            | Self::StoreTrust { .. }
+            | Self::CreateMachine { .. }
+            | Self::StartMachine { .. }
+            | Self::Enroll { .. }
+            | Self::InstallEtcd { .. }
+            | Self::IssueCertificate { .. }
+            | Self::ConfigureEtcd { .. }
+            | Self::SetFirewall { .. }
+            | Self::SetAccess { .. }
+            | Self::RenewAgent { .. }
+            | Self::Deliver { .. }
+            | Self::StopEtcd { .. }
+            | Self::ClearData { .. }
+            | Self::RestoreData { .. }
+            | Self::PrepareRestore
+            | Self::RestoreBackup { .. }
+            | Self::DeleteMachine { .. }
+            | Self::RebuildMachine { .. }
+            | Self::MoveMachine { .. }
+            | Self::AddLearner { .. }
+            | Self::PromoteMember { .. }
+            | Self::RemoveMember { .. }
+            | Self::UpdateMember { .. }
+            | Self::MoveLeader { .. }
+            | Self::Compact { .. }
+            | Self::Defragment { .. }
+            | Self::DisarmAlarm { .. }
+            | Self::TakeSnapshot { .. }
+            | Self::EnableDowngrade { .. }
+            | Self::CancelDowngrade
+            | Self::CreateRoot
+            | Self::ChangeRootPassword
+            | Self::EnableAuth
+            | Self::DisableAuth
+            | Self::SetRole { .. }
+            | Self::DeleteRole { .. }
+            | Self::SetUser { .. }
+            | Self::DeleteUser { .. } => Vec::new(),
         }
     }
 
     /// Whether it takes a member away while it is done.
     pub fn disruptive(&self) -> bool {
-        matches!(
-            self,
-            Self::RestartEtcd { .. }
-                | Self::RebuildMachine { .. }
-                | Self::RestartTogether { .. }
-                | Self::UpdateMember { .. }
-                | Self::Defragment { .. }
-        )
+        self.class().takes_member
     }
 
-    /// Whether it changes whom everybody is to trust: everything else has to be in its place.
-    pub fn changes_trust(&self) -> bool {
-        matches!(
-            self,
-            Self::SwitchAuthority { .. } | Self::RetireAuthority { unused: false, .. } | Self::ForgetAuthority { .. }
-        )
-    }
-
-    /// Whether it must be the only one of its wave: it takes a member away, changes who has a say, or what the data is
-    /// written for; or others would be measured with it.
+    /// Whether it must be the only one of its wave.
     pub fn exclusive(&self) -> bool {
-        self.disruptive()
-            || matches!(
-                self,
-                Self::Measure
-                    | Self::AddLearner { .. }
-                    | Self::PromoteMember { .. }
-                    | Self::RemoveMember { .. }
-                    | Self::MoveLeader { .. }
-                    | Self::Compact { .. }
-                    | Self::DisarmAlarm { .. }
-                    | Self::StartEtcd { data: StartData::Alone(_), .. }
-                    | Self::RestoreData { .. }
-                    | Self::CompareRestored { .. }
-                    | Self::PrepareRestore
-                    | Self::EnableDowngrade { .. }
-                    | Self::CancelDowngrade
-            )
+        self.class().company == Company::Alone
+    }
+
+    /// The subject and the verb, for one line: `main-2 restart etcd`.
+    pub fn describe(&self) -> String {
+        match self.subject() {
+            "cluster" => self.verb().to_owned(),
+            subject => format!("{subject} {}", self.verb()),
+        }
     }
 
     /// The verb, as plans show it.
@@ -440,6 +653,8 @@ impl Action {
             Self::IssueCertificate { purpose: Purpose::Server, .. } => "sign server cert",
             Self::ConfigureEtcd { .. } => "configure etcd",
             Self::SetFirewall { .. } => "set firewall",
+            Self::SetAccess { .. } => "set agent access",
+            Self::RenewAgent { .. } => "renew agent cert",
             Self::Deliver { .. } => "deliver secrets",
             Self::StartEtcd { data: StartData::Alone(_), .. } => "start alone",
             Self::StartEtcd { .. } => "start etcd",
@@ -467,6 +682,7 @@ impl Action {
             Self::EnableDowngrade { .. } => "enable downgrade",
             Self::CancelDowngrade => "cancel downgrade",
             Self::CreateRoot => "create root",
+            Self::ChangeRootPassword => "change root password",
             Self::EnableAuth => "enable auth",
             Self::DisableAuth => "disable auth",
             Self::SetRole { .. } => "set role",

@@ -230,7 +230,8 @@ fn rules_let_in_the_members_of_the_list() {
     let machines = full();
     let doors = machines.doors().expect("doors");
     let members = addresses(&["10.77.0.11"]);
-    let firewall = nftables::Firewall { doors: &doors, agent_port: 2378, members: &members, metrics: false };
+    let firewall =
+        nftables::Firewall { doors: &doors, agent_port: 2378, members: &members, metrics: false, etcd_metrics: false };
     let rules = nftables::rules(&firewall);
     assert!(rules.contains("ip saddr { 10.77.0.11 } tcp dport 2380 accept"));
     assert!(!rules.contains("9100"));

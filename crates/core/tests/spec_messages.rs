@@ -238,6 +238,7 @@ cases! {
     v2_api_gone: cluster("v2_api: true");
     v2_api_old: cluster("version: 3.5.34\nv2_api: true");
     gateway_with_certificates: cluster("gateway: true");
+    acceptance_unused: whole("fleet: shop\naccept_warnings: [members-even, quota-larg]\netcd:\n  main: { members: 4 }\n");
     gateway_off_with_password: cluster("auth: { mode: password }\ngateway: false");
     password_with_certificates: cluster("auth: { root_password: { file: root.txt } }");
     auth_off: cluster("auth: { mode: none }");
@@ -285,6 +286,8 @@ cases! {
     one_binary_two_versions: whole("fleet: shop\netcd:\n  a: { members: 3, version: 3.6.15 }\n  b: { members: 3, version: 3.5.34 }\n");
     flag_owned: cluster("flags:\n  heartbeat-interval: 100\n  listen-client-urls: http://0.0.0.0:2379\n  data-dir: /var/lib/etcd");
     flag_harmful: cluster("flags:\n  force-new-cluster: true\n  unsafe-no-fsync: true\n  strict-reconfig-check: false");
+    flag_harmful_experimental: cluster("version: 3.5.34\nflags:\n  experimental-peer-skip-client-san-verification: true\n  peerautotls: true");
+    flag_harmful_with_passwords: cluster("auth: { mode: password }\nflags:\n  enable-pprof: true");
     flag_name: cluster("flags:\n  --max-request-bytes: 10485760\n  max_txn_ops: 10");
     flag_experimental_gone: cluster("version: 3.7.2\nflags:\n  experimental-corrupt-check-time: 3600000000000");
     flag_experimental_old: cluster("flags:\n  experimental-corrupt-check-time: 3600000000000");
@@ -405,6 +408,7 @@ cases! {
         "store: { directory: /b }\nevery: 1h\ndrill_every: 1d\n",
         "encrypt_to: [age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p]"
     ));
+    backups_bad_trust: backups("store: { directory: /b }\ntrust: [ed25519:xyz]\nprune: operator\nkeep: { last: 9 }");
     backups_unknown_store: backups("store: { s4: { bucket: b } }");
     backups_two_stores: backups("store: { directory: /srv/backups, s3: { bucket: b } }");
     backups_inline_secret: backups("store: { s3: { bucket: b, credentials: { id: AKIA123, secret: hunter2 } } }");
@@ -419,4 +423,16 @@ cases! {
     backups_recipient: backups("store: { directory: /srv/backups }\nencrypt_to: [age1short, alice@example.com]");
     backups_secret_key: backups("store: { directory: /srv/backups }\nencrypt_to: [AGE-SECRET-KEY-1QQQ]");
     backups_others: backups("store: { azure: { account: \"\", container: c, credentials: { env: \"$KEY\" } } }");
+}
+
+/// A warning that the file accepts is not shown; an error cannot be accepted.
+#[test]
+fn accepted_warnings_are_silent() {
+    let file = |accepted: &str| format!("fleet: shop\n{accepted}etcd:\n  main: {{ members: 4, gateway: true }}\n");
+    let codes = |text: &str| read(text).diagnostics.iter().map(|d| d.code).collect::<Vec<_>>();
+    assert_eq!(codes(&file("")), ["members-even", "gateway-with-certificates"]);
+    assert_eq!(codes(&file("accept_warnings: [members-even]\n")), ["gateway-with-certificates"]);
+    assert!(codes(&file("accept_warnings: [gateway-with-certificates, members-even]\n")).is_empty());
+    let wrong = "fleet: shop\naccept_warnings: [members-none]\netcd:\n  main: { members: 0 }\n";
+    assert!(read(wrong).errors() > 0 && read(wrong).warnings() == 0, "an unused acceptance waits for the errors");
 }

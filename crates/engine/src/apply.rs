@@ -7,22 +7,32 @@ use futures::future::join_all;
 use jiff::Timestamp;
 use raftsman_core::action::{Action, StartData};
 use raftsman_core::desired::Member;
-use raftsman_core::observed::{Observed, View};
+use raftsman_core::observed::{MemberObserved, Observed, ServiceState, View};
 use raftsman_core::plan::{Plan, Step, Waiting, plan, safety};
 use raftsman_core::spec::Name;
+use tokio::sync::OnceCell;
 
 use crate::act::{ActError, Hands};
 use crate::cluster::{ClusterAt, ClusterError};
+use crate::interrupt::Interrupt;
 use crate::journal::Journal;
-use crate::observe::{Observer, token_name};
+use crate::observe::Observer;
 use crate::store::StoreError;
+use crate::tokens::token_name;
 
-/// While something is about to happen by itself, it is looked at this often.
+/// While something is about to happen by itself, it is looked at this often at first: most takes milliseconds.
 const POLL: Duration = Duration::from_millis(20);
+/// What takes long is looked at less and less often, down to this.
+const SLOW_POLL: Duration = Duration::from_secs(1);
+/// The pause is so much less than what was waited already: noticing costs 2.5 % of the wait at most.
+const POLLS: u32 = 40;
 /// A learner that does not get on in a quiet cluster is helped this often.
 const NUDGE: Duration = Duration::from_secs(1);
 /// A step that failed is tried again this many times, each time from a fresh look at the world.
 const TRIES: u32 = 3;
+
+/// A step has this time even when that of the run is over: there are no shorter ones.
+const LEAST: Duration = Duration::from_secs(5);
 
 /// What happened, as it happens: for progress views and logs.
 #[derive(Debug, Clone)]
@@ -58,11 +68,38 @@ pub enum Event {
         /// And this long.
         took: Duration,
     },
+    /// It was asked to end, and has.
+    Interrupted(Interrupted),
     /// It will not get there by itself.
     Stuck {
         /// Why.
         error: String,
     },
+}
+
+/// What a run that was asked to end has done, and what it leaves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interrupted {
+    /// The steps that were carried out, in order.
+    pub finished: Vec<Action>,
+    /// Members whose etcd does not run, as far as could be seen.
+    pub down: Vec<Name>,
+}
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let finished: Vec<String> = self.finished.iter().map(Action::describe).collect();
+        match finished.as_slice() {
+            [] => write!(f, "interrupted before the first step")?,
+            [one] => write!(f, "interrupted after 1 step: {one}")?,
+            steps => write!(f, "interrupted after {} steps: {}", steps.len(), steps.join(", "))?,
+        }
+        if !self.down.is_empty() {
+            let down: Vec<&str> = self.down.iter().map(Name::as_str).collect();
+            write!(f, "; etcd does not run on {}", down.join(", "))?;
+        }
+        write!(f, "; the next `raftsman apply` continues from here")
+    }
 }
 
 /// How applying one cluster ended.
@@ -92,6 +129,9 @@ pub enum ApplyError {
         /// What was waited for.
         waiting: Vec<Waiting>,
     },
+    /// An operator asked for it to end.
+    #[error("{0}")]
+    Interrupted(Interrupted),
     /// A step failed again and again.
     #[error("{} {verb}: {source}", machine.as_ref().map_or("cluster", |m| m.as_str()))]
     Step {
@@ -136,16 +176,21 @@ pub async fn apply(
     journal: &Journal,
     timeout: Duration,
     tell: &(dyn Fn(Event) + Sync),
+    interrupt: &Interrupt,
 ) -> Outcome {
     let name = cluster.desired.name.clone();
     let mut run = match Observer::new(cluster) {
-        Ok(observer) => Run { observer, journal, tell, steps: Vec::new(), observed: None, begun: Instant::now() },
+        Ok(observer) => {
+            let (steps, begun) = (Vec::new(), Instant::now());
+            Run { observer, journal, tell, interrupt, steps, observed: None, begun }
+        }
         Err(error) => {
             return Outcome { cluster: name, steps: Vec::new(), observed: None, error: Some(error.into()) };
         }
     };
     let error = Box::pin(run.until_done(timeout)).await.err();
     match &error {
+        Some(ApplyError::Interrupted(how)) => tell(Event::Interrupted(how.clone())),
         Some(error) => tell(Event::Stuck { error: error.to_string() }),
         None => tell(Event::Converged { steps: run.steps.len(), took: run.begun.elapsed() }),
     }
@@ -156,6 +201,7 @@ struct Run<'a> {
     observer: Observer,
     journal: &'a Journal,
     tell: &'a (dyn Fn(Event) + Sync),
+    interrupt: &'a Interrupt,
     steps: Vec<Action>,
     observed: Option<Observed>,
     begun: Instant,
@@ -168,11 +214,19 @@ impl Run<'_> {
         let (mut before, mut same) = (Vec::new(), 0);
         let mut progress = Instant::now();
         let mut nudged = Instant::now();
+        let mut since = Instant::now();
         loop {
-            let (observed, next) = self.look_and_plan().await?;
+            let looked = tokio::select! {
+                looked = self.look_and_plan() => Some(looked?),
+                () = self.interrupt.wait() => None,
+            };
+            let Some((observed, next)) = looked else { return Err(self.interrupted().await) };
             self.observed = Some(observed);
             if next.is_done() {
                 return self.tidy();
+            }
+            if self.interrupt.asked() {
+                return Err(self.interrupted().await);
             }
             if !next.steps.is_empty() {
                 let actions: Vec<Action> = next.steps.iter().map(|s| s.action.clone()).collect();
@@ -181,12 +235,14 @@ impl Run<'_> {
                     return Err(ApplyError::NoEffect { times: same, what: next.steps[0].action.clone() });
                 }
                 before = actions;
-                match self.carry_out(next.steps).await? {
+                since = Instant::now();
+                let left = timeout.saturating_sub(progress.elapsed()).max(LEAST);
+                match Box::pin(self.carry_out(next.steps, left)).await? {
                     None => {
                         failures = 0;
                         progress = Instant::now();
                     }
-                    Some(_) if failures + 1 < TRIES => failures += 1,
+                    Some(_) if failures + 1 < TRIES && progress.elapsed() < timeout => failures += 1,
                     Some(error) => return Err(error),
                 }
                 continue;
@@ -200,38 +256,53 @@ impl Run<'_> {
             let learns = |w: &Waiting| matches!(w, Waiting::LearnerCatchingUp { .. });
             if next.waiting.iter().any(learns) && nudged.elapsed() > NUDGE {
                 nudged = Instant::now();
-                let hands = Hands { observer: &self.observer, generation: self.journal.generation() };
+                let hands = Hands { observer: &self.observer, lock: self.journal.lock(), limit: LEAST };
                 // It only helps: whether the learner gets on is seen at the next look.
                 let _ = Box::pin(hands.nudge(Timestamp::now())).await;
             }
             if told != next.waiting {
                 (self.tell)(Event::Waiting { waiting: next.waiting.clone() });
                 told = next.waiting;
+                since = Instant::now();
             }
-            tokio::time::sleep(POLL).await;
+            tokio::select! {
+                () = tokio::time::sleep((since.elapsed() / POLLS).clamp(POLL, SLOW_POLL)) => {}
+                () = self.interrupt.wait() => {}
+            }
         }
     }
 
+    /// What was done, and which members do not run now.
+    async fn interrupted(&mut self) -> ApplyError {
+        if let Ok(observed) = self.observer.look().await {
+            self.observed = Some(observed);
+        }
+        let down = self.observed.as_ref().map(down).unwrap_or_default();
+        ApplyError::Interrupted(Interrupted { finished: self.steps.clone(), down })
+    }
+
     async fn look_and_plan(&self) -> Result<(Observed, Plan), ApplyError> {
-        let observed = self.observer.look().await?;
+        let observed = self.observer.look_and_learn(self.journal.lock()).await?;
         let next = plan(&self.observer.cluster().desired, &observed, Timestamp::now());
         Ok((observed, next))
     }
 
     /// Carries out one wave, all of it at the same time. The first failure, if there was one, is the answer.
-    async fn carry_out(&mut self, steps: Vec<Step>) -> Result<Option<ApplyError>, ApplyError> {
+    async fn carry_out(&mut self, steps: Vec<Step>, limit: Duration) -> Result<Option<ApplyError>, ApplyError> {
         self.write_ahead(&steps)?;
         let name = &self.observer.cluster().desired.name;
         self.journal.begun(name, &steps)?;
         (self.tell)(Event::Wave { steps: steps.clone() });
-        let hands = Hands { observer: &self.observer, generation: self.journal.generation() };
+        let hands = Hands { observer: &self.observer, lock: self.journal.lock(), limit };
         let tell = self.tell;
         let observer = &self.observer;
+        let wave: Vec<&Action> = steps.iter().map(|step| &step.action).collect();
+        let (wave, fresh) = (wave.as_slice(), &OnceCell::new());
         let perform = |action: &Action| {
             let action = action.clone();
             async move {
                 let begun = Instant::now();
-                let outcome = deed(observer, hands, &action).await;
+                let outcome = deed(observer, hands, wave, fresh, &action).await;
                 match &outcome {
                     Ok(()) => tell(Event::Done { action: action.clone(), took: begun.elapsed() }),
                     Err(error) => tell(Event::Failed { action: action.clone(), error: error.to_string() }),
@@ -262,7 +333,7 @@ impl Run<'_> {
         for (action, outcome) in outcomes {
             match outcome {
                 Ok(()) => {
-                    self.observer.cluster().remember(|ledger| ledger.after(&action))?;
+                    self.observer.cluster().remember(self.journal.lock(), |ledger| ledger.after(&action))?;
                     self.steps.push(action);
                 }
                 Err(source) => {
@@ -278,9 +349,11 @@ impl Run<'_> {
     /// perhaps the key of an authority that never was.
     fn tidy(&self) -> Result<(), ApplyError> {
         let cluster = self.observer.cluster();
-        cluster.sweep_authorities()?;
+        let lock = self.journal.lock();
+        cluster.sweep_authorities(lock)?;
+        cluster.keep_root_password(lock)?;
         for member in &cluster.desired.members {
-            cluster.fleet.secrets.delete(&token_name(&member.name))?;
+            cluster.fleet.secrets.delete(lock, &token_name(&member.name))?;
         }
         Ok(())
     }
@@ -290,7 +363,7 @@ impl Run<'_> {
         let cluster = self.observer.cluster();
         let Some(observed) = &self.observed else { return Ok(()) };
         let now = Timestamp::now();
-        cluster.remember(|ledger| {
+        cluster.remember(self.journal.lock(), |ledger| {
             for step in steps {
                 ledger.ahead(&cluster.desired, observed, &step.action, now);
             }
@@ -298,16 +371,33 @@ impl Run<'_> {
     }
 }
 
+/// Members that have data and whose etcd neither answers nor runs, as far as its agent says.
+fn down(observed: &Observed) -> Vec<Name> {
+    let runs = |member: &MemberObserved| match member.report() {
+        Some(report) => report.etcd.service.state == ServiceState::Running || !report.etcd.had_data,
+        None => member.etcd.seen().is_some(),
+    };
+    let ours = observed.members.iter().filter(|(name, _)| observed.ledger.started.contains_key(*name));
+    ours.filter(|(_, member)| !runs(member)).map(|(name, _)| name.clone()).collect()
+}
+
 /// Whether etcd is started on an empty directory.
 fn is_birth(action: &Action) -> bool {
     matches!(action, Action::StartEtcd { data: StartData::Empty | StartData::Joining(_), .. })
 }
 
-/// Does it; what takes something away, or changes who has a say, is judged once more, on a fresh look, right before.
-async fn deed(observer: &Observer, hands: Hands<'_>, action: &Action) -> Result<(), ActError> {
-    if action.exclusive() || action.changes_trust() {
-        let fresh = observer.look().await?;
-        safety::judge(&observer.cluster().desired, &fresh, &[action], action).map_err(ActError::Unsafe)?;
+/// Does it. What cannot be taken back, takes a member away or changes what all rest on is judged once more right before,
+/// on a look that is taken once for the wave.
+async fn deed(
+    observer: &Observer,
+    hands: Hands<'_>,
+    wave: &[&Action],
+    fresh: &OnceCell<Observed>,
+    action: &Action,
+) -> Result<(), ActError> {
+    if action.class().judged_again() {
+        let fresh = fresh.get_or_try_init(|| observer.look_and_learn(hands.lock)).await?;
+        safety::judge(&observer.cluster().desired, fresh, wave, action).map_err(ActError::Unsafe)?;
     }
     hands.act(action).await
 }

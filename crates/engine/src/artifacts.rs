@@ -84,10 +84,40 @@ impl Artifacts {
         }
     }
 
+    /// As [`Self::locate`], off the runtime: the binary is hashed and run.
+    pub async fn found(&self, source: &Source, version: EtcdVersion, base: &Path) -> Result<Artifact, ArtifactError> {
+        let (this, source, base) = (self.clone(), source.clone(), base.to_owned());
+        tokio::task::spawn_blocking(move || this.locate(&source, version, &base)).await?
+    }
+
+    /// As [`Self::tool`], off the runtime.
+    pub async fn found_tool(
+        &self,
+        source: &Source,
+        version: EtcdVersion,
+        base: &Path,
+    ) -> Result<Artifact, ArtifactError> {
+        let (this, source, base) = (self.clone(), source.clone(), base.to_owned());
+        tokio::task::spawn_blocking(move || this.tool(&source, version, &base)).await?
+    }
+
     /// Finds the binary that a source names, relative to `base_dir`, and checks that it is of this version.
     pub fn locate(&self, source: &Source, version: EtcdVersion, base_dir: &Path) -> Result<Artifact, ArtifactError> {
         let search = std::env::var_os("PATH").unwrap_or_default();
         self.locate_with(source, version, base_dir, &search)
+    }
+
+    /// Whether `fetch` and `locate` would find the binary, as far as it can be known without downloading or unpacking.
+    pub fn check(&self, source: &Source, version: EtcdVersion, base_dir: &Path) -> Result<(), ArtifactError> {
+        let Source::Archive(archive) = source else { return self.locate(source, version, base_dir).map(|_| ()) };
+        let sha256 = archive.sha256.of(version).ok_or(ArtifactError::NoHash { version })?;
+        if archive::unpacked(sha256, version, &self.cache_dir)?.exists() {
+            return self.locate(source, version, base_dir).map(|_| ());
+        }
+        match &archive.file {
+            Some(file) => archive::check(&base_dir.join(Archive::at(file, version)), sha256),
+            None => Ok(()),
+        }
     }
 
     /// Finds the tool that restores snapshots: beside etcd, as releases have it, or on the PATH.

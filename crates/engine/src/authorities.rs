@@ -4,6 +4,8 @@
 //! is overwritten by the next one, or swept away.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -13,7 +15,10 @@ use secrecy::SecretString;
 
 use crate::cluster::{ClusterAt, ClusterError};
 use crate::pki::{self, Authority, AuthorityKind};
-use crate::store::{Secrets, Store, StoreError};
+use crate::store::{Lock, Secrets, Store, StoreError};
+
+/// No chain of certificates is larger.
+const LARGEST_CERTIFICATE: u64 = 1 << 20;
 
 impl From<Side> for AuthorityKind {
     fn from(side: Side) -> Self {
@@ -44,6 +49,7 @@ fn number_of(name: &str, cluster: &Name, side: Side) -> Option<u32> {
 pub(crate) fn sweep(
     store: &Store,
     secrets: &Secrets,
+    lock: &Lock,
     cluster: &Name,
     keep: impl Fn(Side, u32) -> bool,
 ) -> Result<(), StoreError> {
@@ -51,49 +57,77 @@ pub(crate) fn sweep(
         let goes = |name: &String| number_of(name, cluster, side).is_some_and(|number| !keep(side, number));
         // The certificate first: it says that the key is there.
         for name in store.certificates()?.into_iter().filter(goes) {
-            store.delete_certificate(&name)?;
+            store.delete_certificate(lock, &name)?;
         }
         for name in secrets.names()?.into_iter().filter(goes) {
-            secrets.delete(&name)?;
+            secrets.delete(lock, &name)?;
         }
     }
     Ok(())
 }
 
+/// The numbers of the authorities that the state keeps of this side of a cluster, in order.
+pub(crate) fn kept_numbers(store: &Store, cluster: &Name, side: Side) -> Result<Vec<u32>, StoreError> {
+    let mut numbers: Vec<u32> =
+        store.certificates()?.iter().filter_map(|name| number_of(name, cluster, side)).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// The authority of this side as the state keeps it, where it keeps exactly one: with several a change was under way,
+/// and who trusts which is known to the ledger alone.
+pub(crate) fn only_kept(
+    store: &Store,
+    cluster: &Name,
+    side: Side,
+) -> Result<Result<Option<Trust>, usize>, ClusterError> {
+    let numbers = kept_numbers(store, cluster, side)?;
+    let number = match numbers.as_slice() {
+        [] => return Ok(Ok(None)),
+        [only] => *only,
+        several => return Ok(Err(several.len())),
+    };
+    let Some(pem) = store.get_certificate(&place(cluster, side, number))? else { return Ok(Ok(None)) };
+    let made = record(&pki::describe(&pem)?, &pem, number, Origin::Made);
+    let mut trust = Trust::new(made);
+    trust.numbered = trust.numbered.max(number);
+    Ok(Ok(Some(trust)))
+}
+
 impl ClusterAt {
     /// Makes the first authority, or takes in the one that was brought. Once it is there, it stays.
-    pub fn first_authority(&self, side: Side, now: Timestamp) -> Result<(), ClusterError> {
+    pub fn first_authority(&self, lock: &Lock, side: Side, now: Timestamp) -> Result<(), ClusterError> {
         if self.ledger().trust(side).is_some() {
             return Ok(());
         }
-        let record = self.obtain(side, 1, now)?;
-        Ok(self.remember(|ledger| ledger.take_in(side, record))?)
+        let record = self.obtain(lock, side, 1, now)?;
+        Ok(self.remember(lock, |ledger| ledger.take_in(side, record))?)
     }
 
     /// Makes the next authority, or takes in the one that is brought.
-    pub fn next_authority(&self, side: Side, now: Timestamp) -> Result<(), ClusterError> {
+    pub fn next_authority(&self, lock: &Lock, side: Side, now: Timestamp) -> Result<(), ClusterError> {
         let number = self.trust(side)?.numbered + 1;
-        let record = self.obtain(side, number, now)?;
-        Ok(self.remember(|ledger| ledger.take_in(side, record))?)
+        let record = self.obtain(lock, side, number, now)?;
+        Ok(self.remember(lock, |ledger| ledger.take_in(side, record))?)
     }
 
     /// Changes what is remembered of one side's authorities.
-    pub fn change_trust(&self, side: Side, change: impl FnOnce(&mut Trust)) -> Result<(), StoreError> {
-        self.remember(|ledger| {
+    pub fn change_trust(&self, lock: &Lock, side: Side, change: impl FnOnce(&mut Trust)) -> Result<(), StoreError> {
+        self.remember(lock, |ledger| {
             if let Some(trust) = ledger.trust_mut(side) {
                 change(trust);
             }
         })
     }
 
-    fn obtain(&self, side: Side, number: u32, now: Timestamp) -> Result<AuthorityRecord, ClusterError> {
+    fn obtain(&self, lock: &Lock, side: Side, number: u32, now: Timestamp) -> Result<AuthorityRecord, ClusterError> {
         let (authority, origin) = match self.desired.authority(side) {
             spec::Authority::Brought(brought) => (self.brought(side, brought, now)?, Origin::Brought),
             spec::Authority::Made => (self.made(side, number, now)?, Origin::Made),
         };
         let place = place(&self.desired.name, side, number);
-        self.fleet.secrets.put(&place, &authority.key_pem())?;
-        self.fleet.store.put_certificate(&place, authority.certificate_pem())?;
+        self.fleet.secrets.put(lock, &place, &authority.key_pem())?;
+        self.fleet.store.put_certificate(lock, &place, authority.certificate_pem())?;
         Ok(record(&authority.facts().clone(), authority.certificate_pem(), number, origin))
     }
 
@@ -107,17 +141,42 @@ impl ClusterAt {
         Ok(Authority::make(kind, &name, Some(&desired.organization), desired.algorithm, now, validity)?)
     }
 
-    fn brought(&self, side: Side, brought: &spec::BroughtAuthority, now: Timestamp) -> Result<Authority, ClusterError> {
-        let certificate = self.brought_certificate(brought)?;
-        let key = crate::secrets::resolve(&brought.key, self.fleet.setting.base())?;
-        Ok(Authority::brought(side.into(), &certificate, &key, now)?)
+    fn brought(
+        &self,
+        side: Side,
+        reference: &spec::BroughtAuthority,
+        now: Timestamp,
+    ) -> Result<Authority, ClusterError> {
+        let authority = brought(side, reference, self.fleet.setting.base(), now)?;
+        self.check_not_shared(side, &authority.facts().public_key_sha256)?;
+        Ok(authority)
     }
 
-    fn brought_certificate(&self, brought: &spec::BroughtAuthority) -> Result<String, ClusterError> {
-        let text = std::fs::read_to_string(self.fleet.setting.base().join(&brought.certificate));
-        let text = text.map_err(|source| ClusterError::CaFile { path: brought.certificate.clone(), source })?;
-        // Whatever stands around the certificates makes no other authority.
-        Ok(pki::certificates_only(&text)?)
+    /// Whether this key signs for another side of the cluster, or for agents. Two files can hold one key, so that `check`
+    /// may not have seen it; over clusters it compares the keys of all files that it can read.
+    fn check_not_shared(&self, side: Side, key: &str) -> Result<(), ClusterError> {
+        let shared =
+            |with| ClusterError::SharedAuthority { cluster: self.desired.name.clone(), kind: side.into(), with };
+        if self.fleet.authority.facts().public_key_sha256 == key {
+            return Err(shared(AuthorityKind::Fleet));
+        }
+        for other in Side::ALL.into_iter().filter(|other| *other != side) {
+            let known = self.ledger().trust(other).is_some_and(|trust| trust.known().iter().any(|it| it.key == key));
+            let brought = match self.desired.authority(other) {
+                spec::Authority::Brought(brought) => {
+                    pki::describe(&self.brought_certificate(brought)?)?.public_key_sha256 == key
+                }
+                spec::Authority::Made => false,
+            };
+            if known || brought {
+                return Err(shared(other.into()));
+            }
+        }
+        Ok(())
+    }
+
+    fn brought_certificate(&self, reference: &spec::BroughtAuthority) -> Result<String, ClusterError> {
+        brought_certificate(reference, self.fleet.setting.base())
     }
 
     /// The authorities that the file brings, as they are found where it says.
@@ -186,27 +245,54 @@ impl ClusterAt {
     }
 
     /// Takes out of the state what it keeps of authorities that the ledger does not know.
-    pub fn sweep_authorities(&self) -> Result<(), StoreError> {
+    pub fn sweep_authorities(&self, lock: &Lock) -> Result<(), StoreError> {
         let ledger = self.ledger();
         let known = |side, number| {
             ledger.trust(side).is_some_and(|trust| trust.known().iter().any(|record| record.number == number))
         };
-        sweep(&self.fleet.store, &self.fleet.secrets, &self.desired.name, known)
+        sweep(&self.fleet.store, &self.fleet.secrets, lock, &self.desired.name, known)
     }
+}
+
+/// An identifier of the public key in a certificate file; none where it cannot be read, which is said when it is needed.
+pub fn public_key(certificate: &Path) -> Option<String> {
+    let mut text = String::new();
+    std::fs::File::open(certificate).ok()?.take(LARGEST_CERTIFICATE).read_to_string(&mut text).ok()?;
+    Some(pki::describe(&pki::certificates_only(&text).ok()?).ok()?.public_key_sha256)
+}
+
+/// The authority that the file brings, with its key.
+pub(crate) fn brought(
+    side: Side,
+    reference: &spec::BroughtAuthority,
+    base: &Path,
+    now: Timestamp,
+) -> Result<Authority, ClusterError> {
+    let certificate = brought_certificate(reference, base)?;
+    let key = crate::secrets::resolve(&reference.key, base)?;
+    Ok(Authority::brought(side.into(), &certificate, &key, now)?)
+}
+
+fn brought_certificate(reference: &spec::BroughtAuthority, base: &Path) -> Result<String, ClusterError> {
+    let text = std::fs::read_to_string(base.join(&reference.certificate));
+    let text = text.map_err(|source| ClusterError::CaFile { path: reference.certificate.clone(), source })?;
+    // Whatever stands around the certificates makes no other authority.
+    Ok(pki::certificates_only(&text)?)
 }
 
 /// Puts an authority into the state that others signed with so far, with its key where that is brought.
 pub(crate) fn bring_in(
     store: &Store,
     secrets: &Secrets,
+    lock: &Lock,
     cluster: &Name,
     side: Side,
     (certificate, key): (&str, Option<&SecretString>),
 ) -> Result<Trust, ClusterError> {
     let pem = pki::certificates_only(certificate)?;
     if let Some(key) = key {
-        secrets.put(&place(cluster, side, 1), key)?;
-        store.put_certificate(&place(cluster, side, 1), &pem)?;
+        secrets.put(lock, &place(cluster, side, 1), key)?;
+        store.put_certificate(lock, &place(cluster, side, 1), &pem)?;
     }
     Ok(Trust::new(record(&pki::describe(&pem)?, &pem, 1, Origin::Brought)))
 }

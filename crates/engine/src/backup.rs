@@ -1,18 +1,22 @@
 //! What the file says of backups → the store with all that is needed to get in, and where one cluster's backups lie in it.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use raftsman_api::v1::{SetBackupsRequest, StoredPoint, TakeBackupRequest};
-use raftsman_backup::full::{self, FullError};
+use raftsman_backup::full::FullError;
 use raftsman_backup::place::{AccessKeys, Azure, Gcs, S3};
-use raftsman_backup::{Keys, Place, Point, PointError, Store, StoreError, Wish};
-use raftsman_core::backup::{FullName, Layout, Manifest};
-use raftsman_core::spec::{BackupStore, Backups, Name, S3Store, Secret};
+use raftsman_backup::sign::{self, SignError};
+use raftsman_backup::{Keys, Place, Point, PointError, PublicKey, Repository, Signer, Store, StoreError, Trust, Wish};
+use raftsman_core::backup::{FullName, History, Layout, Manifest};
+use raftsman_core::observed::Ledger;
+use raftsman_core::spec::{BackupStore, Backups, Name, Prune, S3Store, Secret};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::cluster::{ClusterAt, ClusterError};
 use crate::fleet::Fleet;
 use crate::secrets::{self, SecretError};
+use crate::store::Lock;
 
 /// Why backups cannot be got at.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +50,21 @@ pub enum BackupError {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The state.
+    #[error(transparent)]
+    State(#[from] crate::store::StoreError),
+    /// What signs and verifies backups.
+    #[error(transparent)]
+    Sign(#[from] SignError),
+    /// The state has no key for backups yet.
+    #[error("this fleet has no key for its backups yet: `raftsman apply` makes it, or the first `raftsman backup now`")]
+    NoSigningKey,
+    /// The file keeps everything.
+    #[error("the file says `prune: never`: nothing is removed from the store")]
+    NeverPruned,
+    /// Old backups.
+    #[error(transparent)]
+    Prune(#[from] raftsman_backup::prune::PruneError),
     /// A backup.
     #[error(transparent)]
     Full(#[from] FullError),
@@ -90,68 +109,125 @@ pub enum BackupError {
     },
 }
 
+/// The fleet's secret that the keys of its clusters' backups follow from, as the state names it.
+const SIGNING: &str = "backup-signing";
+static MAKING: Mutex<()> = Mutex::new(());
+
+/// Which backups an operator accepts beyond those that are signed with the cluster's own key.
+#[derive(Debug, Clone, Default)]
+pub struct Accepted {
+    /// Signed with one of these keys as well.
+    pub keys: Vec<PublicKey>,
+    /// Unsigned, signed with another key, or in the clear.
+    pub unsigned: bool,
+}
+
+/// The seed of the key that signs the backups of a cluster of this fleet; nothing where the fleet has no secret for it yet.
+fn seed(fleet: &Fleet, cluster: &Name) -> Result<Option<Vec<u8>>, BackupError> {
+    let secret = fleet.secrets.get(SIGNING)?;
+    Ok(secret.map(|secret| sign::seed(secret.expose_secret().as_bytes(), fleet.id(), cluster)))
+}
+
+/// Makes the fleet's secret for signing backups, unless there is one.
+pub fn make_signing_key(fleet: &Fleet, lock: &Lock) -> Result<(), BackupError> {
+    // Machines are given theirs at the same time, and it is made once.
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    if fleet.secrets.get(SIGNING)?.is_none() {
+        fleet.secrets.put(lock, SIGNING, &secrets::random_token()?)?;
+    }
+    Ok(())
+}
+
+/// What verifies the backups of a cluster of this fleet.
+pub fn public_key(fleet: &Fleet, cluster: &Name) -> Result<PublicKey, BackupError> {
+    Ok(Signer::new(&seed(fleet, cluster)?.ok_or(BackupError::NoSigningKey)?)?.public())
+}
+
 /// Where a cluster's backups are.
 #[derive(Debug)]
 pub struct StoreOf {
-    /// The store.
-    pub store: Store,
+    /// The store, where they lie in it, and which of them count.
+    pub repository: Repository,
     /// Where, with what is needed to get in.
     pub place: Place,
     /// How they are made.
     pub settings: Backups,
-    /// Where they lie in it.
-    pub layout: Layout,
-    /// Whose they are.
-    pub cluster: Name,
+    /// What signs them, where they are this fleet's.
+    pub signer: Option<Signer>,
+    /// The histories of the cluster's data, where its state is at hand.
+    pub histories: Vec<History>,
     owner: Name,
 }
 
 impl StoreOf {
     /// Of this cluster, as the file says.
-    pub fn open(fleet: &Fleet, cluster: &Name) -> Result<Self, BackupError> {
-        Self::of_another(fleet, &fleet.spec.fleet, cluster)
+    pub fn open(fleet: &Fleet, cluster: &Name, accepted: &Accepted) -> Result<Self, BackupError> {
+        let signer = seed(fleet, cluster)?.map(|seed| Signer::new(&seed)).transpose()?;
+        let ledger = fleet.store.get_cluster::<Ledger>(cluster.as_str())?;
+        let histories = ledger.map(|ledger| ledger.value.lineage()).unwrap_or_default();
+        Self::assemble(fleet, &fleet.spec.fleet, cluster, accepted, signer, histories)
     }
 
     /// Of a cluster of another fleet, whose backups are in the same store.
-    pub fn of_another(fleet: &Fleet, owner: &Name, cluster: &Name) -> Result<Self, BackupError> {
+    pub fn of_another(fleet: &Fleet, owner: &Name, cluster: &Name, accepted: &Accepted) -> Result<Self, BackupError> {
+        Self::assemble(fleet, owner, cluster, accepted, None, Vec::new())
+    }
+
+    fn assemble(
+        fleet: &Fleet,
+        owner: &Name,
+        cluster: &Name,
+        accepted: &Accepted,
+        signer: Option<Signer>,
+        histories: Vec<History>,
+    ) -> Result<Self, BackupError> {
         let settings = fleet.spec.backups.clone().ok_or(BackupError::NoStore)?;
         let place = place(fleet.setting.base(), &settings.store)?;
-        let layout = Layout::new(&settings.prefix, owner, cluster);
-        Ok(Self {
+        let mut keys = accepted.keys.clone();
+        match &signer {
+            Some(signer) => keys.push(signer.public()),
+            // What the file says of others' keys is about others.
+            None => {
+                let trusted: Result<Vec<PublicKey>, SignError> = settings.trust.iter().map(|key| key.parse()).collect();
+                keys.extend(trusted?);
+            }
+        }
+        let repository = Repository {
             store: Store::open(&place)?,
-            place,
-            settings,
-            layout,
+            layout: Layout::new(&settings.prefix, owner, cluster),
             cluster: cluster.clone(),
-            owner: owner.clone(),
-        })
+            trust: Trust { keys, unsigned: accepted.unsigned, encrypted: !settings.encrypt_to.is_empty() },
+        };
+        Ok(Self { repository, place, settings, signer, histories, owner: owner.clone() })
     }
 
     /// What somebody wants to have back.
     pub async fn find(&self, wish: Wish, keys: &Keys) -> Result<Point, BackupError> {
-        Ok(Point::find(&self.store, &self.layout, &self.cluster, wish, keys).await?)
+        Ok(raftsman_backup::point::find(&self.repository, wish, &self.histories, keys).await?)
     }
 
-    /// The full backup of this name; the newest when none is named.
-    pub async fn named(&self, name: Option<&str>) -> Result<FullName, BackupError> {
+    /// The manifest of the full backup of this name, verified; of the newest when none is named.
+    pub async fn named(&self, name: Option<&str>) -> Result<Manifest, BackupError> {
         match name {
-            Some(name) => Ok(name.parse()?),
-            None => {
-                let none = || PointError::None { place: self.store.place().to_owned(), cluster: self.cluster.clone() };
-                Ok(full::complete(&self.store, &self.layout).await?.pop().ok_or_else(none)?)
-            }
+            Some(name) => Ok(self.manifest(name.parse()?).await?),
+            None => Ok(raftsman_backup::point::newest(&self.repository, &self.histories).await?),
         }
     }
 
     /// The manifest of a full backup.
     pub async fn manifest(&self, name: FullName) -> Result<Manifest, FullError> {
-        full::manifest(&self.store, &self.layout, &self.cluster, name).await
+        self.repository.manifest(name).await
     }
 
     /// What a machine needs to know to read a full backup, as it is.
     pub async fn full(&self, name: FullName) -> Result<StoredPoint, BackupError> {
-        let point = Point { full: self.manifest(name).await?, batches: Vec::new(), revision: None };
-        self.readable(&point)?.ok_or(BackupError::Unreadable(name))
+        self.point_of(&self.manifest(name).await?)
+    }
+
+    /// What a machine needs to know to read this full backup, as it is.
+    pub fn point_of(&self, full: &Manifest) -> Result<StoredPoint, BackupError> {
+        let point = Point { full: full.clone(), batches: Vec::new(), revision: None };
+        self.readable(&point)?.ok_or(BackupError::Unreadable(full.about.name))
     }
 
     /// What a machine needs to know to read it by itself. Nothing where it lacks the key.
@@ -163,19 +239,26 @@ impl StoreOf {
             place: serde_json::to_string(&self.place)?,
             prefix: self.settings.prefix.clone(),
             fleet: self.owner.to_string(),
-            cluster: self.cluster.to_string(),
+            cluster: self.repository.cluster.to_string(),
             point: serde_json::to_string(point)?,
         }))
     }
 }
 
 /// Whose backups: those of the cluster itself, or of another one, as `CLUSTER` or `FLEET/CLUSTER`.
-pub fn source(fleet: &Fleet, cluster: &Name, from: Option<&str>) -> Result<StoreOf, BackupError> {
-    let Some(from) = from else { return StoreOf::open(fleet, cluster) };
+pub fn source(fleet: &Fleet, cluster: &Name, from: Option<&str>, accepted: &Accepted) -> Result<StoreOf, BackupError> {
+    let Some(from) = from else { return StoreOf::open(fleet, cluster, accepted) };
     let name = |text: &str| Name::parse(text).map_err(|error| BackupError::NoCluster(error.to_string()));
     match from.split_once('/') {
-        Some((owner, cluster)) => StoreOf::of_another(fleet, &name(owner)?, &name(cluster)?),
-        None => StoreOf::open(fleet, &name(from)?),
+        Some((owner, cluster)) if name(owner)? == fleet.spec.fleet => {
+            // A fleet of this name may have been here before: its key is known to the file, if at all.
+            let mut at = StoreOf::open(fleet, &name(cluster)?, accepted)?;
+            let trusted: Result<Vec<PublicKey>, SignError> = at.settings.trust.iter().map(|key| key.parse()).collect();
+            at.repository.trust.keys.extend(trusted?);
+            Ok(at)
+        }
+        Some((owner, cluster)) => StoreOf::of_another(fleet, &name(owner)?, &name(cluster)?, accepted),
+        None => StoreOf::open(fleet, &name(from)?, accepted),
     }
 }
 
@@ -186,8 +269,12 @@ pub fn order(
     place: &Place,
     cluster: &Name,
     root_password: Option<SecretString>,
+    histories: &[History],
 ) -> Result<TakeBackupRequest, BackupError> {
+    let seed = seed(fleet, cluster)?.ok_or(BackupError::NoSigningKey)?;
     Ok(TakeBackupRequest {
+        signing_key: raftsman_api::hex::encode(&seed),
+        histories: serde_json::to_string(histories)?,
         place: serde_json::to_string(place)?,
         prefix: settings.prefix.clone(),
         compress: settings.compress,
@@ -204,12 +291,15 @@ pub fn charge(cluster: &ClusterAt) -> Result<Option<SetBackupsRequest>, BackupEr
     let Some(settings) = &fleet.spec.backups else { return Ok(None) };
     let Some(every) = settings.every else { return Ok(None) };
     let place = place(fleet.setting.base(), &settings.store)?;
-    let order = order(fleet, settings, &place, &cluster.desired.name, cluster.root_password()?)?;
+    let histories = cluster.ledger().lineage();
+    let order = order(fleet, settings, &place, &cluster.desired.name, cluster.root_password()?, &histories)?;
     let keep = settings.kept();
     Ok(Some(SetBackupsRequest {
         order: Some(order),
         every_ms: every.as_millis(),
         changes_every_ms: settings.changes_every.map_or(0, |every| every.as_millis()),
+        prune: settings.prune == Prune::Machines,
+        keep_last: keep.last,
         keep_hourly: keep.hourly,
         keep_daily: keep.daily,
         keep_weekly: keep.weekly,

@@ -1,13 +1,13 @@
 //! One cluster of a fleet → its credentials and its memory in the state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use raftsman_api::tls::Identity as TlsIdentity;
-use raftsman_core::desired::{AGENT_PORT, Cluster, LeafProfile, Usage, address_of};
+use raftsman_core::desired::{AGENT_PORT, ClientAccess, Cluster, LeafProfile, Usage, address_of};
 use raftsman_core::observed::{Ledger, Side};
 use raftsman_core::spec::{self, AuthMode, Name};
 use raftsman_etcd::{Credentials, Endpoint, EtcdError};
@@ -16,7 +16,7 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::fleet::Fleet;
 use crate::pki::{self, Authority, AuthorityKind, PkiError, Usages};
 use crate::secrets::SecretError;
-use crate::store::StoreError;
+use crate::store::{Lock, StoreError, Version};
 
 /// How long the certificate is valid with which this run speaks to etcd.
 const ROOT_VALIDITY: Duration = Duration::from_secs(24 * 3600);
@@ -49,6 +49,19 @@ pub enum ClusterError {
         /// Why.
         source: std::io::Error,
     },
+    /// One key for two purposes.
+    #[error(
+        "the {kind} CA of `{cluster}` has the same key as its {with} CA: each would sign for the other, so that a client \
+         certificate would open the peer port; bring two authorities with keys of their own, or let raftsman make one"
+    )]
+    SharedAuthority {
+        /// Which cluster.
+        cluster: Name,
+        /// Which authority.
+        kind: AuthorityKind,
+        /// Which other one has its key.
+        with: AuthorityKind,
+    },
     /// It has no authorities yet.
     #[error("cluster `{0}` was never applied, so that it has no certificates yet: run `raftsman apply` first")]
     NotApplied(Name),
@@ -80,32 +93,95 @@ pub struct ClusterAt {
     pub fleet: Arc<Fleet>,
     /// What should be.
     pub desired: Cluster,
-    /// What is remembered. Written through to the state.
-    ledger: Mutex<Ledger>,
+    memory: Mutex<Memory>,
+    /// What the file refers to as the password of `root`, read once: what is set is what is kept, whatever is written there
+    /// meanwhile.
+    root_password: OnceLock<SecretString>,
+}
+
+/// What is remembered of a cluster, and the version of the ledger that it was read from.
+#[derive(Debug)]
+struct Memory {
+    ledger: Ledger,
+    version: Version,
 }
 
 impl ClusterAt {
     /// Opens one cluster of the fleet.
     pub fn open(fleet: &Arc<Fleet>, desired: &Cluster) -> Result<Self, ClusterError> {
-        let ledger = fleet.store.get_cluster(desired.name.as_str())?.unwrap_or_default();
-        Ok(Self { fleet: Arc::clone(fleet), desired: desired.clone(), ledger: Mutex::new(ledger) })
+        let memory = match fleet.store.get_cluster(desired.name.as_str())? {
+            Some(kept) => Memory { ledger: kept.value, version: kept.version },
+            None => {
+                if let Some(trace) = fleet.trace_of(&desired.name)? {
+                    return Err(StoreError::LedgerMissing { cluster: desired.name.to_string(), trace }.into());
+                }
+                Memory { ledger: Ledger::default(), version: Version::none() }
+            }
+        };
+        Ok(Self::with(fleet, desired, memory))
+    }
+
+    /// A cluster whose ledger is lost, with a draft of it that is written nowhere: to look at the world with.
+    pub(crate) fn draft(fleet: &Arc<Fleet>, desired: &Cluster, ledger: Ledger) -> Self {
+        Self::with(fleet, desired, Memory { ledger, version: Version::draft() })
+    }
+
+    fn with(fleet: &Arc<Fleet>, desired: &Cluster, memory: Memory) -> Self {
+        let (memory, root_password) = (Mutex::new(memory), OnceLock::new());
+        Self { fleet: Arc::clone(fleet), desired: desired.clone(), memory, root_password }
     }
 
     /// What is remembered.
     pub fn ledger(&self) -> Ledger {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.memory().ledger.clone()
     }
 
-    /// Changes what is remembered, on the disk before anything is done that rests on it.
-    pub fn remember(&self, change: impl FnOnce(&mut Ledger)) -> Result<(), StoreError> {
-        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut changed = ledger.clone();
-        change(&mut changed);
-        if changed != *ledger {
-            self.fleet.store.put_cluster(self.desired.name.as_str(), &changed)?;
-            *ledger = changed;
+    /// Whether there is a ledger: before the first change there is none.
+    pub fn has_ledger(&self) -> bool {
+        self.memory().version != Version::none()
+    }
+
+    /// The version of the ledger; 0 where there is none.
+    pub fn version(&self) -> u64 {
+        self.memory().version.number()
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the ledger where there is none yet: before anything is made for the cluster, so that whatever is found
+    /// without a ledger later has lost it.
+    pub fn begin(&self, lock: &Lock) -> Result<(), StoreError> {
+        let mut memory = self.memory();
+        if memory.version == Version::none() {
+            // Under the lock once more: since there was none, one may have been made and lost.
+            if let Some(trace) = self.fleet.trace_of(&self.desired.name)? {
+                return Err(StoreError::LedgerMissing { cluster: self.desired.name.to_string(), trace });
+            }
+            let name = self.desired.name.as_str();
+            memory.version = self.fleet.store.put_cluster(lock, name, &memory.version, &memory.ledger)?;
         }
         Ok(())
+    }
+
+    /// Changes what is remembered, on the disk before anything is done that rests on it. A ledger that another process
+    /// has replaced since it was read is not written over.
+    pub fn remember(&self, lock: &Lock, change: impl FnOnce(&mut Ledger)) -> Result<(), StoreError> {
+        let mut memory = self.memory();
+        let mut changed = memory.ledger.clone();
+        change(&mut changed);
+        if changed != memory.ledger {
+            let name = self.desired.name.as_str();
+            memory.version = self.fleet.store.put_cluster(lock, name, &memory.version, &changed)?;
+            memory.ledger = changed;
+        }
+        Ok(())
+    }
+
+    /// Refuses to go on from a copy of the ledger that is not the newest.
+    pub fn compare(&self, lock: &Lock) -> Result<(), StoreError> {
+        self.fleet.store.compare_cluster(lock, self.desired.name.as_str(), &self.memory().version)
     }
 
     /// Every member that is or should be, and where it is: those on the move at their old place.
@@ -153,21 +229,82 @@ impl ClusterAt {
         self.ledger().auth.unwrap_or(self.desired.auth)
     }
 
-    /// The password of `root`: the one that the file refers to, or one that is made once and kept.
+    /// The password of `root`: the one that the file refers to, or the one that was made with the authorities.
     pub fn root_password(&self) -> Result<Option<SecretString>, ClusterError> {
         if self.auth() != AuthMode::Password {
             return Ok(None);
         }
         if let Some(reference) = &self.desired.root_password {
-            return Ok(Some(crate::secrets::resolve(reference, self.fleet.setting.base())?));
+            if let Some(password) = self.root_password.get() {
+                return Ok(Some(password.clone()));
+            }
+            let password = crate::secrets::resolve(reference, self.fleet.setting.base())?;
+            return Ok(Some(self.root_password.get_or_init(|| password).clone()));
         }
-        let name = format!("{}-root-password", self.desired.name);
-        if let Some(password) = self.fleet.secrets.get(&name)? {
-            return Ok(Some(password));
+        Ok(self.fleet.secrets.get(&root_password_name(&self.desired.name))?)
+    }
+
+    /// Makes the password of `root` where clients log in with passwords, the file refers to none and there is none yet.
+    pub fn make_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
+        if self.auth() == AuthMode::Password && self.root_password()?.is_none() {
+            let password = crate::secrets::random_password()?;
+            self.fleet.secrets.put(lock, &root_password_name(&self.desired.name), &password)?;
         }
-        let password = crate::secrets::random_password()?;
-        self.fleet.secrets.put(&name, &password)?;
-        Ok(Some(password))
+        Ok(())
+    }
+
+    /// Passwords that `root` may have where it has not the one that the file refers to, the likeliest first: the one that
+    /// was in force last, one that a killed run was about to set, and those before, which an old backup brings back.
+    fn passwords_before(&self) -> Result<Vec<SecretString>, ClusterError> {
+        if self.auth() != AuthMode::Password {
+            return Ok(Vec::new());
+        }
+        let (now, secrets) = (self.root_password()?, &self.fleet.secrets);
+        let kept = secrets.get(&root_password_name(&self.desired.name))?;
+        let mut before: Vec<SecretString> = kept.into_iter().chain(self.earlier_passwords()?).collect();
+        before.retain(|one| now.as_ref().is_none_or(|now| now.expose_secret() != one.expose_secret()));
+        Ok(before)
+    }
+
+    fn earlier_passwords(&self) -> Result<Vec<SecretString>, ClusterError> {
+        let kept = self.fleet.secrets.get(&earlier_passwords_name(&self.desired.name))?;
+        let words = kept.map(|text| serde_json::from_str::<Vec<String>>(text.expose_secret()).unwrap_or_default());
+        Ok(words.unwrap_or_default().into_iter().map(SecretString::from).collect())
+    }
+
+    /// Keeps a password that may be, or may have been, in force.
+    fn keep_earlier_password(&self, lock: &Lock, password: &SecretString) -> Result<(), ClusterError> {
+        let mut words = vec![password.expose_secret().to_owned()];
+        words.extend(self.earlier_passwords()?.iter().map(|one| one.expose_secret().to_owned()));
+        let mut seen = BTreeSet::new();
+        words.retain(|word| seen.insert(word.clone()));
+        words.truncate(EARLIER_PASSWORDS);
+        let text = SecretString::from(serde_json::to_string(&words).unwrap_or_default());
+        Ok(self.fleet.secrets.put(lock, &earlier_passwords_name(&self.desired.name), &text)?)
+    }
+
+    /// Before another password is set: a run that is killed on the way leaves none in force that nobody knows.
+    pub fn announce_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
+        match self.root_password()? {
+            Some(password) => self.keep_earlier_password(lock, &password),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps the password that is in force, so that another one can take its place once the file refers to it.
+    pub fn keep_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
+        if let (Some(password), Some(_)) = (self.root_password()?, &self.desired.root_password) {
+            let name = root_password_name(&self.desired.name);
+            let kept = self.fleet.secrets.get(&name)?;
+            if kept.as_ref().is_some_and(|kept| kept.expose_secret() == password.expose_secret()) {
+                return Ok(());
+            }
+            if let Some(before) = kept {
+                self.keep_earlier_password(lock, &before)?;
+            }
+            self.fleet.secrets.put(lock, &name, &password)?;
+        }
+        Ok(())
     }
 
     /// Who we are to a cluster that others run: what `adopt` was given.
@@ -181,7 +318,14 @@ impl ClusterAt {
         };
         let root = Credentials::new(&ca, identity.as_ref(), self.root_password()?)?;
         let nobody = Credentials::new(&ca, None, None)?;
-        Ok(ClusterCredentials { root, foreign: nobody.clone(), vouched: BTreeMap::new(), nameless: false, nobody })
+        Ok(ClusterCredentials {
+            root,
+            root_before: Vec::new(),
+            foreign: nobody.clone(),
+            vouched: BTreeMap::new(),
+            nameless: false,
+            nobody,
+        })
     }
 
     /// Who we are to this cluster's etcd: `root`, nobody, and somebody whom a foreign authority vouches for.
@@ -215,24 +359,52 @@ impl ClusterAt {
             }
         }
         let nameless = self.desired.auth == AuthMode::None;
-        Ok(match self.auth() {
-            AuthMode::Certificate | AuthMode::None => ClusterCredentials {
-                root: Credentials::new(ca, Some(&client(&authority, "root")?), None)?,
-                nobody: Credentials::new(ca, Some(&client(&authority, "")?), None)?,
-                foreign: Credentials::new(ca, Some(&by_foreigner), None)?,
-                vouched,
-                nameless,
-            },
-            AuthMode::Password => ClusterCredentials {
-                root: Credentials::new(ca, None, self.root_password()?)?,
-                nobody: Credentials::new(ca, None, None)?,
-                foreign: Credentials::new(ca, Some(&by_foreigner), None)?,
-                vouched,
-                nameless,
-            },
+        let password = self.root_password()?;
+        let shown = |user: &str| match self.auth() {
+            AuthMode::Certificate | AuthMode::None => client(&authority, user).map(Some),
+            AuthMode::Password => Ok(None),
+        };
+        // Until auth is on, members may accept no other certificates than those of the peers' CA.
+        let closed = self.desired.client_access(&self.ledger()) == ClientAccess::Closed;
+        let bootstrap = match peers.current.not_after > now {
+            true => Some(self.kept(Side::Peers, &peers.current)?),
+            false => None,
+        };
+        let credentials = |user: &str, password: Option<SecretString>| -> Result<Credentials, ClusterError> {
+            let identity = shown(user)?;
+            let credentials = Credentials::new(ca, identity.as_ref(), password)?;
+            Ok(match &bootstrap {
+                Some(peers) => credentials.with_bootstrap(identity.as_ref(), &client(peers, user)?, closed)?,
+                None => credentials,
+            })
+        };
+        Ok(ClusterCredentials {
+            root: credentials("root", password)?,
+            root_before: self
+                .passwords_before()?
+                .into_iter()
+                .map(|password| credentials("root", Some(password)))
+                .collect::<Result<_, _>>()?,
+            nobody: credentials("", None)?,
+            foreign: Credentials::new(ca, Some(&by_foreigner), None)?,
+            vouched,
+            nameless,
         })
     }
 }
+
+/// Under this name the state keeps the password of `root`.
+pub(crate) fn root_password_name(cluster: &Name) -> String {
+    format!("{cluster}-root-password")
+}
+
+/// Under this name the state keeps passwords that `root` had before, or may have.
+pub(crate) fn earlier_passwords_name(cluster: &Name) -> String {
+    format!("{cluster}-root-passwords-before")
+}
+
+/// So many of them.
+const EARLIER_PASSWORDS: usize = 8;
 
 /// Under this name the state keeps what was given to `adopt`.
 pub fn adopted_name(cluster: &Name) -> String {
@@ -244,6 +416,8 @@ pub fn adopted_name(cluster: &Name) -> String {
 pub struct ClusterCredentials {
     /// The superuser.
     pub root: Credentials,
+    /// The superuser with passwords that it may have where it has not that one.
+    pub root_before: Vec<Credentials>,
     /// A client of ours without a name.
     pub nobody: Credentials,
     /// A client with a certificate that a foreign authority signed.

@@ -19,7 +19,7 @@ use crate::backup;
 use crate::cluster::ClusterAt;
 use crate::fleet::Fleet;
 use crate::secrets::{self, SecretError};
-use crate::store::StoreError;
+use crate::store::{Lock, StoreError};
 
 /// The key of the marks that agents keep of what they were given, as the state names it. Nobody who sees a mark can try
 /// passwords against it.
@@ -64,7 +64,7 @@ pub struct Parcel {
 
 impl Parcel {
     /// For this machine, read from where the file says.
-    pub fn pack(cluster: &ClusterAt, machine: &Name) -> Result<Self, DeliveryError> {
+    pub fn pack(cluster: &ClusterAt, lock: &Lock, machine: &Name) -> Result<Self, DeliveryError> {
         let fleet = &cluster.fleet;
         // Machines are given theirs at the same time, and the key is made once.
         let making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,11 +72,14 @@ impl Parcel {
             Some(key) => key,
             None => {
                 let key = secrets::random_token()?;
-                fleet.secrets.put(KEY, &key)?;
+                fleet.secrets.put(lock, KEY, &key)?;
                 key
             }
         };
         drop(making);
+        if fleet.spec.backups.as_ref().is_some_and(|backups| backups.every.is_some()) {
+            backup::make_signing_key(fleet, lock)?;
+        }
         let files = files(fleet, machine)?;
         let backups = match backup::charge(cluster)? {
             Some(charge) => SetBackupsRequest { stamp: stamp(&key, &told(cluster, &charge)?), ..charge },
@@ -116,7 +119,12 @@ fn knows_of_backups(
         // There is nobody to ask for a backup yet, nor anything to ask with.
         return Ok(false);
     }
-    let Some(charge) = backup::charge(cluster)? else { return Ok(reported.backups.is_none()) };
+    let charge = match backup::charge(cluster) {
+        // It is made when machines are told.
+        Err(backup::BackupError::NoSigningKey) => return Ok(false),
+        charge => charge?,
+    };
+    let Some(charge) = charge else { return Ok(reported.backups.is_none()) };
     let Some(reported) = &reported.backups else { return Ok(false) };
     let renew_before = cluster.desired.members.first().map_or_else(Default::default, |m| m.server.renew_before());
     let ends = reported.certificate_not_after.and_then(|at| Timestamp::from_second(at.seconds).ok());

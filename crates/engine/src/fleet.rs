@@ -9,15 +9,18 @@ use jiff::Timestamp;
 use raftsman_api::roles::Role;
 use raftsman_api::tls::Identity as TlsIdentity;
 use raftsman_core::desired::{self, DesireError, Desired, LoopbackNetwork};
-use raftsman_core::observed::Ledger;
+use raftsman_core::observed::{Ledger, Side};
 use raftsman_core::spec::{Incus, Machines, Member, Members, Name, Provider, Spec, Ssh};
 use raftsman_providers::networks::{NetworkError, Networks};
 use raftsman_providers::{Connection, HostsSettings, IncusSettings, LibvirtSettings, LocalSettings, Settings};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::artifacts::Artifacts;
+use crate::authorities::kept_numbers;
+use crate::cluster::{adopted_name, root_password_name};
+use crate::fleet_access::{self, FleetAccess};
 use crate::pki::{Authority, AuthorityKind, PkiError};
-use crate::store::{IdentitySource, Protection, Secrets, Store, StoreError};
+use crate::store::{IdentitySource, Lock, LockInfo, Protection, Secrets, Store, StoreError};
 
 /// A command's own certificate lives no longer than this: it is made anew by every run.
 const OPERATOR_VALIDITY: Duration = Duration::from_secs(24 * 3600);
@@ -105,6 +108,15 @@ pub enum FleetError {
     /// The operator's own certificate.
     #[error(transparent)]
     Tls(#[from] raftsman_api::tls::TlsError),
+    /// The making of the state was cut short after its identity was made.
+    #[error("the state in {} is unfinished: `raftsman apply` completes it", dir.display())]
+    Unfinished {
+        /// Where.
+        dir: PathBuf,
+    },
+    /// The record of the fleet's authorities.
+    #[error("the state's record of who signs for agents is damaged: bring the directory back from a copy")]
+    Access(#[source] serde_json::Error),
     /// The state has no fleet authority.
     #[error("the state in {} has no {what}: it is damaged; bring the directory back from a copy", dir.display())]
     Incomplete {
@@ -133,6 +145,10 @@ pub struct Fleet {
     pub artifacts: Artifacts,
     /// The authority of agents and operators.
     pub authority: Authority,
+    /// Which authorities there are, and what is revoked.
+    pub access: FleetAccess,
+    /// What agents' certificates are checked against, and what agents check clients against.
+    pub trust_pem: String,
     /// Our certificate for agents.
     pub operator: TlsIdentity,
 }
@@ -151,22 +167,52 @@ impl Fleet {
     /// Makes the state of a new fleet.
     pub fn create(spec: &Spec, setting: &Setting, protection: Protection, now: Timestamp) -> Result<Store, FleetError> {
         let dir = setting.state_dir(spec);
-        Ok(Store::create(&dir, spec.fleet.as_str(), None, protection, now)?)
+        let mut store = Store::create(&dir, spec.fleet.as_str(), None, protection, now)?;
+        let lock = store.lock(LockInfo::new("init", &setting.user, &setting.host))?;
+        if let Err(error) = complete(&mut store, &lock, spec, setting, now) {
+            // Nothing of value is in it yet.
+            store.remove(lock)?;
+            return Err(error);
+        }
+        Ok(store)
     }
 
-    /// Opens the state, completing what an earlier, killed run left half made.
+    /// Whether all that every state has was made: a killed `init` may have left less.
+    pub fn is_complete(store: &Store) -> Result<bool, StoreError> {
+        // After a rotation it has another number.
+        Ok(store.certificates()?.iter().any(|name| fleet_access::is_place(name)))
+    }
+
+    /// Opens the state to read it.
     pub fn open(spec: Spec, setting: Setting, now: Timestamp) -> Result<Arc<Self>, FleetError> {
-        let dir = setting.state_dir(&spec);
-        let mut store = Store::open(&dir, spec.fleet.as_str())?;
-        let secrets = store.unlock(setting.identity_source())?;
-        let authority = fleet_authority(&store, &secrets, now)?;
+        let mut store = Store::open(&setting.state_dir(&spec), spec.fleet.as_str())?;
         if spec.machines.provider == Provider::Local {
-            settle_network(&mut store, &setting, spec.machines.network.as_deref())?;
+            foresee_network(&mut store, spec.machines.network.as_deref())?;
         }
+        Self::opened(store, spec, setting, now)
+    }
+
+    /// Opens the state to change it, completing what an earlier, killed run left half made.
+    pub fn open_locked(spec: Spec, setting: Setting, lock: &Lock, now: Timestamp) -> Result<Arc<Self>, FleetError> {
+        let mut store = Store::open(&setting.state_dir(&spec), spec.fleet.as_str())?;
+        complete(&mut store, lock, &spec, &setting, now)?;
+        Self::opened(store, spec, setting, now)
+    }
+
+    fn opened(store: Store, spec: Spec, setting: Setting, now: Timestamp) -> Result<Arc<Self>, FleetError> {
+        let dir = store.dir().to_owned();
+        let secrets = store.unlock(setting.identity_source())?;
+        if !Self::is_complete(&store)? {
+            return Err(FleetError::Unfinished { dir });
+        }
+        let access = FleetAccess::read(&secrets)?;
+        let authority = access.authority(&store, &secrets)?;
+        let trust_pem = access.trust_pem(&store)?;
         let identity = desired_identity(&store)?;
         let mut desired = desired::resolve(&spec, &identity)?;
         for cluster in &mut desired.clusters {
             cluster.available.extend(crate::artifacts::available(&cluster.source, setting.base()));
+            cluster.agents = access.desired(&trust_pem, &authority);
         }
         let provider = raftsman_providers::connect(settings(&spec, &setting, &store)?);
         let who = format!("{}@{}", setting.user, setting.host);
@@ -174,7 +220,34 @@ impl Fleet {
         let (chain, key) = authority.issue_client(&shortened(&who), Some(role), OPERATOR_VALIDITY, now)?;
         let operator = TlsIdentity::from_pem(&chain, key.expose_secret())?;
         let artifacts = Artifacts::new(dir.join("artifacts"));
-        Ok(Arc::new(Self { setting, spec, desired, store, secrets, provider, artifacts, authority, operator }))
+        Ok(Arc::new(Self {
+            setting,
+            spec,
+            desired,
+            store,
+            secrets,
+            provider,
+            artifacts,
+            authority,
+            access,
+            trust_pem,
+            operator,
+        }))
+    }
+
+    /// What shows that this cluster had a ledger: it is made before anything else of a cluster.
+    pub(crate) fn trace_of(&self, cluster: &Name) -> Result<Option<String>, StoreError> {
+        if !self.store.history(cluster.as_str())?.is_empty() {
+            return Ok(Some("a history of it in the state".to_owned()));
+        }
+        for side in Side::ALL {
+            if !kept_numbers(&self.store, cluster, side)?.is_empty() {
+                return Ok(Some(format!("a {side} CA of it in the state")));
+            }
+        }
+        let kept = [root_password_name(cluster), adopted_name(cluster)];
+        let secrets = self.secrets.names()?;
+        Ok(kept.into_iter().find(|name| secrets.contains(name)).map(|name| format!("a secret `{name}` in the state")))
     }
 
     /// The fleet's id.
@@ -228,7 +301,7 @@ fn settings(spec: &Spec, setting: &Setting, store: &Store) -> Result<Settings, F
 }
 
 /// Claims the network that the file wants, or any. A fleet that has clusters keeps the one that it has.
-fn settle_network(store: &mut Store, setting: &Setting, wanted: Option<&str>) -> Result<(), FleetError> {
+fn settle_network(store: &mut Store, lock: &Lock, setting: &Setting, wanted: Option<&str>) -> Result<(), FleetError> {
     let fleet = store.fleet().clone();
     let networks = Networks::new(setting.registry.clone());
     match (fleet.network, wanted) {
@@ -243,7 +316,31 @@ fn settle_network(store: &mut Store, setting: &Setting, wanted: Option<&str>) ->
     }
     let dir = std::path::absolute(store.dir()).unwrap_or_else(|_| store.dir().to_owned());
     let network = networks.claim(&fleet.id, &dir, wanted.map(str::parse).transpose()?)?;
-    Ok(store.set_network(Some(network.to_string()))?)
+    Ok(store.set_network(lock, Some(network.to_string()))?)
+}
+
+/// The network that a reader plans with: the one that the file wants, where an `apply` would claim it.
+fn foresee_network(store: &mut Store, wanted: Option<&str>) -> Result<(), FleetError> {
+    match (store.fleet().network.clone(), wanted) {
+        (Some(has), Some(wanted)) if has != wanted => {
+            if !store.clusters()?.is_empty() {
+                return Err(FleetError::OtherNetwork { has, wanted: wanted.to_owned() });
+            }
+            store.foresee_network(wanted);
+            Ok(())
+        }
+        (Some(_), _) => Ok(()),
+        (None, _) => Err(FleetError::Unfinished { dir: store.dir().to_owned() }),
+    }
+}
+
+/// Makes what every state has beside its identity, where it is not there yet.
+fn complete(store: &mut Store, lock: &Lock, spec: &Spec, setting: &Setting, now: Timestamp) -> Result<(), FleetError> {
+    if spec.machines.provider == Provider::Local {
+        settle_network(store, lock, setting, spec.machines.network.as_deref())?;
+    }
+    // Last: it says that all else is there.
+    make_fleet_authority(store, lock, now)
 }
 
 /// A common name has room for 64 characters.
@@ -257,7 +354,12 @@ fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError> {
     let network = network.transpose().map_err(|_| incomplete())?;
     let mut places = BTreeMap::new();
     for name in store.clusters()? {
-        let Some(ledger) = store.get_cluster::<Ledger>(&name)? else { continue };
+        // A damaged ledger is refused where its cluster is opened; the others are not concerned.
+        let ledger = match store.get_cluster::<Ledger>(&name) {
+            Ok(Some(kept)) => kept.value,
+            Ok(None) | Err(StoreError::LedgerDamaged { .. }) => continue,
+            Err(error) => return Err(error.into()),
+        };
         let place = |(member, url): (&Name, &String)| Some((member.clone(), desired::address_of(url)?));
         if let Ok(cluster) = Name::parse(&name) {
             places.insert(cluster, ledger.members.iter().filter_map(place).collect());
@@ -266,29 +368,22 @@ fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError> {
     Ok(desired::Identity { id: store.fleet().id.clone(), network, places })
 }
 
-/// The fleet's authority; made at the first opening, so that `init` and a killed `init` end alike.
-fn fleet_authority(store: &Store, secrets: &Secrets, now: Timestamp) -> Result<Authority, FleetError> {
-    let key = secrets.get(FLEET_AUTHORITY)?;
-    let certificate = store.get_certificate(FLEET_AUTHORITY)?;
-    match (key, certificate) {
-        (Some(key), Some(certificate)) => Ok(Authority::load(AuthorityKind::Fleet, &certificate, &key)?),
-        // The certificate is written last: without it nobody has seen the key's work yet.
-        (_, None) => {
-            let name = format!("{} fleet CA", store.fleet().name);
-            let made = Authority::make(
-                AuthorityKind::Fleet,
-                &shortened(&name),
-                Some(&store.fleet().name),
-                raftsman_core::spec::KeyAlgorithm::EcdsaP256,
-                now,
-                FLEET_CA_VALIDITY,
-            )?;
-            secrets.put(FLEET_AUTHORITY, &made.key_pem())?;
-            store.put_certificate(FLEET_AUTHORITY, made.certificate_pem())?;
-            Ok(made)
-        }
-        (None, Some(_)) => {
-            Err(FleetError::Incomplete { dir: store.dir().to_owned(), what: "key of the fleet's authority" })
-        }
+/// Makes the fleet's authority where there is none. The certificate is written last: without it the key has signed
+/// nothing yet.
+fn make_fleet_authority(store: &Store, lock: &Lock, now: Timestamp) -> Result<(), FleetError> {
+    if Fleet::is_complete(store)? {
+        return Ok(());
     }
+    let name = format!("{} fleet CA", store.fleet().name);
+    let made = Authority::make(
+        AuthorityKind::Fleet,
+        &shortened(&name),
+        Some(&store.fleet().name),
+        raftsman_core::spec::KeyAlgorithm::EcdsaP256,
+        now,
+        FLEET_CA_VALIDITY,
+    )?;
+    store.put_secret(lock, FLEET_AUTHORITY, &made.key_pem())?;
+    store.put_certificate(lock, FLEET_AUTHORITY, made.certificate_pem())?;
+    Ok(())
 }

@@ -15,7 +15,7 @@ use crate::store::{Entry, Lock, Store, StoreError};
 pub struct Journal {
     store: Store,
     who: String,
-    generation: u64,
+    lock: Lock,
     run: String,
 }
 
@@ -24,12 +24,12 @@ impl Journal {
     pub fn new(store: &Store, setting: &Setting, lock: &Lock) -> Self {
         let who = format!("{}@{}", setting.user, setting.host);
         let run = format!("{}-{}", lock.info().verb, lock.generation());
-        Self { store: store.clone(), who, generation: lock.generation(), run }
+        Self { store: store.clone(), who, lock: lock.clone(), run }
     }
 
-    /// The lock's generation.
-    pub fn generation(&self) -> u64 {
-        self.generation
+    /// The lock of the run.
+    pub fn lock(&self) -> &Lock {
+        &self.lock
     }
 
     /// A wave begins: in the journal before anything is done.
@@ -38,7 +38,7 @@ impl Journal {
             let event = json!({ "step": step.action, "reason": step.reason });
             self.entry(Some(cluster), "begun", event)
         });
-        self.store.append(&entries.collect::<Vec<_>>())
+        self.store.append(&self.lock, &entries.collect::<Vec<_>>())
     }
 
     /// A wave has ended.
@@ -47,19 +47,19 @@ impl Journal {
             Ok(()) => self.entry(Some(cluster), "done", json!({ "step": action })),
             Err(error) => self.entry(Some(cluster), "failed", json!({ "step": action, "error": error.to_string() })),
         });
-        self.store.append(&entries.collect::<Vec<_>>())
+        self.store.append(&self.lock, &entries.collect::<Vec<_>>())
     }
 
     /// Something else that is worth a line.
     pub fn note(&self, cluster: Option<&Name>, kind: &str, event: serde_json::Value) -> Result<(), StoreError> {
-        self.store.append(&[self.entry(cluster, kind, event)])
+        self.store.append(&self.lock, &[self.entry(cluster, kind, event)])
     }
 
     fn entry(&self, cluster: Option<&Name>, kind: &str, event: serde_json::Value) -> Entry {
         Entry {
             at: Timestamp::now(),
             who: self.who.clone(),
-            generation: self.generation,
+            generation: self.lock.generation(),
             run: self.run.clone(),
             cluster: cluster.map(ToString::to_string),
             kind: kind.to_owned(),

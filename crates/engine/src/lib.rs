@@ -3,6 +3,7 @@
 //! | room | input → output |
 //! |---|---|
 //! | [`fleet`] | a file and its state → everything that a verb needs at hand |
+//! | [`fleet_access`] | who signs for agents, and whom they accept |
 //! | [`cluster`], [`authorities`] | one cluster of a fleet → its credentials and memory; its certificate authorities |
 //! | [`observe`] | world → `Observed` |
 //! | [`act`] | one `Action` → the world |
@@ -15,6 +16,8 @@
 //! | [`secrets`], [`artifacts`] | what the file refers to: secrets, etcd binaries |
 //! | [`backup`], [`rehearsal`] | the store of the file; a point in it → whether it can be restored |
 //! | [`arriving`] | bytes that come → a file that is there once all of them are |
+//! | [`interrupt`] | an operator's request to end → no further step |
+//! | [`tokens`] | a machine that is to join → its join token |
 //! | [`journal`] | what a run does → the audit trail |
 
 pub mod act;
@@ -27,6 +30,8 @@ pub mod backup;
 pub mod cluster;
 pub mod delivery;
 pub mod fleet;
+pub mod fleet_access;
+pub mod interrupt;
 pub mod journal;
 pub mod machines;
 pub mod observe;
@@ -35,6 +40,7 @@ pub mod pki;
 pub mod rehearsal;
 pub mod secrets;
 pub mod store;
+pub mod tokens;
 
 /// An error with everything that caused it, in one line.
 pub fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {

@@ -12,8 +12,9 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 use crate::fleet::Fleet;
-use crate::observe::{AgentLink, LinkError, token_name};
-use crate::store::StoreError;
+use crate::observe::{AgentLink, LinkError};
+use crate::store::{Lock, StoreError};
+use crate::tokens::token_name;
 
 /// An agent that leaves has etcd stopped and all files removed within this.
 const LEAVE_LIMIT: Duration = Duration::from_secs(60);
@@ -32,20 +33,22 @@ pub enum GiveBackError {
 }
 
 impl Fleet {
-    /// Gives a machine back, under this generation of the lock; fine when there is none.
-    pub async fn give_back(&self, name: &str, generation: u64) -> Result<(), GiveBackError> {
+    /// Gives a machine back, under this lock; fine when there is none. With the id of the machine that was seen, only that
+    /// one.
+    pub async fn give_back(&self, lock: &Lock, name: &str, seen: Option<&str>) -> Result<(), GiveBackError> {
         let was_there = !Capabilities::of(self.spec.machines.provider).makes;
         let machine = Name::parse(name).ok();
+        self.provider.is_the_same(name, seen).await?;
         if was_there
             && let Some(found) = self.provider.machine(name).await?
             && let Some(machine) = &machine
         {
             // When it does not leave, its provider sees whether it is still there, and has another way.
-            let _ = self.leave(machine, found.address, generation).await;
+            let _ = self.leave(machine, found.address, lock.generation()).await;
         }
-        self.provider.delete(name).await?;
+        self.provider.delete(name, seen).await?;
         if let Some(machine) = machine {
-            self.secrets.delete(&token_name(&machine))?;
+            self.secrets.delete(lock, &token_name(&machine))?;
         }
         Ok(())
     }
@@ -64,6 +67,6 @@ impl Fleet {
                 _ => sleep(POLL).await,
             }
         }
-        Err(LinkError::Timeout)
+        Err(LinkError::StillThere { machine: machine.clone(), after: LEAVE_LIMIT })
     }
 }

@@ -70,6 +70,7 @@ pub async fn rehearse(
         upto: point.revision.unwrap_or(0),
         snapshot: save.is_some(),
         from: at.readable(point)?,
+        bytes: point.batches.iter().fold(manifest.snapshot.bytes, |all, batch| all.saturating_add(batch.lines.bytes)),
     };
     let (parts, sent) = mpsc::channel(8);
     let moved = Moved::default();
@@ -148,14 +149,14 @@ async fn send(
         return (Ok(()), parts);
     }
     let chunks = io::BufWriter::with_capacity(CHUNK, Chunks(parts.clone()));
-    let fetched = full::fetch(&at.store, &at.layout, &point.full, keys, moved, chunks).await;
+    let fetched = full::fetch(&at.repository, &point.full, keys, moved, chunks).await;
     let mut outcome = fetched.map(drop).map_err(BackupError::from);
     for batch in &point.batches {
         if outcome.is_err() || parts.is_closed() {
             break;
         }
         outcome = async {
-            for chunk in changes::open(&at.store, &at.layout, batch, keys).await?.lines.chunks(CHUNK) {
+            for chunk in changes::open(&at.repository, batch, keys).await?.lines.chunks(CHUNK) {
                 let _ = parts.send(part(Part::Changes(chunk.to_vec()))).await;
             }
             Ok(())

@@ -1,11 +1,13 @@
-//! A directory → what cannot be observed: the fleet's identity, secrets, certificates, the lock, the journal.
+//! A directory → what cannot be observed: the fleet's identity, secrets, certificates, ledgers, the lock, the journal.
 //!
 //! Everything is read and written by key, one file a key, each replaced as a whole: what a killed process leaves
-//! behind is either the old file or the new one.
+//! behind is either the old file or the new one. Reading takes no lock; whatever writes takes a reference to the
+//! [`Lock`], and a ledger is replaced only by the successor of the version that was read.
 
 mod error;
 mod files;
 mod journal;
+mod ledgers;
 mod lock;
 mod secrets;
 #[cfg(test)]
@@ -21,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::StoreError;
 pub use journal::{Entry, Filter};
+pub use ledgers::{Kept, Version};
 pub use lock::{Lock, LockInfo};
 pub use secrets::{IdentitySource, Secrets};
 
@@ -28,7 +31,8 @@ pub(crate) use files::write as write_file;
 use files::{PRIVATE, PUBLIC};
 
 /// The format that this version writes, and the newest that it reads.
-const FORMAT: u32 = 1;
+/// 1 had ledgers without a version.
+const FORMAT: u32 = 2;
 
 const FLEET: &str = "fleet.json";
 const IDENTITY: &str = "identity.txt";
@@ -42,6 +46,8 @@ const JOURNAL: &str = "journal.jsonl";
 const SECRETS: Shelf = Shelf { directory: "secrets", ending: "age", mode: PRIVATE };
 const CERTIFICATES: Shelf = Shelf { directory: "certificates", ending: "pem", mode: PUBLIC };
 const CLUSTERS: Shelf = Shelf { directory: "clusters", ending: "json", mode: PRIVATE };
+/// The last versions of each ledger: what `raftsman state repair` brings back.
+const HISTORY: Shelf = Shelf { directory: "history", ending: "json", mode: PRIVATE };
 
 /// One directory of the state: files by name.
 #[derive(Debug, Clone, Copy)]
@@ -112,13 +118,14 @@ impl Store {
         now: Timestamp,
     ) -> Result<Self, StoreError> {
         files::make_directory(dir)?;
+        files::check_owner(dir)?;
         // Two that create at once must not write two identities.
         let _guard = lock::guard(dir)?;
         if dir.join(FLEET).exists() {
             return Err(StoreError::Exists { dir: dir.to_owned() });
         }
         check_worthless(dir)?;
-        for shelf in [SECRETS, CERTIFICATES, CLUSTERS] {
+        for shelf in SHELVES {
             files::make_directory(&dir.join(shelf.directory))?;
         }
         files::sweep(dir)?;
@@ -167,6 +174,7 @@ impl Store {
             let dir = dir.to_owned();
             return Err(StoreError::OtherFleet { dir, expected: fleet_name.to_owned(), found: fleet.name });
         }
+        files::check_owner(dir)?;
         files::check_mode(dir, 0o022)?;
         files::check_mode(&dir.join(IDENTITY), 0o077)?;
         Ok(Self { dir: dir.to_owned(), fleet })
@@ -183,11 +191,23 @@ impl Store {
     }
 
     /// Keeps the network of the local provider.
-    pub fn set_network(&mut self, network: Option<String>) -> Result<(), StoreError> {
-        let fleet = Fleet { network, ..self.fleet.clone() };
+    pub fn set_network(&mut self, lock: &Lock, network: Option<String>) -> Result<(), StoreError> {
+        lock.covers(&self.dir)?;
+        let fleet = Fleet { network, format: FORMAT, ..self.fleet.clone() };
         files::write_json(&self.dir.join(FLEET), &fleet)?;
         self.fleet = fleet;
         Ok(())
+    }
+
+    /// Has this opened state speak of another network, without a word on the disk.
+    pub(crate) fn foresee_network(&mut self, network: &str) {
+        self.fleet.network = Some(network.to_owned());
+    }
+
+    /// Keeps a secret: encrypting takes no identity.
+    pub fn put_secret(&self, lock: &Lock, name: &str, secret: &SecretString) -> Result<(), StoreError> {
+        lock.covers(&self.dir)?;
+        secrets::put(&self.dir, &recipient(&self.dir)?, name, secret)
     }
 
     /// Where the identity is, so that the caller knows what to ask the user for.
@@ -208,7 +228,25 @@ impl Store {
 
     /// Takes the lock that all who change anything must hold, with a generation greater than every one before.
     pub fn lock(&self, info: LockInfo) -> Result<Lock, StoreError> {
-        Lock::take(&self.dir, info)
+        let lock = Lock::take(&self.dir, info)?;
+        self.migrate(&lock)?;
+        Ok(lock)
+    }
+
+    /// Brings a state of an earlier format to today's: ledgers first, the format last, so that a killed migration is
+    /// done again.
+    fn migrate(&self, lock: &Lock) -> Result<(), StoreError> {
+        let path = self.dir.join(FLEET);
+        let bytes = files::read(&path)?.ok_or_else(|| StoreError::Missing { dir: self.dir.clone() })?;
+        let fleet: Fleet = files::parse_json(&path, &bytes)?;
+        if fleet.format >= FORMAT {
+            return Ok(());
+        }
+        files::make_directory(&self.dir.join(HISTORY.directory))?;
+        for name in self.clusters()? {
+            ledgers::migrate(&self.dir, lock, &name)?;
+        }
+        files::write_json(&path, &Fleet { format: FORMAT, ..fleet })
     }
 
     /// Who holds the lock now, if someone does and said so.
@@ -224,12 +262,14 @@ impl Store {
     }
 
     /// Keeps a certificate.
-    pub fn put_certificate(&self, name: &str, pem: &str) -> Result<(), StoreError> {
+    pub fn put_certificate(&self, lock: &Lock, name: &str, pem: &str) -> Result<(), StoreError> {
+        lock.covers(&self.dir)?;
         CERTIFICATES.write(&self.dir, name, pem.as_bytes())
     }
 
     /// Forgets a certificate; says whether there was one.
-    pub fn delete_certificate(&self, name: &str) -> Result<bool, StoreError> {
+    pub fn delete_certificate(&self, lock: &Lock, name: &str) -> Result<bool, StoreError> {
+        lock.covers(&self.dir)?;
         files::remove_if_there(&CERTIFICATES.path(&self.dir, name)?)
     }
 
@@ -238,20 +278,45 @@ impl Store {
         CERTIFICATES.names(&self.dir)
     }
 
-    /// What was last known of a cluster.
-    pub fn get_cluster<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StoreError> {
-        let path = CLUSTERS.path(&self.dir, name)?;
-        files::read(&path)?.map(|bytes| files::parse_json(&path, &bytes)).transpose()
+    /// What was last known of a cluster, with its version.
+    pub fn get_cluster<T: DeserializeOwned>(&self, name: &str) -> Result<Option<Kept<T>>, StoreError> {
+        ledgers::get(&self.dir, self.fleet.format, name)
     }
 
-    /// Keeps what is known of a cluster.
-    pub fn put_cluster<T: Serialize>(&self, name: &str, cluster: &T) -> Result<(), StoreError> {
-        files::write_json(&CLUSTERS.path(&self.dir, name)?, cluster)
+    /// Keeps what is known of a cluster, in the place of exactly this version.
+    pub fn put_cluster<T: Serialize>(
+        &self,
+        lock: &Lock,
+        name: &str,
+        before: &Version,
+        cluster: &T,
+    ) -> Result<Version, StoreError> {
+        ledgers::put(&self.dir, lock, name, before, cluster)
     }
 
-    /// Forgets a cluster; says whether there was one.
-    pub fn delete_cluster(&self, name: &str) -> Result<bool, StoreError> {
-        files::remove_if_there(&CLUSTERS.path(&self.dir, name)?)
+    /// Whether what was read of a cluster is still the newest.
+    pub fn compare_cluster(&self, lock: &Lock, name: &str, read: &Version) -> Result<(), StoreError> {
+        ledgers::compare(&self.dir, lock, name, read)
+    }
+
+    /// Deletes what is known of a cluster, with its history; says whether there was anything.
+    pub fn delete_cluster(&self, lock: &Lock, name: &str) -> Result<bool, StoreError> {
+        ledgers::delete(&self.dir, lock, name)
+    }
+
+    /// The last version of a cluster's ledger, from its history; none where it is not there or damaged.
+    pub fn newest_in_history<T: DeserializeOwned>(&self, name: &str) -> Result<Option<Kept<T>>, StoreError> {
+        ledgers::newest(&self.dir, name)
+    }
+
+    /// The versions of a cluster's ledger that the history holds, oldest first: number and what is wrong with it.
+    pub fn history(&self, name: &str) -> Result<Vec<(u64, Option<String>)>, StoreError> {
+        ledgers::history(&self.dir, name)
+    }
+
+    /// Puts a ledger in the place of one that is missing or damaged.
+    pub fn replace_cluster<T: Serialize>(&self, lock: &Lock, name: &str, cluster: &T) -> Result<Version, StoreError> {
+        ledgers::replace(&self.dir, lock, name, cluster)
     }
 
     /// The names of all clusters, in order.
@@ -260,7 +325,8 @@ impl Store {
     }
 
     /// Writes lines to the journal; when this returns, they are on the disk.
-    pub fn append(&self, entries: &[Entry]) -> Result<(), StoreError> {
+    pub fn append(&self, lock: &Lock, entries: &[Entry]) -> Result<(), StoreError> {
+        lock.covers(&self.dir)?;
         journal::append(&self.dir.join(JOURNAL), entries)
     }
 
@@ -271,6 +337,7 @@ impl Store {
 
     /// Deletes everything that raftsman made here, and nothing else. The directory goes too, if nothing is left in it.
     pub fn remove(self, lock: Lock) -> Result<Removal, StoreError> {
+        lock.covers(&self.dir)?;
         let removal = clear(&self.dir);
         drop(lock);
         removal
@@ -305,7 +372,7 @@ fn check_worthless(dir: &Path) -> Result<(), StoreError> {
 
 /// In this order things go. A certificate without its key would be a damaged state; a key without its certificate is one
 /// that was never finished.
-const SHELVES: [Shelf; 3] = [CERTIFICATES, SECRETS, CLUSTERS];
+const SHELVES: [Shelf; 4] = [CERTIFICATES, SECRETS, HISTORY, CLUSTERS];
 /// Then these. Once the fleet is gone there is no state any more, and what is left is removed by the next who looks. As
 /// long as it is there, so is what opens it.
 const FILES: [&str; 7] = [JOURNAL, FLEET, IDENTITY, IDENTITY_ENCRYPTED, RECIPIENT, GENERATION, LOCK];

@@ -19,7 +19,7 @@ use tokio::process::Command;
 use crate::files::{self, FileError, failed};
 use crate::program::{self, Failure};
 use crate::reach::{self, Tries};
-use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError};
+use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError, new_id};
 
 const TRIES: Tries = Tries { once: Duration::from_secs(3), pause: Duration::from_millis(20) };
 /// From its installation until the agent serves.
@@ -182,6 +182,9 @@ struct Known {
     agent_port: u16,
     /// Whether its agent was installed to the end.
     installed: bool,
+    /// Made when it was taken in: the next time it has another.
+    #[serde(default)]
+    id: Option<String>,
 }
 
 impl Known {
@@ -196,9 +199,9 @@ impl Known {
 
     /// Nobody here knows whether a host is switched on: its agent tells. One without an agent waits to be completed.
     fn record(self) -> MachineRecord {
-        let Self { name, address, agent_port, installed } = self;
+        let Self { name, address, agent_port, installed, id } = self;
         let power = if installed { Power::Running } else { Power::Stopped };
-        MachineRecord { name, address, agent_port, power, finished: installed, shape: None }
+        MachineRecord { name, id, address, agent_port, power, finished: installed, shape: None }
     }
 }
 
@@ -225,13 +228,14 @@ impl Provider for Hosts {
         Err(HostsError::NoMove(name.to_owned()).into())
     }
 
-    async fn dismantle(&self, name: &str) -> Result<(), ProviderError> {
+    async fn dismantle(&self, name: &str, _: Option<&str>) -> Result<(), ProviderError> {
         Err(ProviderError::NoDataDisk(name.to_owned()))
     }
 
     /// Forgets the host. An agent that still answers did not leave when it was asked, and is removed over SSH, like one
     /// that was never installed to its end; one that does not answer any more has left, or its host is gone.
-    async fn delete(&self, name: &str) -> Result<(), ProviderError> {
+    async fn delete(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError> {
+        self.is_the_same(name, seen).await?;
         Ok(self.forget(name).await?)
     }
 }
@@ -287,7 +291,8 @@ impl Hosts {
 
     async fn install(&self, order: &MachineOrder) -> Result<MachineRecord, HostsError> {
         let MachineOrder { name, address, agent_port, .. } = order;
-        let host = Known { name: name.clone(), address: *address, agent_port: *agent_port, installed: false };
+        let id = Some(self.known(name)?.and_then(|found| found.id).unwrap_or_else(new_id));
+        let host = Known { name: name.clone(), address: *address, agent_port: *agent_port, installed: false, id };
         if let Some(found) = self.known(name)?.filter(|found| found.socket() != host.socket()) {
             let (found, wanted) = (found.socket(), host.socket());
             return Err(HostsError::OtherAddress { name: name.clone(), found, wanted });
@@ -332,8 +337,9 @@ impl Hosts {
         let destination = self.settings.destinations.get(&host.name).unwrap_or(&address);
         let Ssh { user, port, config } = &self.settings.ssh;
         let mut command = Command::new("ssh");
-        // Nobody is there to answer a question.
+        // No person is there to answer a question. A host that hangs in the middle is noticed after 30 s.
         command.args(["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]);
+        command.args(["-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"]);
         command.args(config.iter().flat_map(|path| ["-F".into(), path.as_os_str().to_owned()]));
         command.args(user.iter().flat_map(|user| ["-l", user]));
         command.args(port.iter().flat_map(|port| ["-p".to_owned(), port.to_string()]));

@@ -46,6 +46,8 @@ const DATA_DISK: &str = "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_incus_data";
 
 const TRIES: Tries = Tries { once: Duration::from_secs(1), pause: Duration::from_millis(50) };
 /// From the start to an agent that answers; where packages are installed first, longer.
+/// The key of an instance's own id, which the server gives it.
+const ID: &str = "volatile.uuid";
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 const INSTALL_LIMIT: Duration = Duration::from_secs(900);
 
@@ -210,13 +212,19 @@ impl Found {
         self.text(FINISHED).is_some_and(|number| self.text(NUMBER) == Some(number))
     }
 
+    /// What is left of a machine when its instance is gone.
+    fn disk(&self, name: &str) -> Option<MachineRecord> {
+        self.record(name).map(|found| MachineRecord { id: None, ..found })
+    }
+
     /// One that is frozen does not run, and is started like one that is off.
     fn record(&self, name: &str) -> Option<MachineRecord> {
         let power = if self.runs() { Power::Running } else { Power::Stopped };
         let address = self.text(ADDRESS)?.parse().ok()?;
         let finished = self.finished();
         let shape = self.text(SHAPE).and_then(Shape::parse);
-        Some(MachineRecord { name: name.to_owned(), address, agent_port: AGENT_PORT, power, finished, shape })
+        let id = self.text(ID).map(ToOwned::to_owned);
+        Some(MachineRecord { name: name.to_owned(), id, address, agent_port: AGENT_PORT, power, finished, shape })
     }
 }
 
@@ -248,7 +256,8 @@ impl Provider for Incus {
         Err(IncusError::NoMove(name.to_owned()).into())
     }
 
-    async fn dismantle(&self, name: &str) -> Result<(), ProviderError> {
+    async fn dismantle(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError> {
+        self.is_the_same(name, seen).await?;
         let server = self.server()?;
         if self.kept(server, name).await?.is_none() {
             return Err(ProviderError::NoDataDisk(name.to_owned()));
@@ -259,7 +268,8 @@ impl Provider for Incus {
         Ok(())
     }
 
-    async fn delete(&self, name: &str) -> Result<(), ProviderError> {
+    async fn delete(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError> {
+        self.is_the_same(name, seen).await?;
         let server = self.server()?;
         if let Some(found) = self.instance(server, name).await? {
             remove(server, name, &found).await?;
@@ -348,7 +358,7 @@ impl Incus {
         match self.ours(&found, "the volume", &volume_name(name)) {
             // Somebody else's is in nobody's way where there are no data disks.
             Err(IncusError::NotOurs { .. }) if self.settings.machines.data_disk.is_none() => Ok(None),
-            ours => Ok(ours?.record(name)),
+            ours => Ok(ours?.disk(name)),
         }
     }
 
@@ -366,7 +376,7 @@ impl Incus {
                 let volume = found["name"].as_str().unwrap_or_default();
                 let Some(name) = volume.strip_suffix(VOLUME_SUFFIX) else { continue };
                 if machines.iter().all(|machine: &MachineRecord| machine.name != name) {
-                    machines.extend(self.ours(found, "the volume", volume).ok().and_then(|found| found.record(name)));
+                    machines.extend(self.ours(found, "the volume", volume).ok().and_then(|found| found.disk(name)));
                 }
             }
         }

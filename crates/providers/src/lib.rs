@@ -52,6 +52,11 @@ pub trait Provider: fmt::Debug + Send + Sync {
     /// The machine of this name, if there is one: looking at a cluster must not cost a look at the whole fleet.
     async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, ProviderError>;
 
+    /// The machines of these names, in the same order: with one question where the server answers such a one.
+    async fn machines(&self, names: &[String]) -> Vec<Result<Option<MachineRecord>, ProviderError>> {
+        futures::future::join_all(names.iter().map(|name| self.machine(name))).await
+    }
+
     /// Makes a machine, or completes one that was made in part, and starts it.
     async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError>;
 
@@ -61,11 +66,24 @@ pub trait Provider: fmt::Debug + Send + Sync {
     /// Gives a machine another address. What runs on it goes on meanwhile, at the old one.
     async fn readdress(&self, name: &str, address: IpAddr) -> Result<(), ProviderError>;
 
-    /// Takes a machine away but for its data disk, around which the next order makes it anew.
-    async fn dismantle(&self, name: &str) -> Result<(), ProviderError>;
+    /// Takes a machine away but for its data disk, around which the next order makes it anew. Only the machine that was
+    /// seen: see [`Provider::delete`].
+    async fn dismantle(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError>;
 
-    /// Gives a machine back, with its data; fine when there is none.
-    async fn delete(&self, name: &str) -> Result<(), ProviderError>;
+    /// Gives a machine back, with its data; fine when there is none. With the id of the machine that was seen, only that
+    /// one: another one that bears its name by now stays.
+    async fn delete(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError>;
+
+    /// Refuses where the machine of this name is not the one that was seen. What has no id is not told apart.
+    async fn is_the_same(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError> {
+        let Some(seen) = seen else { return Ok(()) };
+        match self.machine(name).await?.and_then(|found| found.id) {
+            Some(found) if found != seen => {
+                Err(ProviderError::AnotherMachine { name: name.to_owned(), seen: seen.to_owned(), found })
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A connection to where machines come from.
@@ -86,6 +104,19 @@ pub enum ProviderError {
     /// Virtual machines through libvirt.
     #[error(transparent)]
     Libvirt(#[from] LibvirtError),
+    /// It was made anew since it was looked at.
+    #[error(
+        "the machine `{name}` is another one than was seen ({found}, not {seen}): nothing was taken away; look at \
+         `raftsman plan` and run the command again"
+    )]
+    AnotherMachine {
+        /// Its name.
+        name: String,
+        /// The id of the one that was seen.
+        seen: String,
+        /// The id of the one that is there.
+        found: String,
+    },
     /// Nothing would be left of it.
     #[error("the machine `{0}` has no data disk around which it could be made anew: replace the member")]
     NoDataDisk(String),
@@ -97,7 +128,7 @@ impl ProviderError {
         match self {
             Self::Local(error) => matches!(error, LocalError::NotOurs { .. }),
             // What is not ours is not in the state.
-            Self::Hosts(_) | Self::NoDataDisk(_) => false,
+            Self::Hosts(_) | Self::NoDataDisk(_) | Self::AnotherMachine { .. } => false,
             Self::Incus(error) => matches!(error, IncusError::NotOurs { .. }),
             Self::Libvirt(error) => matches!(error, LibvirtError::NotOurs { .. }),
         }
@@ -149,6 +180,9 @@ pub enum Power {
 pub struct MachineRecord {
     /// Its name.
     pub name: String,
+    /// The provider's own id, which no other machine has, also not the next one of this name. None where all that is left
+    /// of a machine is its data disk, or where it was made before there were ids.
+    pub id: Option<String>,
     /// Its address.
     pub address: IpAddr,
     /// The port that its agent serves on.
@@ -159,6 +193,14 @@ pub struct MachineRecord {
     pub finished: bool,
     /// What it is made of, where that is written on it.
     pub shape: Option<Shape>,
+}
+
+/// An id for a machine that no server gives one.
+pub(crate) fn new_id() -> String {
+    use std::hash::{BuildHasher as _, RandomState};
+    // The hasher's keys are random; the time keeps apart what one process makes.
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    format!("{:016x}", RandomState::new().hash_one(now))
 }
 
 /// The hardware address of a machine's first network card: the same at every order, and nobody else's. Locally

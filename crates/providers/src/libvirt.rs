@@ -81,8 +81,9 @@ impl Provider for Libvirt {
         let mut machines = BTreeMap::new();
         for domain in self.domains().await? {
             let running = domain.running;
-            let ours = domain.tag.filter(|tag| tag.fleet == self.settings.fleet_id && tag.machine == domain.name);
-            machines.extend(ours.map(|tag| (tag.machine.clone(), record(&tag, running))));
+            let Domain { name, uuid, tag, .. } = domain;
+            let ours = tag.filter(|tag| tag.fleet == self.settings.fleet_id && tag.machine == name);
+            machines.extend(ours.map(|tag| (tag.machine.clone(), record(&tag, &uuid, running))));
         }
         for volume in self.volumes().await? {
             machines.entry(volume.machine.clone()).or_insert_with(|| volume.record());
@@ -92,10 +93,27 @@ impl Provider for Libvirt {
 
     async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, ProviderError> {
         if let Some((domain, tag)) = self.ours(name).await? {
-            return Ok(Some(record(&tag, domain.running)));
+            return Ok(Some(record(&tag, &domain.uuid, domain.running)));
         }
         // Its domain is gone, or was never made: it is made around what is left.
         Ok(self.volumes().await?.into_iter().find(|volume| volume.machine == name).map(|volume| volume.record()))
+    }
+
+    /// One list for all of them: each question starts a program, and over SSH costs a login.
+    async fn machines(&self, names: &[String]) -> Vec<Result<Option<MachineRecord>, ProviderError>> {
+        let known: BTreeMap<String, MachineRecord> = match self.inventory().await {
+            Ok(all) => all.into_iter().map(|machine| (machine.name.clone(), machine)).collect(),
+            Err(_) => BTreeMap::new(),
+        };
+        let mut found = Vec::new();
+        for name in names {
+            found.push(match known.get(name) {
+                Some(machine) => Ok(Some(machine.clone())),
+                // Not there, or not ours: that is told apart by its name.
+                None => self.machine(name).await,
+            });
+        }
+        found
     }
 
     async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError> {
@@ -113,7 +131,8 @@ impl Provider for Libvirt {
         Err(LibvirtError::NoMove(name.to_owned()).into())
     }
 
-    async fn dismantle(&self, name: &str) -> Result<(), ProviderError> {
+    async fn dismantle(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError> {
+        self.is_the_same(name, seen).await?;
         let data = |volume: &Owned| volume.machine == name && volume.part == Part::Data;
         if !self.volumes().await?.iter().any(data) {
             return Err(ProviderError::NoDataDisk(name.to_owned()));
@@ -121,15 +140,17 @@ impl Provider for Libvirt {
         Ok(self.undefine(name).await.map(drop)?)
     }
 
-    async fn delete(&self, name: &str) -> Result<(), ProviderError> {
+    async fn delete(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError> {
+        self.is_the_same(name, seen).await?;
         Ok(self.remove(name).await?)
     }
 }
 
 /// A domain that was defined and never started is not made to its end.
-fn record(tag: &Tag, running: bool) -> MachineRecord {
+fn record(tag: &Tag, uuid: &str, running: bool) -> MachineRecord {
     MachineRecord {
         name: tag.machine.clone(),
+        id: Some(uuid.to_owned()),
         address: tag.address,
         agent_port: tag.agent_port,
         power: if running { Power::Running } else { Power::Stopped },
@@ -142,6 +163,7 @@ impl Owned {
     fn record(&self) -> MachineRecord {
         MachineRecord {
             name: self.machine.clone(),
+            id: None,
             address: self.address,
             agent_port: raftsman_core::desired::AGENT_PORT,
             power: Power::Stopped,
@@ -308,7 +330,7 @@ impl Libvirt {
             self.virsh.ask(&["autostart", &domain.uuid]).await?;
         }
         let tag = self.switch_on(&domain, tag).await?;
-        Ok(record(&tag, true))
+        Ok(record(&tag, &domain.uuid, true))
     }
 
     /// Makes a machine's disks and describes it to libvirt. Its data disk may be there already.

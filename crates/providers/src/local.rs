@@ -20,7 +20,7 @@ use tokio::time::sleep;
 use crate::files;
 use crate::process::{self, Proved};
 use crate::reach;
-use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError};
+use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError, new_id};
 
 const POLL: Duration = Duration::from_millis(2);
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
@@ -181,6 +181,9 @@ struct Tag {
     name: String,
     address: IpAddr,
     agent_port: u16,
+    /// Made with the directory: the next machine of this name has another.
+    #[serde(default)]
+    id: Option<String>,
 }
 
 impl Tag {
@@ -189,8 +192,8 @@ impl Tag {
     }
 
     fn record(self, power: Power, finished: bool) -> MachineRecord {
-        let Self { name, address, agent_port, .. } = self;
-        MachineRecord { name, address, agent_port, power, finished, shape: None }
+        let Self { name, address, agent_port, id, .. } = self;
+        MachineRecord { name, id, address, agent_port, power, finished, shape: None }
     }
 }
 
@@ -240,12 +243,13 @@ impl Provider for Local {
         Ok(self.relocate(Tag { address, ..tag }).await?)
     }
 
-    async fn dismantle(&self, name: &str) -> Result<(), ProviderError> {
+    async fn dismantle(&self, name: &str, _: Option<&str>) -> Result<(), ProviderError> {
         Err(ProviderError::NoDataDisk(name.to_owned()))
     }
 
     /// Ends the machine's processes and removes its directory.
-    async fn delete(&self, name: &str) -> Result<(), ProviderError> {
+    async fn delete(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError> {
+        self.is_the_same(name, seen).await?;
         Ok(self.remove(name).await?)
     }
 }
@@ -357,8 +361,9 @@ impl Local {
             name: order.name.clone(),
             address: order.address,
             agent_port: order.agent_port,
+            id: Some(new_id()),
         };
-        match self.tag(&root)? {
+        let tag = match self.tag(&root)? {
             Some(found) if found.socket() != wanted.socket() => {
                 return Err(LocalError::OtherAddress {
                     name: found.name.clone(),
@@ -366,7 +371,7 @@ impl Local {
                     wanted: wanted.socket(),
                 });
             }
-            Some(_) => {}
+            Some(found) => found,
             None => {
                 remove_unfinished_tag(&root)?;
                 if fs::read_dir(&root).is_ok_and(|mut entries| entries.next().is_some()) {
@@ -375,8 +380,9 @@ impl Local {
                 make_dir(&root)?;
                 let path = root.join("machine.json");
                 write(&path, &json(&path, &wanted)?)?;
+                wanted
             }
-        }
+        };
         let artifacts = root.join("artifacts");
         make_dir(&artifacts)?;
         for dir in [&root, &artifacts, &root.join("agent")] {
@@ -388,7 +394,7 @@ impl Local {
                 put(&artifact.path, &target)?;
             }
         }
-        Ok(wanted)
+        Ok(tag)
     }
 
     /// Hands over the boot data unless the machine was claimed. An unclaimed agent that runs on other boot data, left by
@@ -511,17 +517,20 @@ impl Local {
     async fn end_etcd(&self, name: &str, root: &Path) -> Result<(), LocalError> {
         let mut argument = b"--config-file=".to_vec();
         argument.extend_from_slice(root.join("etcd/etcd.yaml").as_os_str().as_encoded_bytes());
+        let programs = root.join("etcd/versions");
         let begun = Instant::now();
         let mut killed = BTreeMap::new();
         loop {
-            let found = process::with_argument(&argument);
+            let found = process::with_argument(&argument, &programs);
             let Some(first) = found.first() else { return ended(name, root, killed.into_values()).await };
             if begun.elapsed() > END_LIMIT {
                 return Err(LocalError::Immortal { name: name.to_owned(), pid: *first });
             }
             for pid in found {
-                let proved = Proved::open(pid, |arguments| arguments.iter().skip(1).any(|found| *found == argument))
-                    .map_err(failed("look at the processes of", root))?;
+                let ours = |arguments: &[Vec<u8>]| {
+                    arguments.iter().skip(1).any(|found| *found == argument) && process::is_ours(pid, &programs)
+                };
+                let proved = Proved::open(pid, ours).map_err(failed("look at the processes of", root))?;
                 if let Some(process) = proved {
                     process.kill().map_err(failed("kill a process of", root))?;
                     killed.insert(pid, process);

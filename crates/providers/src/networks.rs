@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -145,18 +145,25 @@ impl Networks {
     }
 
     fn take(&self, network: LoopbackNetwork, fleet_id: &str, state_dir: &Path) -> Result<(), NetworkError> {
-        if let Some(entry) = self.entry(network)? {
-            if entry.state_dir.exists() {
-                let Entry { fleet_id, state_dir } = entry;
-                return Err(NetworkError::Taken { network, fleet_id, state_dir });
-            }
-            // Its fleet is gone without a word.
+        self.vacant(network)?;
+        // Its fleet is gone without a word.
+        if self.entry(network)?.is_some() {
             remove(&self.path(network))?;
         }
-        if let Some((address, port)) = busy(network) {
-            return Err(NetworkError::Busy { address, port });
-        }
         self.enter(network, &Entry { fleet_id: fleet_id.to_owned(), state_dir: state_dir.to_path_buf() })
+    }
+
+    /// Whether a new fleet could have this network. Nothing is changed.
+    pub fn vacant(&self, network: LoopbackNetwork) -> Result<(), NetworkError> {
+        if let Some(Entry { fleet_id, state_dir }) = self.entry(network)?
+            && state_dir.exists()
+        {
+            return Err(NetworkError::Taken { network, fleet_id, state_dir });
+        }
+        match busy(network) {
+            Some((address, port)) => Err(NetworkError::Busy { address, port }),
+            None => Ok(()),
+        }
     }
 
     /// Whole and exclusive: the entry is written aside and linked to its name, which fails when the name is there.
@@ -242,7 +249,12 @@ fn hash(text: &str) -> u64 {
 fn busy(network: LoopbackNetwork) -> Option<(Ipv4Addr, u16)> {
     LOOKED_AT
         .flat_map(|host| PORTS.map(|port| (network.address(host), port)))
-        .find(|address| TcpListener::bind(*address).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse))
+        .find(|(address, port)| taken((*address).into(), *port))
+}
+
+/// Whether a process listens on this port of an address of this computer.
+pub fn taken(address: IpAddr, port: u16) -> bool {
+    TcpListener::bind((address, port)).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
 }
 
 #[cfg(test)]

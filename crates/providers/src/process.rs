@@ -3,10 +3,11 @@
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 
 /// Whether an agent lives: it holds its lock for life.
 pub(crate) fn is_locked(lock: &Path) -> io::Result<bool> {
@@ -63,13 +64,24 @@ pub(crate) fn arguments(pid: u32) -> Vec<Vec<u8>> {
     line.split(|byte| *byte == 0).filter(|argument| !argument.is_empty()).map(<[u8]>::to_vec).collect()
 }
 
-/// All processes with exactly this argument.
-pub(crate) fn with_argument(argument: &[u8]) -> Vec<u32> {
+/// All processes with exactly this argument that run a program from below this directory as this user.
+pub(crate) fn with_argument(argument: &[u8], programs: &Path) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter(|pid| arguments(*pid).iter().skip(1).any(|found| found == argument))
+        .filter(|pid| arguments(*pid).iter().skip(1).any(|found| found == argument) && is_ours(*pid, programs))
         .collect()
+}
+
+/// Whether this process runs a program from below this directory as this user: an argument alone proves nothing, because
+/// every local user can start a process with it. A program that was replaced since is still known by where it was.
+pub(crate) fn is_ours(pid: u32, programs: &Path) -> bool {
+    let Ok(programs) = programs.canonicalize() else { return false };
+    let own = geteuid();
+    let user = fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
+    // An agent that runs as root may run etcd as another user.
+    user.is_ok_and(|user| own.is_root() || user == own.as_raw())
+        && fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| program.starts_with(programs))
 }
 
 #[cfg(test)]

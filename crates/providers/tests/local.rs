@@ -61,9 +61,22 @@ fn is_alive(pid: u32) -> bool {
 struct Stand(Child);
 
 impl Stand {
+    /// One that runs a program which is installed on the machine.
     fn new(config: &Path) -> Self {
+        let program = config.parent().unwrap().join("versions/3.6.15/etcd");
+        fs::create_dir_all(program.parent().unwrap()).unwrap();
+        fs::copy("/bin/sh", &program).unwrap();
+        Self::of(Command::new(program), config)
+    }
+
+    /// One that runs another program, with the same argument.
+    fn impostor(config: &Path) -> Self {
+        Self::of(Command::new("sh"), config)
+    }
+
+    fn of(mut program: Command, config: &Path) -> Self {
         let argument = format!("--config-file={}", config.display());
-        Self(Command::new("sh").args(["-c", "while :; do sleep 1; done", &argument]).spawn().unwrap())
+        Self(program.args(["-c", "while :; do sleep 1; done", &argument]).spawn().unwrap())
     }
 
     fn is_alive(&mut self) -> bool {
@@ -115,15 +128,18 @@ async fn a_machine_comes_and_goes() {
     assert_eq!(provider.inventory().await.unwrap()[0].power, Power::Running);
 
     let agent = pid(&dir, "etcd-1");
-    let mut ours = Stand::new(&dir.join("etcd-1").canonicalize().unwrap().join("etcd/etcd.yaml"));
+    let config = dir.join("etcd-1").canonicalize().unwrap().join("etcd/etcd.yaml");
+    let mut ours = Stand::new(&config);
+    let mut impostor = Stand::impostor(&config);
     let mut other = Stand::new(&dir.join("etcd-11/etcd/etcd.yaml"));
-    provider.delete("etcd-1").await.unwrap();
+    provider.delete("etcd-1", None).await.unwrap();
     assert!(!is_alive(agent));
     assert!(!ours.is_alive(), "etcd goes with its machine");
     assert!(other.is_alive(), "another machine's does not");
+    assert!(impostor.is_alive(), "nor a process that only has the argument");
     assert!(!dir.join("etcd-1").exists());
     assert!(provider.inventory().await.unwrap().is_empty());
-    provider.delete("etcd-1").await.unwrap();
+    provider.delete("etcd-1", None).await.unwrap();
     let gone = provider.start("etcd-1").await;
     assert!(matches!(gone, Err(ProviderError::Local(LocalError::NoMachine(_)))), "{gone:?}");
 }
@@ -167,7 +183,7 @@ async fn a_machine_moves() {
     provider.start("etcd-6").await.unwrap();
     assert!(serves("127.77.10.8") && !serves("127.77.10.7"));
     assert!(etcd.is_alive(), "etcd does not notice");
-    provider.delete("etcd-6").await.unwrap();
+    provider.delete("etcd-6", None).await.unwrap();
     assert!(!etcd.is_alive());
 }
 
@@ -185,7 +201,7 @@ async fn a_half_made_machine_is_completed() {
     moved.address = "127.77.10.3".parse().unwrap();
     let refused = provider.create(&moved).await;
     assert!(matches!(refused, Err(ProviderError::Local(LocalError::OtherAddress { .. }))), "{refused:?}");
-    provider.delete("etcd-2").await.unwrap();
+    provider.delete("etcd-2", None).await.unwrap();
 }
 
 #[tokio::test]
@@ -199,16 +215,16 @@ async fn what_is_not_ours_is_left_alone() {
     let is_foreign = |error: &ProviderError| matches!(error, ProviderError::Local(LocalError::ForeignMachine { .. }));
     assert!(provider.inventory().await.is_err_and(|error| is_foreign(&error)));
     assert!(provider.create(&order("etcd-3", "127.77.10.4")).await.is_err_and(|error| is_foreign(&error)));
-    assert!(provider.delete("etcd-3").await.is_err_and(|error| is_foreign(&error)));
+    assert!(provider.delete("etcd-3", None).await.is_err_and(|error| is_foreign(&error)));
     assert!(foreign.exists());
     fs::remove_dir_all(&foreign).unwrap();
 
     fs::create_dir(dir.path().join("photos")).unwrap();
     fs::write(dir.path().join("photos/cat"), "meow").unwrap();
     assert!(provider.inventory().await.unwrap().is_empty());
-    let refused = provider.delete("photos").await;
+    let refused = provider.delete("photos", None).await;
     assert!(matches!(refused, Err(ProviderError::Local(LocalError::NotOurs { .. }))), "{refused:?}");
-    let outside = provider.delete("../photos").await;
+    let outside = provider.delete("../photos", None).await;
     assert!(matches!(outside, Err(ProviderError::Local(LocalError::Name(_)))), "{outside:?}");
 }
 
@@ -222,5 +238,5 @@ async fn an_agent_that_cannot_serve_is_reported_with_its_log() {
         Err(ProviderError::Local(LocalError::Ended { log, .. })) => assert!(log.contains("cannot listen"), "{log}"),
         other => panic!("{other:?}"),
     }
-    provider.delete("etcd-5").await.unwrap();
+    provider.delete("etcd-5", None).await.unwrap();
 }

@@ -30,7 +30,7 @@ impl Target {
         let env = lab.run(&["env", cluster, "--json"]).ok().json();
         let dir = lab.path().join(".load").join(cluster);
         let out = dir.to_string_lossy().into_owned();
-        lab.run(&["cert", "issue", "root", "--cluster", cluster, "--out", &out]).ok();
+        lab.run(&["cert", "issue", "root", "--cluster", cluster, "--out", &out, "--force"]).ok();
         let endpoints = env["endpoints"].as_array().expect("endpoints").iter();
         let endpoints = endpoints.map(|url| address(url.as_str().expect("a URL")).expect("an address")).collect();
         Self {

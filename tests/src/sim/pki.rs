@@ -27,7 +27,12 @@ pub(super) fn brought() -> BTreeMap<Side, AuthorityRecord> {
         origin: Origin::Brought,
         certificate: "certificate of theirs\n".to_owned(),
     };
-    BTreeMap::from([(Side::Peers, record)])
+    let of_clients = AuthorityRecord {
+        key: "theirs, of clients".to_owned(),
+        certificate: "certificate of theirs, of clients\n".to_owned(),
+        ..record.clone()
+    };
+    BTreeMap::from([(Side::Peers, record), (Side::Clients, of_clients)])
 }
 
 /// Somebody wants another authority, or is done with the old one; or etcd has read other trust than its agent says; or
@@ -78,6 +83,8 @@ pub(super) struct Before {
     in_touch: BTreeSet<MemberId>,
     following: BTreeSet<Name>,
     receiving: BTreeSet<Name>,
+    /// Whether a client may depend on any member.
+    serving: bool,
     ledger: Ledger,
 }
 
@@ -115,7 +122,7 @@ pub(super) fn before(desired: &Cluster, world: &World) -> Before {
     let follows = |m: &MachineModel| matches!(m.data, raftsman_core::observed::Data::Present { member, .. } if following.contains(&member));
     let following = world.machines.iter().filter(|(_, m)| follows(m)).map(|(name, _)| name.clone()).collect();
     let (in_touch, receiving, ledger) = (in_touch(world), receiving(desired, world), world.ledger.clone());
-    Before { in_touch, following, receiving, ledger }
+    Before { in_touch, following, receiving, serving: super::access::serves_clients(desired, world), ledger }
 }
 
 /// The rule that a step broke, and how.
@@ -176,7 +183,7 @@ pub(super) fn broken(
             let open = machines.filter(|_| checked).find(|(_, m)| still(m)).map(|(name, _)| name.clone());
             open.map(|name| ("who is trusted no more is refused", format!("not by {name}")))
         }
-        Action::RestartTogether { .. } if !ended_before(was, now) => {
+        Action::RestartTogether { .. } if before.serving && !ended_before(was, now) => {
             Some(("members are restarted one at a time", format!("{action:?}")))
         }
         _ => None,

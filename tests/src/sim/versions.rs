@@ -64,7 +64,8 @@ impl Run {
             seen.machine.seen()?;
             let report = seen.report()?;
             let pace = self.desired.pace(&observed.ledger)?;
-            let config = &self.desired.config(member, version, pace).digest;
+            let access = self.desired.client_access(&observed.ledger);
+            let config = &self.desired.config(member, version, pace, access).digest;
             let ready = report.etcd.running_version? != version
                 && report.etcd.config.as_ref() == Some(config)
                 && report.etcd.installed.contains_key(&version)

@@ -14,7 +14,7 @@ fn request() -> v1::RequestCertificateRequest {
 #[tokio::test]
 async fn roles_are_kept_apart() {
     let fleet = Fleet::new("f2");
-    let (machine, _) = Machine::claimed(&fleet, [127, 77, 2, 1]).await;
+    let (machine, _) = Machine::claimed(&fleet).await;
     let mut reader = machine.client(&fleet, Role::Reader).await;
     report(&mut reader).await;
     let refused = reader.request_certificate(fence::stamp(Request::new(request()), 1)).await.unwrap_err();
@@ -34,7 +34,7 @@ async fn roles_are_kept_apart() {
 #[tokio::test]
 async fn an_older_generation_is_refused_for_ever() {
     let fleet = Fleet::new("f2");
-    let (mut machine, mut client) = Machine::claimed(&fleet, [127, 77, 2, 2]).await;
+    let (mut machine, mut client) = Machine::claimed(&fleet).await;
     let unstamped = client.request_certificate(request()).await.unwrap_err();
     assert_eq!(unstamped.code(), Code::InvalidArgument);
     client.request_certificate(fence::stamp(Request::new(request()), 5)).await.unwrap();
@@ -57,7 +57,7 @@ async fn an_older_generation_is_refused_for_ever() {
 #[tokio::test]
 async fn an_unclaimed_machine_does_nothing() {
     let fleet = Fleet::new("f2");
-    let machine = Machine::start(&fleet, [127, 77, 2, 3]).await;
+    let machine = Machine::start(&fleet).await;
     let mut client = Client::new(machine.unclaimed(&fleet).await.unwrap().channel);
     let refused = client.request_certificate(fence::stamp(Request::new(request()), 1)).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
@@ -66,7 +66,7 @@ async fn an_unclaimed_machine_does_nothing() {
 #[tokio::test]
 async fn certificates_are_renewed() {
     let fleet = Fleet::new("f2");
-    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 2, 4]).await;
+    let (machine, mut client) = Machine::claimed(&fleet).await;
     let before = report(&mut client).await.agent_certificate.unwrap().fingerprint;
     machine.certify(&fleet, &mut client, Purpose::Agent).await;
     let after = report(&mut client).await.agent_certificate.unwrap().fingerprint;
@@ -88,7 +88,7 @@ async fn certificates_are_renewed() {
 #[tokio::test]
 async fn configuration_and_logs() {
     let fleet = Fleet::new("f2");
-    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 2, 5]).await;
+    let (machine, mut client) = Machine::claimed(&fleet).await;
     let config = "data-dir: {root}/etcd/data\n";
     configure(&mut client, config).await.unwrap();
     let etcd = report(&mut client).await.etcd.unwrap();
@@ -101,4 +101,30 @@ async fn configuration_and_logs() {
     let lines = client.logs(request).await.unwrap().into_inner().lines;
     assert_eq!(lines.len(), 1);
     assert!(machine.log().contains(&lines[0]));
+}
+
+/// A thousand connections that never finish a handshake, held open until the end.
+#[tokio::test]
+async fn half_open_connections_keep_no_operator_out() {
+    use tokio::io::AsyncWriteExt as _;
+    let fleet = Fleet::new("f2");
+    let (machine, _) = Machine::claimed(&fleet).await;
+    // The second opens with the head of a TLS record whose body never comes.
+    for opening in [&b""[..], &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01]] {
+        let mut held = Vec::new();
+        for _ in 0..1_000 {
+            let mut connection = tokio::net::TcpStream::connect(machine.address).await.unwrap();
+            // One that made room for another is closed already.
+            let _ = connection.write_all(opening).await;
+            held.push(connection);
+        }
+        for _ in 0..5 {
+            let begun = std::time::Instant::now();
+            let mut client = machine.client(&fleet, Role::Reader).await;
+            report(&mut client).await;
+            let took = begun.elapsed();
+            assert!(took < std::time::Duration::from_secs(2), "{took:?} with {opening:?}");
+        }
+        drop(held);
+    }
 }

@@ -9,8 +9,8 @@ use tokio::time::sleep;
 use tonic::Code;
 
 use crate::harness::{
-    Client, Fleet, Machine, VERSION, bear, configure, kill, report, running, stamp, start_empty, start_on, stop, until,
-    versions,
+    Client, Fleet, Machine, VERSION, bear, configure, kill, own_address, report, running, stamp, start_empty, start_on,
+    stop, until, versions,
 };
 
 const EXISTING: &str = "# raftsman: data\ninitial-cluster-state: existing\n";
@@ -19,8 +19,8 @@ fn config(machine: &Machine) -> String {
     fs::read_to_string(machine.root().config()).unwrap()
 }
 
-async fn ready(fleet: &Fleet, address: [u8; 4]) -> (Machine, Client) {
-    let (machine, mut client) = Machine::claimed(fleet, address).await;
+async fn ready(fleet: &Fleet) -> (Machine, Client) {
+    let (machine, mut client) = Machine::claimed(fleet).await;
     machine.ready_etcd(fleet, &mut client, VERSION).await;
     configure(&mut client, &machine.plain_config()).await.unwrap();
     (machine, client)
@@ -37,7 +37,7 @@ async fn another(client: &mut Client, first: u32) {
 #[tokio::test]
 async fn a_birth_is_told_once() {
     let fleet = Fleet::new("f6");
-    let (machine, mut client) = ready(&fleet, [127, 77, 6, 1]).await;
+    let (machine, mut client) = ready(&fleet).await;
     let refused = start_empty(&mut client, VERSION).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("nothing says which cluster"), "{refused:?}");
@@ -70,8 +70,8 @@ async fn a_birth_is_told_once() {
 #[tokio::test]
 async fn every_version_goes_on_without_its_birth() {
     let fleet = Fleet::new("f6");
-    for (number, version) in versions().iter().enumerate() {
-        let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 6, u8::try_from(number).unwrap() + 10]).await;
+    for version in &versions() {
+        let (machine, mut client) = Machine::claimed(&fleet).await;
         machine.ready_etcd(&fleet, &mut client, version).await;
         configure(&mut client, &machine.plain_config()).await.unwrap();
         bear(&mut client, version, &machine.birth()).await.unwrap();
@@ -97,7 +97,7 @@ async fn every_version_goes_on_without_its_birth() {
 #[tokio::test]
 async fn a_birth_is_tried_again_until_there_is_data() {
     let fleet = Fleet::new("f6");
-    let (machine, mut client) = ready(&fleet, [127, 77, 6, 2]).await;
+    let (machine, mut client) = ready(&fleet).await;
     // The first configuration is hopeless: etcd ends before it has data.
     configure(&mut client, &machine.plain_config().replace("name: etcd-1", "name: nobody")).await.unwrap();
     bear(&mut client, VERSION, &machine.birth()).await.unwrap();
@@ -121,9 +121,9 @@ async fn a_birth_is_tried_again_until_there_is_data() {
 #[tokio::test]
 async fn a_member_goes_on_alone_once() {
     let fleet = Fleet::new("f6");
-    let (machine, mut client) = ready(&fleet, [127, 77, 6, 3]).await;
+    let (machine, mut client) = ready(&fleet).await;
     // One of two; the other one never comes, so that nobody can be elected.
-    let birth = machine.birth().replace(":2380\n", ":2380,etcd-2=https://127.77.6.4:2380\n");
+    let birth = machine.birth().replace(":2380\n", &format!(":2380,etcd-2=https://{}:2380\n", own_address()));
     bear(&mut client, VERSION, &birth).await.unwrap();
     let cluster = running(&mut client).await.data.unwrap().cluster_id;
     sleep(Duration::from_secs(2)).await;

@@ -11,12 +11,12 @@ use rustls_pki_types::PrivatePkcs8KeyDer;
 use tokio::net::TcpListener;
 use tonic::Code;
 
-use crate::harness::{Client, Fleet, Machine, report};
+use crate::harness::{Client, Fleet, Machine, PORT, own_address, report};
 
 #[tokio::test]
 async fn a_machine_is_claimed_once() {
     let fleet = Fleet::new("f1");
-    let mut machine = Machine::start(&fleet, [127, 77, 1, 1]).await;
+    let mut machine = Machine::start(&fleet).await;
     let early = machine.connect_as(&fleet, Role::Operator.organization()).await;
     assert!(matches!(early, Err(ConnectError::Untrusted { .. })), "its certificate is nobody's yet");
 
@@ -28,7 +28,7 @@ async fn a_machine_is_claimed_once() {
     let seen = report(&mut client).await;
     assert_eq!((seen.fleet_id.as_str(), seen.machine.as_str()), ("f1", "etcd-1"));
     let certificate = seen.agent_certificate.unwrap();
-    assert_eq!(certificate.names, ["127.77.1.1", "etcd-1.f1.raftsman"]);
+    assert_eq!(certificate.names, [machine.address.ip().to_string().as_str(), "etcd-1.f1.raftsman"]);
     assert_eq!(certificate.issuer_key.len(), 64);
 
     // The token again, over a connection that still trusts anybody.
@@ -47,7 +47,7 @@ async fn a_machine_is_claimed_once() {
 #[tokio::test]
 async fn another_token_is_not_believed() {
     let fleet = Fleet::new("f1");
-    let machine = Machine::start(&fleet, [127, 77, 1, 2]).await;
+    let machine = Machine::start(&fleet).await;
     let other = JoinToken::generate().unwrap();
     let refused = machine.claim(&fleet, &other).await.unwrap_err();
     assert!(refused.contains("could not prove"), "{refused}");
@@ -57,7 +57,7 @@ async fn another_token_is_not_believed() {
 #[tokio::test]
 async fn a_claim_goes_on_after_a_restart_in_the_middle() {
     let fleet = Fleet::new("f1");
-    let mut machine = Machine::start(&fleet, [127, 77, 1, 3]).await;
+    let mut machine = Machine::start(&fleet).await;
     let mut client = Client::new(machine.unclaimed(&fleet).await.unwrap().channel);
     let nonce = claim::nonce().unwrap();
     let csr = client.claim(v1::ClaimRequest { nonce }).await.unwrap().into_inner().csr_der;
@@ -83,13 +83,13 @@ async fn a_claim_goes_on_after_a_restart_in_the_middle() {
 #[tokio::test]
 async fn somebody_in_between_is_noticed() {
     let fleet = Fleet::new("f1");
-    let machine = Machine::start(&fleet, [127, 77, 1, 4]).await;
+    let machine = Machine::start(&fleet).await;
     // The one in between shows a certificate of its own; let it even be able to call the agent.
     let key = KeyPair::generate().unwrap();
     let shown = CertificateParams::default().self_signed(&key).unwrap().der().clone();
     let identity = Identity { chain: vec![shown], key: PrivatePkcs8KeyDer::from(key.serialize_der()).into() };
     let tls = ServerTls::new(identity, roots(&fleet.ca_pem).unwrap()).unwrap();
-    let listener = TcpListener::bind("127.77.1.5:0").await.unwrap();
+    let listener = TcpListener::bind((own_address(), 0)).await.unwrap();
     let between = listener.local_addr().unwrap();
     let served = tokio::spawn(async move {
         let (tcp, _) = listener.accept().await.unwrap();
@@ -113,7 +113,7 @@ async fn somebody_in_between_is_noticed() {
 #[tokio::test]
 async fn nobody_claims_after_the_deadline() {
     let fleet = Fleet::new("f1");
-    let mut machine = Machine::lay_out(&fleet, [127, 77, 1, 6], Some("2020-01-01T00:00:00Z"));
+    let mut machine = Machine::lay_out(&fleet, Some("2020-01-01T00:00:00Z"));
     machine.start_agent().await;
     let refused = machine.claim(&fleet, &machine.token).await.unwrap_err();
     assert!(refused.contains("ended at 2020-01-01"), "{refused}");
@@ -123,7 +123,7 @@ async fn nobody_claims_after_the_deadline() {
 #[tokio::test]
 async fn connecting_fails_fast_and_says_why() {
     let fleet = Fleet::new("f1");
-    let (machine, _) = Machine::claimed(&fleet, [127, 77, 1, 7]).await;
+    let (machine, _) = Machine::claimed(&fleet).await;
     let stranger = Fleet::new("f2");
     let identity = stranger.identity(Role::Admin.organization());
     let tls = raftsman_api::tls::ClientTls::claimed(&identity, &fleet.ca_pem, machine.name, fleet.id).unwrap();
@@ -136,7 +136,7 @@ async fn connecting_fails_fast_and_says_why() {
     assert!(matches!(other_machine, Err(ConnectError::Untrusted { .. })), "{other_machine:?}");
 
     let begun = std::time::Instant::now();
-    let nobody = raftsman_api::tls::connect("127.77.1.8:2378".parse().unwrap(), &tls).await;
-    assert!(matches!(nobody, Err(ConnectError::Refused { .. })), "{nobody:?}");
+    let unheard = raftsman_api::tls::connect((own_address(), PORT).into(), &tls).await;
+    assert!(matches!(unheard, Err(ConnectError::Refused { .. })), "{unheard:?}");
     assert!(begun.elapsed() < std::time::Duration::from_millis(200));
 }

@@ -38,8 +38,8 @@ async fn told(client: &mut Client) -> Vec<(u64, u64, u64)> {
 #[tokio::test]
 async fn the_log_ends_where_etcd_says() {
     let fleet = Fleet::new("f8");
-    for (number, version) in versions().iter().enumerate() {
-        let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 8, u8::try_from(number).unwrap() + 1]).await;
+    for version in &versions() {
+        let (machine, mut client) = Machine::claimed(&fleet).await;
         machine.ready_etcd(&fleet, &mut client, version).await;
         start_empty(&mut client, version).await.unwrap();
         let cluster = running(&mut client).await.data.unwrap().cluster_id;
@@ -78,7 +78,7 @@ async fn the_log_ends_where_etcd_says() {
 #[tokio::test]
 async fn data_is_put_away_and_a_birth_can_follow() {
     let fleet = Fleet::new("f8");
-    let (mut machine, mut client) = Machine::claimed(&fleet, [127, 77, 8, 10]).await;
+    let (mut machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
     configure(&mut client, &machine.plain_config()).await.unwrap();
     clear(&mut client, 7).await.unwrap();
@@ -130,7 +130,7 @@ async fn data_is_put_away_and_a_birth_can_follow() {
 #[tokio::test]
 async fn lost_data_is_forgotten_when_it_is_cleared() {
     let fleet = Fleet::new("f8");
-    let (mut machine, mut client) = Machine::claimed(&fleet, [127, 77, 8, 11]).await;
+    let (mut machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
     let pid = start_empty(&mut client, VERSION).await.unwrap();
     let member = running(&mut client).await.data.unwrap().member_id;
@@ -153,8 +153,9 @@ async fn lost_data_is_forgotten_when_it_is_cleared() {
 }
 
 /// Puts etcd's tool beside etcd. The lab's etcdctl is of the line that still restores, with the same words and code.
-async fn install_tool(client: &mut Client) {
+async fn install_tool(fleet: &Fleet, machine: &Machine, client: &mut Client) {
     let bytes = fs::read(etcdctl()).unwrap();
+    machine.pin(fleet, "etcdutl", VERSION, &hex::sha256(&bytes)).await;
     let head =
         v1::InstallEtcdHead { version: VERSION.to_owned(), sha256: hex::sha256(&bytes), program: "etcdutl".to_owned() };
     let head = v1::InstallEtcdRequest { part: Some(install_etcd_request::Part::Head(head)) };
@@ -188,7 +189,7 @@ fn revision(machine: &Machine) -> u64 {
 #[tokio::test]
 async fn a_snapshot_becomes_data_again() {
     let fleet = Fleet::new("f8");
-    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 8, 20]).await;
+    let (machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
     configure(&mut client, &machine.plain_config()).await.unwrap();
     bear(&mut client, VERSION, &machine.birth()).await.unwrap();
@@ -209,6 +210,7 @@ async fn a_snapshot_becomes_data_again() {
         token: "restored".to_owned(),
         peer_url: url,
         bump_revision: 1_000_000,
+        bytes: snapshot.len() as u64,
         ..v1::RestoreDataHead::default()
     };
     let refusal = |refused: Result<v1::RestoreDataReply, Status>, code, reason: &str| {
@@ -222,14 +224,19 @@ async fn a_snapshot_becomes_data_again() {
     refusal(restore(&mut client, &head, &snapshot).await, unready, "clear it first");
     clear(&mut client, first.member_id).await.unwrap();
     refusal(restore(&mut client, &head, &snapshot).await, unready, "is not installed");
-    install_tool(&mut client).await;
+    install_tool(&fleet, &machine, &mut client).await;
     refusal(restore(&mut client, &head, &snapshot[1..]).await, Code::InvalidArgument, "nothing was restored");
+    let small = v1::RestoreDataHead { bytes: head.bytes - 1, ..head.clone() };
+    refusal(restore(&mut client, &small, &snapshot).await, Code::InvalidArgument, "none were announced");
+    let vast = v1::RestoreDataHead { bytes: 1 << 60, ..head.clone() };
+    refusal(restore(&mut client, &vast, &[]).await, Code::ResourceExhausted, "MiB are free");
     // One that was damaged before anybody took its digest: etcd's own checksum at its end tells.
     let mut damaged = snapshot.clone();
     damaged[5000] ^= 1;
     let other = v1::RestoreDataHead { sha256: hex::sha256(&damaged), ..head.clone() };
     refusal(restore(&mut client, &other, &damaged).await, Code::InvalidArgument, "refused the snapshot");
-    let other = v1::RestoreDataHead { initial_cluster: "nobody=https://127.77.8.20:2380".to_owned(), ..head.clone() };
+    let initial_cluster = format!("etcd-9=https://{}:2380", machine.address.ip());
+    let other = v1::RestoreDataHead { initial_cluster, ..head.clone() };
     refusal(restore(&mut client, &other, &snapshot).await, Code::InvalidArgument, "refused the snapshot");
     assert_eq!(data(&mut client).await.state(), v1::DataState::Empty);
 

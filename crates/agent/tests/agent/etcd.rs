@@ -15,8 +15,9 @@ use crate::harness::{
 #[tokio::test]
 async fn bytes_are_asked_for_and_checked() {
     let fleet = Fleet::new("f3");
-    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 3, 1]).await;
+    let (machine, mut client) = Machine::claimed(&fleet).await;
     let digest = hex::sha256(b"new etcd");
+    machine.pin(&fleet, "etcd", "3.6.99", &digest).await;
     let ask = tokio_stream::iter([install_head("3.6.99", &digest)]);
     assert!(client.install_etcd(stamp(ask)).await.unwrap().into_inner().bytes_needed);
 
@@ -41,10 +42,11 @@ async fn bytes_are_asked_for_and_checked() {
 #[tokio::test]
 async fn a_start_is_refused_with_the_reason() {
     let fleet = Fleet::new("f3");
-    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 3, 2]).await;
+    let (machine, mut client) = Machine::claimed(&fleet).await;
     let mut expect = Vec::new();
     expect.push((start_empty(&mut client, VERSION).await, "is not installed"));
     put_artifact(&machine.root(), VERSION);
+    machine.pin(&fleet, "etcd", VERSION, &etcd_digest(VERSION)).await;
     let head = tokio_stream::iter([install_head(VERSION, &etcd_digest(VERSION))]);
     client.install_etcd(stamp(head)).await.unwrap();
     expect.push((start_empty(&mut client, VERSION).await, "is not configured"));
@@ -74,8 +76,8 @@ async fn a_start_is_refused_with_the_reason() {
 #[tokio::test]
 async fn ids_are_those_that_etcd_reports() {
     let fleet = Fleet::new("f3");
-    for (number, version) in versions().iter().enumerate() {
-        let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 4, u8::try_from(number).unwrap() + 1]).await;
+    for version in &versions() {
+        let (machine, mut client) = Machine::claimed(&fleet).await;
         machine.ready_etcd(&fleet, &mut client, version).await;
         let pid = start_empty(&mut client, version).await.unwrap();
         assert_eq!(start_empty(&mut client, version).await.unwrap(), pid, "a second start changes nothing");
@@ -102,7 +104,7 @@ async fn ids_are_those_that_etcd_reports() {
         assert_eq!(etcd.running_version, *version);
         assert!(data.bytes > 0 && etcd.had_data);
 
-        client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 10 })).await.unwrap();
+        client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 10, ..Default::default() })).await.unwrap();
         assert_eq!(machine.etcd_pid(), None);
         // The same data again, but only for the cluster it belongs to.
         let start = |expected_cluster_id| v1::StartEtcdRequest {

@@ -1,7 +1,7 @@
 //! a fleet's CA and a directory → machines with a running agent, and clients of every role.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -75,6 +75,20 @@ impl Fleet {
     }
 }
 
+/// An address of this computer that no other test has while this one runs: the test that listens on its first port owns it.
+pub(crate) fn own_address() -> Ipv4Addr {
+    let candidates = (0..250).flat_map(|net| (1..250).map(move |host| Ipv4Addr::new(127, 76, net, host)));
+    let free = |address: &Ipv4Addr| match TcpListener::bind((*address, 1)) {
+        Ok(listener) => {
+            // For as long as the test runs, and not longer than its process.
+            std::mem::forget(listener);
+            true
+        }
+        Err(_) => false,
+    };
+    candidates.into_iter().find(free).unwrap()
+}
+
 pub(crate) struct Machine {
     dir: tempfile::TempDir,
     pub(crate) name: &'static str,
@@ -84,11 +98,11 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A machine with boot data, its agent not yet started. The address must be this test's own.
-    pub(crate) fn lay_out(fleet: &Fleet, address: [u8; 4], deadline: Option<&str>) -> Self {
+    /// A machine with boot data, its agent not yet started.
+    pub(crate) fn lay_out(fleet: &Fleet, deadline: Option<&str>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let token = JoinToken::generate().unwrap();
-        let address = SocketAddr::from((Ipv4Addr::from(address), PORT));
+        let address = SocketAddr::from((own_address(), PORT));
         let mut boot = serde_json::json!({
             "fleet_id": fleet.id, "fleet": "test", "machine": "etcd-1", "address": address.ip(), "agent_port": PORT,
             "fleet_ca_pem": fleet.ca_pem, "join_token": token.to_hex(),
@@ -101,15 +115,15 @@ impl Machine {
         Self { dir, name: "etcd-1", address, token, child: None }
     }
 
-    pub(crate) async fn start(fleet: &Fleet, address: [u8; 4]) -> Self {
-        let mut machine = Self::lay_out(fleet, address, None);
+    pub(crate) async fn start(fleet: &Fleet) -> Self {
+        let mut machine = Self::lay_out(fleet, None);
         machine.start_agent().await;
         machine
     }
 
     /// Claimed, with a client of the operator role.
-    pub(crate) async fn claimed(fleet: &Fleet, address: [u8; 4]) -> (Self, Client) {
-        let machine = Self::start(fleet, address).await;
+    pub(crate) async fn claimed(fleet: &Fleet) -> (Self, Client) {
+        let machine = Self::start(fleet).await;
         machine.claim(fleet, &machine.token).await.unwrap();
         let client = machine.client(fleet, Role::Operator).await;
         (machine, client)
@@ -156,7 +170,7 @@ impl Machine {
     }
 
     pub(crate) fn etcd_pid(&self) -> Option<u32> {
-        process::with_argument(&self.root().config_argument())
+        process::ours(&self.root().config_argument(), &self.root().versions()).map(|etcd| etcd.pid())
     }
 
     pub(crate) async fn unclaimed(&self, fleet: &Fleet) -> Result<Connected, ConnectError> {
@@ -194,9 +208,18 @@ impl Machine {
         Client::new(self.connect_as(fleet, role.organization()).await.unwrap().channel)
     }
 
+    /// Has an admin vouch for bytes.
+    pub(crate) async fn pin(&self, fleet: &Fleet, program: &str, version: &str, sha256: &str) {
+        let head =
+            v1::InstallEtcdHead { version: version.to_owned(), sha256: sha256.to_owned(), program: program.to_owned() };
+        let request = v1::PinBinariesRequest { binaries: vec![head] };
+        self.client(fleet, Role::Admin).await.pin_binaries(stamp(request)).await.unwrap();
+    }
+
     /// Everything that etcd needs but its start.
     pub(crate) async fn ready_etcd(&self, fleet: &Fleet, client: &mut Client, version: &str) {
         put_artifact(&self.root(), version);
+        self.pin(fleet, "etcd", version, &etcd_digest(version)).await;
         let head = install_head(version, &etcd_digest(version));
         let reply = client.install_etcd(stamp(tokio_stream::iter([head]))).await.unwrap();
         assert!(!reply.into_inner().bytes_needed);
@@ -365,7 +388,7 @@ pub(crate) async fn start_on(client: &mut Client, cluster: u64, alone: bool) -> 
 }
 
 pub(crate) async fn stop(client: &mut Client) {
-    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 10 })).await.unwrap();
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 10, ..Default::default() })).await.unwrap();
 }
 
 pub(crate) async fn report(client: &mut Client) -> v1::ReportReply {

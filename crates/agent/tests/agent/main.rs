@@ -1,6 +1,7 @@
 //! the agent's binary, as a workstation sees it → every promise of its protocol, kept.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+mod access;
 mod admission;
 mod birth;
 mod claim;
@@ -8,5 +9,6 @@ mod data;
 mod etcd;
 mod harness;
 mod measure;
+mod pins;
 mod supervise;
 mod trust;

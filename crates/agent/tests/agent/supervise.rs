@@ -16,7 +16,7 @@ fn state(etcd: &v1::EtcdReport) -> ServiceState {
 #[tokio::test]
 async fn a_killed_etcd_is_started_again() {
     let fleet = Fleet::new("f5");
-    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 5, 1]).await;
+    let (machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
     let first = start_empty(&mut client, VERSION).await.unwrap();
     let ids = running(&mut client).await.data.unwrap();
@@ -29,12 +29,12 @@ async fn a_killed_etcd_is_started_again() {
     assert_eq!((service.restarts, service.last_exit.as_str()), (1, "signal 9"));
     assert_eq!(after.data.unwrap().member_id, ids.member_id);
 
-    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5 })).await.unwrap();
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5, ..Default::default() })).await.unwrap();
     let stopped = report(&mut client).await.etcd.unwrap();
     assert_eq!(state(&stopped), ServiceState::Stopped);
     assert!(stopped.service.unwrap().last_exit.starts_with("stopped as asked"));
     assert_eq!(machine.etcd_pid(), None);
-    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5 })).await.unwrap();
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5, ..Default::default() })).await.unwrap();
     sleep(Duration::from_millis(300)).await;
     assert_eq!(machine.etcd_pid(), None, "stopped is stopped");
 }
@@ -42,14 +42,14 @@ async fn a_killed_etcd_is_started_again() {
 #[tokio::test]
 async fn an_etcd_that_hangs_is_stopped_all_the_same() {
     let fleet = Fleet::new("f5");
-    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 5, 8]).await;
+    let (machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
     let pid = start_empty(&mut client, VERSION).await.unwrap();
     running(&mut client).await;
     // Its first entries are on the disk once it leads; before that there may be nothing to read.
     sleep(Duration::from_secs(2)).await;
     signal(pid, rustix::process::Signal::STOP);
-    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 1 })).await.unwrap();
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 1, ..Default::default() })).await.unwrap();
     let stopped = report(&mut client).await.etcd.unwrap();
     assert_eq!(state(&stopped), ServiceState::Stopped);
     assert_eq!(stopped.service.unwrap().last_exit, "stopped as asked (signal 9)");
@@ -60,7 +60,7 @@ async fn an_etcd_that_hangs_is_stopped_all_the_same() {
 #[tokio::test]
 async fn a_hopeless_etcd_is_tried_less_and_less() {
     let fleet = Fleet::new("f5");
-    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 5, 2]).await;
+    let (machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
     configure(&mut client, &machine.config().replace("initial-cluster: etcd-1=", "initial-cluster: nobody="))
         .await
@@ -75,14 +75,14 @@ async fn a_hopeless_etcd_is_tried_less_and_less() {
         "etcd's last words: {last}"
     );
     // Stopping works in the pause, too.
-    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 1 })).await.unwrap();
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 1, ..Default::default() })).await.unwrap();
     assert_eq!(state(&report(&mut client).await.etcd.unwrap()), ServiceState::Stopped);
 }
 
 #[tokio::test]
 async fn etcd_outlives_its_agent_and_is_adopted() {
     let fleet = Fleet::new("f5");
-    let (mut machine, mut client) = Machine::claimed(&fleet, [127, 77, 5, 3]).await;
+    let (mut machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
     let pid = start_empty(&mut client, VERSION).await.unwrap();
     let before = running(&mut client).await;
@@ -110,7 +110,7 @@ async fn etcd_outlives_its_agent_and_is_adopted() {
     machine.start_agent().await;
     let mut client = machine.client(&fleet, Role::Operator).await;
     running(&mut client).await;
-    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5 })).await.unwrap();
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5, ..Default::default() })).await.unwrap();
     // Stopped stays stopped over a restart.
     machine.kill_agent();
     machine.start_agent().await;
@@ -119,10 +119,68 @@ async fn etcd_outlives_its_agent_and_is_adopted() {
     assert_eq!(machine.etcd_pid(), None);
 }
 
+/// A process with exactly etcd's argument that is not etcd: of another program, or of another user.
+struct Impostor(std::process::Child);
+
+impl Impostor {
+    fn new(mut command: std::process::Command, argument: &str) -> Self {
+        // A shell that waits ignores what stands behind its script.
+        command.args(["-c", "while :; do sleep 1; done", argument]);
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Impostor {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_only_has_the_argument_is_not_taken_for_etcd() {
+    let fleet = Fleet::new("f5");
+    let (mut machine, mut client) = Machine::claimed(&fleet).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    let argument = machine.root().config_argument();
+    // Of the agent's own user, with another program.
+    let own = Impostor::new(std::process::Command::new("sh"), &argument);
+    let mut impostors = vec![own];
+    if rustix::process::geteuid().is_root() {
+        // Of another user: even with a program that is called like etcd.
+        let elsewhere = tempfile::tempdir().unwrap();
+        let program = elsewhere.keep().join("etcd");
+        fs::copy("/bin/sh", &program).unwrap();
+        fs::set_permissions(program.parent().unwrap(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let mut other = std::process::Command::new("setpriv");
+        other.args(["--reuid=65534", "--clear-groups"]).arg(&program);
+        impostors.push(Impostor::new(other, &argument));
+    }
+    let pids: Vec<u32> = impostors.iter().map(|impostor| impostor.0.id()).collect();
+    sleep(Duration::from_millis(200)).await;
+    let pid = start_empty(&mut client, VERSION).await.unwrap();
+    assert!(!pids.contains(&pid), "etcd itself is started");
+    running(&mut client).await;
+    // Nor after the agent: it adopts etcd, and stops etcd.
+    machine.kill_agent();
+    machine.start_agent().await;
+    let mut client = machine.client(&fleet, Role::Operator).await;
+    assert_eq!(report(&mut client).await.etcd.unwrap().service.unwrap().pid, pid);
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5, ..Default::default() })).await.unwrap();
+    assert_eq!(machine.etcd_pid(), None);
+    machine.kill_agent();
+    machine.start_agent().await;
+    let mut client = machine.client(&fleet, Role::Operator).await;
+    assert_eq!(state(&report(&mut client).await.etcd.unwrap()), ServiceState::Stopped, "none of them is adopted");
+    for impostor in &mut impostors {
+        assert!(impostor.0.try_wait().unwrap().is_none(), "none of them is ended");
+    }
+}
+
 #[tokio::test]
 async fn a_member_without_its_memory_is_not_started_again() {
     let fleet = Fleet::new("f5");
-    let (mut machine, mut client) = Machine::claimed(&fleet, [127, 77, 5, 4]).await;
+    let (mut machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
     let pid = start_empty(&mut client, VERSION).await.unwrap();
     running(&mut client).await;
@@ -150,7 +208,7 @@ async fn a_member_without_its_memory_is_not_started_again() {
 #[tokio::test]
 async fn only_one_agent_lives_in_a_root() {
     let fleet = Fleet::new("f5");
-    let (machine, _) = Machine::claimed(&fleet, [127, 77, 5, 5]).await;
+    let (machine, _) = Machine::claimed(&fleet).await;
     let second = std::process::Command::new(env!("CARGO_BIN_EXE_raftsman-agent"))
         .arg("--root")
         .arg(machine.path())
@@ -163,7 +221,7 @@ async fn only_one_agent_lives_in_a_root() {
 #[tokio::test]
 async fn the_agent_starts_quickly() {
     let fleet = Fleet::new("f5");
-    let (mut machine, _) = Machine::claimed(&fleet, [127, 77, 5, 7]).await;
+    let (mut machine, _) = Machine::claimed(&fleet).await;
     let mut times = Vec::new();
     for _ in 0..9 {
         machine.kill_agent();
@@ -172,4 +230,98 @@ async fn the_agent_starts_quickly() {
     times.sort();
     // Generous, because tests run side by side on small computers; the usual time is a few milliseconds.
     assert!(times[4] < Duration::from_millis(500), "{times:?}");
+}
+
+fn restart_on(version: &str, cluster: u64, grace_seconds: u32) -> v1::RestartEtcdRequest {
+    v1::RestartEtcdRequest { version: version.to_owned(), expected_cluster_id: cluster, grace_seconds }
+}
+
+#[tokio::test]
+async fn a_restart_is_finished_when_the_caller_has_gone() {
+    let fleet = Fleet::new("f5");
+    let (machine, mut client) = Machine::claimed(&fleet).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    let first = start_empty(&mut client, VERSION).await.unwrap();
+    let cluster = running(&mut client).await.data.unwrap().cluster_id;
+    // A process that does not run needs all of its grace to end.
+    signal(first, rustix::process::Signal::STOP);
+    let call = client.restart_etcd(stamp(restart_on(VERSION, cluster, 2)));
+    assert!(tokio::time::timeout(Duration::from_millis(300), call).await.is_err(), "it was given up");
+    drop(client);
+    assert_eq!(machine.etcd_pid(), Some(first), "the old process is still there");
+    let mut client = machine.client(&fleet, Role::Operator).await;
+    let after = until(&mut client, "a new process", |etcd| {
+        state(etcd) == ServiceState::Running && etcd.service.as_ref().unwrap().pid != first
+    })
+    .await;
+    assert_eq!(after.data.unwrap().cluster_id, cluster);
+    // The usual way: the answer comes once the new process is there.
+    let second = after.service.unwrap().pid;
+    let third = client.restart_etcd(stamp(restart_on(VERSION, cluster, 10))).await.unwrap().into_inner().pid;
+    assert_ne!(third, second);
+    // It has etcd's arguments once it has put off what prepared it.
+    let there = async {
+        while machine.etcd_pid() != Some(third) {
+            sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), there).await.expect("it runs etcd");
+}
+
+#[tokio::test]
+async fn a_restart_is_finished_by_the_next_agent() {
+    let fleet = Fleet::new("f5");
+    let (mut machine, mut client) = Machine::claimed(&fleet).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    let first = start_empty(&mut client, VERSION).await.unwrap();
+    let cluster = running(&mut client).await.data.unwrap().cluster_id;
+    signal(first, rustix::process::Signal::STOP);
+    let call = client.restart_etcd(stamp(restart_on(VERSION, cluster, 60)));
+    assert!(tokio::time::timeout(Duration::from_millis(300), call).await.is_err());
+    machine.kill_agent();
+    signal(first, rustix::process::Signal::CONT);
+    while machine.etcd_pid().is_some() {
+        sleep(Duration::from_millis(2)).await;
+    }
+    machine.start_agent().await;
+    let mut client = machine.client(&fleet, Role::Operator).await;
+    assert_eq!(running(&mut client).await.running_version, VERSION);
+    let kept = fs::read_to_string(machine.root().service()).unwrap();
+    assert!(kept.contains("\"restarting\": null"), "{kept}");
+}
+
+#[tokio::test]
+async fn a_restart_that_cannot_succeed_is_refused_while_etcd_serves() {
+    let fleet = Fleet::new("f5");
+    let (machine, mut client) = Machine::claimed(&fleet).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    let pid = start_empty(&mut client, VERSION).await.unwrap();
+    let cluster = running(&mut client).await.data.unwrap().cluster_id;
+    for (request, problem) in [
+        (restart_on("9.9.9", cluster, 5), "not installed"),
+        (restart_on(VERSION, cluster + 1, 5), "not as expected"),
+        (restart_on(VERSION, 0, 5), "say which cluster"),
+    ] {
+        let refused = client.restart_etcd(stamp(request)).await.unwrap_err();
+        assert!(refused.message().contains(problem), "{refused}");
+        assert_eq!(machine.etcd_pid(), Some(pid), "it runs on");
+    }
+}
+
+#[tokio::test]
+async fn an_etcd_that_was_stopped_for_a_while_comes_back() {
+    let fleet = Fleet::new("f5");
+    let (machine, mut client) = Machine::claimed(&fleet).await;
+    machine.ready_etcd(&fleet, &mut client, VERSION).await;
+    start_empty(&mut client, VERSION).await.unwrap();
+    running(&mut client).await;
+    let pause = v1::StopEtcdRequest { grace_seconds: 5, resume_after_seconds: 1 };
+    client.stop_etcd(stamp(pause)).await.unwrap();
+    assert_eq!(machine.etcd_pid(), None);
+    running(&mut client).await;
+    // What was stopped for good stays stopped.
+    client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5, ..Default::default() })).await.unwrap();
+    client.stop_etcd(stamp(pause)).await.unwrap();
+    sleep(Duration::from_millis(1500)).await;
+    assert_eq!(machine.etcd_pid(), None);
 }

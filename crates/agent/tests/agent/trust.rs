@@ -6,10 +6,12 @@ use raftsman_api::v1::{self, Purpose};
 use tokio::net::TcpListener;
 use tonic::Code;
 
-use crate::harness::{Client, Fleet, Machine, VERSION, report, running, stamp, start_empty, start_on, stop, versions};
+use crate::harness::{
+    Client, Fleet, Machine, VERSION, own_address, report, running, stamp, start_empty, start_on, stop, versions,
+};
 
-async fn ready(fleet: &Fleet, address: [u8; 4]) -> (Machine, Client) {
-    let (machine, mut client) = Machine::claimed(fleet, address).await;
+async fn ready(fleet: &Fleet) -> (Machine, Client) {
+    let (machine, mut client) = Machine::claimed(fleet).await;
     machine.ready_etcd(fleet, &mut client, VERSION).await;
     (machine, client)
 }
@@ -38,7 +40,7 @@ fn digests(etcd: &v1::EtcdReport) -> (Vec<&str>, Vec<&str>) {
 async fn trust_is_swapped_on_disk_and_read_at_the_next_start() {
     let fleet = Fleet::new("f7");
     let other = Fleet::new("f7");
-    let (_machine, mut client) = ready(&fleet, [127, 77, 7, 1]).await;
+    let (_machine, mut client) = ready(&fleet).await;
     let (old, both) = (hex::sha256(fleet.ca_pem.as_bytes()), format!("{}{}", fleet.ca_pem, other.ca_pem));
     let new = hex::sha256(both.as_bytes());
     assert_eq!(digests(&report(&mut client).await.etcd.unwrap()), (vec![old.as_str(); 2], vec![]), "it does not run");
@@ -65,51 +67,51 @@ async fn trust_is_swapped_on_disk_and_read_at_the_next_start() {
 #[tokio::test]
 async fn hands_are_shaken_where_both_sides_trust() {
     let (fleet, other) = (Fleet::new("f7"), Fleet::new("f7"));
-    let (serving, mut server) = ready(&fleet, [127, 77, 7, 2]).await;
-    let (_asking, mut friend) = ready(&fleet, [127, 77, 7, 3]).await;
-    let (stranger, mut strange) = ready(&other, [127, 77, 7, 4]).await;
-    let refused = shake(&mut friend, "127.77.7.2").await;
-    assert!(refused.contains("127.77.7.2:2380: cannot connect: Connection refused"), "{refused}");
+    let (serving, mut server) = ready(&fleet).await;
+    let (_asking, mut friend) = ready(&fleet).await;
+    let (untrusted, mut foreign) = ready(&other).await;
+    let address = serving.address.ip().to_string();
+    let refused = shake(&mut friend, &address).await;
+    assert!(refused.contains(&format!("{address}:2380: cannot connect: Connection refused")), "{refused}");
     start_empty(&mut server, VERSION).await.unwrap();
     let cluster = running(&mut server).await.data.unwrap().cluster_id;
     serving.serves().await;
-    assert_eq!(shake(&mut friend, "127.77.7.2").await, "");
+    assert_eq!(shake(&mut friend, &address).await, "");
 
-    // The stranger does not trust etcd, then etcd does not trust the stranger, then both trust both.
-    let refused = shake(&mut strange, "127.77.7.2").await;
+    // The member of another CA does not trust etcd, then etcd does not trust it, then both trust both.
+    let refused = shake(&mut foreign, &address).await;
     assert!(refused.contains("the handshake failed: invalid peer certificate"), "{refused}");
     let both = format!("{}{}", fleet.ca_pem, other.ca_pem);
-    store_trust(&mut strange, Purpose::EtcdPeer, &both).await.unwrap();
-    let refused = shake(&mut strange, "127.77.7.2").await;
+    store_trust(&mut foreign, Purpose::EtcdPeer, &both).await.unwrap();
+    let refused = shake(&mut foreign, &address).await;
     assert!(refused.contains("it turned our certificate away"), "{refused}");
     store_trust(&mut server, Purpose::EtcdPeer, &both).await.unwrap();
-    let refused = shake(&mut strange, "127.77.7.2").await;
+    let refused = shake(&mut foreign, &address).await;
     assert!(refused.contains("it turned our certificate away"), "etcd has not read it yet: {refused}");
     stop(&mut server).await;
     start_on(&mut server, cluster, false).await.unwrap();
     serving.serves().await;
-    assert_eq!(shake(&mut strange, "127.77.7.2").await, "");
+    assert_eq!(shake(&mut foreign, &address).await, "");
 
     // etcd also looks where a member comes from, after the handshake: here that is 127.0.0.1.
     let request = v1::RequestCertificateRequest { purpose: Purpose::EtcdPeer.into() };
-    let csr = strange.request_certificate(stamp(request)).await.unwrap().into_inner().csr_der;
+    let csr = foreign.request_certificate(stamp(request)).await.unwrap().into_inner().csr_der;
     let request = v1::StoreCertificateRequest {
         purpose: Purpose::EtcdPeer.into(),
-        chain_pem: other.sign(&csr, "nobody.invalid", stranger.address.ip()),
+        chain_pem: other.sign(&csr, "nobody.invalid", untrusted.address.ip()),
         trust_pem: both,
     };
-    strange.store_certificate(stamp(request)).await.unwrap();
-    let refused = shake(&mut strange, "127.77.7.2").await;
+    foreign.store_certificate(stamp(request)).await.unwrap();
+    let refused = shake(&mut foreign, &address).await;
     assert!(refused.contains("it turned our certificate away"), "{refused}");
 }
 
 #[tokio::test]
 async fn every_version_shakes_hands() {
     let fleet = Fleet::new("f7");
-    let (_asking, mut client) = ready(&fleet, [127, 77, 7, 10]).await;
-    for (number, version) in versions().iter().enumerate() {
-        let address = [127, 77, 7, u8::try_from(number).unwrap() + 11];
-        let (machine, mut server) = Machine::claimed(&fleet, address).await;
+    let (_asking, mut client) = ready(&fleet).await;
+    for version in &versions() {
+        let (machine, mut server) = Machine::claimed(&fleet).await;
         machine.ready_etcd(&fleet, &mut server, version).await;
         start_empty(&mut server, version).await.unwrap();
         machine.serves().await;
@@ -120,18 +122,20 @@ async fn every_version_shakes_hands() {
 #[tokio::test]
 async fn whoever_does_not_answer_is_told_apart() {
     let fleet = Fleet::new("f7");
-    let (machine, mut client) = Machine::claimed(&fleet, [127, 77, 7, 5]).await;
-    let targets = vec![v1::Target { name: "other".to_owned(), address: "127.77.7.6".to_owned() }];
+    let (machine, mut client) = Machine::claimed(&fleet).await;
+    let address = own_address().to_string();
+    let targets = vec![v1::Target { name: "other".to_owned(), address: address.clone() }];
     let early = client.handshake(v1::HandshakeRequest { targets }).await.unwrap_err();
     assert_eq!(early.code(), Code::FailedPrecondition);
     machine.certify(&fleet, &mut client, Purpose::EtcdPeer).await;
     let mut reader = machine.client(&fleet, Role::Reader).await;
-    let silent = TcpListener::bind("127.77.7.6:2380").await.unwrap();
+    let silent = TcpListener::bind((address.as_str(), 2380)).await.unwrap();
     let name = |name: &str, address: &str| v1::Target { name: name.to_owned(), address: address.to_owned() };
-    let targets = vec![name("silent", "127.77.7.6"), name("absent", "127.77.7.7"), name("odd", "etcd-9")];
+    let absent = own_address().to_string();
+    let targets = vec![name("silent", &address), name("absent", &absent), name("odd", "etcd-9")];
     let found = reader.handshake(v1::HandshakeRequest { targets }).await.unwrap().into_inner().results;
     let errors: Vec<(&str, &str)> = found.iter().map(|one| (one.name.as_str(), one.error.as_str())).collect();
-    assert_eq!(errors[0], ("silent", "127.77.7.6:2380: no answer within 3 s"));
+    assert_eq!(errors[0], ("silent", format!("{address}:2380: no answer within 3 s").as_str()));
     assert!(errors[1].1.contains("cannot connect"), "{errors:?}");
     assert_eq!(errors[2], ("odd", "`etcd-9` is not an address"));
     drop(silent);

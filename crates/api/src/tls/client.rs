@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::{ALPN, Identity, TlsError, machine_name, provider, roots};
 
@@ -29,8 +30,36 @@ pub struct ClientTls {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
     timeout: Duration,
-    /// Agents greet as soon as they have accepted us; etcd waits for the client to begin.
-    speaks_first: bool,
+    service: Service,
+}
+
+/// What listens at an address, so that an error names the service that was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// An agent, on port 2378. It greets as soon as it has accepted us.
+    Agent,
+    /// etcd, on port 2379. It waits for the client to begin.
+    Etcd,
+}
+
+impl Service {
+    fn refused(self) -> &'static str {
+        match self {
+            Self::Agent => "no agent listens there; start the machine, or look at its agent.log",
+            Self::Etcd => "etcd does not listen there; `raftsman logs` shows why",
+        }
+    }
+
+    fn untrusted(self, expected: &str) -> String {
+        match self {
+            Self::Agent => format!("not the agent of {expected}, or it does not accept our certificate"),
+            Self::Etcd => {
+                format!(
+                    "the TLS handshake with etcd failed: expected a server certificate for {expected} of the clients CA"
+                )
+            }
+        }
+    }
 }
 
 /// A channel to an agent, and the certificate that the agent showed.
@@ -46,8 +75,10 @@ pub struct Connected {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// Nothing listens there.
-    #[error("{address}: connection refused: no agent listens there; start the machine, or look at its agent.log")]
+    #[error("{address}: connection refused: {}", service.refused())]
     Refused {
+        /// What should listen.
+        service: Service,
         /// Where.
         address: SocketAddr,
     },
@@ -68,9 +99,11 @@ pub enum ConnectError {
         #[source]
         source: io::Error,
     },
-    /// Something listens, but it is not the expected agent, or it does not accept us.
-    #[error("{address}: not the agent of {expected}, or it does not accept our certificate")]
+    /// Something listens, but it is not the expected service, or it does not accept us.
+    #[error("{address}: {}", service.untrusted(expected))]
     Untrusted {
+        /// What was expected.
+        service: Service,
         /// Where.
         address: SocketAddr,
         /// Who was expected there.
@@ -96,7 +129,7 @@ impl ClientTls {
         let verifier = WebPkiServerVerifier::builder_with_provider(roots(fleet_ca_pem)?, provider())
             .build()
             .map_err(TlsError::ClientVerifier)?;
-        Self::new(identity, verifier, machine, fleet_id)
+        Self::new(identity, Arc::new(Ended { verifier }), machine, fleet_id)
     }
 
     /// For an agent that was never claimed: any certificate will do, and the claim's proof decides. Ask nothing but
@@ -106,10 +139,10 @@ impl ClientTls {
         Self::new(identity, verifier, machine, fleet_id)
     }
 
-    /// For another gRPC server than an agent, such as etcd: what to trust and whom to expect is all in the arguments.
-    pub fn custom(mut config: ClientConfig, name: ServerName<'static>) -> Self {
+    /// For etcd: what to trust and which name to expect is all in the arguments.
+    pub fn etcd(mut config: ClientConfig, name: ServerName<'static>) -> Self {
         config.alpn_protocols = vec![ALPN.to_vec()];
-        Self { config: Arc::new(config), name, timeout: CONNECT_TIMEOUT, speaks_first: false }
+        Self { config: Arc::new(config), name, timeout: CONNECT_TIMEOUT, service: Service::Etcd }
     }
 
     /// The same with another limit on the time for connecting (3 s unless told).
@@ -139,7 +172,7 @@ impl ClientTls {
         config.alpn_protocols = vec![ALPN.to_vec()];
         // A resumed session shows no certificate, and the claim is bound to the certificate.
         config.resumption = rustls::client::Resumption::disabled();
-        Ok(Self { config: Arc::new(config), name: server_name, timeout: CONNECT_TIMEOUT, speaks_first: true })
+        Ok(Self { config: Arc::new(config), name: server_name, timeout: CONNECT_TIMEOUT, service: Service::Agent })
     }
 }
 
@@ -181,18 +214,20 @@ async fn handshake(
     address: SocketAddr,
     tls: &ClientTls,
 ) -> Result<(CertificateDer<'static>, TlsStream<TcpStream>), ConnectError> {
+    let service = tls.service;
     let network = |source: io::Error| match source.kind() {
-        io::ErrorKind::ConnectionRefused => ConnectError::Refused { address },
+        io::ErrorKind::ConnectionRefused => ConnectError::Refused { service, address },
         _ => ConnectError::Network { address, source },
     };
-    let untrusted = |source| ConnectError::Untrusted { address, expected: tls.name.to_str().into_owned(), source };
+    let untrusted =
+        |source| ConnectError::Untrusted { service, address, expected: tls.name.to_str().into_owned(), source };
     let tcp = TcpStream::connect(address).await.map_err(network)?;
     tcp.set_nodelay(true).map_err(network)?;
     let mut stream =
         TlsConnector::from(Arc::clone(&tls.config)).connect(tls.name.clone(), tcp).await.map_err(untrusted)?;
     // In TLS 1.3 the server judges our certificate after our side of the handshake is done. It speaks first once it has
     // accepted us (HTTP/2 settings), so waiting for that tells a refusal here and not in some later call.
-    if tls.speaks_first && stream.fill_buf().await.map_err(untrusted)?.is_empty() {
+    if service == Service::Agent && stream.fill_buf().await.map_err(untrusted)?.is_empty() {
         return Err(untrusted(io::ErrorKind::UnexpectedEof.into()));
     }
     let (_, connection) = stream.get_ref();
@@ -205,6 +240,58 @@ async fn handshake(
         .map(|certificate| certificate.clone().into_owned())
         .ok_or_else(|| untrusted(io::Error::other("the server showed no certificate")))?;
     Ok((certificate, stream))
+}
+
+/// How long after its end an agent's certificate still gets an agent a new one.
+const GRACE: Duration = Duration::from_secs(180 * 24 * 3600);
+
+/// Accepts an agent's certificate of the fleet's CA for a while after its end: otherwise no operator could reach the
+/// agent to renew it. All else is checked as of its last moment; the key never left the machine.
+#[derive(Debug)]
+struct Ended {
+    verifier: Arc<WebPkiServerVerifier>,
+}
+
+impl ServerCertVerifier for Ended {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let end = X509Certificate::from_der(end_entity).ok().map(|(_, leaf)| leaf.validity().not_after.timestamp());
+        let end = end.and_then(|end| u64::try_from(end).ok()).unwrap_or(u64::MAX);
+        let late = now.as_secs().saturating_sub(end);
+        let at = match late > 0 && late < GRACE.as_secs() {
+            true => UnixTime::since_unix_epoch(Duration::from_secs(end)),
+            false => now,
+        };
+        self.verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, at)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verifier.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verifier.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
+    }
 }
 
 /// Accepts whichever certificate comes first and from then on only that one, so that what was proved on the first

@@ -1,5 +1,6 @@
 //! the agent's identity, the fleet's CA → accepted connections that say who the client is and what it was shown.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -9,21 +10,24 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{RootCertStore, ServerConfig};
-use rustls_pki_types::CertificateDer;
+use rustls_pki_types::{CertificateDer, UnixTime};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::{ALPN, Identity, TlsError, provider};
+use crate::hex;
 use crate::roles::{Role, RoleError};
 
 /// The server's side of TLS. A client must always show a certificate from the fleet's CA, also before the claim. Cheap to
 /// clone; all clones share the identity.
 #[derive(Clone, Debug)]
 pub struct ServerTls {
-    clients: Arc<dyn ClientCertVerifier>,
+    clients: Arc<RwLock<Arc<dyn ClientCertVerifier>>>,
+    revoked: Arc<RwLock<Arc<BTreeSet<String>>>>,
     shown: Arc<RwLock<Arc<CertifiedKey>>>,
 }
 
@@ -34,15 +38,38 @@ pub struct Peer {
     pub role: Result<Role, Arc<RoleError>>,
     /// The server certificate shown on this very connection: a claim's proof is bound to it.
     pub server_certificate: CertificateDer<'static>,
+    /// The client's certificate chain, leaf first.
+    pub client: Vec<CertificateDer<'static>>,
+    /// SHA-256 of the client's public key, hexadecimal: what a revocation names.
+    pub client_key: String,
 }
 
 impl ServerTls {
     /// A server that shows this identity.
     pub fn new(identity: Identity, fleet_ca: Arc<RootCertStore>) -> Result<Self, TlsError> {
-        let clients = WebPkiClientVerifier::builder_with_provider(fleet_ca, provider())
-            .build()
-            .map_err(TlsError::ClientVerifier)?;
-        Ok(Self { clients, shown: Arc::new(RwLock::new(certified(identity)?)) })
+        let shown = Arc::new(RwLock::new(certified(identity)?));
+        Ok(Self { clients: Arc::new(RwLock::new(verifier(fleet_ca)?)), revoked: Arc::default(), shown })
+    }
+
+    /// Accepts the clients of these CAs from the next connection on, but those whose keys are revoked: they are refused
+    /// at once, on connections that are open too.
+    pub fn accept_only(&self, fleet_ca: Arc<RootCertStore>, revoked: BTreeSet<String>) -> Result<(), TlsError> {
+        let clients = verifier(fleet_ca)?;
+        *self.clients.write().unwrap_or_else(PoisonError::into_inner) = clients;
+        *self.revoked.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(revoked);
+        Ok(())
+    }
+
+    /// Whether this client would be accepted now: its connection may be older than a revocation, a change of the CAs or
+    /// the end of its certificate.
+    pub fn accepts(&self, peer: &Peer) -> bool {
+        let [leaf, above @ ..] = peer.client.as_slice() else { return false };
+        let clients = Arc::clone(&self.clients.read().unwrap_or_else(PoisonError::into_inner));
+        !self.is_revoked(&peer.client_key) && clients.verify_client_cert(leaf, above, UnixTime::now()).is_ok()
+    }
+
+    fn is_revoked(&self, key: &str) -> bool {
+        self.revoked.read().unwrap_or_else(PoisonError::into_inner).contains(key)
     }
 
     /// Shows another identity from the next connection on.
@@ -61,16 +88,30 @@ impl ServerTls {
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(io::Error::other)?
-            .with_client_cert_verifier(Arc::clone(&self.clients))
+            .with_client_cert_verifier(Arc::clone(&self.clients.read().unwrap_or_else(PoisonError::into_inner)))
             .with_cert_resolver(Arc::new(SingleCertAndKey::from(shown)));
         config.alpn_protocols = vec![ALPN.to_vec()];
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         let stream = TlsAcceptor::from(Arc::new(config)).accept(tcp).await?;
-        let client = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        let role = client.map_or(Err(RoleError::Missing), Role::of).map_err(Arc::new);
-        Ok(ServerStream { stream, peer: Peer { role, server_certificate } })
+        let client: Vec<_> = stream.get_ref().1.peer_certificates().unwrap_or_default().to_vec();
+        let client_key = client.first().and_then(key_of).unwrap_or_default();
+        if client_key.is_empty() || self.is_revoked(&client_key) {
+            return Err(io::Error::other(format!("the client's certificate is revoked (key {client_key})")));
+        }
+        let role = client.first().map_or(Err(RoleError::Missing), Role::of).map_err(Arc::new);
+        Ok(ServerStream { stream, peer: Peer { role, server_certificate, client, client_key } })
     }
+}
+
+fn verifier(fleet_ca: Arc<RootCertStore>) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    WebPkiClientVerifier::builder_with_provider(fleet_ca, provider()).build().map_err(TlsError::ClientVerifier)
+}
+
+/// SHA-256 of a certificate's public key, hexadecimal.
+pub fn key_of(certificate: &CertificateDer<'_>) -> Option<String> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    Some(hex::sha256(parsed.public_key().raw))
 }
 
 fn certified(identity: Identity) -> Result<Arc<CertifiedKey>, TlsError> {

@@ -11,7 +11,7 @@ use crate::setting::setting;
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Adopt) -> Result<ExitCode, Failure> {
-    let named = |option: &str, text: &str| Name::parse(text).map_err(|e| Failure::other(format!("{option}: {e}")));
+    let named = |option: &str, text: &str| Name::parse(text).map_err(|e| Failure::usage(format!("{option}: {e}")));
     let choices = Choices {
         endpoints: args.endpoints.clone(),
         ca: args.cacert.clone(),

@@ -6,29 +6,28 @@ use std::time::Duration;
 
 use raftsman_core::spec::Name;
 use raftsman_engine::fleet::Fleet;
-use raftsman_engine::ops::apply::{Tell, apply, begin, preflight, withdraw};
+use raftsman_engine::ops::apply::{Begun, Tell, apply, preflight, withdraw};
 use raftsman_engine::ops::plan::{plan, plan_of_new};
 use raftsman_engine::store::Lock;
 
-use super::{confirmed, plan::is_new};
+use super::confirmed;
+use super::plan::{complain, is_new};
 use crate::args::{Apply, Common};
 use crate::exit::{Failure, OK};
+use crate::interrupt::interruptible;
 use crate::progress::Progress;
-use crate::setting::{clusters, open, read_file, setting};
+use crate::setting::{begin, clusters, judge_file, open, open_locked, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failure> {
-    let spec = read_file(common)?;
+    let spec = judge_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
     let setting = setting(common)?;
     // Ask before anything is made, even the state.
     let new = is_new(&spec, &setting)?;
-    let forecast = if new {
-        let mut forecast = plan_of_new(&spec)?;
-        forecast.clusters.retain(|c| only.is_empty() || only.contains(&c.cluster));
-        forecast
-    } else {
-        plan(&open(spec.clone(), setting.clone())?, &only).await?
+    let forecast = match new {
+        true => plan_of_new(&spec, &setting, &only, false)?,
+        false => plan(&open(spec.clone(), setting.clone())?, &only, false).await?,
     };
     if args.json {
         view::print_json_line(&serde_json::json!({ "event": "plan", "plan": forecast }));
@@ -38,12 +37,13 @@ pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failu
     if !forecast.has_steps() && forecast.converges() {
         return Ok(OK);
     }
+    complain(&forecast.obstacles())?;
     if !args.yes && !confirmed("\nCarry this out? [y/N] ") {
         return Err(Failure::other("nothing was done: answer `yes`, or give --yes"));
     }
-    let (store, lock) = begin(&spec, &setting, "apply")?;
+    let Begun { store, lock, made } = begin(&spec, &setting, "apply")?;
     let checked: Result<_, Failure> = async {
-        let fleet = open(spec, setting.clone())?;
+        let fleet = open_locked(spec, setting.clone(), &lock)?;
         preflight(&fleet, &only).await?;
         Ok(fleet)
     }
@@ -51,7 +51,7 @@ pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failu
     let fleet: Arc<Fleet> = match checked {
         Ok(fleet) => fleet,
         Err(failure) => {
-            if new {
+            if made {
                 withdraw(store, &setting, lock)?;
             }
             return Err(failure);
@@ -62,7 +62,7 @@ pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failu
     carry_out(&fleet, &lock, &only, args.timeout, tell).await
 }
 
-/// Applies until all is done, or somebody interrupts it.
+/// Applies until all is done, or an operator interrupts it.
 pub(super) async fn carry_out(
     fleet: &Arc<Fleet>,
     lock: &Lock,
@@ -70,11 +70,9 @@ pub(super) async fn carry_out(
     timeout: Duration,
     tell: Tell,
 ) -> Result<ExitCode, Failure> {
-    let outcomes = tokio::select! {
-        outcomes = apply(fleet, lock, only, timeout, tell) => outcomes?,
-        _ = tokio::signal::ctrl_c() => {
-            return Err(Failure::other("interrupted: the next `raftsman apply` goes on from the world as it is then"));
-        }
-    };
-    if outcomes.iter().any(|o| o.error.is_some()) { Err(Failure::said()) } else { Ok(OK) }
+    interruptible(tell, async |tell, interrupt| {
+        let outcomes = apply(fleet, lock, only, timeout, tell, &interrupt).await?;
+        if outcomes.iter().any(|o| o.error.is_some()) { Err(Failure::said()) } else { Ok(OK) }
+    })
+    .await
 }

@@ -1,19 +1,33 @@
-//! `raftsman backup now`, `list`, `show`, `copy` and `verify`.
+//! `raftsman backup now`, `list`, `show`, `copy`, `verify`, `prune` and `key`.
 
 use std::process::ExitCode;
 
-use raftsman_engine::backup::keys;
+use raftsman_engine::backup::{Accepted, keys};
 use raftsman_engine::fleet::directory_of;
 use raftsman_engine::ops::OpError;
-use raftsman_engine::ops::backup::{Target, Which, copy, list, now, show, verify};
+use raftsman_engine::ops::backup::{Target, Which, copy, keys as verifying_keys, list, now, prune, show, verify};
 use serde_json::json;
 
 use super::upkeep::locked;
-use crate::args::{Backup, Common};
+use crate::args::{Accept, Backup, Common, Unsigned};
 use crate::exit::{Failure, OK};
 use crate::moving::Moving;
 use crate::setting::{open, read_file, read_spec, setting};
 use crate::view::{self, Paint};
+
+/// What `--trust` and `--trust-unsigned` say.
+pub(super) fn accepted(accept: &Accept) -> Result<Accepted, Failure> {
+    let parse = |key: &String| {
+        let wrong = |_| Failure::other(format!("`{key}` is no key of a fleet: `raftsman backup key` prints it there"));
+        key.parse().map_err(wrong)
+    };
+    let keys = accept.trust.iter().map(parse).collect::<Result<_, _>>()?;
+    Ok(Accepted { keys, ..unsigned(&accept.unsigned) })
+}
+
+fn unsigned(accept: &Unsigned) -> Accepted {
+    Accepted { unsigned: accept.trust_unsigned, ..Accepted::default() }
+}
 
 pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Failure> {
     let fleet = || -> Result<_, Failure> { open(read_file(common)?, setting(common)?) };
@@ -29,21 +43,23 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
                 false => view::print(&view::backup::taken(&taken, Paint::of_stdout())),
             }
         }
-        Backup::List { cluster, json } => {
-            let listing = list(&fleet()?, cluster.as_deref()).await?;
+        Backup::List { cluster, unsigned: accept, json } => {
+            let listing = list(&fleet()?, cluster.as_deref(), &unsigned(accept)).await?;
             match json {
                 true => view::print_json(&listing)?,
                 false => view::print(&view::backup::listing(&listing, jiff::Timestamp::now(), Paint::of_stdout())),
             }
         }
-        Backup::Show { backup, cluster, json } => {
-            let shown = show(&fleet()?, cluster.as_deref(), backup.as_deref()).await?;
+        Backup::Show { backup, cluster, unsigned: accept, json } => {
+            let accepted = unsigned(accept);
+            let shown = show(&fleet()?, cluster.as_deref(), backup.as_deref(), &accepted).await?;
             match json {
                 true => view::print_json(&shown)?,
                 false => view::print(&view::backup::shown(&shown, Paint::of_stdout())),
             }
         }
-        Backup::Copy { backup, to, to_store_of, snapshot, cluster, key, json } => {
+        Backup::Copy { backup, to, to_store_of, snapshot, cluster, key, unsigned: accept, json } => {
+            let accepted = unsigned(accept);
             let keys = keys(key).map_err(OpError::from)?;
             let other = to_store_of.as_deref().map(|file| Ok::<_, Failure>((file, read_spec(file)?))).transpose()?;
             let target = match (to, &other, snapshot) {
@@ -60,7 +76,7 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
             };
             let moving = Moving::new(*json);
             let hear = |progress| moving.hear(progress);
-            let copied = copy(&fleet()?, cluster.as_deref(), backup.as_deref(), target, &keys, &hear).await;
+            let copied = copy(&fleet()?, cluster.as_deref(), backup.as_deref(), target, &accepted, &keys, &hear).await;
             moving.end();
             let copied = copied?;
             match json {
@@ -68,7 +84,8 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
                 false => view::print(&view::backup::copied(&copied, Paint::of_stdout())),
             }
         }
-        Backup::Verify { backup, all, cluster, key, json } => {
+        Backup::Verify { backup, all, cluster, key, unsigned: accept, json } => {
+            let accepted = unsigned(accept);
             let keys = keys(key).map_err(OpError::from)?;
             let which = match backup {
                 Some(name) => Which::Named(name),
@@ -76,7 +93,8 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
                 None => Which::Newest,
             };
             let moving = Moving::new(*json);
-            let verified = verify(&fleet()?, cluster.as_deref(), which, &keys, &|progress| moving.hear(progress)).await;
+            let hear = |progress| moving.hear(progress);
+            let verified = verify(&fleet()?, cluster.as_deref(), which, &accepted, &keys, &hear).await;
             moving.end();
             let verified = verified?;
             match json {
@@ -85,6 +103,22 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
             }
             if verified.iter().any(|one| one.verdict == "damaged") {
                 return Ok(ExitCode::FAILURE);
+            }
+        }
+        Backup::Prune { cluster, show, unsigned: accept, json } => {
+            let (fleet, lock) = locked(common, "backup prune")?;
+            let accepted = unsigned(accept);
+            let pruned = prune(&fleet, &lock, cluster.as_deref(), &accepted, *show).await?;
+            match json {
+                true => view::print_json(&pruned)?,
+                false => view::print(&view::backup::pruned(&pruned, Paint::of_stdout())),
+            }
+        }
+        Backup::Key { json } => {
+            let keys = verifying_keys(&fleet()?)?;
+            match json {
+                true => view::print_json(&json!({ "keys": keys }))?,
+                false => view::print(&view::backup::keys(&keys)),
             }
         }
     }

@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use raftsman_engine::ops::cert::{issue, list};
+use raftsman_engine::ops::cert::{Existing, IssueRequest, Role, issue, issue_for_agents, list};
 use serde_json::json;
 
-use crate::args::{Cert, Common};
+use crate::args::{AgentRole, Cert, Common};
 use crate::exit::{Failure, OK};
 use crate::setting::{clusters, open, read_file, setting};
 use crate::view::{self, Paint};
@@ -14,6 +14,7 @@ pub(super) async fn run(common: &Common, args: &Cert) -> Result<ExitCode, Failur
     let spec = read_file(common)?;
     match args {
         Cert::Rotate(args) => return super::rotate::run(common, args).await,
+        Cert::Revoke(args) => return super::rotate::revoke(common, args).await,
         Cert::List { clusters: names, json } => {
             let only = clusters(&spec, names)?;
             let fleet = open(spec, setting(common)?)?;
@@ -25,9 +26,18 @@ pub(super) async fn run(common: &Common, args: &Cert) -> Result<ExitCode, Failur
                 view::print(&view::cert::render(&certificates, &silent, now, Paint::of_stdout()));
             }
         }
-        Cert::Issue { user, cluster, out, validity, json } => {
+        Cert::Issue { user, agent_role, cluster, out, validity, force, json } => {
             let fleet = open(spec, setting(common)?)?;
-            let issued = issue(&fleet, cluster.as_deref(), user, out, *validity)?;
+            let existing = if *force { Existing::Replace } else { Existing::Keep };
+            let request = IssueRequest { name: user, dir: out, validity: *validity, existing };
+            let issued = match agent_role {
+                Some(AgentRole::Reader) => issue_for_agents(&fleet, Role::Reader, request)?,
+                Some(AgentRole::Operator) => issue_for_agents(&fleet, Role::Operator, request)?,
+                None => issue(&fleet, cluster.as_deref(), request)?,
+            };
+            for warning in &issued.warnings {
+                view::warn(warning);
+            }
             if *json {
                 view::print_json(&issued)?;
             } else {

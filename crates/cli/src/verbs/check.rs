@@ -2,20 +2,22 @@
 
 use std::process::ExitCode;
 
-use raftsman_core::spec::{self, Severity};
+use raftsman_core::spec::Severity;
 use serde_json::json;
 
 use crate::args::{Check, Common};
 use crate::exit::{Failure, OK};
-use crate::setting::file_text;
+use crate::setting::{file_text, read_text};
 use crate::view::{self, Paint};
 
 pub(super) fn run(common: &Common, args: &Check) -> Result<ExitCode, Failure> {
     let text = file_text(&common.file)?;
-    let reading = spec::read(&text);
+    let reading = read_text(&common.file, &text);
     let errors = reading.diagnostics.iter().filter(|d| d.severity == Severity::Error).count();
     let warnings = reading.diagnostics.len() - errors;
     let name = common.file.display().to_string();
+    // What counts does not depend on what is shown.
+    let reading = if common.quiet { reading.errors_only() } else { reading };
     if args.json {
         let value = json!({ "file": name, "valid": errors == 0, "errors": errors, "warnings": warnings,
                             "diagnostics": reading.diagnostics });

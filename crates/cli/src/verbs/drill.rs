@@ -8,6 +8,7 @@ use raftsman_engine::ops::backup::Progress;
 use raftsman_engine::ops::drill::{drill, history};
 use serde_json::json;
 
+use super::backup::accepted;
 use super::upkeep::locked;
 use crate::args::{Common, Drill};
 use crate::exit::{Failure, OK};
@@ -29,7 +30,9 @@ pub(super) async fn run(common: &Common, args: &Drill) -> Result<ExitCode, Failu
     let keys = keys(&args.key).map_err(OpError::from)?;
     let moving = Moving::new(args.json);
     let watch = |checked, total| moving.hear(Progress { received: 0, stored: 0, checked, total });
-    let done = drill(&fleet, &lock, args.cluster.as_deref(), args.from.as_deref(), &keys, &watch).await;
+    let accepted = accepted(&args.accept)?;
+    let (cluster, from) = (args.cluster.as_deref(), args.from.as_deref());
+    let done = drill(&fleet, &lock, cluster, from, &accepted, &keys, &watch).await;
     moving.end();
     let done = done?;
     match args.json {

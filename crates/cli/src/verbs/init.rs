@@ -15,9 +15,9 @@ use crate::setting::{ask_passphrase, setting};
 use crate::view;
 
 pub(super) fn run(common: &Common, args: &Init) -> Result<ExitCode, Failure> {
-    Name::parse(&args.fleet).map_err(|e| Failure::other(format!("--fleet: {e}")))?;
+    Name::parse(&args.fleet).map_err(|e| Failure::usage(format!("--fleet: {e}")))?;
     if !(1..=9).contains(&args.members) {
-        return Err(Failure::other("--members: a cluster has 1 to 9 members, best an odd number"));
+        return Err(Failure::usage("--members: a cluster has 1 to 9 members, best an odd number"));
     }
     if common.file.exists() {
         return Err(Failure::other(format!("{} is there already: it stays as it is", common.file.display())));

@@ -2,21 +2,20 @@
 
 use std::process::ExitCode;
 
-use raftsman_engine::ops::apply::begin;
 use raftsman_engine::ops::join::{Invitation, check, join};
 
 use crate::args::{Common, Join};
 use crate::exit::{Failure, OK};
-use crate::setting::{open, read_file, setting};
+use crate::setting::{begin, open_locked, read_file, setting};
 use crate::view;
 
 pub(super) fn run(common: &Common, args: &Join) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     check(&spec)?;
     let setting = setting(common)?;
-    let (_, lock) = begin(&spec, &setting, "join")?;
-    let fleet = open(spec, setting)?;
-    let invitation = join(&fleet, &lock, &args.host)?;
+    let lock = begin(&spec, &setting, "join")?.lock;
+    let fleet = open_locked(spec, setting, &lock)?;
+    let invitation = join(&fleet, &lock, &args.host, args.valid_for)?;
     if args.json {
         view::print_json(&invitation)?;
     } else {

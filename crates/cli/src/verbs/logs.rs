@@ -1,19 +1,58 @@
 //! `raftsman logs`.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
-use raftsman_engine::ops::logs::logs;
+use raftsman_engine::ops::logs::{added, logs};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Common, Logs};
-use crate::exit::{Failure, OK};
+use crate::exit::{Failure, OK, say};
 use crate::setting::{open, read_file, setting};
 use crate::view;
+
+/// How often it is looked for new lines.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// So many of the last lines are compared with those of the look before.
+const WINDOW: u32 = 1000;
 
 pub(super) async fn run(common: &Common, args: &Logs) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let fleet = open(spec, setting(common)?)?;
-    for line in logs(&fleet, &args.machine, args.agent, args.lines).await? {
-        view::print(&format!("{line}\n"));
+    let first = if args.follow { WINDOW.max(args.lines) } else { args.lines };
+    let mut seen = logs(&fleet, &args.machine, args.agent, first).await?;
+    let shown = seen.len().saturating_sub(usize::try_from(args.lines).unwrap_or(usize::MAX));
+    print(&seen[shown..]);
+    let mut silent = false;
+    // One for all of it: what comes while a machine is asked counts, too.
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    while args.follow && view::is_read() {
+        let look = async {
+            tokio::time::sleep(LOOK_AGAIN).await;
+            logs(&fleet, &args.machine, args.agent, first).await
+        };
+        let looked = tokio::select! {
+            looked = look => looked,
+            _ = interrupted.recv() => break,
+        };
+        match looked {
+            Ok(now) => {
+                print(&now[added(&seen, &now)..]);
+                (seen, silent) = (now, false);
+            }
+            // The machine may come back: said once.
+            Err(error) if !silent => {
+                silent = true;
+                say(&format!("{} does not answer, and is asked again: {error}\n", args.machine));
+            }
+            Err(_) => {}
+        }
     }
     Ok(OK)
+}
+
+fn print(lines: &[String]) {
+    if !lines.is_empty() {
+        view::print(&format!("{}\n", lines.join("\n")));
+    }
 }

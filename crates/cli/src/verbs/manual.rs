@@ -4,15 +4,87 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::CommandFactory as _;
+use clap_complete::Shell;
+use raftsman_core::spec::{self, EtcdCluster, Members, Name};
 
-use crate::args::Arguments;
+use crate::args::{Arguments, Common};
 use crate::exit::{Failure, OK};
+use crate::setting::file_text;
 use crate::view;
 
-pub(super) fn completions(shell: clap_complete::Shell) {
+pub(super) fn completions(shell: Shell) {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "raftsman", &mut text);
-    view::print(&String::from_utf8_lossy(&text));
+    view::print(&with_names(shell, &String::from_utf8_lossy(&text)));
+}
+
+/// Verbs that take members of the file.
+const MEMBERS: [&str; 3] = ["logs", "move-leader", "replace"];
+/// Verbs that take clusters of the file.
+const CLUSTERS: [&str; 14] = [
+    "apply",
+    "backup",
+    "compact",
+    "defrag",
+    "destroy",
+    "drill",
+    "env",
+    "journal",
+    "plan",
+    "preflight",
+    "recover",
+    "restore",
+    "status",
+    "verify",
+];
+
+/// The names in the file that a verb takes, one a line. A file that cannot be read has none.
+pub(super) fn names(common: &Common, verb: &str) -> Result<ExitCode, Failure> {
+    let Some(spec) = file_text(&common.file).ok().and_then(|text| spec::read(&text).spec) else { return Ok(OK) };
+    let names: Vec<String> = if MEMBERS.contains(&verb) {
+        let of = |(cluster, etcd): (&Name, &EtcdCluster)| match &etcd.members {
+            Members::Count(count) => (1..=*count).map(|n| format!("{cluster}-{n}")).collect::<Vec<_>>(),
+            Members::List(list) => list.iter().map(|member| member.name.to_string()).collect(),
+        };
+        spec.etcd.iter().flat_map(of).collect()
+    } else if CLUSTERS.contains(&verb) || verb == "versions" {
+        spec.etcd.keys().map(ToString::to_string).collect()
+    } else {
+        Vec::new()
+    };
+    names.iter().for_each(|name| view::print(&format!("{name}\n")));
+    Ok(OK)
+}
+
+/// What clap makes completes words that are known beforehand: the file's names are asked of `raftsman names`.
+fn with_names(shell: Shell, text: &str) -> String {
+    match shell {
+        Shell::Bash => format!("{text}{}", include_str!("completions.bash")),
+        Shell::Fish => {
+            let line = |verb: &&str| {
+                let names = format!("(raftsman names {verb} 2>/dev/null)");
+                format!("complete -c raftsman -f -n \"__fish_seen_subcommand_from {verb}\" -a \"{names}\"\n")
+            };
+            let lines: String = MEMBERS.iter().chain(&CLUSTERS).map(line).collect();
+            format!("{text}{lines}")
+        }
+        Shell::Zsh => {
+            let named = |line: &str| {
+                let here = line.trim_start();
+                ["'*::clusters", "'::cluster", "':member", "':machine"].iter().any(|name| here.starts_with(name))
+            };
+            let line = |line: &str| match named(line) {
+                true => format!("{}\n", line.replace(":_default'", ":_raftsman_names'")),
+                false => format!("{line}\n"),
+            };
+            let lines: String = text.lines().map(line).collect();
+            // The function stands before the first use, after the line that says whose completions these are.
+            let (first, rest) = lines.split_once('\n').unwrap_or((&lines, ""));
+            format!("{first}\n\n{}{rest}", include_str!("completions.zsh"))
+        }
+        // Elvish, PowerShell and what may come: words only.
+        _ => text.to_owned(),
+    }
 }
 
 pub(super) fn pages(directory: &Path) -> Result<ExitCode, Failure> {

@@ -8,6 +8,7 @@ mod check;
 mod destroy;
 mod drill;
 mod env;
+mod explain;
 mod init;
 mod join;
 mod journal;
@@ -19,53 +20,81 @@ mod recover;
 mod replace;
 mod restore;
 mod rotate;
+mod state;
 mod status;
 mod upkeep;
 mod versions;
 
 use std::process::ExitCode;
+use std::time::Instant;
 
-use crate::args::{Arguments, Verb};
-use crate::exit::{Failure, OK};
+use raftsman_core::spec;
+
+use crate::args::{Arguments, Common, Verb};
+use crate::exit::{Failure, OK, say};
+use crate::setting::unlocked;
 use crate::view::{self, Paint};
 
-/// Runs the verb.
+/// Runs the verb. Where it had to wait for the lock it begins anew: what was read, shown and asked before may not be so any
+/// more.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { common, verb } = arguments;
     Paint::choose(common.color);
+    let patience = common.lock_timeout.unwrap_or_default();
+    let (until, mut said) = (Instant::now() + patience, false);
+    loop {
+        let outcome = once(&common, &verb).await;
+        match outcome.as_ref().err().and_then(Failure::waits) {
+            Some(error) if Instant::now() < until => {
+                if !said {
+                    let patience = spec::Duration::from_millis(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX));
+                    say(&format!("waits up to {patience} for the lock: {error}\n"));
+                }
+                said = true;
+                unlocked(&common, until).await?;
+            }
+            _ => return outcome,
+        }
+    }
+}
+
+async fn once(common: &Common, verb: &Verb) -> Result<ExitCode, Failure> {
     match verb {
-        Verb::Init(args) => init::run(&common, &args),
-        Verb::Adopt(args) => adopt::run(&common, &args).await,
-        Verb::Check(args) => check::run(&common, &args),
+        Verb::Init(args) => init::run(common, args),
+        Verb::Adopt(args) => adopt::run(common, args).await,
+        Verb::Check(args) => check::run(common, args),
         Verb::Schema => {
-            view::print_json(&raftsman_core::spec::schema())?;
+            view::print_json(&spec::schema())?;
             Ok(OK)
         }
-        Verb::Plan(args) => plan::run(&common, &args).await,
-        Verb::Apply(args) => apply::run(&common, &args).await,
-        Verb::Status(args) => status::run(&common, &args).await,
-        Verb::Preflight(args) => Box::pin(preflight::run(&common, &args)).await,
-        Verb::Versions(args) => versions::run(&common, &args).await,
-        Verb::Destroy(args) => destroy::run(&common, &args).await,
-        Verb::Defrag(args) => upkeep::run_defrag(&common, &args).await,
-        Verb::Compact(args) => upkeep::run_compact(&common, &args).await,
-        Verb::MoveLeader(args) => upkeep::run_move_leader(&common, &args).await,
-        Verb::Verify(args) => upkeep::run_verify(&common, &args).await,
-        Verb::Replace(args) => Box::pin(replace::run(&common, &args)).await,
-        Verb::Recover(args) => Box::pin(recover::run(&common, &args)).await,
-        Verb::Drill(args) => Box::pin(drill::run(&common, &args)).await,
-        Verb::Restore(args) => Box::pin(restore::run(&common, &args)).await,
-        Verb::Journal(args) => journal::run(&common, &args),
-        Verb::Env(args) => env::run(&common, &args),
-        Verb::Join(args) => join::run(&common, &args),
-        Verb::Cert(args) => cert::run(&common, &args).await,
-        Verb::Backup(args) => Box::pin(backup::run(&common, &args)).await,
-        Verb::Logs(args) => logs::run(&common, &args).await,
+        Verb::Explain(args) => explain::run(args),
+        Verb::Plan(args) => plan::run(common, args).await,
+        Verb::Apply(args) => apply::run(common, args).await,
+        Verb::Status(args) => status::run(common, args).await,
+        Verb::Preflight(args) => Box::pin(preflight::run(common, args)).await,
+        Verb::Versions(args) => versions::run(common, args).await,
+        Verb::State(args) => state::run(common, args).await,
+        Verb::Destroy(args) => destroy::run(common, args).await,
+        Verb::Defrag(args) => upkeep::run_defrag(common, args).await,
+        Verb::Compact(args) => upkeep::run_compact(common, args).await,
+        Verb::MoveLeader(args) => upkeep::run_move_leader(common, args).await,
+        Verb::Verify(args) => upkeep::run_verify(common, args).await,
+        Verb::Replace(args) => Box::pin(replace::run(common, args)).await,
+        Verb::Recover(args) => Box::pin(recover::run(common, args)).await,
+        Verb::Drill(args) => Box::pin(drill::run(common, args)).await,
+        Verb::Restore(args) => Box::pin(restore::run(common, args)).await,
+        Verb::Journal(args) => journal::run(common, args),
+        Verb::Env(args) => env::run(common, args),
+        Verb::Join(args) => join::run(common, args),
+        Verb::Cert(args) => cert::run(common, args).await,
+        Verb::Backup(args) => Box::pin(backup::run(common, args)).await,
+        Verb::Logs(args) => logs::run(common, args).await,
         Verb::Completions { shell } => {
-            manual::completions(shell);
+            manual::completions(*shell);
             Ok(OK)
         }
-        Verb::Man { directory } => manual::pages(&directory),
+        Verb::Names { verb } => manual::names(common, verb),
+        Verb::Man { directory } => manual::pages(directory),
     }
 }
 
@@ -80,7 +109,8 @@ fn asked(question: &str) -> Option<String> {
     if !std::io::stdin().is_terminal() {
         return None;
     }
-    view::print(question);
+    // Not among what is printed: that may be JSON, and read by a program.
+    say(question);
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer).ok()?;
     Some(answer.trim().to_owned())

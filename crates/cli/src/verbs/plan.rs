@@ -2,23 +2,26 @@
 
 use std::process::ExitCode;
 
-use raftsman_engine::fleet::Setting;
+use raftsman_engine::fleet::{Fleet, Setting};
+use raftsman_engine::ops::needs::Unmet;
 use raftsman_engine::ops::plan::{FleetPlan, plan, plan_of_new};
 use raftsman_engine::store::{Store, StoreError};
 
 use crate::args::{Common, Plan};
 use crate::exit::{CHANGES, Failure, OK};
-use crate::setting::{clusters, open, read_file, setting};
+use crate::setting::{clusters, judge_file, open, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Plan) -> Result<ExitCode, Failure> {
-    let spec = read_file(common)?;
+    let spec = judge_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
     let setting = setting(common)?;
-    let mut plan =
-        if is_new(&spec, &setting)? { plan_of_new(&spec)? } else { plan(&open(spec, setting)?, &only).await? };
-    plan.clusters.retain(|c| only.is_empty() || only.contains(&c.cluster));
+    let plan = match is_new(&spec, &setting)? {
+        true => plan_of_new(&spec, &setting, &only, args.diff)?,
+        false => plan(&open(spec, setting)?, &only, args.diff).await?,
+    };
     show(&plan, args.json)?;
+    complain(&plan.unmet.iter().collect::<Vec<_>>())?;
     Ok(match args.detailed_exitcode {
         true if plan.has_steps() => ExitCode::from(CHANGES),
         true if !plan.converges() => ExitCode::FAILURE,
@@ -26,12 +29,29 @@ pub(super) async fn run(common: &Common, args: &Plan) -> Result<ExitCode, Failur
     })
 }
 
-/// Whether this fleet has no state yet.
+/// Whether this fleet has no state yet, or one whose making was cut short.
 pub(super) fn is_new(spec: &raftsman_core::spec::Spec, setting: &Setting) -> Result<bool, Failure> {
+    Ok(match state(spec, setting)? {
+        Some(store) => !Fleet::is_complete(&store)?,
+        None => true,
+    })
+}
+
+/// The state of this fleet; none where there is none yet, or not even its identity was finished.
+pub(super) fn state(spec: &raftsman_core::spec::Spec, setting: &Setting) -> Result<Option<Store>, Failure> {
     match Store::open(&setting.state_dir(spec), spec.fleet.as_str()) {
-        Ok(_) => Ok(false),
-        Err(StoreError::Missing { .. } | StoreError::Unfinished { .. }) => Ok(true),
+        Ok(store) => Ok(Some(store)),
+        Err(StoreError::Missing { .. } | StoreError::Unfinished { .. }) => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Fails where `apply` needs something that is not there.
+pub(super) fn complain(unmet: &[&Unmet]) -> Result<(), Failure> {
+    match unmet {
+        [] => Ok(()),
+        [one] => Err(Failure::other(one.message.clone())),
+        [one, rest @ ..] => Err(Failure::other(format!("{}, and {} more: see above", one.message, rest.len()))),
     }
 }
 

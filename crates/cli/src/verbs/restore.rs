@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::apply::carry_out;
 use super::asked;
+use super::backup::accepted;
 use super::upkeep::{locked, tell};
 use crate::args::{Common, Restore};
 use crate::exit::{Failure, OK};
@@ -26,7 +27,8 @@ pub(super) async fn run(common: &Common, args: &Restore) -> Result<ExitCode, Fai
     let (fleet, lock) = locked(common, "restore")?;
     let keys = keys(&args.key).map_err(OpError::from)?;
     let from = args.from.as_deref();
-    let found = survey(&fleet, args.cluster.as_deref(), from, wish, &keys).await?;
+    let accepted = accepted(&args.accept)?;
+    let found = survey(&fleet, args.cluster.as_deref(), from, &accepted, wish, &keys).await?;
     if args.json {
         view::print_json_line(&json!({ "event": "survey", "survey": found }));
         view::print_json_line(&json!({ "event": "plan", "plan": found.plan }));

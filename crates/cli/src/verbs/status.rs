@@ -1,23 +1,62 @@
 //! `raftsman status`.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
-use raftsman_engine::ops::status::status;
+use raftsman_engine::ops::status::{FleetStatus, status};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Common, Status};
 use crate::exit::{CHANGES, Failure, OK};
 use crate::setting::{clusters, open, read_file, setting};
 use crate::view::{self, Paint};
 
+/// Every look asks all members: more often is a burden to them.
+const LEAST: Duration = Duration::from_secs(1);
+
 pub(super) async fn run(common: &Common, args: &Status) -> Result<ExitCode, Failure> {
-    let spec = read_file(common)?;
-    let only = clusters(&spec, &args.clusters)?;
-    let fleet = open(spec, setting(common)?)?;
-    let status = status(&fleet, &only).await?;
+    if let Some(every) = args.watch {
+        return watch(common, args, every.max(LEAST)).await;
+    }
+    let status = look(common, args).await?;
     if args.json {
         view::print_json(&status)?;
     } else {
         view::print(&view::status::render(&status, jiff::Timestamp::now(), Paint::of_stdout()));
     }
     Ok(if status.settled() { OK } else { ExitCode::from(CHANGES) })
+}
+
+/// One look. The file and the state are read for each: both may change while somebody watches.
+async fn look(common: &Common, args: &Status) -> Result<FleetStatus, Failure> {
+    let spec = read_file(common)?;
+    let only = clusters(&spec, &args.clusters)?;
+    Ok(status(&open(spec, setting(common)?)?, &only).await?)
+}
+
+/// Shows it again and again, until Ctrl-C or until no reader is left. The exit code tells of the last look.
+async fn watch(common: &Common, args: &Status, every: Duration) -> Result<ExitCode, Failure> {
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    let (mut last, json) = (OK, args.json);
+    loop {
+        let looked = tokio::select! {
+            looked = Box::pin(look(common, args)) => looked?,
+            _ = interrupted.recv() => return Ok(last),
+        };
+        last = if looked.settled() { OK } else { ExitCode::from(CHANGES) };
+        if json {
+            view::print_json_line(&looked);
+        } else {
+            let now = jiff::Timestamp::now();
+            let text = view::status::render(&looked, now, Paint::of_stdout());
+            view::print(&view::refreshed(&format!("{}\n{text}", now.strftime("%Y-%m-%d %H:%M:%S UTC"))));
+        }
+        if !view::is_read() {
+            return Ok(last);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(every) => {}
+            _ = interrupted.recv() => return Ok(last),
+        }
+    }
 }

@@ -4,15 +4,17 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use raftsman_engine::fleet::Fleet;
-use raftsman_engine::ops::apply::{Tell, begin};
-use raftsman_engine::ops::upkeep::{Drop, Whose, compact, defrag, move_leader, verify};
+use raftsman_engine::ops::apply::Tell;
+use raftsman_engine::ops::upkeep::{Drop, Whose, compact, compactable, defrag, move_leader, verify};
 use raftsman_engine::store::Lock;
 
+use super::asked;
 use super::plan::is_new;
 use crate::args::{Common, Compact, Defrag, MoveLeader, Verify};
 use crate::exit::{CHANGES, Failure, OK};
+use crate::interrupt::interruptible;
 use crate::progress::Progress;
-use crate::setting::{clusters, open, read_file, setting};
+use crate::setting::{begin, clusters, open, open_locked, read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run_defrag(common: &Common, args: &Defrag) -> Result<ExitCode, Failure> {
@@ -23,7 +25,10 @@ pub(super) async fn run_defrag(common: &Common, args: &Defrag) -> Result<ExitCod
         None if args.all => Whose::All,
         None => Whose::Large,
     };
-    let done = defrag(&fleet, &lock, args.cluster.as_deref(), whose, &tell).await?;
+    let done = interruptible(tell, async |tell, interrupt| {
+        Ok(defrag(&fleet, &lock, args.cluster.as_deref(), whose, &tell, &interrupt).await?)
+    })
+    .await?;
     if args.json {
         view::print_json_line(&serde_json::json!({ "event": "defragmented", "members": done }));
     } else if done.is_empty() {
@@ -40,7 +45,23 @@ pub(super) async fn run_compact(common: &Common, args: &Compact) -> Result<ExitC
         (Some(revision), _) => Drop::Before(revision),
         (None, keep) => Drop::AllBut(keep.unwrap_or(0)),
     };
-    let done = compact(&fleet, &lock, args.cluster.as_deref(), what, &tell(args.json)).await?;
+    let goes = compactable(&fleet, args.cluster.as_deref(), what).await?;
+    if !args.yes {
+        let question = format!(
+            "etcd {}: history before revision {} goes, of {} in all; it can no longer be read or watched\n\
+             Type the cluster's name to go on: ",
+            goes.cluster, goes.revision, goes.newest
+        );
+        if asked(&question).as_deref() != Some(goes.cluster.as_str()) {
+            return Err(Failure::other("nothing was done: type the cluster's name, or give --yes"));
+        }
+    }
+    // What was agreed upon, however far the cluster has come meanwhile.
+    let what = Drop::Before(goes.revision);
+    let done = interruptible(tell(args.json), async |tell, _| {
+        Ok(compact(&fleet, &lock, args.cluster.as_deref(), what, &tell).await?)
+    })
+    .await?;
     if args.json {
         view::print_json_line(&serde_json::json!({ "event": "compacted", "compacted": done }));
     } else {
@@ -54,7 +75,9 @@ pub(super) async fn run_compact(common: &Common, args: &Compact) -> Result<ExitC
 
 pub(super) async fn run_move_leader(common: &Common, args: &MoveLeader) -> Result<ExitCode, Failure> {
     let (fleet, lock) = locked(common, "move-leader")?;
-    let leader = move_leader(&fleet, &lock, &args.member, &tell(args.json)).await?;
+    let leader =
+        interruptible(tell(args.json), async |tell, _| Ok(move_leader(&fleet, &lock, &args.member, &tell).await?))
+            .await?;
     if args.json {
         view::print_json_line(&serde_json::json!({ "event": "leads", "member": leader }));
     } else {
@@ -86,8 +109,8 @@ pub(super) fn locked(common: &Common, verb: &str) -> Result<(Arc<Fleet>, Lock), 
     if is_new(&spec, &setting)? {
         return Err(Failure::other("this fleet was never applied: run `raftsman apply` first"));
     }
-    let (_, lock) = begin(&spec, &setting, verb)?;
-    Ok((open(spec, setting)?, lock))
+    let lock = begin(&spec, &setting, verb)?.lock;
+    Ok((open_locked(spec, setting, &lock)?, lock))
 }
 
 pub(super) fn tell(json: bool) -> Tell {

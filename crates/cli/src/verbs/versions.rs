@@ -19,6 +19,6 @@ pub(super) async fn run(common: &Common, args: &Versions) -> Result<ExitCode, Fa
     } else {
         view::print(&view::versions::render(&versions, Paint::of_stdout()));
     }
-    let there = versions.iter().all(|c| c.way.is_empty() && c.refused.is_none());
+    let there = versions.iter().all(|c| c.way.is_empty() && c.refused.is_none() && c.unmet.is_none());
     Ok(if there { OK } else { ExitCode::from(CHANGES) })
 }

@@ -1,8 +1,9 @@
 //! Backups → the text of `raftsman backup`.
 
 use jiff::Timestamp;
+use raftsman_core::backup::FullName;
 use raftsman_core::backup::{About, Coding, Manifest};
-use raftsman_engine::ops::backup::{Copied, Listing, Taken, Verified};
+use raftsman_engine::ops::backup::{Copied, Listing, Pruned, Taken, Verified, VerifyingKey};
 
 use super::{Paint, Table, bytes, span};
 
@@ -34,14 +35,17 @@ pub(crate) fn listing(listing: &Listing, now: Timestamp, paint: Paint) -> String
         let age = span(now.as_second() - backup.name.taken().as_second());
         let name = backup.name.to_string();
         match (&backup.manifest, &backup.problem) {
-            (Some(manifest), _) => table.row([
+            (Some(manifest), problem) => table.row([
                 name,
                 age,
                 manifest.hashed.keys.to_string(),
                 size(manifest.snapshot.bytes),
                 size(manifest.object.bytes),
                 format!("{} ({})", manifest.about.member, manifest.about.version),
-                how(manifest.coding).to_owned(),
+                match problem {
+                    Some(problem) => paint.yellow(problem),
+                    None => how(manifest.coding).to_owned(),
+                },
             ]),
             (None, problem) => {
                 let problem = paint.yellow(&format!("does not count: {}", problem.as_deref().unwrap_or_default()));
@@ -126,6 +130,34 @@ pub(crate) fn verified(verified: &[Verified], paint: Paint) -> String {
         out.push_str(&format!("{}  {verdict}\n", one.name));
     }
     out
+}
+
+/// The text of `raftsman backup prune`.
+pub(crate) fn pruned(pruned: &Pruned, paint: Paint) -> String {
+    let Pruned { cluster, place, shown, fulls, changes, locked, ignored } = pruned;
+    let mut out = format!("{}   {place}\n", paint.bold(&format!("etcd {cluster}")));
+    let mut part = |what: &str, names: &[FullName]| {
+        for name in names {
+            out.push_str(&format!("  {name}  {what}\n"));
+        }
+    };
+    part(if *shown { "would be removed" } else { "removed" }, fulls);
+    part(if *shown { "its changes would be removed" } else { "its changes were removed" }, changes);
+    part("not removed: the store has locked it", locked);
+    part("ignored: it cannot be verified, or is from the future; see `raftsman backup list`", ignored);
+    if fulls.is_empty() && changes.is_empty() {
+        out.push_str("  nothing to remove\n");
+    }
+    out
+}
+
+/// The text of `raftsman backup key`.
+pub(crate) fn keys(keys: &[VerifyingKey]) -> String {
+    let mut table = Table::indented(0);
+    for key in keys {
+        table.row([format!("{}/{}", key.fleet, key.cluster), key.key.clone()]);
+    }
+    table.render()
 }
 
 fn size(many: u64) -> String {

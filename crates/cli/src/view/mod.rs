@@ -4,11 +4,13 @@ pub(crate) mod adopt;
 pub(crate) mod backup;
 pub(crate) mod cert;
 pub(crate) mod drill;
+pub(crate) mod explain;
 pub(crate) mod journal;
 pub(crate) mod plan;
 pub(crate) mod preflight;
 pub(crate) mod recover;
 pub(crate) mod restore;
+pub(crate) mod state;
 pub(crate) mod status;
 mod table;
 pub(crate) mod upkeep;
@@ -16,6 +18,7 @@ pub(crate) mod versions;
 
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anstyle::{AnsiColor, Style};
 use raftsman_core::observed::Tolerance;
@@ -37,6 +40,12 @@ impl Paint {
     /// Remembers what the command line said about colours.
     pub(crate) fn choose(when: When) {
         let _ = WHEN.set(when);
+    }
+
+    /// No colours at all.
+    #[cfg(test)]
+    pub(crate) fn plain() -> Self {
+        Self { on: false }
     }
 
     /// Colours of standard output.
@@ -97,12 +106,44 @@ impl Paint {
     }
 }
 
-/// Prints a text that ends with a line break. A reader that went away, as `head` does, is no error.
+/// Why standard output did not take all of it.
+static LOST: OnceLock<std::io::Error> = OnceLock::new();
+/// Whether the reader of standard output went away.
+static GONE: AtomicBool = AtomicBool::new(false);
+
+/// Prints a text that ends with a line break. A reader that went away, as `head` does, is no error; every other failure
+/// is remembered, and `lost_output` makes the command fail at its end: an apply goes on when the disk of its log is full.
 pub(crate) fn print(text: &str) {
     use std::io::Write as _;
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes());
-    let _ = out.flush();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => GONE.store(true, Ordering::Relaxed),
+        Err(error) => {
+            let _ = LOST.set(error);
+        }
+    }
+}
+
+/// Whether what is printed still arrives: one who watches need not look again otherwise.
+pub(crate) fn is_read() -> bool {
+    !GONE.load(Ordering::Relaxed) && LOST.get().is_none()
+}
+
+/// The first failure to write to standard output.
+pub(crate) fn lost_output() -> Option<&'static std::io::Error> {
+    LOST.get()
+}
+
+/// Says something on standard error that does not keep the command from its work.
+#[allow(clippy::print_stderr, reason = "what is printed may be read by a program")]
+pub(crate) fn warn(text: &str) {
+    eprintln!("{} {text}", Paint::of_stderr().yellow("warning:"));
+}
+
+/// A text in the place of the one before: on a terminal the screen is cleared for it.
+pub(crate) fn refreshed(text: &str) -> String {
+    if std::io::stdout().is_terminal() { format!("\u{1b}[2J\u{1b}[H{text}") } else { text.to_owned() }
 }
 
 /// Prints a value as JSON.
@@ -113,8 +154,11 @@ pub(crate) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), crate::ex
 
 /// Prints a value as one line of JSON.
 pub(crate) fn print_json_line<T: serde::Serialize>(value: &T) {
-    if let Ok(line) = serde_json::to_string(value) {
-        print(&format!("{line}\n"));
+    match serde_json::to_string(value) {
+        Ok(line) => print(&format!("{line}\n")),
+        Err(error) => {
+            let _ = LOST.set(error.into());
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use raftsman_core::action::{Action, StartData};
 use raftsman_core::observed::Tolerance;
 use raftsman_core::plan::{Pause, Step};
-use raftsman_engine::ops::plan::{ClusterPlan, FleetPlan};
+use raftsman_engine::ops::plan::{ClusterPlan, ConfigDiff, Deletion, FleetPlan};
 
 use super::{Paint, Table, preflight, tolerance};
 
@@ -21,8 +21,29 @@ pub(crate) fn render(plan: &FleetPlan, paint: Paint) -> String {
             paint.yellow("note:")
         ));
     }
+    for unmet in &plan.unmet {
+        let whose = unmet.cluster.as_ref().map(|cluster| format!("{cluster}: ")).unwrap_or_default();
+        out.push_str(&format!("{} {whose}{}\n", paint.red("blocked:"), unmet.message));
+    }
+    out.push_str(&deletions(plan, paint));
     out.push_str(&summary(plan, paint));
     out
+}
+
+/// What goes for good, at a glance: `2 deletions: user alice, machine main-2`.
+fn deletions(plan: &FleetPlan, paint: Paint) -> String {
+    let several = plan.clusters.len() > 1;
+    let name = |deletion: &Deletion| match several {
+        true => format!("{} of {}", deletion.what, deletion.cluster),
+        false => deletion.what.clone(),
+    };
+    let names: Vec<String> = plan.deletions.iter().map(name).collect();
+    let count = match names.len() {
+        0 => return String::new(),
+        1 => "1 deletion:".to_owned(),
+        n => format!("{n} deletions:"),
+    };
+    format!("{} {}\n", paint.red(&count), names.join(", "))
 }
 
 fn one(plan: &ClusterPlan, paint: Paint) -> String {
@@ -42,12 +63,29 @@ fn one(plan: &ClusterPlan, paint: Paint) -> String {
         }
     }
     out.push_str(&table.render());
+    for changed in plan.diffs.iter().flatten() {
+        out.push_str(&diff(changed, paint));
+    }
     for waiting in &forecast.waiting {
         let label = paint.patience(waiting.patience());
         out.push_str(&format!("  {label} {waiting}\n    → {}\n", waiting.next()));
     }
     if forecast.waves.is_empty() && forecast.converges {
         out.push_str(&format!("  {}\n", paint.green("as it should be")));
+    }
+    out
+}
+
+fn diff(changed: &ConfigDiff, paint: Paint) -> String {
+    let names: Vec<&str> = changed.machines.iter().map(|name| name.as_str()).collect();
+    let mut out = format!("  {}: etcd.yaml\n", names.join(", "));
+    for line in changed.diff.lines() {
+        let shown = match line.chars().next() {
+            Some('-') => paint.red(line),
+            Some('+') => paint.green(line),
+            _ => line.to_owned(),
+        };
+        out.push_str(&format!("    {shown}\n"));
     }
     out
 }
@@ -122,6 +160,18 @@ fn summary(plan: &FleetPlan, paint: Paint) -> String {
         return format!(
             "{steps} steps. Clients are kept out from the first that stops a member to the last.{ending}\n"
         );
+    }
+    if !plan.unmet.is_empty() {
+        let missing = match plan.unmet.len() {
+            1 => "something that it needs is missing".to_owned(),
+            n => format!("{n} things that it needs are missing"),
+        };
+        let begins = match steps {
+            0 => "`apply` would do nothing".to_owned(),
+            1 => "1 step, which `apply` would not begin".to_owned(),
+            n => format!("{n} steps, none of which `apply` would begin"),
+        };
+        return format!("{begins}: {missing}, see above.\n");
     }
     match steps {
         0 if stuck == 0 => "Nothing to do.\n".to_owned(),

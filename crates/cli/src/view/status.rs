@@ -96,8 +96,11 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
 
 fn backed_up(backups: &Health, now: Timestamp, paint: Paint) -> String {
     let ago = |at: Timestamp| format!("{} ago", span(now.duration_since(at).as_secs().max(0)));
-    let full =
-        backups.full.map_or_else(|| "none yet".to_owned(), |full| format!("the newest from {}", ago(full.taken())));
+    let full = match backups.full {
+        Some(full) => format!("the newest from {}", ago(full.taken())),
+        None if backups.store_read => "none yet".to_owned(),
+        None => "not known yet: no machine has read the store since it was configured".to_owned(),
+    };
     let covered = backups.covered.map(|at| format!(", changes up to {}", ago(at))).unwrap_or_default();
     let keeper = backups.keeper.as_ref().map(|name| format!(", made by {name}")).unwrap_or_default();
     let mut out = format!("  backups: {full}{covered}{keeper}\n");
@@ -146,4 +149,23 @@ fn row(member: &MemberStatus, paint: Paint) -> [String; 8] {
         member.restarts.map_or_else(dash, |r| r.to_string()),
         strangers,
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_backup_is_not_said_before_the_store_was_read() {
+        let now: Timestamp = "2026-11-16T03:05:00Z".parse().unwrap();
+        let health = |store_read, full| Health { keeper: None, full, store_read, covered: None, problems: Vec::new() };
+        let text = |health| backed_up(&health, now, Paint::plain());
+        assert_eq!(
+            text(health(false, None)),
+            "  backups: not known yet: no machine has read the store since it was configured\n"
+        );
+        assert_eq!(text(health(true, None)), "  backups: none yet\n");
+        let name = raftsman_core::backup::FullName::new("2026-11-16T03:00:00Z".parse().unwrap(), 7);
+        assert_eq!(text(health(true, Some(name))), "  backups: the newest from 5 min ago\n");
+    }
 }

@@ -20,6 +20,9 @@ pub(crate) fn render(clusters: &[ClusterVersions], paint: Paint) -> String {
             let label = paint.red("refused:");
             out.push_str(&format!("\n{label} {}: {}\n    → {}\n", cluster.cluster, no.message, no.next));
         }
+        if let Some(unmet) = &cluster.unmet {
+            out.push_str(&format!("\n{} {}: {unmet}\n", paint.red("blocked:"), cluster.cluster));
+        }
         if let Some(line) = cluster.downgrade {
             out.push_str(&format!("\n{}: etcd was told to go down to {line}\n", cluster.cluster));
         }

@@ -50,8 +50,11 @@ pub fn draft(found: &Found, choices: &Choices) -> Drafted {
     let mut versions: Vec<EtcdVersion> =
         found.members.iter().filter_map(|m| m.status.as_ref().ok()).map(|status| status.version).collect();
     versions.sort();
-    let version = versions.first().copied().unwrap_or_default();
-    let _ = writeln!(text, "    version: {version}");
+    // A file without a version would stand for the newest: nobody has said which one runs.
+    let _ = match versions.first() {
+        Some(version) => writeln!(text, "    version: {version}"),
+        None => writeln!(text, "    version: # no member said which version it runs: write it here"),
+    };
     if let Some(program) = the_same(found.members.iter().map(|m| m.process.as_ref().and_then(|p| p.program.clone()))) {
         let _ = writeln!(text, "    source: {{ file: {} }}", quoted(&program));
     }
@@ -63,6 +66,8 @@ pub fn draft(found: &Found, choices: &Choices) -> Drafted {
         let _ = writeln!(text, "    token: {}", quoted(&token));
     }
     auth(&mut text, found, choices);
+    // For the names of settings only.
+    let version = versions.first().copied().unwrap_or_default();
     settings(&mut text, found, version, &mut left_out);
     authorities(&mut text, choices);
     match &found.access {
@@ -142,9 +147,10 @@ fn settings(text: &mut String, found: &Found, version: EtcdVersion, left_out: &m
         Some(format!("    corruption_checks: {{ initial: {initial}{} }}\n", hash.unwrap_or_default()))
     });
     say("log_level", &|value| Some(format!("    log_level: {value}\n")));
-    // With certificates the gateway cannot be asked for: `check` says why.
+    // Only where it is not what the file would mean without a word.
     say("gateway", &|value| {
-        (found.mode == AuthMode::Password && value == "false").then(|| "    gateway: false\n".to_owned())
+        let default = found.mode == AuthMode::Password;
+        (value != default.to_string()).then(|| format!("    gateway: {value}\n"))
     });
     if version.minor_line() <= (3, 5) {
         say("v2_api", &|value| (value == "true").then(|| "    v2_api: true\n".to_owned()));

@@ -314,6 +314,16 @@ fn flags(member: &Member, all: &mut Vec<Finding>) {
         ("strict-reconfig-check", "false", "a change of members can cost the quorum (`strict-reconfig-check` is off)"),
         ("auto-tls", "true", "clients cannot tell it from anybody else (`auto-tls`)"),
         ("peer-auto-tls", "true", "anybody can join as a member (`peer-auto-tls`)"),
+        (
+            "peer-skip-client-san-verification",
+            "true",
+            "a member's certificate can be used from any machine (`peer-skip-client-san-verification`)",
+        ),
+        (
+            "experimental-peer-skip-client-san-verification",
+            "true",
+            "a member's certificate can be used from any machine (`experimental-peer-skip-client-san-verification`)",
+        ),
     ] {
         if is(name, value) {
             all.push(Finding::new(Weight::Problem, "flag-harmful", Some(member), message, "take the flag away"));

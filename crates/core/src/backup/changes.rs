@@ -5,7 +5,7 @@ use base64::prelude::BASE64_STANDARD;
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::manifest::{self, Manifest, ManifestError, Stored};
+use super::manifest::{self, Manifest, ManifestError, Signable, Stored, Unverified};
 use super::name::{BatchName, Coding, FullName};
 use crate::observed::ClusterId;
 
@@ -28,6 +28,9 @@ pub struct Batch {
     pub to: i64,
     /// When its last change was seen.
     pub until: Timestamp,
+    /// Changes up to this revision were seen after the fact, when somebody began to follow: they were made some time before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late: Option<i64>,
     /// The lines themselves.
     pub lines: Stored,
     /// The object in the store.
@@ -43,12 +46,13 @@ impl Batch {
     }
 
     /// Reads the manifest that lies with the batch of this name.
-    pub fn read(name: BatchName, bytes: &[u8]) -> Result<Self, ManifestError> {
+    pub fn read(name: BatchName, bytes: &[u8]) -> Result<Unverified<Self>, ManifestError> {
         let what = format!("the batch {} of changes since `{}`", name.number, name.base);
-        let batch: Self = manifest::read(&what, bytes)?;
-        match batch.name() == name {
+        let batch = manifest::read::<Self>(&what, bytes)?;
+        let found = batch.claimed().name();
+        match found == name {
             true => Ok(batch),
-            false => Err(ManifestError::Misplaced { what, found: format!("{}, {}", batch.base, batch.number) }),
+            false => Err(ManifestError::Misplaced { what, found: format!("{}, {}", found.base, found.number) }),
         }
     }
 
@@ -56,11 +60,10 @@ impl Batch {
     pub fn check(&self) -> Result<String, serde_json::Error> {
         manifest::check(self)
     }
+}
 
-    /// The text of its manifest, for people too.
-    pub fn text(&self) -> Result<String, serde_json::Error> {
-        manifest::text(self)
-    }
+impl Signable for Batch {
+    const KIND: &'static str = "batch of changes";
 }
 
 /// Why changes do not lead there.
@@ -234,6 +237,7 @@ mod tests {
             from,
             to,
             until: Timestamp::UNIX_EPOCH,
+            late: None,
             lines: stored.clone(),
             object: stored,
             coding: Coding::default(),

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::manifest::{self, Manifest, ManifestError};
+use super::manifest::{self, Manifest, ManifestError, Signable, Unverified};
 use super::name::FullName;
 use crate::spec::{EtcdVersion, Name};
 
@@ -40,13 +40,12 @@ impl Drill {
     /// The form that this version writes.
     pub const FORMAT: u32 = Manifest::FORMAT;
 
-    /// The text of its record, for people too.
-    pub fn text(&self) -> Result<String, serde_json::Error> {
-        manifest::text(self)
-    }
-
     /// Reads a record.
-    pub fn read(bytes: &[u8]) -> Result<Self, ManifestError> {
+    pub fn read(bytes: &[u8]) -> Result<Unverified<Self>, ManifestError> {
         manifest::read("a drill", bytes)
     }
+}
+
+impl Signable for Drill {
+    const KIND: &'static str = "drill";
 }

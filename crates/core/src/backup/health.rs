@@ -23,6 +23,8 @@ pub struct Health {
     pub keeper: Option<Name>,
     /// The newest full one that counts.
     pub full: Option<FullName>,
+    /// Whether a machine has read the store: only then no full backup means that there is none.
+    pub store_read: bool,
     /// All that was written until then is in the store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub covered: Option<Timestamp>,
@@ -68,6 +70,11 @@ pub enum Problem {
         /// One is wanted so often.
         every: Duration,
     },
+    /// The store holds what is not a backup of this cluster, or cannot be shown to be one.
+    Unverified {
+        /// So many.
+        count: u32,
+    },
     /// Changes are not written down in time.
     ChangesLate {
         /// All until then are.
@@ -93,6 +100,11 @@ impl fmt::Display for Problem {
             Self::DrillLate { last, every } => {
                 write!(f, "the last drill was on {}, and one is wanted every {every}", minute(*last))
             }
+            Self::Unverified { count } => write!(
+                f,
+                "{count} in the store cannot be verified, or are from the future, and are neither counted nor removed: see \
+                 `raftsman backup list`"
+            ),
             Self::ChangesLate { covered, every } => {
                 write!(f, "changes are in the store up to {}, and are wanted every {every}", minute(*covered))
             }
@@ -146,7 +158,11 @@ pub fn health(settings: &Backups, machines: &BTreeMap<Name, Keeping>, now: Times
     {
         problems.push(Problem::ChangesLate { covered, every });
     }
-    Some(Health { keeper: keeper.map(|(name, _)| name.clone()), full, covered, problems })
+    if let Some(count) = keeper.map(|(_, keeping)| keeping.unverified).filter(|count| *count > 0) {
+        problems.push(Problem::Unverified { count });
+    }
+    let store_read = machines.values().any(|keeping| keeping.store_read);
+    Some(Health { keeper: keeper.map(|(name, _)| name.clone()), full, store_read, covered, problems })
 }
 
 /// The newest drill that a machine knows of.
@@ -157,7 +173,7 @@ pub fn last_drill(machines: &BTreeMap<Name, Keeping>) -> Option<&Drill> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{BackupStore, EtcdVersion};
+    use crate::spec::{BackupStore, EtcdVersion, Prune};
 
     fn at(text: &str) -> Timestamp {
         text.parse().expect("a moment")
@@ -173,6 +189,8 @@ mod tests {
             changes_every: Some(Duration::from_millis(2000)),
             drill_every: Some(Duration::from_days(1)),
             keep: None,
+            prune: Prune::default(),
+            trust: Vec::new(),
         }
     }
 
@@ -180,6 +198,17 @@ mod tests {
         let machines = machines.iter().map(|(name, keeping)| (Name::fixed(name), keeping.clone())).collect();
         let health = health(&settings(), &machines, at(now)).expect("a schedule");
         health.problems.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_store_that_no_machine_has_read_is_not_empty() {
+        let of = |machines: &[(&'static str, Keeping)]| {
+            let machines = machines.iter().map(|(name, keeping)| (Name::fixed(name), keeping.clone())).collect();
+            health(&settings(), &machines, at("2026-11-16T03:05:00Z")).expect("a schedule").store_read
+        };
+        let looked = Keeping { store_read: true, ..Keeping::default() };
+        assert!(!of(&[]) && !of(&[("a", Keeping::default())]));
+        assert!(of(&[("a", looked), ("b", Keeping::default())]));
     }
 
     #[test]
@@ -217,6 +246,8 @@ mod tests {
         insta::assert_snapshot!(words(&[("a", bad)], "2026-11-16T03:40:01Z").join("\n"), @"the newest backup cannot be restored on a since 2026-11-16 03:31 UTC: no room");
         let failing = Keeping { problem: Some(("no way".to_owned(), at("2026-11-16T03:01:00Z"))), full, ..by };
         insta::assert_snapshot!(words(&[("a", failing)], "2026-11-16T03:05:00Z").join("\n"), @"a cannot make backups since 2026-11-16 03:01 UTC: no way");
+        let visited = Keeping { unverified: 6, ..good };
+        insta::assert_snapshot!(words(&[("a", visited)], "2026-11-16T03:59:30Z").join("\n"), @"6 in the store cannot be verified, or are from the future, and are neither counted nor removed: see `raftsman backup list`");
         assert_eq!(health(&Backups { every: None, ..settings() }, &BTreeMap::new(), at("2026-11-16T03:05:00Z")), None);
     }
 }

@@ -1,16 +1,17 @@
-//! What is known of a backup once it was taken and read back ↔ its manifest.
+//! What is known of a backup once it was taken and read back ↔ its manifest, with the signature of the cluster's key.
 
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::history::History;
 use super::name::{Coding, FullName};
 use crate::observed::ClusterId;
 use crate::render::digest;
 use crate::spec::{EtcdVersion, Name};
 
 /// The form that this version writes, and the newest that it reads.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Whose backup it is, and from when: all that is known before its first byte comes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +35,13 @@ pub struct About {
     /// The last revision when etcd had begun to send it: there is nothing later in it. Not known of the oldest backups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upto: Option<i64>,
+    /// The histories of the cluster's data, the oldest first; the last is the one that this backup is of. Not known of
+    /// the oldest backups.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub histories: Vec<History>,
+    /// The `check` of the newest full backup of this history that was in the store when this one began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous: Option<String>,
 }
 
 /// What is in etcd at a revision, as few numbers.
@@ -68,12 +76,60 @@ pub struct Manifest {
     pub coding: Coding,
 }
 
-/// As it is written: with the SHA-256 of all that is before it, in the shortest form of JSON.
+/// As it is written: with the SHA-256 of all that is before it, in the shortest form of JSON, and the signature of that.
 #[derive(Serialize, Deserialize)]
 struct Written<T> {
     #[serde(flatten)]
     manifest: T,
     check: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    signed: Option<Signature>,
+}
+
+/// An Ed25519 signature, and the key that verifies it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Signature {
+    /// The public key, as `raftsman backup key` prints it.
+    pub key: String,
+    /// The signature, in hexadecimal.
+    pub signature: String,
+}
+
+/// What can be signed: its kind is part of what is signed, so that one can never pass for another.
+pub trait Signable: Serialize + DeserializeOwned + Clone {
+    /// The kind, as it is signed.
+    const KIND: &'static str;
+
+    /// What the signature is made over.
+    fn message(&self) -> Result<Vec<u8>, serde_json::Error> {
+        Ok(format!("raftsman {}\n{}", Self::KIND, serde_json::to_string(self)?).into_bytes())
+    }
+
+    /// Its text in the store, for people too.
+    fn text(&self, signed: Option<Signature>) -> Result<String, serde_json::Error> {
+        let written = Written { check: check(self)?, manifest: self.clone(), signed };
+        Ok(serde_json::to_string_pretty(&written)? + "\n")
+    }
+}
+
+/// What was read from a store, and whose signature is not verified yet: nothing in it may be relied upon.
+#[derive(Debug, Clone)]
+pub struct Unverified<T> {
+    claimed: T,
+    signed: Option<Signature>,
+}
+
+impl<T: Signable> Unverified<T> {
+    /// What it claims to be, to hold it against where it lies.
+    pub(super) fn claimed(&self) -> &T {
+        &self.claimed
+    }
+
+    /// Gives it out once `verify` has accepted its signature.
+    pub fn verified<E>(self, verify: impl FnOnce(&T, Option<&Signature>) -> Result<(), E>) -> Result<T, E> {
+        verify(&self.claimed, self.signed.as_ref())?;
+        Ok(self.claimed)
+    }
 }
 
 /// Bytes, and how they are known again.
@@ -126,14 +182,8 @@ pub(super) fn check<T: Serialize>(manifest: &T) -> Result<String, serde_json::Er
     Ok(digest(&serde_json::to_string(manifest)?))
 }
 
-/// A manifest's text, for people too.
-pub(super) fn text<T: Serialize + Clone>(manifest: &T) -> Result<String, serde_json::Error> {
-    let written = Written { check: check(manifest)?, manifest: manifest.clone() };
-    Ok(serde_json::to_string_pretty(&written)? + "\n")
-}
-
 /// A manifest as it was written, or not at all.
-pub(super) fn read<T: Serialize + DeserializeOwned + Clone>(what: &str, bytes: &[u8]) -> Result<T, ManifestError> {
+pub(super) fn read<T: Signable>(what: &str, bytes: &[u8]) -> Result<Unverified<T>, ManifestError> {
     #[derive(Deserialize)]
     struct Form {
         format: u32,
@@ -145,12 +195,16 @@ pub(super) fn read<T: Serialize + DeserializeOwned + Clone>(what: &str, bytes: &
     if format > FORMAT {
         return Err(ManifestError::Newer { what: what(), found: format });
     }
-    let Written::<T> { manifest, .. } = serde_json::from_slice(bytes).map_err(unreadable)?;
+    let Written::<T> { manifest: claimed, signed, .. } = serde_json::from_slice(bytes).map_err(unreadable)?;
     // To the letter: what means the same in other letters was touched as well.
-    match text(&manifest).map_err(unreadable)?.as_bytes() == bytes {
-        true => Ok(manifest),
+    match claimed.text(signed.clone()).map_err(unreadable)?.as_bytes() == bytes {
+        true => Ok(Unverified { claimed, signed }),
         false => Err(ManifestError::Changed { what: what() }),
     }
+}
+
+impl Signable for Manifest {
+    const KIND: &'static str = "full backup";
 }
 
 impl Manifest {
@@ -158,23 +212,19 @@ impl Manifest {
     pub const FORMAT: u32 = FORMAT;
 
     /// Reads the manifest that lies with the backup of this name.
-    pub fn read(name: FullName, bytes: &[u8]) -> Result<Self, ManifestError> {
+    pub fn read(name: FullName, bytes: &[u8]) -> Result<Unverified<Self>, ManifestError> {
         let what = format!("the backup `{name}`");
-        let manifest: Self = read(&what, bytes)?;
-        match manifest.about.name == name {
+        let manifest = read::<Self>(&what, bytes)?;
+        let found = manifest.claimed.about.name;
+        match found == name {
             true => Ok(manifest),
-            false => Err(ManifestError::Misplaced { what, found: manifest.about.name.to_string() }),
+            false => Err(ManifestError::Misplaced { what, found: found.to_string() }),
         }
     }
 
     /// What every word of it is known by.
     pub fn check(&self) -> Result<String, serde_json::Error> {
         check(self)
-    }
-
-    /// Its text, for people too.
-    pub fn text(&self) -> Result<String, serde_json::Error> {
-        text(self)
     }
 
     /// There is no change in it after this one: it was the last when etcd began to send.
@@ -201,6 +251,8 @@ pub(super) mod tests {
                 version: EtcdVersion::default(),
                 begun,
                 upto: Some(44),
+                histories: vec![History::first(ClusterId(7))],
+                previous: None,
             },
             finished: begun,
             hashed: Hashed { hash: 1, compacted: 2, keys: 3 },
@@ -212,16 +264,22 @@ pub(super) mod tests {
 
     #[test]
     fn a_manifest_is_read_as_it_was_written_or_not_at_all() {
-        let (name, text) = (manifest().about.name, manifest().text().expect("a text"));
-        assert_eq!(Manifest::read(name, text.as_bytes()).expect("it counts"), manifest());
+        let signed = Signature { key: "ed25519:aa".to_owned(), signature: "bb".to_owned() };
+        let (name, text) = (manifest().about.name, manifest().text(Some(signed.clone())).expect("a text"));
+        let read = Manifest::read(name, text.as_bytes()).expect("it is whole");
+        let accept = |_: &Manifest, with: Option<&Signature>| (with == Some(&signed)).then_some(()).ok_or("unsigned");
+        assert_eq!(read.verified(accept), Ok(manifest()));
+        let unsigned = manifest().text(None).expect("a text");
+        let read = Manifest::read(name, unsigned.as_bytes()).expect("it is whole");
+        assert_eq!(read.verified(accept), Err("unsigned"));
         let changed = text.replace("\"keys\": 3", "\"keys\": 4");
         assert!(
             changed != text && matches!(Manifest::read(name, changed.as_bytes()), Err(ManifestError::Changed { .. }))
         );
         let lower = text.replace("T03:00:00Z", "t03:00:00z");
         assert!(lower != text && matches!(Manifest::read(name, lower.as_bytes()), Err(ManifestError::Changed { .. })));
-        let newer = text.replace("\"format\": 1", "\"format\": 2");
-        assert!(matches!(Manifest::read(name, newer.as_bytes()), Err(ManifestError::Newer { found: 2, .. })));
+        let newer = text.replace("\"format\": 2", "\"format\": 3");
+        assert!(matches!(Manifest::read(name, newer.as_bytes()), Err(ManifestError::Newer { found: 3, .. })));
         assert!(matches!(Manifest::read(name, &text.as_bytes()[..50]), Err(ManifestError::Unreadable { .. })));
         let elsewhere = FullName::new(name.taken(), 43);
         assert!(matches!(Manifest::read(elsewhere, text.as_bytes()), Err(ManifestError::Misplaced { .. })));

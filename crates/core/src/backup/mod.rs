@@ -12,18 +12,23 @@
 //!     when a backup was restored into a throwaway etcd, and what came of it
 //! ```
 //!
-//! Every object is written once and never again.
+//! Every object is written once and never again. Manifests and records are signed with the cluster's key: write access to
+//! the store is enough to take backups away, and not to put one there.
 
 pub mod changes;
 pub mod drill;
 pub mod health;
+pub mod history;
 pub mod manifest;
 pub mod name;
+pub mod point;
 pub mod retention;
 
 pub use changes::{Batch, ChainError, Change, Event, Lines, chain};
 pub use drill::Drill;
 pub use health::{Health, health, last_drill};
-pub use manifest::{About, Hashed, Manifest, ManifestError, Stored};
+pub use history::History;
+pub use manifest::{About, Hashed, Manifest, ManifestError, Signable, Signature, Stored, Unverified};
 pub use name::{BatchName, Coding, FullName, Layout, NameError, Object};
-pub use retention::{Keep, Kept, Verdict, judge};
+pub use point::{Catalog, Evidence, Lookup, LookupError, Point, Wish};
+pub use retention::{Keep, Kept, Standing, Verdict, judge};

@@ -121,6 +121,11 @@ pub struct BatchName {
     pub number: u64,
 }
 
+impl BatchName {
+    /// Names have room for eight digits.
+    pub const MOST: u64 = 99_999_999;
+}
+
 /// What an object is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Object {
@@ -153,6 +158,12 @@ impl Layout {
     /// All that there is of it begins so.
     pub fn root(&self) -> &str {
         &self.root
+    }
+
+    /// Whether it is that of this cluster of this fleet.
+    pub fn is_of(&self, fleet: &Name, cluster: &Name) -> bool {
+        let above = self.root.strip_suffix(&format!("{fleet}/{cluster}"));
+        above.is_some_and(|above| above.is_empty() || above.ends_with('/'))
     }
 
     /// Where full backups are, a directory each.

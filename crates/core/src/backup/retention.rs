@@ -1,6 +1,8 @@
 //! Backups and how long they are to be kept → which may go.
 //!
-//! What goes must be needed by nothing that stays: batches of changes need their full backup and every batch before them.
+//! Only what was verified counts, and only that goes: what an attacker puts into a store neither pushes a backup out nor
+//! is removed. What goes must be needed by nothing that stays: batches of changes need their full backup and every batch
+//! before them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +12,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::name::FullName;
+use super::point::is_future;
+use crate::observed::ClusterId;
 
 /// What was begun and never finished is somebody's who still works on it, until it is this old.
 const ABANDONED_AFTER: SignedDuration = SignedDuration::from_hours(24);
@@ -17,6 +21,8 @@ const ABANDONED_AFTER: SignedDuration = SignedDuration::from_hours(24);
 /// How long backups are kept. Times are in UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keep {
+    /// So many of the last, whatever else is said; one at least.
+    pub last: u32,
     /// The newest backup of each of so many hours that have one.
     pub hourly: u32,
     /// The same of days.
@@ -27,13 +33,27 @@ pub struct Keep {
     pub changes_s: u64,
 }
 
+/// How a full backup stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Its manifest was read, names it, and has a signature of the cluster's key.
+    Verified {
+        /// The history that it is of.
+        history: ClusterId,
+    },
+    /// It has a manifest that was refused: it is not counted, and stays.
+    Unverified,
+    /// It has no manifest.
+    Unfinished,
+}
+
 /// A full backup in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kept {
     /// Its name.
     pub name: FullName,
-    /// Whether it has a manifest: without one it does not count.
-    pub complete: bool,
+    /// Whether it counts.
+    pub standing: Standing,
     /// Whether it was restored, and found to be what it says.
     pub proven: bool,
     /// When the last change was made that batches since it hold, if there are any.
@@ -47,44 +67,65 @@ pub struct Verdict {
     pub fulls: BTreeSet<FullName>,
     /// The batches of changes since these.
     pub changes: BTreeSet<FullName>,
+    /// Not counted and not removed: names from the future, and manifests that were refused.
+    pub ignored: BTreeSet<FullName>,
 }
 
-/// What may go now.
-pub fn judge(backups: &[Kept], keep: Keep, now: Timestamp) -> Verdict {
-    let complete: BTreeMap<FullName, &Kept> =
-        backups.iter().filter(|backup| backup.complete).map(|backup| (backup.name, backup)).collect();
+/// What may go now. `current` is the history that is in force.
+pub fn judge(backups: &[Kept], keep: Keep, current: Option<ClusterId>, now: Timestamp) -> Verdict {
+    let ignored: BTreeSet<FullName> = backups
+        .iter()
+        .filter(|backup| backup.standing == Standing::Unverified || is_future(backup.name, now))
+        .map(|backup| backup.name)
+        .collect();
+    let verified: BTreeMap<FullName, &Kept> = backups
+        .iter()
+        .filter(|backup| matches!(backup.standing, Standing::Verified { .. }) && !ignored.contains(&backup.name))
+        .map(|backup| (backup.name, backup))
+        .collect();
     let mut staying: BTreeSet<FullName> = BTreeSet::new();
-    // Whatever else is said: the newest, and the newest of which it is known that it can be restored.
-    staying.extend(complete.keys().next_back());
-    staying.extend(complete.values().rev().find(|backup| backup.proven).map(|backup| backup.name));
+    // Whatever else is said: the last ones, by their time, and in the history in force by their revision, which is right
+    // also when a clock was not; and the newest of which it is known that it can be restored.
+    let last = keep.last.max(1) as usize;
+    staying.extend(verified.keys().rev().take(last));
+    let mut in_force: Vec<&&Kept> = verified
+        .values()
+        .filter(|backup| matches!(backup.standing, Standing::Verified { history } if Some(history) == current))
+        .collect();
+    in_force.sort_by_key(|backup| (backup.name.revision(), backup.name));
+    staying.extend(in_force.iter().rev().take(last).map(|backup| backup.name));
+    // Changes that still grow, or would be the only ones left.
+    let mut with_changes: BTreeSet<FullName> = match keep.changes_s {
+        0 => BTreeSet::new(),
+        _ => staying.clone(),
+    };
+    staying.extend(verified.values().rev().find(|backup| backup.proven).map(|backup| backup.name));
     let utc = |name: &FullName| name.taken().to_zoned(TimeZone::UTC).datetime();
     let hour = |name: &FullName| (utc(name).date(), utc(name).hour());
     let day = |name: &FullName| -> Date { utc(name).date() };
     let week = |name: &FullName| -> ISOWeekDate { utc(name).date().iso_week_date() };
-    staying.extend(newest_of_each(&complete, keep.hourly, hour));
-    staying.extend(newest_of_each(&complete, keep.daily, day));
-    staying.extend(newest_of_each(&complete, keep.weekly, |name| (week(name).year(), week(name).week())));
+    staying.extend(newest_of_each(&verified, keep.hourly, hour));
+    staying.extend(newest_of_each(&verified, keep.daily, day));
+    staying.extend(newest_of_each(&verified, keep.weekly, |name| (week(name).year(), week(name).week())));
 
     let window = SignedDuration::from_secs(i64::try_from(keep.changes_s).unwrap_or(i64::MAX));
     let since = now.checked_sub(window).unwrap_or(Timestamp::MIN);
-    // Changes that reach into the time in which every moment counts; and those of the newest, which still grow.
-    let newest = complete.keys().next_back().copied();
-    let wanted = |backup: &Kept| {
-        keep.changes_s > 0 && (backup.changes_until.is_some_and(|until| until >= since) || Some(backup.name) == newest)
-    };
-    let with_changes: BTreeSet<FullName> =
-        complete.values().filter(|backup| wanted(backup)).map(|backup| backup.name).collect();
+    // Changes that reach into the time in which every moment counts.
+    let reaches = |backup: &&&Kept| keep.changes_s > 0 && backup.changes_until.is_some_and(|until| until >= since);
+    with_changes.extend(verified.values().filter(reaches).map(|backup| backup.name));
     staying.extend(&with_changes);
 
-    let abandoned = |backup: &Kept| !backup.complete && backup.name.taken() + ABANDONED_AFTER < now;
-    let goes = |backup: &&Kept| match backup.complete {
-        true => !staying.contains(&backup.name),
-        false => abandoned(backup),
+    let goes = |backup: &&Kept| match backup.standing {
+        _ if ignored.contains(&backup.name) => false,
+        Standing::Verified { .. } => !staying.contains(&backup.name),
+        Standing::Unverified => false,
+        Standing::Unfinished => backup.name.taken() + ABANDONED_AFTER < now,
     };
     let fulls: BTreeSet<FullName> = backups.iter().filter(goes).map(|backup| backup.name).collect();
     let changes = backups.iter().filter(|backup| backup.changes_until.is_some());
     let changes = changes.map(|backup| backup.name).filter(|name| !with_changes.contains(name));
-    Verdict { changes: changes.filter(|name| fulls.contains(name) || complete.contains_key(name)).collect(), fulls }
+    let changes = changes.filter(|name| fulls.contains(name) || verified.contains_key(name)).collect();
+    Verdict { changes, fulls, ignored }
 }
 
 /// The newest of each of the last so many periods that have one at all.

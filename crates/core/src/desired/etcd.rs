@@ -8,8 +8,9 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 
 use super::addresses::Allotment;
-use super::{Capabilities, Cluster, Config, DesireError, Member};
+use super::{Agents, Capabilities, Cluster, Config, DesireError, Member};
 use crate::render;
+use crate::render::etcd::ClientAccess;
 use crate::spec::{Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Machines, Members, Name, Pace, Source};
 
 /// Where an agent listens.
@@ -18,6 +19,8 @@ pub const AGENT_PORT: u16 = 2378;
 pub const CLIENT_PORT: u16 = 2379;
 /// Where etcd listens for other members.
 pub const PEER_PORT: u16 = 2380;
+/// Where etcd serves metrics and the like, where they have a listener of their own.
+pub const HTTP_PORT: u16 = 2381;
 /// The port at which members are asked that no client is to see yet.
 pub const CLOSED_PORT: u16 = 2382;
 
@@ -85,33 +88,52 @@ pub(super) fn url(address: IpAddr, port: u16) -> String {
     format!("https://{}", std::net::SocketAddr::new(address, port))
 }
 
+/// Whether `/metrics`, `/debug/vars`, `/version` and `/health` have a listener of their own. etcd asks for no credentials
+/// there, so that with passwords every client that reaches its port could read them; and it cannot serve its gateway apart
+/// from them.
+pub(super) fn serves_http_apart(spec: &EtcdCluster) -> bool {
+    spec.auth.mode == AuthMode::Password && spec.gateway == Some(false)
+}
+
 /// etcd's configuration of a member at this version.
-pub(super) fn config(spec: &EtcdCluster, member: &Name, address: IpAddr, version: EtcdVersion, pace: Pace) -> Config {
+pub(super) fn config(
+    spec: &EtcdCluster,
+    member: &Name,
+    address: IpAddr,
+    version: EtcdVersion,
+    pace: Pace,
+    access: ClientAccess,
+) -> Config {
+    // The gateway is a client of its own member, with a certificate that a closed listener does not accept.
+    let gateway = access == ClientAccess::Open && spec.gateway.unwrap_or(spec.auth.mode == AuthMode::Password);
     let text = render::etcd::config(&render::etcd::Member {
         name: member,
         client_url: url(address, CLIENT_PORT),
+        http_url: serves_http_apart(spec).then(|| url(address, HTTP_PORT)),
         peer_url: url(address, PEER_PORT),
         version,
-        gateway: spec.gateway.unwrap_or(spec.auth.mode == AuthMode::Password),
+        gateway,
         pace,
+        access,
         cluster: spec,
     });
     Config { digest: render::digest(&text), text }
 }
 
-/// The same for one that nobody finds but those who know the port, and who have a certificate.
+/// The same for a member that listens for clients at [`CLOSED_PORT`], and accepts only raftsman.
 pub(super) fn closed(spec: &EtcdCluster, member: &Name, address: IpAddr, version: EtcdVersion, pace: Pace) -> Config {
     let mut spec = spec.clone();
-    spec.auth.mode = AuthMode::Certificate;
     // Members that start together wait for each other in it, and they are compared anyway.
     spec.corruption_checks.initial = false;
     let text = render::etcd::config(&render::etcd::Member {
         name: member,
         client_url: url(address, CLOSED_PORT),
+        http_url: None,
         peer_url: url(address, PEER_PORT),
         version,
         gateway: false,
         pace,
+        access: ClientAccess::Closed,
         cluster: &spec,
     });
     Config { digest: render::digest(&text), text }
@@ -150,7 +172,8 @@ pub(super) fn resolve(
     let members = places
         .into_iter()
         .map(|(member, address)| {
-            let config = config(spec, &member, address, spec.version, spec.timers.given().unwrap_or_default());
+            let pace = spec.timers.given().unwrap_or_default();
+            let config = config(spec, &member, address, spec.version, pace, ClientAccess::Open);
             let profile = |usage, names: Vec<String>, addresses: Vec<IpAddr>| {
                 let (mut names, mut addresses) = (names, addresses);
                 names.sort();
@@ -187,6 +210,7 @@ pub(super) fn resolve(
         })
         .collect();
     Ok(Cluster {
+        agents: Agents::default(),
         name: name.clone(),
         settings: Arc::new(spec.clone()),
         token,

@@ -1,6 +1,7 @@
 //! A valid Spec and the fleet's identity → Desired, in which every choice is made.
 
 mod addresses;
+mod agents;
 mod etcd;
 mod machines;
 mod users;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 
 use jiff::SignedDuration;
 
-use crate::observed::{Ledger, Side};
+use crate::observed::{Ledger, Origin, Side};
 use crate::render;
 use crate::render::nftables::{self, Firewall};
 use crate::spec::{
@@ -20,8 +21,10 @@ use crate::spec::{
     Spec,
 };
 
+pub use crate::render::etcd::ClientAccess;
 pub use addresses::{LoopbackNetwork, NetworkError};
-pub use etcd::{AGENT_PORT, CLIENT_PORT, CLOSED_PORT, LeafProfile, PEER_PORT, Usage};
+pub use agents::{AGENT_RENEW_BEFORE, AGENT_VALIDITY, Agents};
+pub use etcd::{AGENT_PORT, CLIENT_PORT, CLOSED_PORT, HTTP_PORT, LeafProfile, PEER_PORT, Usage};
 pub use machines::Capabilities;
 pub use users::{Access, User};
 
@@ -78,6 +81,8 @@ pub struct Cluster {
     pub access: Access,
     /// What can be done with its machines.
     pub machines: Capabilities,
+    /// Whom its agents accept, and who signs for them.
+    pub agents: Agents,
     /// From where its machines may be reached, where they have a firewall that is ours.
     pub doors: Option<Doors>,
     /// What its machines are made of, where they are made for it.
@@ -190,10 +195,24 @@ impl Cluster {
 
     /// The rules of who may reach what on each of its machines; nothing where that is not ours to say.
     pub fn firewall(&self, ledger: &Ledger) -> Option<Config> {
+        self.rules(ledger, etcd::serves_http_apart(&self.settings))
+    }
+
+    /// The rules that a machine boots with for the first time.
+    pub fn first_firewall(&self, ledger: &Ledger) -> Option<Config> {
+        self.rules(ledger, false)
+    }
+
+    fn rules(&self, ledger: &Ledger, etcd_metrics: bool) -> Option<Config> {
         let doors = self.doors.as_ref()?;
         let members: Vec<IpAddr> = self.neighbours(ledger).into_iter().collect();
-        let text =
-            nftables::rules(&Firewall { doors, agent_port: AGENT_PORT, members: &members, metrics: self.metrics });
+        let text = nftables::rules(&Firewall {
+            doors,
+            agent_port: AGENT_PORT,
+            members: &members,
+            metrics: self.metrics,
+            etcd_metrics,
+        });
         Some(Config { digest: render::digest(&text), text })
     }
 
@@ -203,9 +222,39 @@ impl Cluster {
         self.settings.timers.given().or_else(|| ledger.preflight.as_ref().map(|preflight| preflight.pace))
     }
 
+    /// Which clients members accept now. Where auth is wanted, every client that is accepted before it is on is a
+    /// superuser: it is seen on first, in this very cluster, and then members are opened to clients.
+    pub fn client_access(&self, ledger: &Ledger) -> ClientAccess {
+        let rebuilt = ledger.recovery.is_some() || ledger.restoration.is_some();
+        let secured = !rebuilt && ledger.secured.is_some() && ledger.secured == ledger.cluster;
+        match self.auth {
+            AuthMode::None => ClientAccess::Open,
+            AuthMode::Certificate | AuthMode::Password if secured => ClientAccess::Open,
+            // So far the file let every client do everything.
+            AuthMode::Certificate if ledger.auth == Some(AuthMode::None) => ClientAccess::Open,
+            // No certificate was issued yet but raftsman's own.
+            AuthMode::Certificate if ledger.secured.is_none() && self.is_sole_issuer(ledger) => ClientAccess::Open,
+            AuthMode::Certificate | AuthMode::Password => ClientAccess::Closed,
+        }
+    }
+
+    /// Whether raftsman made every authority whose client certificates are accepted.
+    fn is_sole_issuer(&self, ledger: &Ledger) -> bool {
+        match &ledger.clients {
+            Some(trust) => trust.trusted().iter().all(|authority| authority.origin == Origin::Made),
+            None => self.authorities.clients == Authority::Made,
+        }
+    }
+
     /// A member's configuration at this version, which may be one on the way to the file's.
-    pub fn config<'a>(&self, member: &'a Member, version: EtcdVersion, pace: Pace) -> Cow<'a, Config> {
-        self.config_at(member, version, member.address, pace)
+    pub fn config<'a>(
+        &self,
+        member: &'a Member,
+        version: EtcdVersion,
+        pace: Pace,
+        access: ClientAccess,
+    ) -> Cow<'a, Config> {
+        self.config_at(member, version, member.address, pace, access)
     }
 
     /// The same at this address: one on the move is configured for its new place when it goes there.
@@ -215,15 +264,17 @@ impl Cluster {
         version: EtcdVersion,
         address: IpAddr,
         pace: Pace,
+        access: ClientAccess,
     ) -> Cow<'a, Config> {
         let rendered = self.settings.timers.given().unwrap_or_default();
-        if version == self.version && address == member.address && pace == rendered {
+        let same = version == self.version && address == member.address && pace == rendered;
+        if same && access == ClientAccess::Open {
             return Cow::Borrowed(&member.config);
         }
-        Cow::Owned(etcd::config(&self.settings, &member.name, address, version, pace))
+        Cow::Owned(etcd::config(&self.settings, &member.name, address, version, pace, access))
     }
 
-    /// A member's configuration while no client is to see it: it is asked at [`CLOSED_PORT`].
+    /// A member's configuration while it is compared with the others: it listens at [`CLOSED_PORT`].
     pub fn closed_config(&self, member: &Member, version: EtcdVersion, pace: Pace) -> Config {
         etcd::closed(&self.settings, &member.name, member.address, version, pace)
     }

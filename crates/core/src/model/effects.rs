@@ -1,5 +1,7 @@
 //! An action on the simulated world → its predicted effect, or why it is impossible.
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -70,7 +72,7 @@ impl World {
             }
             Action::CreateMachine { machine } => {
                 self.made += 1;
-                let firewall = desired.firewall(&self.ledger).map(|rules| rules.digest);
+                let firewall = desired.first_firewall(&self.ledger).map(|rules| rules.digest);
                 let incarnation = format!("made-{}", self.made);
                 let member = desired.member(machine);
                 let address = member.ok_or_else(|| Impossible(format!("{machine} is not in the file")))?.address;
@@ -110,6 +112,16 @@ impl World {
                 configured.quota = i64::try_from(desired.settings.quota.bytes()).unwrap_or(i64::MAX);
             }
             Action::SetFirewall { machine, digest } => self.claimed(machine)?.firewall = Some(digest.clone()),
+            Action::SetAccess { machine, digest } => self.claimed(machine)?.access = Some(digest.clone()),
+            Action::RenewAgent { machine } => {
+                let (now, agents) = (self.now, &desired.agents);
+                let renewed = self.claimed(machine)?;
+                if let Some(certificate) = &mut renewed.agent_certificate {
+                    certificate.not_before = now;
+                    certificate.not_after = agents.renewed_until(now);
+                    certificate.issuer_key = agents.signer.clone().unwrap_or_else(|| certificate.issuer_key.clone());
+                }
+            }
             Action::Deliver { machine } => self.claimed(machine)?.delivery = Delivery::Current,
             Action::StartEtcd { machine, version, data } => {
                 if matches!(data, StartData::Alone(_)) {
@@ -156,7 +168,13 @@ impl World {
                     let Data::Present { cluster, .. } = self.claimed(machine)?.data else {
                         return Err(Impossible(format!("{machine} was not restored")));
                     };
+                    let pace = desired.pace(&self.ledger).unwrap_or_default();
+                    let access = desired.client_access(&self.ledger);
+                    let config = desired.member(machine).map(|m| desired.config(m, version, pace, access));
+                    self.claimed(machine)?.config = config.map(|config| config.digest.clone());
                     self.start(machine, version, StartData::Of(cluster), warm_up)?;
+                    // Machines that make backups by themselves are told of the history that begins.
+                    self.claimed(machine)?.delivery = undelivered(desired);
                 }
             }
             Action::RebuildMachine { machine } => {
@@ -207,7 +225,8 @@ impl World {
                 self.stop(machine, Some(*cluster))?;
                 let member = desired.member(machine);
                 let pace = desired.pace(&self.ledger).unwrap_or_default();
-                let digest = member.map(|m| desired.config(m, *version, pace).digest.clone());
+                let access = desired.client_access(&self.ledger);
+                let digest = member.map(|m| desired.config(m, *version, pace, access).digest.clone());
                 let address = member.map(|m| m.address);
                 let moved = self.claimed(machine)?;
                 moved.config = digest;
@@ -244,6 +263,7 @@ impl World {
                 agreed.root = Root::Ready;
                 users::create_root(&mut agreed.access);
             })?,
+            Action::ChangeRootPassword => self.agree(|agreed| agreed.root = Root::Ready)?,
             Action::EnableAuth => {
                 let mut without_root = false;
                 self.agree(|agreed| {
@@ -384,7 +404,10 @@ impl World {
             }
             (StartData::Of(wanted) | StartData::Alone(wanted), Data::Present { cluster, .. }) if wanted == *cluster => {
             }
-            _ => return Err(Impossible(format!("the data of {name} is not as expected"))),
+            (StartData::Empty | StartData::Joining(_), Data::Present { .. } | Data::Unreadable { .. })
+            | (StartData::Of(_) | StartData::Alone(_), Data::Empty | Data::Present { .. } | Data::Unreadable { .. }) => {
+                return Err(Impossible(format!("the data of {name} is not as expected")));
+            }
         }
         let this = machine.member();
         let config = machine.config.clone();

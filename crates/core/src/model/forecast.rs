@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::World;
 use crate::desired::Cluster;
-use crate::observed::{Fact, Observed, Tolerance};
+use crate::observed::{Fact, Observed, Problem, Tolerance};
 use crate::plan::{Patience, Pause, Plan, Step, Waiting, plan};
 
 /// More waves than any sound plan has: a planner that goes round in circles is cut off here.
@@ -61,9 +61,18 @@ fn forecast_by(
     let mut waves = Vec::new();
     let mut seen = observed.clone();
     let tolerance = crate::observed::View::of(observed).tolerance();
-    let mut settled = 0;
+    let (mut settled, mut came_up) = (0, 0);
     loop {
         let next = planner(desired, &seen, now);
+        // What a step of ours has started comes up by itself: the agent of a machine starts its etcd.
+        let comes_up = |w: &Waiting| matches!(w, Waiting::EtcdStarting { .. } | Waiting::NoQuorumYet { .. });
+        if next.steps.is_empty() && !waves.is_empty() && came_up < MAX_SETTLING && next.waiting.iter().any(comes_up) {
+            came_up += 1;
+            world.pass_time();
+            world.remember(desired);
+            seen = still_unreachable(world.observe(desired), observed);
+            continue;
+        }
         // What etcd is about to do by itself, it does: the way goes on behind it.
         if next.steps.is_empty() && settled < MAX_SETTLING && next.waiting.iter().any(settling) {
             settled += 1;
@@ -111,6 +120,7 @@ fn stuck(waiting: &Waiting) -> bool {
             | Waiting::NotMeasured { .. }
             | Waiting::NoQuorumYet { .. }
             | Waiting::EtcdStarting { .. }
+            | Waiting::EtcdSilent { .. }
             | Waiting::WouldLoseQuorum { .. }
             | Waiting::LearnerCatchingUp { .. }
             | Waiting::HealFirst { .. }
@@ -131,6 +141,10 @@ fn still_unreachable(mut seen: Observed, observed: &Observed) -> Observed {
         let Some(before) = observed.members.get(name) else { continue };
         if let Fact::Unreachable { .. } = before.machine {
             *member = before.clone();
+        }
+        // What no step of ours and no waiting mends stays as it is.
+        if let Some(Problem::Denied | Problem::Unclear) = before.problem {
+            (member.etcd, member.problem) = (before.etcd.clone(), before.problem);
         }
         if let (Fact::Unreachable { .. }, Fact::Unreachable { .. }) = (&before.agent, &member.agent) {
             member.agent = before.agent.clone();

@@ -32,6 +32,7 @@ impl World {
                 machine: Fact::Absent { at },
                 agent: Fact::Absent { at },
                 etcd: Fact::Absent { at },
+                problem: None,
             };
         };
         let agent = if machine.power == Power::Stopped {
@@ -64,6 +65,7 @@ impl World {
             },
             agent,
             etcd,
+            problem: None,
         }
     }
 
@@ -101,7 +103,7 @@ impl World {
             auth: asked.map(|a| a.auth),
             root: agreed.map_or(crate::observed::Root::Unknown, |a| a.root),
             doors: asked.filter(|a| a.auth || desired.auth == AuthMode::None).map(|a| a.doors.clone()),
-            access: asked.filter(|a| a.auth && !desired.access.is_silent()).map(|a| Ok(a.access.clone())),
+            access: asked.filter(|a| a.auth).map(|a| Ok(a.access.clone())),
             settings: BTreeMap::new(),
             read_error,
         }
@@ -117,13 +119,19 @@ fn report(name: &Name, machine: &MachineModel) -> AgentReport {
         version: "model".to_owned(),
         generation: 0,
         clock_offset_ms: machine.clock_offset_ms,
-        certificate: None,
+        certificate: machine.agent_certificate.clone(),
         disk: machine.disk,
         firewall: machine.firewall.clone(),
+        access: machine.access.clone(),
         delivery: machine.delivery.clone(),
         backups: None,
         etcd: EtcdOnMachine {
             installed: machine.installed.iter().map(|v| (*v, String::new())).collect::<BTreeMap<_, _>>(),
+            config_text: machine.config.as_ref().and_then(|digest| machine.texts.get(digest)).cloned(),
+            running_config_text: {
+                let digest = process.config.as_ref().filter(|_| running);
+                digest.and_then(|digest| machine.texts.get(digest)).cloned()
+            },
             config: machine.config.clone(),
             running_config: process.config.clone().filter(|_| running),
             running_version: process.version.filter(|_| running),

@@ -74,6 +74,10 @@ pub struct MachineModel {
     pub shape: Option<Shape>,
     /// Digest of its firewall's rules.
     pub firewall: Option<String>,
+    /// Digest of which clients its agent accepts.
+    pub access: Option<String>,
+    /// Its agent's own certificate, where that is of interest.
+    pub agent_certificate: Option<CertificateFacts>,
     /// Whether it has the secrets that the file refers to.
     pub delivery: Delivery,
     /// Installed versions.
@@ -82,6 +86,8 @@ pub struct MachineModel {
     pub certificates: BTreeMap<Purpose, CertificateFacts>,
     /// Digest of the configuration file.
     pub config: Option<String>,
+    /// The texts of configurations that were seen, by digest.
+    pub texts: BTreeMap<String, String>,
     /// The address in it.
     pub config_address: Option<IpAddr>,
     /// The data directory.
@@ -168,10 +174,13 @@ impl MachineModel {
             disk: Disk { free: 1 << 34, total: 1 << 35 },
             shape: None,
             firewall: None,
+            access: None,
+            agent_certificate: None,
             delivery: Delivery::Current,
             installed: BTreeSet::new(),
             certificates: BTreeMap::new(),
             config: None,
+            texts: BTreeMap::new(),
             config_address: None,
             data: Data::Empty,
             had_data: false,
@@ -274,10 +283,14 @@ impl World {
                 machine.clock_offset_ms = report.clock_offset_ms;
                 machine.disk = report.disk;
                 machine.firewall.clone_from(&report.firewall);
+                machine.access.clone_from(&report.access);
+                machine.agent_certificate.clone_from(&report.certificate);
                 machine.delivery.clone_from(&report.delivery);
                 machine.installed = etcd.installed.keys().copied().collect();
                 machine.certificates.clone_from(&etcd.certificates);
                 machine.config.clone_from(&etcd.config);
+                let texts = [(&etcd.config, &etcd.config_text), (&etcd.running_config, &etcd.running_config_text)];
+                machine.texts = texts.into_iter().filter_map(|(d, t)| Some((d.clone()?, t.clone()?))).collect();
                 machine.config_address = observed.ledger.members.get(name).and_then(|url| address_of(url));
                 machine.data = etcd.data.clone();
                 machine.had_data = etcd.had_data;
@@ -310,6 +323,7 @@ impl World {
     fn trust_the_silent(&mut self, desired: &Cluster, observed: &Observed) {
         let others = observed.members.values().filter_map(|m| m.etcd.seen());
         let pace = desired.pace(&observed.ledger).unwrap_or_default();
+        let access = desired.client_access(&observed.ledger);
         let assumed = others.map(|e| e.version).min().unwrap_or(desired.version);
         for (name, incarnation) in &observed.ledger.started {
             let (Some(seen), Some(member)) = (observed.members.get(name), desired.member(name)) else { continue };
@@ -332,7 +346,7 @@ impl World {
                 machine.installed = BTreeSet::from([version]);
                 machine.last_version = Some(version);
                 machine.certificates = certificates;
-                machine.config = Some(desired.config(member, version, pace).digest.clone());
+                machine.config = Some(desired.config(member, version, pace, access).digest.clone());
                 machine.config_address = observed.ledger.members.get(name).and_then(|url| address_of(url));
                 machine.data = data;
                 machine.had_data = true;
@@ -372,8 +386,9 @@ impl World {
         }
         agreed.formed |= etcd.leader.is_some();
         agreed.auth |= etcd.auth.unwrap_or(false);
-        if etcd.root == Root::Ready {
-            agreed.root = Root::Ready;
+        match etcd.root {
+            root @ (Root::Ready | Root::Outdated) => agreed.root = root,
+            Root::Missing | Root::Unknown => {}
         }
         if let Some(doors) = &etcd.doors {
             agreed.doors = doors.clone();

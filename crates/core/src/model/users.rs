@@ -1,5 +1,7 @@
 //! A change of roles or users → what the cluster has agreed upon then, as etcd would, or why etcd would refuse.
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 use std::collections::BTreeSet;
 
 use super::effects::Impossible;
@@ -87,7 +89,51 @@ pub(super) fn change(access: &mut Access, desired: &Cluster, action: &Action) ->
             }
             access.users.remove(user);
         }
-        _ => {}
+        // They change no role and no user.
+        Action::MakeAuthorities
+        | Action::NextAuthority { .. }
+        | Action::SwitchAuthority { .. }
+        | Action::RetireAuthority { .. }
+        | Action::ForgetAuthority { .. }
+        | Action::StoreTrust { .. }
+        | Action::CreateMachine { .. }
+        | Action::StartMachine { .. }
+        | Action::Enroll { .. }
+        | Action::Measure
+        | Action::InstallEtcd { .. }
+        | Action::IssueCertificate { .. }
+        | Action::ConfigureEtcd { .. }
+        | Action::SetFirewall { .. }
+        | Action::SetAccess { .. }
+        | Action::RenewAgent { .. }
+        | Action::Deliver { .. }
+        | Action::StartEtcd { .. }
+        | Action::RestartEtcd { .. }
+        | Action::RestartTogether { .. }
+        | Action::StopEtcd { .. }
+        | Action::ClearData { .. }
+        | Action::RestoreData { .. }
+        | Action::PrepareRestore
+        | Action::RestoreBackup { .. }
+        | Action::CompareRestored { .. }
+        | Action::DeleteMachine { .. }
+        | Action::RebuildMachine { .. }
+        | Action::MoveMachine { .. }
+        | Action::AddLearner { .. }
+        | Action::PromoteMember { .. }
+        | Action::RemoveMember { .. }
+        | Action::UpdateMember { .. }
+        | Action::MoveLeader { .. }
+        | Action::Compact { .. }
+        | Action::Defragment { .. }
+        | Action::DisarmAlarm { .. }
+        | Action::TakeSnapshot { .. }
+        | Action::EnableDowngrade { .. }
+        | Action::CancelDowngrade
+        | Action::CreateRoot
+        | Action::ChangeRootPassword
+        | Action::EnableAuth
+        | Action::DisableAuth => {}
     }
     Ok(())
 }

@@ -39,6 +39,9 @@ pub struct AgentReport {
     /// Digest of the rules of who may reach what, where raftsman made the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firewall: Option<String>,
+    /// Digest of the fleet's CAs that it trusts and of what is revoked, where it was ever told other than at its start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<String>,
     /// Whether it has the secrets that the file refers to for machines.
     #[serde(default, skip_serializing_if = "Delivery::is_current")]
     pub delivery: Delivery,
@@ -56,6 +59,9 @@ pub struct Keeping {
     pub keeps: bool,
     /// The newest full backup that counts, as far as it knows.
     pub full: Option<FullName>,
+    /// Whether it has read the store: only then no full backup means that there is none.
+    #[serde(default)]
+    pub store_read: bool,
     /// All that was written until then is in the store; not known where changes are not written down.
     pub covered: Option<Timestamp>,
     /// When it last saw that some machine makes them, or began to look.
@@ -68,6 +74,9 @@ pub struct Keeping {
     /// Why drills fail, and since when.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drill_problem: Option<(String, Timestamp)>,
+    /// So many full backups in the store could not be verified, or are from the future.
+    #[serde(default)]
+    pub unverified: u32,
 }
 
 /// Whether a machine was given what the file refers to. What that is stays out of what is observed: no digest of a
@@ -107,6 +116,12 @@ pub struct EtcdOnMachine {
     pub installed: BTreeMap<EtcdVersion, String>,
     /// Digest of the configuration file.
     pub config: Option<String>,
+    /// The text of that file as it was sent, where the agent tells it: the machine's directory is `{root}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_text: Option<String>,
+    /// The text of the configuration that the running process was started with, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running_config_text: Option<String>,
     /// Digest of the configuration that the running process was started with.
     pub running_config: Option<String>,
     /// Version that the running process was started with.

@@ -129,6 +129,18 @@ pub enum Alarm {
     Corrupt,
 }
 
+/// Why an etcd that listens could not be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Problem {
+    /// It accepts connections and does not answer.
+    Silent,
+    /// It does not accept our password.
+    Denied,
+    /// It answers something that makes no sense.
+    Unclear,
+}
+
 /// The superuser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -139,6 +151,8 @@ pub enum Root {
     Missing,
     /// There is, with the role.
     Ready,
+    /// It has the password that the state knows of, and the file refers to another.
+    Outdated,
 }
 
 /// How a client without credentials is called.

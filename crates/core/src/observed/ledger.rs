@@ -1,14 +1,17 @@
 //! The state's memory of a cluster → what no look at the world can tell.
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::etcd::{Alarm, ClusterId, ListedMember, MemberId};
+use super::etcd::{Alarm, ClusterId, ListedMember, MemberId, Problem};
 use super::{AuthorityRecord, Data, Observed, Preflight, Side, Trust, View};
 use crate::action::{Action, StartData};
-use crate::backup::{Drill, FullName};
+use crate::backup::history::begin;
+use crate::backup::{Drill, FullName, History, Manifest};
 use crate::desired::Cluster;
 use crate::spec::{AuthMode, EtcdVersion, Name};
 use crate::versions::{Line, REQUESTS_OF_TODAY};
@@ -37,6 +40,10 @@ pub struct Ledger {
     /// How clients proved who they are when the cluster was first started: its superuser is made for this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auth: Option<AuthMode>,
+    /// The cluster in which auth was last seen on. Before that, in another cluster or in none, members accept no client
+    /// but raftsman where the file wants auth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secured: Option<ClusterId>,
     /// The authorities of the peers' certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peers: Option<Trust>,
@@ -82,6 +89,10 @@ pub struct Ledger {
     /// Set while a backup takes the place of all data, because somebody decided so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restoration: Option<Restoration>,
+    /// The histories of the cluster's data before and after restores and recoveries, the oldest first; empty before the
+    /// first of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub histories: Vec<History>,
 }
 
 /// A backup that takes the place of all data of a cluster.
@@ -89,6 +100,12 @@ pub struct Ledger {
 pub struct Restoration {
     /// The full backup that it comes from.
     pub backup: FullName,
+    /// The history that it comes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<ClusterId>,
+    /// What was verified when it was decided: machines that read the store themselves are held to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<Box<Manifest>>,
     /// The last revision in it.
     pub revision: i64,
     /// How many keys there are then.
@@ -267,32 +284,124 @@ impl Ledger {
             Action::Compact { revision } if View::of(observed).alarmed(Alarm::NoSpace) => {
                 self.space = Some(SpaceRecord { revision: *revision, done: false, rewritten: BTreeSet::new() });
             }
-            _ => {}
+            // A look at the world tells whether it was done, or what carries it out writes it down.
+            Action::MakeAuthorities
+            | Action::NextAuthority { .. }
+            | Action::SwitchAuthority { .. }
+            | Action::RetireAuthority { .. }
+            | Action::ForgetAuthority { .. }
+            | Action::StoreTrust { .. }
+            | Action::CreateMachine { .. }
+            | Action::StartMachine { .. }
+            | Action::Enroll { .. }
+            | Action::Measure
+            | Action::InstallEtcd { .. }
+            | Action::IssueCertificate { .. }
+            | Action::ConfigureEtcd { .. }
+            | Action::SetFirewall { .. }
+            | Action::SetAccess { .. }
+            | Action::RenewAgent { .. }
+            | Action::Deliver { .. }
+            | Action::RestartEtcd { .. }
+            | Action::RestartTogether { .. }
+            | Action::StopEtcd { .. }
+            | Action::RestoreData { .. }
+            | Action::PrepareRestore
+            | Action::RestoreBackup { .. }
+            | Action::CompareRestored { .. }
+            | Action::DeleteMachine { .. }
+            | Action::RebuildMachine { .. }
+            | Action::MoveMachine { .. }
+            | Action::PromoteMember { .. }
+            | Action::MoveLeader { .. }
+            | Action::Compact { .. }
+            | Action::Defragment { .. }
+            | Action::DisarmAlarm { .. }
+            | Action::TakeSnapshot { .. }
+            | Action::EnableDowngrade { .. }
+            | Action::CancelDowngrade
+            | Action::CreateRoot
+            | Action::ChangeRootPassword
+            | Action::SetRole { .. }
+            | Action::DeleteRole { .. }
+            | Action::SetUser { .. }
+            | Action::DeleteUser { .. } => {}
         }
     }
 
     /// What is known once an action was done.
     pub fn after(&mut self, action: &Action) {
-        match (action, &mut self.space) {
-            (Action::Compact { revision }, Some(space)) => space.done |= space.revision == *revision,
-            (Action::Defragment { machine }, Some(space)) => {
-                space.rewritten.insert(machine.clone());
+        match action {
+            Action::Compact { revision } => {
+                self.space.iter_mut().for_each(|space| space.done |= space.revision == *revision);
             }
-            (Action::CompareRestored { .. }, _) => self.restoration.iter_mut().for_each(|it| it.agreed = true),
-            _ => {}
+            Action::Defragment { machine } => self.space.iter_mut().for_each(|space| {
+                space.rewritten.insert(machine.clone());
+            }),
+            Action::CompareRestored { .. } => self.restoration.iter_mut().for_each(|it| it.agreed = true),
+            // The next look shows it.
+            Action::MakeAuthorities
+            | Action::NextAuthority { .. }
+            | Action::SwitchAuthority { .. }
+            | Action::RetireAuthority { .. }
+            | Action::ForgetAuthority { .. }
+            | Action::StoreTrust { .. }
+            | Action::CreateMachine { .. }
+            | Action::StartMachine { .. }
+            | Action::Enroll { .. }
+            | Action::Measure
+            | Action::InstallEtcd { .. }
+            | Action::IssueCertificate { .. }
+            | Action::ConfigureEtcd { .. }
+            | Action::SetFirewall { .. }
+            | Action::SetAccess { .. }
+            | Action::RenewAgent { .. }
+            | Action::Deliver { .. }
+            | Action::StartEtcd { .. }
+            | Action::RestartEtcd { .. }
+            | Action::RestartTogether { .. }
+            | Action::StopEtcd { .. }
+            | Action::ClearData { .. }
+            | Action::RestoreData { .. }
+            | Action::PrepareRestore
+            | Action::RestoreBackup { .. }
+            | Action::DeleteMachine { .. }
+            | Action::RebuildMachine { .. }
+            | Action::MoveMachine { .. }
+            | Action::AddLearner { .. }
+            | Action::PromoteMember { .. }
+            | Action::RemoveMember { .. }
+            | Action::UpdateMember { .. }
+            | Action::MoveLeader { .. }
+            | Action::DisarmAlarm { .. }
+            | Action::TakeSnapshot { .. }
+            | Action::EnableDowngrade { .. }
+            | Action::CancelDowngrade
+            | Action::CreateRoot
+            | Action::ChangeRootPassword
+            | Action::EnableAuth
+            | Action::DisableAuth
+            | Action::SetRole { .. }
+            | Action::DeleteRole { .. }
+            | Action::SetUser { .. }
+            | Action::DeleteUser { .. } => {}
         }
     }
 
     /// Takes in what a look at the world showed and a later one may not show.
     pub fn learn(&mut self, desired: &Cluster, observed: &Observed, now: Timestamp) {
-        self.rebuilt(observed);
-        self.restored(observed);
+        self.rebuilt(observed, now);
+        self.restored(observed, now);
         let view = View::of(observed);
         let (Some(list), 1) = (view.listed, view.clusters.len()) else { return };
         if !view.has_quorum() {
             return;
         }
         self.cluster = self.cluster.or_else(|| view.clusters.keys().next().copied());
+        // What one member has applied is committed: no other member forgets it.
+        if view.answering.values().any(|etcd| etcd.auth == Some(true) && Some(etcd.cluster) == self.cluster) {
+            self.secured = self.cluster;
+        }
         for member in list {
             if let (Ok(name), Some(url)) = (Name::parse(&member.name), member.peer_urls.first()) {
                 self.members.insert(name, url.clone());
@@ -308,8 +417,14 @@ impl Ledger {
             listed.contains_key(name) || desired.member(name).is_some() || !gone()
         });
         let voter = |name: &Name| listed.get(name).is_some_and(|m| !m.learner);
-        self.down_since.retain(|name, _| voter(name) && !view.healthy.contains(name));
-        for name in listed.keys().filter(|name| voter(name) && !view.healthy.contains(name)) {
+        // One whose answer is refused or makes no sense is up, whatever else is wrong with it.
+        let answers = |name: &Name| {
+            let problem = observed.members.get(name).and_then(|seen| seen.problem);
+            matches!(problem, Some(Problem::Denied | Problem::Unclear))
+        };
+        let down = |name: &Name| voter(name) && !view.healthy.contains(name) && !answers(name);
+        self.down_since.retain(|name, _| down(name));
+        for name in listed.keys().filter(|name| down(name)) {
             self.down_since.entry(name.clone()).or_insert(now);
         }
         // The mark is about the member that was: its successor has nothing to do with it.
@@ -347,12 +462,13 @@ impl Ledger {
     }
 
     /// Once the survivor has the data of a cluster of its own, that one is ours, and nobody else is in it.
-    fn rebuilt(&mut self, observed: &Observed) {
+    fn rebuilt(&mut self, observed: &Observed, now: Timestamp) {
         let Some(recovery) = &mut self.recovery else { return };
         recovery.settled |= recovery.alone && View::of(observed).is_alone(&recovery.survivor);
         let found = observed.members.get(&recovery.survivor).and_then(|m| m.cluster_on_disk());
         let Some(cluster) = found.filter(|found| *found != recovery.of) else { return };
-        let survivor = recovery.survivor.clone();
+        let (survivor, parent) = (recovery.survivor.clone(), recovery.of);
+        self.begin_history(cluster, Some(parent), None, now);
         self.cluster = Some(cluster);
         self.reshaped = true;
         self.members.retain(|name, _| *name == survivor);
@@ -365,8 +481,8 @@ impl Ledger {
     }
 
     /// Once all members have the same of a backup, they are the cluster.
-    fn restored(&mut self, observed: &Observed) {
-        let Some(restoration) = self.restoration.as_ref().filter(|restoration| restoration.agreed) else { return };
+    fn restored(&mut self, observed: &Observed, now: Timestamp) {
+        let Some(restoration) = self.restoration.clone().filter(|restoration| restoration.agreed) else { return };
         let report = |name: &Name| observed.members.get(name).and_then(|member| member.report());
         let Some(cluster) = restoration.members.keys().find_map(|name| match report(name)?.etcd.data {
             Data::Present { cluster, .. } => Some(cluster).filter(|found| !restoration.old.contains(found)),
@@ -374,6 +490,7 @@ impl Ledger {
         }) else {
             return;
         };
+        self.begin_history(cluster, restoration.history, Some(restoration.revision), now);
         self.cluster = Some(cluster);
         self.members.clone_from(&restoration.members);
         self.founders.clone_from(&restoration.members);
@@ -384,6 +501,24 @@ impl Ledger {
         self.evicted.clear();
         self.replace.clear();
         (self.learner, self.space, self.log_renewed, self.restoration) = (None, None, None, None);
+    }
+
+    /// The histories that lead to the data of now, the oldest first.
+    pub fn lineage(&self) -> Vec<History> {
+        let mut histories = self.histories.clone();
+        if let Some(cluster) = self.cluster
+            && histories.last().map(|history| history.id) != Some(cluster)
+        {
+            begin(&mut histories, History::first(cluster));
+        }
+        histories
+    }
+
+    /// What is written from now on is another history than what was.
+    fn begin_history(&mut self, id: ClusterId, parent: Option<ClusterId>, revision: Option<i64>, now: Timestamp) {
+        let mut histories = self.lineage();
+        begin(&mut histories, History { id, parent, revision, began: Some(now) });
+        self.histories = histories;
     }
 
     fn follow(&mut self, list: &[ListedMember], view: &View<'_>, now: Timestamp) {

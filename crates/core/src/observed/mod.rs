@@ -6,6 +6,7 @@ mod fact;
 mod ledger;
 mod member;
 mod preflight;
+mod rebuild;
 mod trust;
 mod upkeep;
 mod users;
@@ -21,10 +22,11 @@ pub use agent::{
     Agent, AgentReport, CertificateFacts, Data, Delivery, Disk, EtcdOnMachine, Keeping, LogEnd, PortTaken, Purpose,
     Service, ServiceState,
 };
-pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Root};
+pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Problem, Root};
 pub use fact::Fact;
 pub use ledger::{Adopted, LearnerRecord, Ledger, Recovery, Restoration, SnapshotRecord, SnapshotSource, SpaceRecord};
 pub use preflight::{Concern, Measured, Measurement, Preflight, Worst, judge, recommend, time};
+pub use rebuild::RebuildError;
 pub use trust::{AuthorityRecord, Greeting, Handshakes, Origin, Side, Trust};
 pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally, Upkeep, size};
 pub use users::{Access, Granted, Password, ROOT, Role, User};
@@ -67,6 +69,9 @@ pub struct MemberObserved {
     pub agent: Fact<Agent>,
     /// The answer of etcd itself at the member's client address.
     pub etcd: Fact<EtcdFacts>,
+    /// Why etcd could not be asked, where something listens there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
 }
 
 /// The provider's word on a machine.

@@ -1,9 +1,9 @@
 //! Members that should run, members that run → first start, restarts, and whose cluster this is.
 
 use super::machines::Ready;
-use super::{Draft, Reason, Step, Waiting, members, safety, trust, upkeep, versions};
+use super::{Draft, Reason, Step, Waiting, auth, members, safety, trust, upkeep, versions};
 use crate::action::{Action, StartData};
-use crate::observed::{ClusterId, Data, Fact, ServiceState, Side, quorum};
+use crate::observed::{ClusterId, Data, Fact, Problem, ServiceState, Side, quorum};
 use crate::spec::{AuthMode, EtcdVersion, Name};
 
 /// After so many ends a process does not come up by itself any more.
@@ -172,11 +172,29 @@ fn await_health(draft: &mut Draft<'_>, name: &Name) {
             }
         }
         Fact::Unreachable { error, .. } => {
-            draft.wait(Waiting::EtcdStarting { machine: name.clone(), error: error.clone() });
+            let (machine, error) = (name.clone(), error.clone());
+            match member.problem {
+                None => draft.wait(Waiting::EtcdStarting { machine, error }),
+                Some(Problem::Silent) => draft.wait(Waiting::EtcdSilent { machine, error }),
+                Some(Problem::Unclear) => draft.wait(Waiting::EtcdUnclear { machine, error }),
+                Some(Problem::Denied) => denied(draft, machine),
+            }
         }
         Fact::Absent { .. } => {
             draft.wait(Waiting::EtcdStarting { machine: name.clone(), error: "nothing listens yet".to_owned() });
         }
+    }
+}
+
+/// One thing to do, whatever the number of members.
+fn denied(draft: &mut Draft<'_>, machine: Name) {
+    let known = draft.waiting.iter_mut().find_map(|waiting| match waiting {
+        Waiting::AuthenticationFailed { members } => Some(members),
+        _ => None,
+    });
+    match known {
+        Some(members) => members.push(machine),
+        None => draft.wait(Waiting::AuthenticationFailed { members: vec![machine] }),
     }
 }
 
@@ -213,8 +231,10 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
         .filter(|r| !draft.standing(&r.member.name).outside())
         .filter(|r| match r.report.etcd.service.state {
             ServiceState::Running => {
-                let changed = r.report.etcd.running_config.as_ref() != Some(&r.digest) || changes(r).is_some();
-                changed || distrusts(draft, r)
+                let running = r.report.etcd.running_config.as_ref();
+                // One that accepts clients already is not closed to them: auth is turned on at once.
+                let configured = running == Some(&r.digest) || r.open.is_some() && running == r.open.as_ref();
+                !configured || changes(r).is_some() || distrusts(draft, r)
             }
             // One that is down for a moment comes back on the new configuration by itself, and with its old version.
             ServiceState::Backoff => changes(r).is_some(),
@@ -222,7 +242,13 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
         })
         .collect();
     if trust::locked_out(draft.desired, draft.observed, &draft.view, draft.now) {
-        return restart_together(draft, &stale);
+        return restart_together(draft, &stale, Reason::LockedOut);
+    }
+    if !stale.is_empty()
+        && let Some(closed) = auth::to_be_opened(draft.desired, draft.observed)
+    {
+        stale.retain(|r| closed.contains(&r.member.name));
+        return restart_together(draft, &stale, Reason::Secured);
     }
     let left = trust::left_behind(draft.observed, &draft.view);
     let rank = |r: &&Ready<'_>| {
@@ -242,7 +268,7 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     let reason = match changes(first) {
         Some(from) => Reason::Version { from, to: version },
         None if etcd.running_config.as_ref() == Some(&first.digest) => Reason::OtherTrust,
-        None => Reason::Changed,
+        None => Reason::settings(first.changes.clone()),
     };
     let action = Action::RestartEtcd { machine: name.clone(), version, cluster };
     let save_first = matches!(reason, Reason::Version { .. }) && versions::snapshot_due(draft, version);
@@ -271,8 +297,9 @@ fn distrusts(draft: &Draft<'_>, ready: &Ready<'_>) -> bool {
     Side::ALL.into_iter().any(|side| !trust::in_effect(draft.desired, draft.observed, side, ready.report))
 }
 
-/// Members that none of the others can shake hands with any more come back together, or each stays alone.
-fn restart_together(draft: &mut Draft<'_>, stale: &[&Ready<'_>]) {
+/// Restarts members together: those that no other can shake hands with any more, which would each stay alone, and those
+/// that no client depends on yet.
+fn restart_together(draft: &mut Draft<'_>, stale: &[&Ready<'_>], reason: Reason) {
     let data = |r: &&Ready<'_>| match r.report.etcd.data {
         Data::Present { cluster, .. } => Some(cluster),
         Data::Empty | Data::Unreadable { .. } => None,
@@ -281,7 +308,7 @@ fn restart_together(draft: &mut Draft<'_>, stale: &[&Ready<'_>]) {
     // Whatever version is to come can wait until they know each other again.
     let machines = stale.iter().filter(|r| data(r).is_some());
     let machines = machines.map(|r| (r.member.name.clone(), changes(r).unwrap_or(r.version))).collect();
-    draft.steps.push(Step::new(Action::RestartTogether { machines, cluster }, Reason::LockedOut));
+    draft.steps.push(Step::new(Action::RestartTogether { machines, cluster }, reason));
 }
 
 /// The version that a member ran until now, where it should run another.

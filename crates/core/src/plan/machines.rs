@@ -2,10 +2,11 @@
 
 use super::members;
 use super::versions::Course;
-use super::{Draft, Reason, Step, Waiting, pki};
+use super::{Draft, Reason, Step, Waiting, auth, pki};
 use crate::action::Action;
-use crate::desired::{Config, Member};
+use crate::desired::{ClientAccess, Config, Member};
 use crate::observed::{Agent, AgentReport, Data, EtcdOnMachine, Fact, Power, ServiceState};
+use crate::render::changes::{Change, changes};
 use crate::spec::EtcdVersion;
 
 /// Certificates are trusted by the clock: more than this apart, a fresh certificate may not be valid yet over there.
@@ -21,13 +22,27 @@ pub(super) struct Ready<'a> {
     pub(super) version: EtcdVersion,
     /// The digest of its configuration at that version.
     pub(super) digest: String,
+    /// While it is to be closed to clients: the digest of the same configuration, open.
+    pub(super) open: Option<String>,
+    /// What differs in it from the one that runs, where that is known.
+    pub(super) changes: Vec<Change>,
 }
 
 /// Steps that bring machines closer to running etcd; the answer is who is there already.
 pub(super) fn prepare<'a>(draft: &mut Draft<'a>, course: Course) -> Vec<Ready<'a>> {
     let desired = draft.desired;
     let rules = desired.firewall(&draft.observed.ledger).map(|rules| rules.digest);
-    desired.members.iter().filter_map(|member| prepare_one(draft, member, course, rules.as_ref())).collect()
+    let ready =
+        desired.members.iter().filter_map(|member| prepare_one(draft, member, course, rules.as_ref())).collect();
+    // Members are opened to clients once new machines are enrolled: all of them are configured in one wave then, however
+    // long the first one took until it was seen that auth is on.
+    let enrolls = draft.steps.iter().any(|step| matches!(step.action, Action::Enroll { .. }));
+    if let Some(closed) = auth::to_be_opened(desired, draft.observed).filter(|_| enrolls) {
+        let opens =
+            |action: &Action| matches!(action, Action::ConfigureEtcd { machine, .. } if closed.contains(machine));
+        draft.steps.retain(|step| !opens(&step.action));
+    }
+    ready
 }
 
 fn prepare_one<'a>(
@@ -117,13 +132,24 @@ fn prepare_one<'a>(
     let etcd = &report.etcd;
     let version = version(etcd, course);
     let pace = draft.desired.pace(&observed.ledger);
-    let config = pace.map(|pace| draft.desired.config_at(member, version, members::serves_at(draft, member), pace));
+    // Who is no member has nothing to be closed for; what is restored is configured when it is compared.
+    let access = match outside || observed.ledger.restoration.is_some() {
+        true => ClientAccess::Open,
+        false => draft.desired.client_access(&observed.ledger),
+    };
+    let address = members::serves_at(draft, member);
+    let configured = |access| pace.map(|pace| draft.desired.config_at(member, version, address, pace, access));
+    let config = configured(access);
+    let open = (access == ClientAccess::Closed).then(|| configured(ClientAccess::Open)).flatten();
+    let open = open.map(|config| config.digest.clone());
     // Before the timers are measured, nobody gets others than those that he has.
     let stays = matches!(course, Course::Stay(_)) || pace.is_none();
     let kept = etcd.running_config.as_ref().or(etcd.config.as_ref()).filter(|_| stays);
     let equipped = equip(draft, member, report, version, config.as_deref().filter(|_| kept.is_none()), rules);
     let digest = kept.or(config.as_ref().map(|config| &config.digest)).filter(|_| equipped)?.clone();
-    Some(Ready { member, report, version, digest })
+    let stale = etcd.running_config_text.as_ref().filter(|_| etcd.running_config.as_ref() != Some(&digest));
+    let changes = stale.zip(config.as_deref()).map(|(from, to)| changes(from, &to.text)).unwrap_or_default();
+    Some(Ready { member, report, version, digest, open, changes })
 }
 
 /// The version that etcd should run on a machine now. One that is stopped comes back with the version that its data was
@@ -188,6 +214,7 @@ fn equip(
         let action = Action::SetFirewall { machine: name.clone(), digest: rules.clone() };
         draft.steps.push(Step::new(action, Reason::Changed));
     }
+    pki::agent(draft, name, report);
     let mut complete = pki::leaves(draft, member, report);
     if !etcd.installed.contains_key(&version) {
         let action = Action::InstallEtcd { machine: name.clone(), version };
@@ -198,7 +225,8 @@ fn equip(
         let at = Some(members::serves_at(draft, member)).filter(|address| *address != member.address);
         let digest = config.digest.clone();
         let action = Action::ConfigureEtcd { machine: name.clone(), version, at, digest };
-        let reason = if etcd.config.is_none() { Reason::Missing } else { Reason::Changed };
+        let differing = etcd.config_text.as_ref().map(|from| changes(from, &config.text)).unwrap_or_default();
+        let reason = if etcd.config.is_none() { Reason::Missing } else { Reason::settings(differing) };
         draft.steps.push(Step::new(action, reason));
         complete = false;
     }

@@ -8,10 +8,10 @@ use std::net::IpAddr;
 use jiff::SignedDuration;
 
 use super::machines::Ready;
-use super::{Draft, Reason, Step, Waiting, trust, upkeep};
+use super::{Draft, Patience, Reason, Step, Waiting, trust, upkeep};
 use crate::action::{Action, StartData};
 use crate::desired::{self, Member};
-use crate::observed::{Data, Fact, ListedMember, MemberId, Power, ServiceState};
+use crate::observed::{Data, Fact, ListedMember, MemberId, Power, ServiceState, quorum};
 use crate::spec::Name;
 
 /// A learner may be so many entries behind the leader when it gets its vote.
@@ -158,6 +158,19 @@ pub(super) fn remove(draft: &mut Draft<'_>, member: &ListedMember, reason: Reaso
 /// Members that are lost, or that somebody wants replaced: out with them, so that others can come in.
 fn replace(draft: &mut Draft<'_>) {
     let lost = std::mem::take(&mut draft.lost);
+    let of = draft.observed.ledger.members.len();
+    let for_good: Vec<String> = lost
+        .iter()
+        .map(|(_, waiting)| waiting)
+        .filter(|w| w.patience() == Patience::Blocked)
+        .map(ToString::to_string)
+        .collect();
+    // Nobody can be replaced without a majority, and this one does not come back.
+    if !draft.view.has_quorum() && for_good.len() < of && of - for_good.len() < quorum(of) {
+        draft.wait(Waiting::MajorityLost { lost: for_good, of });
+        draft.waiting.extend(lost.into_iter().map(|(_, w)| w).filter(|w| w.patience() != Patience::Blocked));
+        return;
+    }
     for (name, waiting) in lost {
         if draft.to_be_replaced(&name) && draft.view.has_quorum() {
             continue;
@@ -292,6 +305,12 @@ fn surplus(draft: &Draft<'_>) -> Vec<(String, ListedMember)> {
 }
 
 fn shrink(draft: &mut Draft<'_>, surplus: &[(String, ListedMember)]) {
+    if draft.desired.settings.prevent_destroy {
+        for (name, _) in surplus {
+            draft.wait(Waiting::DestroyPrevented { member: name.clone() });
+        }
+        return;
+    }
     let Some((name, member)) = surplus.first() else { return };
     match Name::parse(name) {
         Ok(name) if draft.view.leader == Some(&name) => hand_over(draft, &name),
@@ -380,6 +399,10 @@ pub(super) fn discard(draft: &mut Draft<'_>, name: &Name) -> Option<Step> {
         Fact::Seen { value, .. } => value.power,
     };
     let reason = if draft.desired.member(name).is_some() { Reason::Replaced } else { Reason::NotInFile };
+    if reason == Reason::NotInFile && draft.desired.settings.prevent_destroy {
+        draft.wait(Waiting::DestroyPrevented { member: name.to_string() });
+        return None;
+    }
     let delete = || Step::new(Action::DeleteMachine { machine: name.clone() }, reason.clone());
     match (seen.report(), &seen.agent) {
         (Some(report), _) if report.etcd.service.state != ServiceState::Stopped => {

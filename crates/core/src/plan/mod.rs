@@ -2,6 +2,7 @@
 
 mod adopted;
 mod auth;
+mod deletions;
 mod delivery;
 mod etcd;
 mod machines;
@@ -22,6 +23,7 @@ mod waiting;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+pub use deletions::deletion;
 pub use step::{Pause, Reason, Step};
 pub use users::{Drift, drift};
 pub use versions::{route, versions};

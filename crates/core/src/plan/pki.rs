@@ -4,9 +4,9 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{Draft, Reason, Step, Waiting, members, trust};
 use crate::action::Action;
-use crate::desired::{LeafProfile, Member};
+use crate::desired::{AGENT_RENEW_BEFORE, LeafProfile, Member};
 use crate::observed::{AgentReport, AuthorityRecord, CertificateFacts, Purpose, Side, Trust};
-use crate::spec::Authority;
+use crate::spec::{Authority, Name};
 
 /// Authorities come first: nothing can be signed without them.
 pub(super) fn authorities(draft: &mut Draft<'_>) {
@@ -52,6 +52,28 @@ fn successor(draft: &Draft<'_>, side: Side, authorities: &Trust) -> Option<Reaso
     }
     let left = current.not_after.duration_since(draft.now);
     (left < draft.desired.renew_authority_before()).then(|| Reason::Expires { hours: left.as_hours() })
+}
+
+/// Which clients an agent accepts, and what it shows them. Neither holds up anything else, and a new CA signs for nobody
+/// before it is trusted.
+pub(super) fn agent(draft: &mut Draft<'_>, name: &Name, report: &AgentReport) {
+    let agents = &draft.desired.agents;
+    if let Some(digest) = agents.access.clone().filter(|digest| report.access.as_ref() != Some(digest)) {
+        let reason = if report.access.is_none() { Reason::Missing } else { Reason::Changed };
+        draft.steps.push(Step::new(Action::SetAccess { machine: name.clone(), digest }, reason));
+        return;
+    }
+    let Some(seen) = &report.certificate else { return };
+    let left = seen.not_after.duration_since(draft.now);
+    let gain = agents.renewed_until(draft.now).duration_since(seen.not_after);
+    let reason = if agents.signer.as_ref().is_some_and(|signer| *signer != seen.issuer_key) {
+        Reason::OtherAuthority
+    } else if left <= AGENT_RENEW_BEFORE && gain > SignedDuration::from_mins(1) {
+        Reason::Expires { hours: left.as_hours() }
+    } else {
+        return;
+    };
+    draft.steps.push(Step::new(Action::RenewAgent { machine: name.clone() }, reason));
 }
 
 /// Signs and stores what a member lacks. Whether all is there already is the answer.

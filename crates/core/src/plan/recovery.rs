@@ -10,15 +10,15 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::safety::Refusal;
+use super::safety::{Refusal, data_of};
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::{Action, StartData};
-use crate::desired::Cluster;
+use crate::desired::{ClientAccess, Cluster};
 use crate::observed::{
     Agent, AgentReport, ClusterId, Data, Fact, Ledger, MemberId, MemberObserved, Observed, Power, Recovery,
     ServiceState, View, quorum,
 };
-use crate::spec::Name;
+use crate::spec::{EtcdVersion, Name};
 
 /// What is left of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -336,7 +336,13 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) {
     let stopped = report.etcd.service.state == ServiceState::Stopped;
     let version = report.etcd.used_with().unwrap_or(draft.desired.version);
     let stop = || Action::StopEtcd { machine: survivor.clone() };
+    // It may have missed that auth was turned on: it accepts no clients before that is clear.
+    let closed = closed(draft, survivor, version).filter(|digest| report.etcd.config.as_ref() != Some(digest));
     let action = match report.etcd.data {
+        Data::Present { .. } if !settled && stopped && closed.is_some() => {
+            let digest = closed.unwrap_or_default();
+            Action::ConfigureEtcd { machine, version, at: None, digest }
+        }
         Data::Present { cluster, .. } if !settled && stopped => {
             Action::StartEtcd { machine, version, data: StartData::Alone(cluster) }
         }
@@ -358,6 +364,15 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) {
         }
     };
     draft.steps.push(Step::new(action, reason()));
+}
+
+/// The digest of the survivor's configuration, where it is to be closed to clients.
+fn closed(draft: &Draft<'_>, survivor: &Name, version: EtcdVersion) -> Option<String> {
+    let (desired, ledger) = (draft.desired, &draft.observed.ledger);
+    let (member, pace) = (desired.member(survivor)?, desired.pace(ledger)?);
+    let access = desired.client_access(ledger);
+    let config = (access == ClientAccess::Closed).then(|| desired.config(member, version, pace, access));
+    config.map(|config| config.digest.clone())
 }
 
 /// The report of a survivor's agent, or what stands in the way.
@@ -392,9 +407,12 @@ pub(super) fn judge(observed: &Observed, action: &Action) -> Result<(), Refusal>
         *name != recovery.survivor && m.report().is_some_and(|r| r.etcd.service.state != ServiceState::Stopped)
     });
     let survives = |machine: &Name| *machine == recovery.survivor;
-    let data = |machine| observed.members.get(machine).and_then(MemberObserved::report).map(|r| &r.etcd.data);
+    let reported = |machine| observed.members.get(machine).and_then(MemberObserved::report);
     match action {
-        Action::StartMachine { .. } | Action::StopEtcd { .. } => Ok(()),
+        Action::StartMachine { .. } => Ok(()),
+        // It was decided for all of them: what remains of the cluster goes on in the survivor.
+        Action::StopEtcd { machine } => reported(machine).map(drop).ok_or(Refusal::NotSeen("the agent's report")),
+        Action::ConfigureEtcd { machine, .. } if survives(machine) => Ok(()),
         Action::StartEtcd { machine, data: StartData::Alone(of), .. } if survives(machine) && *of == recovery.of => {
             if others_run {
                 otherwise("another member runs")
@@ -402,12 +420,59 @@ pub(super) fn judge(observed: &Observed, action: &Action) -> Result<(), Refusal>
                 Ok(())
             }
         }
-        Action::ClearData { .. } if recovery.settled => Ok(()),
+        Action::ClearData { machine, member } if recovery.settled => data_of(observed, machine, *member),
         Action::ClearData { .. } => Err(Refusal::NotSeen("that the survivor went on alone")),
-        Action::RestoreData { machine, .. } if survives(machine) && recovery.member.is_some() => match data(machine) {
-            Some(Data::Empty) => Ok(()),
-            _ => otherwise("there is data already"),
-        },
-        _ => otherwise("the cluster is being built anew"),
+        Action::RestoreData { machine, .. } if survives(machine) && recovery.member.is_some() => {
+            match reported(machine).map(|report| &report.etcd.data) {
+                Some(Data::Empty) => Ok(()),
+                Some(Data::Present { .. } | Data::Unreadable { .. }) => otherwise("there is data already"),
+                None => Err(Refusal::NotSeen("the agent's report")),
+            }
+        }
+        Action::MakeAuthorities
+        | Action::NextAuthority { .. }
+        | Action::SwitchAuthority { .. }
+        | Action::RetireAuthority { .. }
+        | Action::ForgetAuthority { .. }
+        | Action::StoreTrust { .. }
+        | Action::CreateMachine { .. }
+        | Action::Enroll { .. }
+        | Action::Measure
+        | Action::InstallEtcd { .. }
+        | Action::IssueCertificate { .. }
+        | Action::ConfigureEtcd { .. }
+        | Action::SetFirewall { .. }
+        | Action::SetAccess { .. }
+        | Action::RenewAgent { .. }
+        | Action::Deliver { .. }
+        | Action::StartEtcd { .. }
+        | Action::RestartEtcd { .. }
+        | Action::RestartTogether { .. }
+        | Action::RestoreData { .. }
+        | Action::PrepareRestore
+        | Action::RestoreBackup { .. }
+        | Action::CompareRestored { .. }
+        | Action::DeleteMachine { .. }
+        | Action::RebuildMachine { .. }
+        | Action::MoveMachine { .. }
+        | Action::AddLearner { .. }
+        | Action::PromoteMember { .. }
+        | Action::RemoveMember { .. }
+        | Action::UpdateMember { .. }
+        | Action::MoveLeader { .. }
+        | Action::Compact { .. }
+        | Action::Defragment { .. }
+        | Action::DisarmAlarm { .. }
+        | Action::TakeSnapshot { .. }
+        | Action::EnableDowngrade { .. }
+        | Action::CancelDowngrade
+        | Action::CreateRoot
+        | Action::ChangeRootPassword
+        | Action::EnableAuth
+        | Action::DisableAuth
+        | Action::SetRole { .. }
+        | Action::DeleteRole { .. }
+        | Action::SetUser { .. }
+        | Action::DeleteUser { .. } => otherwise("the cluster is being built anew"),
     }
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use super::machines::Ready;
-use super::safety::Refusal;
+use super::safety::{Refusal, data_of};
 use super::{Draft, Reason, Step, Waiting, machines, pki, preflight, versions};
 use crate::action::Action;
 use crate::backup::FullName;
@@ -23,6 +23,8 @@ use crate::spec::Name;
 pub fn untried(desired: &Cluster, observed: &Observed, backup: FullName, revision: i64, now: Timestamp) -> Restoration {
     Restoration {
         backup,
+        history: None,
+        manifest: None,
         revision,
         keys: 0,
         since: now,
@@ -189,18 +191,23 @@ pub(super) fn judge(observed: &Observed, restoration: &Restoration, action: &Act
         | Action::IssueCertificate { .. }
         | Action::StoreTrust { .. }
         | Action::SetFirewall { .. }
+        | Action::SetAccess { .. }
+        | Action::RenewAgent { .. }
         | Action::Measure => None,
-        Action::StopEtcd { .. } => Some(Ok(())),
+        // It was decided for all of them: a backup takes the place of all data.
+        Action::StopEtcd { machine } => Some(report(machine).map(drop).ok_or(Refusal::NotSeen("the agent's report"))),
         Action::ClearData { .. } | Action::RestoreBackup { .. } if serves => {
             otherwise("a member still serves old data")
         }
-        Action::ClearData { machine, .. } => match report(machine) {
-            Some(report) if restoration.replaces(&report.etcd.data) => Some(Ok(())),
-            _ => otherwise("its data is not what the backup takes the place of"),
+        Action::ClearData { machine, member } => match report(machine) {
+            Some(report) if restoration.replaces(&report.etcd.data) => Some(data_of(observed, machine, *member)),
+            Some(_) => otherwise("its data is not what the backup takes the place of"),
+            None => Some(Err(Refusal::NotSeen("the agent's report"))),
         },
         Action::RestoreBackup { machine, .. } if restoration.members.contains_key(machine) => match report(machine) {
             Some(report) if report.etcd.data == Data::Empty => Some(Ok(())),
-            _ => otherwise("there is data already"),
+            Some(_) => otherwise("there is data already"),
+            None => Some(Err(Refusal::NotSeen("the agent's report"))),
         },
         Action::CompareRestored { machines } => {
             let found = found(observed, restoration);
@@ -210,6 +217,36 @@ pub(super) fn judge(observed: &Observed, restoration: &Restoration, action: &Act
                 false => otherwise("not every member has the backup"),
             }
         }
-        _ => otherwise("a backup is being restored"),
+        Action::NextAuthority { .. }
+        | Action::SwitchAuthority { .. }
+        | Action::RetireAuthority { .. }
+        | Action::ForgetAuthority { .. }
+        | Action::Deliver { .. }
+        | Action::StartEtcd { .. }
+        | Action::RestartEtcd { .. }
+        | Action::RestartTogether { .. }
+        | Action::RestoreData { .. }
+        | Action::PrepareRestore
+        | Action::RestoreBackup { .. }
+        | Action::RebuildMachine { .. }
+        | Action::AddLearner { .. }
+        | Action::PromoteMember { .. }
+        | Action::RemoveMember { .. }
+        | Action::UpdateMember { .. }
+        | Action::MoveLeader { .. }
+        | Action::Compact { .. }
+        | Action::Defragment { .. }
+        | Action::DisarmAlarm { .. }
+        | Action::TakeSnapshot { .. }
+        | Action::EnableDowngrade { .. }
+        | Action::CancelDowngrade
+        | Action::CreateRoot
+        | Action::ChangeRootPassword
+        | Action::EnableAuth
+        | Action::DisableAuth
+        | Action::SetRole { .. }
+        | Action::DeleteRole { .. }
+        | Action::SetUser { .. }
+        | Action::DeleteUser { .. } => otherwise("a backup is being restored"),
     }
 }

@@ -3,14 +3,16 @@
 //! The one place where safety is judged: the planner passes every wave through `gate`, and whoever carries a step out
 //! calls `judge` again, on a fresh look at the world, just before.
 
+#![warn(clippy::wildcard_enum_match_arm)]
+
 mod users;
 
-use super::{Draft, Pause, Plan, Waiting, preflight, recovery, restore, trust, upkeep, versions};
-use crate::action::{Action, StartData};
+use super::{Draft, Pause, Plan, Waiting, auth, preflight, recovery, restore, trust, upkeep, versions};
+use crate::action::{Action, Changes, Company, StartData};
 use crate::desired::Cluster;
 use crate::observed::{
-    Agent, AgentReport, Agreement, Alarm, Data, EtcdFacts, Fact, ListedMember, MemberObserved, Observed, Power,
-    Purpose, Root, ServiceState, Tolerance, View, quorum, size,
+    Agent, AgentReport, Agreement, Alarm, Data, EtcdFacts, Fact, ListedMember, MemberId, MemberObserved, Observed,
+    Power, Problem, Purpose, Root, ServiceState, Tolerance, View, quorum, size,
 };
 use crate::spec::{AuthMode, EtcdVersion, Name, Shape};
 
@@ -55,15 +57,20 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
     let view = View::of(observed);
     let before = view.tolerance();
     let unharmed = Cost { before, during: before, pause: Pause::None };
-    let beside = |other: &&Action| action.changes_trust() && !other.changes_trust();
-    if action.exclusive() && wave.len() > 1 || wave.iter().any(beside) {
+    let class = action.class();
+    let in_company = match class.company {
+        Company::Any => true,
+        Company::OneLoss => decided_for_all(observed) || losses(wave) <= 1,
+        Company::Alike => wave
+            .iter()
+            .map(|other| other.class())
+            .all(|other| other.company == Company::Alike && other.changes == class.changes),
+        Company::Alone => wave.len() <= 1,
+    };
+    if !in_company {
         return Err(Refusal::NotAlone);
     }
-    let about_users = matches!(
-        action,
-        Action::SetRole { .. } | Action::DeleteRole { .. } | Action::SetUser { .. } | Action::DeleteUser { .. }
-    );
-    if observed.ledger.adopted.is_some() && !about_users {
+    if observed.ledger.adopted.is_some() && class.changes != Changes::Users {
         return Err(Refusal::Otherwise("others run this cluster".into()));
     }
     if observed.ledger.recovery.is_some() {
@@ -85,8 +92,10 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         Action::MakeAuthorities | Action::NextAuthority { .. } | Action::RetireAuthority { unused: true, .. } => {
             Ok(unharmed)
         }
-        Action::SwitchAuthority { .. } | Action::RetireAuthority { .. } | Action::ForgetAuthority { .. } => {
-            trust::judge(desired, observed, action).map(|()| unharmed).map_err(Refusal::Otherwise)
+        Action::SwitchAuthority { side }
+        | Action::RetireAuthority { side, unused: false }
+        | Action::ForgetAuthority { side } => {
+            trust::judge(desired, observed, *side, action).map(|()| unharmed).map_err(Refusal::Otherwise)
         }
         Action::StoreTrust { machine, purpose } => {
             report(observed, machine)?;
@@ -119,14 +128,21 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         },
         Action::Enroll { machine } => match &member(observed, machine)?.agent {
             Fact::Seen { value: Agent::Unclaimed, .. } => Ok(unharmed),
-            _ => Err(Refusal::NotSeen("a new agent")),
+            Fact::Seen { value: Agent::Claimed(_), .. } | Fact::Absent { .. } | Fact::Unreachable { .. } => {
+                Err(Refusal::NotSeen("a new agent"))
+            }
         },
         Action::InstallEtcd { machine, .. }
         | Action::ConfigureEtcd { machine, .. }
         | Action::SetFirewall { machine, .. }
+        | Action::SetAccess { machine, .. }
+        | Action::RenewAgent { machine }
         | Action::Deliver { machine } => report(observed, machine).map(|_| unharmed),
         Action::StartEtcd { machine, data, version } => {
             start(observed, &view, machine, *data)?;
+            if auth::opens_too_early(desired, observed, machine, *version, report(observed, machine)?) {
+                return Err(Refusal::Otherwise("it would accept clients before auth is on".into()));
+            }
             versions::judge(desired, observed, &view, machine, *version)?;
             let pause = if before == Tolerance::NoQuorum { Pause::NotServing } else { Pause::None };
             Ok(Cost { pause, ..unharmed })
@@ -134,6 +150,9 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         Action::RestartEtcd { machine, cluster, version } => {
             versions::judge(desired, observed, &view, machine, *version)?;
             let report = report(observed, machine)?;
+            if member(observed, machine)?.problem == Some(Problem::Unclear) {
+                return Err(Refusal::NotSeen("what answers at its address"));
+            }
             if !matches!(report.etcd.data, Data::Present { cluster: found, .. } if found == *cluster) {
                 return Err(Refusal::Otherwise("its data is not that of the cluster".into()));
             }
@@ -148,18 +167,34 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
                     return Err(Refusal::Otherwise("its data is not that of the cluster".into()));
                 }
             }
-            if !trust::locked_out(desired, observed, &view, observed.at()) {
-                return Err(Refusal::Otherwise("members are restarted one at a time".into()));
+            if trust::locked_out(desired, observed, &view, observed.at()) {
+                return Ok(Cost { before, during: Tolerance::NoQuorum, pause: Pause::NotServing });
             }
-            Ok(Cost { before, during: Tolerance::NoQuorum, pause: Pause::NotServing })
+            match auth::to_be_opened(desired, observed) {
+                // To clients it does not serve yet.
+                Some(closed) if machines.keys().all(|machine| closed.contains(machine)) => {
+                    let not_yet = Tolerance::NoQuorum;
+                    Ok(Cost { before: not_yet, during: not_yet, pause: Pause::NotServing })
+                }
+                Some(_) | None => Err(Refusal::Otherwise("members are restarted one at a time".into())),
+            }
         }
-        Action::StopEtcd { machine } | Action::ClearData { machine, .. } => {
+        Action::StopEtcd { machine } => {
             member(observed, machine)?.report().ok_or(Refusal::NotSeen("the agent's report"))?;
             no_member(observed, &view, machine).map(|()| unharmed)
         }
+        Action::ClearData { machine, member: owner } => {
+            no_member(observed, &view, machine)?;
+            data_of(observed, machine, *owner).map(|()| unharmed)
+        }
         Action::DeleteMachine { machine } => {
-            member(observed, machine)?.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
-            no_member(observed, &view, machine).map(|()| unharmed)
+            let seen = member(observed, machine)?;
+            seen.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
+            no_member(observed, &view, machine)?;
+            if seen.report().is_some_and(|report| report.etcd.service.state != ServiceState::Stopped) {
+                return Err(Refusal::Otherwise("etcd runs on it".into()));
+            }
+            Ok(unharmed)
         }
         Action::RebuildMachine { machine } => {
             let seen = member(observed, machine)?.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
@@ -170,18 +205,21 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
             restart(desired, observed, &view, machine)
         }
         Action::MoveMachine { machine, .. } => report(observed, machine).map(|_| unharmed),
-        Action::AddLearner { .. }
-        | Action::PromoteMember { .. }
-        | Action::RemoveMember { .. }
-        | Action::UpdateMember { .. }
-        | Action::MoveLeader { .. } => membership(desired, observed, &view, action),
-        Action::Compact { .. } | Action::Defragment { .. } | Action::DisarmAlarm { .. } => {
-            maintenance(desired, observed, &view, action)
+        Action::AddLearner { machine, .. } => Membership::of(observed, &view)?.add_learner(machine),
+        Action::PromoteMember { member, .. } => Membership::of(observed, &view)?.promote(*member),
+        Action::RemoveMember { member, .. } => Membership::of(observed, &view)?.remove(*member),
+        Action::UpdateMember { machine, member, version, .. } => {
+            Membership::of(observed, &view)?.update(desired, machine, *member, *version)
         }
+        Action::MoveLeader { machine, member } => Membership::of(observed, &view)?.move_leader(machine, *member),
+        Action::Compact { revision } => compact(&view, *revision).map(|()| unharmed),
+        Action::Defragment { machine } => defragment(observed, &view, machine),
+        Action::DisarmAlarm { alarm } => disarm(desired, observed, &view, *alarm).map(|()| unharmed),
         Action::TakeSnapshot { .. }
         | Action::EnableDowngrade { .. }
         | Action::CancelDowngrade
         | Action::CreateRoot
+        | Action::ChangeRootPassword
         | Action::EnableAuth
         | Action::DisableAuth
             if !view.has_quorum() =>
@@ -198,14 +236,51 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         Action::CreateRoot | Action::TakeSnapshot { .. } | Action::CancelDowngrade => Ok(unharmed),
         Action::DisableAuth if desired.auth == AuthMode::None => Ok(unharmed),
         Action::DisableAuth => Err(Refusal::Otherwise("the file wants auth".into())),
+        Action::ChangeRootPassword => {
+            let outdated = desired.auth == AuthMode::Password
+                && view.answering.values().any(|e| e.root == Root::Outdated && e.auth == Some(true));
+            if outdated { Ok(unharmed) } else { Err(Refusal::NotSeen("that `root` has another password")) }
+        }
         Action::EnableAuth => {
             let ready = view.answering.values().any(|e| e.root == Root::Ready);
             if ready { Ok(unharmed) } else { Err(Refusal::NotSeen("the superuser `root` with its role")) }
         }
-        Action::SetRole { .. } | Action::DeleteRole { .. } | Action::SetUser { .. } | Action::DeleteUser { .. } => {
-            users::judge(desired, &view, action).map(|()| unharmed)
+        Action::SetRole { role, set, revoke } => {
+            users::set_role(desired, users::seen(&view, role)?, role, set, revoke).map(|()| unharmed)
+        }
+        Action::DeleteRole { role } => users::delete_role(desired, users::seen(&view, role)?, role).map(|()| unharmed),
+        Action::SetUser { user, account, grant, revoke } => {
+            let seen = users::seen(&view, user)?;
+            users::set_user(desired, seen, user, *account, grant, revoke).map(|()| unharmed)
+        }
+        Action::DeleteUser { user } => {
+            users::seen(&view, user)?;
+            users::delete_user(desired, user).map(|()| unharmed)
         }
     }
+}
+
+/// Whether a restore or a recovery was decided upon: all members lose their data, and that was said.
+fn decided_for_all(observed: &Observed) -> bool {
+    observed.ledger.recovery.is_some() || observed.ledger.restoration.is_some()
+}
+
+/// How many steps of a wave take something of a machine away for good.
+fn losses(wave: &[&Action]) -> usize {
+    wave.iter().filter(|action| action.class().company == Company::OneLoss).count()
+}
+
+/// Whether the data on a machine is that of this member; without one, whether it is no member's.
+pub(super) fn data_of(observed: &Observed, machine: &Name, owner: Option<MemberId>) -> Result<(), Refusal> {
+    let report = member(observed, machine)?.report().ok_or(Refusal::NotSeen("the agent's report"))?;
+    if report.etcd.service.state != ServiceState::Stopped {
+        return Err(Refusal::Otherwise("etcd runs on it".into()));
+    }
+    let found = match report.etcd.data {
+        Data::Present { member, .. } => Some(member),
+        Data::Empty | Data::Unreadable { .. } => None,
+    };
+    if found == owner { Ok(()) } else { Err(Refusal::Otherwise("its data is another member's".into())) }
 }
 
 fn member<'a>(observed: &'a Observed, machine: &Name) -> Result<&'a MemberObserved, Refusal> {
@@ -218,7 +293,7 @@ fn report<'a>(observed: &'a Observed, machine: &Name) -> Result<&'a AgentReport,
         Some(incarnation) if *incarnation != report.incarnation && !outside(observed, &View::of(observed), machine) => {
             Err(Refusal::Otherwise("this is another machine than the one that etcd was started on".into()))
         }
-        _ => Ok(report),
+        Some(_) | None => Ok(report),
     }
 }
 
@@ -264,9 +339,13 @@ fn start(observed: &Observed, view: &View<'_>, machine: &Name, data: StartData) 
         (StartData::Joining(_), Data::Empty) => Ok(()),
         (StartData::Of(wanted), Data::Present { cluster, .. }) if wanted == *cluster => match observed.ledger.cluster {
             Some(known) if known != wanted => Err(Refusal::Otherwise(format!("the cluster is {known}, not {wanted}"))),
-            _ => Ok(()),
+            Some(_) | None => Ok(()),
         },
-        _ => Err(Refusal::Otherwise("the data directory is not as expected".into())),
+        (StartData::Empty | StartData::Joining(_), Data::Present { .. } | Data::Unreadable { .. })
+        | (StartData::Of(_), Data::Empty | Data::Present { .. } | Data::Unreadable { .. })
+        | (StartData::Alone(_), Data::Empty | Data::Present { .. } | Data::Unreadable { .. }) => {
+            Err(Refusal::Otherwise("the data directory is not as expected".into()))
+        }
     }
 }
 
@@ -280,94 +359,124 @@ fn no_member(observed: &Observed, view: &View<'_>, machine: &Name) -> Result<(),
     if outside(observed, view, machine) { Ok(()) } else { Err(Refusal::NotSeen("that it is no member any more")) }
 }
 
-/// Changes of who has a say: one at a time, on a cluster whose other voters are healthy.
-fn membership(desired: &Cluster, observed: &Observed, view: &View<'_>, action: &Action) -> Result<Cost, Refusal> {
-    let list = view.listed.filter(|_| view.has_quorum()).ok_or(Refusal::NoQuorum)?;
-    let before = view.tolerance();
-    let unharmed = Cost { before, during: before, pause: Pause::None };
-    if view.corrupt() && !mends_corruption(observed, view, action) {
-        return Err(Refusal::Otherwise("etcd says that a member's data is corrupt".into()));
+/// A majority's list of members, for changes of it: one at a time, on a cluster whose other voters are healthy.
+struct Membership<'a> {
+    observed: &'a Observed,
+    view: &'a View<'a>,
+    list: &'a [ListedMember],
+    unharmed: Cost,
+}
+
+impl<'a> Membership<'a> {
+    fn of(observed: &'a Observed, view: &'a View<'a>) -> Result<Self, Refusal> {
+        let list = view.listed.filter(|_| view.has_quorum()).ok_or(Refusal::NoQuorum)?;
+        let before = view.tolerance();
+        Ok(Self { observed, view, list, unharmed: Cost { before, during: before, pause: Pause::None } })
     }
-    let healthy = |id| view.healthy.iter().any(|n| view.answering.get(n).is_some_and(|e| e.member == id));
-    let voters = || list.iter().filter(|m| !m.learner);
-    let others_healthy = |id| voters().all(|m| m.id == id || healthy(m.id));
-    let costs_quorum = || Refusal::WouldLoseQuorum { healthy: view.healthy.len(), of: view.voters };
-    let entry = |id| list.iter().find(|m| m.id == id).ok_or(Refusal::NotSeen("the member in the cluster's list"));
-    let leader = view.leader.and_then(|name| view.answering.get(name)).map(|e| e.member);
-    match action {
-        Action::AddLearner { machine, .. } => {
-            if list.iter().any(|m| m.learner) {
-                return Err(Refusal::Otherwise("another learner is on its way".into()));
-            }
-            if !voters().all(|m| healthy(m.id)) {
-                return Err(costs_quorum());
-            }
-            no_member(observed, view, machine).map(|()| unharmed)
+
+    fn entry(&self, id: MemberId) -> Result<&'a ListedMember, Refusal> {
+        self.list.iter().find(|m| m.id == id).ok_or(Refusal::NotSeen("the member in the cluster's list"))
+    }
+
+    fn healthy(&self, id: MemberId) -> bool {
+        self.view.healthy.iter().any(|n| self.view.answering.get(n).is_some_and(|e| e.member == id))
+    }
+
+    fn voters_healthy_beside(&self, beside: Option<MemberId>) -> bool {
+        let voters = self.list.iter().filter(|m| !m.learner);
+        voters.into_iter().all(|m| Some(m.id) == beside || self.healthy(m.id))
+    }
+
+    fn costs_quorum(&self) -> Refusal {
+        Refusal::WouldLoseQuorum { healthy: self.view.healthy.len(), of: self.view.voters }
+    }
+
+    /// While etcd says that data is corrupt, only what mends it is done.
+    fn sound_unless(&self, mends: bool) -> Result<(), Refusal> {
+        if self.view.corrupt() && !mends { Err(corrupt()) } else { Ok(()) }
+    }
+
+    fn add_learner(&self, machine: &Name) -> Result<Cost, Refusal> {
+        self.sound_unless(false)?;
+        if self.list.iter().any(|m| m.learner) {
+            return Err(Refusal::Otherwise("another learner is on its way".into()));
         }
-        Action::PromoteMember { member, .. } => {
-            if !entry(*member)?.learner {
-                return Err(Refusal::Otherwise("it has a vote already".into()));
-            }
-            if !voters().all(|m| healthy(m.id)) {
-                return Err(costs_quorum());
-            }
-            let after = Tolerance::of(view.healthy.len() + 1, view.voters + 1);
-            Ok(Cost { during: after, ..unharmed })
+        if !self.voters_healthy_beside(None) {
+            return Err(self.costs_quorum());
         }
-        Action::RemoveMember { member, .. } => {
-            if entry(*member)?.learner {
-                return Ok(unharmed);
-            }
-            let was_healthy = healthy(*member);
-            let during = Tolerance::of(view.healthy.len() - usize::from(was_healthy), view.voters - 1);
-            if during == Tolerance::NoQuorum || view.voters == 1 || was_healthy && !others_healthy(*member) {
-                return Err(costs_quorum());
-            }
-            let gone = observed.ledger.name_of(entry(*member)?);
-            let mut stay = observed.voters(view).unwrap_or_default();
-            stay.retain(|name| Some(name) != gone.as_ref());
-            let damaged = mends_corruption(observed, view, action);
-            if !damaged && observed.upkeep.hashes.as_ref().is_some_and(|hashes| hashes.conflict(&stay)) {
-                return Err(Refusal::Otherwise("the members that stay differ in their data".into()));
-            }
-            if leader.is_none_or(|leader| leader == *member) {
-                return Err(Refusal::Otherwise("it leads, or nobody does: leadership has to go first".into()));
-            }
-            Ok(Cost { before, during, pause: Pause::None })
+        no_member(self.observed, self.view, machine).map(|()| self.unharmed)
+    }
+
+    fn promote(&self, member: MemberId) -> Result<Cost, Refusal> {
+        self.sound_unless(false)?;
+        if !self.entry(member)?.learner {
+            return Err(Refusal::Otherwise("it has a vote already".into()));
         }
-        Action::UpdateMember { machine, member, version, .. } => {
-            entry(*member)?;
-            versions::judge(desired, observed, view, machine, *version)?;
-            restart(desired, observed, view, machine)
+        if !self.voters_healthy_beside(None) {
+            return Err(self.costs_quorum());
         }
-        Action::MoveLeader { member, .. } => {
-            if !healthy(*member) || entry(*member)?.learner {
-                return Err(Refusal::NotSeen("the heir in good health"));
-            }
-            let heir = observed.ledger.name_of(entry(*member)?);
-            if heir.is_some_and(|name| !trust::may_lead(observed, view, &name)) {
-                return Err(Refusal::Otherwise("others could not follow it while the peers CA changes".into()));
-            }
-            Ok(Cost { pause: Pause::LEADER_MOVED, ..unharmed })
+        let after = Tolerance::of(self.view.healthy.len() + 1, self.view.voters + 1);
+        Ok(Cost { during: after, ..self.unharmed })
+    }
+
+    fn remove(&self, member: MemberId) -> Result<Cost, Refusal> {
+        let (observed, view) = (self.observed, self.view);
+        // It is known to differ from a majority, or without it all agree.
+        let differs = |name: &Name| matches!(&observed.agreement(view), Agreement::Differ(them) if them.contains(name));
+        let name = self.list.iter().find(|m| m.id == member).and_then(|m| observed.ledger.name_of(m));
+        let damaged = name.as_ref().is_some_and(|name| differs(name) || observed.rest_agrees(view, name));
+        self.sound_unless(damaged)?;
+        if self.entry(member)?.learner {
+            return Ok(self.unharmed);
         }
-        _ => Ok(unharmed),
+        let was_healthy = self.healthy(member);
+        let during = Tolerance::of(view.healthy.len() - usize::from(was_healthy), view.voters - 1);
+        let others_ill = was_healthy && !self.voters_healthy_beside(Some(member));
+        if during == Tolerance::NoQuorum || view.voters == 1 || others_ill {
+            return Err(self.costs_quorum());
+        }
+        let mut stay = observed.voters(view).unwrap_or_default();
+        stay.retain(|other| Some(other) != name.as_ref());
+        if !damaged && observed.upkeep.hashes.as_ref().is_some_and(|hashes| hashes.conflict(&stay)) {
+            return Err(Refusal::Otherwise("the members that stay differ in their data".into()));
+        }
+        let leader = view.leader.and_then(|name| view.answering.get(name)).map(|e| e.member);
+        if leader.is_none_or(|leader| leader == member) {
+            return Err(Refusal::Otherwise("it leads, or nobody does: leadership has to go first".into()));
+        }
+        Ok(Cost { during, ..self.unharmed })
+    }
+
+    fn update(
+        &self,
+        desired: &Cluster,
+        machine: &Name,
+        member: MemberId,
+        version: EtcdVersion,
+    ) -> Result<Cost, Refusal> {
+        self.sound_unless(false)?;
+        self.entry(member)?;
+        versions::judge(desired, self.observed, self.view, machine, version)?;
+        restart(desired, self.observed, self.view, machine)
+    }
+
+    fn move_leader(&self, machine: &Name, member: MemberId) -> Result<Cost, Refusal> {
+        let (observed, view) = (self.observed, self.view);
+        // Leadership goes from one that differs to one of the majority.
+        self.sound_unless(upkeep::trusted_heir(view, &observed.agreement(view), machine))?;
+        if !self.healthy(member) || self.entry(member)?.learner {
+            return Err(Refusal::NotSeen("the heir in good health"));
+        }
+        let heir = observed.ledger.name_of(self.entry(member)?);
+        if heir.is_some_and(|name| !trust::may_lead(observed, view, &name)) {
+            return Err(Refusal::Otherwise("others could not follow it while the peers CA changes".into()));
+        }
+        Ok(Cost { pause: Pause::LEADER_MOVED, ..self.unharmed })
     }
 }
 
-/// Whether it takes a member out that is known to differ from a majority, or without which all agree; or leadership from
-/// one that differs.
-fn mends_corruption(observed: &Observed, view: &View<'_>, action: &Action) -> bool {
-    let agreement = observed.agreement(view);
-    let listed = |id| view.listed.unwrap_or_default().iter().find(|m| m.id == id);
-    match action {
-        Action::RemoveMember { member, .. } => {
-            let name = listed(*member).and_then(|m| observed.ledger.name_of(m));
-            let differs = |name: &Name| matches!(&agreement, Agreement::Differ(names) if names.contains(name));
-            name.is_some_and(|name| differs(&name) || observed.rest_agrees(view, &name))
-        }
-        Action::MoveLeader { machine, .. } => upkeep::trusted_heir(view, &agreement, machine),
-        _ => false,
-    }
+fn corrupt() -> Refusal {
+    Refusal::Otherwise("etcd says that a member's data is corrupt".into())
 }
 
 /// Before these versions a member could be corrupted when it was defragmented while a snapshot came in.
@@ -379,58 +488,63 @@ fn defragments_safely(version: EtcdVersion) -> bool {
     }
 }
 
-/// What keeps databases small, on a cluster whose voters are all there.
-fn maintenance(desired: &Cluster, observed: &Observed, view: &View<'_>, action: &Action) -> Result<Cost, Refusal> {
-    let list = view.listed.filter(|_| view.has_quorum()).ok_or(Refusal::NoQuorum)?;
-    let before = view.tolerance();
-    let unharmed = Cost { before, during: before, pause: Pause::None };
+/// What every voter of the list says of itself; nothing unless all are healthy.
+fn voters<'a>(view: &View<'a>, list: &[ListedMember]) -> Option<Vec<&'a EtcdFacts>> {
     let facts = |m: &ListedMember| {
         view.healthy.iter().filter_map(|n| view.answering.get(n)).find(|e| e.member == m.id).copied()
     };
-    let voters: Option<Vec<&EtcdFacts>> = list.iter().filter(|m| !m.learner).map(facts).collect();
-    let costs_quorum = || Refusal::WouldLoseQuorum { healthy: view.healthy.len(), of: view.voters };
-    let corrupt = || Refusal::Otherwise("etcd says that a member's data is corrupt".into());
-    match action {
-        Action::Compact { .. } | Action::Defragment { .. } if view.corrupt() => Err(corrupt()),
-        Action::Compact { revision } => {
-            let newest = view.healthy.iter().filter_map(|n| view.answering.get(n)).map(|e| e.revision).max();
-            if newest.is_none_or(|newest| *revision > newest) {
-                return Err(Refusal::NotSeen("that revision"));
-            }
-            Ok(unharmed)
-        }
-        Action::Defragment { machine } => {
-            let etcd = view.answering.get(machine).ok_or(Refusal::NotSeen("the member's etcd"))?;
-            voters.filter(|voters| voters.iter().any(|e| e.member == etcd.member)).ok_or_else(costs_quorum)?;
-            if list.iter().any(|m| m.learner) && !defragments_safely(etcd.version) {
-                let version = etcd.version;
-                let why = format!("a learner is on its way, and with it etcd {version} may corrupt its data");
-                return Err(Refusal::Otherwise(why));
-            }
-            if view.leader == Some(machine) && view.voters > 1 {
-                return Err(Refusal::Otherwise("it leads: leadership has to go first".into()));
-            }
-            room_for_new_file(observed, machine, etcd)?;
-            // Its raft goes on: it answers nobody, and votes. Only where it is all there is does everybody wait.
-            let during =
-                if view.voters > 1 { view.tolerance_without(machine).max(Tolerance::CanLose(0)) } else { before };
-            let pause = if view.voters > 1 { Pause::None } else { Pause::while_defragmenting(etcd.db_in_use) };
-            Ok(Cost { before, during, pause })
-        }
-        Action::DisarmAlarm { alarm: Alarm::Corrupt } => match observed.agreement(view) {
-            Agreement::All => Ok(unharmed),
+    list.iter().filter(|m| !m.learner).map(facts).collect()
+}
+
+fn compact(view: &View<'_>, revision: i64) -> Result<(), Refusal> {
+    view.listed.filter(|_| view.has_quorum()).ok_or(Refusal::NoQuorum)?;
+    if view.corrupt() {
+        return Err(corrupt());
+    }
+    let newest = view.healthy.iter().filter_map(|n| view.answering.get(n)).map(|e| e.revision).max();
+    if newest.is_none_or(|newest| revision > newest) { Err(Refusal::NotSeen("that revision")) } else { Ok(()) }
+}
+
+fn defragment(observed: &Observed, view: &View<'_>, machine: &Name) -> Result<Cost, Refusal> {
+    let list = view.listed.filter(|_| view.has_quorum()).ok_or(Refusal::NoQuorum)?;
+    if view.corrupt() {
+        return Err(corrupt());
+    }
+    let before = view.tolerance();
+    let etcd = view.answering.get(machine).ok_or(Refusal::NotSeen("the member's etcd"))?;
+    let voters = voters(view, list).filter(|voters| voters.iter().any(|e| e.member == etcd.member));
+    voters.ok_or(Refusal::WouldLoseQuorum { healthy: view.healthy.len(), of: view.voters })?;
+    if list.iter().any(|m| m.learner) && !defragments_safely(etcd.version) {
+        let version = etcd.version;
+        let why = format!("a learner is on its way, and with it etcd {version} may corrupt its data");
+        return Err(Refusal::Otherwise(why));
+    }
+    if view.leader == Some(machine) && view.voters > 1 {
+        return Err(Refusal::Otherwise("it leads: leadership has to go first".into()));
+    }
+    room_for_new_file(observed, machine, etcd)?;
+    // Its raft goes on: it answers nobody, and votes. Only where it is all there is does everybody wait.
+    let during = if view.voters > 1 { view.tolerance_without(machine).max(Tolerance::CanLose(0)) } else { before };
+    let pause = if view.voters > 1 { Pause::None } else { Pause::while_defragmenting(etcd.db_in_use) };
+    Ok(Cost { before, during, pause })
+}
+
+fn disarm(desired: &Cluster, observed: &Observed, view: &View<'_>, alarm: Alarm) -> Result<(), Refusal> {
+    let list = view.listed.filter(|_| view.has_quorum()).ok_or(Refusal::NoQuorum)?;
+    match alarm {
+        Alarm::Corrupt => match observed.agreement(view) {
+            Agreement::All => Ok(()),
             Agreement::Differ(_) | Agreement::Unclear => Err(Refusal::NotSeen("that all members hold the same")),
         },
-        Action::DisarmAlarm { alarm: Alarm::NoSpace } => {
+        Alarm::NoSpace => {
             let file = i64::try_from(desired.settings.quota.bytes()).unwrap_or(i64::MAX);
             let room = |e: &&EtcdFacts| upkeep::has_room(e, e.quota.unwrap_or(file));
-            match voters {
-                Some(voters) if voters.iter().all(room) => Ok(unharmed),
+            match voters(view, list) {
+                Some(voters) if voters.iter().all(room) => Ok(()),
                 Some(_) => Err(Refusal::Otherwise("a member's database is still near its quota".into())),
                 None => Err(Refusal::NotSeen("every member's size")),
             }
         }
-        _ => Ok(unharmed),
     }
 }
 
@@ -442,7 +556,7 @@ pub(super) fn room_for_new_file(observed: &Observed, machine: &Name, etcd: &Etcd
             let (free, needed) = (size(free), size(needed));
             Err(Refusal::Otherwise(format!("its disk has {free} free, and the new file takes {needed}")))
         }
-        _ => Ok(()),
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -477,19 +591,12 @@ pub(super) fn restart(
 }
 
 /// The draft's steps, each judged; what must not be done becomes something to wait for.
-pub(super) fn gate(draft: Draft<'_>) -> Plan {
+pub(super) fn gate(mut draft: Draft<'_>) -> Plan {
+    one_loss_a_wave(&mut draft);
     let Draft { desired, observed, view, steps, mut waiting, .. } = draft;
     let wave: Vec<&Action> = steps.iter().map(|s| &s.action).collect();
     let verdicts: Vec<Result<Cost, Refusal>> = wave.iter().map(|a| judge(desired, observed, &wave, a)).collect();
-    let coming_up: Vec<Name> = steps
-        .iter()
-        .filter(|s| matches!(s.action, Action::StartEtcd { .. } | Action::RestartEtcd { .. }))
-        .filter_map(|s| s.action.machine().cloned())
-        .chain(steps.iter().flat_map(|s| match &s.action {
-            Action::RestartTogether { machines, .. } => machines.keys().cloned().collect(),
-            _ => Vec::new(),
-        }))
-        .collect();
+    let coming_up: Vec<Name> = wave.iter().flat_map(|action| action.brings_up()).cloned().collect();
     let after = match wave.as_slice() {
         [Action::PromoteMember { .. } | Action::RemoveMember { .. }] => None,
         // They are started one after the other.
@@ -514,6 +621,23 @@ pub(super) fn gate(draft: Draft<'_>) -> Plan {
         }
     }
     Plan { steps: kept, waiting }
+}
+
+/// What takes something of a machine away for good is done one at a time, unless it was decided for all of them.
+fn one_loss_a_wave(draft: &mut Draft<'_>) {
+    if decided_for_all(draft.observed) {
+        return;
+    }
+    let mut losses = 0;
+    let Draft { steps, waiting, .. } = draft;
+    steps.retain(|step| {
+        losses += usize::from(step.action.class().company == Company::OneLoss);
+        let turn = losses <= 1 || step.action.class().company != Company::OneLoss;
+        if let (false, Some(machine)) = (turn, step.action.machine()) {
+            waiting.push(Waiting::Turn { machine: machine.clone(), verb: step.action.verb().to_owned() });
+        }
+        turn
+    });
 }
 
 /// A refused action as something to wait for.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::action::Action;
 use crate::backup::FullName;
 use crate::observed::{Tolerance, size};
+use crate::render::changes::Change;
 use crate::spec::{EtcdVersion, Name};
 use crate::versions::Line;
 
@@ -46,6 +47,13 @@ pub enum Reason {
     },
     /// The file says something else than the machine.
     Changed,
+    /// Auth is on: clients may connect from now on.
+    Secured,
+    /// These settings of the file are others than those of the machine.
+    Settings {
+        /// Which, and how.
+        changes: Vec<Change>,
+    },
     /// What the file refers to is not what the machine was given.
     OtherSecrets,
     /// Heartbeat and election time-outs rest on it.
@@ -88,6 +96,8 @@ pub enum Reason {
     RefusedByAll,
     /// The authority that all of them trust has ended.
     LockedOut,
+    /// The file refers to another password than the one that is in force.
+    OtherPassword,
     /// Nobody may come in without credentials.
     NoAuth,
     /// It is in the world and not in the file.
@@ -157,6 +167,16 @@ pub enum Reason {
     },
 }
 
+/// So many changed settings are named in a line.
+const SHOWN: usize = 3;
+
+impl Reason {
+    /// The file has changed, in these settings where they are known.
+    pub(super) fn settings(changes: Vec<Change>) -> Self {
+        if changes.is_empty() { Self::Changed } else { Self::Settings { changes } }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -165,6 +185,16 @@ impl fmt::Display for Reason {
             Self::Unclaimed => f.write_str("new machine"),
             Self::FirstStart { starting, of } => write!(f, "first start, {starting} of {of} together"),
             Self::Changed => f.write_str("the file has changed"),
+            Self::Secured => f.write_str("auth is on: open to clients"),
+            // A line has room for a few; `plan --diff` shows all.
+            Self::Settings { changes } => {
+                let shown: Vec<String> = changes.iter().take(SHOWN).map(ToString::to_string).collect();
+                f.write_str(&shown.join(", "))?;
+                match changes.len().saturating_sub(SHOWN) {
+                    0 => Ok(()),
+                    more => write!(f, ", and {more} more"),
+                }
+            }
             Self::OtherSecrets => f.write_str("the machine does not have the secrets of the file"),
             Self::NotMeasured => f.write_str("heartbeat and election rest on it"),
             Self::Version { from, to } => write!(f, "{from} → {to}"),
@@ -181,6 +211,7 @@ impl fmt::Display for Reason {
             Self::NotNeeded => f.write_str("not needed any more"),
             Self::RefusedByAll => f.write_str("refused by every member"),
             Self::LockedOut => f.write_str("the CA that they trust has expired"),
+            Self::OtherPassword => f.write_str("the file has another password"),
             Self::NoAuth => f.write_str("auth is off"),
             Self::NotInFile => f.write_str("not in the file"),
             Self::Replaced => f.write_str("replaced"),

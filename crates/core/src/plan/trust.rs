@@ -282,21 +282,14 @@ pub(super) fn rotate(draft: &mut Draft<'_>) {
 }
 
 /// Judges a phase on a fresh look.
-pub(super) fn judge(desired: &Cluster, observed: &Observed, action: &Action) -> Result<(), String> {
-    let (Action::SwitchAuthority { side } | Action::RetireAuthority { side, .. } | Action::ForgetAuthority { side }) =
-        action
-    else {
-        return Ok(());
-    };
+pub(super) fn judge(desired: &Cluster, observed: &Observed, side: Side, action: &Action) -> Result<(), String> {
     let now = observed.at();
-    match phase(desired, observed, *side, now) {
-        Some(phase) if phase.action(*side) == *action => {
-            match hindrances(desired, observed, *side, phase, now).first() {
-                None => Ok(()),
-                Some(waiting) => Err(waiting.to_string()),
-            }
-        }
-        _ => Err("the authorities are not as expected".to_owned()),
+    match phase(desired, observed, side, now) {
+        Some(phase) if phase.action(side) == *action => match hindrances(desired, observed, side, phase, now).first() {
+            None => Ok(()),
+            Some(waiting) => Err(waiting.to_string()),
+        },
+        Some(_) | None => Err("the authorities are not as expected".to_owned()),
     }
 }
 

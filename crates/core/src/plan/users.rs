@@ -64,6 +64,7 @@ pub fn drift(wanted: &desired::Access, seen: &Access) -> Vec<Drift> {
 
 /// Plans what the file says of roles and users, once nobody comes in without credentials.
 pub(super) fn manage(draft: &mut Draft<'_>) {
+    unknown_superusers(draft);
     let wanted = &draft.desired.access;
     // A step that takes something away is alone; and before corruption is understood, nothing is changed.
     let busy = draft.steps.iter().any(|step| step.action.exclusive());
@@ -93,6 +94,20 @@ pub(super) fn manage(draft: &mut Draft<'_>) {
             return;
         }
     }
+}
+
+/// Where the file leaves users alone, nobody may have become a superuser beside `root`: while a cluster was made, say. A
+/// cluster that others set up has its own.
+fn unknown_superusers(draft: &mut Draft<'_>) {
+    if draft.desired.access.users.is_some() || draft.observed.ledger.adopted.is_some() {
+        return;
+    }
+    let Some(Ok(seen)) = looked(&draft.view) else { return };
+    let superuser = |(name, user): (&String, &User)| {
+        (name != ROOT && user.roles.contains(ROOT)).then(|| Waiting::UnknownSuperuser { user: name.clone() })
+    };
+    let found: Vec<Waiting> = seen.users.iter().filter_map(superuser).collect();
+    draft.waiting.extend(found);
 }
 
 /// The healthy member that is furthest ahead knows best what the cluster has agreed upon.

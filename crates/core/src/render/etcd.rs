@@ -5,12 +5,24 @@ use std::fmt::Write as _;
 use super::yaml::quoted;
 use crate::spec::{AuthMode, CompactionMode, EtcdCluster, EtcdVersion, FlagValue, LogLevel, Name, Pace, Retention};
 
+/// Which client certificates a member's client listener accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientAccess {
+    /// Those of the peers' CA only: members have them, and raftsman signs one for itself. Until auth is on, every client
+    /// that the listener accepts is a superuser.
+    Closed,
+    /// What the file says: certificates of the clients' CA, or passwords.
+    Open,
+}
+
 /// What a member's configuration is made of.
 pub struct Member<'a> {
     /// The member's name.
     pub name: &'a Name,
     /// Where clients reach it.
     pub client_url: String,
+    /// Where it serves metrics and the like, apart from clients: at its client URL where there is none.
+    pub http_url: Option<String>,
     /// Where other members reach it.
     pub peer_url: String,
     /// The version that reads it.
@@ -19,6 +31,8 @@ pub struct Member<'a> {
     pub gateway: bool,
     /// Its heartbeat and election time-outs.
     pub pace: Pace,
+    /// Which clients it accepts.
+    pub access: ClientAccess,
     /// The cluster's settings.
     pub cluster: &'a EtcdCluster,
 }
@@ -47,6 +61,9 @@ pub fn config(member: &Member<'_>) -> String {
     set("data-dir", &quoted("{root}/etcd/data"));
     set("listen-client-urls", &quoted(&member.client_url));
     set("advertise-client-urls", &quoted(&member.client_url));
+    if let Some(http_url) = &member.http_url {
+        set("listen-client-http-urls", &quoted(http_url));
+    }
     set("listen-peer-urls", &quoted(&member.peer_url));
     set("initial-advertise-peer-urls", &quoted(&member.peer_url));
     set("strict-reconfig-check", &true);
@@ -87,9 +104,14 @@ pub fn config(member: &Member<'_>) -> String {
     out.push_str("client-transport-security:\n");
     out.push_str("  cert-file: \"{root}/etcd/tls/server/current/tls.crt\"\n");
     out.push_str("  key-file: \"{root}/etcd/tls/server/current/tls.key\"\n");
-    if spec.auth.mode != AuthMode::Password {
+    let trusted = match (member.access, spec.auth.mode) {
+        (ClientAccess::Closed, _) => Some("peer"),
+        (ClientAccess::Open, AuthMode::Certificate | AuthMode::None) => Some("server"),
+        (ClientAccess::Open, AuthMode::Password) => None,
+    };
+    if let Some(trusted) = trusted {
         out.push_str("  client-cert-auth: true\n");
-        out.push_str("  trusted-ca-file: \"{root}/etcd/tls/server/current/ca.crt\"\n");
+        let _ = writeln!(out, "  trusted-ca-file: \"{{root}}/etcd/tls/{trusted}/current/ca.crt\"");
     }
     out.push_str("peer-transport-security:\n");
     out.push_str("  cert-file: \"{root}/etcd/tls/peer/current/tls.crt\"\n");

@@ -89,7 +89,9 @@ impl FirstBoot<'_> {
         let doors = self.machines.doors()?;
         let metrics = self.machines.node_exporter == Some(true);
         let agent_port = self.boot.agent_port;
-        Some(nftables::rules(&Firewall { doors: &doors, agent_port, members: self.members, metrics }))
+        // Which listeners etcd has is not known yet: the agent is told before etcd starts.
+        let etcd_metrics = false;
+        Some(nftables::rules(&Firewall { doors: &doors, agent_port, members: self.members, metrics, etcd_metrics }))
     }
 
     /// What the distribution has to have installed; nothing where the image carries everything.

@@ -1,5 +1,6 @@
 //! Desired → the text of files, and their digests.
 
+pub mod changes;
 pub mod chrony;
 pub mod cloud_init;
 pub mod delivery;

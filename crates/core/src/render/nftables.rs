@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use crate::desired::{CLIENT_PORT, PEER_PORT};
+use crate::desired::{CLIENT_PORT, HTTP_PORT, PEER_PORT};
 use crate::spec::{Doors, Subnet};
 
 /// Where the rules are on the machine.
@@ -24,6 +24,8 @@ pub struct Firewall<'a> {
     pub members: &'a [IpAddr],
     /// Whether there is a node exporter.
     pub metrics: bool,
+    /// Whether etcd's metrics have a listener of their own.
+    pub etcd_metrics: bool,
 }
 
 /// The rules, a table of their own: others on the machine stay as they are. Loaded as a whole or not at all.
@@ -36,6 +38,12 @@ pub fn rules(firewall: &Firewall<'_>) -> String {
     out.push_str(HEAD);
     door(&mut out, "raftsman's operators", firewall.agent_port, doors.operators_from.as_deref());
     door(&mut out, "etcd's clients", CLIENT_PORT, clients.as_deref());
+    if firewall.etcd_metrics {
+        // Operators ask there for the version that the cluster has agreed upon.
+        let operators = doors.operators_from.iter().flatten().copied();
+        let from = doors.metrics_from.as_ref().map(|from| from.iter().copied().chain(operators).collect::<Vec<_>>());
+        door(&mut out, "etcd's metrics", HTTP_PORT, from.as_deref());
+    }
     door(&mut out, "etcd's members", PEER_PORT, Some(&members));
     door(&mut out, "SSH", SSH_PORT, doors.ssh_from.as_deref());
     if firewall.metrics {

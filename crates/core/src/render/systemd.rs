@@ -35,8 +35,8 @@ SystemCallErrorNumber=EPERM
 
 /// The agent's unit.
 ///
-/// It is root's, because it gives files to etcd's user and has systemd start etcd; of root's powers it keeps those for
-/// files and processes of another user. Directories that hand their group down have their set-group-id bit, so that
+/// It is root's, because it gives files to etcd's user, runs etcd's tool as that user and has systemd start etcd; of
+/// root's powers it keeps those for files and processes of another user. Directories that hand their group down have their set-group-id bit, so that
 /// `RestrictSUIDSGID` cannot be set.
 pub fn agent_unit() -> String {
     format!(
@@ -56,7 +56,7 @@ Restart=always
 RestartSec=1
 UMask=0077
 ReadWritePaths={ROOT} -/etc/raftsman -{METRICS}
-CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_KILL CAP_SYS_PTRACE
+CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_KILL CAP_SETGID CAP_SETUID CAP_SYS_PTRACE
 {CONFINED}
 [Install]
 WantedBy=multi-user.target

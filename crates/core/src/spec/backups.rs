@@ -37,6 +37,33 @@ pub struct Backups {
     /// How long backups are kept that machines make by themselves or when asked. For ever without `every`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<KeepBackups>,
+    /// Who removes backups that are not kept any more. The machines by default.
+    #[serde(default, skip_serializing_if = "Prune::is_machines")]
+    pub prune: Prune,
+    /// Public keys of other fleets, as `raftsman backup key` prints them there (`ed25519:…`): their backups in the same
+    /// store are accepted. Those of this fleet are accepted by its own key.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trust: Vec<String>,
+}
+
+/// Who removes backups that are not kept any more.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Prune {
+    /// The machine that makes them, after each.
+    #[default]
+    Machines,
+    /// `raftsman backup prune`: machines need no right to delete in the store.
+    Operator,
+    /// Not raftsman: rules of the store itself, or nothing.
+    Never,
+}
+
+impl Prune {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+    fn is_machines(&self) -> bool {
+        *self == Self::Machines
+    }
 }
 
 impl Backups {
@@ -50,6 +77,8 @@ impl Backups {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KeepBackups {
+    /// So many of the last, whatever else is said; one at least.
+    pub last: u32,
     /// The newest of each of so many hours that have one.
     pub hourly: u32,
     /// The newest of each of so many days that have one.
@@ -62,7 +91,7 @@ pub struct KeepBackups {
 
 impl Default for KeepBackups {
     fn default() -> Self {
-        Self { hourly: 24, daily: 7, weekly: 4, changes: Duration::from_days(2) }
+        Self { last: 3, hourly: 24, daily: 7, weekly: 4, changes: Duration::from_days(2) }
     }
 }
 
@@ -95,6 +124,10 @@ pub struct RestoreFrom {
     /// The age identity that opens it, where it is encrypted. It is not sent to machines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<Secret>,
+    /// Accept it although it is not signed, or with a key that is not trusted: for a backup from before they were signed,
+    /// in a store that no attacker can write to.
+    #[serde(skip_serializing_if = "super::types::is_false")]
+    pub trust_unsigned: bool,
 }
 
 /// Where backups are kept.

@@ -190,7 +190,8 @@ pub struct Doors {
     /// SSH, port 22. Anywhere by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssh_from: Option<Vec<Subnet>>,
-    /// The node exporter, port 9100. Anywhere by default.
+    /// The node exporter, port 9100, and etcd's metrics, port 2381, where they have a listener of their own. Anywhere by
+    /// default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics_from: Option<Vec<Subnet>>,
 }

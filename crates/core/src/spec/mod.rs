@@ -5,6 +5,7 @@ mod check;
 mod decode;
 mod diagnostic;
 mod document;
+pub mod explain;
 mod fault;
 pub mod incus;
 pub mod libvirt;
@@ -19,6 +20,7 @@ pub mod users;
 mod values;
 
 pub use backups::*;
+pub use check::PublicKeys;
 pub(crate) use check::ignored_by;
 pub use diagnostic::{Diagnostic, Path, Segment, Severity};
 pub use incus::*;
@@ -36,6 +38,7 @@ use std::collections::BTreeMap;
 use indexmap::IndexMap;
 
 use decode::section;
+pub use document::LARGEST as LARGEST_FILE;
 use document::{Entry, Kind, Node, Span};
 use fault::nearest;
 use units::quoted;
@@ -65,6 +68,13 @@ impl Reading {
         self.diagnostics.len() - self.errors()
     }
 
+    /// The same without its warnings.
+    #[must_use]
+    pub fn errors_only(mut self) -> Self {
+        self.diagnostics.retain(Diagnostic::is_error);
+        self
+    }
+
     /// All diagnostics as text, each with the line of the file it speaks of. Empty if there are none.
     ///
     /// The text must be the one that was read. Secrets in it are masked.
@@ -75,13 +85,18 @@ impl Reading {
 
 /// Reads a file. Never fails: what is wrong is in the diagnostics, all of it at once.
 pub fn read(text: &str) -> Reading {
+    read_with_keys(text, &|_| None)
+}
+
+/// Reads a file, and compares the public keys of certificates that it names: two files may hold one key.
+pub fn read_with_keys(text: &str, keys: PublicKeys<'_>) -> Reading {
     let (root, mut diagnostics) = document::load(text);
     let (spec, masks) = match root {
         Some(mut root) => {
             let mut tainted = Vec::new();
             let spec = decode_file(&mut root, &mut diagnostics, &mut tainted);
             if let Some(spec) = &spec {
-                diagnostics.extend(check::check(spec, &root, &tainted, LISTED));
+                diagnostics.extend(check::check(spec, &root, &tainted, keys, LISTED));
             }
             (spec, if diagnostics.is_empty() { Vec::new() } else { secrecy::places(&root, text) })
         }
@@ -93,6 +108,15 @@ pub fn read(text: &str) -> Reading {
     };
     let spec = spec.filter(|_| !diagnostics.iter().any(Diagnostic::is_error));
     Reading { spec, diagnostics: finish(diagnostics, text), masks }
+}
+
+/// The line, from 1, on which the value of these keys stands; nothing where it is not written.
+pub fn line_of(text: &str, path: &Path) -> Option<usize> {
+    let (root, _) = document::load(text);
+    match root?.locate(path, true) {
+        (span, true) => Some(diagnostic::Lines::new(text).position(span.start).0),
+        (_, false) => None,
+    }
 }
 
 /// The scalars of any YAML mapping, such as etcd's configuration file: nested keys are joined by dots, lists by commas.
@@ -169,7 +193,7 @@ fn finish(mut diagnostics: Vec<Diagnostic>, text: &str) -> Vec<Diagnostic> {
     diagnostics
 }
 
-const TOP: [&str; 5] = ["fleet", "state", "machines", "etcd", "backups"];
+const TOP: [&str; 6] = ["fleet", "state", "machines", "etcd", "backups", "accept_warnings"];
 
 /// Decodes section by section and cluster by cluster, so that an error costs no more than its section.
 fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut Vec<Path>) -> Option<Spec> {
@@ -182,13 +206,14 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
         let message = "the file must be a mapping: `key: value` on each line";
         diagnostics.push(
             Diagnostic::error("wrong-type", Path::root(), head, message)
-                .help("the keys are `fleet`, `state`, `machines`, `etcd`, `backups`"),
+                .help("the keys are `fleet`, `state`, `machines`, `etcd`, `backups`, `accept_warnings`"),
         );
         return None;
     };
     // One more than is listed, so that it shows when there are more.
     let limit = LISTED + 1;
     let (mut fleet, mut state, mut machines, mut etcd, mut backups) = (None, None, None, IndexMap::new(), None);
+    let mut accepted = None;
     let mut lost = Vec::new();
     for entry in map.entries.iter_mut().filter(|entry| !entry.value.pruned) {
         let path = Path::root().key(&entry.key);
@@ -198,6 +223,7 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
             "machines" => machines = value::<Machines>(entry, &path, limit, diagnostics, tainted),
             "etcd" => etcd = clusters(entry, &path, limit, diagnostics, tainted),
             "backups" => backups = value::<Backups>(entry, &path, limit, diagnostics, tainted),
+            "accept_warnings" => accepted = value::<Vec<String>>(entry, &path, limit, diagnostics, tainted),
             unknown => {
                 let meant = nearest(unknown, &TOP);
                 lost.extend(meant);
@@ -205,7 +231,8 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
                 tainted.extend(meant.map(|meant| Path::root().key(meant)));
                 let help = match meant {
                     Some(meant) => format!("did you mean `{meant}`?"),
-                    None => "the keys here are `fleet`, `state`, `machines`, `etcd`, `backups`".to_owned(),
+                    None => "the keys here are `fleet`, `state`, `machines`, `etcd`, `backups`, `accept_warnings`"
+                        .to_owned(),
                 };
                 let message = format!("unknown key {}", quoted(unknown));
                 diagnostics.push(Diagnostic::error("unknown-key", path, entry.key_span.clone(), message).help(help));
@@ -223,7 +250,8 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
         tainted.push(Path::of(&["fleet"]));
         Name::fixed("fleet")
     });
-    let default = Spec { fleet, state: default_state(), machines: Machines::default(), etcd, backups };
+    let accept_warnings = accepted.unwrap_or_default();
+    let default = Spec { fleet, state: default_state(), machines: Machines::default(), etcd, backups, accept_warnings };
     Some(Spec {
         state: state.flatten().unwrap_or_else(|| default.state.clone()),
         machines: machines.unwrap_or_default(),

@@ -33,6 +33,9 @@ pub struct Spec {
     /// Where backups are kept, and how they are made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backups: Option<Backups>,
+    /// Warnings that are accepted, by their codes, such as `members-even`: they are not shown any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accept_warnings: Vec<String>,
 }
 
 /// A secret, by reference: never the value itself.
@@ -94,6 +97,10 @@ pub struct EtcdCluster {
     /// and a new one takes its place. By default a lost member waits for `raftsman replace`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replace_after: Option<Duration>,
+    /// Keep the cluster's machines and data: `raftsman destroy` refuses, and a member that is taken out of the file keeps
+    /// its place until this is `false`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub prevent_destroy: bool,
     /// How long a new member may go without getting on before it is taken out again.
     #[serde(default = "default_learner_patience")]
     pub learner_patience: Duration,

@@ -2,40 +2,55 @@
 
 use etcd_client::UserAddOptions;
 use jiff::Timestamp;
-use raftsman_etcd::EtcdError;
+use raftsman_etcd::{EtcdError, bounded};
 use secrecy::ExposeSecret;
 
 use super::{ActError, Hands};
 
 impl Hands<'_> {
     pub(super) async fn create_root(self, now: Timestamp) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?;
+        let mut client = self.changing(now).await?;
+        // Also where the authorities were made before the file asked for passwords.
+        self.cluster().make_root_password(self.lock)?;
         let password = self.cluster().root_password()?;
-        let added = match &password {
-            Some(password) => client.user_add("root", password.expose_secret(), None).await,
-            None => client.user_add("root", "", Some(UserAddOptions::new().with_no_pwd())).await,
-        };
-        tolerate(added)?;
-        tolerate(client.user_grant_role("root", "root").await)?;
-        Ok(())
+        let added = bounded(async {
+            Ok(match &password {
+                Some(password) => client.user_add("root", password.expose_secret(), None).await,
+                None => client.user_add("root", "", Some(UserAddOptions::new().with_no_pwd())).await,
+            }?)
+        });
+        tolerate(added.await)?;
+        tolerate(bounded(async { Ok(client.user_grant_role("root", "root").await?) }).await)?;
+        Ok(self.cluster().keep_root_password(self.lock)?)
+    }
+
+    /// With the password that is in force: the connection is the one that it got.
+    pub(super) async fn change_root_password(self, now: Timestamp) -> Result<(), ActError> {
+        let mut client = self.changing(now).await?;
+        self.cluster().announce_root_password(self.lock)?;
+        if let Some(password) = self.cluster().root_password()? {
+            let word = password.expose_secret();
+            bounded(async { Ok(client.user_change_password("root", word).await?) }).await?;
+        }
+        Ok(self.cluster().keep_root_password(self.lock)?)
     }
 
     pub(super) async fn enable_auth(self, now: Timestamp) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?;
-        tolerate(client.auth_enable().await)?;
+        let mut client = self.changing(now).await?;
+        tolerate(bounded(async { Ok(client.auth_enable().await?) }).await)?;
         Ok(())
     }
 
     pub(super) async fn disable_auth(self, now: Timestamp) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?;
-        client.auth_disable().await.map_err(EtcdError::from)?;
+        let mut client = self.changing(now).await?;
+        bounded(async { Ok(client.auth_disable().await?) }).await?;
         Ok(())
     }
 }
 
 /// A killed run may have done it already.
-pub(super) fn tolerate<T>(outcome: Result<T, etcd_client::Error>) -> Result<(), EtcdError> {
-    match outcome.map_err(EtcdError::from) {
+pub(super) fn tolerate<T>(outcome: Result<T, EtcdError>) -> Result<(), EtcdError> {
+    match outcome {
         Ok(_) => Ok(()),
         Err(error) if error.already_there() => Ok(()),
         Err(error) => Err(error),

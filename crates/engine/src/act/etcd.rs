@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use futures::future::try_join_all;
 use jiff::Timestamp;
 use raftsman_api::v1::install_etcd_request::Part;
 use raftsman_api::v1::{
     ClearDataRequest, ConfigureEtcdRequest, DataState, HandshakeRequest, InstallEtcdHead, InstallEtcdRequest,
-    StartEtcdRequest, StopEtcdRequest, Target,
+    PinBinariesRequest, RestartEtcdRequest, StartEtcdRequest, StopEtcdRequest, Target,
 };
 use raftsman_core::action::{Action, StartData};
 use raftsman_core::observed::{ClusterId, MemberId};
@@ -21,6 +20,8 @@ use crate::artifacts::Artifact;
 
 /// etcd hands its leadership over and closes its files in well under this time.
 const STOP_GRACE_SECONDS: u32 = 20;
+/// A machine whose etcd was stopped to take it away is gone well within this time.
+const RESUME_SECONDS: u32 = 60;
 /// A member that takes longer than this to serve is not waited for by the others.
 const BIRTH: Duration = Duration::from_secs(1);
 /// gRPC's messages are limited to 4 MiB.
@@ -31,7 +32,7 @@ impl Hands<'_> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;
         fleet.artifacts.fetch(&cluster.desired.source, version).await?;
-        let artifact = fleet.artifacts.locate(&cluster.desired.source, version, fleet.setting.base())?;
+        let artifact = fleet.artifacts.found(&cluster.desired.source, version, fleet.setting.base()).await?;
         self.install(machine, &artifact, "").await
     }
 
@@ -39,8 +40,11 @@ impl Hands<'_> {
     pub(super) async fn install(self, machine: &Name, artifact: &Artifact, program: &str) -> Result<(), ActError> {
         let (version, sha256) = (artifact.version.to_string(), artifact.sha256.clone());
         let head = InstallEtcdHead { version, sha256, program: program.to_owned() };
-        let head = InstallEtcdRequest { part: Some(Part::Head(head)) };
         let mut client = self.agent(machine).await?;
+        // From now on the agent installs and runs these bytes and no others under this name.
+        let pins = PinBinariesRequest { binaries: vec![head.clone()] };
+        client.pin_binaries(self.stamped(pins)).await?;
+        let head = InstallEtcdRequest { part: Some(Part::Head(head)) };
         // Most machines carry the binary already: only where one does not are 25 MB sent.
         let asked = client.install_etcd(self.stamped(futures::stream::iter([head.clone()]))).await?;
         if asked.into_inner().bytes_needed {
@@ -64,8 +68,10 @@ impl Hands<'_> {
     ) -> Result<(), ActError> {
         let member = self.member(machine)?;
         let desired = &self.cluster().desired;
-        let pace = desired.pace(&self.cluster().ledger()).ok_or(ActError::NotMeasured)?;
-        let config = desired.config_at(member, version, at.unwrap_or(member.address), pace).into_owned();
+        let ledger = self.cluster().ledger();
+        let pace = desired.pace(&ledger).ok_or(ActError::NotMeasured)?;
+        let (address, access) = (at.unwrap_or(member.address), desired.client_access(&ledger));
+        let config = desired.config_at(member, version, address, pace, access).into_owned();
         let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
         self.agent(machine).await?.configure_etcd(self.stamped(request)).await?;
         Ok(())
@@ -100,20 +106,29 @@ impl Hands<'_> {
         version: EtcdVersion,
         cluster: ClusterId,
     ) -> Result<(), ActError> {
-        self.stop_etcd(machine).await?;
-        self.start_etcd(machine, version, StartData::Of(cluster)).await
+        // One order: its agent starts etcd again even if this command ends in between.
+        let request = RestartEtcdRequest {
+            version: version.to_string(),
+            expected_cluster_id: cluster.0,
+            grace_seconds: STOP_GRACE_SECONDS,
+        };
+        self.agent(machine).await?.restart_etcd(self.stamped(request)).await?;
+        Ok(())
     }
 
-    /// Stops all of them, then starts all of them: none of them serves in between.
+    /// One right after the other, whether or not there is a majority meanwhile.
     pub(super) async fn restart_together(
         self,
         machines: &BTreeMap<Name, EtcdVersion>,
         cluster: ClusterId,
     ) -> Result<(), ActError> {
-        try_join_all(machines.keys().map(|machine| self.stop_etcd(machine))).await?;
-        let starts =
-            machines.iter().map(|(machine, version)| self.start_etcd(machine, *version, StartData::Of(cluster)));
-        try_join_all(starts).await?;
+        // A leader that goes together with all others waits seven seconds for one that takes over; and one that starts
+        // asks the others whether they hold the same, and waits as long for one that is about to answer.
+        for (machine, version) in machines {
+            self.restart_etcd(machine, *version, cluster).await?;
+            // Nothing rests on it: it only saves time.
+            let _ = tokio::time::timeout(BIRTH, self.answers_members(machine)).await;
+        }
         Ok(())
     }
 
@@ -138,7 +153,15 @@ impl Hands<'_> {
     }
 
     pub(super) async fn stop_etcd(self, machine: &Name) -> Result<(), ActError> {
-        let request = StopEtcdRequest { grace_seconds: STOP_GRACE_SECONDS };
+        let request = StopEtcdRequest { grace_seconds: STOP_GRACE_SECONDS, resume_after_seconds: 0 };
+        self.agent(machine).await?.stop_etcd(self.stamped(request)).await?;
+        Ok(())
+    }
+
+    /// Stops etcd on a machine that is about to be taken away. Its agent starts it again if the machine is still there
+    /// after a while: this command may have ended in between.
+    pub(super) async fn pause_etcd(self, machine: &Name) -> Result<(), ActError> {
+        let request = StopEtcdRequest { grace_seconds: STOP_GRACE_SECONDS, resume_after_seconds: RESUME_SECONDS };
         self.agent(machine).await?.stop_etcd(self.stamped(request)).await?;
         Ok(())
     }

@@ -2,51 +2,57 @@
 
 use std::net::IpAddr;
 
-use jiff::{SignedDuration, Timestamp};
-use raftsman_api::claim::JoinToken;
+use jiff::Timestamp;
 use raftsman_api::tls::machine_name;
-use raftsman_api::v1::{DeliverRequest, DeliveredFile, FinishClaimRequest, ReportRequest, SetFirewallRequest};
+use raftsman_api::v1::{
+    DeliverRequest, DeliveredFile, FinishClaimRequest, Purpose, ReportRequest, SetAccessRequest, SetFirewallRequest,
+};
 use raftsman_core::boot::Boot;
-use raftsman_core::desired::{AGENT_PORT, Config};
+use raftsman_core::desired::{AGENT_PORT, AGENT_VALIDITY, ClientAccess, Config};
 use raftsman_core::render::delivery::Delivered;
 use raftsman_core::spec::{AuthMode, Name, Provider};
 use raftsman_providers::{Artifact, MachineOrder};
-use secrecy::{ExposeSecret, SecretString};
 
-use super::pki::certify_client;
+use super::pki::{certify_client, swap};
 use super::{ActError, Hands};
 use crate::delivery::Parcel;
 use crate::fleet::Fleet;
-use crate::observe::token_name;
 use crate::pki::{LeafProfile, Usages};
-
-/// How long a new machine waits to be taken into the fleet; later it refuses for ever.
-const JOIN_WINDOW: SignedDuration = SignedDuration::from_hours(1);
-/// How long an agent's own certificate is valid.
-const AGENT_VALIDITY: std::time::Duration = std::time::Duration::from_secs(3650 * 24 * 3600);
+use crate::store::Lock;
+use crate::tokens::{JOIN_WINDOW, KeptToken, token_name};
 
 /// What a new machine is told. Its token is in the state before the machine is made: a killed run finds it again.
-pub fn boot(fleet: &Fleet, machine: &Name, address: IpAddr, now: Timestamp) -> Result<Boot, ActError> {
-    let name = token_name(machine);
-    let token = match fleet.secrets.get(&name)? {
-        Some(token) => token,
-        None => {
-            let token = SecretString::from(JoinToken::generate()?.to_hex());
-            fleet.secrets.put(&name, &token)?;
-            token
-        }
-    };
-    Ok(Boot {
+pub fn boot(fleet: &Fleet, lock: &Lock, machine: &Name, address: IpAddr, now: Timestamp) -> Result<Boot, ActError> {
+    // No other computer can reach a machine on this one, and an interrupted apply may be taken up next week.
+    let until = (fleet.spec.machines.provider != Provider::Local).then(|| now + JOIN_WINDOW);
+    let kept = KeptToken::of_new_machine(&fleet.secrets, lock, machine, until, now)?;
+    Ok(boot_data(fleet, machine, address, &kept))
+}
+
+/// What a machine is told that joins with this token.
+pub fn boot_data(fleet: &Fleet, machine: &Name, address: IpAddr, kept: &KeptToken) -> Boot {
+    Boot {
         fleet_id: fleet.id().to_owned(),
         fleet: fleet.spec.fleet.to_string(),
         machine: machine.to_string(),
         address,
         agent_port: AGENT_PORT,
-        fleet_ca_pem: fleet.authority.certificate_pem().to_owned(),
-        join_token: Some(token.expose_secret().to_owned()),
-        // Nobody else can reach a machine on this computer, and an interrupted apply may be taken up next week.
-        join_deadline: (fleet.spec.machines.provider != Provider::Local).then(|| now + JOIN_WINDOW),
-    })
+        fleet_ca_pem: fleet.trust_pem.clone(),
+        join_token: Some(kept.token.to_hex()),
+        join_deadline: kept.until,
+    }
+}
+
+/// What is written in the certificate of a machine's agent.
+fn agent_profile(fleet: &Fleet, machine: &Name, address: IpAddr) -> LeafProfile {
+    LeafProfile {
+        common_name: machine.to_string(),
+        organization: None,
+        dns_names: vec![machine_name(machine.as_str(), fleet.id())],
+        addresses: vec![address],
+        usages: Usages::Server,
+        validity: AGENT_VALIDITY.unsigned_abs(),
+    }
 }
 
 impl Hands<'_> {
@@ -56,7 +62,7 @@ impl Hands<'_> {
         let member = self.member(machine)?;
         let source = &cluster.desired.source;
         fleet.artifacts.fetch(source, cluster.desired.version).await?;
-        let etcd = fleet.artifacts.locate(source, cluster.desired.version, fleet.setting.base())?;
+        let etcd = fleet.artifacts.found(source, cluster.desired.version, fleet.setting.base()).await?;
         // A person may have installed its agent: it proves that.
         let joined = fleet.spec.machines.provider == Provider::Hosts
             && fleet.secrets.get(&token_name(machine))?.is_some()
@@ -67,7 +73,7 @@ impl Hands<'_> {
             agent_port: AGENT_PORT,
             cluster: cluster.desired.name.to_string(),
             members: cluster.desired.neighbours(&cluster.ledger()).into_iter().collect(),
-            boot: boot(fleet, machine, member.address, now)?,
+            boot: boot(fleet, self.lock, machine, member.address, now)?,
             artifacts: vec![Artifact { version: etcd.version.to_string(), path: etcd.path }],
             joined,
         };
@@ -89,14 +95,17 @@ impl Hands<'_> {
         if let Ok(links) = self.links(machine) {
             links.agent.hang_up().await;
         }
-        Ok(self.cluster().fleet.give_back(machine.as_str(), self.generation).await?)
+        let seen = self.observer.machine_id(machine);
+        Ok(self.cluster().fleet.give_back(self.lock, machine.as_str(), seen.as_deref()).await?)
     }
 
     /// etcd ends well first: a leader hands over, and nothing of its data is in flight.
     pub(super) async fn rebuild_machine(self, machine: &Name) -> Result<(), ActError> {
-        self.stop_etcd(machine).await?;
+        let seen = self.observer.machine_id(machine);
+        self.cluster().fleet.provider.is_the_same(machine.as_str(), seen.as_deref()).await?;
+        self.pause_etcd(machine).await?;
         self.links(machine)?.agent.hang_up().await;
-        Ok(self.cluster().fleet.provider.dismantle(machine.as_str()).await?)
+        Ok(self.cluster().fleet.provider.dismantle(machine.as_str(), seen.as_deref()).await?)
     }
 
     pub(super) async fn move_machine(self, machine: &Name, address: IpAddr) -> Result<(), ActError> {
@@ -114,7 +123,7 @@ impl Hands<'_> {
 
     pub(super) async fn deliver(self, machine: &Name) -> Result<(), ActError> {
         let cluster = self.cluster();
-        let Parcel { files, stamp, backups } = Parcel::pack(cluster, machine).map_err(Box::new)?;
+        let Parcel { files, stamp, backups } = Parcel::pack(cluster, self.lock, machine).map_err(Box::new)?;
         let mut agent = self.agent(machine).await?;
         let had = agent.report(ReportRequest { into_data: false }).await?.into_inner();
         if had.delivery_stamp != stamp {
@@ -123,7 +132,7 @@ impl Hands<'_> {
             agent.deliver(self.stamped(request)).await?;
         }
         if backups.order.is_some() && cluster.auth() != AuthMode::Password {
-            certify_client(cluster, &self.links(machine)?.agent, self.generation).await?;
+            certify_client(cluster, &self.links(machine)?.agent, self.generation(), ClientAccess::Open).await?;
         }
         if backups.drill_every_ms > 0 {
             self.install_tool(machine, cluster.desired.version).await?;
@@ -131,6 +140,26 @@ impl Hands<'_> {
         if backups.order.is_some() || had.backups.is_some() {
             agent.set_backups(self.stamped(backups)).await?;
         }
+        Ok(())
+    }
+
+    pub(super) async fn set_access(self, machine: &Name) -> Result<(), ActError> {
+        let fleet = &self.cluster().fleet;
+        let request = SetAccessRequest {
+            trust_pem: fleet.trust_pem.clone(),
+            revoked: fleet.access.revoked.iter().cloned().collect(),
+        };
+        self.agent(machine).await?.set_access(self.stamped(request)).await?;
+        Ok(())
+    }
+
+    pub(super) async fn renew_agent(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
+        let fleet = &self.cluster().fleet;
+        let profile = agent_profile(fleet, machine, self.member(machine)?.address);
+        let sign = |csr: &[u8]| fleet.authority.sign_csr(csr, &profile, now);
+        swap(self.agent(machine).await?, self.generation(), Purpose::Agent, String::new(), sign).await?;
+        // What it shows from now on is seen by the next connection.
+        self.links(machine)?.agent.hang_up().await;
         Ok(())
     }
 
@@ -146,18 +175,11 @@ impl Hands<'_> {
             }
             proven => proven?,
         };
-        let profile = LeafProfile {
-            common_name: machine.to_string(),
-            organization: None,
-            dns_names: vec![machine_name(machine.as_str(), fleet.id())],
-            addresses: vec![member.address],
-            usages: Usages::Server,
-            validity: AGENT_VALIDITY,
-        };
+        let profile = agent_profile(fleet, machine, member.address);
         let chain_pem = fleet.authority.sign_csr(&proven.reply.csr_der, &profile, now)?;
         proven.client.finish_claim(FinishClaimRequest { chain_pem }).await?;
         links.agent.hang_up().await;
-        fleet.secrets.delete(&token_name(machine))?;
+        fleet.secrets.delete(self.lock, &token_name(machine))?;
         Ok(())
     }
 }

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use etcd_client::{Client, MemberAddOptions, StatusResponse};
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
 use raftsman_core::observed::{ListedMember, MemberId};
 use raftsman_etcd::{EtcdError, PROBE_KEY, bounded};
@@ -24,12 +26,9 @@ const REST: Duration = Duration::from_secs(1);
 impl Hands<'_> {
     pub(super) async fn add_learner(self, peer_url: &str, now: Timestamp) -> Result<(), ActError> {
         let client = self.leader(now).await?;
-        patiently(|| {
-            let mut client = client.clone();
-            async move {
-                let options = MemberAddOptions::new().with_is_learner();
-                Ok(client.member_add([peer_url], Some(options)).await.map(drop)?)
-            }
+        self.patiently(&client, |mut client| async move {
+            let options = MemberAddOptions::new().with_is_learner();
+            Ok(client.member_add([peer_url], Some(options)).await.map(drop)?)
         })
         .await
     }
@@ -38,38 +37,32 @@ impl Hands<'_> {
     /// nothing before the next entry comes, refuses its own first request for it, and a quiet cluster has no next entry.
     pub async fn nudge(self, now: Timestamp) -> Result<(), ActError> {
         let mut client = Box::pin(self.voter(now, |_| true)).await?;
+        self.pass_fence(&client).await?;
         bounded(async { Ok(client.delete(PROBE_KEY, None).await?) }).await?;
         Ok(())
     }
 
     pub(super) async fn promote_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {
         let client = self.leader(now).await?;
-        patiently(|| {
-            let mut client = client.clone();
-            async move { Ok(client.member_promote(member.0).await.map(drop)?) }
-        })
-        .await
+        self.patiently(&client, |mut client| async move { Ok(client.member_promote(member.0).await.map(drop)?) }).await
     }
 
     pub(super) async fn remove_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {
         let client = self.leader(now).await?;
-        patiently(|| {
-            let mut client = client.clone();
-            async move { Ok(client.member_remove(member.0).await.map(drop)?) }
-        })
-        .await?;
+        self.patiently(&client, |mut client| async move { Ok(client.member_remove(member.0).await.map(drop)?) })
+            .await?;
         tokio::time::sleep(REST).await;
         Ok(())
     }
 
     pub(super) async fn update_member(self, member: MemberId, url: &str, now: Timestamp) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?;
+        let mut client = self.changing(now).await?;
         bounded(async { Ok(client.member_update(member.0, [url.to_owned()]).await?) }).await?;
         Ok(())
     }
 
     pub(super) async fn move_leader(self, to: MemberId, now: Timestamp) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?;
+        let mut client = self.changing(now).await?;
         bounded(async { Ok(client.move_leader(to.0).await?) }).await?;
         self.all_follow(to, now).await
     }
@@ -104,42 +97,49 @@ impl Hands<'_> {
         Box::pin(self.voter(now, leads)).await
     }
 
-    /// A connection to a voter of this kind; if there is none, to another.
+    /// A connection to a voter of this kind; if there is none, to another. All are asked at once: one that hangs holds up
+    /// nobody who is answered by another.
     pub(super) async fn voter(
         self,
         now: Timestamp,
         wanted: impl Fn(&StatusResponse) -> bool,
     ) -> Result<Client, ActError> {
         let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
+        let places = self.cluster().places();
+        let asked = places.keys().filter_map(|name| self.links(name).ok()).map(|links| {
+            let credentials = &credentials;
+            async move {
+                let mut client = Box::pin(links.etcd.client(credentials)).await.ok()?;
+                let status: Result<_, EtcdError> = bounded(async { Ok(client.status().await?) }).await;
+                let status = status.ok().filter(|status| status.leader() != 0 && !status.is_learner())?;
+                Some((client, status))
+            }
+        });
+        let mut answers: FuturesUnordered<_> = asked.collect();
         let mut other: Result<Client, ActError> = Err(ActError::NobodyAnswers);
-        for name in self.cluster().places().keys() {
-            let Ok(links) = self.links(name) else { continue };
-            let Ok(mut client) = Box::pin(links.etcd.client(&credentials)).await else { continue };
-            let status: Result<_, EtcdError> = bounded(async { Ok(client.status().await?) }).await;
-            let Ok(status) = status else { continue };
-            if status.leader() == 0 || status.is_learner() {
-                continue;
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Some((client, status)) if wanted(&status) => return Ok(client),
+                Some((client, _)) => other = Ok(client),
+                None => {}
             }
-            if wanted(&status) {
-                return Ok(client);
-            }
-            other = Ok(client);
         }
         other
     }
-}
 
-/// etcd changes its members only once they have been connected for five seconds, and promotes a learner only when the
-/// leader has heard how far it is: a moment later the answer is another.
-async fn patiently<F>(call: impl Fn() -> F) -> Result<(), ActError>
-where
-    F: Future<Output = Result<(), EtcdError>> + Send,
-{
-    let begun = tokio::time::Instant::now();
-    loop {
-        match bounded(call()).await {
-            Err(error) if error.too_early() && begun.elapsed() < PATIENCE => tokio::time::sleep(AGAIN).await,
-            outcome => return Ok(outcome?),
+    /// etcd changes its members only once they have been connected for five seconds, and promotes a learner only when the
+    /// leader has heard how far it is: a moment later the answer is another. The fence is passed before each try.
+    async fn patiently<F>(self, client: &Client, call: impl Fn(Client) -> F) -> Result<(), ActError>
+    where
+        F: Future<Output = Result<(), EtcdError>> + Send,
+    {
+        let begun = tokio::time::Instant::now();
+        loop {
+            self.pass_fence(client).await?;
+            match bounded(call(client.clone())).await {
+                Err(error) if error.too_early() && begun.elapsed() < PATIENCE => tokio::time::sleep(AGAIN).await,
+                outcome => return Ok(outcome?),
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod auth;
 mod etcd;
+mod fence;
 mod machine;
 mod members;
 pub(crate) mod pki;
@@ -12,25 +13,24 @@ mod upkeep;
 mod users;
 mod versions;
 
-pub use machine::boot;
+pub use machine::{boot, boot_data};
 pub use versions::SnapshotError;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
-use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_core::action::Action;
 use raftsman_core::desired::Member;
 use raftsman_core::spec::Name;
 use raftsman_etcd::EtcdError;
-use tonic::transport::Channel;
 
 use crate::artifacts::ArtifactError;
 use crate::cluster::{ClusterAt, ClusterError};
 use crate::delivery::DeliveryError;
-use crate::observe::{LinkError, Links, Observer};
+use crate::observe::{AgentCalls, LinkError, Links, Observer};
 use crate::pki::PkiError;
-use crate::store::StoreError;
+use crate::store::{Lock, StoreError};
 
 /// Why an action failed.
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +39,7 @@ pub enum ActError {
     #[error(transparent)]
     Link(#[from] LinkError),
     /// The agent refused.
-    #[error("the agent refused: {}", .0.message())]
+    #[error("{}", refusal(.0))]
     Refused(#[from] tonic::Status),
     /// The provider.
     #[error("{}", crate::error_chain(.0))]
@@ -70,7 +70,7 @@ pub enum ActError {
     Delivery(#[from] Box<DeliveryError>),
     /// The join token.
     #[error(transparent)]
-    Claim(#[from] raftsman_api::claim::ClaimError),
+    Token(#[from] crate::tokens::TokenError),
     /// A file could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
@@ -117,15 +117,18 @@ pub enum ActError {
         /// Why another one did not.
         why: String,
     },
-    /// An agent took too long.
+    /// Too few agents could be asked whether a newer lock is obeyed.
     #[error(
-        "the agent of {machine} has not measured within {seconds} s: look at its log, `raftsman logs {machine} --agent`"
+        "etcd was not changed: {passed} of the {needed} agents that it takes have confirmed that no operator has taken \
+         the lock since; the others: {why}; `raftsman status` says which agents do not answer"
     )]
-    Slow {
-        /// Whose.
-        machine: Name,
-        /// How long it was waited for.
-        seconds: u64,
+    NotFenced {
+        /// So many did.
+        passed: usize,
+        /// So many are needed.
+        needed: usize,
+        /// Why another one did not.
+        why: String,
     },
     /// The timers are to be measured first.
     #[error("the timers are to be measured first: apply again")]
@@ -140,8 +143,18 @@ pub enum ActError {
 pub struct Hands<'a> {
     /// The cluster and the connections to it.
     pub observer: &'a Observer,
-    /// The lock's generation, which every change bears.
-    pub generation: u64,
+    /// The lock: what is remembered is written under it, and every change bears its generation.
+    pub lock: &'a Lock,
+    /// No call whose answer is only waited for takes longer.
+    pub limit: Duration,
+}
+
+/// An agent that gave no answer has refused nothing.
+fn refusal(status: &tonic::Status) -> String {
+    match status.code() {
+        tonic::Code::DeadlineExceeded | tonic::Code::Unavailable => status.message().to_owned(),
+        _ => format!("the agent refused: {}", status.message()),
+    }
 }
 
 impl Hands<'_> {
@@ -150,10 +163,12 @@ impl Hands<'_> {
         let now = Timestamp::now();
         match action {
             Action::MakeAuthorities => self.make_authorities(now),
-            Action::NextAuthority { side } => Ok(self.cluster().next_authority(*side, now)?),
-            Action::SwitchAuthority { side } => Ok(self.cluster().change_trust(*side, |trust| trust.switch(now))?),
+            Action::NextAuthority { side } => Ok(self.cluster().next_authority(self.lock, *side, now)?),
+            Action::SwitchAuthority { side } => {
+                Ok(self.cluster().change_trust(self.lock, *side, |trust| trust.switch(now))?)
+            }
             Action::RetireAuthority { side, unused } => {
-                Ok(self.cluster().change_trust(*side, |trust| trust.retire(*unused))?)
+                Ok(self.cluster().change_trust(self.lock, *side, |trust| trust.retire(*unused))?)
             }
             Action::ForgetAuthority { side } => self.forget_authority(*side),
             Action::StoreTrust { machine, purpose } => self.store_trust(machine, *purpose).await,
@@ -168,6 +183,8 @@ impl Hands<'_> {
             }
             Action::ConfigureEtcd { machine, version, at, .. } => self.configure_etcd(machine, *version, *at).await,
             Action::SetFirewall { machine, .. } => self.set_firewall(machine).await,
+            Action::SetAccess { machine, .. } => self.set_access(machine).await,
+            Action::RenewAgent { machine } => self.renew_agent(machine, now).await,
             Action::Deliver { machine } => self.deliver(machine).await,
             Action::StartEtcd { machine, version, data } => self.start_etcd(machine, *version, *data).await,
             Action::StopEtcd { machine } => self.stop_etcd(machine).await,
@@ -191,11 +208,12 @@ impl Hands<'_> {
             Action::RestartEtcd { machine, version, cluster } => self.restart_etcd(machine, *version, *cluster).await,
             Action::Compact { revision } => self.compact(*revision, now).await,
             Action::Defragment { machine } => self.defragment(machine, now).await,
-            Action::DisarmAlarm { alarm } => self.disarm(*alarm, now).await,
+            Action::DisarmAlarm { alarm } => Box::pin(self.disarm(*alarm, now)).await,
             Action::TakeSnapshot { version } => Box::pin(self.take_snapshot(*version, now)).await,
             Action::EnableDowngrade { version } => self.enable_downgrade(*version, now).await,
             Action::CancelDowngrade => self.cancel_downgrade(now).await,
             Action::CreateRoot => self.create_root(now).await,
+            Action::ChangeRootPassword => self.change_root_password(now).await,
             Action::EnableAuth => self.enable_auth(now).await,
             Action::DisableAuth => self.disable_auth(now).await,
             Action::SetRole { role, set, revoke } => Box::pin(self.set_role(role, set, revoke, now)).await,
@@ -211,6 +229,10 @@ impl Hands<'_> {
         self.observer.cluster()
     }
 
+    fn generation(&self) -> u64 {
+        self.lock.generation()
+    }
+
     fn member(&self, machine: &Name) -> Result<&Member, ActError> {
         self.cluster().desired.member(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))
     }
@@ -220,11 +242,11 @@ impl Hands<'_> {
     }
 
     /// The agent of this machine.
-    async fn agent(&self, machine: &Name) -> Result<AgentClient<Channel>, ActError> {
-        Ok(self.links(machine)?.agent.client().await?)
+    async fn agent(&self, machine: &Name) -> Result<AgentCalls, ActError> {
+        Ok(self.links(machine)?.agent.client_within(self.limit).await?)
     }
 
     fn stamped<T>(&self, message: T) -> tonic::Request<T> {
-        raftsman_api::fence::stamp(tonic::Request::new(message), self.generation)
+        raftsman_api::fence::stamp(tonic::Request::new(message), self.generation())
     }
 }

@@ -5,30 +5,30 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use raftsman_api::fence;
-use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_api::v1::{self, RequestCertificateRequest, StoreCertificateRequest, StoreTrustRequest};
+use raftsman_core::desired::ClientAccess;
 use raftsman_core::observed::{Purpose, Side};
 use raftsman_core::spec::Name;
 use tonic::Request;
-use tonic::transport::Channel;
 
 use super::{ActError, Hands};
 use crate::cluster::{ClusterAt, signers_profile};
-use crate::observe::{AgentLink, LinkError};
+use crate::observe::{AgentCalls, AgentLink, LinkError};
 use crate::pki::{LeafProfile, PkiError, Usages};
 
 impl Hands<'_> {
     pub(super) fn make_authorities(self, now: Timestamp) -> Result<(), ActError> {
         for side in Side::ALL {
-            self.cluster().first_authority(side, now)?;
+            self.cluster().first_authority(self.lock, side, now)?;
         }
+        self.cluster().make_root_password(self.lock)?;
         Ok(())
     }
 
     pub(super) fn forget_authority(self, side: Side) -> Result<(), ActError> {
         // The ledger first: keys that it does not know are nobody's.
-        self.cluster().change_trust(side, |trust| trust.forget())?;
-        self.cluster().sweep_authorities()?;
+        self.cluster().change_trust(self.lock, side, |trust| trust.forget())?;
+        self.cluster().sweep_authorities(self.lock)?;
         Ok(())
     }
 
@@ -43,7 +43,7 @@ impl Hands<'_> {
         let authority = self.cluster().signer(purpose, profile.renew_before(), now)?;
         let trust_pem = self.cluster().trust(purpose.side())?.bundle();
         let sign = |csr: &[u8]| authority.sign_csr(csr, &signers_profile(&profile.with(also)), now);
-        swap(self.agent(machine).await?, self.generation, wire(purpose), trust_pem, sign).await
+        swap(self.agent(machine).await?, self.generation(), wire(purpose), trust_pem, sign).await
     }
 
     pub(super) async fn store_trust(self, machine: &Name, purpose: Purpose) -> Result<(), ActError> {
@@ -54,11 +54,20 @@ impl Hands<'_> {
     }
 }
 
-/// Gives a machine a certificate with which etcd knows it as `root`, as long as those of members are valid.
-pub(crate) async fn certify_client(cluster: &ClusterAt, agent: &AgentLink, generation: u64) -> Result<(), ActError> {
+/// Gives a machine a certificate with which etcd knows it as `root`, as long as those of members are valid. It is signed
+/// for clients, or for a member that is closed to them.
+pub(crate) async fn certify_client(
+    cluster: &ClusterAt,
+    agent: &AgentLink,
+    generation: u64,
+    access: ClientAccess,
+) -> Result<(), ActError> {
     let now = Timestamp::now();
     let trust = cluster.trust(Side::Clients)?;
-    let authority = cluster.kept(Side::Clients, &trust.current)?;
+    let authority = match access {
+        ClientAccess::Open => cluster.kept(Side::Clients, &trust.current)?,
+        ClientAccess::Closed => cluster.authority(Side::Peers)?,
+    };
     let validity_ms = cluster.desired.members.first().map_or(0, |member| member.server.validity_ms);
     let profile = LeafProfile {
         common_name: "root".to_owned(),
@@ -73,8 +82,8 @@ pub(crate) async fn certify_client(cluster: &ClusterAt, agent: &AgentLink, gener
 }
 
 /// Has a machine make a key, and swaps in the certificate for it. The key never leaves it.
-async fn swap(
-    mut client: AgentClient<Channel>,
+pub(super) async fn swap(
+    mut client: AgentCalls,
     generation: u64,
     purpose: v1::Purpose,
     trust_pem: String,

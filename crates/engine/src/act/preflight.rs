@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use raftsman_api::v1::{MeasureReply, MeasureRequest, Target};
@@ -11,9 +10,6 @@ use raftsman_core::plan::preflight;
 use raftsman_core::spec::Name;
 
 use super::{ActError, Hands};
-
-/// An agent takes about 5 s at most.
-const LIMIT: Duration = Duration::from_secs(15);
 
 impl Hands<'_> {
     /// Measures, and remembers what follows from it.
@@ -25,7 +21,7 @@ impl Hands<'_> {
             let why = silent.values().next().cloned().unwrap_or_default();
             return Err(ActError::TooFewMeasured { ready, needed, why });
         }
-        cluster.remember(|ledger| {
+        cluster.remember(self.lock, |ledger| {
             ledger.preflight = Some(Preflight::after(ledger.preflight.as_ref(), measurement));
         })?;
         Ok(())
@@ -52,12 +48,8 @@ impl Hands<'_> {
     }
 
     async fn measured_by(self, machine: &Name, targets: Vec<Target>) -> Result<Measured, ActError> {
-        let asked = async {
-            let mut agent = self.agent(machine).await?;
-            Ok::<_, ActError>(agent.measure(self.stamped(MeasureRequest { targets })).await?.into_inner())
-        };
-        let reply = tokio::time::timeout(LIMIT, asked).await;
-        Ok(taken(reply.map_err(|_| ActError::Slow { machine: machine.clone(), seconds: LIMIT.as_secs() })??))
+        let mut agent = self.agent(machine).await?;
+        Ok(taken(agent.measure(self.stamped(MeasureRequest { targets })).await?.into_inner()))
     }
 }
 

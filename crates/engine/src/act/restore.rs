@@ -13,8 +13,8 @@ use raftsman_api::v1::{
 };
 use raftsman_backup::{Keys, Point, Wish};
 use raftsman_core::action::StartData;
-use raftsman_core::desired::CLOSED_PORT;
-use raftsman_core::observed::{ClusterId, MemberObserved, Observed, Restoration, SnapshotSource, View};
+use raftsman_core::desired::{CLOSED_PORT, ClientAccess};
+use raftsman_core::observed::{ClusterId, Ledger, MemberObserved, Observed, Restoration, SnapshotSource, View};
 use raftsman_core::plan::restore::{decide, untried};
 use raftsman_core::spec::{EtcdVersion, Name, RestoreFrom};
 use secrecy::ExposeSecret as _;
@@ -24,7 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::pki::certify_client;
 use super::{ActError, Hands};
-use crate::backup::{self, BackupError, StoreOf};
+use crate::backup::{self, Accepted, BackupError, StoreOf};
 use crate::cluster::ClusterAt;
 use crate::rehearsal::{Rehearsed, Stage, rehearse};
 use crate::secrets;
@@ -72,7 +72,8 @@ impl Hands<'_> {
         let cluster = self.cluster();
         let from = cluster.desired.settings.restore_from.clone().unwrap_or_default();
         let (fleet, name) = (&cluster.fleet, &cluster.desired.name);
-        let at = backup::source(fleet, name, from.cluster.as_deref()).map_err(Box::new)?;
+        let accepted = Accepted { unsigned: from.trust_unsigned, ..Accepted::default() };
+        let at = backup::source(fleet, name, from.cluster.as_deref(), &accepted).map_err(Box::new)?;
         let keys = match &from.key {
             Some(key) => {
                 let text =
@@ -82,10 +83,10 @@ impl Hands<'_> {
             None => Keys::default(),
         };
         let point = at.find(wish(&from)?, &keys).await.map_err(Box::new)?;
-        let observed = self.observer.look().await?;
+        let observed = self.observer.look_and_learn(self.lock).await?;
         let (restoration, _) =
             self.restorable(&at, from.cluster.as_deref(), &point, &observed, &keys, &|_, _| {}).await?;
-        cluster.remember(|ledger| decide(ledger, restoration))?;
+        cluster.remember(self.lock, |ledger| decide(ledger, restoration))?;
         Ok(())
     }
 
@@ -111,6 +112,8 @@ impl Hands<'_> {
         let tried = self.try_out(at, point, keys, path.as_deref(), watch).await?;
         let beyond = u64::try_from(seen(observed) - tried.revision).unwrap_or(0);
         let restoration = Restoration {
+            history: Some(point.full.about.cluster_id),
+            manifest: Some(Box::new(point.full.clone())),
             revision: tried.revision,
             keys: tried.keys,
             bump: BUMP + beyond,
@@ -138,7 +141,7 @@ impl Hands<'_> {
         let machine = able.min_by_key(|name| leader == Some(*name)).ok_or(ActError::NobodyAnswers)?;
         self.install_tool(machine, version).await?;
         let agent = &self.links(machine)?.agent;
-        certify_client(self.cluster(), agent, self.generation).await?;
+        certify_client(self.cluster(), agent, self.generation(), ClientAccess::Open).await?;
         let stage = Stage { machine: machine.clone(), agent, version };
         Ok(rehearse(at, point, keys, &stage, save, watch).await.map_err(Box::new)?)
     }
@@ -189,8 +192,13 @@ impl Hands<'_> {
         let path = match &restoration.source {
             SnapshotSource::File(file) => snapshot(cluster, file),
             SnapshotSource::Store(from) => {
-                let at = backup::source(&cluster.fleet, &cluster.desired.name, from.as_deref()).map_err(Box::new)?;
-                let stored = at.full(restoration.backup).await.map_err(Box::new)?;
+                // What was verified when it was decided is what is restored: its hashes are in the ledger.
+                let at = backup::source(&cluster.fleet, &cluster.desired.name, from.as_deref(), &Accepted::default());
+                let at = at.map_err(Box::new)?;
+                let stored = match &restoration.manifest {
+                    Some(full) => at.point_of(full).map_err(Box::new)?,
+                    None => at.full(restoration.backup).await.map_err(Box::new)?,
+                };
                 let head = RestoreDataHead { from: Some(stored), ..head };
                 let head = futures::stream::iter([RestoreDataRequest { part: Some(Part::Head(head)) }]);
                 agent.restore_data(self.stamped(head)).await?;
@@ -199,6 +207,7 @@ impl Hands<'_> {
         };
         let failed = |source| ActError::Read { path: path.clone(), source };
         let mut file = std::fs::File::open(&path).map_err(failed)?;
+        let head = RestoreDataHead { bytes: file.metadata().map_err(failed)?.len(), ..head };
         let (parts, sent) = mpsc::channel(4);
         let reading = tokio::task::spawn_blocking(move || -> std::io::Result<()> {
             let mut part = Part::Head(head);
@@ -242,7 +251,7 @@ impl Hands<'_> {
     /// Puts etcd's tool on the machine, unless it is there.
     pub(super) async fn install_tool(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
         let (cluster, fleet) = (self.cluster(), &self.cluster().fleet);
-        let tool = fleet.artifacts.tool(&cluster.desired.source, version, fleet.setting.base())?;
+        let tool = fleet.artifacts.found_tool(&cluster.desired.source, version, fleet.setting.base()).await?;
         self.install(machine, &tool, "etcdutl").await
     }
 
@@ -254,9 +263,14 @@ impl Hands<'_> {
         let stopped = join_all(machines.iter().map(|machine| self.stop_at_once(machine))).await;
         let cluster = compared?;
         stopped.into_iter().collect::<Result<Vec<_>, _>>()?;
-        try_join_all(machines.iter().map(|machine| self.configure_etcd(machine, restoration.version, None))).await?;
+        try_join_all(machines.iter().map(async |machine| {
+            self.configure_etcd(machine, restoration.version, None).await?;
+            certify_client(self.cluster(), &self.links(machine)?.agent, self.generation(), ClientAccess::Open).await
+        }))
+        .await?;
         // Before anybody gets in: what clients write from now on is not to be compared any more.
-        self.cluster().remember(|ledger| ledger.restoration.iter_mut().for_each(|it| it.agreed = true))?;
+        let agreed = |ledger: &mut Ledger| ledger.restoration.iter_mut().for_each(|it| it.agreed = true);
+        self.cluster().remember(self.lock, agreed)?;
         for (number, machine) in machines.iter().enumerate() {
             self.start_etcd(machine, restoration.version, StartData::Of(cluster)).await?;
             // One that starts asks the others whether they hold the same, and waits long for one that is about to answer.
@@ -272,7 +286,7 @@ impl Hands<'_> {
     }
 
     /// Waits until a member that was started answers other members. Clients it answers once there is a majority.
-    async fn answers_members(self, machine: &Name) -> Result<(), ActError> {
+    pub(super) async fn answers_members(self, machine: &Name) -> Result<(), ActError> {
         let begun = Instant::now();
         let address = self.member(machine)?.address.to_string();
         while begun.elapsed() < PATIENCE {
@@ -289,7 +303,7 @@ impl Hands<'_> {
 
     /// Nobody depends on it: it need not hand anything over.
     async fn stop_at_once(self, machine: &Name) -> Result<(), ActError> {
-        let request = StopEtcdRequest { grace_seconds: 1 };
+        let request = StopEtcdRequest { grace_seconds: 1, ..Default::default() };
         self.agent(machine).await?.stop_etcd(self.stamped(request)).await?;
         Ok(())
     }
@@ -304,7 +318,7 @@ impl Hands<'_> {
             let config = cluster.desired.closed_config(self.member(machine)?, version, pace);
             let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
             self.agent(machine).await?.configure_etcd(self.stamped(request)).await?;
-            certify_client(cluster, &self.links(machine)?.agent, self.generation).await
+            certify_client(cluster, &self.links(machine)?.agent, self.generation(), ClientAccess::Closed).await
         }))
         .await?;
         let started = try_join_all(machines.iter().map(async |machine| {

@@ -8,12 +8,10 @@ use raftsman_core::action::Action;
 use raftsman_core::observed::Alarm;
 use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
-use raftsman_etcd::{EtcdError, bounded, within};
+use raftsman_etcd::{EtcdError, REWRITE, bounded, within};
 
 use super::{ActError, Hands};
 
-/// A database of the greatest size that etcd suggests is compacted and rewritten in less, also on a slow disk.
-const REWRITE: Duration = Duration::from_secs(1800);
 /// What takes long enough to be rewritten for callers to notice.
 const LARGE: i64 = 64 << 20;
 /// Longer than most callers wait before they try another member.
@@ -28,7 +26,7 @@ const HEARD: Duration = Duration::from_secs(5);
 impl Hands<'_> {
     /// Compacts, and waits for every member to have dropped what it should: each does so by itself, behind the call.
     pub(super) async fn compact(self, revision: i64, now: Timestamp) -> Result<(), ActError> {
-        let mut leader = self.leader(now).await?;
+        let mut leader = self.changing(now).await?;
         physically(&mut leader, revision).await?;
         for mut client in self.clients(now).await? {
             // One that went away meanwhile compacts when it comes back.
@@ -67,6 +65,7 @@ impl Hands<'_> {
             let (fresh, action) = (self.observer.look().await?, Action::Defragment { machine: machine.clone() });
             safety::judge(&self.cluster().desired, &fresh, &[&action], &action).map_err(ActError::Unsafe)?;
         }
+        self.pass_fence(&client).await?;
         within(REWRITE, async { Ok(client.defragment().await?) }).await?;
         Ok(())
     }
@@ -76,7 +75,7 @@ impl Hands<'_> {
             Alarm::NoSpace => AlarmType::Nospace,
             Alarm::Corrupt => AlarmType::Corrupt,
         };
-        let mut leader = self.leader(now).await?;
+        let mut leader = self.changing(now).await?;
         let raised = bounded(async { Ok(leader.alarm(AlarmAction::Get, kind, None).await?) }).await?;
         for one in raised.alarms().iter().filter(|one| one.alarm() == kind) {
             let mut options = AlarmOptions::new();

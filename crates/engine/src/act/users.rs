@@ -18,7 +18,7 @@ impl Hands<'_> {
         revoke: &[KeySpan],
         now: Timestamp,
     ) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?;
+        let mut client = self.changing(now).await?;
         let done = async {
             call(async { Ok(client.role_add(role).await.map(drop)?) }, "already exists").await?;
             for granted in set {
@@ -39,7 +39,7 @@ impl Hands<'_> {
     }
 
     pub(super) async fn delete_role(self, role: &str, now: Timestamp) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?;
+        let mut client = self.changing(now).await?;
         let done = call(async { Ok(client.role_delete(role).await.map(drop)?) }, "role name not found").await;
         self.observer.forget_access().await;
         Ok(done?)
@@ -53,7 +53,7 @@ impl Hands<'_> {
         revoke: &[String],
         now: Timestamp,
     ) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?;
+        let mut client = self.changing(now).await?;
         let password = self.cluster().user_password(user)?;
         let done = async {
             match account {
@@ -84,7 +84,7 @@ impl Hands<'_> {
     }
 
     pub(super) async fn delete_user(self, user: &str, now: Timestamp) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?;
+        let mut client = self.changing(now).await?;
         let done = delete(&mut client, user).await;
         self.observer.forget_access().await;
         Ok(done?)

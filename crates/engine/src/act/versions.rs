@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use raftsman_backup::snapshot::{self, Check};
 use raftsman_core::observed::SnapshotRecord;
 use raftsman_core::spec::EtcdVersion;
-use raftsman_etcd::{EtcdError, PROBE_KEY, bounded};
+use raftsman_etcd::{Answered, EtcdError, PROBE_KEY, bounded};
 
 use super::{ActError, Hands};
 use crate::arriving::Arriving;
@@ -44,18 +44,19 @@ impl Hands<'_> {
         let status = bounded(async { Ok(client.status().await?) }).await?;
         // Whoever answers this has all that was acknowledged until now.
         let read = bounded(async { Ok(client.get(PROBE_KEY, None).await?) }).await?;
-        let revision = read.header().map_or(0, |header| header.revision());
-        let from = EtcdVersion::parse(status.version()).unwrap_or_default();
+        let from = Answered::read(&status)?.version;
+        let unclear = || EtcdError::Unclear("it does not say how far it is".to_owned());
+        let revision = read.header().map(|header| header.revision()).ok_or_else(unclear)?;
         let dir = self.cluster().fleet.store.dir().join("snapshots");
         let file = format!("{}-{revision}-{from}.db", self.cluster().desired.name);
         receive(&mut client, &dir.join(&file)).await?;
         let record = SnapshotRecord { before, from, revision, at: now, file };
-        self.cluster().remember(|ledger| ledger.snapshot = Some(record))?;
+        self.cluster().remember(self.lock, |ledger| ledger.snapshot = Some(record))?;
         Ok(())
     }
 
     pub(super) async fn enable_downgrade(self, version: EtcdVersion, now: Timestamp) -> Result<(), ActError> {
-        let mut client = self.leader(now).await?.maintenance_client();
+        let mut client = self.changing(now).await?.maintenance_client();
         let target = version.to_string();
         bounded(async { Ok(client.downgrade(DowngradeOptions::Validate(target.clone())).await?) }).await?;
         bounded(async { Ok(client.downgrade(DowngradeOptions::Enable(target)).await?) }).await?;
@@ -65,6 +66,7 @@ impl Hands<'_> {
     pub(super) async fn cancel_downgrade(self, now: Timestamp) -> Result<(), ActError> {
         // One of 3.5 does it and never answers.
         let client = Box::pin(self.voter(now, |status| !status.storage_version().is_empty())).await?;
+        self.pass_fence(&client).await?;
         let mut client = client.maintenance_client();
         bounded(async { Ok(client.downgrade(DowngradeOptions::Cancel).await?) }).await?;
         Ok(())

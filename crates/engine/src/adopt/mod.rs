@@ -13,9 +13,9 @@ use futures::future::join_all;
 use jiff::Timestamp;
 use raftsman_api::tls::Identity;
 use raftsman_core::adopt::{self, Found, Hash, Hashes};
-use raftsman_core::observed::{Access, Alarm, ClusterId, ListedMember, MemberId, Password, Purpose, ROOT};
-use raftsman_core::spec::{AuthMode, EtcdVersion};
-use raftsman_etcd::{CALL_TIMEOUT, Credentials, Endpoint, EtcdError, bounded, dial};
+use raftsman_core::observed::{Access, Alarm, ListedMember, MemberId, Password, Purpose, ROOT};
+use raftsman_core::spec::AuthMode;
+use raftsman_etcd::{Answered, CALL_TIMEOUT, Credentials, Endpoint, EtcdError, bounded, dial};
 use secrecy::SecretString;
 
 pub(crate) use process::settings_of;
@@ -90,7 +90,7 @@ struct Answer {
     url: String,
     to: Endpoint,
     client: Client,
-    id: u64,
+    says: Answered,
     status: etcd_client::StatusResponse,
 }
 
@@ -115,10 +115,9 @@ pub async fn look(way: &Way, now: Timestamp) -> Result<Found, LookError> {
         let locked = errors.iter().all(|error| error.contains("user name is empty"));
         return Err(if locked { LookError::NeedsUser } else { LookError::Nobody(errors) });
     };
-    let cluster = |answer: &Answer| answer.status.header().map_or(0, |h| h.cluster_id());
-    let id = cluster(first);
-    if answers.iter().any(|answer| cluster(answer) != id) {
-        let ids = answers.iter().map(|answer| format!("{} at {}", ClusterId(cluster(answer)), answer.url));
+    let id = first.says.cluster;
+    if answers.iter().any(|answer| answer.says.cluster != id) {
+        let ids = answers.iter().map(|answer| format!("{} at {}", answer.says.cluster, answer.url));
         return Err(LookError::SeveralClusters(ids.collect()));
     }
     let mut client = first.client.clone();
@@ -133,7 +132,7 @@ pub async fn look(way: &Way, now: Timestamp) -> Result<Found, LookError> {
     let authority = pki::describe(&way.ca_pem)?;
     Ok(Found {
         at: now,
-        cluster: ClusterId(id),
+        cluster: id,
         mode,
         certificates_needed,
         auth,
@@ -154,8 +153,8 @@ async fn ask(url: &str, credentials: &Credentials) -> Result<Answer, EtcdError> 
     let Ok(to) = endpoint(url) else { return Err(EtcdError::Timeout(CALL_TIMEOUT)) };
     let mut client = Box::pin(login(&to, credentials)).await?;
     let status = bounded(async { Ok(client.status().await?) }).await?;
-    let id = status.header().map_or(0, |h| h.member_id());
-    Ok(Answer { url: url.to_owned(), to, client, id, status })
+    let says = Answered::read(&status)?;
+    Ok(Answer { url: url.to_owned(), to, client, says, status })
 }
 
 /// Logging in fails while auth is off: then nobody has to.
@@ -175,7 +174,7 @@ async fn member(
     way: &Way,
     credentials: &Credentials,
 ) -> (adopt::Member, Option<Answer>) {
-    let known = answers.iter().find(|answer| answer.id == listed.id());
+    let known = answers.iter().find(|answer| answer.says.member.0 == listed.id());
     let url = known.map(|answer| answer.url.clone()).or_else(|| listed.client_urls().first().cloned());
     let url = url.unwrap_or_default();
     let asked = match known {
@@ -183,7 +182,7 @@ async fn member(
         None => Some(Box::pin(ask(&url, credentials)).await),
     };
     let status = match (known, &asked) {
-        (Some(answer), _) | (None, Some(Ok(answer))) => Ok(status(&answer.status)),
+        (Some(answer), _) | (None, Some(Ok(answer))) => Ok(status(answer)),
         (None, Some(Err(error))) => Err(said(error)),
         (None, None) => Err("it was not asked".to_owned()),
     };
@@ -214,11 +213,12 @@ async fn member(
     (found, asked.and_then(Result::ok))
 }
 
-fn status(status: &etcd_client::StatusResponse) -> adopt::Status {
+fn status(answer: &Answer) -> adopt::Status {
+    let status = &answer.status;
     adopt::Status {
-        version: EtcdVersion::parse(status.version()).unwrap_or_default(),
+        version: answer.says.version,
         leader: Some(status.leader()).filter(|id| *id != 0).map(MemberId),
-        revision: status.header().map_or(0, |h| h.revision()),
+        revision: answer.says.revision,
         db_size: status.db_size(),
         db_in_use: status.raft_used_db_size(),
         quota: u64::try_from(status.db_size_quota()).ok().filter(|bytes| *bytes > 0),
@@ -291,12 +291,11 @@ fn alarms(errors: &[String]) -> Vec<(MemberId, Alarm)> {
 
 /// Every member's hash at a revision that all of them have.
 async fn hashes(answers: &[Answer], members: &[adopt::Member]) -> Hashes {
-    let revision = |answer: &Answer| answer.status.header().map_or(0, |h| h.revision());
-    let revision = answers.iter().map(revision).min().unwrap_or(0);
+    let revision = answers.iter().map(|answer| answer.says.revision).min().unwrap_or(0);
     let asked = answers.iter().map(|answer| async move {
         let mut client = answer.client.clone();
         let hash = bounded(async { Ok(client.hash_kv(revision).await?) }).await.ok()?;
-        let name = members.iter().find(|m| m.listed.id.0 == answer.id)?.listed.name.clone();
+        let name = members.iter().find(|m| m.listed.id == answer.says.member)?.listed.name.clone();
         Some((name, Hash { hash: hash.hash(), compacted: hash.compact_version() }))
     });
     Hashes { revision, members: join_all(asked).await.into_iter().flatten().collect() }

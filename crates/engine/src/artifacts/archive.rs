@@ -22,26 +22,44 @@ pub(super) fn unpack(
     version: EtcdVersion,
     cache_dir: &Path,
 ) -> Result<PathBuf, ArtifactError> {
-    let wanted = sha256.trim().to_ascii_lowercase();
     let target = unpacked(sha256, version, cache_dir)?;
     if target.exists() {
         return Ok(target);
     }
     // Read once, so that what is unpacked is what was hashed.
-    let bytes = fs::read(path).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => ArtifactError::NoSuchFile { path: path.to_owned() },
-        _ => ArtifactError::Unreadable { path: path.to_owned(), source },
-    })?;
-    let found = raftsman_api::hex::sha256(&bytes);
-    if found != wanted {
-        return Err(ArtifactError::HashMismatch { path: path.to_owned(), found, wanted });
-    }
+    let bytes = read(path, sha256)?;
     // etcd comes last: where it is, everything is.
     extract(&bytes, path, "etcdutl", &tool_beside(&target), cache_dir)?;
     if extract(&bytes, path, "etcd", &target, cache_dir)? {
         return Ok(target);
     }
     Err(ArtifactError::NotInArchive { path: path.to_owned() })
+}
+
+/// Whether etcd can be unpacked of this archive. Nothing is written.
+pub(super) fn check(path: &Path, sha256: &str) -> Result<(), ArtifactError> {
+    let unreadable = |source| ArtifactError::Archive { path: path.to_owned(), source };
+    let bytes = read(path, sha256)?;
+    for entry in Archive::new(GzDecoder::new(bytes.as_slice())).entries().map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        if entry.header().entry_type() == EntryType::Regular && is("etcd", &entry.path().map_err(unreadable)?) {
+            return Ok(());
+        }
+    }
+    Err(ArtifactError::NotInArchive { path: path.to_owned() })
+}
+
+/// The archive, if it is the right one.
+fn read(path: &Path, sha256: &str) -> Result<Vec<u8>, ArtifactError> {
+    let bytes = fs::read(path).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => ArtifactError::NoSuchFile { path: path.to_owned() },
+        _ => ArtifactError::Unreadable { path: path.to_owned(), source },
+    })?;
+    let (found, wanted) = (raftsman_api::hex::sha256(&bytes), sha256.trim().to_ascii_lowercase());
+    match found == wanted {
+        true => Ok(bytes),
+        false => Err(ArtifactError::HashMismatch { path: path.to_owned(), found, wanted }),
+    }
 }
 
 /// Writes a program of the archive; whether there is one is the answer.

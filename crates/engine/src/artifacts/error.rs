@@ -10,6 +10,9 @@ use super::DownloadError;
 /// Why there is no binary to install.
 #[derive(Debug, thiserror::Error)]
 pub enum ArtifactError {
+    /// A task ended abnormally: a bug of ours.
+    #[error("a task of raftsman ended abnormally, which is a bug: {0}")]
+    Task(#[from] tokio::task::JoinError),
     /// Nothing on the PATH.
     #[error(
         "etcd is not on the PATH; install it (Debian: apt install etcd-server), or say in the file where it is: \

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use jiff::Timestamp;
-use raftsman_core::observed::{ClusterId, EtcdFacts, Fact, Machine, MemberId, MemberObserved, Power, Root};
+use raftsman_core::observed::{EtcdFacts, Fact, Machine, MemberId, MemberObserved, Power, Root};
 use raftsman_core::spec::{EtcdVersion, Name};
-use raftsman_etcd::{EtcdError, PROBE_KEY, bounded};
+use raftsman_etcd::{Answered, EtcdError, PROBE_KEY, bounded};
 
 use super::Observer;
 use super::etcd::{EtcdLink, Open, alarms, members};
@@ -27,7 +27,12 @@ impl Observer {
             (_, Err(error)) => Fact::Unreachable { error: error.to_string(), since: now },
             (None, _) => Fact::Unreachable { error: "no credentials".to_owned(), since: now },
         };
-        MemberObserved { machine: Fact::Seen { value: machine, at: now }, agent: Fact::Absent { at: now }, etcd }
+        MemberObserved {
+            machine: Fact::Seen { value: machine, at: now },
+            agent: Fact::Absent { at: now },
+            etcd,
+            problem: None,
+        }
     }
 }
 
@@ -53,8 +58,7 @@ impl EtcdLink {
             root = self.root_client(open, credentials).await?;
         }
         let status = bounded(async { Ok(root.status().await?) }).await?;
-        let (cluster, member, revision) =
-            status.header().map(|h| (h.cluster_id(), h.member_id(), h.revision())).unwrap_or_default();
+        let Answered { cluster, member, revision, version } = Answered::read(&status)?;
         let read = bounded(async { Ok(root.get(PROBE_KEY, None).await?) }).await;
         if read.as_ref().is_err_and(EtcdError::token_lost) {
             open.root = None;
@@ -62,11 +66,10 @@ impl EtcdLink {
         // Whoever may not read this key has been answered by a majority all the same.
         let read_error = read.err().filter(|error| !error.to_string().contains("permission denied"));
         let listed = if read_error.is_none() { members(root).await? } else { Vec::new() };
-        let version = EtcdVersion::parse(status.version()).unwrap_or_default();
         let quota = u64::try_from(status.db_size_quota()).ok().filter(|bytes| *bytes > 0);
         Ok(EtcdFacts {
-            member: MemberId(member),
-            cluster: ClusterId(cluster),
+            member,
+            cluster,
             leader: Some(status.leader()).filter(|id| *id != 0).map(MemberId),
             raft_term: status.raft_term(),
             raft_index: status.raft_index(),

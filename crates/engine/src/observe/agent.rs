@@ -1,12 +1,14 @@
 //! A machine's address → what its agent reports, or what answers there instead.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use raftsman_api::claim::{self, JoinToken};
-use raftsman_api::tls::{ClientTls, ConnectError, Connected, TlsError, connect};
+use raftsman_api::claim;
+use raftsman_api::deadline::Deadlined;
+use raftsman_api::tls::{ClientTls, ConnectError, Connected, TlsError, connect, key_of};
 use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_api::v1::{self, ClaimReply, ClaimRequest, ReportRequest};
 use raftsman_core::backup::Drill;
@@ -15,15 +17,13 @@ use raftsman_core::observed::{
     MemberId, PortTaken, Purpose, Service, ServiceState,
 };
 use raftsman_core::spec::{EtcdVersion, Name};
-use secrecy::ExposeSecret;
 use tokio::sync::Mutex;
 use tonic::transport::Channel;
 
+use super::limits;
 use crate::cluster::ClusterAt;
 use crate::fleet::Fleet;
-
-/// How long an agent may take for a report.
-const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::tokens::{KeptToken, TokenError};
 
 /// The way to one machine's agent.
 #[derive(Debug)]
@@ -31,8 +31,13 @@ pub struct AgentLink {
     machine: Name,
     address: IpAddr,
     claimed: ClientTls,
-    open: Mutex<Option<AgentClient<Channel>>>,
+    /// Keys that are not believed any more, whatever signed for them.
+    revoked: BTreeSet<String>,
+    open: Mutex<Option<Channel>>,
 }
+
+/// The calls that an agent knows, each with its limit.
+pub type AgentCalls = AgentClient<Deadlined>;
 
 /// Why an agent could not be spoken to.
 #[derive(Debug, thiserror::Error)]
@@ -43,9 +48,14 @@ pub enum LinkError {
     /// The agent said no.
     #[error("{}", .0.message())]
     Status(#[from] tonic::Status),
-    /// It did not answer in time.
-    #[error("no answer within {} s", REPORT_TIMEOUT.as_secs())]
-    Timeout,
+    /// It was asked to leave its machine, and is still there.
+    #[error("the agent of {machine} was asked to leave and still listens after {} s", after.as_secs())]
+    StillThere {
+        /// Which.
+        machine: Name,
+        /// After this time.
+        after: Duration,
+    },
     /// The agent does not hold the join token of this machine.
     #[error(transparent)]
     Claim(#[from] claim::ClaimError),
@@ -55,6 +65,18 @@ pub enum LinkError {
     /// The state.
     #[error(transparent)]
     Store(#[from] crate::store::StoreError),
+    /// Its certificate is on the list.
+    #[error("the agent's certificate of {machine} is revoked: replace the machine (`raftsman replace {machine}`)")]
+    Revoked {
+        /// Which.
+        machine: Name,
+    },
+    /// The join token.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// A task ended abnormally: a bug of ours.
+    #[error("a task of raftsman ended abnormally, which is a bug: {0}")]
+    Task(#[from] tokio::task::JoinError),
     /// The state has no token for this machine.
     #[error(
         "{machine} awaits a join token that the state does not have: it was made for another fleet, or by another state; delete the machine and apply again"
@@ -62,6 +84,16 @@ pub enum LinkError {
     NoToken {
         /// Which.
         machine: Name,
+    },
+    /// The token of this machine has ended, by this computer's clock.
+    #[error(
+        "the join token of {machine} ended at {until}: run `raftsman join {machine}` again where a host is enrolled manually, `raftsman apply` elsewhere"
+    )]
+    DeadToken {
+        /// Which.
+        machine: Name,
+        /// When.
+        until: Timestamp,
     },
     /// The report makes no sense.
     #[error("the agent of {machine} reports nonsense: {what}; are agent and raftsman of the same version?")]
@@ -76,7 +108,11 @@ pub enum LinkError {
 impl LinkError {
     /// Whether a new agent waited for longer than it may wait: nobody can take it in any more.
     pub fn is_too_late(&self) -> bool {
-        matches!(self, Self::Status(status) if status.code() == tonic::Code::DeadlineExceeded)
+        match self {
+            Self::Status(status) => status.code() == tonic::Code::DeadlineExceeded,
+            Self::DeadToken { .. } => true,
+            _ => false,
+        }
     }
 }
 
@@ -84,7 +120,7 @@ impl LinkError {
 #[derive(Debug)]
 pub struct Proven {
     /// For `FinishClaim`.
-    pub client: AgentClient<Channel>,
+    pub client: AgentCalls,
     /// What it wants signed.
     pub reply: ClaimReply,
 }
@@ -92,9 +128,9 @@ pub struct Proven {
 impl AgentLink {
     /// The way to the agent of this machine.
     pub fn new(fleet: &Fleet, machine: &Name, address: IpAddr) -> Result<Self, TlsError> {
-        let ca = fleet.authority.certificate_pem();
-        let claimed = ClientTls::claimed(&fleet.operator, ca, machine.as_str(), fleet.id())?;
-        Ok(Self { machine: machine.clone(), address, claimed, open: Mutex::new(None) })
+        let claimed = ClientTls::claimed(&fleet.operator, &fleet.trust_pem, machine.as_str(), fleet.id())?;
+        let revoked = fleet.access.revoked.clone();
+        Ok(Self { machine: machine.clone(), address, claimed, revoked, open: Mutex::new(None) })
     }
 
     /// Where it leads.
@@ -103,15 +139,28 @@ impl AgentLink {
     }
 
     /// A connection to the agent of ours; an open one is used again.
-    pub async fn client(&self) -> Result<AgentClient<Channel>, LinkError> {
+    pub async fn client(&self) -> Result<AgentCalls, LinkError> {
+        self.client_within(Duration::MAX).await
+    }
+
+    /// The same for a run that ends after this time.
+    pub async fn client_within(&self, most: Duration) -> Result<AgentCalls, LinkError> {
         let mut open = self.open.lock().await;
-        if let Some(client) = open.as_ref() {
-            return Ok(client.clone());
+        if let Some(channel) = open.as_ref() {
+            return Ok(self.calls(channel.clone(), most));
         }
-        let Connected { channel, .. } = connect(ClusterAt::agent_at(self.address), &self.claimed).await?;
-        let client = AgentClient::new(channel);
-        *open = Some(client.clone());
-        Ok(client)
+        let Connected { channel, server_certificate } =
+            connect(ClusterAt::agent_at(self.address), &self.claimed).await?;
+        if key_of(&server_certificate).is_none_or(|key| self.revoked.contains(&key)) {
+            return Err(LinkError::Revoked { machine: self.machine.clone() });
+        }
+        *open = Some(channel.clone());
+        Ok(self.calls(channel, most))
+    }
+
+    fn calls(&self, channel: Channel, most: Duration) -> AgentCalls {
+        let server = format!("the agent of {}", self.machine);
+        AgentClient::new(Deadlined::new(channel, &server, limits::of_agent).at_most(most))
     }
 
     /// Forgets the connection: the next call makes a new one.
@@ -119,7 +168,7 @@ impl AgentLink {
         *self.open.lock().await = None;
     }
 
-    pub(super) async fn look(&self, cluster: &ClusterAt, into_data: bool, now: Timestamp) -> Fact<Agent> {
+    pub(super) async fn look(&self, cluster: &Arc<ClusterAt>, into_data: bool, now: Timestamp) -> Fact<Agent> {
         let fleet = &cluster.fleet;
         match self.report(cluster, into_data).await {
             Ok(report) => Fact::Seen { value: Agent::Claimed(Box::new(report)), at: now },
@@ -144,35 +193,37 @@ impl AgentLink {
 
     /// Has a new agent prove its token.
     pub async fn prove(&self, fleet: &Fleet) -> Result<Proven, LinkError> {
-        let token = fleet.secrets.get(&token_name(&self.machine))?;
-        let token = token.ok_or_else(|| LinkError::NoToken { machine: self.machine.clone() })?;
-        let token = JoinToken::from_hex(token.expose_secret())?;
+        let kept = KeptToken::get(&fleet.secrets, &self.machine)?;
+        let kept = kept.ok_or_else(|| LinkError::NoToken { machine: self.machine.clone() })?;
+        if let Some(until) = kept.until.filter(|_| !kept.is_alive(Timestamp::now())) {
+            return Err(LinkError::DeadToken { machine: self.machine.clone(), until });
+        }
+        let token = kept.token;
         let tls = ClientTls::unclaimed(&fleet.operator, self.machine.as_str(), fleet.id())?;
         let connected = connect(ClusterAt::agent_at(self.address), &tls).await?;
-        let mut client = AgentClient::new(connected.channel);
+        let mut client = self.calls(connected.channel, Duration::MAX);
         let nonce = claim::nonce()?;
         let request = ClaimRequest { nonce: nonce.clone() };
-        let reply = tokio::time::timeout(REPORT_TIMEOUT, client.claim(request)).await;
-        let reply = reply.map_err(|_| LinkError::Timeout)??.into_inner();
+        let reply = client.claim(request).await?.into_inner();
         claim::verify(&token, &nonce, &connected.server_certificate, &reply.csr_der, &reply.proof)?;
         Ok(Proven { client, reply })
     }
 
     /// The agent's report.
-    async fn report(&self, cluster: &ClusterAt, into_data: bool) -> Result<AgentReport, LinkError> {
+    async fn report(&self, cluster: &Arc<ClusterAt>, into_data: bool) -> Result<AgentReport, LinkError> {
         let mut client = self.client().await?;
         let sent = Timestamp::now();
-        let reply = tokio::time::timeout(REPORT_TIMEOUT, client.report(ReportRequest { into_data })).await;
-        let reply = reply.map_err(|_| LinkError::Timeout)??.into_inner();
+        let reply = client.report(ReportRequest { into_data }).await?.into_inner();
         let nonsense = |what: String| LinkError::Nonsense { machine: self.machine.clone(), what };
-        let delivery = crate::delivery::compare(cluster, &self.machine, &reply, sent);
+        // Secrets are read, and hashed: off the runtime.
+        let (cluster, machine) = (Arc::clone(cluster), self.machine.clone());
+        let compared = tokio::task::spawn_blocking(move || {
+            let delivery = crate::delivery::compare(&cluster, &machine, &reply, sent);
+            (reply, delivery)
+        });
+        let (reply, delivery) = compared.await?;
         understand(reply, sent, delivery).map_err(nonsense)
     }
-}
-
-/// The name under which the state keeps a machine's join token.
-pub fn token_name(machine: &Name) -> String {
-    format!("join-{machine}")
 }
 
 fn understand(reply: v1::ReportReply, sent: Timestamp, delivery: Delivery) -> Result<AgentReport, String> {
@@ -189,6 +240,7 @@ fn understand(reply: v1::ReportReply, sent: Timestamp, delivery: Delivery) -> Re
         disk: Disk { free: disk.free_bytes, total: disk.total_bytes },
         firewall: Some(reply.firewall_digest).filter(|digest| !digest.is_empty()),
         delivery,
+        access: Some(reply.access_digest).filter(|digest| !digest.is_empty()),
         backups: reply.backups.map(keeping).transpose()?,
         etcd: understand_etcd(etcd)?,
     })
@@ -199,13 +251,15 @@ fn keeping(wire: v1::BackupsReport) -> Result<Keeping, String> {
     let drill_since = wire.drill_problem_since.map(timestamp).transpose()?;
     Ok(Keeping {
         keeps: wire.keeps,
+        store_read: wire.store_read,
         full: Some(wire.full).filter(|name| !name.is_empty()).and_then(|name| name.parse().ok()),
         covered: wire.covered.map(timestamp).transpose()?,
         held: wire.held.map(timestamp).transpose()?,
         problem: since.map(|since| (wire.problem, since)),
         // One of a newer raftsman's is not worth failing for.
-        drill: Drill::read(wire.drill.as_bytes()).ok(),
+        drill: serde_json::from_str::<Drill>(&wire.drill).ok(),
         drill_problem: drill_since.map(|since| (wire.drill_problem, since)),
+        unverified: wire.unverified,
     })
 }
 
@@ -250,6 +304,9 @@ fn understand_etcd(etcd: v1::EtcdReport) -> Result<EtcdOnMachine, String> {
     };
     Ok(EtcdOnMachine {
         installed,
+        config_text: given(etcd.config.clone()),
+        // Another one lies there already for the next start: of the one that runs only the digest is known.
+        running_config_text: given(etcd.config).filter(|_| etcd.config_digest == etcd.running_config_digest),
         config: given(etcd.config_digest),
         running_config: given(etcd.running_config_digest),
         running_version: given(etcd.running_version).map(|v| version(&v)).transpose()?,

@@ -1,12 +1,14 @@
 //! A member's address → what its etcd answers: who it is, whom it follows, whether it can read through a majority.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
-use etcd_client::Client;
+use etcd_client::{Client, GetOptions};
 use jiff::Timestamp;
-use raftsman_core::observed::{Alarm, ClusterId, Doors, EtcdFacts, Fact, ListedMember, MemberId, Root};
+use raftsman_core::desired::HTTP_PORT;
+use raftsman_core::observed::{Alarm, Doors, EtcdFacts, Fact, ListedMember, MemberId, Problem, Root};
 use raftsman_core::spec::EtcdVersion;
-use raftsman_etcd::{Endpoint, EtcdError, PROBE_KEY, bounded, dial};
+use raftsman_etcd::{Answered, Endpoint, EtcdError, PROBE_KEY, bounded, dial};
 use tokio::sync::Mutex;
 
 use super::{doors, http};
@@ -25,6 +27,8 @@ pub(super) struct Open {
     nobody: Option<Client>,
     /// What strangers met at this process, once all of them were refused.
     doors: Option<Doors>,
+    /// Whether the password that got us in is the one before that of the file.
+    outdated: bool,
     /// With passwords: whether auth was on when we last looked, so that we have to log in.
     pub(super) locked: bool,
 }
@@ -46,27 +50,35 @@ impl EtcdLink {
         &self.to
     }
 
-    pub(super) async fn look(&self, credentials: &ClusterCredentials, now: Timestamp) -> Fact<EtcdFacts> {
+    pub(super) async fn look(
+        &self,
+        credentials: &ClusterCredentials,
+        now: Timestamp,
+    ) -> (Fact<EtcdFacts>, Option<Problem>) {
         let mut open = self.open.lock().await;
         match Box::pin(self.facts(&mut open, credentials)).await {
-            Ok(value) => Fact::Seen { value, at: now },
+            Ok(value) => (Fact::Seen { value, at: now }, None),
             Err(error) => {
                 *open = Open { locked: open.locked, ..Open::default() };
-                Fact::Unreachable { error: error.to_string(), since: now }
+                (Fact::Unreachable { error: error.to_string(), since: now }, problem(&error))
             }
         }
     }
 
     async fn facts(&self, open: &mut Open, credentials: &ClusterCredentials) -> Result<EtcdFacts, EtcdError> {
         let auth = self.auth(open, credentials).await;
-        if matches!(auth, Ok(true)) && !open.locked {
+        // A learner says nothing of the majority, but it does say whether it asks for credentials.
+        let locked = match &auth {
+            Err(error) if error.learner() => self.learner_auth(open).await.unwrap_or(open.locked),
+            auth => matches!(auth, Ok(true)),
+        };
+        if locked && !open.locked {
             open.locked = true;
             open.root = None;
         }
         let mut root = self.root_client(open, credentials).await?;
         let status = bounded(async { Ok(root.status().await?) }).await?;
-        let header = status.header().map(|h| (h.cluster_id(), h.member_id(), h.revision()));
-        let (cluster, member, revision) = header.unwrap_or_default();
+        let Answered { cluster, member, revision, version } = Answered::read(&status)?;
         let read = match auth {
             // While auth is off, nobody's read has shown already that there is a majority.
             Ok(false) => Ok(()),
@@ -90,19 +102,19 @@ impl EtcdLink {
             },
             _ => None,
         };
-        let downgrade = status.downgrade_info().filter(|d| d.enabled()).and_then(|d| version(d.target_version()));
-        let storage_version = match version(status.storage_version()) {
+        let downgrade = status.downgrade_info().filter(|d| d.enabled()).and_then(|d| line(d.target_version()));
+        let storage_version = match line(status.storage_version()) {
             Some(version) => Some(version),
             None => self.cluster_version(credentials).await,
         };
         Ok(EtcdFacts {
-            member: MemberId(member),
-            cluster: ClusterId(cluster),
+            member,
+            cluster,
             leader: Some(status.leader()).filter(|id| *id != 0).map(MemberId),
             raft_term: status.raft_term(),
             raft_index: status.raft_index(),
             revision,
-            version: EtcdVersion::parse(status.version()).unwrap_or_default(),
+            version,
             storage_version,
             downgrade,
             db_size: status.db_size(),
@@ -113,7 +125,7 @@ impl EtcdLink {
             members,
             alarms: alarms(status.errors()),
             auth: auth.ok(),
-            root: Root::Unknown,
+            root: if open.outdated { Root::Outdated } else { Root::Unknown },
             doors,
             access: None,
             settings: BTreeMap::new(),
@@ -133,11 +145,29 @@ impl EtcdLink {
         }
     }
 
+    /// Whether a learner asks for credentials: it answers a read of its own data while auth is off.
+    async fn learner_auth(&self, open: &Open) -> Option<bool> {
+        let mut nobody = open.nobody.clone()?;
+        let own = GetOptions::new().with_serializable();
+        match bounded(async { Ok(nobody.get(PROBE_KEY, Some(own)).await?) }).await {
+            Ok(_) => Some(false),
+            Err(error) => error.unauthenticated().then_some(true),
+        }
+    }
+
     /// The version that the cluster has agreed upon, of which only HTTP tells: up to 3.5 its data is written for it.
     async fn cluster_version(&self, credentials: &ClusterCredentials) -> Option<EtcdVersion> {
-        let answer = http::get(&self.to, &credentials.root, "/version").await.ok()?;
+        let answer = match http::get(&self.to, &credentials.root, "/version").await {
+            Ok(answer) => answer,
+            // What is told over HTTP may have a listener of its own.
+            Err(_) => {
+                let at = SocketAddr::new(self.to.at.ip(), HTTP_PORT);
+                let apart = Endpoint { at, name: self.to.name.clone() };
+                http::get(&apart, &credentials.root, "/version").await.ok()?
+            }
+        };
         let answer: serde_json::Value = serde_json::from_slice(&answer).ok()?;
-        version(answer["etcdcluster"].as_str()?)
+        line(answer["etcdcluster"].as_str()?)
     }
 
     pub(super) async fn root_client(
@@ -149,8 +179,22 @@ impl EtcdLink {
             return Ok(client.clone());
         }
         // Logging in fails while auth is off.
-        let credentials = if open.locked { credentials.root.clone() } else { credentials.root.without_password() };
-        Ok(open.root.insert(dial(self.to.clone(), &credentials).await?).clone())
+        if !open.locked {
+            let client = dial(self.to.clone(), &credentials.root.without_password()).await?;
+            return Ok(open.root.insert(client).clone());
+        }
+        open.outdated = false;
+        let mut client = dial(self.to.clone(), &credentials.root).await;
+        for before in &credentials.root_before {
+            if !client.as_ref().is_err_and(EtcdError::denied) {
+                break;
+            }
+            if let Ok(outdated) = dial(self.to.clone(), before).await {
+                open.outdated = true;
+                client = Ok(outdated);
+            }
+        }
+        Ok(open.root.insert(client?).clone())
     }
 
     /// Whether there is a superuser with its role. Asked while auth is off.
@@ -176,8 +220,19 @@ impl EtcdLink {
     }
 }
 
+/// Why an etcd that listens could not be asked; nothing where it may still be starting.
+fn problem(error: &EtcdError) -> Option<Problem> {
+    if error.denied() {
+        return Some(Problem::Denied);
+    }
+    match error {
+        EtcdError::Unclear(_) => Some(Problem::Unclear),
+        other => other.silent().then_some(Problem::Silent),
+    }
+}
+
 /// A version as etcd writes it: a line has its first version, or no third number at all.
-fn version(text: &str) -> Option<EtcdVersion> {
+fn line(text: &str) -> Option<EtcdVersion> {
     EtcdVersion::parse(text).or_else(|_| EtcdVersion::parse(&format!("{text}.0"))).ok()
 }
 

@@ -6,26 +6,30 @@ mod doors;
 mod etcd;
 mod handshakes;
 mod http;
+mod limits;
 mod upkeep;
 mod users;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use futures::future::join_all;
 use jiff::Timestamp;
 use raftsman_api::tls::TlsError;
+use raftsman_core::desired::ClientAccess;
 use raftsman_core::observed::{
-    AuthorityRecord, EtcdFacts, Fact, Handshakes, Machine, MemberObserved, Observed, Power, ServiceState, Side, Trust,
-    Upkeep, View,
+    Agent, AuthorityRecord, Delivery, EtcdFacts, Fact, Handshakes, Ledger, Machine, MemberObserved, Observed, Power,
+    ServiceState, Side, Trust, Upkeep, View,
 };
 use raftsman_core::plan::trust::to_be_proven;
 use raftsman_core::spec::{AuthMode, Name};
+use raftsman_etcd::Endpoint;
 use raftsman_providers::{MachineRecord, ProviderError};
 use tokio::sync::Mutex;
 
-pub use agent::{AgentLink, LinkError, token_name};
+pub use agent::{AgentCalls, AgentLink, LinkError};
 pub use etcd::EtcdLink;
 pub(crate) use etcd::members;
 pub(crate) use http::get as http_get;
@@ -33,6 +37,10 @@ pub(crate) use users::{read as read_access, try_password};
 
 use crate::cluster::{ClusterAt, ClusterCredentials, ClusterError};
 use crate::pki::PkiError;
+use crate::store::{Lock, StoreError};
+
+/// How long a provider may take to say which machines there are; over SSH, virsh needs several seconds.
+const PROVIDER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Looks at one cluster again and again, keeping its connections open in between.
 #[derive(Debug)]
@@ -42,16 +50,26 @@ pub struct Observer {
     credentials: Mutex<Option<Known>>,
     brought: Mutex<Option<BTreeMap<Side, AuthorityRecord>>>,
     before: Mutex<Option<Observed>>,
+    /// The provider's ids of the machines that the last look has seen.
+    ids: std::sync::Mutex<BTreeMap<Name, String>>,
     upkeep: Mutex<upkeep::Found>,
     known: Mutex<users::Known>,
     into_data: bool,
 }
 
-/// Credentials, and the authorities that they were made of.
+/// Credentials, and what they were made of: the authorities, and which clients members accept.
 #[derive(Debug)]
 struct Known {
-    of: [Option<Trust>; 2],
+    of: ([Option<Trust>; 2], ClientAccess),
     credentials: ClusterCredentials,
+}
+
+/// What a look found, before what was learnt from it is known.
+struct Looked {
+    observed: Observed,
+    places: BTreeMap<Name, IpAddr>,
+    /// Nothing where etcd cannot be asked.
+    credentials: Option<ClusterCredentials>,
 }
 
 /// The ways to one member: to its machine's agent, and to its etcd, which may still be elsewhere.
@@ -72,6 +90,7 @@ impl Observer {
             credentials: Mutex::new(None),
             brought: Mutex::new(None),
             before: Mutex::new(None),
+            ids: Default::default(),
             upkeep: Mutex::default(),
             known: Mutex::default(),
             into_data: false,
@@ -105,6 +124,11 @@ impl Observer {
         &self.cluster
     }
 
+    /// The provider's id of the machine that the last look has seen: what was judged is that one.
+    pub fn machine_id(&self, machine: &Name) -> Option<String> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner).get(machine).cloned()
+    }
+
     /// The ways to a member.
     pub fn links(&self, machine: &Name) -> Option<Arc<Links>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).get(machine).cloned()
@@ -114,16 +138,25 @@ impl Observer {
     pub async fn credentials(&self, now: Timestamp) -> Result<Option<ClusterCredentials>, ClusterError> {
         let mut known = self.credentials.lock().await;
         let ledger = self.cluster.ledger();
-        let of = [ledger.peers, ledger.clients];
-        if ledger.adopted.is_none() && of.iter().any(Option::is_none) {
+        let access = self.cluster.desired.client_access(&ledger);
+        let of = ([ledger.peers, ledger.clients], access);
+        if ledger.adopted.is_none() && of.0.iter().any(Option::is_none) {
             return Ok(None);
         }
-        if let Some(known) = known.as_ref().filter(|known| known.of == of) {
-            return Ok(Some(known.credentials.clone()));
-        }
-        let credentials = self.cluster.credentials(now)?;
-        *known = Some(Known { of, credentials: credentials.clone() });
-        Ok(Some(credentials))
+        let credentials = match known.as_ref().filter(|known| known.of == of) {
+            Some(known) => known.credentials.clone(),
+            None => {
+                let credentials = self.cluster.credentials(now)?;
+                known.insert(Known { of, credentials }).credentials.clone()
+            }
+        };
+        // Members come and go and move: where they are is asked for each time.
+        let members = self.cluster.places();
+        let members = members.iter().map(|(name, place)| self.cluster.endpoint(name, *place));
+        let members: Vec<Endpoint> = members.collect();
+        let root = credentials.root.with_members(members.clone());
+        let root_before = credentials.root_before.iter().map(|one| one.with_members(members.clone())).collect();
+        Ok(Some(ClusterCredentials { root, root_before, ..credentials }))
     }
 
     /// What the file brings is read once a run.
@@ -135,9 +168,50 @@ impl Observer {
         Ok(brought.insert(self.cluster.brought_authorities()?).clone())
     }
 
-    /// Looks at everything once.
+    /// Looks at everything once, and writes nothing: what was learnt is in the ledger of what is returned.
     pub async fn look(&self) -> Result<Observed, ClusterError> {
         let now = Timestamp::now();
+        let mut looked = self.gather(now).await?;
+        looked.observed.ledger = {
+            let mut ledger = self.cluster.ledger();
+            ledger.learn(&self.cluster.desired, &looked.observed, now);
+            ledger
+        };
+        self.retell(&mut looked.observed, &self.cluster.ledger());
+        Ok(self.prove(looked, now).await)
+    }
+
+    /// The same under the lock: what was learnt is in the state, too, before anything rests on it.
+    pub async fn look_and_learn(&self, lock: &Lock) -> Result<Observed, ClusterError> {
+        let now = Timestamp::now();
+        let mut looked = self.gather(now).await?;
+        self.cluster.begin(lock)?;
+        self.cluster.compare(lock)?;
+        let before = self.cluster.ledger();
+        self.cluster.remember(lock, |ledger| ledger.learn(&self.cluster.desired, &looked.observed, now))?;
+        looked.observed.ledger = self.cluster.ledger();
+        self.retell(&mut looked.observed, &before);
+        Ok(self.prove(looked, now).await)
+    }
+
+    /// Machines that make backups by themselves are told of a history that was just learnt of: what they have was compared
+    /// with what was known before.
+    fn retell(&self, observed: &mut Observed, before: &Ledger) {
+        let by_themselves = self.cluster.fleet.spec.backups.as_ref().is_some_and(|backups| backups.every.is_some());
+        if !by_themselves || observed.ledger.lineage() == before.lineage() {
+            return;
+        }
+        for member in observed.members.values_mut() {
+            if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut member.agent
+                && report.delivery == Delivery::Current
+            {
+                report.delivery = Delivery::Outdated;
+            }
+        }
+    }
+
+    /// Every machine, agent and member, by what is remembered so far.
+    async fn gather(&self, now: Timestamp) -> Result<Looked, ClusterError> {
         let brought = self.brought().await?;
         let credentials = match self.credentials(now).await {
             Ok(Some(credentials)) => Ok(credentials),
@@ -149,8 +223,20 @@ impl Observer {
             Err(error) => return Err(error),
         };
         let places = self.cluster.places();
-        let looks = places.iter().map(|(name, place)| self.look_at(name, *place, credentials.as_ref(), now));
-        let members = join_all(looks).await.into_iter().collect();
+        let mut machines = self.machines(&places, now).await;
+        let looks = places.iter().map(|(name, place)| {
+            let machine = machines.remove(name).unwrap_or(Fact::Absent { at: now });
+            self.look_at(name, *place, machine, credentials.as_ref(), now)
+        });
+        let members: BTreeMap<Name, MemberObserved> = join_all(looks).await.into_iter().collect();
+        // The ledger is made before the first machine: one without it has lost it.
+        let ours = |(_, member): &(&Name, &MemberObserved)| member.machine.seen().is_some_and(|m| !m.foreign);
+        if !self.cluster.has_ledger()
+            && let Some((name, _)) = members.iter().find(ours)
+        {
+            let (cluster, trace) = (self.cluster.desired.name.to_string(), format!("machine `{name}`"));
+            return Err(StoreError::LedgerMissing { cluster, trace }.into());
+        }
         let (ledger, upkeep) = (self.cluster.ledger(), Upkeep::default());
         let mut observed = Observed { ledger, members, brought, handshakes: BTreeMap::new(), upkeep };
         if let Ok(credentials) = &credentials {
@@ -166,13 +252,16 @@ impl Observer {
             carry_over(&mut observed, before);
         }
         *before = Some(observed.clone());
-        drop(before);
-        self.cluster.remember(|ledger| ledger.learn(&self.cluster.desired, &observed, now))?;
-        observed.ledger = self.cluster.ledger();
-        if let Ok(credentials) = &credentials {
+        Ok(Looked { observed, places, credentials: credentials.ok() })
+    }
+
+    /// Tests handshakes where the next phase of a change of an authority rests on them, by what is remembered now.
+    async fn prove(&self, looked: Looked, now: Timestamp) -> Observed {
+        let Looked { mut observed, places, credentials } = looked;
+        if let Some(credentials) = &credentials {
             observed.handshakes = self.shake_hands(&observed, &places, credentials, now).await;
         }
-        Ok(observed)
+        observed
     }
 
     /// Has members shake hands, where the next phase of a change of an authority rests on it.
@@ -197,21 +286,40 @@ impl Observer {
         join_all(tries).await.into_iter().collect()
     }
 
+    /// The machines of all members, asked for at once. Adopted clusters have none.
+    async fn machines(&self, places: &BTreeMap<Name, IpAddr>, now: Timestamp) -> BTreeMap<Name, Fact<Machine>> {
+        if self.cluster.ledger().adopted.is_some() {
+            return BTreeMap::new();
+        }
+        let names: Vec<String> = places.keys().map(ToString::to_string).collect();
+        let asked = tokio::time::timeout(PROVIDER_LIMIT, self.cluster.fleet.provider.machines(&names)).await;
+        let Ok(found) = asked else {
+            let error = format!("where machines come from has not answered within {} s", PROVIDER_LIMIT.as_secs());
+            let silent = |name: &Name| (name.clone(), Fact::Unreachable { error: error.clone(), since: now });
+            return places.keys().map(silent).collect();
+        };
+        let id = |found: &Result<Option<MachineRecord>, ProviderError>| found.as_ref().ok()?.as_ref()?.id.clone();
+        let ids = places.keys().zip(&found).filter_map(|(name, found)| Some((name.clone(), id(found)?))).collect();
+        *self.ids.lock().unwrap_or_else(PoisonError::into_inner) = ids;
+        places.keys().cloned().zip(found.into_iter().map(|found| machine_fact(found, now))).collect()
+    }
+
     async fn look_at(
         &self,
         name: &Name,
         place: IpAddr,
+        machine: Fact<Machine>,
         credentials: Result<&ClusterCredentials, &Fact<EtcdFacts>>,
         now: Timestamp,
     ) -> (Name, MemberObserved) {
         if self.cluster.ledger().adopted.is_some() {
             return (name.clone(), self.watch(name, place, credentials.ok(), now).await);
         }
-        let machine = machine_fact(self.cluster.fleet.provider.machine(name.as_str()).await, now);
         let nothing = || MemberObserved {
             machine: machine.clone(),
             agent: Fact::Absent { at: now },
             etcd: Fact::Absent { at: now },
+            problem: None,
         };
         let Some(seen) = machine.seen() else { return (name.clone(), nothing()) };
         let links = match self.connect(name, seen.address, place) {
@@ -231,11 +339,11 @@ impl Observer {
         let etcd = async {
             match credentials {
                 Ok(credentials) => Box::pin(links.etcd.look(credentials, now)).await,
-                Err(fact) => fact.clone(),
+                Err(fact) => (fact.clone(), None),
             }
         };
-        let (agent, etcd) = tokio::join!(agent, etcd);
-        let observed = MemberObserved { machine, agent, etcd };
+        let (agent, (etcd, problem)) = tokio::join!(agent, etcd);
+        let observed = MemberObserved { machine, agent, etcd, problem };
         let stopped = observed.report().is_some_and(|r| r.etcd.service.state == ServiceState::Stopped);
         let etcd = match observed.etcd {
             // Nothing listens, and who should know says that nothing should.

@@ -27,13 +27,14 @@ pub(super) struct Known {
 }
 
 impl Observer {
-    /// Asks one healthy member, the leader if it can be, for roles and users, where the file speaks of them.
+    /// Asks one healthy member, the leader if it can be, for roles and users where the file speaks of them, and for users
+    /// in any case: no superuser may be there that the file does not know. What a cluster that others run has is theirs.
     pub(super) async fn look_for_users(&self, observed: &mut Observed, credentials: &ClusterCredentials) {
         let wanted = &self.cluster.desired.access;
         let asked = {
             let view = View::of(observed);
             let locked = |name: &&Name| view.answering.get(*name).is_some_and(|e| e.auth == Some(true));
-            if wanted.is_silent() || !view.has_quorum() {
+            if wanted.is_silent() && observed.ledger.adopted.is_some() || !view.has_quorum() {
                 return;
             }
             let healthy = view.healthy.iter().copied().filter(locked);
@@ -68,7 +69,10 @@ impl Observer {
         {
             return Ok(access.clone());
         }
-        let mut access = read(&client).await?;
+        let mut access = match self.cluster.desired.access.is_silent() {
+            true => Access { users: read_users(&client).await?, ..Access::default() },
+            false => read(&client).await?,
+        };
         known.passwords.retain(|user, _| access.users.contains_key(user));
         let mut untried: Vec<(String, Option<Secret>)> = Vec::new();
         for (name, user) in self.cluster.desired.access.users.iter().flatten() {
@@ -103,7 +107,6 @@ impl Observer {
 pub(crate) async fn read(client: &Client) -> Result<Access, EtcdError> {
     let mut lists = client.clone();
     let roles = bounded(async { Ok(lists.role_list().await?) }).await?;
-    let users = bounded(async { Ok(lists.user_list().await?) }).await?;
     let role = |name: &String| {
         let (mut client, name) = (client.clone(), name.clone());
         async move {
@@ -115,6 +118,14 @@ pub(crate) async fn read(client: &Client) -> Result<Access, EtcdError> {
             Ok::<_, EtcdError>((name, granted.collect::<Role>()))
         }
     };
+    let (roles, users) = futures::try_join!(try_join_all(roles.roles().iter().map(role)), read_users(client))?;
+    Ok(Access { roles: roles.into_iter().collect(), users })
+}
+
+/// Every user with its roles.
+async fn read_users(client: &Client) -> Result<BTreeMap<String, User>, EtcdError> {
+    let mut lists = client.clone();
+    let users = bounded(async { Ok(lists.user_list().await?) }).await?;
     let user = |name: &String| {
         let (mut client, name) = (client.clone(), name.clone());
         async move {
@@ -123,9 +134,7 @@ pub(crate) async fn read(client: &Client) -> Result<Access, EtcdError> {
             Ok::<_, EtcdError>((name, user))
         }
     };
-    let (roles, users) =
-        futures::try_join!(try_join_all(roles.roles().iter().map(role)), try_join_all(users.users().iter().map(user)))?;
-    Ok(Access { roles: roles.into_iter().collect(), users: users.into_iter().collect() })
+    Ok(try_join_all(users.users().iter().map(user)).await?.into_iter().collect())
 }
 
 fn level(kind: i32) -> Level {

@@ -19,7 +19,7 @@ use crate::cluster::adopted_name;
 use crate::fleet::{Fleet, Setting};
 use crate::journal::Journal;
 use crate::pki::{Authority, AuthorityKind};
-use crate::store::{Protection, Store};
+use crate::store::{Protection, Store, Version};
 
 /// What the command line says.
 #[derive(Debug, Clone)]
@@ -174,22 +174,26 @@ fn of_file(reading: &Reading) -> Vec<Finding> {
 
 /// Puts into the state what no look at the world will tell.
 fn remember(store: &Store, choices: &Choices, setting: &Setting, way: &Way, found: &Found) -> Result<(), OpError> {
+    let lock = store.lock(lock_info(setting, "adopt"))?;
     let secrets = store.unlock(setting.identity_source())?;
+    // The ledger comes first, still empty: keys without one would be those of a cluster that lost it.
+    let cluster = choices.cluster.as_str();
+    let version = store.put_cluster(&lock, cluster, &Version::none(), &Ledger::default())?;
     let name = adopted_name(&choices.cluster);
-    store.put_certificate(&format!("{name}-ca"), &way.ca_pem)?;
+    store.put_certificate(&lock, &format!("{name}-ca"), &way.ca_pem)?;
     if let Some((chain, key)) = &choices.certificate {
-        secrets.put(&name, &secret(key)?)?;
-        store.put_certificate(&name, &read(chain)?)?;
+        secrets.put(&lock, &name, &secret(key)?)?;
+        store.put_certificate(&lock, &name, &read(chain)?)?;
     }
     let named = || found.members.iter().filter_map(|m| Some((Name::parse(&m.listed.name).ok()?, m)));
     let peers = named().filter_map(|(name, m)| Some((name, m.listed.peer_urls.first()?.clone())));
     let (ca_key, peers_key) = (&choices.ca_key, choices.peers.as_ref());
     let ca_key = ca_key.as_deref().map(secret).transpose()?;
-    let clients = bring_in(store, &secrets, &choices.cluster, Side::Clients, (&way.ca_pem, ca_key.as_ref()))?;
+    let clients = bring_in(store, &secrets, &lock, &choices.cluster, Side::Clients, (&way.ca_pem, ca_key.as_ref()))?;
     let peers_trust = match peers_key {
         Some((certificate, key)) => {
             let (certificate, key) = (read(certificate)?, secret(key)?);
-            Some(bring_in(store, &secrets, &choices.cluster, Side::Peers, (&certificate, Some(&key)))?)
+            Some(bring_in(store, &secrets, &lock, &choices.cluster, Side::Peers, (&certificate, Some(&key)))?)
         }
         None => None,
     };
@@ -204,8 +208,7 @@ fn remember(store: &Store, choices: &Choices, setting: &Setting, way: &Way, foun
         adopted: Some(Adopted { clients: named().map(|(name, m)| (name, m.endpoint.clone())).collect() }),
         ..Ledger::default()
     };
-    store.put_cluster(choices.cluster.as_str(), &ledger)?;
-    let lock = store.lock(lock_info(setting, "adopt"))?;
+    store.put_cluster(&lock, cluster, &version, &ledger)?;
     let journal = Journal::new(store, setting, &lock);
     let members: Vec<&str> = found.members.iter().map(|m| m.listed.name.as_str()).collect();
     journal.note(Some(&choices.cluster), "adopted", json!({ "id": found.cluster, "members": members }))?;

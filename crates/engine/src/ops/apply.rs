@@ -8,37 +8,45 @@ use raftsman_providers::networks::Networks;
 use serde_json::json;
 
 use super::destroy::remove_dir;
+use super::needs::agent;
 use super::{OpError, for_each_cluster, lock_info};
-use crate::apply::{self, Event, Outcome};
+use crate::apply::{self, ApplyError, Event, Outcome};
 use crate::cluster::ClusterAt;
 use crate::fleet::{Fleet, Setting};
+use crate::interrupt::Interrupt;
 use crate::journal::Journal;
 use crate::store::{Lock, Protection, Store, StoreError};
 
 /// Hears of everything that happens to a cluster, as it happens.
 pub type Tell = Arc<dyn Fn(&Name, Event) + Send + Sync>;
 
+/// A state, and the right to change it.
+pub struct Begun {
+    /// The state.
+    pub store: Store,
+    /// Its lock.
+    pub lock: Lock,
+    /// Whether there was none before.
+    pub made: bool,
+}
+
 /// Makes the state where there is none yet, and takes its lock.
-pub fn begin(spec: &Spec, setting: &Setting, verb: &str) -> Result<(Store, Lock), OpError> {
+pub fn begin(spec: &Spec, setting: &Setting, verb: &str) -> Result<Begun, OpError> {
     let dir = setting.state_dir(spec);
-    let store = match Store::open(&dir, spec.fleet.as_str()) {
-        Ok(store) => store,
+    let (store, made) = match Store::open(&dir, spec.fleet.as_str()) {
+        Ok(store) => (store, false),
         Err(StoreError::Missing { .. } | StoreError::Unfinished { .. }) => {
-            Fleet::create(spec, setting, Protection::IdentityFile, jiff::Timestamp::now())?
+            (Fleet::create(spec, setting, Protection::IdentityFile, jiff::Timestamp::now())?, true)
         }
         Err(error) => return Err(error.into()),
     };
     let lock = store.lock(lock_info(setting, verb))?;
-    Ok((store, lock))
+    Ok(Begun { store, lock, made })
 }
 
 /// Finds every binary, authority and secret that will be needed: what is missing is said before anything is changed.
 pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let agent = &fleet.setting.agent;
-    if !std::fs::metadata(agent).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0) {
-        return Err(OpError::NoAgent(agent.clone()));
-    }
+    agent(&fleet.setting)?;
     // Somebody else's machines in our place are an error of it.
     fleet.provider.inventory().await?;
     for cluster in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
@@ -46,7 +54,7 @@ pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError>
         // Nothing is installed where others run etcd.
         if at.ledger().adopted.is_none() {
             fleet.artifacts.fetch(&cluster.source, cluster.version).await?;
-            fleet.artifacts.locate(&cluster.source, cluster.version, fleet.setting.base())?;
+            fleet.artifacts.found(&cluster.source, cluster.version, fleet.setting.base()).await?;
         }
         at.check_references(jiff::Timestamp::now())?;
     }
@@ -68,19 +76,23 @@ pub async fn apply(
     only: &[Name],
     timeout: Duration,
     tell: Tell,
+    interrupt: &Interrupt,
 ) -> Result<Vec<Outcome>, OpError> {
     let journal = Arc::new(Journal::new(&fleet.store, &fleet.setting, lock));
     for_each_cluster(fleet, only, |cluster| {
-        let (journal, tell) = (Arc::clone(&journal), Arc::clone(&tell));
+        let (journal, tell, interrupt) = (Arc::clone(&journal), Arc::clone(&tell), interrupt.clone());
         async move {
             let name = cluster.desired.name.clone();
             let tell = |event| tell(&name, event);
-            let outcome = Box::pin(apply::apply(Arc::clone(&cluster), &journal, timeout, &tell)).await;
+            let outcome = Box::pin(apply::apply(Arc::clone(&cluster), &journal, timeout, &tell, &interrupt)).await;
             if let Some(revision) = outcome.observed.as_ref().and_then(apply::last_revision) {
-                cluster.remember(|ledger| ledger.last_revision = ledger.last_revision.max(revision))?;
+                cluster.remember(journal.lock(), |ledger| ledger.last_revision = ledger.last_revision.max(revision))?;
             }
             match &outcome.error {
                 None => journal.note(Some(&name), "converged", json!({ "steps": outcome.steps.len() }))?,
+                Some(ApplyError::Interrupted(_)) => {
+                    journal.note(Some(&name), "interrupted", json!({ "steps": outcome.steps.len() }))?;
+                }
                 Some(error) => journal.note(Some(&name), "stopped", json!({ "error": error.to_string() }))?,
             }
             Ok(outcome)

@@ -5,20 +5,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use jiff::Timestamp;
 use raftsman_api::v1::{self, take_backup_reply};
 use raftsman_backup::copy::Side;
 use raftsman_backup::full::{self, Depth, Moved};
+use raftsman_backup::prune::prune as remove_old;
 use raftsman_backup::{Keys, Place, Store, changes};
-use raftsman_core::backup::{FullName, Layout, Manifest, chain};
+use raftsman_core::backup::point::is_future;
+use raftsman_core::backup::{FullName, Keep, Layout, Manifest, Wish, chain};
+use raftsman_core::desired::ClientAccess;
 use raftsman_core::observed::{Observed, View};
-use raftsman_core::spec::{AuthMode, Backups, Name};
+use raftsman_core::spec::{AuthMode, Backups, Name, Prune};
 use serde::Serialize;
 use serde_json::json;
 
 use super::{OpError, pick_cluster};
 use crate::act::pki::certify_client;
 use crate::arriving::Arriving;
-use crate::backup::{BackupError, StoreOf, order, place};
+use crate::backup::{Accepted, BackupError, StoreOf, make_signing_key, order, place, public_key};
 use crate::fleet::{Fleet, directory_of};
 use crate::journal::Journal;
 use crate::observe::Observer;
@@ -57,8 +61,8 @@ pub struct Taken {
 
 impl Taken {
     fn of(at: &StoreOf, manifest: Manifest) -> Self {
-        let path = at.layout.snapshot(manifest.about.name, manifest.coding);
-        Self { path, place: at.store.place().to_owned(), manifest }
+        let path = at.repository.layout.snapshot(manifest.about.name, manifest.coding);
+        Self { path, place: at.repository.store.place().to_owned(), manifest }
     }
 }
 
@@ -66,7 +70,8 @@ impl Taken {
 pub async fn now(fleet: &Arc<Fleet>, lock: Lock, cluster: Option<&str>, watch: &Watch<'_>) -> Result<Taken, OpError> {
     let cluster = Arc::new(pick_cluster(fleet, cluster)?);
     let name = cluster.desired.name.clone();
-    let at = StoreOf::open(fleet, &name)?;
+    make_signing_key(fleet, &lock)?;
+    let at = StoreOf::open(fleet, &name, &Accepted::default())?;
     let observer = Observer::new(Arc::clone(&cluster))?;
     let observed = observer.look().await?;
     let machine = chosen(&observed).ok_or_else(|| OpError::NoQuorum(name.clone()))?;
@@ -75,15 +80,16 @@ pub async fn now(fleet: &Arc<Fleet>, lock: Lock, cluster: Option<&str>, watch: &
     let root_password = match cluster.auth() {
         AuthMode::Password => cluster.root_password()?,
         AuthMode::Certificate | AuthMode::None => {
-            certify_client(&cluster, &links.agent, lock.generation()).await?;
+            certify_client(&cluster, &links.agent, lock.generation(), ClientAccess::Open).await?;
             None
         }
     };
     let journal = Journal::new(&fleet.store, &fleet.setting, &lock);
     journal.note(Some(&name), "backup", json!({ "machine": machine }))?;
-    drop(lock);
+    // The journal holds the lock, too.
+    drop((journal, lock));
 
-    let request = order(fleet, &at.settings, &at.place, &name, root_password)?;
+    let request = order(fleet, &at.settings, &at.place, &name, root_password, &observed.ledger.lineage())?;
     let failed = |status| BackupError::Agent { machine: machine.clone(), status: Box::new(status) };
     let mut replies = links.agent.client().await?.take_backup(request).await.map_err(failed)?.into_inner();
     while let Some(reply) = replies.next().await {
@@ -135,33 +141,115 @@ pub struct Listing {
 }
 
 /// What there is.
-pub async fn list(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Listing, OpError> {
-    /// Manifests that are read at the same time.
-    const AT_A_TIME: usize = 16;
-    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name)?;
-    let found = full::list(&at.store, &at.layout).await.map_err(BackupError::from)?;
-    let one = async |(name, complete): (FullName, bool)| -> Result<Option<Listed>, OpError> {
-        if !complete {
-            let problem = Some("it was never finished".to_owned());
-            return Ok(Some(Listed { name, manifest: None, problem }));
-        }
-        match full::unless_gone(&at.store, &at.layout, name, at.manifest(name).await).await {
-            Ok(manifest) => Ok(manifest.map(|found| Listed { name, manifest: Some(found), problem: None })),
-            // A store that cannot be read says nothing about a backup in it.
-            Err(error) if error.is_ours() => Err(BackupError::from(error).into()),
-            Err(error) => Ok(Some(Listed { name, manifest: None, problem: Some(error.to_string()) })),
-        }
+pub async fn list(fleet: &Arc<Fleet>, cluster: Option<&str>, accepted: &Accepted) -> Result<Listing, OpError> {
+    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
+    let now = Timestamp::now();
+    let found = at.repository.found().await.map_err(BackupError::from)?;
+    let mut backups = Vec::new();
+    for (name, manifest) in found.verified {
+        let problem = is_future(name, now).then(|| "its name is of the future: retention does not count it".to_owned());
+        backups.push(Listed { name, manifest: Some(manifest), problem });
+    }
+    for (name, error) in found.refused {
+        backups.push(Listed { name, manifest: None, problem: Some(error.to_string()) });
+    }
+    for name in found.unfinished {
+        backups.push(Listed { name, manifest: None, problem: Some("it was never finished".to_owned()) });
+    }
+    backups.sort_by_key(|backup| backup.name);
+    let (place, cluster) = (at.repository.store.place().to_owned(), at.repository.cluster);
+    Ok(Listing { place, cluster, backups })
+}
+
+/// What came of removing what is old.
+#[derive(Debug, Serialize)]
+pub struct Pruned {
+    /// Whose.
+    pub cluster: Name,
+    /// Where.
+    pub place: String,
+    /// Nothing was removed: this is what would be.
+    pub shown: bool,
+    /// Full backups that went.
+    pub fulls: Vec<FullName>,
+    /// Backups whose changes went.
+    pub changes: Vec<FullName>,
+    /// The store keeps these, because they are locked.
+    pub locked: Vec<FullName>,
+    /// Neither counted nor removed: they cannot be verified, or are from the future.
+    pub ignored: Vec<FullName>,
+}
+
+/// Removes what the file does not keep any more.
+pub async fn prune(
+    fleet: &Arc<Fleet>,
+    lock: &Lock,
+    cluster: Option<&str>,
+    accepted: &Accepted,
+    only_show: bool,
+) -> Result<Pruned, OpError> {
+    let cluster = pick_cluster(fleet, cluster)?;
+    let at = StoreOf::open(fleet, &cluster.desired.name, accepted)?;
+    if at.settings.prune == Prune::Never {
+        return Err(BackupError::NeverPruned.into());
+    }
+    let kept = at.settings.kept();
+    let keep = Keep {
+        last: kept.last,
+        hourly: kept.hourly,
+        daily: kept.daily,
+        weekly: kept.weekly,
+        changes_s: kept.changes.as_millis() / 1000,
     };
-    let listed: Vec<Result<Option<Listed>, OpError>> =
-        futures::stream::iter(found).map(one).buffered(AT_A_TIME).collect().await;
-    let backups = listed.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?;
-    Ok(Listing { place: at.store.place().to_owned(), cluster: at.cluster, backups })
+    let current = cluster.ledger().cluster;
+    let gone =
+        remove_old(&at.repository, keep, current, Timestamp::now(), only_show).await.map_err(BackupError::from)?;
+    let list = |names: std::collections::BTreeSet<FullName>| names.into_iter().collect::<Vec<_>>();
+    let pruned = Pruned {
+        cluster: cluster.desired.name.clone(),
+        place: at.repository.store.place().to_owned(),
+        shown: only_show,
+        fulls: list(gone.fulls),
+        changes: list(gone.changes),
+        locked: list(gone.locked),
+        ignored: list(gone.ignored),
+    };
+    if !only_show {
+        let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+        journal.note(Some(&pruned.cluster), "backup prune", json!({ "pruned": pruned }))?;
+    }
+    Ok(pruned)
+}
+
+/// The key that verifies a cluster's backups.
+#[derive(Debug, Serialize)]
+pub struct VerifyingKey {
+    /// Whose.
+    pub fleet: Name,
+    /// Of which cluster.
+    pub cluster: Name,
+    /// The key.
+    pub key: String,
+}
+
+/// The keys that verify the backups of these clusters, for `trust:` in the file of another fleet.
+pub fn keys(fleet: &Arc<Fleet>) -> Result<Vec<VerifyingKey>, OpError> {
+    let name = |cluster: &Name| -> Result<VerifyingKey, OpError> {
+        let key = public_key(fleet, cluster)?.to_string();
+        Ok(VerifyingKey { fleet: fleet.spec.fleet.clone(), cluster: cluster.clone(), key })
+    };
+    fleet.spec.etcd.keys().map(name).collect()
 }
 
 /// The manifest of a backup; of the newest when none is named.
-pub async fn show(fleet: &Arc<Fleet>, cluster: Option<&str>, name: Option<&str>) -> Result<Taken, OpError> {
-    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name)?;
-    let manifest = at.manifest(at.named(name).await?).await.map_err(BackupError::from)?;
+pub async fn show(
+    fleet: &Arc<Fleet>,
+    cluster: Option<&str>,
+    name: Option<&str>,
+    accepted: &Accepted,
+) -> Result<Taken, OpError> {
+    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
+    let manifest = at.named(name).await?;
     Ok(Taken::of(&at, manifest))
 }
 
@@ -171,7 +259,7 @@ pub struct Verified {
     /// Which.
     pub name: FullName,
     /// `snapshot`: what is in it is what etcd sent. `object`: the bytes are those that were written, and nobody looked
-    /// into them, because they are encrypted. `damaged`: neither.
+    /// into them, because they are encrypted. `damaged`: neither, or it is not signed with the cluster's key.
     pub verdict: &'static str,
     /// What is wrong with it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -194,20 +282,24 @@ pub async fn verify(
     fleet: &Arc<Fleet>,
     cluster: Option<&str>,
     which: Which<'_>,
+    accepted: &Accepted,
     keys: &Keys,
     watch: &Watch<'_>,
 ) -> Result<Vec<Verified>, OpError> {
-    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name)?;
+    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
     let names = match which {
-        Which::Named(name) => vec![at.named(Some(name)).await?],
-        Which::Newest => vec![at.named(None).await?],
-        Which::All => full::complete(&at.store, &at.layout).await.map_err(BackupError::from)?,
+        Which::Named(name) => vec![name.parse().map_err(BackupError::from)?],
+        Which::Newest => vec![at.named(None).await?.about.name],
+        Which::All => {
+            let listed = full::list(&at.repository.store, &at.repository.layout).await.map_err(BackupError::from)?;
+            listed.into_iter().filter(|(_, has_manifest)| *has_manifest).map(|(name, _)| name).collect()
+        }
     };
     let mut verified = Vec::new();
     for name in names {
         let looked = verify_one(&at, name, keys, watch).await;
         let looked = match which {
-            Which::All => full::unless_gone(&at.store, &at.layout, name, looked).await,
+            Which::All => full::unless_gone(&at.repository, name, looked).await,
             Which::Named(_) | Which::Newest => looked.map(Some),
         };
         verified.push(match looked {
@@ -226,7 +318,7 @@ pub async fn verify(
 async fn verify_one(at: &StoreOf, name: FullName, keys: &Keys, watch: &Watch<'_>) -> Result<Depth, full::FullError> {
     let manifest = at.manifest(name).await?;
     let moved = Moved::default();
-    let looking = full::verify(&at.store, &at.layout, &manifest, keys, &moved);
+    let looking = full::verify(&at.repository, &manifest, keys, &moved);
     telling(looking, &moved, manifest.object.bytes, watch).await
 }
 
@@ -280,18 +372,23 @@ pub async fn copy(
     cluster: Option<&str>,
     name: Option<&str>,
     target: Target<'_>,
+    accepted: &Accepted,
     keys: &Keys,
     watch: &Watch<'_>,
 ) -> Result<Copied, OpError> {
-    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name)?;
-    let manifest = at.manifest(at.named(name).await?).await.map_err(BackupError::from)?;
+    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
+    let manifest = match (name, &target) {
+        // The one whose changes lead furthest, which need not be the newest.
+        (None, Target::Directory(_) | Target::Store { .. }) => at.find(Wish::Newest, keys).await?.full,
+        _ => at.named(name).await?,
+    };
     let (backup, moved, total) = (manifest.about.name, Moved::default(), manifest.object.bytes);
     let (store, layout) = match target {
         Target::File(path) => {
             let failed = |source| BackupError::Write { path: path.to_owned(), source };
             let file = Arriving::begin(path).map_err(failed)?;
             let writer = file.writer().map_err(failed)?;
-            let fetching = full::fetch(&at.store, &at.layout, &manifest, keys, &moved, writer);
+            let fetching = full::fetch(&at.repository, &manifest, keys, &moved, writer);
             telling(fetching, &moved, total, watch).await.map_err(BackupError::from)?;
             file.keep().map_err(failed)?;
             let (place, path) = (directory_of(path).display().to_string(), path.display().to_string());
@@ -301,20 +398,22 @@ pub async fn copy(
             let failed = |source| BackupError::Write { path: path.to_owned(), source };
             std::fs::create_dir_all(path).map_err(failed)?;
             let place = Place::Directory(path.canonicalize().map_err(failed)?);
-            (Store::open(&place).map_err(BackupError::from)?, Layout::new("", &fleet.spec.fleet, &at.cluster))
+            (
+                Store::open(&place).map_err(BackupError::from)?,
+                Layout::new("", &fleet.spec.fleet, &at.repository.cluster),
+            )
         }
         Target::Store { settings, base } => {
             let store = Store::open(&place(base, &settings.store)?).map_err(BackupError::from)?;
-            (store, Layout::new(&settings.prefix, &fleet.spec.fleet, &at.cluster))
+            (store, Layout::new(&settings.prefix, &fleet.spec.fleet, &at.repository.cluster))
         }
     };
     let copying = async {
-        let (batches, _) = changes::since(&at.store, &at.layout, &manifest).await?;
+        let (batches, _) = changes::since(&at.repository, &manifest).await?;
         // What leads nowhere is not worth a place.
         let batches = chain(&manifest, &batches, None).map_err(changes::ChangesError::from)?;
-        let from = Side { store: &at.store, layout: &at.layout };
         let to = Side { store: &store, layout: &layout };
-        raftsman_backup::copy::copy(from, to, &manifest, &batches, &moved).await?;
+        raftsman_backup::copy::copy(&at.repository, to, &manifest, &batches, &moved).await?;
         Ok::<_, BackupError>(batches.len())
     };
     let batches = telling(copying, &moved, total, watch).await?;

@@ -1,12 +1,16 @@
 //! `raftsman cert`: what is signed, until when, and new certificates for clients.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+pub use raftsman_api::roles::Role;
+use raftsman_core::desired::AGENT_RENEW_BEFORE;
 use raftsman_core::observed::{AuthorityRecord, Side, Trust};
-use raftsman_core::spec::{self, Name};
+use raftsman_core::spec::{self, AuthMode, Name};
 use secrecy::ExposeSecret;
 use serde::Serialize;
 
@@ -14,6 +18,7 @@ use super::{OpError, for_each_cluster, pick_cluster};
 use crate::fleet::Fleet;
 use crate::observe::Observer;
 use crate::pki;
+use crate::store::write_file;
 
 /// One certificate.
 #[derive(Debug, Clone, Serialize)]
@@ -80,7 +85,7 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
                 });
             };
             if let Some(own) = &report.certificate {
-                push("agent", own, None);
+                push("agent", own, own.not_after.checked_sub(AGENT_RENEW_BEFORE).ok());
             }
             for (purpose, facts) in &report.etcd.certificates {
                 let before = i64::try_from(member.profile(*purpose).renew_before_ms).unwrap_or(i64::MAX);
@@ -126,42 +131,148 @@ fn of_authority(cluster: Option<&Name>, what: &'static str, facts: &pki::Certifi
 pub struct Issued {
     /// The certificate.
     pub certificate: PathBuf,
-    /// Its key, readable by nobody else.
+    /// Its key, readable by its owner alone.
     pub key: PathBuf,
-    /// The CAs that members' certificates are checked against.
+    /// The CAs that the servers' certificates are checked against.
     pub ca: PathBuf,
     /// Until when it is valid.
     pub not_after: Timestamp,
+    /// What its owner should know.
+    pub warnings: Vec<String>,
 }
 
+/// What is done with files that are there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// Nothing: no certificate is issued.
+    Keep,
+    /// They are replaced.
+    Replace,
+}
+
+/// How a client certificate is issued.
+#[derive(Debug, Clone, Copy)]
+pub struct IssueRequest<'a> {
+    /// The common name.
+    pub name: &'a str,
+    /// The directory for the files.
+    pub dir: &'a Path,
+    /// How long it is to be valid; the default of its kind where nothing is said.
+    pub validity: Option<Duration>,
+    /// What is done with files that are there already.
+    pub existing: Existing,
+}
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// An application's certificate: what `certificates.validity` is for members.
+const USER_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3600);
+/// `root` may do everything, and etcd checks no revocation list: long enough for a day's work.
+const ROOT_VALIDITY: Duration = DAY;
+
 /// Signs a certificate for a user of etcd, into `<dir>/<user>.crt`, `.key` and `ca.crt`.
-pub fn issue(
-    fleet: &Arc<Fleet>,
-    cluster: Option<&str>,
-    user: &str,
-    dir: &Path,
-    validity: Duration,
-) -> Result<Issued, OpError> {
-    let fits = |c: char| c.is_alphanumeric() || "-_.@".contains(c);
-    if user.starts_with('.') || !user.chars().all(fits) {
-        return Err(OpError::UserName(user.to_owned()));
-    }
+pub fn issue(fleet: &Arc<Fleet>, cluster: Option<&str>, request: IssueRequest<'_>) -> Result<Issued, OpError> {
+    let user = request.name;
     let cluster = pick_cluster(fleet, cluster)?;
     let now = Timestamp::now();
     let trust = cluster.trust(Side::Clients)?;
+    // Before auth is on, every client with a certificate is a superuser.
+    let ledger = cluster.ledger();
+    let unsecured = ledger.adopted.is_none() && ledger.secured.is_none();
+    if cluster.desired.auth == AuthMode::Certificate && unsecured && user != "root" {
+        return Err(OpError::AuthOff(cluster.desired.name.clone()));
+    }
     let authority = cluster.kept(Side::Clients, &trust.current)?;
-    let (chain, key) = authority.issue_client(user, Some(&cluster.desired.organization), validity, now)?;
-    let not_after = pki::describe(&chain)?.not_after;
-    let stem = if user.is_empty() { "anonymous" } else { user };
-    let issued = Issued {
-        certificate: dir.join(format!("{stem}.crt")),
-        key: dir.join(format!("{stem}.key")),
-        ca: dir.join("ca.crt"),
-        not_after,
-    };
-    std::fs::create_dir_all(dir).map_err(|source| OpError::File { action: "make", path: dir.to_owned(), source })?;
-    crate::store::write_file(&issued.key, key.expose_secret().as_bytes(), 0o600)?;
-    crate::store::write_file(&issued.certificate, chain.as_bytes(), 0o644)?;
-    crate::store::write_file(&issued.ca, trust.bundle().as_bytes(), 0o644)?;
+    let usual = if user == "root" { ROOT_VALIDITY } else { USER_VALIDITY };
+    let validity = request.validity.unwrap_or(usual);
+    let leaf = Leaf { authority: &authority, organization: &cluster.desired.organization, trust: trust.bundle() };
+    let mut issued = leaf.write(request, "ca.crt", validity, now)?;
+    if user == "root" && validity > ROOT_VALIDITY {
+        issued.warnings.push(format!(
+            "`root` may read and change everything in `{}`, and etcd checks no revocation list: a copy of {} works until \
+             {}; issue a certificate for a user with fewer rights, or leave --validity out (a day)",
+            cluster.desired.name,
+            issued.key.display(),
+            issued.not_after.strftime("%Y-%m-%d %H:%M"),
+        ));
+    }
+    if issued.not_after + SignedDuration::from_secs(1) < now + validity {
+        issued.warnings.push(format!(
+            "valid for {} instead of {}: the clients CA of `{}` ends then; `raftsman cert rotate clients` makes another",
+            days(issued.not_after.duration_since(now)),
+            days(SignedDuration::try_from(validity).unwrap_or(SignedDuration::MAX)),
+            cluster.desired.name,
+        ));
+    }
     Ok(issued)
+}
+
+/// Signs a certificate for a client of the agents, into `<dir>/<name>.crt`, `.key` and `fleet-ca.crt`.
+pub fn issue_for_agents(fleet: &Arc<Fleet>, role: Role, request: IssueRequest<'_>) -> Result<Issued, OpError> {
+    if request.name.is_empty() {
+        return Err(OpError::UserName(String::new()));
+    }
+    let now = Timestamp::now();
+    let authority = &fleet.authority;
+    let validity = request.validity.unwrap_or(USER_VALIDITY);
+    let leaf = Leaf { authority, organization: role.organization(), trust: fleet.trust_pem.clone() };
+    let mut issued = leaf.write(request, "fleet-ca.crt", validity, now)?;
+    if issued.not_after + SignedDuration::from_secs(1) < now + validity {
+        issued.warnings.push(format!(
+            "valid for {} instead of {}: the fleet's CA ends then",
+            days(issued.not_after.duration_since(now)),
+            days(SignedDuration::try_from(validity).unwrap_or(SignedDuration::MAX)),
+        ));
+    }
+    Ok(issued)
+}
+
+/// How long, for people.
+fn days(span: SignedDuration) -> String {
+    match span.as_hours() {
+        hours if hours >= 48 => format!("{} days", hours / 24),
+        hours => format!("{hours} hours"),
+    }
+}
+
+/// By whom a client certificate is signed.
+struct Leaf<'a> {
+    authority: &'a pki::Authority,
+    organization: &'a str,
+    /// What the client checks servers against.
+    trust: String,
+}
+
+impl Leaf<'_> {
+    fn write(
+        &self,
+        request: IssueRequest<'_>,
+        ca: &str,
+        validity: Duration,
+        now: Timestamp,
+    ) -> Result<Issued, OpError> {
+        let IssueRequest { name, dir, existing, .. } = request;
+        let fits = |c: char| c.is_alphanumeric() || "-_.@".contains(c);
+        if name.starts_with(['.', '-']) || !name.chars().all(fits) {
+            return Err(OpError::UserName(name.to_owned()));
+        }
+        let stem = if name.is_empty() { "anonymous" } else { name };
+        let [certificate, key, ca] = [format!("{stem}.crt"), format!("{stem}.key"), ca.to_owned()].map(|f| dir.join(f));
+        if existing == Existing::Keep {
+            // Another user's certificate from the same CA may lie beside it.
+            let same = std::fs::read(&ca).is_ok_and(|there| there == self.trust.as_bytes());
+            for path in [&certificate, &key, &ca] {
+                if path.symlink_metadata().is_ok() && !(path == &ca && same) {
+                    return Err(OpError::FileExists(path.clone()));
+                }
+            }
+        }
+        let (chain, private) = self.authority.issue_client(name, Some(self.organization), validity, now)?;
+        let not_after = pki::describe(&chain)?.not_after;
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        made.map_err(|source| OpError::File { action: "make", path: dir.to_owned(), source })?;
+        write_file(&key, private.expose_secret().as_bytes(), 0o600)?;
+        write_file(&certificate, chain.as_bytes(), 0o644)?;
+        write_file(&ca, self.trust.as_bytes(), 0o644)?;
+        Ok(Issued { certificate, key, ca, not_after, warnings: Vec::new() })
+    }
 }

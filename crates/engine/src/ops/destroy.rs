@@ -1,22 +1,22 @@
 //! `raftsman destroy`: machines and everything that was kept about them → nothing.
 
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::future::join_all;
-use raftsman_core::desired::Cluster;
-use raftsman_core::observed::Ledger;
 use raftsman_core::spec::Name;
 use raftsman_providers::networks::Networks;
 use serde::Serialize;
 
 use super::OpError;
 use crate::authorities::sweep;
-use crate::cluster::adopted_name;
+use crate::cluster::{ClusterAt, adopted_name, earlier_passwords_name, root_password_name};
 use crate::fleet::{Fleet, HOSTS};
 use crate::machines::GiveBackError;
-use crate::observe::token_name;
 use crate::store::Lock;
+use crate::tokens::token_name;
 
 /// What would be, or was, destroyed.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -29,28 +29,30 @@ pub struct Destruction {
     pub state: bool,
     /// Files in the state that raftsman did not make, and left.
     pub left: Vec<PathBuf>,
+    /// The provider's ids of the machines, as far as they have some: another one of the same name is not destroyed.
+    #[serde(skip)]
+    pub ids: BTreeMap<String, String>,
 }
 
 /// What `destroy` would destroy: everything, or these clusters only.
-pub async fn survey(fleet: &Fleet, only: &[Name]) -> Result<Destruction, OpError> {
+pub async fn survey(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Destruction, OpError> {
     let inventory = fleet.provider.inventory().await?;
-    let listed = |cluster: &Cluster| {
-        let ledger: Option<Ledger> = fleet.store.get_cluster(cluster.name.as_str()).ok().flatten();
-        ledger.unwrap_or_default().members
-    };
-    let goes = |name: &str| {
-        only.is_empty()
-            || fleet
-                .desired
-                .clusters
-                .iter()
-                .filter(|c| only.contains(&c.name))
-                .any(|c| c.members.iter().any(|m| m.name.as_str() == name) || listed(c).contains_key(name))
-    };
+    let chosen = || fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
+    let mut named: BTreeSet<Name> = chosen().flat_map(|c| &c.members).map(|m| m.name.clone()).collect();
+    for cluster in chosen() {
+        // A lost or damaged ledger may name machines that the file does not: what goes would be a guess.
+        named.extend(ClusterAt::open(fleet, cluster)?.ledger().members.into_keys());
+    }
+    let goes = |name: &str| only.is_empty() || named.contains(name);
+    let ids = inventory.iter().filter_map(|m| Some((m.name.clone(), m.id.clone()?))).collect();
     let machines = inventory.into_iter().map(|m| m.name).filter(|name| goes(name)).collect();
-    let clusters: Vec<Name> =
-        fleet.desired.clusters.iter().map(|c| c.name.clone()).filter(|n| only.is_empty() || only.contains(n)).collect();
-    Ok(Destruction { machines, clusters, state: only.is_empty(), left: Vec::new() })
+    let mut clusters: Vec<Name> = chosen().map(|cluster| cluster.name.clone()).collect();
+    if only.is_empty() {
+        // With the state goes what the file has no more.
+        let known = fleet.store.clusters()?.into_iter().filter_map(|name| Name::parse(&name).ok());
+        clusters.extend(known.filter(|name| fleet.desired.clusters.iter().all(|cluster| cluster.name != *name)));
+    }
+    Ok(Destruction { machines, clusters, state: only.is_empty(), left: Vec::new(), ids })
 }
 
 /// Destroys it. `tell` hears of every machine that is gone.
@@ -61,7 +63,7 @@ pub async fn destroy(
     tell: &(dyn Fn(&str) + Sync),
 ) -> Result<Destruction, OpError> {
     let deleted = join_all(what.machines.iter().map(|name| async {
-        let gone = fleet.give_back(name, lock.generation()).await;
+        let gone = fleet.give_back(&lock, name, what.ids.get(name).map(String::as_str)).await;
         if gone.is_ok() {
             tell(name);
         }
@@ -73,25 +75,26 @@ pub async fn destroy(
     // A killed run may have left a machine that is not one yet: a directory in which nothing is said.
     let members = || fleet.desired.clusters.iter().filter(|c| what.clusters.contains(&c.name)).flat_map(|c| &c.members);
     for member in members().filter(|m| !what.machines.iter().any(|name| m.name.as_str() == name)) {
-        match fleet.give_back(member.name.as_str(), lock.generation()).await {
+        match fleet.give_back(&lock, member.name.as_str(), None).await {
             // Not made by raftsman: it stays.
             Err(GiveBackError::Provider(error)) if error.is_foreign() => {}
             outcome => outcome?,
         }
     }
     for cluster in &what.clusters {
-        sweep(&fleet.store, &fleet.secrets, cluster, |_, _| false)?;
-        fleet.secrets.delete(&format!("{cluster}-root-password"))?;
+        sweep(&fleet.store, &fleet.secrets, &lock, cluster, |_, _| false)?;
+        fleet.secrets.delete(&lock, &root_password_name(cluster))?;
+        fleet.secrets.delete(&lock, &earlier_passwords_name(cluster))?;
         let adopted = adopted_name(cluster);
-        fleet.secrets.delete(&adopted)?;
+        fleet.secrets.delete(&lock, &adopted)?;
         for certificate in [format!("{adopted}-ca"), adopted] {
-            fleet.store.delete_certificate(&certificate)?;
+            fleet.store.delete_certificate(&lock, &certificate)?;
         }
         let members = fleet.desired.clusters.iter().filter(|c| c.name == *cluster).flat_map(|c| &c.members);
         for member in members {
-            fleet.secrets.delete(&token_name(&member.name))?;
+            fleet.secrets.delete(&lock, &token_name(&member.name))?;
         }
-        fleet.store.delete_cluster(cluster.as_str())?;
+        fleet.store.delete_cluster(&lock, cluster.as_str())?;
         remove_dir(&fleet.store.dir().join("clients").join(cluster.as_str()))?;
     }
     if !what.state {

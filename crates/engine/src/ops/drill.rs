@@ -1,17 +1,19 @@
 //! `raftsman drill`: the newest backup → restored into a throwaway etcd, compared with what it should be, and written down.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use raftsman_backup::drill::{self, Tried};
-use raftsman_backup::{Keys, Wish};
+use raftsman_backup::sign::SignError;
+use raftsman_backup::{Keys, PublicKey, Wish};
 use raftsman_core::backup::Drill;
 use serde_json::json;
 
 use super::{OpError, pick_cluster};
 use crate::act::Hands;
 use crate::act::restore::seen;
-use crate::backup::{BackupError, source};
+use crate::backup::{Accepted, BackupError, StoreOf, make_signing_key, source};
 use crate::fleet::Fleet;
 use crate::journal::Journal;
 use crate::observe::Observer;
@@ -24,17 +26,18 @@ pub async fn drill(
     lock: &Lock,
     cluster: Option<&str>,
     from: Option<&str>,
+    accepted: &Accepted,
     keys: &Keys,
     watch: &(dyn Fn(u64, u64) + Send + Sync),
 ) -> Result<Drill, OpError> {
     let cluster = Arc::new(pick_cluster(fleet, cluster)?);
-    let at = source(fleet, &cluster.desired.name, from)?;
+    let at = source(fleet, &cluster.desired.name, from, accepted)?;
     let journal = Journal::new(&fleet.store, &fleet.setting, lock);
     let observer = Observer::new(Arc::clone(&cluster))?;
     let observed = observer.look().await?;
     let (now, current) = (Timestamp::now(), seen(&observed));
     let point = at.find(Wish::Newest, keys).await?;
-    let hands = Hands { observer: &observer, generation: lock.generation() };
+    let hands = Hands { observer: &observer, lock, limit: Duration::MAX };
     let tried = match hands.try_out(&at, &point, keys, None, watch).await {
         Ok(tried) => tried,
         Err(error) => {
@@ -47,11 +50,15 @@ pub async fn drill(
     let answered = from.is_none() && observed.members.values().any(|member| member.etcd.seen().is_some());
     let version = cluster.desired.version;
     let tried = Tried { machine: tried.machine, version, revision: tried.revision, keys: tried.keys, took: tried.took };
-    let drill = drill::record(&at.store, &at.layout, &point, tried, now, answered.then_some(current))
+    // Of another fleet's backups this one can say what it saw, with its own key: who trusts that key counts it.
+    make_signing_key(fleet, lock)?;
+    let own = StoreOf::open(fleet, &cluster.desired.name, &Accepted::default())?.signer;
+    let signer = at.signer.as_ref().or(own.as_ref());
+    let drill = drill::record(&at.repository, signer, &point, tried, now, answered.then_some(current))
         .await
         .map_err(BackupError::from)?;
     if from.is_none() {
-        cluster.remember(|ledger| ledger.drill = Some(drill.clone()))?;
+        cluster.remember(lock, |ledger| ledger.drill = Some(drill.clone()))?;
     }
     journal.note(Some(&cluster.desired.name), "drill", json!({ "drill": drill, "from": from }))?;
     Ok(drill)
@@ -59,6 +66,11 @@ pub async fn drill(
 
 /// All drills that stand in the store, the oldest first.
 pub async fn history(fleet: &Arc<Fleet>, cluster: Option<&str>, from: Option<&str>) -> Result<Vec<Drill>, OpError> {
-    let at = source(fleet, &pick_cluster(fleet, cluster)?.desired.name, from)?;
-    Ok(drill::history(&at.store, &at.layout).await.map_err(BackupError::from)?)
+    let name = pick_cluster(fleet, cluster)?.desired.name.clone();
+    let mut at = source(fleet, &name, from, &Accepted::default())?;
+    // Others' keys that the file trusts, and this cluster's own, for drills of others' backups.
+    let trusted: Result<Vec<PublicKey>, SignError> = at.settings.trust.iter().map(|key| key.parse()).collect();
+    at.repository.trust.keys.extend(trusted.map_err(BackupError::from)?);
+    at.repository.trust.keys.extend(StoreOf::open(fleet, &name, &Accepted::default())?.signer.map(|own| own.public()));
+    Ok(drill::history(&at.repository).await.map_err(BackupError::from)?)
 }

@@ -1,6 +1,8 @@
 //! `raftsman env`: a cluster → the settings with which `etcdctl` speaks to it.
 
-use std::path::PathBuf;
+use std::fs::{self, DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +10,7 @@ use raftsman_core::spec::AuthMode;
 use secrecy::ExposeSecret;
 use serde::Serialize;
 
+use super::cert::{Existing, IssueRequest};
 use super::{OpError, cert, pick_cluster};
 use crate::fleet::Fleet;
 
@@ -43,7 +46,10 @@ pub fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpErro
         None => at.desired.members.iter().map(|m| m.client_url()).collect(),
     };
     // Also with passwords: it brings the CA, and the certificate does no harm.
-    let issued = cert::issue(fleet, Some(name), "root", &dir, VALIDITY)?;
+    private(&state.join("clients"))?;
+    private(&dir)?;
+    let request = IssueRequest { name: "root", dir: &dir, validity: Some(VALIDITY), existing: Existing::Replace };
+    let issued = cert::issue(fleet, Some(name), request)?;
     Ok(match at.auth() {
         AuthMode::Certificate | AuthMode::None => Settings {
             endpoints,
@@ -68,4 +74,11 @@ pub fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpErro
             }
         }
     })
+}
+
+/// A directory for its owner alone, whatever the umask says and whoever made it.
+fn private(dir: &Path) -> Result<(), OpError> {
+    let failed = |action| move |source| OpError::File { action, path: dir.to_owned(), source };
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed("make"))?;
+    fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(failed("change the mode of"))
 }

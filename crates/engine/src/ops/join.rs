@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use raftsman_core::boot::Boot;
@@ -12,6 +13,12 @@ use super::{OpError, pick_member};
 use crate::act;
 use crate::fleet::Fleet;
 use crate::store::Lock;
+use crate::tokens::KeptToken;
+
+/// A host that is told within this time can be taken in.
+const SHORTEST: Duration = Duration::from_secs(60);
+/// The line is a secret for as long as it works: not longer than somebody needs to get to a host.
+const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What takes a host in.
 #[derive(Debug, Clone, Serialize)]
@@ -32,11 +39,18 @@ pub fn check(spec: &Spec) -> Result<(), OpError> {
 }
 
 /// Invites a host: the next `apply` takes it in, once its agent was told.
-pub fn join(fleet: &Arc<Fleet>, _: &Lock, host: &str) -> Result<Invitation, OpError> {
+///
+/// Each one has a token of its own, and the one before is dead: what was printed earlier works for no agent any more.
+pub fn join(fleet: &Arc<Fleet>, lock: &Lock, host: &str, valid_for: Duration) -> Result<Invitation, OpError> {
+    if !(SHORTEST..=LONGEST).contains(&valid_for) {
+        return Err(OpError::JoinWindow);
+    }
     let (cluster, machine) = pick_member(fleet, None, host)?;
     check(&fleet.spec)?;
     let missing = || OpError::NoSuchMachine { name: host.to_owned(), known: Vec::new() };
     let address = cluster.desired.member(&machine).ok_or_else(missing)?.address;
-    let boot = act::boot(fleet, &machine, address, Timestamp::now())?;
+    cluster.begin(lock)?;
+    let kept = KeptToken::renew(&fleet.secrets, lock, &machine, Some(Timestamp::now() + valid_for))?;
+    let boot = act::boot_data(fleet, &machine, address, &kept);
     Ok(Invitation { machine, address, until: boot.join_deadline, boot })
 }

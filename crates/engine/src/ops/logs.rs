@@ -20,3 +20,30 @@ pub async fn logs(fleet: &Arc<Fleet>, machine: &str, of_agent: bool, lines: u32)
     let reply = client.logs(LogsRequest { log: log.into(), lines }).await.map_err(LinkError::from)?;
     Ok(reply.into_inner().lines)
 }
+
+/// Where in the last lines of a log those begin that were not among the last lines of the look before.
+pub fn added(before: &[String], now: &[String]) -> usize {
+    // As little as possible has gone from the beginning: the same line may be written twice.
+    let kept = (0..=before.len()).map(|gone| &before[gone..]).find(|kept| now.starts_with(kept));
+    kept.map_or(0, <[String]>::len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::added;
+
+    #[test]
+    fn only_what_was_added_is_new() {
+        let new = |before: &str, now: &str| {
+            let lines = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
+            now.chars().skip(added(&lines(before), &lines(now))).collect::<String>()
+        };
+        assert_eq!(new("", "abc"), "abc");
+        assert_eq!(new("abc", "abc"), "");
+        assert_eq!(new("abc", "abcd"), "d");
+        assert_eq!(new("abc", "bcde"), "de", "the window has moved on");
+        assert_eq!(new("aaa", "aaaa"), "a", "the same line again");
+        assert_eq!(new("abc", "xyz"), "xyz", "more than a window has come");
+        assert_eq!(new("abc", ""), "", "it was begun anew");
+    }
+}

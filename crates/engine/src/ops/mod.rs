@@ -7,15 +7,18 @@ pub mod cert;
 pub mod destroy;
 pub mod drill;
 pub mod env;
+pub mod fleet_access;
 pub mod init;
 pub mod join;
 pub mod logs;
+pub mod needs;
 pub mod plan;
 pub mod preflight;
 pub mod recover;
 pub mod replace;
 pub mod restore;
 pub mod rotate;
+pub mod state;
 pub mod status;
 pub mod upkeep;
 pub mod versions;
@@ -23,7 +26,6 @@ pub mod versions;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use raftsman_core::observed::Side;
 use raftsman_core::plan::Waiting;
 use raftsman_core::spec::Name;
@@ -45,6 +47,12 @@ pub enum OpError {
     /// The fleet cannot be opened.
     #[error(transparent)]
     Fleet(#[from] FleetError),
+    /// Auth was never seen on.
+    #[error(
+        "auth of cluster `{0}` was not seen on yet, and until it is, every client with a certificate is a superuser: run \
+         `raftsman apply` first"
+    )]
+    AuthOff(Name),
     /// The state.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -81,12 +89,41 @@ pub enum OpError {
     /// Applying stopped.
     #[error(transparent)]
     Apply(#[from] ApplyError),
+    /// An operator asked for it to end.
+    #[error("interrupted: done {}, not done {}; give the command again to go on", names(done), names(left))]
+    Interrupted {
+        /// Members that it was done to.
+        done: Vec<Name>,
+        /// Members that it was not done to.
+        left: Vec<Name>,
+    },
     /// Backups.
     #[error(transparent)]
     Backup(#[from] BackupError),
     /// A cluster cannot be adopted.
     #[error(transparent)]
     Adopt(#[from] adopt::AdoptError),
+    /// A ledger cannot be rebuilt from what is seen.
+    #[error("the ledger of cluster `{cluster}` cannot be rebuilt: {source}")]
+    Rebuild {
+        /// Which cluster.
+        cluster: Name,
+        /// Why.
+        source: raftsman_core::observed::RebuildError,
+    },
+    /// A ledger cannot be rebuilt in the middle of a rotation.
+    #[error(
+        "the ledger of cluster `{cluster}` cannot be rebuilt: the state keeps {count} {side} CAs, so that a rotation was \
+         under way, and which members trust which is not known; bring the state's directory back from a copy"
+    )]
+    RebuildRotation {
+        /// Which cluster.
+        cluster: Name,
+        /// Which side.
+        side: Side,
+        /// So many CAs are kept.
+        count: usize,
+    },
     /// No such cluster in the file.
     #[error("the file has no cluster `{name}`; it has: {}", known.join(", "))]
     NoSuchCluster {
@@ -111,6 +148,12 @@ pub enum OpError {
         "only hosts that exist already are taken in by hand (`provider: hosts`): `raftsman apply` makes all other machines"
     )]
     NoHosts,
+    /// Too short or too long.
+    #[error("a host is given at least a minute and at most 7 days to join: `--valid-for 1h` is the default")]
+    JoinWindow,
+    /// A join token could not be made.
+    #[error(transparent)]
+    Token(#[from] crate::tokens::TokenError),
     /// It must not be done now.
     #[error("not done: {}\n    → {}", .0, .0.next())]
     NotSafe(Waiting),
@@ -146,6 +189,21 @@ pub enum OpError {
     /// A user's name that cannot name files.
     #[error("`{0}` cannot be the name of a certificate's files: use letters, digits, `-`, `_`, `.` and `@`")]
     UserName(String),
+    /// Neither a certificate nor a key.
+    #[error("`{0}` is neither a certificate file nor the SHA-256 of a public key in hexadecimal")]
+    NoCertificate(String),
+    /// That would take the fleet away.
+    #[error("this is the key of the fleet's CA itself: `raftsman cert rotate fleet` makes another")]
+    RevokesAuthority,
+    /// The next phase must wait.
+    #[error(
+        "the fleet's CA cannot be changed further: {} did not confirm it; see that they are reachable (`raftsman status`), \
+         then run `raftsman cert rotate fleet` again: it goes on where it is", .0.join(", ")
+    )]
+    AgentsBehind(Vec<String>),
+    /// Files are not overwritten.
+    #[error("{} is there already, and nothing was issued: choose another directory with --out, or give --force to replace it", .0.display())]
+    FileExists(std::path::PathBuf),
     /// The file brings the authority that somebody wants another one for.
     #[error(
         "the file brings the {side} CA of `{cluster}`: put another certificate and key in the place of {certificate}, \
@@ -173,6 +231,16 @@ pub enum OpError {
          `raftsman cert rotate clients --finish`"
     )]
     ClientsAwaited(Name),
+    /// Another process listens where a machine of this computer should.
+    #[error(
+        "a process listens on {at} already, where machine `{machine}` should: stop it, or give the member another address"
+    )]
+    PortTaken {
+        /// The machine.
+        machine: Name,
+        /// The address and port.
+        at: std::net::SocketAddr,
+    },
     /// The agent's program is not there.
     #[error("{} is not a program that can be run: install raftsman-agent beside raftsman, or give --agent-binary", .0.display())]
     NoAgent(std::path::PathBuf),
@@ -191,15 +259,14 @@ pub enum OpError {
     Task(#[from] tokio::task::JoinError),
 }
 
+fn names(names: &[Name]) -> String {
+    let names: Vec<&str> = names.iter().map(Name::as_str).collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
 /// Who takes the lock, and for which verb.
 fn lock_info(setting: &Setting, verb: &str) -> LockInfo {
-    LockInfo {
-        verb: verb.to_owned(),
-        user: setting.user.clone(),
-        host: setting.host.clone(),
-        pid: std::process::id(),
-        since: Timestamp::now(),
-    }
+    LockInfo::new(verb, &setting.user, &setting.host)
 }
 
 /// The cluster of this name; without a name, the only one.

@@ -4,14 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use raftsman_core::desired::{Cluster, Identity, LoopbackNetwork, resolve};
+use raftsman_core::desired::{ClientAccess, Cluster, Identity, LoopbackNetwork, resolve};
 use raftsman_core::model::{Forecast, forecast};
 use raftsman_core::observed::{Fact, Ledger, MemberObserved, Observed, Preflight, Upkeep};
+use raftsman_core::plan::deletion;
+use raftsman_core::render::changes::diff;
 use raftsman_core::spec::{EtcdVersion, Name, Pace, Spec};
 use serde::Serialize;
 
+use super::needs::{self, Need, Unmet};
 use super::{OpError, for_each_cluster, strangers};
-use crate::fleet::{Fleet, FleetError};
+use crate::fleet::{Fleet, FleetError, Setting};
 use crate::observe::Observer;
 
 /// The forecast of one cluster.
@@ -33,6 +36,18 @@ pub struct ClusterPlan {
     /// What would be done.
     #[serde(flatten)]
     pub forecast: Forecast,
+    /// With `--diff`: how etcd's configuration files would change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub diffs: Option<Vec<ConfigDiff>>,
+}
+
+/// How etcd's configuration file would change on some machines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ConfigDiff {
+    /// On these, alike.
+    pub machines: Vec<Name>,
+    /// Lines that go begin with `-`, those that come with `+`.
+    pub diff: String,
 }
 
 /// The forecast of a fleet.
@@ -44,12 +59,45 @@ pub struct FleetPlan {
     pub clusters: Vec<ClusterPlan>,
     /// Machines of the fleet that the file does not name. Nothing is done to them.
     pub strangers: Vec<String>,
+    /// What the steps delete for good.
+    pub deletions: Vec<Deletion>,
+    /// What `apply` needs and would not find: it does not begin.
+    pub unmet: Vec<Unmet>,
+}
+
+/// Something that a step deletes for good.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Deletion {
+    /// In which cluster.
+    pub cluster: Name,
+    /// What, such as `user alice`.
+    pub what: String,
 }
 
 impl FleetPlan {
+    /// The forecasts of a fleet's clusters.
+    pub(super) fn new(fleet: Name, clusters: Vec<ClusterPlan>) -> Self {
+        let of_cluster = |plan: &ClusterPlan| {
+            let cluster = plan.cluster.clone();
+            let what = plan.forecast.steps().filter_map(|step| deletion(&step.action));
+            what.map(|what| Deletion { cluster: cluster.clone(), what }).collect::<Vec<_>>()
+        };
+        let deletions = clusters.iter().flat_map(of_cluster).collect();
+        Self { fleet, clusters, strangers: Vec::new(), deletions, unmet: Vec::new() }
+    }
+
     /// Whether there is anything to do.
     pub fn has_steps(&self) -> bool {
         self.clusters.iter().any(|c| !c.forecast.waves.is_empty())
+    }
+
+    /// What keeps `apply` from beginning at all. A port that is taken is the business of its cluster, as long as another
+    /// one can be worked on.
+    pub fn obstacles(&self) -> Vec<&Unmet> {
+        let held = |name: &Name| self.unmet.iter().any(|u| u.need == Need::Port && u.cluster.as_ref() == Some(name));
+        let mut with_steps = self.clusters.iter().filter(|c| !c.forecast.waves.is_empty());
+        let others_go_on = with_steps.any(|c| !held(&c.cluster));
+        self.unmet.iter().filter(|unmet| unmet.need != Need::Port || !others_go_on).collect()
     }
 
     /// Whether every cluster gets to where it should be.
@@ -59,32 +107,45 @@ impl FleetPlan {
 }
 
 /// The plan of a fleet that was applied before.
-pub async fn plan(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetPlan, OpError> {
-    let clusters = for_each_cluster(fleet, only, |cluster| async move {
+pub async fn plan(fleet: &Arc<Fleet>, only: &[Name], with_diffs: bool) -> Result<FleetPlan, OpError> {
+    let clusters = for_each_cluster(fleet, only, move |cluster| async move {
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
-        Ok(cluster_plan(&cluster.desired, &observed))
+        let diffs = with_diffs.then(|| diffs(&cluster.desired, &observed));
+        Ok(ClusterPlan { diffs, ..cluster_plan(&cluster.desired, &observed) })
     });
-    Ok(FleetPlan { clusters: clusters.await?, strangers: strangers(fleet).await?, fleet: fleet.spec.fleet.clone() })
+    let mut plan = FleetPlan::new(fleet.spec.fleet.clone(), clusters.await?);
+    plan.strangers = strangers(fleet).await?;
+    // Where nothing is to be done, nothing is needed.
+    if plan.has_steps() || !plan.converges() {
+        plan.unmet = needs::of_fleet(fleet, &plan.clusters, only, Timestamp::now()).await;
+    }
+    Ok(plan)
 }
 
 /// The plan of a fleet that has no state yet: nothing of it can exist.
-pub fn plan_of_new(spec: &Spec) -> Result<FleetPlan, OpError> {
+pub fn plan_of_new(spec: &Spec, setting: &Setting, only: &[Name], with_diffs: bool) -> Result<FleetPlan, OpError> {
     // Which network it will be is chosen by the first apply; the plan does not depend on it.
     let network = spec.machines.network.as_deref().and_then(|n| n.parse().ok());
     let network = network.or_else(|| Some(LoopbackNetwork::new(0, 1)));
     let identity = Identity { id: "new".to_owned(), network, places: BTreeMap::new() };
     let desired = resolve(spec, &identity).map_err(FleetError::from)?;
     let at = Timestamp::now();
-    let absent =
-        || MemberObserved { machine: Fact::Absent { at }, agent: Fact::Absent { at }, etcd: Fact::Absent { at } };
-    let clusters = desired.clusters.iter().map(|cluster| {
+    let absent = || MemberObserved {
+        machine: Fact::Absent { at },
+        agent: Fact::Absent { at },
+        etcd: Fact::Absent { at },
+        problem: None,
+    };
+    let wanted = desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
+    let clusters = wanted.map(|cluster| {
         let members: BTreeMap<Name, MemberObserved> =
             cluster.members.iter().map(|m| (m.name.clone(), absent())).collect();
         let (ledger, upkeep) = (Ledger::default(), Upkeep::default());
         let observed = Observed { ledger, members, brought: BTreeMap::new(), handshakes: BTreeMap::new(), upkeep };
-        cluster_plan(cluster, &observed)
+        ClusterPlan { diffs: with_diffs.then(|| diffs(cluster, &observed)), ..cluster_plan(cluster, &observed) }
     });
-    Ok(FleetPlan { fleet: spec.fleet.clone(), clusters: clusters.collect(), strangers: Vec::new() })
+    let unmet = needs::of_new(spec, setting, &desired, only, at);
+    Ok(FleetPlan { unmet, ..FleetPlan::new(spec.fleet.clone(), clusters.collect()) })
 }
 
 /// The forecast of one cluster that was looked at.
@@ -97,5 +158,28 @@ pub(super) fn cluster_plan(desired: &Cluster, observed: &Observed) -> ClusterPla
         timers_by_measurement: desired.settings.timers.given().is_none(),
         preflight: observed.ledger.preflight.clone(),
         forecast: forecast(desired, observed, Timestamp::now()),
+        diffs: None,
     }
+}
+
+/// The configuration file of every member as the file wants it, beside the one that its machine has.
+fn diffs(desired: &Cluster, observed: &Observed) -> Vec<ConfigDiff> {
+    let mut diffs: Vec<ConfigDiff> = Vec::new();
+    let Some(pace) = desired.pace(&observed.ledger).filter(|_| observed.ledger.adopted.is_none()) else { return diffs };
+    for member in &desired.members {
+        let seen = observed.members.get(&member.name);
+        let has = match seen.map(|seen| (seen.report(), seen.machine.is_absent())) {
+            Some((Some(report), _)) => report.etcd.config_text.as_deref().unwrap_or_default(),
+            None | Some((None, true)) => "",
+            // What it has is not known.
+            Some((None, false)) => continue,
+        };
+        let text = diff(has, &desired.config(member, desired.version, pace, ClientAccess::Open).text);
+        match diffs.iter_mut().find(|other| other.diff == text) {
+            Some(same) => same.machines.push(member.name.clone()),
+            None if text.is_empty() => {}
+            None => diffs.push(ConfigDiff { machines: vec![member.name.clone()], diff: text }),
+        }
+    }
+    diffs
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use raftsman_core::observed::{Concern, Measurement, Preflight, Worst, judge, recommend};
 use raftsman_core::spec::{Name, Pace};
@@ -85,7 +86,7 @@ async fn one(cluster: Arc<ClusterAt>, journal: &Journal, save: bool) -> Result<C
     let observer = Observer::new(Arc::clone(&cluster))?;
     // Where the machines are by now.
     observer.look().await?;
-    let hands = Hands { observer: &observer, generation: journal.generation() };
+    let hands = Hands { observer: &observer, lock: journal.lock(), limit: Duration::MAX };
     let (measurement, silent) = hands.measurement().await?;
     if measurement.members.is_empty() {
         let why = silent.into_values().next().unwrap_or_default();
@@ -94,7 +95,7 @@ async fn one(cluster: Arc<ClusterAt>, journal: &Journal, save: bool) -> Result<C
     if save {
         let kept = Preflight::after(cluster.ledger().preflight.as_ref(), measurement.clone());
         journal.note(Some(&name), "measured", json!(kept))?;
-        cluster.remember(|ledger| ledger.preflight = Some(kept))?;
+        cluster.remember(journal.lock(), |ledger| ledger.preflight = Some(kept))?;
     }
     let timers = cluster.desired.pace(&cluster.ledger());
     let concerns = timers.map(|pace| judge(pace, &measurement)).unwrap_or_default();

@@ -60,7 +60,7 @@ pub async fn survey(fleet: &Arc<Fleet>, wishes: &Wishes) -> Result<Survey, OpErr
 
 fn plan(fleet: &Fleet, cluster: &ClusterAt, observed: &Observed) -> FleetPlan {
     let plan = cluster_plan(&cluster.desired, observed);
-    FleetPlan { fleet: fleet.spec.fleet.clone(), clusters: vec![plan], strangers: Vec::new() }
+    FleetPlan::new(fleet.spec.fleet.clone(), vec![plan])
 }
 
 /// Writes the decision down: from now on `apply` builds the cluster anew. What was proposed must still be so.
@@ -79,7 +79,7 @@ pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, wishes: &Wishes, proposal: &P
         Err(unclear) => return Err(OpError::Unclear(unclear.to_string())),
     }
     let now = Timestamp::now();
-    cluster.remember(|ledger| recovery::decide(ledger, &remains, now))?;
+    cluster.remember(lock, |ledger| recovery::decide(ledger, &remains, now))?;
     let journal = Journal::new(&fleet.store, &fleet.setting, lock);
     journal.note(Some(&cluster.desired.name), "recovery", json!({ "remains": remains }))?;
     Ok(())

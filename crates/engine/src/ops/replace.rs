@@ -37,7 +37,7 @@ pub async fn survey(fleet: &Arc<Fleet>, member: &str) -> Result<Replacement, OpE
     observed.ledger.replace.insert(member.clone(), id);
     let desired = &cluster.desired;
     let plan = cluster_plan(desired, &observed);
-    let plan = FleetPlan { fleet: fleet.spec.fleet.clone(), clusters: vec![plan], strangers: Vec::new() };
+    let plan = FleetPlan::new(fleet.spec.fleet.clone(), vec![plan]);
     Ok(Replacement { cluster: desired.name.clone(), member, id, plan })
 }
 
@@ -47,7 +47,7 @@ pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, member: &str) -> Result<(Name
     let cluster = Arc::new(cluster);
     let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
     let id = listed(&cluster, &observed, &member)?;
-    cluster.remember(|ledger| {
+    cluster.remember(lock, |ledger| {
         ledger.replace.insert(member.clone(), id);
     })?;
     let journal = Journal::new(&fleet.store, &fleet.setting, lock);

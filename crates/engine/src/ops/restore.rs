@@ -1,6 +1,7 @@
 //! `raftsman restore`: a backup → what would be lost, and a decision that `apply` carries out.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 pub use raftsman_backup::Wish;
@@ -16,7 +17,7 @@ use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_cluster};
 use crate::act::Hands;
 use crate::act::restore::seen;
-use crate::backup::source;
+use crate::backup::{Accepted, source};
 use crate::fleet::Fleet;
 use crate::journal::Journal;
 use crate::observe::Observer;
@@ -61,11 +62,12 @@ pub async fn survey(
     fleet: &Arc<Fleet>,
     cluster: Option<&str>,
     from: Option<&str>,
+    accepted: &Accepted,
     wish: Wish,
     keys: &Keys,
 ) -> Result<Survey, OpError> {
     let cluster = Arc::new(pick_cluster(fleet, cluster)?);
-    let at = source(fleet, &cluster.desired.name, from)?;
+    let at = source(fleet, &cluster.desired.name, from, accepted)?;
     let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
     if observed.ledger.adopted.is_some() {
         return Err(OpError::Unclear("others run this cluster: restore it where it is run".to_owned()));
@@ -83,13 +85,13 @@ pub async fn survey(
     let plan = cluster_plan(&cluster.desired, &then);
     Ok(Survey {
         cluster: cluster.desired.name.clone(),
-        place: at.store.place().to_owned(),
+        place: at.repository.store.place().to_owned(),
         backup: point.full.about.name,
         batches: point.batches.len(),
         revision: point.last(),
         at: point.at(),
         seen: seen(&observed),
-        plan: FleetPlan { fleet: fleet.spec.fleet.clone(), clusters: vec![plan], strangers: Vec::new() },
+        plan: FleetPlan::new(fleet.spec.fleet.clone(), vec![plan]),
         point,
         observed,
     })
@@ -112,9 +114,10 @@ pub async fn try_out(
     keys: &Keys,
     watch: &(dyn Fn(u64, u64) + Send + Sync),
 ) -> Result<Tried, OpError> {
-    let at = source(fleet, &survey.cluster, from)?;
+    // It was verified already: what is read is held to that.
+    let at = source(fleet, &survey.cluster, from, &Accepted::default())?;
     let observer = Observer::new(Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str()))?))?;
-    let hands = Hands { observer: &observer, generation: lock.generation() };
+    let hands = Hands { observer: &observer, lock, limit: Duration::MAX };
     let (restoration, rehearsed) = hands.restorable(&at, from, &survey.point, &survey.observed, keys, watch).await?;
     Ok(Tried { rehearsed, restoration })
 }
@@ -123,10 +126,10 @@ pub async fn try_out(
 pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, survey: &Survey, tried: &Tried) -> Result<(), OpError> {
     let cluster = Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str()))?);
     let observer = Observer::new(Arc::clone(&cluster))?;
-    let hands = Hands { observer: &observer, generation: lock.generation() };
+    let hands = Hands { observer: &observer, lock, limit: Duration::MAX };
     // Before anybody is stopped: what takes long does not keep clients waiting.
     hands.prepare_data(&tried.restoration).await?;
-    cluster.remember(|ledger| decide(ledger, tried.restoration.clone()))?;
+    cluster.remember(lock, |ledger| decide(ledger, tried.restoration.clone()))?;
     let journal = Journal::new(&fleet.store, &fleet.setting, lock);
     journal.note(Some(&survey.cluster), "restore", json!({ "restoration": tried.restoration }))?;
     Ok(())

@@ -74,7 +74,7 @@ pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, wish: Wish) -> Re
     }
     let desired = &cluster.desired;
     let plan = cluster_plan(desired, &observed);
-    let plan = FleetPlan { fleet: fleet.spec.fleet.clone(), clusters: vec![plan], strangers: Vec::new() };
+    let plan = FleetPlan::new(fleet.spec.fleet.clone(), vec![plan]);
     Ok(Rotation { cluster: desired.name.clone(), plan })
 }
 
@@ -82,7 +82,7 @@ pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, wish: Wish) -> Re
 pub fn mark(fleet: &Arc<Fleet>, lock: &Lock, cluster: &Name, wish: Wish) -> Result<(), OpError> {
     let cluster = pick_cluster(fleet, Some(cluster.as_str()))?;
     wish.check(&cluster)?;
-    cluster.change_trust(wish.side, |trust| wish.mark(trust))?;
+    cluster.change_trust(lock, wish.side, |trust| wish.mark(trust))?;
     let journal = Journal::new(&fleet.store, &fleet.setting, lock);
     journal.note(Some(&cluster.desired.name), "marked", json!({ "rotate": wish }))?;
     Ok(())

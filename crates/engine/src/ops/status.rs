@@ -6,6 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use raftsman_core::backup::{Drill, Health, health, last_drill};
 use raftsman_core::desired::Cluster;
+use raftsman_core::model::forecast;
 use raftsman_core::observed::{
     Alarm, CertificateFacts, ClusterId, Doors, Filling, Keeping, Observed, Purpose, Side, Tolerance, View,
 };
@@ -49,7 +50,7 @@ pub struct ClusterStatus {
     pub filling: Option<Filling>,
     /// Its members.
     pub members: Vec<MemberStatus>,
-    /// Steps that `apply` would take first.
+    /// Steps that `apply` would take, from the first to the last: as many as `plan` shows.
     pub pending: usize,
     /// What is wrong or waited for.
     pub waiting: Vec<WaitingStatus>,
@@ -101,7 +102,7 @@ pub struct MemberStatus {
     pub name: Name,
     /// Its address.
     pub address: std::net::IpAddr,
-    /// In one word: `leader`, `follower`, `unhealthy`, `starting`, `stopped`, `unreachable`, `missing`.
+    /// In one word: `leader`, `follower`, `unhealthy`, `starting`, `silent`, `denied`, `unclear`, `stopped`, `unreachable`, `missing`.
     pub state: &'static str,
     /// What stands in the way, where something does.
     pub problem: Option<String>,
@@ -159,7 +160,7 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
             first_ca_expiry: first_authority(&cluster.desired, &observed, now),
             old_ca_trusted: Side::ALL.into_iter().filter(|side| awaits(&observed, *side, now)).collect(),
             drift,
-            pending: next.steps.len(),
+            pending: forecast(&cluster.desired, &observed, now).steps().count(),
             waiting: next
                 .waiting
                 .into_iter()
@@ -202,7 +203,7 @@ fn awaits(observed: &Observed, side: Side, now: Timestamp) -> bool {
 }
 
 fn member(observed: &Observed, view: &View<'_>, name: &Name, address: std::net::IpAddr) -> MemberStatus {
-    use raftsman_core::observed::{Fact, Power, ServiceState};
+    use raftsman_core::observed::{Fact, Power, Problem, ServiceState};
     let seen = observed.members.get(name);
     let report = seen.and_then(|m| m.report());
     let etcd = seen.and_then(|m| m.etcd.seen());
@@ -225,7 +226,12 @@ fn member(observed: &Observed, view: &View<'_>, name: &Name, address: std::net::
             }
             (_, Some(ServiceState::Stopped)) => ("stopped", None),
             (_, Some(ServiceState::Backoff)) => ("crashing", service.and_then(|s| s.last_exit.clone())),
-            (_, Some(ServiceState::Running)) => ("starting", error(&m.etcd)),
+            (_, Some(ServiceState::Running)) => match m.problem {
+                None => ("starting", error(&m.etcd)),
+                Some(Problem::Silent) => ("silent", error(&m.etcd)),
+                Some(Problem::Denied) => ("denied", error(&m.etcd)),
+                Some(Problem::Unclear) => ("unclear", error(&m.etcd)),
+            },
             (_, None) => match &m.agent {
                 Fact::Unreachable { error, .. } => ("unreachable", Some(error.clone())),
                 _ => ("new", None),

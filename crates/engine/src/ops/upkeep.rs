@@ -16,6 +16,7 @@ use crate::act::Hands;
 use crate::apply::Event;
 use crate::cluster::ClusterAt;
 use crate::fleet::Fleet;
+use crate::interrupt::Interrupt;
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
@@ -59,7 +60,7 @@ impl<'a> Single<'a> {
     }
 
     async fn look(&self) -> Result<Observed, OpError> {
-        Ok(self.observer.look().await?)
+        Ok(self.observer.look_and_learn(self.journal.lock()).await?)
     }
 
     /// Does it, unless the judge has something against it.
@@ -70,15 +71,15 @@ impl<'a> Single<'a> {
             .map_err(|refusal| OpError::NotSafe(safety::refused(&action, refusal)))?;
         let (before, during, pause) = (cost.before, cost.during, cost.pause);
         let step = Step { action: action.clone(), reason, before, during, after: before, pause };
-        cluster.remember(|ledger| ledger.ahead(desired, observed, &action, Timestamp::now()))?;
+        cluster.remember(self.journal.lock(), |ledger| ledger.ahead(desired, observed, &action, Timestamp::now()))?;
         self.journal.begun(name, std::slice::from_ref(&step))?;
         (self.tell)(name, Event::Wave { steps: vec![step] });
         let begun = Instant::now();
-        let hands = Hands { observer: &self.observer, generation: self.journal.generation() };
+        let hands = Hands { observer: &self.observer, lock: self.journal.lock(), limit: Duration::MAX };
         let outcome = Box::pin(hands.act(&action)).await;
         match &outcome {
             Ok(()) => {
-                cluster.remember(|ledger| ledger.after(&action))?;
+                cluster.remember(self.journal.lock(), |ledger| ledger.after(&action))?;
                 (self.tell)(name, Event::Done { action: action.clone(), took: begun.elapsed() });
             }
             Err(error) => {
@@ -110,6 +111,7 @@ pub async fn defrag(
     cluster: Option<&str>,
     whose: Whose<'_>,
     tell: &Tell,
+    interrupt: &Interrupt,
 ) -> Result<Vec<Defragmented>, OpError> {
     let (cluster, member) = match whose {
         Whose::Member(member) => {
@@ -140,6 +142,10 @@ pub async fn defrag(
     }
     let mut done = Vec::new();
     while !left.is_empty() {
+        if interrupt.asked() {
+            let done = done.iter().map(|one: &Defragmented| one.member.clone()).collect();
+            return Err(OpError::Interrupted { done, left });
+        }
         let plan = defragment(&single.observer.cluster().desired, &observed, left.clone(), Timestamp::now());
         let Some(step) = plan.steps.into_iter().next() else {
             // Why the first one cannot be is the reason, not that the others wait for it.
@@ -168,6 +174,28 @@ pub enum Drop {
     AllBut(i64),
 }
 
+/// What a compaction would drop. Nothing is changed.
+pub async fn compactable(fleet: &Arc<Fleet>, cluster: Option<&str>, what: Drop) -> Result<Compacted, OpError> {
+    let observer = Observer::new(Arc::new(pick_cluster(fleet, cluster)?))?;
+    let cluster = observer.cluster().desired.name.clone();
+    target(cluster, &observer.look().await?, what)
+}
+
+/// The oldest revision that stays, and the newest that there is.
+fn target(cluster: Name, observed: &Observed, what: Drop) -> Result<Compacted, OpError> {
+    let view = View::of(observed);
+    let revisions = view.healthy.iter().filter_map(|n| view.answering.get(n)).map(|e| e.revision);
+    let newest = revisions.max().ok_or_else(|| OpError::NoQuorum(cluster.clone()))?;
+    let revision = match what {
+        Drop::Before(revision) => revision,
+        Drop::AllBut(count) => newest - count,
+    };
+    match (1..=newest).contains(&revision) {
+        true => Ok(Compacted { cluster, revision, newest }),
+        false => Err(OpError::NoSuchRevision { revision, newest }),
+    }
+}
+
 /// Drops history.
 pub async fn compact(
     fleet: &Arc<Fleet>,
@@ -178,21 +206,9 @@ pub async fn compact(
 ) -> Result<Compacted, OpError> {
     let single = Single::new(fleet, pick_cluster(fleet, cluster)?, lock, tell)?;
     let observed = single.look().await?;
-    let cluster = single.observer.cluster().desired.name.clone();
-    let newest = {
-        let view = View::of(&observed);
-        let revisions = view.healthy.iter().filter_map(|n| view.answering.get(n)).map(|e| e.revision);
-        revisions.max().ok_or_else(|| OpError::NoQuorum(cluster.clone()))?
-    };
-    let revision = match what {
-        Drop::Before(revision) => revision,
-        Drop::AllBut(count) => newest - count,
-    };
-    if revision > newest || revision < 1 {
-        return Err(OpError::NoSuchRevision { revision, newest });
-    }
-    single.act(&observed, Action::Compact { revision }, Reason::Asked).await?;
-    Ok(Compacted { cluster, revision, newest })
+    let compacted = target(single.observer.cluster().desired.name.clone(), &observed, what)?;
+    single.act(&observed, Action::Compact { revision: compacted.revision }, Reason::Asked).await?;
+    Ok(compacted)
 }
 
 /// Hands leadership over to this member.

@@ -29,6 +29,9 @@ pub struct ClusterVersions {
     /// Why there is no way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<NoWay>,
+    /// Why a version on the way cannot be installed: `apply` would not begin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unmet: Option<String>,
     /// The line that etcd was told to go down to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub downgrade: Option<Line>,
@@ -63,7 +66,12 @@ pub async fn all(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<ClusterVersion
                 (Vec::new(), Some(NoWay { message, next, refusal }))
             }
         };
+        let fleet = &cluster.fleet;
+        let hops = if now.running.is_empty() { vec![desired.version] } else { way.clone() };
+        let mut checks = hops.iter().map(|hop| fleet.artifacts.check(&desired.source, *hop, fleet.setting.base()));
+        let unmet = checks.find_map(Result::err).filter(|_| observed.ledger.adopted.is_none());
         Ok(ClusterVersions {
+            unmet: unmet.map(|error| crate::error_chain(&error)),
             cluster: desired.name.clone(),
             running: now.running,
             wanted: desired.version,

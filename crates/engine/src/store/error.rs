@@ -79,6 +79,72 @@ pub enum StoreError {
         /// What is wrong.
         detail: String,
     },
+    /// A ledger is not what raftsman wrote.
+    #[error(
+        "the ledger of cluster `{cluster}` is damaged ({}: {detail}); nothing is changed without it: `raftsman state \
+         check` says what can be brought back, `raftsman state repair` does it",
+        file.display()
+    )]
+    LedgerDamaged {
+        /// The cluster.
+        cluster: String,
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A ledger is gone.
+    #[error(
+        "the ledger of cluster `{cluster}` is missing, though there is {trace}: this is not a new cluster; nothing is \
+         changed without it: `raftsman state check` says what can be brought back, `raftsman state repair` does it"
+    )]
+    LedgerMissing {
+        /// The cluster.
+        cluster: String,
+        /// What shows that it was there.
+        trace: String,
+    },
+    /// A ledger was replaced since it was read.
+    #[error(
+        "the ledger of cluster `{cluster}` has changed since it was read (version {newest}, read was {read}): nothing was \
+         written; run the command again"
+    )]
+    LedgerChanged {
+        /// The cluster.
+        cluster: String,
+        /// The version that was read.
+        read: u64,
+        /// The newest one.
+        newest: u64,
+    },
+    /// The lock is of another state.
+    #[error("the lock of {} does not cover {}: please report this as a bug of raftsman", locked.display(), dir.display())]
+    OtherLock {
+        /// The state that is locked.
+        locked: PathBuf,
+        /// The state that was to be written to.
+        dir: PathBuf,
+    },
+    /// The state's directory is another user's.
+    #[error(
+        "{dir} belongs to user {owner}, and you are user {user}: run raftsman as its owner, or name another directory \
+         with `state:` in the file",
+        dir = dir.display()
+    )]
+    OtherOwner {
+        /// The directory.
+        dir: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// The user of this process.
+        user: u32,
+    },
+    /// The state's directory is a symbolic link, which may lead elsewhere tomorrow.
+    #[error("{dir} is a symbolic link: name the directory itself with `state:` in the file", dir = dir.display())]
+    Link {
+        /// The link.
+        dir: PathBuf,
+    },
     /// Someone else holds the lock.
     #[error("{}", held(holder.as_deref()))]
     Locked {

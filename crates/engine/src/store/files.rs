@@ -2,13 +2,13 @@
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{CERTIFICATES, CLUSTERS, SECRETS, StoreError};
+use super::{SHELVES, StoreError};
 
 pub(super) const PRIVATE: u32 = 0o600;
 pub(super) const PUBLIC: u32 = 0o644;
@@ -29,15 +29,24 @@ pub(super) fn make_directory(path: &Path) -> Result<(), StoreError> {
 pub(crate) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreError> {
     let failed = || StoreError::io("write", path);
     let dir = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new()
-        .prefix(UNFINISHED)
-        .permissions(Permissions::from_mode(mode))
-        .tempfile_in(dir)
-        .map_err(failed())?;
+    let mut file = unfinished(dir, mode).map_err(failed())?;
     file.write_all(bytes).map_err(failed())?;
     file.as_file().sync_all().map_err(failed())?;
     file.persist(path).map_err(|error| error.error).map_err(failed())?;
     sync_parent(path)
+}
+
+/// Replaces a file that a power cut may take: one that is a copy of another.
+pub(super) fn write_unsynced(path: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreError> {
+    let failed = || StoreError::io("write", path);
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let mut file = unfinished(dir, mode).map_err(failed())?;
+    file.write_all(bytes).map_err(failed())?;
+    file.persist(path).map_err(|error| error.error).map_err(failed()).map(drop)
+}
+
+fn unfinished(dir: &Path, mode: u32) -> io::Result<tempfile::NamedTempFile> {
+    tempfile::Builder::new().prefix(UNFINISHED).permissions(Permissions::from_mode(mode)).tempfile_in(dir)
 }
 
 /// Replaces a file by a value as JSON.
@@ -71,6 +80,14 @@ pub(super) fn remove_if_there(path: &Path) -> Result<bool, StoreError> {
     }
 }
 
+/// Deletes a copy of a file: one that comes back after a power cut does no harm.
+pub(super) fn remove_unsynced(path: &Path) -> Result<(), StoreError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io("delete", path)(error)),
+        _ => Ok(()),
+    }
+}
+
 /// Deletes a directory, unless something is in it.
 pub(super) fn remove_directory_if_empty(path: &Path) -> Result<(), StoreError> {
     match fs::remove_dir(path) {
@@ -97,7 +114,7 @@ pub(super) fn list(path: &Path) -> Result<Vec<PathBuf>, StoreError> {
 
 /// Deletes the unfinished files that killed processes left. Only for who holds the lock: else they may be in use.
 pub(super) fn sweep(dir: &Path) -> Result<(), StoreError> {
-    let shelves = [SECRETS, CERTIFICATES, CLUSTERS].map(|shelf| dir.join(shelf.directory));
+    let shelves = SHELVES.map(|shelf| dir.join(shelf.directory));
     for dir in shelves.iter().map(PathBuf::as_path).chain([dir]) {
         for path in list(dir)? {
             if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes())) {
@@ -106,6 +123,16 @@ pub(super) fn sweep(dir: &Path) -> Result<(), StoreError> {
         }
     }
     Ok(())
+}
+
+/// Refuses a directory that is another user's, or a link that another user may turn elsewhere.
+pub(super) fn check_owner(dir: &Path) -> Result<(), StoreError> {
+    let found = fs::symlink_metadata(dir).map_err(StoreError::io("read", dir))?;
+    if found.is_symlink() {
+        return Err(StoreError::Link { dir: dir.to_owned() });
+    }
+    let (owner, user) = (found.uid(), rustix::process::geteuid().as_raw());
+    if owner == user { Ok(()) } else { Err(StoreError::OtherOwner { dir: dir.to_owned(), owner, user }) }
 }
 
 /// Refuses what others than its owner can reach. `forbidden` are the bits that must not be set.

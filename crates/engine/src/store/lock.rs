@@ -3,7 +3,8 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -27,9 +28,23 @@ pub struct LockInfo {
     pub since: Timestamp,
 }
 
-/// The lock, held until it is dropped or the process ends, however it ends.
+impl LockInfo {
+    /// This process, now, for this verb.
+    pub fn new(verb: &str, user: &str, host: &str) -> Self {
+        let (verb, user, host) = (verb.to_owned(), user.to_owned(), host.to_owned());
+        Self { verb, user, host, pid: std::process::id(), since: Timestamp::now() }
+    }
+}
+
+/// The lock, held until its last clone is dropped or the process ends, however it ends.
+///
+/// Everything that writes to the state takes a reference to it: without the lock there is nothing to write with.
+#[derive(Debug, Clone)]
+pub struct Lock(Arc<Held>);
+
 #[derive(Debug)]
-pub struct Lock {
+struct Held {
+    dir: PathBuf,
     file: File,
     info: LockInfo,
     generation: u64,
@@ -48,21 +63,29 @@ impl Lock {
         file.write_all(&text).map_err(failed())?;
         files::sweep(dir)?;
         let generation = next_generation(dir)?;
-        Ok(Self { file, info, generation })
+        Ok(Self(Arc::new(Held { dir: dir.to_owned(), file, info, generation })))
+    }
+
+    /// Refuses to write to another state than the one that is locked.
+    pub(super) fn covers(&self, dir: &Path) -> Result<(), StoreError> {
+        match self.0.dir == dir {
+            true => Ok(()),
+            false => Err(StoreError::OtherLock { locked: self.0.dir.clone(), dir: dir.to_owned() }),
+        }
     }
 
     /// Greater than that of every lock before. Agents refuse changes of a smaller one than they have seen.
     pub fn generation(&self) -> u64 {
-        self.generation
+        self.0.generation
     }
 
     /// What was said when it was taken.
     pub fn info(&self) -> &LockInfo {
-        &self.info
+        &self.0.info
     }
 }
 
-impl Drop for Lock {
+impl Drop for Held {
     fn drop(&mut self) {
         // The system releases the lock when the file is closed, right after this. A name that stays in it misleads
         // only people who read the file, so that a failure is of no consequence.

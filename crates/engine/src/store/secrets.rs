@@ -8,7 +8,7 @@ use age::{DecryptError, Decryptor, Identity, Recipient, scrypt, x25519};
 use secrecy::{ExposeSecret, SecretString};
 use zeroize::{Zeroize, Zeroizing};
 
-use super::{IDENTITY, IDENTITY_ENCRYPTED, Protection, SECRETS, StoreError, files, recipient};
+use super::{IDENTITY, IDENTITY_ENCRYPTED, Lock, Protection, SECRETS, StoreError, files, recipient};
 
 /// As much as the age command takes by default: about a second, once an unlock.
 const WORK: u8 = 18;
@@ -75,13 +75,14 @@ impl Secrets {
     }
 
     /// Keeps a secret.
-    pub fn put(&self, name: &str, secret: &SecretString) -> Result<(), StoreError> {
-        let bytes = encrypt(&self.recipient, name, secret.expose_secret().as_bytes())?;
-        SECRETS.write(&self.dir, name, &bytes)
+    pub fn put(&self, lock: &Lock, name: &str, secret: &SecretString) -> Result<(), StoreError> {
+        lock.covers(&self.dir)?;
+        put(&self.dir, &self.recipient, name, secret)
     }
 
     /// Forgets a secret; says whether there was one.
-    pub fn delete(&self, name: &str) -> Result<bool, StoreError> {
+    pub fn delete(&self, lock: &Lock, name: &str) -> Result<bool, StoreError> {
+        lock.covers(&self.dir)?;
         files::remove_if_there(&SECRETS.path(&self.dir, name)?)
     }
 
@@ -89,6 +90,16 @@ impl Secrets {
     pub fn names(&self) -> Result<Vec<String>, StoreError> {
         SECRETS.names(&self.dir)
     }
+}
+
+pub(super) fn put(
+    dir: &Path,
+    recipient: &x25519::Recipient,
+    name: &str,
+    secret: &SecretString,
+) -> Result<(), StoreError> {
+    let bytes = encrypt(recipient, name, secret.expose_secret().as_bytes())?;
+    SECRETS.write(dir, name, &bytes)
 }
 
 /// Makes an identity and writes it; gives the recipient that belongs to it.

@@ -64,12 +64,12 @@ fn every_file(dir: &Path) -> BTreeMap<PathBuf, fs::Metadata> {
 
 fn filled(dir: &Path) -> Store {
     let store = create(dir).unwrap();
+    let lock = store.lock(info("apply")).unwrap();
     let secrets = store.unlock(IdentitySource::State(None)).unwrap();
-    secrets.put("main-peers-ca", &secret(CANARY)).unwrap();
-    store.put_certificate("main-peers", "-----BEGIN CERTIFICATE-----").unwrap();
-    store.put_cluster("main", &json!({"members": 3})).unwrap();
-    store.append(&[entry(1, Some("main"))]).unwrap();
-    drop(store.lock(info("apply")).unwrap());
+    secrets.put(&lock, "main-peers-ca", &secret(CANARY)).unwrap();
+    store.put_certificate(&lock, "main-peers", "-----BEGIN CERTIFICATE-----").unwrap();
+    store.put_cluster(&lock, "main", &Version::none(), &json!({"members": 3})).unwrap();
+    store.append(&lock, &[entry(1, Some("main"))]).unwrap();
     store
 }
 
@@ -86,12 +86,14 @@ fn what_is_put_can_be_got_by_another_process() {
     assert_eq!(secrets.get("main-peers-ca").unwrap().unwrap().expose_secret(), CANARY);
     assert_eq!(secrets.names().unwrap(), ["main-peers-ca"]);
     assert!(secrets.get("none").unwrap().is_none());
-    assert_eq!(store.get_cluster::<serde_json::Value>("main").unwrap(), Some(json!({"members": 3})));
+    assert_eq!(store.get_cluster::<serde_json::Value>("main").unwrap().unwrap().value, json!({"members": 3}));
     assert_eq!(store.clusters().unwrap(), ["main"]);
     assert_eq!(store.get_certificate("main-peers").unwrap().unwrap(), "-----BEGIN CERTIFICATE-----");
-    assert!(secrets.delete("main-peers-ca").unwrap());
-    assert!(!secrets.delete("main-peers-ca").unwrap());
-    assert!(store.delete_cluster("main").unwrap());
+    let lock = store.lock(info("apply")).unwrap();
+    assert!(secrets.delete(&lock, "main-peers-ca").unwrap());
+    assert!(!secrets.delete(&lock, "main-peers-ca").unwrap());
+    assert!(store.delete_cluster(&lock, "main").unwrap());
+    assert!(store.history("main").unwrap().is_empty());
     assert!(store.get_cluster::<serde_json::Value>("main").unwrap().is_none());
 }
 
@@ -112,6 +114,35 @@ fn only_the_owner_can_read_it() {
         // A stricter umask may take more away.
         assert_eq!(metadata.permissions().mode() & 0o777 & !wanted, 0, "{}", path.display());
     }
+}
+
+/// Who is root can read and write everybody's: the owner decides.
+#[test]
+fn a_state_of_another_user_is_refused() {
+    const OTHER: u32 = 65534;
+    if rustix::process::geteuid().as_raw() != 0 {
+        return;
+    }
+    let give = |dir: &Path, user: u32| std::os::unix::fs::chown(dir, Some(user), None).unwrap();
+    let refuses = |opened: Result<Store, StoreError>| match opened {
+        Err(StoreError::OtherOwner { owner: OTHER, user: 0, .. }) => {}
+        other => panic!("{other:?}"),
+    };
+    let (_scratch, dir) = fresh();
+    filled(&dir);
+    let before = every_file(&dir).len();
+    give(&dir, OTHER);
+    refuses(Store::open(&dir, "lab"));
+    refuses(create(&dir));
+    assert_eq!(every_file(&dir).len(), before);
+    give(&dir, 0);
+    Store::open(&dir, "lab").unwrap();
+    // Also one in which there is no state yet: its owner would have the keys that are put there.
+    let (_scratch, dir) = fresh();
+    fs::create_dir_all(&dir).unwrap();
+    give(&dir, OTHER);
+    refuses(create(&dir));
+    assert!(every_file(&dir).is_empty());
 }
 
 #[test]
@@ -153,8 +184,10 @@ fn a_kill_while_it_is_made_can_be_made_good() {
             other => panic!("{other}"),
         }
         let store = create(&dir).unwrap();
-        store.unlock(IdentitySource::State(None)).unwrap().put("a", &secret("b")).unwrap();
+        let lock = store.lock(info("apply")).unwrap();
+        store.unlock(IdentitySource::State(None)).unwrap().put(&lock, "a", &secret("b")).unwrap();
         assert!(!dir.join(".tmp-half").exists());
+        drop(lock);
         assert!(matches!(create(&dir), Err(StoreError::Exists { .. })));
         Store::open(&dir, "lab").unwrap();
     }
@@ -214,7 +247,7 @@ fn what_raftsman_did_not_make_stays() {
 fn unfinished_files_of_the_dead_are_swept() {
     let (_scratch, dir) = fresh();
     let store = filled(&dir);
-    for place in [".tmp-1", "secrets/.tmp-2", "clusters/.tmp-3", "certificates/.tmp-4"] {
+    for place in [".tmp-1", "secrets/.tmp-2", "clusters/.tmp-3", "history/.tmp-5", "certificates/.tmp-4"] {
         fs::write(dir.join(place), "half").unwrap();
     }
     let secrets = store.unlock(IdentitySource::State(None)).unwrap();
@@ -327,24 +360,25 @@ fn a_killed_process_leaves_no_lock() {
 fn a_torn_line_is_passed_over_and_repaired() {
     let (_scratch, dir) = fresh();
     let store = create(&dir).unwrap();
+    let lock = store.lock(info("apply")).unwrap();
     let path = dir.join(JOURNAL);
     assert!(store.journal(&Filter::default()).unwrap().is_empty());
-    store.append(&[entry(1, Some("main"))]).unwrap();
+    store.append(&lock, &[entry(1, Some("main"))]).unwrap();
     let first = fs::read(&path).unwrap();
-    store.append(&[entry(2, Some("main"))]).unwrap();
+    store.append(&lock, &[entry(2, Some("main"))]).unwrap();
     let whole = fs::read(&path).unwrap();
     for length in first.len()..=whole.len() {
         fs::write(&path, &whole[..length]).unwrap();
         let complete = length + 1 >= whole.len();
         let read = store.journal(&Filter::default()).unwrap();
         assert_eq!(read.len(), if complete { 2 } else { 1 }, "{length}");
-        store.append(&[entry(3, None)]).unwrap();
+        store.append(&lock, &[entry(3, None)]).unwrap();
         let numbers: Vec<_> = store.journal(&Filter::default()).unwrap().iter().map(|e| e.generation).collect();
         assert_eq!(numbers, if complete { vec![1, 2, 3] } else { vec![1, 3] }, "{length}");
     }
     // Longer than the block in which the end is searched.
     fs::write(&path, [first.as_slice(), &[b'x'; 20_000]].concat()).unwrap();
-    store.append(&[entry(4, None)]).unwrap();
+    store.append(&lock, &[entry(4, None)]).unwrap();
     assert_eq!(store.journal(&Filter::default()).unwrap(), [entry(1, Some("main")), entry(4, None)]);
 }
 
@@ -352,8 +386,9 @@ fn a_torn_line_is_passed_over_and_repaired() {
 fn the_journal_is_filtered() {
     let (_scratch, dir) = fresh();
     let store = create(&dir).unwrap();
+    let lock = store.lock(info("apply")).unwrap();
     for number in 0..20 {
-        store.append(&[entry(number, [None, Some("a"), Some("b")][number as usize % 3])]).unwrap();
+        store.append(&lock, &[entry(number, [None, Some("a"), Some("b")][number as usize % 3])]).unwrap();
     }
     let filter = Filter { cluster: Some("a".into()), last: Some(2) };
     let numbers: Vec<_> = store.journal(&filter).unwrap().iter().map(|entry| entry.generation).collect();
@@ -365,10 +400,11 @@ fn the_journal_is_filtered() {
 fn a_crowd_writes_whole_lines() {
     let (_scratch, dir) = fresh();
     let store = create(&dir).unwrap();
+    let lock = store.lock(info("apply")).unwrap();
     thread::scope(|scope| {
         for number in 0..8 {
-            let store = &store;
-            scope.spawn(move || (0..20).for_each(|_| store.append(&[entry(number, None)]).unwrap()));
+            let (store, lock) = (&store, &lock);
+            scope.spawn(move || (0..20).for_each(|_| store.append(lock, &[entry(number, None)]).unwrap()));
         }
     });
     assert_eq!(store.journal(&Filter::default()).unwrap().len(), 160);
@@ -384,9 +420,10 @@ fn a_passphrase_is_asked_once_and_never_a_secret() {
     assert!(matches!(unlock(None), Err(StoreError::PassphraseNeeded { .. })));
     assert!(matches!(unlock(Some("wrong")), Err(StoreError::WrongPassphrase { .. })));
     let secrets = unlock(Some("correct horse")).unwrap();
+    let lock = store.lock(info("apply")).unwrap();
     let begin = Instant::now();
     for number in 0..20 {
-        secrets.put(&format!("s{number}"), &secret(CANARY)).unwrap();
+        secrets.put(&lock, &format!("s{number}"), &secret(CANARY)).unwrap();
         assert_eq!(secrets.get(&format!("s{number}")).unwrap().unwrap().expose_secret(), CANARY);
     }
     assert!(begin.elapsed().as_secs() < 2, "{:?}", begin.elapsed());
@@ -403,12 +440,13 @@ fn a_passphrase_is_asked_once_and_never_a_secret() {
 fn names_cannot_lead_elsewhere() {
     let (_scratch, dir) = fresh();
     let store = create(&dir).unwrap();
+    let lock = store.lock(info("apply")).unwrap();
     let long = "x".repeat(129);
     for name in ["", ".", "..", "../x", "a/b", "/etc/passwd", ".hidden", "A", "a b", "a\0b", "ä", long.as_str()] {
-        assert!(matches!(store.put_cluster(name, &1), Err(StoreError::Name { .. })), "{name}");
-        assert!(matches!(store.put_certificate(name, ""), Err(StoreError::Name { .. })), "{name}");
+        assert!(matches!(store.put_cluster(&lock, name, &Version::none(), &1), Err(StoreError::Name { .. })), "{name}");
+        assert!(matches!(store.put_certificate(&lock, name, ""), Err(StoreError::Name { .. })), "{name}");
     }
-    store.put_cluster("a.b-c_1", &1).unwrap();
+    store.put_cluster(&lock, "a.b-c_1", &Version::none(), &1).unwrap();
 }
 
 #[test]
@@ -428,16 +466,25 @@ fn messages() {
     show("other fleet", Store::open(&dir, "prod").unwrap_err());
     let lock = store.lock(info("apply")).unwrap();
     show("locked", store.lock(info("apply")).unwrap_err());
-    drop(lock);
     show("locked by nobody known", StoreError::Locked { holder: None });
-    show("name", store.put_cluster("../x", &1).unwrap_err());
+    show("name", store.put_cluster(&lock, "../x", &Version::none(), &1).unwrap_err());
+    let first = store.put_cluster(&lock, "main", &Version::none(), &1).unwrap();
+    show("ledger changed", store.put_cluster(&lock, "main", &Version::none(), &2).unwrap_err());
+    assert_eq!(first.number(), 1);
+    show("ledger missing", StoreError::LedgerMissing { cluster: "main".into(), trace: "machine `main-1`".into() });
+    let other_user = StoreError::OtherOwner { dir: dir.clone(), owner: 1000, user: 0 };
+    show("another user's", other_user);
+    let link = dir.parent().unwrap().join("link");
+    std::os::unix::fs::symlink(&dir, &link).unwrap();
+    assert!(matches!(Store::open(&link, "lab"), Err(StoreError::Link { .. })));
+    show("a link", StoreError::Link { dir: dir.clone() });
 
     let identity = dir.join(IDENTITY);
     fs::set_permissions(&identity, Permissions::from_mode(0o644)).unwrap();
     show("identity open to all", Store::open(&dir, "lab").unwrap_err());
     fs::set_permissions(&identity, Permissions::from_mode(0o600)).unwrap();
     let secrets = store.unlock(IdentitySource::State(None)).unwrap();
-    secrets.put("token", &secret(CANARY)).unwrap();
+    secrets.put(&lock, "token", &secret(CANARY)).unwrap();
     let mut bytes = fs::read(dir.join("secrets/token.age")).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(dir.join("secrets/token.age"), &bytes).unwrap();
@@ -448,6 +495,7 @@ fn messages() {
     show("cluster damaged", store.get_cluster::<serde_json::Value>("main").unwrap_err());
     fs::write(dir.join(JOURNAL), "{}\n").unwrap();
     show("journal damaged", store.journal(&Filter::default()).unwrap_err());
+    drop(lock);
     fs::write(dir.join(GENERATION), "many\n").unwrap();
     show("generation damaged", store.lock(info("apply")).unwrap_err());
 
@@ -467,7 +515,7 @@ fn messages() {
     fs::write(dir.join(RECIPIENT), "age1nonsense").unwrap();
     show("recipient damaged", store.unlock(IdentitySource::State(None)).unwrap_err());
 
-    fs::write(dir.join(FLEET), r#"{"format": 2, "shape": "unknown"}"#).unwrap();
+    fs::write(dir.join(FLEET), r#"{"format": 3, "shape": "unknown"}"#).unwrap();
     show("newer format", Store::open(&dir, "lab").unwrap_err());
     fs::write(dir.join(FLEET), r#"{"format": 1, "name": "lab"}"#).unwrap();
     show("fleet damaged", Store::open(&dir, "lab").unwrap_err());
@@ -492,10 +540,11 @@ fn messages() {
 fn a_write_that_fails_leaves_nothing_behind() {
     let (_scratch, dir) = fresh();
     let store = filled(&dir);
+    let lock = store.lock(info("apply")).unwrap();
     // A directory cannot be replaced by a file: the last of the steps fails.
     fs::create_dir(dir.join("clusters/other.json")).unwrap();
     let before = every_file(&dir).len();
-    let error = store.put_cluster("other", &1).unwrap_err();
+    let error = store.put_cluster(&lock, "other", &Version::none(), &1).unwrap_err();
     assert!(error.to_string().contains("clusters/other.json"), "{error}");
     assert_eq!(every_file(&dir).len(), before);
 }

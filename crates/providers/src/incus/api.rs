@@ -33,7 +33,8 @@ const OPERATION_LIMIT: Duration = Duration::from_secs(600);
 /// How long somebody else's operation on the same machine is waited for.
 const BUSY_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(200);
-/// How often a question is asked again when its answer is lost. Only questions: what changes something is looked at first.
+/// How often a question is asked again when its answer is lost. Only questions: what changes something is looked at
+/// first. A server that is silent is not asked again.
 const TRIES: u32 = 3;
 
 /// Where a server is, and how it is spoken to.
@@ -97,7 +98,11 @@ impl Server {
             match self.ask(Method::GET, path, Body::Nothing).await {
                 Ok(reply) => return Ok(Some(reply["metadata"].clone())),
                 Err(IncusError::Refused { code: 404, .. }) => return Ok(None),
-                Err(IncusError::Connection { .. }) if tries < TRIES => tries += 1,
+                Err(IncusError::Connection { source, .. })
+                    if tries < TRIES && source.kind() != io::ErrorKind::TimedOut =>
+                {
+                    tries += 1;
+                }
                 Err(error) => return Err(error),
             }
         }

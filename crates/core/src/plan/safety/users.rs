@@ -1,13 +1,14 @@
 //! A change of roles or users → whether it keeps to the file, and takes nothing away that somebody should have.
 
 use super::Refusal;
-use crate::action::{Account, Action};
+use crate::action::Account;
 use crate::desired::{self, Cluster};
-use crate::observed::{Access, ROOT, View};
+use crate::observed::{Access, Granted, ROOT, View};
 use crate::plan::users::{account, lacking, looked, newest};
+use crate::spec::KeySpan;
 
-/// Judges one change of roles or users.
-pub(super) fn judge(desired: &Cluster, view: &View<'_>, action: &Action) -> Result<(), Refusal> {
+/// The users and roles that a majority has, where a change of this one may be judged by them.
+pub(super) fn seen<'a>(view: &View<'a>, subject: &str) -> Result<&'a Access, Refusal> {
     if !view.has_quorum() {
         return Err(Refusal::NoQuorum);
     }
@@ -15,53 +16,74 @@ pub(super) fn judge(desired: &Cluster, view: &View<'_>, action: &Action) -> Resu
         return Err(Refusal::NotSeen("that auth is on"));
     }
     let seen = looked(view).and_then(|access| access.as_ref().ok()).ok_or(Refusal::NotSeen("what users there are"))?;
-    if action.subject() == ROOT {
-        return Err(otherwise("`root` is left alone"));
+    if subject == ROOT { Err(otherwise("`root` is left alone")) } else { Ok(seen) }
+}
+
+/// Judges a change of a role.
+pub(super) fn set_role(
+    desired: &Cluster,
+    seen: &Access,
+    role: &str,
+    set: &[Granted],
+    revoke: &[KeySpan],
+) -> Result<(), Refusal> {
+    let roles = desired.access.roles.as_ref();
+    let wanted = roles.and_then(|roles| roles.get(role)).ok_or_else(|| otherwise("it is not in the file"))?;
+    let has = seen.roles.get(role);
+    let has = |keys| has.and_then(|has| has.permissions.get(keys));
+    for granted in set {
+        let wanted = wanted.permissions.get(&granted.keys);
+        if !wanted.is_some_and(|wanted| granted.level.covers(*wanted)) {
+            return Err(otherwise("it would not be what the file says"));
+        }
     }
-    match action {
-        Action::SetRole { role, set, revoke } => {
-            let roles = desired.access.roles.as_ref();
-            let wanted = roles.and_then(|roles| roles.get(role)).ok_or_else(|| otherwise("it is not in the file"))?;
-            let has = seen.roles.get(role);
-            let has = |keys| has.and_then(|has| has.permissions.get(keys));
-            for granted in set {
-                let wanted = wanted.permissions.get(&granted.keys);
-                if !wanted.is_some_and(|wanted| granted.level.covers(*wanted)) {
-                    return Err(otherwise("it would not be what the file says"));
-                }
-            }
-            if revoke.iter().any(|keys| wanted.permissions.contains_key(keys)) {
-                return Err(otherwise("the file gives what it would take"));
-            }
-            let lowers = set.iter().any(|granted| has(&granted.keys).is_some_and(|has| !granted.level.covers(*has)));
-            if lowers || !revoke.is_empty() { all_have_theirs(&desired.access, seen) } else { Ok(()) }
-        }
-        Action::DeleteRole { role } => {
-            stranger(desired.access.roles.as_ref().map(|roles| roles.contains_key(role)))?;
-            all_have_theirs(&desired.access, seen)
-        }
-        Action::SetUser { user, account: becomes, grant, revoke } => {
-            let users = desired.access.users.as_ref();
-            let wanted = users.and_then(|users| users.get(user)).ok_or_else(|| otherwise("it is not in the file"))?;
-            if grant.iter().any(|role| !wanted.roles.contains(role)) {
-                return Err(otherwise("the file does not give what it would get"));
-            }
-            if revoke.iter().any(|role| wanted.roles.contains(role)) {
-                return Err(otherwise("the file gives what it would take"));
-            }
-            if grant.iter().any(|role| role != ROOT && !seen.roles.contains_key(role)) {
-                return Err(otherwise("a role that it would get is not there yet"));
-            }
-            let needed = account(wanted, seen.users.get(user));
-            let all = || wanted.roles.iter().all(|role| grant.contains(role));
-            if *becomes == Account::Remake && (needed != Ok(Account::Remake) || !all()) {
-                return Err(otherwise("it would be made anew without need, or without its roles"));
-            }
-            if revoke.is_empty() { Ok(()) } else { roles_have_theirs(&desired.access, seen) }
-        }
-        Action::DeleteUser { user } => stranger(desired.access.users.as_ref().map(|users| users.contains_key(user))),
-        _ => Ok(()),
+    if revoke.iter().any(|keys| wanted.permissions.contains_key(keys)) {
+        return Err(otherwise("the file gives what it would take"));
     }
+    let lowers = set.iter().any(|granted| has(&granted.keys).is_some_and(|has| !granted.level.covers(*has)));
+    if lowers || !revoke.is_empty() { all_have_theirs(&desired.access, seen) } else { Ok(()) }
+}
+
+/// Judges the end of a role.
+pub(super) fn delete_role(desired: &Cluster, seen: &Access, role: &str) -> Result<(), Refusal> {
+    not_in_file(desired.access.roles.as_ref().map(|roles| roles.contains_key(role)))?;
+    all_have_theirs(&desired.access, seen)
+}
+
+/// Judges a change of a user.
+pub(super) fn set_user(
+    desired: &Cluster,
+    seen: &Access,
+    user: &str,
+    becomes: Account,
+    grant: &[String],
+    revoke: &[String],
+) -> Result<(), Refusal> {
+    let users = desired.access.users.as_ref();
+    let wanted = users.and_then(|users| users.get(user)).ok_or_else(|| otherwise("it is not in the file"))?;
+    if grant.iter().any(|role| !wanted.roles.contains(role)) {
+        return Err(otherwise("the file does not give what it would get"));
+    }
+    if revoke.iter().any(|role| wanted.roles.contains(role)) {
+        return Err(otherwise("the file gives what it would take"));
+    }
+    if grant.iter().any(|role| role != ROOT && !seen.roles.contains_key(role)) {
+        return Err(otherwise("a role that it would get is not there yet"));
+    }
+    let needed = account(wanted, seen.users.get(user));
+    let all = || wanted.roles.iter().all(|role| grant.contains(role));
+    if becomes == Account::Remake && (needed != Ok(Account::Remake) || !all()) {
+        return Err(otherwise("it would be made anew without need, or without its roles"));
+    }
+    if becomes == Account::Password && needed != Ok(Account::Password) {
+        return Err(otherwise("its password is not another than that of the file"));
+    }
+    if revoke.is_empty() { Ok(()) } else { roles_have_theirs(&desired.access, seen) }
+}
+
+/// Judges the end of a user.
+pub(super) fn delete_user(desired: &Cluster, user: &str) -> Result<(), Refusal> {
+    not_in_file(desired.access.users.as_ref().map(|users| users.contains_key(user)))
 }
 
 fn otherwise(why: &str) -> Refusal {
@@ -69,7 +91,7 @@ fn otherwise(why: &str) -> Refusal {
 }
 
 /// Only what the file speaks of and does not have is removed.
-fn stranger(in_file: Option<bool>) -> Result<(), Refusal> {
+fn not_in_file(in_file: Option<bool>) -> Result<(), Refusal> {
     match in_file {
         None => Err(otherwise("the file leaves it alone")),
         Some(true) => Err(otherwise("it is in the file")),

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::super::backups::{BackupStore, RestoreFrom, S3Store};
+use super::super::backups::{BackupStore, Prune, RestoreFrom, S3Store};
 use super::super::diagnostic::Path;
 use super::super::units::{Duration, Name, quoted};
 use super::{Finding, Findings};
@@ -58,6 +58,23 @@ pub(super) fn check(findings: &mut Findings<'_>) {
         }
     }
     schedule(findings);
+    if backups.encrypt_to.is_empty() {
+        findings.add(
+            Finding::warning("not-encrypted", at("store"), "backups are not encrypted")
+                .uses(at("encrypt_to"))
+                .why("read access to the store is read access to all data of the clusters")
+                .help("make a key with `age-keygen -o backup.key`, and name its public key in `encrypt_to`"),
+        );
+    }
+    for (index, key) in backups.trust.iter().enumerate() {
+        let digits = key.strip_prefix("ed25519:").unwrap_or_default();
+        if digits.len() != 64 || !digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+            findings.add(
+                Finding::error("bad-key", at("trust").index(index), format!("{} is no key of a fleet", quoted(key)))
+                    .help("`raftsman backup key` prints it there: `ed25519:` and 64 digits"),
+            );
+        }
+    }
     let parts = backups.prefix.trim_matches('/').split('/');
     let strange = |part: &str| part.is_empty() || part == "." || part == ".." || part.contains(odd);
     if !backups.prefix.is_empty() && parts.clone().any(strange) {
@@ -145,7 +162,7 @@ fn schedule(findings: &mut Findings<'_>) {
     for (key, given, why) in [
         ("changes_every", changes_every.is_some(), "changes are those since a full backup"),
         ("drill_every", drill_every.is_some(), "whoever makes backups tries them"),
-        ("keep", backups.keep.is_some(), "old backups go when a new one was made"),
+        ("keep", backups.keep.is_some() && backups.prune == Prune::Machines, "old backups go when a new one was made"),
     ] {
         if given && every.is_none() {
             findings.add(

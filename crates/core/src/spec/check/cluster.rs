@@ -98,7 +98,7 @@ fn version(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &
 fn auth(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &EtcdCluster) {
     match (cluster.auth.mode, cluster.gateway) {
         (AuthMode::Certificate, Some(true)) => findings.add(
-            Finding::error(
+            Finding::warning(
                 "gateway-with-certificates",
                 at(&["gateway"]),
                 "the gateway cannot tell users apart by their certificate",

@@ -2,7 +2,7 @@
 
 use super::super::diagnostic::Path;
 use super::super::fault::nearest;
-use super::super::types::{EtcdCluster, FlagValue};
+use super::super::types::{AuthMode, EtcdCluster, FlagValue};
 use super::super::units::{Duration, EtcdVersion, Name, quoted};
 use super::{Finding, Findings};
 
@@ -63,7 +63,8 @@ const COMMAND_LINE_ONLY: &[&str] = &[
     "socket-reuse-port",
 ];
 
-/// Settings that undo what keeps the data safe.
+/// Settings that undo what keeps the data safe, under their stable names: with `experimental-` before them they do the
+/// same in the lines that know them so. etcd reads its file by the names of its fields, too, in any case.
 const HARMFUL: &[(&str, Option<bool>, &str)] = &[
     ("force-new-cluster", Some(true), "it throws all other members out of the cluster each time the member starts"),
     (
@@ -75,7 +76,15 @@ const HARMFUL: &[(&str, Option<bool>, &str)] = &[
     ("auto-tls", Some(true), "self-signed certificates let anyone in the middle read and write"),
     ("peer-auto-tls", Some(true), "self-signed certificates let anyone join as a peer"),
     ("peer-skip-client-san-verification", Some(true), "it lets a peer's certificate be used from any machine"),
+    ("clientautotls", Some(true), "self-signed certificates let anyone in the middle read and write"),
+    ("peerautotls", Some(true), "self-signed certificates let anyone join as a peer"),
 ];
+
+/// Settings that are harmful where clients show no certificate.
+const HARMFUL_WITH_PASSWORDS: &[(&str, &str)] = &[(
+    "enable-pprof",
+    "with `mode: password` etcd then lets every client that reaches its port profile it, without credentials",
+)];
 
 const ALL: u8 = 0b1111;
 const FROM_3_5: u8 = 0b1110;
@@ -141,11 +150,24 @@ const KNOWN: &[(u8, &[&str])] = &[
 pub(super) fn check(findings: &mut Findings<'_>, name: &Name, cluster: &EtcdCluster) {
     for (flag, value) in &cluster.flags {
         let at = Path::of(&["etcd", name.as_str(), "flags"]).key(flag);
-        one(findings, at, Path::of(&["etcd", name.as_str(), "version"]), cluster.version, flag, value);
+        one(findings, at, Path::of(&["etcd", name.as_str(), "version"]), cluster, flag, value);
     }
 }
 
-fn one(findings: &mut Findings<'_>, at: Path, version_at: Path, version: EtcdVersion, flag: &str, value: &FlagValue) {
+/// Why a setting with this value is harmful.
+fn harm(cluster: &EtcdCluster, flag: &str, value: &FlagValue) -> Option<&'static str> {
+    let stable = flag.strip_prefix("experimental-").unwrap_or(flag);
+    let always =
+        HARMFUL.iter().find(|(harmful, bad, _)| *harmful == stable && bad.is_none_or(|bad| truth(value) != Some(!bad)));
+    let with_passwords = HARMFUL_WITH_PASSWORDS
+        .iter()
+        .filter(|_| cluster.auth.mode == AuthMode::Password)
+        .find(|(harmful, _)| *harmful == stable && truth(value) != Some(false));
+    always.map(|(_, _, harm)| *harm).or(with_passwords.map(|(_, harm)| *harm))
+}
+
+fn one(findings: &mut Findings<'_>, at: Path, version_at: Path, cluster: &EtcdCluster, flag: &str, value: &FlagValue) {
+    let version = cluster.version;
     let plain = flag.trim_start_matches('-').replace('_', "-").to_ascii_lowercase();
     if plain != flag || plain.is_empty() || !plain.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
         findings.add(
@@ -169,13 +191,11 @@ fn one(findings: &mut Findings<'_>, at: Path, version_at: Path, version: EtcdVer
                 .why("it must know where the data is, to back it up and never to start a member on the wrong data")
                 .help("remove it"),
         );
-    } else if let Some((_, _, harm)) =
-        HARMFUL.iter().find(|(harmful, bad, _)| *harmful == flag && bad.is_none_or(|bad| truth(value) != Some(!bad)))
-    {
+    } else if let Some(harm) = harm(cluster, flag, value) {
         findings.add(
             Finding::error("flag-harmful", at, format!("`{flag}` endangers the data"))
                 .on_key()
-                .why(*harm)
+                .why(harm)
                 .help("remove it"),
         );
     } else if let Some((_, why)) = OWNED_FAMILIES.iter().find(|(start, _)| flag.starts_with(start)) {

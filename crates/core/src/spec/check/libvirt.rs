@@ -49,7 +49,7 @@ fn texts(findings: &mut Findings<'_>, settings: &Libvirt) {
     let optional = pools.into_iter().chain([("network", &settings.network), ("macvtap", &settings.macvtap)]);
     let given = optional.filter_map(|(key, text)| Some((key, text.as_ref()?)));
     for (key, text) in given.chain([("uri", &settings.uri), ("pool", &settings.pool)]) {
-        if text.trim().is_empty() || text.contains(|c: char| c.is_control()) {
+        if text.trim().is_empty() || text.starts_with('-') || text.contains(|c: char| c.is_control()) {
             findings.add(
                 Finding::error(
                     "libvirt-name-invalid",
@@ -60,16 +60,131 @@ fn texts(findings: &mut Findings<'_>, settings: &Libvirt) {
             );
         }
     }
-    if !settings.uri.trim().is_empty() && !settings.uri.contains("://") {
-        findings.add(
+    // An empty one, or one with control characters, has been reported.
+    if settings.uri.trim().is_empty() || settings.uri.contains(|c: char| c.is_control()) {
+        return;
+    }
+    match uri(&settings.uri) {
+        Ok(Transport::Local | Transport::Protected) => {}
+        Ok(Transport::Plain) => findings.add(
+            Finding::warning("libvirt-uri-plain", at("uri"), "this connection is neither encrypted nor authenticated")
+                .why("what machines boot with, and their join tokens, can be read and changed on the way")
+                .help("use `qemu+ssh://` or `qemu+tls://`"),
+        ),
+        Err(Refused::Shape) => findings.add(
             Finding::error(
                 "libvirt-uri-invalid",
                 at("uri"),
                 format!("{} is no address of libvirt's", quoted(&settings.uri)),
             )
             .help("such as `qemu:///system`, or `qemu+ssh://root@kvm1.example.com/system`"),
-        );
+        ),
+        Err(Refused::Runs(what)) => findings.add(
+            Finding::error("libvirt-uri-command", at("uri"), format!("{what} in a libvirt URI runs a program"))
+                .why("whoever writes this file would run it as the user who applies it, or on the libvirt host")
+                .help(
+                    "such as `qemu:///system`, or `qemu+ssh://root@kvm1.example.com/system?keyfile=/home/me/.ssh/kvm`",
+                ),
+        ),
+        Err(Refused::Unverified(what)) => findings.add(
+            Finding::error(
+                "libvirt-uri-unverified",
+                at("uri"),
+                format!("{what} accepts any server as the libvirt host"),
+            )
+            .why("that server would get what machines boot with, and their join tokens")
+            .help("remove it, and put the host's key or certificate where SSH or libvirt looks for it"),
+        ),
+        Err(Refused::Unknown(parameter)) => findings.add(
+            Finding::error(
+                "libvirt-uri-parameter",
+                at("uri"),
+                format!("the parameter {} of a libvirt URI is not supported", quoted(&parameter)),
+            )
+            .help(format!("remove it; supported are {}", PARAMETERS.map(|name| format!("`{name}`")).join(", "))),
+        ),
     }
+}
+
+/// What a libvirt URI may be asked for: where the daemon, keys and certificates are. The others (`command`, `netcat`) run
+/// programs, switch checks off (`no_verify`), or are not needed.
+const PARAMETERS: [&str; 10] = [
+    "socket",
+    "mode",
+    "keyfile",
+    "known_hosts",
+    "known_hosts_verify",
+    "sshauth",
+    "no_tty",
+    "pkipath",
+    "proxy",
+    "tls_priority",
+];
+
+/// How a URI gets to libvirt.
+enum Transport {
+    Local,
+    Protected,
+    Plain,
+}
+
+/// Why a URI is refused.
+enum Refused {
+    Shape,
+    Runs(String),
+    Unverified(String),
+    Unknown(String),
+}
+
+/// Reads a URI as libvirt does: `driver[+transport]://[user@][host][:port]/[path][?parameters]`.
+fn uri(text: &str) -> Result<Transport, Refused> {
+    let (scheme, rest) = text.split_once("://").ok_or(Refused::Shape)?;
+    let (driver, transport) = match scheme.split_once('+') {
+        Some((driver, transport)) => (driver, Some(transport)),
+        None => (scheme, None),
+    };
+    if driver.is_empty() || !driver.bytes().all(|b| b.is_ascii_lowercase()) {
+        return Err(Refused::Shape);
+    }
+    let (place, parameters) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, path) = place.split_at(place.find('/').unwrap_or(place.len()));
+    let transport = match transport {
+        None if authority.is_empty() => Transport::Local,
+        Some("unix") => Transport::Local,
+        None | Some("ssh" | "libssh" | "libssh2" | "tls") => Transport::Protected,
+        Some("tcp") => Transport::Plain,
+        Some("ext") => return Err(Refused::Runs("the transport `ext`".to_owned())),
+        Some(_) => return Err(Refused::Shape),
+    };
+    // The host and the user become arguments of `ssh`.
+    let (destination, port) = match authority.rsplit_once(':') {
+        Some((destination, port)) if !port.contains(']') => (destination, Some(port)),
+        _ => (authority, None),
+    };
+    let destination = destination.replace(['[', ']'], "");
+    let odd_port = port.is_some_and(|port| port.parse::<u16>().is_err());
+    let odd_path = path.contains(|c: char| !(c.is_ascii_alphanumeric() || "/._-".contains(c)));
+    if odd_port
+        || odd_path
+        || destination.contains('%')
+        || !destination.is_empty() && super::machines::ssh_destination(&destination).is_err()
+    {
+        return Err(Refused::Shape);
+    }
+    for parameter in parameters.split(['&', ';']).filter(|parameter| !parameter.is_empty()) {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        // Libvirt undoes escapes: `comm%61nd` would be `command`.
+        let runs = |c: char| c.is_whitespace() || "$`'\"|;&<>(){}\\!*".contains(c);
+        match name {
+            "command" | "netcat" => return Err(Refused::Runs(format!("`{name}`"))),
+            "no_verify" | "no_sanity" => return Err(Refused::Unverified(format!("`{name}`"))),
+            "known_hosts_verify" if value != "normal" => return Err(Refused::Unverified(format!("`{parameter}`"))),
+            _ if !PARAMETERS.contains(&name) => return Err(Refused::Unknown(name.to_owned())),
+            _ if value.contains(runs) || value.contains('%') || value.starts_with('-') => return Err(Refused::Shape),
+            _ => {}
+        }
+    }
+    Ok(transport)
 }
 
 /// The interface that etcd listens on.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::super::diagnostic::Path;
-use super::super::machines::{Admin, LogDynamic, LogForward, Logs, Machines, Provider, Time, TimeSource};
+use super::super::machines::{Admin, LogDynamic, LogForward, Logs, Machines, Provider, Ssh, Time, TimeSource};
 use super::super::units::{ByteSize, quoted};
 use super::{Finding, Findings};
 
@@ -102,11 +102,22 @@ pub(super) fn check(findings: &mut Findings<'_>) {
             );
         }
     }
-    if machines.image.as_ref().is_some_and(|image| image.trim().is_empty()) {
-        findings.add(
-            Finding::error("image-empty", at("image"), "the image's name is empty")
-                .help("name an image as the provider knows it"),
-        );
+    if let Some(image) = &machines.image {
+        if image.trim().is_empty() {
+            findings.add(
+                Finding::error("image-empty", at("image"), "the image's name is empty")
+                    .help("name an image as the provider knows it"),
+            );
+        } else if image.starts_with('-') || image.contains(|c: char| c.is_control()) {
+            findings.add(
+                Finding::error("image-invalid", at("image"), format!("{} cannot be an image's name", quoted(image)))
+                    .why("programs take a name that starts with `-` for an option")
+                    .help("name an image as the provider knows it"),
+            );
+        }
+    }
+    if let Some(settings) = &machines.ssh {
+        ssh(findings, settings);
     }
     if let Some(settings) = &machines.admin {
         admin(findings, settings);
@@ -211,6 +222,62 @@ fn not_fetched(findings: &mut Findings<'_>, machines: &Machines) {
     }
 }
 
+/// What is said to the program `ssh` must not be anything but what it is called.
+fn ssh(findings: &mut Findings<'_>, settings: &Ssh) {
+    let here = |key: &str| at("ssh").key(key);
+    if let Some(user) = &settings.user
+        && let Err(reason) = ssh_user(user)
+    {
+        findings.add(
+            Finding::error("ssh-user-invalid", here("user"), format!("{} cannot log in: {reason}", quoted(user)))
+                .why("it is an argument of the program `ssh`, which runs commands that its options name")
+                .help("the user's name alone, such as `deploy`"),
+        );
+    }
+    if settings.port == Some(0) {
+        findings.add(
+            Finding::error("port-zero", here("port"), "no SSH server listens on port 0").help("22 is the usual port"),
+        );
+    }
+    if let Some(config) = &settings.config {
+        findings.file(|| here("config"), config);
+    }
+}
+
+fn ssh_user(user: &str) -> Result<(), &'static str> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+');
+    if user.is_empty() {
+        Err("the name is empty")
+    } else if user.starts_with('-') {
+        Err("`ssh` takes a name that starts with `-` for an option")
+    } else if !user.chars().all(plain) {
+        Err("a user's name has letters, digits, `.`, `_`, `+` and `-` in it, and nothing else")
+    } else {
+        Ok(())
+    }
+}
+
+/// Whether the program `ssh` can take this for a host: a name, an address or an alias of its configuration.
+pub(super) fn ssh_destination(text: &str) -> Result<(), &'static str> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':' | '%');
+    let (user, host) = match text.rsplit_once('@') {
+        Some((user, host)) => (Some(user), host),
+        None => (None, text),
+    };
+    if let Some(user) = user {
+        ssh_user(user)?;
+    }
+    if host.is_empty() {
+        Err("the name is empty")
+    } else if text.starts_with('-') || host.starts_with('-') {
+        Err("`ssh` takes a name that starts with `-` for an option")
+    } else if !host.chars().all(plain) {
+        Err("a host's name has letters, digits, `.`, `_` and `-` in it, and nothing else")
+    } else {
+        Ok(())
+    }
+}
+
 fn admin(findings: &mut Findings<'_>, admin: &Admin) {
     let here = || at("admin");
     if admin.user.as_str() == "root" {
@@ -286,6 +353,10 @@ fn ssh_key(key: &str) -> Result<(), &'static str> {
         "sk-ssh-ed25519@openssh.com",
         "sk-ecdsa-sha2-nistp256@openssh.com",
     ];
+    // A second line would be a second key, with options such as `command=` in front of it.
+    if key.trim_end().contains(|c: char| c.is_control()) {
+        return Err("a line break or another control character is in it");
+    }
     let mut words = key.split_whitespace();
     match words.next() {
         None => return Err("it is empty"),

@@ -8,7 +8,7 @@ use super::super::diagnostic::Path;
 use super::super::machines::Provider;
 use super::super::types::Members;
 use super::super::units::{Name, quoted};
-use super::machines::Network;
+use super::machines::{Network, ssh_destination};
 use super::{Finding, Findings};
 
 /// Where a member is written: its cluster, and its place in the list unless it was only counted.
@@ -66,6 +66,21 @@ pub(super) fn check(findings: &mut Findings<'_>) {
                 for (index, member) in list.iter().enumerate() {
                     let place = Place { cluster, index: Some(index) };
                     taken(findings, &mut names, member.name.as_str().into(), place);
+                    if let Some(host) = &member.host
+                        && let Err(reason) = ssh_destination(host)
+                    {
+                        findings.add(
+                            Finding::error(
+                                "host-invalid",
+                                place.path("host"),
+                                format!("{} is not what SSH calls a host: {reason}", quoted(host)),
+                            )
+                            .why("it is an argument of the program `ssh`, which runs commands that its options name")
+                            .help(
+                                "a name, an address or an alias of your SSH configuration, such as `db2.example.org`",
+                            ),
+                        );
+                    }
                     if let Some(address) = member.address {
                         one_address(findings, place, address, local, network.as_ref());
                         if let Some(first) = addresses.insert(address, place) {

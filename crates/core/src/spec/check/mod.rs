@@ -13,6 +13,8 @@ mod source;
 mod upkeep;
 mod users;
 
+use std::collections::BTreeSet;
+
 pub(crate) use flags::ignored_by;
 
 use super::diagnostic::{Diagnostic, Path, Severity};
@@ -83,18 +85,28 @@ impl Finding {
     }
 }
 
+/// A certificate file that the spec names → an identifier of its public key, where it could be read.
+pub type PublicKeys<'a> = &'a dyn Fn(&str) -> Option<String>;
+
 /// Collects what the rules find.
 struct Findings<'s> {
     spec: &'s Spec,
     tainted: &'s [Path],
+    keys: PublicKeys<'s>,
     found: Vec<Finding>,
     counts: [usize; 2],
     limit: usize,
+    /// Codes of warnings that the file accepts and that were found.
+    accepted: BTreeSet<&'static str>,
 }
 
 impl Findings<'_> {
     /// Takes a finding, unless it rests on something that could not be read, or there are enough of its kind.
     fn add(&mut self, finding: Finding) {
+        if finding.severity == Severity::Warning && self.spec.accept_warnings.iter().any(|code| code == finding.code) {
+            self.accepted.insert(finding.code);
+            return;
+        }
         let count = &mut self.counts[usize::from(finding.severity == Severity::Warning)];
         if *count < self.limit && !self.tainted.iter().any(|tainted| finding.rests_on(tainted)) {
             *count += 1;
@@ -150,9 +162,10 @@ impl Findings<'_> {
 }
 
 /// Runs every rule; findings that rest on something `tainted` are dropped, the rest get their places.
-pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], limit: usize) -> Vec<Diagnostic> {
+pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], keys: PublicKeys<'_>, limit: usize) -> Vec<Diagnostic> {
     // One more than is listed, so that it shows when there are more.
-    let mut findings = Findings { spec, tainted, found: Vec::new(), counts: [0, 0], limit: limit + 1 };
+    let (found, accepted) = (Vec::new(), BTreeSet::new());
+    let mut findings = Findings { spec, tainted, keys, found, counts: [0, 0], limit: limit + 1, accepted };
     if spec.etcd.is_empty() {
         findings.add(
             Finding::error("no-clusters", Path::of(&["etcd"]), "the file has no cluster")
@@ -168,6 +181,7 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], limit: usize) ->
     libvirt::check(&mut findings);
     members::check(&mut findings);
     source::check(&mut findings);
+    pki::shared(&mut findings);
     for (name, cluster) in &spec.etcd {
         cluster::check(&mut findings, name, cluster);
         pki::check(&mut findings, name, cluster);
@@ -175,7 +189,29 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], limit: usize) ->
         upkeep::check(&mut findings, name, cluster);
         users::check(&mut findings, name, cluster);
     }
+    acceptances(&mut findings);
     findings.found.into_iter().map(|finding| placed(finding, root)).collect()
+}
+
+/// An acceptance that nothing needs is a misspelt code, or hides the next warning of its kind.
+fn acceptances(findings: &mut Findings<'_>) {
+    // What could not be read may have been the reason.
+    if !findings.tainted.is_empty() || findings.found.iter().any(|finding| finding.severity == Severity::Error) {
+        return;
+    }
+    let spec = findings.spec;
+    for (index, code) in spec.accept_warnings.iter().enumerate() {
+        if !findings.accepted.contains(code.as_str()) {
+            findings.add(
+                Finding::warning(
+                    "acceptance-unused",
+                    Path::of(&["accept_warnings"]).index(index),
+                    format!("the file has no warning {}", quoted(code)),
+                )
+                .help("remove it; the code of a warning is in brackets: `warning[members-even]`"),
+            );
+        }
+    }
 }
 
 fn placed(finding: Finding, root: &Node) -> Diagnostic {

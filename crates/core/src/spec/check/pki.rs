@@ -1,9 +1,10 @@
 //! Certificates and authorities → lifetimes that do not fit, names that cannot be, authorities that are one.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::super::diagnostic::Path;
-use super::super::types::{Authority, EtcdCluster, Secret};
+use super::super::types::{Authority, BroughtAuthority, EtcdCluster, Secret};
 use super::super::units::{Duration, Name, quoted};
 use super::{Finding, Findings};
 
@@ -184,20 +185,90 @@ fn authorities(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluste
             );
         }
     }
-    if let (Authority::Brought(peers), Authority::Brought(clients)) = (&cluster.ca.peers, &cluster.ca.clients)
-        && same_file(&peers.certificate, &clients.certificate)
-    {
-        findings.add(
-            Finding::error("ca-shared", here("clients", "certificate"), "peers and clients share one authority")
-                .also(here("peers", "certificate"), "also here")
-                .why("every client certificate would then open the peer port, and could join the cluster (CIS benchmark 2.7)")
-                .help("bring two authorities, or let raftsman make one of them"),
-        );
+}
+
+/// Authorities that are one, in a cluster or over several: by their keys where they can be read, by their files elsewhere.
+pub(super) fn shared(findings: &mut Findings<'_>) {
+    #[derive(Clone, Copy)]
+    struct Place<'s> {
+        cluster: &'s Name,
+        who: &'static str,
     }
+    impl Place<'_> {
+        fn path(self) -> Path {
+            Path::of(&["etcd", self.cluster.as_str(), "ca", self.who, "brought", "certificate"])
+        }
+    }
+    let spec = findings.spec;
+    let mut seen: HashMap<Identity, Place<'_>> = HashMap::new();
+    for (cluster, settings) in &spec.etcd {
+        for (who, authority) in [("peers", &settings.ca.peers), ("clients", &settings.ca.clients)] {
+            let Authority::Brought(brought) = authority else { continue };
+            let place = Place { cluster, who };
+            let identities = identities(brought, (findings.keys)(&brought.certificate));
+            let first = identities.iter().find_map(|identity| seen.get(identity)).copied();
+            for identity in identities {
+                seen.entry(identity).or_insert(place);
+            }
+            let Some(first) = first else { continue };
+            let finding = match (first.who, who) {
+                _ if first.cluster == cluster => {
+                    Finding::error("ca-shared", place.path(), "peers and clients share one authority").why(
+                        "every client certificate would then open the peer port, and could join the cluster (CIS benchmark 2.7)",
+                    )
+                }
+                ("clients", "clients") => Finding::warning(
+                    "ca-shared-clients",
+                    place.path(),
+                    format!("the clients of `{cluster}` and of `{}` share one authority", first.cluster),
+                )
+                .why("a certificate for the user `root` of one cluster is one for `root` of the other"),
+                ("peers", "peers") => Finding::error(
+                    "ca-shared",
+                    place.path(),
+                    format!("the peers of `{cluster}` and of `{}` share one authority", first.cluster),
+                )
+                .why("a member of one cluster could join the other"),
+                _ => Finding::error(
+                    "ca-shared",
+                    place.path(),
+                    format!("the {who} of `{cluster}` and the {} of `{}` share one authority", first.who, first.cluster),
+                )
+                .why("every client certificate of one cluster would open the peer port of the other"),
+            };
+            findings.add(
+                finding.also(first.path(), "also here").help("bring two authorities, or let raftsman make one of them"),
+            );
+        }
+    }
+}
+
+/// What makes two authorities one.
+#[derive(PartialEq, Eq, Hash)]
+enum Identity {
+    PublicKey(String),
+    CertificateFile(String),
+    KeyFile(String),
+    KeyVariable(String),
+}
+
+fn identities(brought: &BroughtAuthority, key: Option<String>) -> Vec<Identity> {
+    let secret = match &brought.key {
+        Secret::File(path) => plain(path).map(Identity::KeyFile),
+        Secret::Env(name) => Some(Identity::KeyVariable(name.clone())),
+    };
+    let file = plain(&brought.certificate).map(Identity::CertificateFile);
+    key.map(Identity::PublicKey).into_iter().chain(file).chain(secret).collect()
+}
+
+/// One spelling of a path; none of an empty one.
+fn plain(path: &str) -> Option<String> {
+    let root = if path.starts_with('/') { "/" } else { "" };
+    let parts = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect::<Vec<_>>().join("/");
+    (!path.trim().is_empty()).then(|| format!("{root}{parts}"))
 }
 
 /// Whether two paths are spelt for the same file: core cannot look.
 fn same_file(a: &str, b: &str) -> bool {
-    let plain = |path: &str| path.split('/').filter(|part| !matches!(*part, "" | ".")).collect::<Vec<_>>().join("/");
-    !a.trim().is_empty() && a.starts_with('/') == b.starts_with('/') && plain(a) == plain(b)
+    plain(a).is_some_and(|a| plain(b) == Some(a))
 }

@@ -1,0 +1,7 @@
+# The names of the file's clusters and members.
+_raftsman_names() {
+    local -a names
+    names=(${(f)"$(raftsman names "${words[1]}" 2>/dev/null)"})
+    compadd -a names
+}
+

@@ -1,0 +1,81 @@
+//! `raftsman cert revoke` and `raftsman cert rotate fleet`: whom agents accept → written down, carried out by what `apply`
+//! does, and proven by every agent's report.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use raftsman_core::spec::Name;
+use serde_json::json;
+
+use super::{OpError, for_each_cluster};
+use crate::authorities::public_key;
+use crate::fleet::Fleet;
+use crate::fleet_access::Phase;
+use crate::journal::Journal;
+use crate::observe::Observer;
+use crate::store::Lock;
+
+/// The key that somebody wants revoked: of a certificate file, or its SHA-256 in hexadecimal.
+pub fn key_to_revoke(what: &str) -> Result<String, OpError> {
+    if what.len() == 64 && what.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Ok(what.to_ascii_lowercase());
+    }
+    public_key(Path::new(what)).ok_or_else(|| OpError::NoCertificate(what.to_owned()))
+}
+
+/// Writes it down, for `apply` to tell every agent; whether it was not on the list yet.
+pub fn revoke(fleet: &Arc<Fleet>, lock: &Lock, key: &str) -> Result<bool, OpError> {
+    if fleet.authority.facts().public_key_sha256 == key {
+        return Err(OpError::RevokesAuthority);
+    }
+    let mut access = fleet.access.clone();
+    let new = access.revoked.insert(key.to_owned());
+    access.write(&fleet.secrets, lock)?;
+    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    journal.note(None, "marked", json!({ "revoke": key }))?;
+    Ok(new)
+}
+
+/// Goes on to the next phase of a rotation. What the phase before was about must be [`proven`].
+pub fn advance(fleet: &Arc<Fleet>, lock: &Lock) -> Result<Phase, OpError> {
+    let mut access = fleet.access.clone();
+    let next = match access.phase() {
+        Phase::Settled => {
+            access.begin(&fleet.store, &fleet.secrets, lock, Timestamp::now())?;
+            Phase::Trusting
+        }
+        Phase::Trusting => {
+            access.activate(&fleet.secrets, lock)?;
+            Phase::Signing
+        }
+        Phase::Signing | Phase::Distrusting => {
+            access.distrust(&fleet.store, &fleet.secrets, lock)?;
+            Phase::Distrusting
+        }
+    };
+    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    journal.note(None, "marked", json!({ "rotate": { "side": "fleet", "phase": next } }))?;
+    Ok(next)
+}
+
+/// Whether every agent says that it accepts whom it should, and shows what the signing authority signed.
+pub async fn proven(fleet: &Arc<Fleet>) -> Result<(), OpError> {
+    let behind = for_each_cluster(fleet, &[], |cluster| async move {
+        if cluster.ledger().adopted.is_some() {
+            return Ok(Vec::new());
+        }
+        let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
+        let agents = &cluster.desired.agents;
+        let lags = |name: &&Name| {
+            let report = observed.members.get(*name).and_then(|seen| seen.report());
+            report.is_none_or(|report| {
+                let shows = report.certificate.as_ref().map(|certificate| &certificate.issuer_key);
+                report.access != agents.access || shows != agents.signer.as_ref()
+            })
+        };
+        Ok(cluster.desired.members.iter().map(|member| &member.name).filter(lags).cloned().collect::<Vec<_>>())
+    });
+    let behind: Vec<String> = behind.await?.into_iter().flatten().map(|name| name.to_string()).collect();
+    if behind.is_empty() { Ok(()) } else { Err(OpError::AgentsBehind(behind)) }
+}

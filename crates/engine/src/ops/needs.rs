@@ -1,0 +1,160 @@
+//! What the file refers to, and this computer → what `apply` needs and would not find.
+//!
+//! `plan` says it without changing anything and without downloading; `apply` stops there before it asks.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use raftsman_core::action::Action;
+use raftsman_core::desired::{AGENT_PORT, CLIENT_PORT, Cluster, Desired, PEER_PORT};
+use raftsman_core::observed::Side;
+use raftsman_core::spec::{self, AuthMode, Name, Provider, Spec};
+use raftsman_providers::networks::{Networks, taken};
+use serde::Serialize;
+
+use super::OpError;
+use super::plan::ClusterPlan;
+use crate::artifacts::Artifacts;
+use crate::authorities::brought;
+use crate::cluster::{ClusterAt, ClusterError};
+use crate::error_chain;
+use crate::fleet::{Fleet, FleetError, Setting};
+
+/// Something that `apply` needs and would not find.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Unmet {
+    /// Which cluster needs it; all of them where none is named.
+    pub cluster: Option<Name>,
+    /// What kind of thing it is.
+    pub need: Need,
+    /// What is wrong, and what to do.
+    pub message: String,
+}
+
+/// What `apply` needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Need {
+    /// The agent's program.
+    AgentBinary,
+    /// The provider's own inventory.
+    Machines,
+    /// A network on this computer that no other fleet uses.
+    Network,
+    /// etcd's program, of the version of the file.
+    EtcdBinary,
+    /// The secrets and certificate authorities that the file refers to.
+    References,
+    /// The ports of a machine that is to be made or started on this computer.
+    Port,
+}
+
+/// What a fleet without a state would not find.
+pub(super) fn of_new(spec: &Spec, setting: &Setting, desired: &Desired, only: &[Name], now: Timestamp) -> Vec<Unmet> {
+    let mut unmet = Vec::new();
+    let mut note = |cluster: Option<&Cluster>, need, outcome: Result<(), OpError>| {
+        if let Err(error) = outcome {
+            unmet.push(Unmet { cluster: cluster.map(|c| c.name.clone()), need, message: error_chain(&error) });
+        }
+    };
+    note(None, Need::AgentBinary, agent(setting));
+    let network = spec.machines.network.as_deref().filter(|_| spec.machines.provider == Provider::Local);
+    if let Some(network) = network.and_then(|network| network.parse().ok()) {
+        let vacant = Networks::new(setting.registry.clone()).vacant(network);
+        note(None, Need::Network, vacant.map_err(|error| FleetError::from(error).into()));
+    }
+    let artifacts = Artifacts::new(setting.state_dir(spec).join("artifacts"));
+    // Clusters mostly share one with the cluster before: it is looked for once.
+    let mut found = None;
+    for cluster in wanted(desired, only) {
+        let needed = (&cluster.source, cluster.version);
+        if found != Some(needed) {
+            let binary = artifacts.check(&cluster.source, cluster.version, setting.base());
+            found = binary.is_ok().then_some(needed);
+            note(Some(cluster), Need::EtcdBinary, binary.map_err(OpError::from));
+        }
+        note(Some(cluster), Need::References, references(cluster, setting.base(), now).map_err(OpError::from));
+    }
+    unmet
+}
+
+/// What a fleet with a state would not find for these plans.
+pub(super) async fn of_fleet(fleet: &Arc<Fleet>, plans: &[ClusterPlan], only: &[Name], now: Timestamp) -> Vec<Unmet> {
+    let mut unmet = Vec::new();
+    let mut note = |cluster: Option<&Cluster>, need, outcome: Result<(), OpError>| {
+        if let Err(error) = outcome {
+            unmet.push(Unmet { cluster: cluster.map(|c| c.name.clone()), need, message: error_chain(&error) });
+        }
+    };
+    note(None, Need::AgentBinary, agent(&fleet.setting));
+    note(None, Need::Machines, fleet.provider.inventory().await.map(|_| ()).map_err(OpError::from));
+    for cluster in wanted(&fleet.desired, only) {
+        let at = match ClusterAt::open(fleet, cluster) {
+            Ok(at) => at,
+            Err(error) => {
+                note(Some(cluster), Need::References, Err(error.into()));
+                continue;
+            }
+        };
+        // Nothing is installed in an adopted cluster.
+        if at.ledger().adopted.is_none() {
+            let binary = fleet.artifacts.check(&cluster.source, cluster.version, fleet.setting.base());
+            note(Some(cluster), Need::EtcdBinary, binary.map_err(OpError::from));
+        }
+        note(Some(cluster), Need::References, at.check_references(now).map_err(OpError::from));
+        let plan = plans.iter().find(|plan| plan.cluster == cluster.name);
+        if fleet.spec.machines.provider == Provider::Local {
+            for step in plan.iter().flat_map(|plan| plan.forecast.steps()) {
+                note(Some(cluster), Need::Port, ports(cluster, &step.action));
+            }
+        }
+    }
+    unmet
+}
+
+fn wanted<'a>(desired: &'a Desired, only: &'a [Name]) -> impl Iterator<Item = &'a Cluster> {
+    desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name))
+}
+
+/// Whether the agent's program can be run.
+pub(super) fn agent(setting: &Setting) -> Result<(), OpError> {
+    let agent = &setting.agent;
+    match std::fs::metadata(agent).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0) {
+        true => Ok(()),
+        false => Err(OpError::NoAgent(agent.clone())),
+    }
+}
+
+/// Whether all that the file refers to for a cluster is there and good.
+fn references(cluster: &Cluster, base: &Path, now: Timestamp) -> Result<(), ClusterError> {
+    for side in Side::ALL {
+        if let spec::Authority::Brought(reference) = cluster.authority(side) {
+            brought(side, reference, base, now)?;
+        }
+    }
+    let root = cluster.root_password.as_ref().filter(|_| cluster.auth == AuthMode::Password);
+    let users = cluster.access.users.iter().flatten().filter_map(|(_, user)| user.password.as_ref());
+    for reference in root.into_iter().chain(users) {
+        crate::secrets::resolve(reference, base)?;
+    }
+    Ok(())
+}
+
+/// Whether the ports are free that a machine on this computer is about to use. etcd of a machine that stands still may
+/// well run, so that its ports are its own.
+fn ports(cluster: &Cluster, action: &Action) -> Result<(), OpError> {
+    let (machine, ports): (_, &[u16]) = if let Action::CreateMachine { machine } = action {
+        (machine, &[AGENT_PORT, CLIENT_PORT, PEER_PORT])
+    } else if let Action::StartMachine { machine } = action {
+        (machine, &[AGENT_PORT])
+    } else {
+        return Ok(());
+    };
+    let Some(member) = cluster.member(machine) else { return Ok(()) };
+    match ports.iter().find(|port| taken(member.address, **port)) {
+        Some(port) => Err(OpError::PortTaken { machine: machine.clone(), at: (member.address, *port).into() }),
+        None => Ok(()),
+    }
+}

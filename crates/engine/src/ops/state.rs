@@ -1,0 +1,153 @@
+//! `raftsman state`: the state's memory of every cluster → whether it is sound, and a ledger that is brought back.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use raftsman_core::desired::Cluster;
+use raftsman_core::observed::{Ledger, Side};
+use raftsman_core::spec::Name;
+use serde::Serialize;
+use serde_json::json;
+
+use super::OpError;
+use crate::authorities::only_kept;
+use crate::cluster::{ClusterAt, ClusterError};
+use crate::fleet::Fleet;
+use crate::journal::Journal;
+use crate::observe::Observer;
+use crate::store::{Lock, StoreError};
+
+/// The ledger of one cluster.
+#[derive(Debug, Clone, Serialize)]
+pub struct LedgerState {
+    /// The cluster.
+    pub cluster: Name,
+    /// The ledger's version; none where it is missing, damaged or not made yet.
+    pub version: Option<u64>,
+    /// What is wrong with it.
+    pub problem: Option<String>,
+    /// How many earlier versions the history holds.
+    pub history: usize,
+    /// Copies in the history that are damaged.
+    pub damaged_copies: Vec<u64>,
+    /// What `repair` does.
+    pub remedy: Remedy,
+}
+
+/// How a ledger comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Remedy {
+    /// Nothing is wrong.
+    None,
+    /// This version of the history, the last that was written, takes its place.
+    History {
+        /// Its number.
+        version: u64,
+    },
+    /// It is rebuilt from the machines and members.
+    World,
+}
+
+/// A ledger that was brought back.
+#[derive(Debug, Clone, Serialize)]
+pub struct Repaired {
+    /// The cluster.
+    pub cluster: Name,
+    /// From where.
+    pub from: Remedy,
+    /// Its version now.
+    pub version: u64,
+    /// What could not be brought back.
+    pub lost: Vec<&'static str>,
+}
+
+/// What no look at the world tells.
+const LOST: [&str; 5] = [
+    "members that were marked to be replaced",
+    "since when members are down",
+    "measured timers (`raftsman preflight --save` measures again)",
+    "the record of the last snapshot and drill",
+    "the highest revision ever seen, beyond what members show now",
+];
+
+fn chosen<'a>(fleet: &'a Fleet, only: &'a [Name]) -> impl Iterator<Item = &'a Cluster> {
+    fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name))
+}
+
+/// Checks the ledgers. Machines are looked at where a ledger is not there: one that never was has no machines.
+pub async fn check(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<LedgerState>, OpError> {
+    let mut states = Vec::new();
+    for desired in chosen(fleet, only) {
+        let name = desired.name.as_str();
+        let copies = fleet.store.history(name)?;
+        let (version, problem) = match ClusterAt::open(fleet, desired) {
+            Ok(cluster) if cluster.has_ledger() => (Some(cluster.version()), None),
+            Ok(cluster) => match Observer::new(Arc::new(cluster))?.look().await {
+                Ok(_) => (None, None),
+                Err(error) => (None, Some(lost(error)?)),
+            },
+            Err(error) => (None, Some(lost(error)?)),
+        };
+        let newest = fleet.store.newest_in_history::<Ledger>(name)?;
+        let remedy = match (&problem, newest) {
+            (None, _) => Remedy::None,
+            (Some(_), Some(kept)) => Remedy::History { version: kept.version.number() },
+            (Some(_), None) => Remedy::World,
+        };
+        let damaged_copies = copies.iter().filter(|(_, fault)| fault.is_some()).map(|(number, _)| *number).collect();
+        let (cluster, history) = (desired.name.clone(), copies.len());
+        states.push(LedgerState { cluster, version, problem, history, damaged_copies, remedy });
+    }
+    Ok(states)
+}
+
+/// What is wrong with a ledger; every other error stays one.
+fn lost(error: ClusterError) -> Result<String, OpError> {
+    match error {
+        ClusterError::Store(StoreError::LedgerMissing { trace, .. }) => {
+            Ok(format!("it is missing, though there is {trace}"))
+        }
+        ClusterError::Store(StoreError::LedgerDamaged { detail, .. }) => Ok(format!("it is damaged: {detail}")),
+        other => Err(other.into()),
+    }
+}
+
+/// Brings back the ledgers that are lost or damaged.
+pub async fn repair(fleet: &Arc<Fleet>, lock: &Lock, states: &[LedgerState]) -> Result<Vec<Repaired>, OpError> {
+    let mut done = Vec::new();
+    for state in states.iter().filter(|state| state.problem.is_some()) {
+        let name = state.cluster.as_str();
+        let (ledger, lost) = match state.remedy {
+            Remedy::None => continue,
+            Remedy::History { .. } => match fleet.store.newest_in_history::<Ledger>(name)? {
+                Some(kept) => (kept.value, Vec::new()),
+                None => continue,
+            },
+            Remedy::World => {
+                let Some(desired) = fleet.desired.clusters.iter().find(|c| c.name == state.cluster) else { continue };
+                (rebuild(fleet, desired).await?, LOST.to_vec())
+            }
+        };
+        let version = fleet.store.replace_cluster(lock, name, &ledger)?.number();
+        let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+        journal.note(Some(&state.cluster), "repaired", json!({ "from": state.remedy, "version": version }))?;
+        done.push(Repaired { cluster: state.cluster.clone(), from: state.remedy, version, lost });
+    }
+    Ok(done)
+}
+
+async fn rebuild(fleet: &Arc<Fleet>, desired: &Cluster) -> Result<Ledger, OpError> {
+    let kept = |side: Side| {
+        only_kept(&fleet.store, &desired.name, side)?.map_err(|count| {
+            let cluster = desired.name.clone();
+            OpError::RebuildRotation { cluster, side, count }
+        })
+    };
+    let (peers, clients) = (kept(Side::Peers)?, kept(Side::Clients)?);
+    let draft = Ledger { peers: peers.clone(), clients: clients.clone(), ..Ledger::default() };
+    let draft = ClusterAt::draft(fleet, desired, draft);
+    let observed = Observer::new(Arc::new(draft))?.look().await?;
+    Ledger::rebuilt_from(desired, (peers, clients), &observed, Timestamp::now())
+        .map_err(|source| OpError::Rebuild { cluster: desired.name.clone(), source })
+}

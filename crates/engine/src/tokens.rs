@@ -1,0 +1,144 @@
+//! A machine that is to join → its join token, kept in the state with the moment at which it is dead.
+
+use jiff::{SignedDuration, Timestamp};
+use raftsman_api::claim::{self, JoinToken};
+use raftsman_core::spec::Name;
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::{Deserialize, Serialize};
+
+use crate::store::{Lock, Secrets, StoreError};
+
+/// How long a new machine may take to join, unless the operator says otherwise.
+pub const JOIN_WINDOW: SignedDuration = SignedDuration::from_hours(1);
+
+/// Why there is no token.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The state.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// It could not be made, or is damaged.
+    #[error(transparent)]
+    Claim(#[from] claim::ClaimError),
+}
+
+/// A join token of this state.
+pub struct KeptToken {
+    /// The token.
+    pub token: JoinToken,
+    /// A proof by this token is not believed after this moment. `None` for machines on this computer.
+    pub until: Option<Timestamp>,
+}
+
+impl std::fmt::Debug for KeptToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeptToken").field("until", &self.until).finish_non_exhaustive()
+    }
+}
+
+/// As it is kept.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    token: String,
+    until: Option<Timestamp>,
+}
+
+impl KeptToken {
+    /// The token of this machine, dead or alive.
+    pub fn get(secrets: &Secrets, machine: &Name) -> Result<Option<Self>, TokenError> {
+        secrets.get(&token_name(machine))?.map(|kept| Self::read(kept.expose_secret())).transpose()
+    }
+
+    /// A new one, in the place of any that was there: what was told to the machine before is worth nothing now.
+    pub fn renew(secrets: &Secrets, lock: &Lock, machine: &Name, until: Option<Timestamp>) -> Result<Self, TokenError> {
+        Self { token: JoinToken::generate()?, until }.put(secrets, lock, machine)
+    }
+
+    /// The token of a machine that is being made: a killed run finds it again, because the machine may know it already;
+    /// a dead one is replaced.
+    pub fn of_new_machine(
+        secrets: &Secrets,
+        lock: &Lock,
+        machine: &Name,
+        until: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Result<Self, TokenError> {
+        match Self::get(secrets, machine)?.filter(|kept| kept.is_alive(now)) {
+            Some(kept) => {
+                // An operator may have given it more time.
+                let later = until.map(|until| kept.until.map_or(until, |kept| kept.max(until)));
+                match later == kept.until {
+                    true => Ok(kept),
+                    false => Self { until: later, ..kept }.put(secrets, lock, machine),
+                }
+            }
+            None => Self::renew(secrets, lock, machine, until),
+        }
+    }
+
+    /// Whether a proof by this token is believed at this moment.
+    pub fn is_alive(&self, now: Timestamp) -> bool {
+        self.until.is_none_or(|until| now <= until)
+    }
+
+    fn put(self, secrets: &Secrets, lock: &Lock, machine: &Name) -> Result<Self, TokenError> {
+        secrets.put(lock, &token_name(machine), &self.text())?;
+        Ok(self)
+    }
+
+    fn text(&self) -> SecretString {
+        let until = self.until.map_or_else(|| "null".to_owned(), |until| format!("\"{until}\""));
+        // Neither part needs escaping.
+        SecretString::from(format!("{{\"token\":\"{}\",\"until\":{until}}}", self.token.to_hex()))
+    }
+
+    /// States of before had the token alone.
+    fn read(text: &str) -> Result<Self, TokenError> {
+        let (token, until) = match serde_json::from_str::<Record>(text) {
+            Ok(Record { token, until }) => (JoinToken::from_hex(&token)?, until),
+            Err(_) => (JoinToken::from_hex(text)?, None),
+        };
+        Ok(Self { token, until })
+    }
+}
+
+/// The name under which the state keeps a machine's join token.
+pub fn token_name(machine: &Name) -> String {
+    format!("join-{machine}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{IdentitySource, LockInfo, Protection, Store};
+
+    #[test]
+    fn tokens_end_and_are_never_given_out_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let store = Store::create(&dir.path().join("state"), "shop", None, Protection::IdentityFile, now).unwrap();
+        let lock = store.lock(LockInfo::new("join", "alice", "desk")).unwrap();
+        let secrets = store.unlock(IdentitySource::State(None)).unwrap();
+        let db1 = Name::parse("db1").unwrap();
+        let hex = |kept: &KeptToken| kept.token.to_hex();
+        assert!(KeptToken::get(&secrets, &db1).unwrap().is_none());
+
+        let until = now + JOIN_WINDOW;
+        let first = KeptToken::renew(&secrets, &lock, &db1, Some(until)).unwrap();
+        let kept = KeptToken::get(&secrets, &db1).unwrap().unwrap();
+        assert_eq!((hex(&kept), kept.until), (hex(&first), Some(until)));
+        assert!(kept.is_alive(until) && !kept.is_alive(until + SignedDuration::from_secs(1)));
+
+        let second = KeptToken::renew(&secrets, &lock, &db1, Some(until)).unwrap();
+        assert_ne!(hex(&first), hex(&second));
+
+        // A killed run that makes the machine again finds the one that the machine may know.
+        let later = until + JOIN_WINDOW;
+        let again = KeptToken::of_new_machine(&secrets, &lock, &db1, Some(later), until).unwrap();
+        assert_eq!((hex(&again), again.until), (hex(&second), Some(later)));
+        let anew =
+            KeptToken::of_new_machine(&secrets, &lock, &db1, None, later + SignedDuration::from_secs(1)).unwrap();
+        assert_ne!(hex(&anew), hex(&second));
+        assert!(KeptToken::get(&secrets, &db1).unwrap().unwrap().is_alive(Timestamp::MAX));
+    }
+}

@@ -1,0 +1,43 @@
+//! The name of what is measured or tried, and its arguments → a table, and whether it is as good as it should be.
+//!
+//! One program for all of them: what they share is compiled and linked once.
+
+mod backup;
+mod big;
+mod death;
+mod incus;
+mod pause;
+mod restore;
+mod scale;
+mod under_load;
+mod up;
+
+use std::process::ExitCode;
+
+type Main = fn(&[String]) -> ExitCode;
+
+/// Names as `just` has them.
+const ALL: [(&str, Main); 9] = [
+    ("bench-backup", backup::main),
+    ("bench-incus", incus::main),
+    ("bench-pause", pause::main),
+    ("bench-restore", restore::main),
+    ("bench-scale", scale::main),
+    ("bench-up", up::main),
+    ("big", big::main),
+    ("death", death::main),
+    ("under-load", under_load::main),
+];
+
+#[allow(clippy::print_stderr, reason = "it says how it is used")]
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let chosen = arguments
+        .split_first()
+        .and_then(|(name, rest)| ALL.iter().find(|(known, _)| known == name).map(|(_, main)| main(rest)));
+    chosen.unwrap_or_else(|| {
+        let names: Vec<&str> = ALL.iter().map(|(name, _)| *name).collect();
+        eprintln!("usage: measure NAME [ARGUMENT]...\nnames: {}", names.join(", "));
+        ExitCode::from(2)
+    })
+}

@@ -1,0 +1,157 @@
+//! A copy of the state from before another operator took over → nothing that it orders is done, in etcd either.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use raftsman_core::action::{Account, Action};
+use raftsman_core::observed::{Alarm, ClusterId, Granted, MemberId};
+use raftsman_core::spec::{EtcdVersion, KeySpan, Level, Name};
+use raftsman_engine::act::Hands;
+use raftsman_engine::observe::Observer;
+use raftsman_tests::lab::{Lab, engine};
+
+const ROLES: &str = "roles: { reader: [{ read: { prefix: /app/ } }] }";
+const USERS: &str = "users: { alice: { roles: [reader] } }";
+
+fn name(text: &str) -> Name {
+    Name::parse(text).expect("a name")
+}
+
+/// Everything in etcd that the actions below change.
+fn facts(lab: &Lab) -> Vec<String> {
+    let ask = |arguments: &[&str]| lab.etcdctl(arguments).ok().stdout;
+    let status: serde_json::Value =
+        serde_json::from_str(&ask(&["endpoint", "status", "--cluster", "-w", "json"])).expect("a status");
+    let members = status.as_array().into_iter().flatten().map(|one| {
+        let status = &one["Status"];
+        format!("{} leads, revision {}, {}", status["leader"], status["header"]["revision"], status["downgradeInfo"])
+    });
+    let mut facts: Vec<String> = members.collect();
+    for arguments in [
+        &["member", "list"][..],
+        &["user", "list"],
+        &["role", "list"],
+        &["role", "get", "reader"],
+        &["alarm", "list"],
+        &["auth", "status"],
+        // Fails once its history was dropped.
+        &["get", "history", "--rev=2"],
+    ] {
+        facts.push(ask(arguments));
+    }
+    facts
+}
+
+/// Every action that goes to etcd itself.
+fn changes(of: &[(Name, MemberId)], cluster: ClusterId, leader: MemberId) -> Vec<Action> {
+    let (machine, member) = of.iter().find(|(_, id)| *id != leader).expect("a follower").clone();
+    let version = EtcdVersion::parse("3.6.15").expect("a version");
+    let keys = KeySpan { key: b"a".to_vec(), end: b"b".to_vec() };
+    vec![
+        Action::AddLearner { machine: machine.clone(), peer_url: "https://127.0.0.9:2380".to_owned() },
+        Action::PromoteMember { machine: machine.clone(), member },
+        Action::RemoveMember { name: machine.to_string(), member },
+        Action::UpdateMember {
+            machine: machine.clone(),
+            member,
+            peer_url: "https://127.0.0.9:2380".to_owned(),
+            version,
+            cluster,
+        },
+        Action::MoveLeader { machine: machine.clone(), member },
+        Action::Compact { revision: 3 },
+        Action::Defragment { machine },
+        Action::DisarmAlarm { alarm: Alarm::NoSpace },
+        Action::EnableDowngrade { version: EtcdVersion::parse("3.5.0").expect("a version") },
+        Action::CancelDowngrade,
+        Action::CreateRoot,
+        Action::ChangeRootPassword,
+        Action::EnableAuth,
+        Action::DisableAuth,
+        Action::SetRole { role: "stale".to_owned(), set: vec![Granted { level: Level::Read, keys }], revoke: vec![] },
+        Action::DeleteRole { role: "reader".to_owned() },
+        Action::SetUser {
+            user: "stale".to_owned(),
+            account: Account::Make,
+            grant: vec!["reader".to_owned()],
+            revoke: vec![],
+        },
+        Action::DeleteUser { user: "alice".to_owned() },
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stale_state_changes_nothing_in_etcd() {
+    let lab = Lab::cluster(3, "3.6.15", &[ROLES, USERS]);
+    lab.apply();
+    for value in ["1", "2", "3"] {
+        lab.etcdctl(&["put", "history", value]).ok();
+    }
+    // Another operator takes over: by what it changes in etcd, a majority of the agents know of its lock.
+    for _ in 0..2 {
+        for member in ["main-1", "main-2"] {
+            lab.run(&["move-leader", member]).ok();
+        }
+    }
+    let generation = lab.path().join(".raftsman/generation");
+    let newest: u64 = std::fs::read_to_string(&generation).expect("it").trim().parse().expect("a number");
+    assert!(newest >= 3, "{newest}");
+
+    let observer = Observer::new(Arc::new(engine::cluster(&lab, "main"))).expect("an observer");
+    let observed = observer.look().await.expect("a look");
+    let seen: Vec<_> =
+        observed.members.iter().map(|(name, m)| (name.clone(), m.etcd.seen().expect("it answers").clone())).collect();
+    let ids: Vec<_> = seen.iter().map(|(name, etcd)| (name.clone(), etcd.member)).collect();
+    let (cluster, leader) = (seen[0].1.cluster, seen[0].1.leader.expect("a leader"));
+    let before = facts(&lab);
+    let old = engine::lock(&lab, 1);
+    let stale = Hands { observer: &observer, lock: &old, limit: Duration::from_secs(20) };
+    for action in changes(&ids, cluster, leader) {
+        let refused = Box::pin(stale.act(&action)).await.expect_err(action.verb()).to_string();
+        assert!(refused.contains(&format!("generation 1 is older than {newest}")), "{}: {refused}", action.verb());
+    }
+    let refused = Box::pin(stale.nudge(Timestamp::now())).await.expect_err("refused").to_string();
+    assert!(refused.contains("is older than"), "{refused}");
+    assert_eq!(facts(&lab), before, "nothing was changed");
+
+    drop(old);
+
+    // The same from the command line, with the state's own generation taken back.
+    std::fs::write(&generation, "0\n").expect("an older copy");
+    for arguments in [&["defrag", "--all"][..], &["compact", "--yes"], &["move-leader", "main-3"]] {
+        let refused = lab.run(arguments).failed();
+        assert!(refused.all().contains("is older than"), "{arguments:?}: {refused:?}");
+    }
+    lab.write_file(&lab.file().replace("users: {", "users: { bob: { roles: [reader] },"));
+    let refused = lab.run(&["apply", "--yes", "--timeout", "20s"]).failed();
+    assert!(refused.all().contains("is older than"), "{refused:?}");
+    assert_eq!(facts(&lab), before, "nothing was changed");
+
+    // With the newest one it is done.
+    std::fs::write(&generation, format!("{newest}\n")).expect("the newest");
+    let newest = engine::lock(&lab, newest);
+    let current = Hands { observer: &observer, lock: &newest, limit: Duration::from_secs(20) };
+    let role = changes(&ids, cluster, leader).into_iter().find(|change| matches!(change, Action::SetRole { .. }));
+    Box::pin(current.act(&role.expect("a role"))).await.expect("it is done");
+    assert_ne!(facts(&lab), before);
+    assert_eq!(name("main-1"), ids[0].0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_etcd_takes_a_majority_of_agents() {
+    let lab = Lab::cluster(3, "3.6.15", &[]);
+    lab.apply();
+    let observer = Observer::new(Arc::new(engine::cluster(&lab, "main"))).expect("an observer");
+    observer.look().await.expect("a look");
+    let lock = engine::lock(&lab, 100);
+    let hands = Hands { observer: &observer, lock: &lock, limit: Duration::from_secs(2) };
+    let role = |name: &str| Action::SetRole { role: name.to_owned(), set: vec![], revoke: vec![] };
+    let agents = lab.agents();
+    raftsman_tests::lab::kill(agents[0].1, rustix::process::Signal::KILL);
+    Box::pin(hands.act(&role("one"))).await.expect("two of three will do");
+    raftsman_tests::lab::kill(agents[1].1, rustix::process::Signal::KILL);
+    let refused = Box::pin(hands.act(&role("two"))).await.expect_err("one of three will not").to_string();
+    assert!(refused.starts_with("etcd was not changed: 1 of the 2 agents that it takes"), "{refused}");
+    assert_eq!(lab.etcdctl(&["role", "list"]).ok().stdout, "one\n");
+}

@@ -1,0 +1,109 @@
+//! Planned operations in mixed order under client load → nobody notices.
+//!
+//! One seed an operation. `RAFTSMAN_OPERATIONS` says how many; all of them in a soak. Half of the seeds are for clusters
+//! whose clients have passwords, the other half for those with certificates; `RAFTSMAN_AUTH` gives all to one of them.
+//! With `RAFTSMAN_READERS`, every verb that only reads runs beside them in eight loops: what clients notice of a machine
+//! that has so much to do is not judged then, only what is lost or undone.
+
+use raftsman_tests::dice::Dice;
+use raftsman_tests::lab::soak;
+use raftsman_tests::load::{Load, LoadSettings};
+use raftsman_tests::operations::{Auth, Operation, Shape, lab};
+use raftsman_tests::readers;
+
+fn wanted() -> u64 {
+    let said = std::env::var("RAFTSMAN_OPERATIONS").ok().and_then(|n| n.parse().ok());
+    said.unwrap_or(if soak() { 100 } else { 12 })
+}
+
+fn first() -> u64 {
+    std::env::var("RAFTSMAN_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
+}
+
+fn auth(seed: u64) -> Auth {
+    let said = std::env::var("RAFTSMAN_AUTH").ok();
+    said.map_or_else(|| Auth::drawn(seed), |name| Auth::named(&name).expect("`certificate` or `password`"))
+}
+
+#[test]
+fn nobody_notices() {
+    let mut failed = Vec::new();
+    println!("seed  operation       auth         members  seconds  acknowledged/s  longest gap  errors  violations");
+    for mode in [Auth::Password, Auth::Certificate] {
+        let seeds: Vec<u64> = (first()..first() + wanted()).filter(|seed| auth(*seed) == mode).collect();
+        if !seeds.is_empty() && (failed.is_empty() || soak()) {
+            one_cluster(mode, seeds, &mut failed);
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+}
+
+#[allow(clippy::print_stdout, reason = "a table is printed")]
+fn one_cluster(auth: Auth, seeds: Vec<u64>, failed: &mut Vec<String>) {
+    let mut shape = Shape::new(5, auth);
+    let lab = lab(&shape);
+    let readers = std::env::var_os("RAFTSMAN_READERS").is_some();
+    for seed in seeds {
+        let mut dice = Dice::new(seed);
+        // In order at first, so that even a few operations are each another one; then in any.
+        let turn = usize::try_from(seed).unwrap_or(0);
+        let wish = if turn <= Operation::ALL.len() { turn - 1 } else { dice.below(Operation::ALL.len()) };
+        let operation = match Operation::ALL[wish] {
+            wish if shape.allows(wish) => wish,
+            Operation::Grow => Operation::Shrink,
+            _ => Operation::Grow,
+        };
+        let load = Load::start(&lab, LoadSettings { seed, ..LoadSettings::default() });
+        load.await_writes(100);
+        let begun = std::time::Instant::now();
+        let commands = shape.change(operation, &mut dice);
+        lab.write_file(&shape.file());
+        let mut operate = || {
+            for command in &commands {
+                load.mark(&command.join(" "));
+                let words: Vec<&str> = command.iter().map(String::as_str).collect();
+                let output = lab.run(&words);
+                if output.code != 0 {
+                    failed.push(format!("seed {seed}: {command:?}: {}", output.all()));
+                }
+                load.refresh(&lab);
+            }
+        };
+        match readers {
+            true => assert!(readers::beside(&lab, operate).1 > 8),
+            false => operate(),
+        }
+        let took = begun.elapsed();
+        load.mark("done");
+        load.await_writes(100);
+        let verdict = load.finish();
+        let figures = &verdict.figures;
+        println!(
+            "{seed:>4}  {:<14}  {:<11}  {:>7}  {:>7.1}  {:>14.0}  {:>8.0} ms  {:>6}  {:>10}",
+            operation.name(),
+            auth.name(),
+            shape.members.len(),
+            took.as_secs_f64(),
+            figures.throughput(),
+            figures.longest_gap.length.as_secs_f64() * 1000.0,
+            figures.errors,
+            verdict.violations.len(),
+        );
+        if let Err(broken) = readers::one_chain(&lab) {
+            failed.push(format!("seed {seed}, {}: {broken}", operation.name()));
+        }
+        if if readers { !verdict.violations.is_empty() } else { !verdict.clean() } {
+            failed.push(format!("seed {seed}, {}: {verdict}", operation.name()));
+        }
+        let status = lab.cluster_status();
+        if status["settled"] != true {
+            failed.push(format!("seed {seed}, {}: not settled: {status}", operation.name()));
+        }
+        if !failed.is_empty() && !soak() {
+            return;
+        }
+    }
+    if failed.is_empty() {
+        lab.destroy();
+    }
+}

@@ -1,0 +1,11 @@
+//! Hosts with systemd, Incus and libvirt → clusters on them, and nothing is left of them.
+
+mod conformance;
+mod first_boot;
+mod hosts;
+mod images;
+mod incus;
+mod libvirt;
+mod on_hosts;
+mod on_incus;
+mod on_libvirt;

@@ -1,0 +1,160 @@
+//! Hosts with a systemd of their own, reached by SSH once → a cluster, operated without SSH, and gone without a trace.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use raftsman_tests::hosts::{Hosts, Manifest};
+use raftsman_tests::lab::{Lab, binary, etcd_dir, eventually};
+use raftsman_tests::load::{Load, LoadSettings};
+
+fn file(hosts: &Hosts, ssh: &Path) -> String {
+    let member = |(i, address)| format!("      - {{ name: db{}, address: {address} }}\n", i + 1);
+    let members: String = hosts.addresses().into_iter().enumerate().map(member).collect();
+    format!(
+        "fleet: lab\nmachines:\n  provider: hosts\n  ssh: {{ config: {ssh:?} }}\netcd:\n  main:\n    version: 3.6.15\n    \
+         source: {{ directory: {:?} }}\n    members:\n{members}",
+        etcd_dir()
+    )
+}
+
+fn manifests(hosts: &Hosts) -> Vec<Manifest> {
+    (0..hosts.addresses().len()).map(|i| hosts.manifest(i)).collect()
+}
+
+#[track_caller]
+fn settled(lab: &Lab) {
+    let status = lab.cluster_status();
+    assert_eq!(status["settled"], true, "{status}");
+}
+
+#[test]
+fn hosts_become_a_cluster_and_hosts_again() {
+    let mut hosts = Hosts::up(3);
+    let before = manifests(&hosts);
+    let lab = Lab::new(&file(&hosts, &hosts.ssh_config()));
+    lab.apply();
+    settled(&lab);
+
+    // etcd is a unit of its own with a user of its own, and its log is in the journal.
+    let user = hosts.ssh(0, "ps -o user:32= -p $(systemctl show -P MainPID raftsman-etcd)").ok().stdout;
+    assert_eq!(user.trim(), "raftsman-etcd");
+    let log = lab.run(&["logs", "db1"]).ok().stdout;
+    assert!(log.contains("ready to serve client requests"), "{log}");
+
+    // From here on nobody can log in.
+    (0..3).for_each(|i| hosts.stop_sshd(i));
+    let load = Load::start(&lab, LoadSettings::default());
+    load.await_writes(100);
+    lab.write_file(&format!("{}    quota: 3GiB\n", lab.file()));
+    lab.apply();
+    lab.run(&["cert", "rotate", "peers", "--yes"]).ok();
+    load.await_writes(100);
+    let verdict = load.finish();
+    println!("{verdict}");
+    verdict.assert_clean();
+
+    // A power cut of everything at once: the cluster is back without an operator.
+    lab.etcdctl(&["put", "before", "the power cut"]).ok();
+    (0..3).for_each(|i| hosts.power_cut(i));
+    (0..3).for_each(|i| hosts.start(i));
+    (0..3).for_each(|i| hosts.stop_sshd(i));
+    eventually("the cluster is back", || (lab.cluster_status()["settled"] == true).then_some(()));
+    assert!(lab.etcdctl(&["get", "before"]).ok().stdout.contains("the power cut"));
+
+    lab.run(&["destroy", "--yes"]).ok();
+    lab.holds_nothing(None, &[]);
+    (0..3).for_each(|i| hosts.start_sshd(i));
+    for (i, (before, after)) in before.iter().zip(manifests(&hosts)).enumerate() {
+        assert_eq!(after.since(before), Vec::<String>::new(), "left on host {i}");
+    }
+}
+
+#[test]
+fn a_host_is_taken_in_by_hand() {
+    let hosts = Hosts::up(1);
+    let before = hosts.manifest(0);
+    let lab = Lab::new(&file(&hosts, &hosts.ssh_config()));
+    hosts.stop_sshd(0);
+    // Whoever may log in there has put the agent's program somewhere, and pastes a line.
+    let line = lab.run(&["join", "db1"]).ok().stdout;
+    std::fs::copy(binary("raftsman-agent"), hosts.disk(0, "/usr/local/bin/raftsman-agent")).expect("a copy");
+    hosts.console(0, &line).ok();
+    lab.apply();
+    settled(&lab);
+    assert_eq!(lab.listing("secrets"), ["fleet.age", "main-clients.age", "main-peers.age"], "no token is kept");
+    // Pasted again, nothing changes: the machine is taken.
+    hosts.console(0, &line).ok();
+    lab.nothing_to_do();
+
+    // Its figures are there for Prometheus.
+    let told = || hosts.console(0, "cat /var/lib/prometheus/node-exporter/raftsman.prom").stdout;
+    let told =
+        eventually("etcd runs in its figures", || Some(told()).filter(|it| it.contains("raftsman_etcd_running 1")));
+    assert!(told.contains("raftsman_certificate_not_after_seconds{purpose=\"etcd-peer\"}"), "{told}");
+
+    lab.run(&["destroy", "--yes"]).ok();
+    std::fs::remove_file(hosts.disk(0, "/usr/local/bin/raftsman-agent")).expect("what was put there by hand");
+    hosts.start_sshd(0);
+    assert_eq!(hosts.left(0, &before), Vec::<String>::new(), "left on the host");
+}
+
+#[test]
+fn a_host_that_waited_too_long_is_taken_in_anew() {
+    let hosts = Hosts::up(1);
+    let lab = Lab::new(&file(&hosts, &hosts.ssh_config()));
+    let mut apply = lab.command(&["apply", "--yes", "--json"]).stdout(Stdio::piped()).spawn().expect("raftsman starts");
+    let lines = BufReader::new(apply.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    // The agent is there, and about to be taken in.
+    assert!(lines.filter(|line| line.contains(r#""event":"done""#)).any(|line| line.contains("create_machine")));
+    apply.kill().expect("raftsman is killed");
+    apply.wait().expect("raftsman ends");
+    let claimed = hosts.console(0, "test -e /var/lib/raftsman/agent/tls/current").code == 0;
+    assert!(!claimed, "it was killed in time");
+    let late = r#"sed -i 's/"join_deadline": "[^"]*"/"join_deadline": "2020-01-01T00:00:00Z"/' /var/lib/raftsman/agent/boot.json"#;
+    hosts.console(0, late).ok();
+    hosts.console(0, "grep -q 2020-01-01 /var/lib/raftsman/agent/boot.json && systemctl restart raftsman-agent").ok();
+    lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+    settled(&lab);
+}
+
+#[test]
+fn an_ssh_server_that_hangs_is_named_in_time() {
+    let hosts = Hosts::up(1);
+    let lab = Lab::new(&file(&hosts, &hosts.ssh_config()));
+    hosts.console(0, "pkill -STOP -x sshd").ok();
+    let begun = Instant::now();
+    let refused = lab.run(&["apply", "--yes", "--timeout", "5s"]).failed().all();
+    assert!(begun.elapsed() < Duration::from_secs(40), "after {:?}: {refused}", begun.elapsed());
+    let named = format!("{}: no login by SSH", hosts.addresses()[0]);
+    assert!(refused.contains(&named), "{refused}");
+    hosts.console(0, "pkill -CONT -x sshd").ok();
+    lab.apply();
+    settled(&lab);
+}
+
+#[test]
+fn what_is_in_the_way_is_said_and_nothing_is_touched() {
+    let hosts = Hosts::up(1);
+    let lab = Lab::new(&file(&hosts, &hosts.ssh_config()));
+    lab.apply();
+    let before = hosts.manifest(0);
+
+    // A host of another fleet.
+    let others = Lab::new(&file(&hosts, &hosts.ssh_config()).replace("fleet: lab", "fleet: others"));
+    let refused = others.run(&["apply", "--yes", "--timeout", "10s"]).failed().all();
+    assert!(refused.contains("this machine belongs to the fleet lab"), "{refused}");
+
+    // A host whose key nobody knows.
+    let config = std::fs::read_to_string(hosts.ssh_config()).expect("a configuration");
+    let known = hosts.known_hosts().display().to_string();
+    let strange = others.path().join("strange");
+    std::fs::write(&strange, config.replace(&known, "/dev/null")).expect("a configuration");
+    others.write_file(&file(&hosts, &strange).replace("fleet: lab", "fleet: others"));
+    let refused = others.run(&["apply", "--yes", "--timeout", "10s"]).failed().all();
+    assert!(refused.contains("its SSH host key is not known"), "{refused}");
+
+    assert_eq!(hosts.left(0, &before), Vec::<String>::new());
+    settled(&lab);
+}

@@ -1,0 +1,16 @@
+//! A scripted world → the planner's steps, until planning again changes nothing.
+
+mod access;
+mod adopted;
+mod basics;
+mod delivery;
+mod pki;
+mod preflight;
+mod problems;
+mod recovery;
+mod restore;
+mod safety;
+mod shape;
+mod upkeep;
+mod users;
+mod versions;

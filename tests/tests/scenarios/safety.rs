@@ -1,0 +1,181 @@
+//! A step that takes something away for good, and a world that has changed since it was planned → it is not done.
+
+use std::collections::BTreeMap;
+
+use insta::assert_snapshot;
+use raftsman_core::action::{Account, Action, Company, StartData};
+use raftsman_core::observed::{Alarm, ClusterId, Data, ListedMember, MemberId, Observed, Purpose, ServiceState, Side};
+use raftsman_core::plan::safety::{self, Refusal};
+use raftsman_core::spec::{EtcdVersion, Name};
+use raftsman_tests::fixtures::{Scene, cluster};
+
+fn name(number: usize) -> Name {
+    Name::parse(&format!("main-{number}")).expect("a name")
+}
+
+/// One of each, and each of the kinds that are judged otherwise than the rest of their action.
+fn every_action() -> Vec<Action> {
+    let (machine, version, cluster) = (name(1), EtcdVersion::new(3, 6, 15), ClusterId(1));
+    let at = || machine.clone();
+    let user = |account| Action::SetUser { user: "app".to_owned(), account, grant: Vec::new(), revoke: Vec::new() };
+    let start = |data| Action::StartEtcd { machine: at(), version, data };
+    let (member, side, purpose, digest) = (MemberId(1), Side::Peers, Purpose::Peer, String::new);
+    let (address, peer_url) = ("10.0.0.1".parse().expect("an address"), String::new);
+    vec![
+        Action::MakeAuthorities,
+        Action::NextAuthority { side },
+        Action::SwitchAuthority { side },
+        Action::RetireAuthority { side, unused: false },
+        Action::RetireAuthority { side, unused: true },
+        Action::ForgetAuthority { side },
+        Action::StoreTrust { machine: at(), purpose },
+        Action::CreateMachine { machine: at() },
+        Action::StartMachine { machine: at() },
+        Action::Enroll { machine: at() },
+        Action::Measure,
+        Action::InstallEtcd { machine: at(), version },
+        Action::IssueCertificate { machine: at(), purpose, also: None },
+        Action::ConfigureEtcd { machine: at(), version, at: None, digest: digest() },
+        Action::SetFirewall { machine: at(), digest: digest() },
+        Action::SetAccess { machine: at(), digest: digest() },
+        Action::RenewAgent { machine: at() },
+        Action::Deliver { machine: at() },
+        start(StartData::Empty),
+        start(StartData::Joining(cluster)),
+        start(StartData::Of(cluster)),
+        start(StartData::Alone(cluster)),
+        Action::RestartEtcd { machine: at(), version, cluster },
+        Action::RestartTogether { machines: BTreeMap::from([(at(), version)]), cluster },
+        Action::StopEtcd { machine: at() },
+        Action::ClearData { machine: at(), member: None },
+        Action::RestoreData { machine: at(), version },
+        Action::PrepareRestore,
+        Action::RestoreBackup { machine: at(), version },
+        Action::CompareRestored { machines: vec![at()] },
+        Action::DeleteMachine { machine: at() },
+        Action::RebuildMachine { machine: at() },
+        Action::MoveMachine { machine: at(), address },
+        Action::AddLearner { machine: at(), peer_url: peer_url() },
+        Action::PromoteMember { machine: at(), member },
+        Action::RemoveMember { name: "main-1".to_owned(), member },
+        Action::UpdateMember { machine: at(), member, peer_url: peer_url(), version, cluster },
+        Action::MoveLeader { machine: at(), member },
+        Action::Compact { revision: 1 },
+        Action::Defragment { machine: at() },
+        Action::DisarmAlarm { alarm: Alarm::NoSpace },
+        Action::TakeSnapshot { version },
+        Action::EnableDowngrade { version },
+        Action::CancelDowngrade,
+        Action::CreateRoot,
+        Action::ChangeRootPassword,
+        Action::EnableAuth,
+        Action::DisableAuth,
+        Action::SetRole { role: "app".to_owned(), set: Vec::new(), revoke: Vec::new() },
+        Action::DeleteRole { role: "app".to_owned() },
+        user(Account::Keep),
+        user(Account::Make),
+        user(Account::Password),
+        user(Account::Remake),
+        Action::DeleteUser { user: "app".to_owned() },
+    ]
+}
+
+#[test]
+fn every_action_has_its_class() {
+    let mut table = String::new();
+    for action in every_action() {
+        let class = action.class();
+        let mark = |is: bool, word: &'static str| if is { word } else { "" };
+        let company = match class.company {
+            Company::Any => "any",
+            Company::OneLoss => "no other loss",
+            Company::Alike => "alike",
+            Company::Alone => "alone",
+        };
+        let line = format!(
+            "{:<17} {:<11} {company:<13} {:<12} {:<13} {}",
+            action.verb(),
+            format!("{:?}", class.changes).to_lowercase(),
+            mark(class.takes_member, "member away"),
+            mark(class.irreversible, "irreversible"),
+            mark(class.judged_again(), "judged again"),
+        );
+        table.push_str(line.trim_end());
+        table.push('\n');
+    }
+    assert_snapshot!(table);
+}
+
+#[test]
+fn what_is_irreversible_is_judged_again() {
+    for action in every_action() {
+        let class = action.class();
+        assert!(class.judged_again() || !class.irreversible && !class.takes_member, "{action:?}");
+        assert!(class.company == Company::Alone || !class.takes_member, "{action:?}");
+    }
+}
+
+/// The judgement of a step by itself, on this look.
+fn judged(scene: &Scene, observed: &Observed, action: &Action) -> Result<(), String> {
+    safety::judge(&scene.desired, observed, &[action], action).map(drop).map_err(|refusal: Refusal| refusal.to_string())
+}
+
+/// Carries out waves until one holds this action, and returns the action: it is next.
+fn up_to(scene: &mut Scene, wanted: impl Fn(&Action) -> bool) -> Action {
+    for _ in 0..60 {
+        let plan = scene.plan();
+        assert!(!plan.steps.is_empty(), "it never comes to it: {plan:?}");
+        if let Some(step) = plan.steps.iter().find(|step| wanted(&step.action)) {
+            assert_eq!(judged(scene, &scene.look(), &step.action), Ok(()));
+            return step.action.clone();
+        }
+        let first = plan.steps[0].action.clone();
+        scene.until(|action| *action == first);
+    }
+    panic!("it goes round in circles")
+}
+
+/// A cluster of five of which the file has only three any more.
+fn shrinking() -> (Scene, ListedMember) {
+    let mut scene = Scene::settled(5);
+    let entry = scene.agreed().members.iter().find(|m| m.name == "main-5").cloned().expect("an entry");
+    scene.desired = cluster(3, &[]);
+    (scene, entry)
+}
+
+#[test]
+fn a_machine_whose_member_is_listed_again_stays() {
+    let (mut scene, entry) = shrinking();
+    let stop = up_to(&mut scene, |action| matches!(action, Action::StopEtcd { .. }));
+    let mut listed = scene.clone();
+    listed.agreed().members.push(entry.clone());
+    assert_snapshot!(judged(&listed, &listed.look(), &stop).unwrap_err(), @"that it is no member any more was not seen");
+    let delete = up_to(&mut scene, |action| matches!(action, Action::DeleteMachine { .. }));
+    let mut listed = scene.clone();
+    listed.agreed().members.push(entry);
+    assert_snapshot!(judged(&listed, &listed.look(), &delete).unwrap_err(), @"that it is no member any more was not seen");
+    // Its etcd was started since.
+    scene.machine(5).process.state = ServiceState::Running;
+    assert_snapshot!(judged(&scene, &scene.look(), &delete).unwrap_err(), @"etcd runs on it");
+}
+
+#[test]
+fn only_the_data_that_was_seen_is_cleared() {
+    let mut scene = Scene::settled(3);
+    let id = scene.agreed().members.iter().find(|m| m.name == "main-2").map(|m| m.id).expect("an entry");
+    scene.world.ledger.replace.insert(name(2), id);
+    let clear = up_to(&mut scene, |action| matches!(action, Action::ClearData { .. }));
+    let cluster = scene.id();
+    scene.machine(2).data = Data::Present { member: MemberId(7), cluster };
+    assert_snapshot!(judged(&scene, &scene.look(), &clear).unwrap_err(), @"its data is another member's");
+}
+
+#[test]
+fn machines_are_given_back_one_after_the_other() {
+    let mut scene = Scene::settled(5);
+    // Both were taken out by hand.
+    scene.agreed().members.retain(|m| m.name != "main-4" && m.name != "main-5");
+    scene.desired = cluster(3, &[]);
+    scene.world.remember(&scene.desired.clone());
+    assert_snapshot!(scene.to_the_end());
+}

@@ -1,0 +1,13 @@
+//! Seeded random worlds and faults → the rules hold, and what is broken on purpose is caught.
+
+mod access;
+mod backup;
+mod lives;
+mod members;
+mod pki;
+mod recovery;
+mod shape;
+mod state;
+mod upkeep;
+mod users;
+mod versions;
