@@ -10,6 +10,14 @@ impl Dice {
         Self(seed)
     }
 
+    /// Dice for the part of a long matrix that this run takes: CI has others for every commit, a soak takes everything.
+    #[allow(clippy::print_stdout, reason = "who reads of a failure wants the same part again")]
+    pub fn of_this_run(matrix: &str) -> Self {
+        let draw: u64 = std::env::var("RAFTSMAN_DRAW").ok().and_then(|draw| draw.parse().ok()).unwrap_or(0);
+        println!("{matrix}: again with RAFTSMAN_DRAW={draw}");
+        Self(matrix.bytes().fold(draw, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte))))
+    }
+
     /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -32,6 +40,15 @@ impl Dice {
     /// One of them.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> Option<&'a T> {
         if items.is_empty() { None } else { items.get(self.below(items.len())) }
+    }
+
+    /// So many of them, each at most once, in their order.
+    pub fn some<T: Clone>(&mut self, items: &[T], count: usize) -> Vec<T> {
+        let mut places: Vec<usize> = (0..items.len()).collect();
+        self.shuffle(&mut places);
+        places.truncate(count);
+        places.sort_unstable();
+        places.into_iter().map(|place| items[place].clone()).collect()
     }
 
     /// Another order.

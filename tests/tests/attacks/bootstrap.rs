@@ -15,6 +15,7 @@ use raftsman_api::tls::Identity;
 use raftsman_core::desired::CLIENT_PORT;
 use raftsman_engine::pki::{Authority, AuthorityKind};
 use raftsman_etcd::{Credentials, dial};
+use raftsman_tests::dice::Dice;
 use raftsman_tests::lab::{Lab, eventually, kill, soak};
 use rustix::process::Signal;
 use secrecy::ExposeSecret as _;
@@ -275,7 +276,8 @@ fn no_client_gets_in_before_auth_is_on() {
 #[test]
 fn a_killed_bootstrap_leaves_nothing_open() {
     // Of the twelve steps, the eighth starts etcd, and the tenth turns auth on.
-    let kills: Vec<usize> = if soak() { (1..=12).chain(1..=12).collect() } else { vec![8, 10] };
+    let steps: Vec<usize> = (1..=12).collect();
+    let kills = if soak() { steps.repeat(2) } else { Dice::of_this_run("bootstrap").some(&steps, 2) };
     for (round, after) in kills.into_iter().enumerate() {
         let (version, mode, brought) = CLUSTERS[round % CLUSTERS.len()];
         let (lab, clients) = lab(version, 1, mode, brought);

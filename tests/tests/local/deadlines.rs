@@ -96,7 +96,7 @@ async fn an_agent_that_hangs_is_named_in_every_call() {
     kill(agent, Signal::STOP);
     let begun = Instant::now();
     let acts = asked(name, cluster).into_iter().map(|(action, call)| async move {
-        let error = Box::pin(hands.act(&action)).await.expect_err(action.verb()).to_string();
+        let error = hands.act(&action).await.expect_err(action.verb()).to_string();
         let named = error.contains("the agent of main-1") && error.contains(call) && error.contains("within ");
         (!named || begun.elapsed() > PROMPT).then(|| format!("{}: {error} ({:?})", action.verb(), begun.elapsed()))
     });

@@ -18,6 +18,12 @@ fn name(text: &str) -> Name {
     Name::parse(text).expect("a name")
 }
 
+/// How often a member was asked to hand its leadership over.
+fn hand_overs(lab: &Lab) -> usize {
+    let logs = lab.etcds().into_iter().map(|(name, _)| lab.machine(&name).join("etcd/etcd.log"));
+    logs.map(|log| std::fs::read_to_string(log).expect("a log").matches("leadership transfer starting").count()).sum()
+}
+
 /// Everything in etcd that the actions below change.
 fn facts(lab: &Lab) -> Vec<String> {
     let ask = |arguments: &[&str]| lab.etcdctl(arguments).ok().stdout;
@@ -25,9 +31,11 @@ fn facts(lab: &Lab) -> Vec<String> {
         serde_json::from_str(&ask(&["endpoint", "status", "--cluster", "-w", "json"])).expect("a status");
     let members = status.as_array().into_iter().flatten().map(|one| {
         let status = &one["Status"];
-        format!("{} leads, revision {}, {}", status["leader"], status["header"]["revision"], status["downgradeInfo"])
+        format!("revision {}, {}", status["header"]["revision"], status["downgradeInfo"])
     });
     let mut facts: Vec<String> = members.collect();
+    // A member that a busy machine keeps waiting may be followed by another at any time, but not because it was asked.
+    facts.push(format!("asked to hand over {} times", hand_overs(lab)));
     for arguments in [
         &["member", "list"][..],
         &["user", "list"],
@@ -104,12 +112,14 @@ async fn a_stale_state_changes_nothing_in_etcd() {
         observed.members.iter().map(|(name, m)| (name.clone(), m.etcd.seen().expect("it answers").clone())).collect();
     let ids: Vec<_> = seen.iter().map(|(name, etcd)| (name.clone(), etcd.member)).collect();
     let (cluster, leader) = (seen[0].1.cluster, seen[0].1.leader.expect("a leader"));
+    assert!(hand_overs(&lab) > 0, "the logs tell of those that were asked for");
     let before = facts(&lab);
     let old = engine::lock(&lab, 1);
     let stale = Hands { observer: &observer, lock: &old, limit: Duration::from_secs(20) };
     for action in changes(&ids, cluster, leader) {
-        let refused = Box::pin(stale.act(&action)).await.expect_err(action.verb()).to_string();
-        assert!(refused.contains(&format!("generation 1 is older than {newest}")), "{}: {refused}", action.verb());
+        let refused = stale.act(&action).await.expect_err(action.verb()).to_string();
+        // By how much depends on the agent that answers first: a minority may not have heard of the newest.
+        assert!(refused.contains("generation 1 is older than"), "{}: {refused}", action.verb());
     }
     let refused = Box::pin(stale.nudge(Timestamp::now())).await.expect_err("refused").to_string();
     assert!(refused.contains("is older than"), "{refused}");
@@ -133,7 +143,7 @@ async fn a_stale_state_changes_nothing_in_etcd() {
     let newest = engine::lock(&lab, newest);
     let current = Hands { observer: &observer, lock: &newest, limit: Duration::from_secs(20) };
     let role = changes(&ids, cluster, leader).into_iter().find(|change| matches!(change, Action::SetRole { .. }));
-    Box::pin(current.act(&role.expect("a role"))).await.expect("it is done");
+    current.act(&role.expect("a role")).await.expect("it is done");
     assert_ne!(facts(&lab), before);
     assert_eq!(name("main-1"), ids[0].0);
 }
@@ -149,9 +159,9 @@ async fn a_change_of_etcd_takes_a_majority_of_agents() {
     let role = |name: &str| Action::SetRole { role: name.to_owned(), set: vec![], revoke: vec![] };
     let agents = lab.agents();
     raftsman_tests::lab::kill(agents[0].1, rustix::process::Signal::KILL);
-    Box::pin(hands.act(&role("one"))).await.expect("two of three will do");
+    hands.act(&role("one")).await.expect("two of three will do");
     raftsman_tests::lab::kill(agents[1].1, rustix::process::Signal::KILL);
-    let refused = Box::pin(hands.act(&role("two"))).await.expect_err("one of three will not").to_string();
+    let refused = hands.act(&role("two")).await.expect_err("one of three will not").to_string();
     assert!(refused.starts_with("etcd was not changed: 1 of the 2 agents that it takes"), "{refused}");
     assert_eq!(lab.etcdctl(&["role", "list"]).ok().stdout, "one\n");
 }

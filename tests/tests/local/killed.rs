@@ -48,7 +48,8 @@ fn for_all<T: Sync + std::fmt::Debug>(items: &[T], test: impl Fn(usize, &T) + Sy
 
 fn seed() -> u64 {
     let seed = std::env::var("RAFTSMAN_SEED").ok().and_then(|n| n.parse().ok());
-    let seed = seed.unwrap_or_else(|| if soak() { u64::from(std::process::id()) } else { 7 });
+    let seed =
+        seed.unwrap_or_else(|| if soak() { u64::from(std::process::id()) } else { Dice::of_this_run("killed").bits() });
     println!("again with: RAFTSMAN_SEED={seed}");
     seed
 }

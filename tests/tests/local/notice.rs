@@ -17,7 +17,9 @@ fn wanted() -> u64 {
 }
 
 fn first() -> u64 {
-    std::env::var("RAFTSMAN_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
+    let said = std::env::var("RAFTSMAN_SEED").ok().and_then(|n| n.parse().ok());
+    let rounds = if soak() { 1 } else { 1000 };
+    said.unwrap_or_else(|| 1 + (Dice::of_this_run("notice").below(rounds) * Operation::ALL.len()) as u64)
 }
 
 fn auth(seed: u64) -> Auth {
@@ -38,6 +40,14 @@ fn nobody_notices() {
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
 }
 
+/// Every operation once in as many seeds as there are operations, each time in another order.
+fn wish(seed: u64) -> Operation {
+    let turn = usize::try_from(seed.saturating_sub(1)).unwrap_or(0);
+    let mut order = Operation::ALL;
+    Dice::new((turn / order.len()) as u64).shuffle(&mut order);
+    order[turn % order.len()]
+}
+
 #[allow(clippy::print_stdout, reason = "a table is printed")]
 fn one_cluster(auth: Auth, seeds: Vec<u64>, failed: &mut Vec<String>) {
     let mut shape = Shape::new(5, auth);
@@ -45,10 +55,7 @@ fn one_cluster(auth: Auth, seeds: Vec<u64>, failed: &mut Vec<String>) {
     let readers = std::env::var_os("RAFTSMAN_READERS").is_some();
     for seed in seeds {
         let mut dice = Dice::new(seed);
-        // In order at first, so that even a few operations are each another one; then in any.
-        let turn = usize::try_from(seed).unwrap_or(0);
-        let wish = if turn <= Operation::ALL.len() { turn - 1 } else { dice.below(Operation::ALL.len()) };
-        let operation = match Operation::ALL[wish] {
+        let operation = match wish(seed) {
             wish if shape.allows(wish) => wish,
             Operation::Grow => Operation::Shrink,
             _ => Operation::Grow,

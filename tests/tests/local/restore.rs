@@ -45,7 +45,7 @@ fn lab(members: usize, store: &Path, schedule: &str) -> Lab {
 
 fn seed() -> u64 {
     let seed = std::env::var("RAFTSMAN_SEED").ok().and_then(|seed| seed.parse().ok());
-    seed.unwrap_or_else(|| u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(1))
+    seed.unwrap_or_else(|| Dice::of_this_run("restore").bits() >> 1)
 }
 
 /// What is known of a key: its value, when it was made and last changed, how often, and its lease.

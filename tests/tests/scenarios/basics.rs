@@ -421,7 +421,8 @@ fn changed_configuration_followers_first_leader_last() {
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-1: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * restart etcd main-2: the file has changed; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: the file has changed; 1 0 1
     done
     ");
 }
@@ -437,7 +438,8 @@ fn changed_configuration_the_unhealthy_first() {
     * restart etcd main-2: the file has changed; 2 1 2
     * restart etcd main-3: the file has changed; 2 1 2
     * restart etcd main-5: the file has changed; 2 1 2
-    * restart etcd main-1: the file has changed; 2 1 2, hand-over
+    * hand over to main-2: main-1 restarts next; 2 2 2, hand-over
+    * restart etcd main-1: the file has changed; 2 1 2
     done
     ");
 }
@@ -458,7 +460,8 @@ fn changed_configuration_while_one_is_down() {
     * configure etcd main-3: the file has changed; 0 0 0
     * start etcd main-3: not running; 0 0 1
     * restart etcd main-2: the file has changed; 1 0 1
-    * restart etcd main-1: the file has changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
     done
     ");
 }
@@ -504,7 +507,8 @@ fn another_version() {
     * take snapshot cluster: 3.6.15 → 3.6.14; 1 1 1
     * restart etcd main-2: 3.6.15 → 3.6.14; 1 0 1
     * restart etcd main-3: 3.6.15 → 3.6.14; 1 0 1
-    * restart etcd main-1: 3.6.15 → 3.6.14; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: 3.6.15 → 3.6.14; 1 0 1
     done
     ");
 }
@@ -609,7 +613,8 @@ fn an_alarm_and_a_change() {
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * restart etcd main-1: the file has changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
     * disarm NOSPACE cluster: there is room again; 1 1 1
     done
     ");
@@ -718,6 +723,7 @@ fn a_changed_setting_is_named() {
     configure etcd main-3: quota 8GiB → 4GiB, log_level info → warn
     restart etcd main-2: quota 8GiB → 4GiB, log_level info → warn
     restart etcd main-3: quota 8GiB → 4GiB, log_level info → warn
+    hand over to main-2: main-1 restarts next
     restart etcd main-1: quota 8GiB → 4GiB, log_level info → warn
     ");
 }

@@ -55,14 +55,16 @@ fn another_authority_for_peers() {
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * switch peers CA cluster: trusted by every member; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
     * retire peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
-    * restart etcd main-2: trusted CAs have changed; 1 0 1
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
     * forget peers CA cluster: refused by every member; 1 1 1
     done
     ");
@@ -79,7 +81,8 @@ fn another_authority_for_clients_waits_for_them() {
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * switch clients CA cluster: trusted by every member; 1 1 1
     done
     ");
@@ -96,9 +99,10 @@ fn another_authority_for_clients_waits_for_them() {
     * sign server cert main-1 main-2 main-3: signed by another authority; 1 1 1
     * retire clients CA cluster: not needed any more; 1 1 1
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
-    * restart etcd main-2: trusted CAs have changed; 1 0 1
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
     * forget clients CA cluster: refused by every member; 1 1 1
     done
     ");
@@ -114,14 +118,16 @@ fn another_authority_for_clients_now() {
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * switch clients CA cluster: trusted by every member; 1 1 1
     * sign server cert main-1 main-2 main-3: signed by another authority; 1 1 1
     * retire clients CA cluster: not needed any more; 1 1 1
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
-    * restart etcd main-2: trusted CAs have changed; 1 0 1
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
     * forget clients CA cluster: refused by every member; 1 1 1
     done
     ");
@@ -140,15 +146,17 @@ fn other_authorities_for_both_share_the_restarts_of_the_first_phase() {
       store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * switch peers CA cluster: trusted by every member; 1 1 1
       switch clients CA cluster: trusted by every member; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
     * retire peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
-    * restart etcd main-2: trusted CAs have changed; 1 0 1
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
     * forget peers CA cluster: refused by every member; 1 1 1
     done
     ");
@@ -199,15 +207,17 @@ fn authorities_near_their_end() {
       sign server cert main-1 main-2 main-3: expired; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * switch peers CA cluster: trusted by every member; 1 1 1
       switch clients CA cluster: trusted by every member; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
     * retire peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
-    * restart etcd main-2: trusted CAs have changed; 1 0 1
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
     * forget peers CA cluster: refused by every member; 1 1 1
     done
     ");
@@ -231,7 +241,8 @@ fn the_old_authority_of_the_clients_ends_before_anybody_says_so() {
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * forget clients CA cluster: refused by every member; 1 1 1
     done
     ");
@@ -284,14 +295,16 @@ fn made_then_brought_then_another_then_made() {
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * switch peers CA cluster: trusted by every member; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
     * retire peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
-    * restart etcd main-2: trusted CAs have changed; 1 0 1
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
     * forget peers CA cluster: refused by every member; 1 1 1
     done
     ");
@@ -335,14 +348,16 @@ fn the_file_names_yet_another_before_anything_is_signed() {
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * switch peers CA cluster: trusted by every member; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
     * retire peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
-    * restart etcd main-2: trusted CAs have changed; 1 0 1
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
     * forget peers CA cluster: refused by every member; 1 1 1
     done
     ");
@@ -360,13 +375,15 @@ fn the_same_key_in_another_certificate() {
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * switch peers CA cluster: trusted by every member; 1 1 1
     * retire peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
-    * restart etcd main-2: trusted CAs have changed; 1 0 1
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
     * forget peers CA cluster: refused by every member; 1 1 1
     done
     ");
@@ -400,14 +417,16 @@ fn a_member_is_down_when_the_next_authority_is_to_be_trusted() {
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * switch peers CA cluster: trusted by every member; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
     * retire peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
-    * restart etcd main-2: trusted CAs have changed; 1 0 1
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
     * forget peers CA cluster: refused by every member; 1 1 1
     done
     ");
@@ -422,7 +441,8 @@ fn an_agent_does_not_answer_before_the_switch() {
     * take in peers CA cluster: asked for; 1 1 1
     * store peer trust main-1 main-2: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     waits: main-3: the agent does not answer: timed out
     ");
     scene.hidden.clear();
@@ -441,16 +461,17 @@ fn in_an_emergency_nobody_is_waited_for_who_is_not_needed() {
     * restart etcd main-2: trusted CAs have changed; 2 1 2
     * restart etcd main-3: trusted CAs have changed; 2 1 2
     * restart etcd main-4: trusted CAs have changed; 2 1 2
-    * restart etcd main-1: trusted CAs have changed; 2 1 2, hand-over
+    * hand over to main-2: main-1 restarts next; 2 2 2, hand-over
+    * restart etcd main-1: trusted CAs have changed; 2 1 2
     * switch peers CA cluster: trusted by every member; 2 2 2
     * sign peer cert main-1 main-2 main-3 main-4: signed by another authority; 2 2 2
     * retire peers CA cluster: not needed any more; 2 2 2
     * store peer trust main-1 main-2 main-3 main-4: trusted CAs have changed; 2 2 2
-    * restart etcd main-2: trusted CAs have changed; 2 0 2
+    * restart etcd main-1: trusted CAs have changed; 2 0 2
     * restart etcd main-3: trusted CAs have changed; 2 0 2
     * restart etcd main-4: trusted CAs have changed; 2 0 2
-    * hand over to main-2: main-1 is about to go; 2 2 2, hand-over
-    * restart etcd main-1: trusted CAs have changed; 1 0 1
+    * hand over to main-1: main-2 is about to go; 2 2 2, hand-over
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
     * forget peers CA cluster: refused by every member; 1 1 1
     waits: main-5: the agent does not answer: timed out
     ");
@@ -483,7 +504,8 @@ fn in_an_emergency_who_is_left_behind_does_not_lead() {
     * restart etcd main-2: trusted CAs have changed; 2 1 2
     * restart etcd main-3: trusted CAs have changed; 2 1 2
     * restart etcd main-4: trusted CAs have changed; 2 1 2
-    * restart etcd main-1: trusted CAs have changed; 2 1 2, hand-over
+    * hand over to main-2: main-1 restarts next; 2 2 2, hand-over
+    * restart etcd main-1: trusted CAs have changed; 2 1 2
     * switch peers CA cluster: trusted by every member; 2 2 2
     * sign peer cert main-1 main-2 main-3 main-4: signed by another authority; 2 2 2
     * retire peers CA cluster: not needed any more; 2 2 2
@@ -519,11 +541,12 @@ fn who_was_left_behind_and_leads_makes_way_when_it_is_back() {
     scene.hidden.clear();
     assert_snapshot!(scene.to_the_end(), @"
     * sign peer cert main-5: signed by another authority; 1 1 1
-    * hand over to main-1: main-5 may not know the new CA; 1 1 1, hand-over
+    * hand over to main-2: main-5 may not know the new CA; 1 1 1, hand-over
     * restart etcd main-5: trusted CAs have changed; 2 1 2
     * restart etcd main-3: trusted CAs have changed; 2 1 2
     * restart etcd main-4: trusted CAs have changed; 2 1 2
-    * restart etcd main-1: trusted CAs have changed; 2 1 2, hand-over
+    * hand over to main-1: main-2 restarts next; 2 2 2, hand-over
+    * restart etcd main-2: trusted CAs have changed; 2 1 2
     * forget peers CA cluster: refused by every member; 2 2 2
     done
     ");
@@ -539,7 +562,8 @@ fn in_an_emergency_nobody_is_left_behind_where_that_would_cost_quorum() {
     * take in peers CA cluster: asked for; 1 1 1
     * store peer trust main-1 main-2: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     waits: main-3: the agent does not answer: timed out
     ");
     scene.hidden.clear();
@@ -566,9 +590,10 @@ fn a_member_goes_down_after_the_switch_and_catches_up() {
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
     * retire peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
-    * restart etcd main-2: trusted CAs have changed; 1 0 1
+    * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * restart etcd main-1: trusted CAs have changed; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: trusted CAs have changed; 1 0 1
     * forget peers CA cluster: refused by every member; 1 1 1
     done
     ");
@@ -579,7 +604,7 @@ fn a_process_that_trusts_less_than_its_agent_says_is_found_out() {
     let mut scene = Scene::settled(3);
     let before = scene.machine(2).process.trust.clone();
     ask(&mut scene, Side::Peers);
-    waves(&mut scene, 5);
+    waves(&mut scene, 6);
     let told = scene.machine(2).process.trust.clone();
     assert_ne!(told, before);
     scene.world.bundles.insert(told[&Purpose::Peer].clone(), scene.world.bundles[&before[&Purpose::Peer]].clone());
@@ -597,7 +622,7 @@ fn whoever_still_lets_the_old_ones_in_is_named() {
     while trust(&mut scene, Side::Peers).retired.is_empty() {
         waves(&mut scene, 1);
     }
-    waves(&mut scene, 4);
+    waves(&mut scene, 5);
     let both: std::collections::BTreeSet<String> = ["peers-1".to_owned(), "peers-2".to_owned()].into();
     let digest = scene.machine(2).process.trust[&Purpose::Peer].clone();
     scene.world.bundles.insert(digest, both);

@@ -101,7 +101,8 @@ fn a_running_cluster_keeps_its_timers_until_others_are_measured() {
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * restart etcd main-1: the file has changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
     done
     ");
     assert_eq!(heartbeat(&scene), 200);
@@ -120,7 +121,8 @@ fn noise_restarts_nobody_and_a_real_change_restarts_everybody_one_at_a_time() {
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * restart etcd main-1: the file has changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
     done
     ");
     assert_eq!(heartbeat(&scene), 200);

@@ -101,7 +101,8 @@ fn a_greater_quota_is_carried_through_and_the_alarm_taken_back() {
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * restart etcd main-1: the file has changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
     * disarm NOSPACE cluster: there is room again; 1 1 1
     done
     ");
@@ -115,7 +116,8 @@ fn a_greater_quota_alone_is_enough() {
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * restart etcd main-1: the file has changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
     * disarm NOSPACE cluster: there is room again; 1 1 1
     done
     ");

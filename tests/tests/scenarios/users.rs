@@ -282,7 +282,8 @@ fn users_are_changed_beside_no_restart() {
       set user metrics: not there yet: role reader; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * restart etcd main-1: the file has changed; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
     done
     ");
 }

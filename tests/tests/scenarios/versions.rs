@@ -58,7 +58,8 @@ fn a_patch_up() {
     * take snapshot cluster: 3.6.14 → 3.6.15; 1 1 1
     * restart etcd main-2: 3.6.14 → 3.6.15; 1 0 1
     * restart etcd main-3: 3.6.14 → 3.6.15; 1 0 1
-    * restart etcd main-1: 3.6.14 → 3.6.15; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: 3.6.14 → 3.6.15; 1 0 1
     done
     ");
 }
@@ -70,7 +71,8 @@ fn a_patch_down() {
     * take snapshot cluster: 3.6.15 → 3.6.14; 1 1 1
     * restart etcd main-2: 3.6.15 → 3.6.14; 1 0 1
     * restart etcd main-3: 3.6.15 → 3.6.14; 1 0 1
-    * restart etcd main-1: 3.6.15 → 3.6.14; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: 3.6.15 → 3.6.14; 1 0 1
     done
     ");
 }
@@ -83,14 +85,16 @@ fn two_lines_up_each_to_its_end() {
     * take snapshot cluster: 3.5.34 → 3.6.15; 1 1 1
     * restart etcd main-2: 3.5.34 → 3.6.15; 1 0 1
     * restart etcd main-3: 3.5.34 → 3.6.15; 1 0 1
-    * restart etcd main-1: 3.5.34 → 3.6.15; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: 3.5.34 → 3.6.15; 1 0 1
     * enable downgrade cluster: for a moment: the log holds requests of 3.5; 1 1 1
     * cancel downgrade cluster: to 3.5.0, which the file does not want; 1 1 1
     * install etcd main-1 main-2 main-3: not there yet; 1 1 1
     * take snapshot cluster: 3.6.15 → 3.7.2; 1 1 1
-    * restart etcd main-2: 3.6.15 → 3.7.2; 1 0 1
+    * restart etcd main-1: 3.6.15 → 3.7.2; 1 0 1
     * restart etcd main-3: 3.6.15 → 3.7.2; 1 0 1
-    * restart etcd main-1: 3.6.15 → 3.7.2; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: 3.6.15 → 3.7.2; 1 0 1
     done
     ");
 }
@@ -113,7 +117,8 @@ fn the_members_of_3_4_without_auth() {
     * take snapshot cluster: 3.4.45 → 3.5.34; 1 1 1
     * restart etcd main-2: 3.4.45 → 3.5.34; 1 0 1
     * restart etcd main-3: 3.4.45 → 3.5.34; 1 0 1
-    * restart etcd main-1: 3.4.45 → 3.5.34; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: 3.4.45 → 3.5.34; 1 0 1
     done
     ");
 }
@@ -139,7 +144,8 @@ fn half_way_from_3_4_auth_has_to_wait() {
     scene.now_wants("3.5.34", ALL, &[]);
     assert_snapshot!(scene.to_the_end(), @"
     * restart etcd main-3: 3.4.45 → 3.5.34; 1 0 1
-    * restart etcd main-1: 3.4.45 → 3.5.34; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: 3.4.45 → 3.5.34; 1 0 1
     * create root cluster: not there yet; 1 1 1
     * enable auth cluster: auth is off; 1 1 1
     done
@@ -156,8 +162,11 @@ fn the_leader_goes_last() {
         };
         scene.world.leads = Some(id);
         let told = scene.to_the_end();
-        let last = told.lines().rfind(|line| line.contains("restart etcd")).expect("restarts");
-        assert!(last.contains(&format!("main-{leader}:")) && last.contains("hand-over"), "{told}");
+        let mut lines = told.lines().skip_while(|line| !line.contains("hand over to"));
+        let (handed_over, last) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+        assert!(handed_over.contains(&format!(": main-{leader} restarts next;")), "{told}");
+        assert!(last.contains(&format!("restart etcd main-{leader}:")), "{told}");
+        assert!(lines.all(|line| !line.contains("restart etcd")), "{told}");
     }
 }
 
@@ -258,7 +267,8 @@ fn half_way_of_the_first_hop_the_second_waits() {
     let told = scene.until(|action| matches!(action, Action::TakeSnapshot { .. }));
     assert_snapshot!(told, @"
     * restart etcd main-3: 3.5.34 → 3.6.15; 1 0 1
-    * restart etcd main-1: 3.5.34 → 3.6.15; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: 3.5.34 → 3.6.15; 1 0 1
     * enable downgrade cluster: for a moment: the log holds requests of 3.5; 1 1 1
     * cancel downgrade cluster: to 3.5.0, which the file does not want; 1 1 1
     * install etcd main-1 main-2 main-3: not there yet; 1 1 1
@@ -277,7 +287,8 @@ fn a_member_that_stops_half_way_comes_back_as_it_was() {
     * start etcd main-3: not running; 0 0 1
     * configure etcd main-3: the file has changed; 1 1 1
     * restart etcd main-3: 3.5.34 → 3.6.15; 1 0 1
-    * restart etcd main-1: 3.5.34 → 3.6.15; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: 3.5.34 → 3.6.15; 1 0 1
     done
     ");
 }
@@ -330,14 +341,16 @@ fn two_lines_down_each_announced() {
     * take snapshot cluster: 3.7.2 → 3.6.15; 1 1 1
     * restart etcd main-2: 3.7.2 → 3.6.15; 1 0 1
     * restart etcd main-3: 3.7.2 → 3.6.15; 1 0 1
-    * restart etcd main-1: 3.7.2 → 3.6.15; 1 0 1, hand-over
+    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: 3.7.2 → 3.6.15; 1 0 1
     * enable downgrade cluster: 3.6.15 → 3.5.0; 1 1 1
     * install etcd main-1 main-2 main-3: not there yet; 1 1 1
       configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * take snapshot cluster: 3.6.15 → 3.5.34; 1 1 1
-    * restart etcd main-2: 3.6.15 → 3.5.34; 1 0 1
+    * restart etcd main-1: 3.6.15 → 3.5.34; 1 0 1
     * restart etcd main-3: 3.6.15 → 3.5.34; 1 0 1
-    * restart etcd main-1: 3.6.15 → 3.5.34; 1 0 1, hand-over
+    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * restart etcd main-2: 3.6.15 → 3.5.34; 1 0 1
     done
     ");
 }

@@ -217,7 +217,7 @@ fn await_restart(draft: &mut Draft<'_>, ready: &Ready<'_>) {
 }
 
 /// Carries a changed configuration, version or trust through the cluster: the unhealthy first, then followers, the leader
-/// last.
+/// last, when another has taken over.
 pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     if !draft.steps.is_empty() || !formed(draft) {
         return;
@@ -283,6 +283,8 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     }
     if save_first {
         draft.steps.push(Step::new(Action::TakeSnapshot { version }, reason));
+    } else if let Some(step) = members::hand_over_to_restart(draft, name) {
+        draft.steps.push(step);
     } else {
         draft.steps.push(Step::new(action, reason));
         stale.remove(0);

@@ -201,18 +201,11 @@ pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
     if !draft.quiet(Some(from)) {
         return;
     }
-    let agreement = draft.observed.agreement(&draft.view);
-    let heirs = draft.desired.members.iter().map(|m| &m.name);
-    let heirs = heirs.filter(|n| *n != from && draft.view.healthy.contains(n) && !draft.to_be_replaced(n));
-    let heirs = heirs.filter(|n| upkeep::trusted_heir(&draft.view, &agreement, n));
-    let heirs = heirs.filter(|n| trust::may_lead(draft.observed, &draft.view, n));
-    let facts = heirs.filter_map(|n| draft.view.answering.get(n).map(|e| (n, e)));
-    let heir = facts.max_by_key(|(name, e)| (e.raft_index, std::cmp::Reverse(*name)));
     let reason = match trust::may_lead(draft.observed, &draft.view, from) {
         true => Reason::LeaderGoes { from: from.clone() },
         false => Reason::LeaderLeftBehind { from: from.clone() },
     };
-    match heir.map(|(name, e)| Action::MoveLeader { machine: name.clone(), member: e.member }) {
+    match heir(draft, from) {
         Some(action) => draft.steps.push(Step::new(action, reason)),
         None => {
             let others = draft.desired.members.iter().filter(|m| m.name != *from && !draft.to_be_replaced(&m.name));
@@ -220,6 +213,24 @@ pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
             draft.wait(Waiting::NoHeir { machine: from.clone(), others });
         }
     }
+}
+
+/// Leadership goes to another before its holder restarts, where another can take it. A restart needs no heir: etcd hands
+/// over by itself when it stops, only not before it has closed its clients' connections.
+pub(super) fn hand_over_to_restart(draft: &Draft<'_>, from: &Name) -> Option<Step> {
+    let action = heir(draft, from).filter(|_| draft.view.leader == Some(from) && draft.quiet(Some(from)))?;
+    Some(Step::new(action, Reason::LeaderRestarts { from: from.clone() }))
+}
+
+fn heir(draft: &Draft<'_>, from: &Name) -> Option<Action> {
+    let agreement = draft.observed.agreement(&draft.view);
+    let heirs = draft.desired.members.iter().map(|m| &m.name);
+    let heirs = heirs.filter(|n| *n != from && draft.view.healthy.contains(n) && !draft.to_be_replaced(n));
+    let heirs = heirs.filter(|n| upkeep::trusted_heir(&draft.view, &agreement, n));
+    let heirs = heirs.filter(|n| trust::may_lead(draft.observed, &draft.view, n));
+    let facts = heirs.filter_map(|n| draft.view.answering.get(n).map(|e| (n, e)));
+    let heir = facts.max_by_key(|(name, e)| (e.raft_index, std::cmp::Reverse(*name)));
+    heir.map(|(name, e)| Action::MoveLeader { machine: name.clone(), member: e.member })
 }
 
 /// Grows, moves and shrinks, once everything that is there is as it should be.

@@ -150,6 +150,11 @@ pub enum Reason {
         /// Who leads.
         from: Name,
     },
+    /// The leader is restarted next.
+    LeaderRestarts {
+        /// Who leads.
+        from: Name,
+    },
     /// The leader is left behind by a change of the peers' authority: others could not follow it any more.
     LeaderLeftBehind {
         /// Who leads.
@@ -232,6 +237,7 @@ impl fmt::Display for Reason {
             Self::BornFrom => f.write_str("born from a backup"),
             Self::Restored { backup } => write!(f, "restored from {}", backup.taken()),
             Self::LeaderGoes { from } => write!(f, "{from} is about to go"),
+            Self::LeaderRestarts { from } => write!(f, "{from} restarts next"),
             Self::LeaderLeftBehind { from } => write!(f, "{from} may not know the new CA"),
             Self::Access { missing: true, lacks, .. } if lacks.is_empty() => f.write_str("not there yet"),
             Self::Access { missing: true, lacks, .. } => write!(f, "not there yet: {}", lacks.join(", ")),

@@ -19,6 +19,7 @@ pub use versions::SnapshotError;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use jiff::Timestamp;
 use raftsman_core::action::Action;
 use raftsman_core::desired::Member;
@@ -157,74 +158,83 @@ fn refusal(status: &tonic::Status) -> String {
     }
 }
 
-impl Hands<'_> {
-    /// Does it.
-    pub async fn act(self, action: &Action) -> Result<(), ActError> {
-        let now = Timestamp::now();
-        match action {
-            Action::MakeAuthorities => self.make_authorities(now),
-            Action::NextAuthority { side } => Ok(self.cluster().next_authority(self.lock, *side, now)?),
-            Action::SwitchAuthority { side } => {
-                Ok(self.cluster().change_trust(self.lock, *side, |trust| trust.switch(now))?)
+impl<'h> Hands<'h> {
+    /// Does it. The future is boxed here, so that it is compiled here and not again by everything that awaits it.
+    pub fn act<'a>(self, action: &'a Action) -> BoxFuture<'a, Result<(), ActError>>
+    where
+        'h: 'a,
+    {
+        Box::pin(async move {
+            let now = Timestamp::now();
+            match action {
+                Action::MakeAuthorities => self.make_authorities(now),
+                Action::NextAuthority { side } => Ok(self.cluster().next_authority(self.lock, *side, now)?),
+                Action::SwitchAuthority { side } => {
+                    Ok(self.cluster().change_trust(self.lock, *side, |trust| trust.switch(now))?)
+                }
+                Action::RetireAuthority { side, unused } => {
+                    Ok(self.cluster().change_trust(self.lock, *side, |trust| trust.retire(*unused))?)
+                }
+                Action::ForgetAuthority { side } => self.forget_authority(*side),
+                Action::StoreTrust { machine, purpose } => self.store_trust(machine, *purpose).await,
+                Action::RestartTogether { machines, cluster } => self.restart_together(machines, *cluster).await,
+                Action::CreateMachine { machine } => self.create_machine(machine, now).await,
+                Action::StartMachine { machine } => self.start_machine(machine, now).await,
+                Action::Enroll { machine } => self.enroll(machine, now).await,
+                Action::Measure => Box::pin(self.measure()).await,
+                Action::InstallEtcd { machine, version } => self.install_etcd(machine, *version).await,
+                Action::IssueCertificate { machine, purpose, also } => {
+                    self.issue_certificate(machine, *purpose, *also, now).await
+                }
+                Action::ConfigureEtcd { machine, version, at, .. } => self.configure_etcd(machine, *version, *at).await,
+                Action::SetFirewall { machine, .. } => self.set_firewall(machine).await,
+                Action::SetAccess { machine, .. } => self.set_access(machine).await,
+                Action::RenewAgent { machine } => self.renew_agent(machine, now).await,
+                Action::Deliver { machine } => self.deliver(machine).await,
+                Action::StartEtcd { machine, version, data } => self.start_etcd(machine, *version, *data).await,
+                Action::StopEtcd { machine } => self.stop_etcd(machine).await,
+                Action::ClearData { machine, member } => self.clear_data(machine, *member).await,
+                Action::PrepareRestore => Box::pin(self.prepare_restore()).await,
+                Action::RestoreBackup { machine, version } => Box::pin(self.restore_backup(machine, *version)).await,
+                Action::CompareRestored { machines } => Box::pin(self.compare_restored(machines)).await,
+                Action::RestoreData { machine, version } => Box::pin(self.restore_data(machine, *version)).await,
+                Action::DeleteMachine { machine } => self.delete_machine(machine).await,
+                Action::RebuildMachine { machine } => self.rebuild_machine(machine).await,
+                Action::MoveMachine { machine, address } => self.move_machine(machine, *address).await,
+                Action::AddLearner { peer_url, .. } => self.add_learner(peer_url, now).await,
+                Action::PromoteMember { member, .. } => self.promote_member(*member, now).await,
+                Action::RemoveMember { member, .. } => self.remove_member(*member, now).await,
+                Action::UpdateMember { machine, member, peer_url, version, cluster } => {
+                    self.update_member(*member, peer_url, now).await?;
+                    self.configure_etcd(machine, *version, None).await?;
+                    self.restart_etcd(machine, *version, *cluster).await
+                }
+                Action::MoveLeader { member, .. } => self.move_leader(*member, now).await,
+                Action::RestartEtcd { machine, version, cluster } => {
+                    self.restart_etcd(machine, *version, *cluster).await
+                }
+                Action::Compact { revision } => self.compact(*revision, now).await,
+                Action::Defragment { machine } => self.defragment(machine, now).await,
+                Action::DisarmAlarm { alarm } => Box::pin(self.disarm(*alarm, now)).await,
+                Action::TakeSnapshot { version } => Box::pin(self.take_snapshot(*version, now)).await,
+                Action::EnableDowngrade { version } => self.enable_downgrade(*version, now).await,
+                Action::CancelDowngrade => self.cancel_downgrade(now).await,
+                Action::CreateRoot => self.create_root(now).await,
+                Action::ChangeRootPassword => self.change_root_password(now).await,
+                Action::EnableAuth => self.enable_auth(now).await,
+                Action::DisableAuth => self.disable_auth(now).await,
+                Action::SetRole { role, set, revoke } => Box::pin(self.set_role(role, set, revoke, now)).await,
+                Action::DeleteRole { role } => Box::pin(self.delete_role(role, now)).await,
+                Action::SetUser { user, account, grant, revoke } => {
+                    Box::pin(self.set_user(user, *account, grant, revoke, now)).await
+                }
+                Action::DeleteUser { user } => Box::pin(self.delete_user(user, now)).await,
             }
-            Action::RetireAuthority { side, unused } => {
-                Ok(self.cluster().change_trust(self.lock, *side, |trust| trust.retire(*unused))?)
-            }
-            Action::ForgetAuthority { side } => self.forget_authority(*side),
-            Action::StoreTrust { machine, purpose } => self.store_trust(machine, *purpose).await,
-            Action::RestartTogether { machines, cluster } => self.restart_together(machines, *cluster).await,
-            Action::CreateMachine { machine } => self.create_machine(machine, now).await,
-            Action::StartMachine { machine } => self.start_machine(machine, now).await,
-            Action::Enroll { machine } => self.enroll(machine, now).await,
-            Action::Measure => Box::pin(self.measure()).await,
-            Action::InstallEtcd { machine, version } => self.install_etcd(machine, *version).await,
-            Action::IssueCertificate { machine, purpose, also } => {
-                self.issue_certificate(machine, *purpose, *also, now).await
-            }
-            Action::ConfigureEtcd { machine, version, at, .. } => self.configure_etcd(machine, *version, *at).await,
-            Action::SetFirewall { machine, .. } => self.set_firewall(machine).await,
-            Action::SetAccess { machine, .. } => self.set_access(machine).await,
-            Action::RenewAgent { machine } => self.renew_agent(machine, now).await,
-            Action::Deliver { machine } => self.deliver(machine).await,
-            Action::StartEtcd { machine, version, data } => self.start_etcd(machine, *version, *data).await,
-            Action::StopEtcd { machine } => self.stop_etcd(machine).await,
-            Action::ClearData { machine, member } => self.clear_data(machine, *member).await,
-            Action::PrepareRestore => Box::pin(self.prepare_restore()).await,
-            Action::RestoreBackup { machine, version } => Box::pin(self.restore_backup(machine, *version)).await,
-            Action::CompareRestored { machines } => Box::pin(self.compare_restored(machines)).await,
-            Action::RestoreData { machine, version } => Box::pin(self.restore_data(machine, *version)).await,
-            Action::DeleteMachine { machine } => self.delete_machine(machine).await,
-            Action::RebuildMachine { machine } => self.rebuild_machine(machine).await,
-            Action::MoveMachine { machine, address } => self.move_machine(machine, *address).await,
-            Action::AddLearner { peer_url, .. } => self.add_learner(peer_url, now).await,
-            Action::PromoteMember { member, .. } => self.promote_member(*member, now).await,
-            Action::RemoveMember { member, .. } => self.remove_member(*member, now).await,
-            Action::UpdateMember { machine, member, peer_url, version, cluster } => {
-                self.update_member(*member, peer_url, now).await?;
-                self.configure_etcd(machine, *version, None).await?;
-                self.restart_etcd(machine, *version, *cluster).await
-            }
-            Action::MoveLeader { member, .. } => self.move_leader(*member, now).await,
-            Action::RestartEtcd { machine, version, cluster } => self.restart_etcd(machine, *version, *cluster).await,
-            Action::Compact { revision } => self.compact(*revision, now).await,
-            Action::Defragment { machine } => self.defragment(machine, now).await,
-            Action::DisarmAlarm { alarm } => Box::pin(self.disarm(*alarm, now)).await,
-            Action::TakeSnapshot { version } => Box::pin(self.take_snapshot(*version, now)).await,
-            Action::EnableDowngrade { version } => self.enable_downgrade(*version, now).await,
-            Action::CancelDowngrade => self.cancel_downgrade(now).await,
-            Action::CreateRoot => self.create_root(now).await,
-            Action::ChangeRootPassword => self.change_root_password(now).await,
-            Action::EnableAuth => self.enable_auth(now).await,
-            Action::DisableAuth => self.disable_auth(now).await,
-            Action::SetRole { role, set, revoke } => Box::pin(self.set_role(role, set, revoke, now)).await,
-            Action::DeleteRole { role } => Box::pin(self.delete_role(role, now)).await,
-            Action::SetUser { user, account, grant, revoke } => {
-                Box::pin(self.set_user(user, *account, grant, revoke, now)).await
-            }
-            Action::DeleteUser { user } => Box::pin(self.delete_user(user, now)).await,
-        }
+        })
     }
+}
 
+impl Hands<'_> {
     fn cluster(&self) -> &ClusterAt {
         self.observer.cluster()
     }

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 use raftsman_api::tls::TlsError;
 use raftsman_core::desired::ClientAccess;
@@ -168,30 +168,35 @@ impl Observer {
         Ok(brought.insert(self.cluster.brought_authorities()?).clone())
     }
 
-    /// Looks at everything once, and writes nothing: what was learnt is in the ledger of what is returned.
-    pub async fn look(&self) -> Result<Observed, ClusterError> {
-        let now = Timestamp::now();
-        let mut looked = self.gather(now).await?;
-        looked.observed.ledger = {
-            let mut ledger = self.cluster.ledger();
-            ledger.learn(&self.cluster.desired, &looked.observed, now);
-            ledger
-        };
-        self.retell(&mut looked.observed, &self.cluster.ledger());
-        Ok(self.prove(looked, now).await)
+    /// Looks at everything once, and writes nothing: what was learnt is in the ledger of what is returned. Boxed here, so
+    /// that it is compiled here and not again by everything that awaits it.
+    pub fn look(&self) -> BoxFuture<'_, Result<Observed, ClusterError>> {
+        Box::pin(async move {
+            let now = Timestamp::now();
+            let mut looked = self.gather(now).await?;
+            looked.observed.ledger = {
+                let mut ledger = self.cluster.ledger();
+                ledger.learn(&self.cluster.desired, &looked.observed, now);
+                ledger
+            };
+            self.retell(&mut looked.observed, &self.cluster.ledger());
+            Ok(self.prove(looked, now).await)
+        })
     }
 
     /// The same under the lock: what was learnt is in the state, too, before anything rests on it.
-    pub async fn look_and_learn(&self, lock: &Lock) -> Result<Observed, ClusterError> {
-        let now = Timestamp::now();
-        let mut looked = self.gather(now).await?;
-        self.cluster.begin(lock)?;
-        self.cluster.compare(lock)?;
-        let before = self.cluster.ledger();
-        self.cluster.remember(lock, |ledger| ledger.learn(&self.cluster.desired, &looked.observed, now))?;
-        looked.observed.ledger = self.cluster.ledger();
-        self.retell(&mut looked.observed, &before);
-        Ok(self.prove(looked, now).await)
+    pub fn look_and_learn<'a>(&'a self, lock: &'a Lock) -> BoxFuture<'a, Result<Observed, ClusterError>> {
+        Box::pin(async move {
+            let now = Timestamp::now();
+            let mut looked = self.gather(now).await?;
+            self.cluster.begin(lock)?;
+            self.cluster.compare(lock)?;
+            let before = self.cluster.ledger();
+            self.cluster.remember(lock, |ledger| ledger.learn(&self.cluster.desired, &looked.observed, now))?;
+            looked.observed.ledger = self.cluster.ledger();
+            self.retell(&mut looked.observed, &before);
+            Ok(self.prove(looked, now).await)
+        })
     }
 
     /// Machines that make backups by themselves are told of a history that was just learnt of: what they have was compared

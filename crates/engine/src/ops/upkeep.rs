@@ -76,7 +76,7 @@ impl<'a> Single<'a> {
         (self.tell)(name, Event::Wave { steps: vec![step] });
         let begun = Instant::now();
         let hands = Hands { observer: &self.observer, lock: self.journal.lock(), limit: Duration::MAX };
-        let outcome = Box::pin(hands.act(&action)).await;
+        let outcome = hands.act(&action).await;
         match &outcome {
             Ok(()) => {
                 cluster.remember(self.journal.lock(), |ledger| ledger.after(&action))?;
