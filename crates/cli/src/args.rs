@@ -105,7 +105,7 @@ pub(crate) enum Verb {
     Drill(Drill),
     /// Compare what the members hold, and name one that differs.
     Verify(Verify),
-    /// Make the members' database files as small as their data, one at a time, never the leader.
+    /// Make the members' database files as small as their data, one at a time, the leader last.
     Defrag(Defrag),
     /// Drop history: what was overwritten or deleted can no longer be read or watched.
     Compact(Compact),
@@ -253,6 +253,9 @@ pub(crate) struct Plan {
     /// Show how etcd's configuration files would change.
     #[arg(long)]
     pub(crate) diff: bool,
+    /// Show how the next wave was decided: what the planner looked at in turn, and what came of it.
+    #[arg(long)]
+    pub(crate) explain: bool,
     /// Exit with 2 when there is something to do.
     #[arg(long)]
     pub(crate) detailed_exitcode: bool,
@@ -490,7 +493,7 @@ pub(crate) struct Journal {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Put raftsman-agent on the host, paste the line that this prints, then `raftsman apply`.
-The line is good for one use within one hour.
+The line is good for one use, within the time that --valid-for gives.
 
 Example:
   raftsman join db2")]

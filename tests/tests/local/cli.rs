@@ -57,7 +57,7 @@ const VERBS: [&str; 41] = [
 const HIDDEN: [&str; 2] = ["names", "man"];
 
 /// What differs from run to run, and what stands for it in snapshots.
-const FILTERS: [(&str, &str); 13] = [
+const FILTERS: [(&str, &str); 14] = [
     (r"/[^ \n`']*/raftsman-lab-[A-Za-z0-9]+", "<lab>"),
     // The address decides how wide its column is.
     (r"\b127\.0\.\d+\.(\d+) +", "127.0.N.$1  "),
@@ -67,7 +67,8 @@ const FILTERS: [(&str, &str); 13] = [
     (r"\d{4}-\d\d-\d\dT[0-9:.]+Z", "<time>"),
     (r"leader  |follower", "<role>  "),
     (r"\d+\.\d [KM]iB +\d+ ", "<size>  <rev> "),
-    (r"main-\d( +)restart etcd", "<name>${1}restart etcd"),
+    (r"main-\d( +)(restart etcd|hand over to)", "<name>${1}${2}"),
+    (r"main-\d restarts next", "<name> restarts next"),
     (r"ends in \d+ [dh]", "ends in <time>"),
     // All are of the same minute: which of them is first is chance.
     (r"(first certificate ends in <time>: )(peer|server) of main-\d", "${1}<whose>"),
@@ -527,6 +528,7 @@ fn changes(lab: &Lab) {
 
     lab.write_file(&format!("{before}    quota: 4GiB\n"));
     snapshot_run("plan_rolling", &lab.run(&["plan"]));
+    snapshot_run("plan_explain", &lab.run(&["plan", "--explain"]));
     let planned = lab.run(&["plan", "--json"]).ok().json();
     let steps = |wave: &Value| wave["steps"].as_array().map_or(0, Vec::len);
     let steps: usize = planned["clusters"][0]["waves"].as_array().expect("waves").iter().map(steps).sum();

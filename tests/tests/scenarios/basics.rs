@@ -7,7 +7,7 @@ use insta::assert_snapshot;
 use raftsman_core::action::Action;
 use raftsman_core::model::MachineModel;
 use raftsman_core::observed::{Alarm, ClusterId, Data, Disk, Door, MemberId, PortTaken, Power, ServiceState};
-use raftsman_core::plan::Waiting;
+use raftsman_core::plan::{Considered, Outcome, Waiting, explain};
 use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{Hidden, Scene, cluster, tell};
 
@@ -726,4 +726,56 @@ fn a_changed_setting_is_named() {
     hand over to main-2: main-1 restarts next
     restart etcd main-1: quota 8GiB → 4GiB, log_level info → warn
     ");
+}
+
+/// One line for each pass of the planner.
+fn explained(scene: &Scene) -> String {
+    let considered = explain(&scene.desired, &scene.look(), scene.world.now);
+    let line = |pass: &Considered| match &pass.outcome {
+        Outcome::Nothing => format!("{}: nothing", pass.about),
+        Outcome::Left { because } => format!("{}: left, {because}", pass.about),
+        Outcome::Found { steps, waiting } => {
+            let steps = steps.iter().map(|step| format!("{} {}", step.action.verb(), step.action.subject()));
+            let found: Vec<String> = steps.chain(waiting.iter().map(ToString::to_string)).collect();
+            format!("{}: {}", pass.about, found.join(", "))
+        }
+    };
+    considered.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_pass_tells_what_it_came_to() {
+    let mut scene = Scene::settled(3);
+    scene.desired = cluster(3, &["quota: 4GiB"]);
+    assert_snapshot!(explained(&scene), @"
+    the cluster's id, and data of others: nothing
+    CAs: nothing
+    machines, certificates, binaries and configuration: configure etcd main-1, configure etcd main-2, configure etcd main-3
+    measuring timers before the first start: left, only before the first start
+    stopped members: nothing
+    members not in the file, needed for quorum: left, only without quorum
+    learners, lost and replaced members: nothing
+    alarms: nothing
+    measuring timers: left, the steps above come first
+    downgrade: left, the steps above come first
+    a leader that the others could not follow: nothing
+    rolling restart: settings, version, CAs: left, the steps above come first
+    CA rotation: nothing
+    members to add, remove or move: left, the steps above come first
+    machines of former members: nothing
+    machines to make anew: left, the steps above come first
+    auth: nothing
+    users with the role root that the file does not name: nothing
+    users and roles: left, the file does not ask for it
+    scheduled defragmentation: left, the steps above come first
+    secrets and backup settings on machines: left, the steps above come first
+    timers against the last measurement: nothing
+    ");
+    scene.until(|action| matches!(action, Action::ConfigureEtcd { .. }));
+    let told = explained(&scene);
+    assert!(told.contains("rolling restart: settings, version, CAs: restart etcd main-2"), "{told}");
+    // Where it is not clear whose cluster this is, no other question is asked.
+    scene.world.ledger.cluster = Some(ClusterId(7));
+    let told = explained(&scene);
+    assert!(told.starts_with("the cluster's id") && told.lines().count() == 1, "{told}");
 }

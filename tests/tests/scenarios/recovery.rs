@@ -224,6 +224,7 @@ fn the_words_of_every_refusal() {
         Unclear::NoSurvivor { member: name(1) },
         Unclear::Unreadable { member: name(1) },
         Unclear::Adopted,
+        Unclear::Restoring,
     ];
     assert_snapshot!(all.map(|unclear| unclear.to_string()).join("\n"), @"
     the cluster has its majority and works: there is nothing to recover
@@ -234,6 +235,7 @@ fn the_words_of_every_refusal() {
     `main-1` has no data to build a cluster of
     it cannot be told how much `main-1` knows: say with `--from` around whom to build
     others run this cluster
+    all members are being restored from a backup, whatever any of them has: `raftsman apply` goes on with it, `raftsman restore` takes another backup
     ");
 }
 

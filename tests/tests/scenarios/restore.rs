@@ -7,6 +7,7 @@ use raftsman_core::action::Action;
 use raftsman_core::backup::FullName;
 use raftsman_core::model::{MachineModel, World, forecast};
 use raftsman_core::observed::{Data, Restoration, ServiceState, SnapshotSource};
+use raftsman_core::plan::recovery::{self, Unclear};
 use raftsman_core::plan::restore::{decide, replaced};
 use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
@@ -44,6 +45,22 @@ fn all_members_get_the_same_backup() {
     assert_snapshot!(scene.to_the_end());
     assert_eq!(scene.world.ledger.restoration, None);
     assert_ne!(scene.world.ledger.cluster, Some(before), "it is another cluster");
+}
+
+/// What a survivor has counts for nothing then: a recovery beside it would be followed by the rest of the restore.
+#[test]
+fn nothing_is_recovered_while_a_backup_is_restored() {
+    let mut scene = Scene::settled(3);
+    restore(&mut scene);
+    scene.until(|action| matches!(action, Action::StopEtcd { .. }));
+    *scene.machine(1) = MachineModel::none();
+    *scene.machine(2) = MachineModel::none();
+    let remains = recovery::survey(&scene.desired, &scene.look(), &[], None);
+    assert_eq!(remains.outcome, Err(Unclear::Restoring), "{remains:?}");
+    recovery::decide(&mut scene.world.ledger, &remains, scene.world.now);
+    assert_eq!(scene.world.ledger.recovery, None);
+    assert!(scene.to_the_end().ends_with("done\n"));
+    assert_eq!(scene.world.ledger.restoration, None);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use raftsman_core::spec::Name;
 use raftsman_engine::fleet::Fleet;
 use raftsman_engine::ops::apply::{Begun, Tell, apply, preflight, withdraw};
-use raftsman_engine::ops::plan::{plan, plan_of_new};
+use raftsman_engine::ops::plan::{Detail, plan, plan_of_new};
 use raftsman_engine::store::Lock;
 
 use super::confirmed;
@@ -25,10 +25,16 @@ pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failu
     let setting = setting(common)?;
     // Ask before anything is made, even the state.
     let new = is_new(&spec, &setting)?;
-    let forecast = match new {
-        true => plan_of_new(&spec, &setting, &only, false)?,
-        false => plan(&open(spec.clone(), setting.clone())?, &only, false).await?,
+    let mut forecast = match new {
+        true => plan_of_new(&spec, &setting, &only, Detail::default())?,
+        false => plan(&open(spec.clone(), setting.clone())?, &only, Detail::default()).await?,
     };
+    if !new && !forecast.obstacles().is_empty() {
+        // A port that is taken may be one that another command has just given to a machine: where one holds the lock, it
+        // is named, or waited for.
+        drop(begin(&spec, &setting, "apply")?);
+        forecast = plan(&open(spec.clone(), setting.clone())?, &only, Detail::default()).await?;
+    }
     if args.json {
         view::print_json_line(&serde_json::json!({ "event": "plan", "plan": forecast }));
     } else {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use raftsman_engine::fleet::{Fleet, Setting};
 use raftsman_engine::ops::needs::Unmet;
-use raftsman_engine::ops::plan::{FleetPlan, plan, plan_of_new};
+use raftsman_engine::ops::plan::{Detail, FleetPlan, plan, plan_of_new};
 use raftsman_engine::store::{Store, StoreError};
 
 use crate::args::{Common, Plan};
@@ -16,9 +16,10 @@ pub(super) async fn run(common: &Common, args: &Plan) -> Result<ExitCode, Failur
     let spec = judge_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
     let setting = setting(common)?;
+    let detail = Detail { diffs: args.diff, explain: args.explain };
     let plan = match is_new(&spec, &setting)? {
-        true => plan_of_new(&spec, &setting, &only, args.diff)?,
-        false => plan(&open(spec, setting)?, &only, args.diff).await?,
+        true => plan_of_new(&spec, &setting, &only, detail)?,
+        false => plan(&open(spec, setting)?, &only, detail).await?,
     };
     show(&plan, args.json)?;
     complain(&plan.unmet.iter().collect::<Vec<_>>())?;

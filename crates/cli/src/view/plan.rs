@@ -2,7 +2,7 @@
 
 use raftsman_core::action::{Action, StartData};
 use raftsman_core::observed::Tolerance;
-use raftsman_core::plan::{Pause, Step};
+use raftsman_core::plan::{Considered, Outcome, Pause, Step};
 use raftsman_engine::ops::plan::{ClusterPlan, ConfigDiff, Deletion, FleetPlan};
 
 use super::{Paint, Table, preflight, tolerance};
@@ -66,6 +66,9 @@ fn one(plan: &ClusterPlan, paint: Paint) -> String {
     for changed in plan.diffs.iter().flatten() {
         out.push_str(&diff(changed, paint));
     }
+    if let Some(considered) = &plan.considered {
+        out.push_str(&decided(considered, paint));
+    }
     for waiting in &forecast.waiting {
         let label = paint.patience(waiting.patience());
         out.push_str(&format!("  {label} {waiting}\n    → {}\n", waiting.next()));
@@ -74,6 +77,26 @@ fn one(plan: &ClusterPlan, paint: Paint) -> String {
         out.push_str(&format!("  {}\n", paint.green("as it should be")));
     }
     out
+}
+
+/// What was looked at in turn, and what came of it.
+fn decided(considered: &[Considered], paint: Paint) -> String {
+    let mut table = Table::indented(4);
+    for Considered { about, outcome } in considered {
+        let told: Vec<String> = match outcome {
+            Outcome::Nothing => vec![paint.dim("nothing to do")],
+            Outcome::Left { because } => vec![paint.dim(&format!("skipped: {because}"))],
+            Outcome::Found { steps, waiting } => {
+                let steps = steps.iter().map(|step| format!("{}: {}", step.action.describe(), step.reason));
+                let waits = waiting.iter().map(|waiting| format!("{} {waiting}", paint.patience(waiting.patience())));
+                steps.chain(waits).collect()
+            }
+        };
+        for (index, line) in told.into_iter().enumerate() {
+            table.row([if index == 0 { (*about).to_owned() } else { String::new() }, line]);
+        }
+    }
+    format!("  how the next wave was decided:\n{}", table.render())
 }
 
 fn diff(changed: &ConfigDiff, paint: Paint) -> String {

@@ -1,5 +1,6 @@
 //! A cluster that others run → how it differs from the file. Nothing is done to its members.
 
+use super::passes::Report;
 use super::{Draft, Waiting, users};
 use crate::adopt;
 use crate::desired::Member;
@@ -7,7 +8,7 @@ use crate::observed::{Fact, ListedMember, View};
 use crate::spec::{AuthMode, Name};
 
 /// Lists the differences, and says what taking the members over would need.
-pub(super) fn compare(draft: &mut Draft<'_>) {
+pub(super) fn compare(draft: &mut Draft<'_>) -> Report {
     let members: Vec<Name> = draft.observed.members.keys().cloned().collect();
     draft.wait(Waiting::NotTakenOver { members });
     silent(draft);
@@ -17,13 +18,14 @@ pub(super) fn compare(draft: &mut Draft<'_>) {
     for member in &desired.members {
         differences(draft, member, &wanted);
     }
-    let Some(newest) = users::newest(&draft.view) else { return };
+    let Some(newest) = users::newest(&draft.view) else { return Report::Looked };
     let on = draft.desired.auth != AuthMode::None;
     if newest.auth == Some(!on) {
         let said = |on| if on { "on" } else { "off" };
         differs(draft, None, "auth", said(!on), said(on));
     }
     draft.waiting.extend(newest.alarms.iter().map(|alarm| Waiting::AlarmRaised { alarm: *alarm }));
+    Report::Looked
 }
 
 /// A difference; the same on several members is told once.

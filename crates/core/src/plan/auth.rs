@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::passes::Report;
 use super::{Draft, Reason, Step, Waiting, versions};
 use crate::action::Action;
 use crate::desired::{ClientAccess, Cluster, address_of};
@@ -71,13 +72,10 @@ pub(super) fn opens_too_early(
 }
 
 /// Shuts the doors as soon as the cluster takes writes, and looks whether they are shut.
-pub(super) fn secure(draft: &mut Draft<'_>) {
-    if !draft.view.has_quorum() || draft.steps.iter().any(|s| s.action.exclusive()) {
-        return;
-    }
+pub(super) fn secure(draft: &mut Draft<'_>) -> Report {
     let healthy = || draft.view.healthy.iter().filter_map(|name| draft.view.answering.get(name));
     // Auth goes through the log: the member that is furthest ahead knows best.
-    let Some(newest) = healthy().max_by_key(|e| (e.raft_term, e.raft_index)).copied() else { return };
+    let Some(newest) = healthy().max_by_key(|e| (e.raft_term, e.raft_index)).copied() else { return Report::Looked };
     // Looking for `root` costs a round through the log, so that not every member is asked.
     let root = healthy().map(|e| e.root).find(|r| *r != Root::Unknown).unwrap_or(Root::Unknown);
     if draft.desired.auth == AuthMode::None {
@@ -85,7 +83,7 @@ pub(super) fn secure(draft: &mut Draft<'_>) {
             Some(true) => draft.steps.push(Step::new(Action::DisableAuth, Reason::AuthOn)),
             Some(false) | None => prove(draft),
         }
-        return;
+        return Report::Looked;
     }
     match (newest.auth, root) {
         (Some(false), _) if versions::between_auths(draft) => {}
@@ -102,6 +100,7 @@ pub(super) fn secure(draft: &mut Draft<'_>) {
         (Some(false), Root::Unknown | Root::Outdated) | (None, _) => {}
         (Some(true), _) => prove(draft),
     }
+    Report::Looked
 }
 
 fn prove(draft: &mut Draft<'_>) {

@@ -1,15 +1,12 @@
 //! Machines whose secrets are not those that the file refers to → deliveries, once all else is as it should be.
 
-use super::{Draft, Patience, Reason, Step, Waiting};
+use super::passes::Report;
+use super::{Draft, Reason, Step, Waiting};
 use crate::action::Action;
 use crate::observed::Delivery;
 
-/// Last of all, so that a password that cannot be read keeps nobody from mending a cluster.
-pub(super) fn deliver(draft: &mut Draft<'_>) {
-    let soon = |waiting: &Waiting| waiting.patience() == Patience::Soon;
-    if !draft.steps.is_empty() || draft.waiting.iter().any(soon) {
-        return;
-    }
+/// Gives machines the secrets that they make backups with, where they have others.
+pub(super) fn deliver(draft: &mut Draft<'_>) -> Report {
     for member in &draft.desired.members {
         let machine = &member.name;
         match draft.observed.members.get(machine).and_then(|seen| seen.report()).map(|report| &report.delivery) {
@@ -23,4 +20,5 @@ pub(super) fn deliver(draft: &mut Draft<'_>) {
             }
         }
     }
+    Report::Looked
 }

@@ -1,6 +1,7 @@
 //! Members that should run, members that run → first start, restarts, and whose cluster this is.
 
 use super::machines::Ready;
+use super::passes::{Because, Report};
 use super::{Draft, Reason, Step, Waiting, auth, members, safety, trust, upkeep, versions};
 use crate::action::{Action, StartData};
 use crate::observed::{ClusterId, Data, Fact, Problem, ServiceState, Side, quorum};
@@ -9,8 +10,8 @@ use crate::spec::{AuthMode, EtcdVersion, Name};
 /// After so many ends a process does not come up by itself any more.
 const CRASHES: u32 = 5;
 
-/// Whether it is clear whose cluster this is. Where it is not, nothing at all is done.
-pub(super) fn identity_is_clear(draft: &mut Draft<'_>) -> bool {
+/// Whose cluster this is. Where that is not clear, nothing at all is done.
+pub(super) fn identity(draft: &mut Draft<'_>) -> Report {
     let ledger = &draft.observed.ledger;
     let expected = match (ledger.cluster, draft.view.clusters.len()) {
         (Some(cluster), _) => Some(cluster),
@@ -19,7 +20,7 @@ pub(super) fn identity_is_clear(draft: &mut Draft<'_>) -> bool {
             let found = draft.view.clusters.iter();
             let found = found.map(|(id, names)| (*id, names.iter().map(|n| (*n).clone()).collect())).collect();
             draft.waiting.push(Waiting::SeveralClusters { found });
-            return false;
+            return Report::Looked;
         }
     };
     if let Some(expected) = expected {
@@ -37,7 +38,7 @@ pub(super) fn identity_is_clear(draft: &mut Draft<'_>) -> bool {
     {
         draft.waiting.push(Waiting::AllDataLost { cluster });
     }
-    draft.waiting.is_empty()
+    Report::Looked
 }
 
 fn foreign_members(draft: &mut Draft<'_>, expected: ClusterId) {
@@ -51,7 +52,7 @@ fn foreign_members(draft: &mut Draft<'_>, expected: ClusterId) {
 }
 
 /// Brings members up: at first a majority together, later each that does not run.
-pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
+pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     let mut startable: Vec<(&Ready<'_>, StartData)> = Vec::new();
     let mut up = 0;
     for r in ready {
@@ -83,30 +84,31 @@ pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
             let reason = if matches!(data, StartData::Of(_)) { Reason::NotRunning } else { Reason::Missing };
             draft.steps.push(start(r, data, reason));
         }
-        return;
+        return Report::Looked;
     }
     let founders = draft.observed.ledger.founders.len();
     let of = if founders == 0 { draft.desired.members.len() } else { founders };
     // Whatever is done now is done before the first start.
     if !draft.steps.is_empty() {
-        return;
+        return Report::Left(Because::StepsFirst);
     }
     if startable.is_empty() {
         // The file may have other members by now than those that were first started.
         if up < quorum(of) && draft.waiting.is_empty() && draft.lost.is_empty() {
             draft.wait(Waiting::NoMajority { ready: up, needed: quorum(of) });
         }
-        return;
+        return Report::Looked;
     }
     // Started one by one, members wait for each other for ever: a majority comes up together or not at all.
     if up + startable.len() < quorum(of) {
         draft.wait(Waiting::NoMajority { ready: up + startable.len(), needed: quorum(of) });
-        return;
+        return Report::Looked;
     }
     let starting = startable.len();
     for (r, data) in startable {
         draft.steps.push(start(r, data, Reason::FirstStart { starting, of }));
     }
+    Report::Looked
 }
 
 /// Whether it is one of those that the cluster is first started with: once the first was started, they are fixed.
@@ -218,14 +220,7 @@ fn await_restart(draft: &mut Draft<'_>, ready: &Ready<'_>) {
 
 /// Carries a changed configuration, version or trust through the cluster: the unhealthy first, then followers, the leader
 /// last, when another has taken over.
-pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
-    if !draft.steps.is_empty() || !formed(draft) {
-        return;
-    }
-    // A member whose data is corrupt may not come back: which one it is must be understood first. `upkeep` tells of it.
-    if draft.view.corrupt() {
-        return;
-    }
+pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     let mut stale: Vec<&Ready<'_>> = ready
         .iter()
         .filter(|r| !draft.standing(&r.member.name).outside())
@@ -242,13 +237,15 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
         })
         .collect();
     if trust::locked_out(draft.desired, draft.observed, &draft.view, draft.now) {
-        return restart_together(draft, &stale, Reason::LockedOut);
+        restart_together(draft, &stale, Reason::LockedOut);
+        return Report::Looked;
     }
     if !stale.is_empty()
         && let Some(closed) = auth::to_be_opened(draft.desired, draft.observed)
     {
         stale.retain(|r| closed.contains(&r.member.name));
-        return restart_together(draft, &stale, Reason::Secured);
+        restart_together(draft, &stale, Reason::Secured);
+        return Report::Looked;
     }
     let left = trust::left_behind(draft.observed, &draft.view);
     let rank = |r: &&Ready<'_>| {
@@ -256,12 +253,13 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
         (draft.view.healthy.contains(name) && !left.contains(name), draft.view.leader == Some(name))
     };
     stale.sort_by_key(rank);
-    let Some(first) = stale.first().copied() else { return };
-    let Data::Present { cluster, .. } = first.report.etcd.data else { return };
+    let Some(first) = stale.first().copied() else { return Report::Looked };
+    let Data::Present { cluster, .. } = first.report.etcd.data else { return Report::Looked };
     let name = &first.member.name;
     // etcd hands over to whom it is connected with the longest: that would be one that is left behind.
     if !left.is_empty() && draft.view.leader == Some(name) && draft.view.healthy.len() > 1 {
-        return members::hand_over(draft, name);
+        members::hand_over(draft, name);
+        return Report::Looked;
     }
     let version = first.version;
     let etcd = &first.report.etcd;
@@ -279,7 +277,7 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     // A cluster too small for it may be about to grow: what cannot go on holds nothing else up.
     if let Err(refusal) = verdict {
         draft.wait(safety::refused(&action, refusal));
-        return;
+        return Report::Looked;
     }
     if save_first {
         draft.steps.push(Step::new(Action::TakeSnapshot { version }, reason));
@@ -292,6 +290,7 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     for r in stale {
         draft.waiting.push(Waiting::Turn { machine: r.member.name.clone(), verb: "restart etcd".to_owned() });
     }
+    Report::Looked
 }
 
 /// Whether a member was started with other authorities to trust than those that are to be trusted.

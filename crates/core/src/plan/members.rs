@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use jiff::SignedDuration;
 
 use super::machines::Ready;
+use super::passes::{Because, Report};
 use super::{Draft, Patience, Reason, Step, Waiting, trust, upkeep};
 use crate::action::{Action, StartData};
 use crate::desired::{self, Member};
@@ -96,7 +97,7 @@ impl Draft<'_> {
 }
 
 /// Puts right what is broken: a learner on its way, members that are lost, and those that are down and to go anyway.
-pub(super) fn mend(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
+pub(super) fn mend(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     learners(draft);
     replace(draft);
     let down = draft.unhealthy_beside(None);
@@ -110,6 +111,7 @@ pub(super) fn mend(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
     if others == 0 && draft.steps.is_empty() {
         shrink(draft, &dead);
     }
+    Report::Looked
 }
 
 fn learners(draft: &mut Draft<'_>) {
@@ -234,28 +236,22 @@ fn heir(draft: &Draft<'_>, from: &Name) -> Option<Action> {
 }
 
 /// Grows, moves and shrinks, once everything that is there is as it should be.
-pub(super) fn reshape(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
-    if draft.view.listed.is_none() {
-        return;
-    }
-    if !draft.steps.is_empty() {
-        return;
-    }
+pub(super) fn reshape(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     let missing: Vec<&Member> = draft.desired.members.iter().filter(|m| draft.standing(&m.name).outside()).collect();
     let surplus = surplus(draft);
     let moved = moved(draft);
     if missing.is_empty() && surplus.is_empty() && moved.is_empty() {
-        return;
+        return Report::Looked;
     }
     if draft.view.listed.unwrap_or_default().iter().any(|m| m.learner) {
-        return;
+        return Report::Left(Because::Learner);
     }
     let unhealthy = draft.unhealthy_beside(None);
     if !unhealthy.is_empty() {
         let names = missing.iter().map(|m| m.name.to_string()).chain(surplus.iter().map(|(n, _)| n.clone()));
         let names = names.chain(moved.iter().map(|(m, _)| m.name.to_string())).collect::<Vec<_>>().join(", ");
         draft.wait(Waiting::HealFirst { change: format!("changing the members {names}"), unhealthy });
-        return;
+        return Report::Looked;
     }
     // A cluster that is larger than it should be has one to spare; a smaller one has not.
     let voters = draft.view.voters;
@@ -267,6 +263,7 @@ pub(super) fn reshape(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
             None => shrink(draft, &surplus),
         },
     }
+    Report::Looked
 }
 
 fn grow(draft: &mut Draft<'_>, ready: &[Ready<'_>], missing: &[&Member]) {
@@ -363,10 +360,7 @@ pub(super) fn misplaced(draft: &Draft<'_>, member: &Member) -> Option<IpAddr> {
 }
 
 /// Brings members up that are to go and that the cluster cannot do without yet: without a majority nobody can be removed.
-pub(super) fn sustain(draft: &mut Draft<'_>) {
-    if draft.view.has_quorum() {
-        return;
-    }
+pub(super) fn sustain(draft: &mut Draft<'_>) -> Report {
     for (name, seen) in &draft.observed.members {
         if draft.desired.member(name).is_some() || !draft.observed.ledger.started.contains_key(name) {
             continue;
@@ -385,10 +379,11 @@ pub(super) fn sustain(draft: &mut Draft<'_>) {
             draft.steps.push(Step::new(action, Reason::NotRunning));
         }
     }
+    Report::Looked
 }
 
 /// Gives machines back whose members are no members any more, and that the file does not have.
-pub(super) fn retire(draft: &mut Draft<'_>) {
+pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
     let surplus = draft.observed.members.keys().filter(|name| draft.desired.member(name).is_none());
     let surplus: Vec<Name> = surplus.filter(|name| draft.standing(name).outside()).cloned().collect();
     for name in surplus {
@@ -396,6 +391,7 @@ pub(super) fn retire(draft: &mut Draft<'_>) {
             draft.steps.push(step);
         }
     }
+    Report::Looked
 }
 
 /// The step that brings a machine that is no member's any more closer to its end.

@@ -7,6 +7,7 @@ mod delivery;
 mod etcd;
 mod machines;
 mod members;
+mod passes;
 mod pki;
 pub mod preflight;
 pub mod recovery;
@@ -24,6 +25,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use deletions::deletion;
+pub use passes::{Because, Considered, Intent, Outcome};
 pub use step::{Pause, Reason, Step};
 pub use users::{Drift, drift};
 pub use versions::{route, versions};
@@ -72,50 +74,13 @@ impl Plan {
 /// Plans the next wave for one cluster.
 pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut draft = Draft::new(desired, observed, now);
-    if draft.observed.ledger.recovery.is_some() {
-        recovery::rebuild(&mut draft);
-        return safety::gate(draft);
-    }
-    if draft.observed.ledger.restoration.is_some() {
-        restore::restore(&mut draft, now);
-        return safety::gate(draft);
-    }
-    // Whose cluster is this? Before that is clear, nothing is touched.
-    if !etcd::identity_is_clear(&mut draft) {
-        return safety::gate(draft);
-    }
-    if draft.observed.ledger.adopted.is_some() {
-        adopted::compare(&mut draft);
-        users::manage(&mut draft);
-    } else {
-        pki::authorities(&mut draft);
-        let course = versions::course(&mut draft);
-        let ready = machines::prepare(&mut draft, course);
-        preflight::measure(&mut draft, false);
-        if restore::awaited(&draft) {
-            restore::prepare(&mut draft, &ready);
-            return safety::gate(draft);
-        }
-        etcd::run(&mut draft, &ready);
-        members::sustain(&mut draft);
-        // What is broken comes first: no healthy member is restarted beside a lost one.
-        members::mend(&mut draft, &ready);
-        upkeep::relieve(&mut draft);
-        preflight::measure(&mut draft, true);
-        versions::steer(&mut draft, course);
-        trust::entrust(&mut draft);
-        etcd::roll(&mut draft, &ready);
-        trust::rotate(&mut draft);
-        members::reshape(&mut draft, &ready);
-        members::retire(&mut draft);
-        shape::renew(&mut draft);
-        auth::secure(&mut draft);
-        users::manage(&mut draft);
-        upkeep::routine(&mut draft);
-        delivery::deliver(&mut draft);
-        preflight::note(&mut draft);
-    }
+    passes::make(&mut draft, |_, _, _, _| {});
     safety::gate(draft)
+}
+
+/// What every pass of the next plan came to, in their order, before safety judges it.
+pub fn explain(desired: &Cluster, observed: &Observed, now: Timestamp) -> Vec<Considered> {
+    passes::explain(&mut Draft::new(desired, observed, now))
 }
 
 /// The next step for these members to be defragmented, which somebody asked for: followers first, never the leader.

@@ -2,6 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
+use super::passes::Report;
 use super::{Draft, Reason, Step, Waiting, members, trust};
 use crate::action::Action;
 use crate::desired::{AGENT_RENEW_BEFORE, LeafProfile, Member};
@@ -9,7 +10,7 @@ use crate::observed::{AgentReport, AuthorityRecord, CertificateFacts, Purpose, S
 use crate::spec::{Authority, Name};
 
 /// Authorities come first: nothing can be signed without them.
-pub(super) fn authorities(draft: &mut Draft<'_>) {
+pub(super) fn authorities(draft: &mut Draft<'_>) -> Report {
     let ledger = &draft.observed.ledger;
     if ledger.peers.is_none() || ledger.clients.is_none() {
         draft.steps.push(Step::new(Action::MakeAuthorities, Reason::Missing));
@@ -26,6 +27,7 @@ pub(super) fn authorities(draft: &mut Draft<'_>) {
             draft.waiting.push(Waiting::AuthorityExpired { authority: side.name().to_owned() });
         }
     }
+    Report::Looked
 }
 
 /// Why there has to be another authority, if there has.

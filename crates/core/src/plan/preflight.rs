@@ -1,7 +1,8 @@
 //! Timers that are to be measured → a measurement, once enough machines are there for it; timers that do not suit what
 //! was measured → said.
 
-use super::{Draft, Reason, Step, Waiting, etcd};
+use super::passes::Report;
+use super::{Draft, Reason, Step, Waiting};
 use crate::action::Action;
 use crate::desired::Cluster;
 use crate::observed::{Ledger, Observed, judge, quorum};
@@ -21,11 +22,10 @@ pub fn answering<'a>(desired: &'a Cluster, observed: &Observed) -> (Vec<&'a Name
     (answering, needed(desired, &observed.ledger))
 }
 
-/// Has everything measured that the timers rest on, where nothing else is to be done first: it would be measured, too.
-pub(super) fn measure(draft: &mut Draft<'_>, formed: bool) {
-    let measured = draft.desired.pace(&draft.observed.ledger).is_some();
-    if measured || !draft.steps.is_empty() || etcd::formed(draft) != formed {
-        return;
+/// Has everything measured that the timers rest on.
+pub(super) fn measure(draft: &mut Draft<'_>) -> Report {
+    if draft.desired.pace(&draft.observed.ledger).is_some() {
+        return Report::Looked;
     }
     let (ready, needed) = answering(draft.desired, draft.observed);
     if ready.len() < needed {
@@ -34,12 +34,14 @@ pub(super) fn measure(draft: &mut Draft<'_>, formed: bool) {
     } else {
         draft.steps.push(Step::new(Action::Measure, Reason::NotMeasured));
     }
+    Report::Looked
 }
 
 /// Says what does not suit the last measurement.
-pub(super) fn note(draft: &mut Draft<'_>) {
+pub(super) fn note(draft: &mut Draft<'_>) -> Report {
     let ledger = &draft.observed.ledger;
-    let (Some(pace), Some(preflight)) = (draft.desired.pace(ledger), &ledger.preflight) else { return };
+    let (Some(pace), Some(preflight)) = (draft.desired.pace(ledger), &ledger.preflight) else { return Report::Looked };
     let concerns = judge(pace, &preflight.measurement);
     draft.waiting.extend(concerns.into_iter().map(|concern| Waiting::TimersUnfit { concern }));
+    Report::Looked
 }

@@ -10,6 +10,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::passes::Report;
 use super::safety::{Refusal, data_of};
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::{Action, StartData};
@@ -118,6 +119,8 @@ pub enum Unclear {
     },
     /// Others run it.
     Adopted,
+    /// All members get the data of a backup: what any of them still has counts for nothing.
+    Restoring,
 }
 
 impl fmt::Display for Unclear {
@@ -146,6 +149,10 @@ impl fmt::Display for Unclear {
                 write!(f, "it cannot be told how much `{member}` knows: say with `--from` around whom to build")
             }
             Self::Adopted => f.write_str("others run this cluster"),
+            Self::Restoring => f.write_str(
+                "all members are being restored from a backup, whatever any of them has: `raftsman apply` goes on with it, \
+                 `raftsman restore` takes another backup",
+            ),
         }
     }
 }
@@ -158,6 +165,7 @@ pub fn survey(desired: &Cluster, observed: &Observed, lost: &[Name], from: Optio
     let members: Vec<Remnant> = ledger.members.keys().map(|name| remnant(observed, name, lost)).collect();
     let outcome = match ledger.cluster {
         _ if ledger.adopted.is_some() => Err(Unclear::Adopted),
+        _ if ledger.restoration.is_some() => Err(Unclear::Restoring),
         _ if view.has_quorum() => Err(Unclear::HasQuorum),
         None => Err(Unclear::NeverFormed),
         Some(cluster) => propose(desired, observed, cluster, &members, from),
@@ -290,9 +298,9 @@ pub fn decide(ledger: &mut Ledger, remains: &Remains, now: Timestamp) {
 }
 
 /// The next steps of a cluster that is built anew.
-pub(super) fn rebuild(draft: &mut Draft<'_>) {
+pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
     let ledger = &draft.observed.ledger;
-    let Some(recovery) = &ledger.recovery else { return };
+    let Some(recovery) = &ledger.recovery else { return Report::Looked };
     let Recovery { survivor, of, alone, settled, member: away, .. } = recovery;
     let reason = || Reason::Recovery { survivor: survivor.clone() };
     let others = draft.observed.members.iter().filter(|(name, _)| *name != survivor);
@@ -305,7 +313,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) {
         }
     }
     if !draft.steps.is_empty() {
-        return;
+        return Report::Looked;
     }
     // One that nobody gave up and that cannot be reached may serve.
     let silent = draft.observed.members.iter().filter(|(name, seen)| {
@@ -317,9 +325,9 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) {
         silent.iter().for_each(|name| {
             let _ = reached(draft, name);
         });
-        return;
+        return Report::Looked;
     }
-    let Some(report) = reached(draft, survivor) else { return };
+    let Some(report) = reached(draft, survivor) else { return Report::Looked };
     // Once it has applied all that it knows, what the others have is in the way.
     for (name, report) in others.iter().filter(|_| *settled) {
         if let Data::Present { member, cluster } = report.etcd.data
@@ -330,7 +338,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) {
         }
     }
     if !draft.steps.is_empty() {
-        return;
+        return Report::Looked;
     }
     let machine = survivor.clone();
     let stopped = report.etcd.service.state == ServiceState::Stopped;
@@ -349,21 +357,22 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) {
         Data::Present { .. } if !settled && *alone => {
             let error = "it is about to go on alone".to_owned();
             draft.wait(Waiting::EtcdStarting { machine, error });
-            return;
+            return Report::Looked;
         }
         Data::Present { .. } if !stopped => stop(),
         Data::Present { member, .. } => Action::ClearData { machine, member: Some(member) },
         Data::Empty if away.is_some() => Action::RestoreData { machine, version },
         Data::Empty => {
             draft.wait(Waiting::DataLost { machine });
-            return;
+            return Report::Looked;
         }
         Data::Unreadable { ref problem } => {
             draft.wait(Waiting::DataUnreadable { machine, problem: problem.clone() });
-            return;
+            return Report::Looked;
         }
     };
     draft.steps.push(Step::new(action, reason()));
+    Report::Looked
 }
 
 /// The digest of the survivor's configuration, where it is to be closed to clients.

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use super::machines::Ready;
+use super::passes::{Because, Report};
 use super::safety::{Refusal, data_of};
-use super::{Draft, Reason, Step, Waiting, machines, pki, preflight, versions};
+use super::{Draft, Reason, Step, Waiting};
 use crate::action::Action;
 use crate::backup::FullName;
 use crate::desired::Cluster;
@@ -61,30 +62,26 @@ pub(super) fn awaited(draft: &Draft<'_>) -> bool {
 }
 
 /// Once all machines are ready: it is tried on one of them, and all get what came of it.
-pub(super) fn prepare(draft: &mut Draft<'_>, ready: &[Ready<'_>]) {
+pub(super) fn prepare(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     if draft.steps.is_empty() && draft.waiting.is_empty() && ready.len() == draft.desired.members.len() {
         draft.steps.push(Step::new(Action::PrepareRestore, Reason::BornFrom));
     }
     let lost = std::mem::take(&mut draft.lost);
     draft.waiting.extend(lost.into_iter().map(|(_, waiting)| waiting));
+    Report::Looked
 }
 
 /// The next steps.
-pub(super) fn restore(draft: &mut Draft<'_>, now: Timestamp) {
-    let observed = draft.observed;
-    let Some(restoration) = &observed.ledger.restoration else { return };
-    if !same_members(draft, restoration) {
-        return;
-    }
-    pki::authorities(draft);
-    let course = versions::course(draft);
-    let ready: Vec<Name> =
-        machines::prepare(draft, course).into_iter().map(|ready| ready.member.name.clone()).collect();
-    preflight::measure(draft, false);
+pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
+    let (observed, now) = (draft.observed, draft.now);
+    let Some(restoration) = &observed.ledger.restoration else { return Report::Looked };
     let lost = std::mem::take(&mut draft.lost);
     draft.waiting.extend(lost.into_iter().map(|(_, waiting)| waiting));
-    if !draft.steps.is_empty() || !draft.waiting.is_empty() {
-        return;
+    if !draft.steps.is_empty() {
+        return Report::Left(Because::StepsFirst);
+    }
+    if !draft.waiting.is_empty() {
+        return Report::Left(Because::Awaited);
     }
     // One that cannot be asked may serve.
     for (name, member) in &observed.members {
@@ -94,7 +91,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, now: Timestamp) {
         }
     }
     if !draft.waiting.is_empty() {
-        return;
+        return Report::Looked;
     }
     let reason = || Reason::Restored { backup: restoration.backup };
     let reports: BTreeMap<&Name, &AgentReport> =
@@ -113,7 +110,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, now: Timestamp) {
     if !serving.is_empty() {
         let stop = |machine: &Name| Step::new(Action::StopEtcd { machine: machine.clone() }, reason());
         draft.steps.extend(serving.into_iter().map(stop));
-        return;
+        return Report::Looked;
     }
     for (name, report) in reports.iter().filter(|(_, report)| old(report)) {
         let member = match report.etcd.data {
@@ -123,16 +120,17 @@ pub(super) fn restore(draft: &mut Draft<'_>, now: Timestamp) {
         draft.steps.push(Step::new(Action::ClearData { machine: (*name).clone(), member }, reason()));
     }
     if !draft.steps.is_empty() {
-        return;
+        return Report::Looked;
     }
-    for name in restoration.members.keys().filter(|name| ready.contains(name)) {
+    let is_ready = |name: &Name| ready.iter().any(|ready| ready.member.name == *name);
+    for name in restoration.members.keys().filter(|name| is_ready(name)) {
         if reports.get(name).is_some_and(|report| report.etcd.data == Data::Empty) {
             let (machine, version) = (name.clone(), restoration.version);
             draft.steps.push(Step::new(Action::RestoreBackup { machine, version }, reason()));
         }
     }
     if !draft.steps.is_empty() {
-        return;
+        return Report::Looked;
     }
     match found(observed, restoration).len() {
         // It is the cluster at the next look.
@@ -147,16 +145,17 @@ pub(super) fn restore(draft: &mut Draft<'_>, now: Timestamp) {
             draft.wait(Waiting::SeveralClusters { found });
         }
     }
+    Report::Looked
 }
 
-fn same_members(draft: &mut Draft<'_>, restoration: &Restoration) -> bool {
-    let wanted: BTreeMap<Name, String> =
-        draft.desired.members.iter().map(|member| (member.name.clone(), member.peer_url())).collect();
-    let same = wanted == restoration.members;
-    if !same {
+/// The members that it was decided for are those of the file still.
+pub(super) fn same_members(draft: &mut Draft<'_>) -> Report {
+    let members = draft.desired.members.iter();
+    let wanted: BTreeMap<Name, String> = members.map(|member| (member.name.clone(), member.peer_url())).collect();
+    if let Some(restoration) = draft.observed.ledger.restoration.as_ref().filter(|it| it.members != wanted) {
         draft.wait(Waiting::RestoredOthers { members: restoration.members.keys().cloned().collect() });
     }
-    same
+    Report::Looked
 }
 
 /// Of which cluster the members' new data is, and whose.

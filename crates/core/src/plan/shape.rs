@@ -3,7 +3,8 @@
 //! Where etcd's data has a disk of its own, the machine is rebuilt around it, and the same member comes back. Elsewhere
 //! the member leaves first, and comes back on its new machine as a learner.
 
-use super::{Draft, Reason, Step, Waiting, etcd, members, safety};
+use super::passes::{Because, Report};
+use super::{Draft, Reason, Step, Waiting, members, safety};
 use crate::action::Action;
 use crate::spec::{Name, Shape};
 
@@ -21,23 +22,20 @@ impl Draft<'_> {
 }
 
 /// The next machine that is made anew, once all else is as it should be: the leader's last.
-pub(super) fn renew(draft: &mut Draft<'_>) {
-    if !draft.steps.is_empty() || !etcd::formed(draft) {
-        return;
-    }
+pub(super) fn renew(draft: &mut Draft<'_>) -> Report {
     let names = draft.desired.members.iter().map(|member| member.name.clone());
     let mut outdated: Vec<(Name, String)> = names.filter_map(|name| draft.outdated(&name).map(|c| (name, c))).collect();
     outdated.sort_by_key(|(name, _)| draft.view.leader == Some(name));
-    let Some((name, change)) = outdated.first().cloned() else { return };
+    let Some((name, change)) = outdated.first().cloned() else { return Report::Looked };
     // Who is on the way gets there first.
     let listed = draft.view.listed.unwrap_or_default();
     let Some(entry) = draft.entry(&name).cloned().filter(|_| listed.iter().all(|member| !member.learner)) else {
-        return;
+        return Report::Left(Because::Learner);
     };
     let unhealthy = draft.unhealthy_beside(None);
     if !unhealthy.is_empty() {
         draft.wait(Waiting::HealFirst { change: format!("making the machine of `{name}` anew"), unhealthy });
-        return;
+        return Report::Looked;
     }
     let reason = Reason::OtherShape { change };
     if draft.shapes(&name).is_some_and(|(found, wanted)| found.keeps_data() && wanted.keeps_data()) {
@@ -54,4 +52,5 @@ pub(super) fn renew(draft: &mut Draft<'_>) {
     for (machine, _) in outdated.into_iter().skip(1) {
         draft.wait(Waiting::Turn { machine, verb: "make machine anew".to_owned() });
     }
+    Report::Looked
 }

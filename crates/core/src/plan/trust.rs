@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 
+use super::passes::Report;
 use super::{Draft, Reason, Step, Waiting, members};
 use crate::action::Action;
 use crate::desired::Cluster;
@@ -155,12 +156,13 @@ pub(super) fn may_lead(observed: &Observed, view: &View<'_>, name: &Name) -> boo
 }
 
 /// Takes leadership from a member that others could not follow once they are restarted. Its agent is not needed for it.
-pub(super) fn entrust(draft: &mut Draft<'_>) {
+pub(super) fn entrust(draft: &mut Draft<'_>) -> Report {
     let leads = |name: &Name| may_lead(draft.observed, &draft.view, name);
-    let Some(leader) = draft.view.leader.filter(|leader| !leads(leader)).cloned() else { return };
+    let Some(leader) = draft.view.leader.filter(|leader| !leads(leader)).cloned() else { return Report::Looked };
     if draft.view.healthy.iter().any(|name| leads(name)) {
         members::hand_over(draft, &leader);
     }
+    Report::Looked
 }
 
 /// Sides on which handshakes have to be tried now: a phase waits for nothing else.
@@ -254,11 +256,11 @@ fn hindrances(desired: &Cluster, observed: &Observed, side: Side, phase: Phase, 
 
 /// Brings changes of authorities on by one phase, where everybody is ready for it. Both sides go hand in hand, so that
 /// members are restarted once for both.
-pub(super) fn rotate(draft: &mut Draft<'_>) {
+pub(super) fn rotate(draft: &mut Draft<'_>) -> Report {
     let (desired, observed, now) = (draft.desired, draft.observed, draft.now);
     let phases = Side::ALL.into_iter().filter_map(|side| Some((phase(desired, observed, side, now)?, side)));
     let phases: Vec<(Phase, Side)> = phases.collect();
-    let Some(first) = phases.iter().map(|(phase, _)| *phase).min() else { return };
+    let Some(first) = phases.iter().map(|(phase, _)| *phase).min() else { return Report::Looked };
     let quiet = draft.steps.is_empty();
     for (phase, side) in phases {
         let hindrances = hindrances(desired, observed, side, phase, now);
@@ -273,12 +275,12 @@ pub(super) fn rotate(draft: &mut Draft<'_>) {
         }
         // Whoever lags for a reason has it told already.
         let told: Vec<Name> = draft.waiting.iter().filter_map(|w| w.machine().cloned()).collect();
-        let lost: Vec<Name> = draft.lost.iter().map(|(name, _)| name.clone()).collect();
-        let known = |machine: &Name| told.contains(machine) || lost.contains(machine) || draft.has_step_for(machine);
+        let known = |machine: &Name| told.contains(machine) || draft.has_step_for(machine);
         let new = |w: &Waiting| !matches!(w, Waiting::TrustLags { machine, .. } if known(machine));
         let new: Vec<Waiting> = hindrances.into_iter().filter(new).collect();
         draft.waiting.extend(new);
     }
+    Report::Looked
 }
 
 /// Judges a phase on a fresh look.

@@ -3,6 +3,7 @@
 //! Nothing of this heals by itself in etcd. A full database is compacted once, its members are rewritten one by one, and
 //! only then is the alarm taken back. Which member is corrupt is for the members' own hashes to say.
 
+use super::passes::{Because, Report};
 use super::{Draft, Reason, Step, Waiting, members, safety};
 use crate::action::Action;
 use crate::observed::{Agreement, Alarm, EtcdFacts, Filling, View};
@@ -45,15 +46,13 @@ impl Draft<'_> {
 }
 
 /// Sees to alarms: what has to go before anything else can.
-pub(super) fn relieve(draft: &mut Draft<'_>) {
-    if !draft.view.has_quorum() {
-        return;
-    }
+pub(super) fn relieve(draft: &mut Draft<'_>) -> Report {
     if draft.view.corrupt() {
         corruption(draft);
     } else if draft.view.alarmed(Alarm::NoSpace) {
         space(draft);
     }
+    Report::Looked
 }
 
 /// The members' hashes tell which one is corrupt; to replace it is for somebody to say.
@@ -198,19 +197,23 @@ pub(super) fn defragment(draft: &mut Draft<'_>, mut who: Vec<Name>) {
 }
 
 /// What the file wants done without a need, in the time that it gives for it: once all else is as it should be.
-pub(super) fn routine(draft: &mut Draft<'_>) {
+pub(super) fn routine(draft: &mut Draft<'_>) -> Report {
     let maintenance = &draft.desired.settings.maintenance;
-    let Some(rule) = &maintenance.defragment else { return };
+    let Some(rule) = &maintenance.defragment else { return Report::Left(Because::NotAsked) };
     let alarmed = draft.view.answering.values().any(|e| !e.alarms.is_empty());
-    if !draft.steps.is_empty() || alarmed || !maintenance.open_at(draft.now) || !draft.view.has_quorum() {
-        return;
+    if alarmed {
+        return Report::Left(Because::Alarmed);
+    }
+    if !maintenance.open_at(draft.now) {
+        return Report::Left(Because::WindowClosed);
     }
     if !draft.unhealthy_beside(None).is_empty() {
-        return;
+        return Report::Left(Because::Unhealthy);
     }
     let pays = |(name, e): (Name, EtcdFacts)| rule.pays(e.db_size, e.db_in_use).then_some(name);
     let who: Vec<Name> = draft.sized().into_iter().filter_map(pays).collect();
     defragment(draft, who);
+    Report::Looked
 }
 
 /// Whether the leader and its heir may be trusted to hand over: neither alarm nor hash speaks against the heir.

@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::passes::{Because, Report};
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::{Account, Action};
 use crate::desired;
@@ -63,23 +64,20 @@ pub fn drift(wanted: &desired::Access, seen: &Access) -> Vec<Drift> {
 }
 
 /// Plans what the file says of roles and users, once nobody comes in without credentials.
-pub(super) fn manage(draft: &mut Draft<'_>) {
-    unknown_superusers(draft);
+pub(super) fn manage(draft: &mut Draft<'_>) -> Report {
     let wanted = &draft.desired.access;
-    // A step that takes something away is alone; and before corruption is understood, nothing is changed.
-    let busy = draft.steps.iter().any(|step| step.action.exclusive());
-    if wanted.is_silent() || busy || !draft.view.has_quorum() || draft.view.corrupt() {
-        return;
+    if wanted.is_silent() {
+        return Report::Left(Because::NotAsked);
     }
     if newest(&draft.view).and_then(|e| e.auth) != Some(true) {
-        return;
+        return Report::Left(Because::NoAuth);
     }
     let seen = match looked(&draft.view) {
         Some(Ok(seen)) => seen,
         other => {
             let error = other.and_then(|o| o.as_ref().err()).map_or("not looked at yet", |error| error);
             draft.wait(Waiting::UsersUnknown { error: error.to_owned() });
-            return;
+            return Report::Looked;
         }
     };
     for (name, user) in wanted.users.iter().flatten() {
@@ -91,23 +89,26 @@ pub(super) fn manage(draft: &mut Draft<'_>) {
         let steps = phase(wanted, seen);
         if !steps.is_empty() {
             draft.steps.extend(steps);
-            return;
+            return Report::Looked;
         }
     }
+    Report::Looked
 }
 
 /// Where the file leaves users alone, nobody may have become a superuser beside `root`: while a cluster was made, say. A
 /// cluster that others set up has its own.
-fn unknown_superusers(draft: &mut Draft<'_>) {
-    if draft.desired.access.users.is_some() || draft.observed.ledger.adopted.is_some() {
-        return;
+pub(super) fn superusers(draft: &mut Draft<'_>) -> Report {
+    // What the file does not name is removed with the others then.
+    if draft.desired.access.users.is_some() {
+        return Report::Looked;
     }
-    let Some(Ok(seen)) = looked(&draft.view) else { return };
+    let Some(Ok(seen)) = looked(&draft.view) else { return Report::Looked };
     let superuser = |(name, user): (&String, &User)| {
         (name != ROOT && user.roles.contains(ROOT)).then(|| Waiting::UnknownSuperuser { user: name.clone() })
     };
     let found: Vec<Waiting> = seen.users.iter().filter_map(superuser).collect();
     draft.waiting.extend(found);
+    Report::Looked
 }
 
 /// The healthy member that is furthest ahead knows best what the cluster has agreed upon.

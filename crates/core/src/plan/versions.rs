@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
 
+use super::passes::Report;
 use super::safety::Refusal;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::Action;
@@ -118,12 +119,9 @@ fn understood(desired: &Cluster, now: &Versions, version: EtcdVersion) -> Result
     }
 }
 
-/// Tells etcd of a downgrade, or calls it off, when nothing else goes on.
-pub(super) fn steer(draft: &mut Draft<'_>, course: Course) {
-    let Course::Hold(running, Some(hop)) = course else { return };
-    if !draft.steps.is_empty() || !draft.view.has_quorum() {
-        return;
-    }
+/// Tells etcd of a downgrade, or calls it off.
+pub(super) fn steer(draft: &mut Draft<'_>, course: Course) -> Report {
+    let Course::Hold(running, Some(hop)) = course else { return Report::Looked };
     match hop {
         Hop::Enable(line) | Hop::Renew(line) => {
             let renews = matches!(hop, Hop::Renew(_));
@@ -131,7 +129,7 @@ pub(super) fn steer(draft: &mut Draft<'_>, course: Course) {
             if !unhealthy.is_empty() {
                 let change = if renews { "a new log".to_owned() } else { format!("the way down to {line}") };
                 draft.wait(Waiting::HealFirst { change, unhealthy });
-                return;
+                return Report::Looked;
             }
             let version = line.first();
             let reason =
@@ -144,6 +142,7 @@ pub(super) fn steer(draft: &mut Draft<'_>, course: Course) {
         }
         Hop::To(_) | Hop::Settle(_) => {}
     }
+    Report::Looked
 }
 
 /// Whether members of both lines are there between which auth must not be turned on.

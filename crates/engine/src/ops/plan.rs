@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use raftsman_core::desired::{ClientAccess, Cluster, Identity, LoopbackNetwork, resolve};
 use raftsman_core::model::{Forecast, forecast};
 use raftsman_core::observed::{Fact, Ledger, MemberObserved, Observed, Preflight, Upkeep};
-use raftsman_core::plan::deletion;
+use raftsman_core::plan::{Considered, deletion, explain};
 use raftsman_core::render::changes::diff;
 use raftsman_core::spec::{EtcdVersion, Name, Pace, Spec};
 use serde::Serialize;
@@ -39,6 +39,18 @@ pub struct ClusterPlan {
     /// With `--diff`: how etcd's configuration files would change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub diffs: Option<Vec<ConfigDiff>>,
+    /// With `--explain`: what every pass of the planner came to, for the next wave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub considered: Option<Vec<Considered>>,
+}
+
+/// What a plan tells beside its steps.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Detail {
+    /// How etcd's configuration files would change.
+    pub diffs: bool,
+    /// What every pass of the planner came to.
+    pub explain: bool,
 }
 
 /// How etcd's configuration file would change on some machines.
@@ -107,11 +119,10 @@ impl FleetPlan {
 }
 
 /// The plan of a fleet that was applied before.
-pub async fn plan(fleet: &Arc<Fleet>, only: &[Name], with_diffs: bool) -> Result<FleetPlan, OpError> {
+pub async fn plan(fleet: &Arc<Fleet>, only: &[Name], detail: Detail) -> Result<FleetPlan, OpError> {
     let clusters = for_each_cluster(fleet, only, move |cluster| async move {
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
-        let diffs = with_diffs.then(|| diffs(&cluster.desired, &observed));
-        Ok(ClusterPlan { diffs, ..cluster_plan(&cluster.desired, &observed) })
+        Ok(detailed_plan(&cluster.desired, &observed, detail))
     });
     let mut plan = FleetPlan::new(fleet.spec.fleet.clone(), clusters.await?);
     plan.strangers = strangers(fleet).await?;
@@ -123,7 +134,7 @@ pub async fn plan(fleet: &Arc<Fleet>, only: &[Name], with_diffs: bool) -> Result
 }
 
 /// The plan of a fleet that has no state yet: nothing of it can exist.
-pub fn plan_of_new(spec: &Spec, setting: &Setting, only: &[Name], with_diffs: bool) -> Result<FleetPlan, OpError> {
+pub fn plan_of_new(spec: &Spec, setting: &Setting, only: &[Name], detail: Detail) -> Result<FleetPlan, OpError> {
     // Which network it will be is chosen by the first apply; the plan does not depend on it.
     let network = spec.machines.network.as_deref().and_then(|n| n.parse().ok());
     let network = network.or_else(|| Some(LoopbackNetwork::new(0, 1)));
@@ -142,14 +153,27 @@ pub fn plan_of_new(spec: &Spec, setting: &Setting, only: &[Name], with_diffs: bo
             cluster.members.iter().map(|m| (m.name.clone(), absent())).collect();
         let (ledger, upkeep) = (Ledger::default(), Upkeep::default());
         let observed = Observed { ledger, members, brought: BTreeMap::new(), handshakes: BTreeMap::new(), upkeep };
-        ClusterPlan { diffs: with_diffs.then(|| diffs(cluster, &observed)), ..cluster_plan(cluster, &observed) }
+        detailed_plan(cluster, &observed, detail)
     });
     let unmet = needs::of_new(spec, setting, &desired, only, at);
     Ok(FleetPlan { unmet, ..FleetPlan::new(spec.fleet.clone(), clusters.collect()) })
 }
 
+fn detailed_plan(desired: &Cluster, observed: &Observed, detail: Detail) -> ClusterPlan {
+    let now = Timestamp::now();
+    ClusterPlan {
+        diffs: detail.diffs.then(|| diffs(desired, observed)),
+        considered: detail.explain.then(|| explain(desired, observed, now)),
+        ..cluster_plan_at(desired, observed, now)
+    }
+}
+
 /// The forecast of one cluster that was looked at.
 pub(super) fn cluster_plan(desired: &Cluster, observed: &Observed) -> ClusterPlan {
+    cluster_plan_at(desired, observed, Timestamp::now())
+}
+
+fn cluster_plan_at(desired: &Cluster, observed: &Observed, now: Timestamp) -> ClusterPlan {
     ClusterPlan {
         cluster: desired.name.clone(),
         members: desired.members.len(),
@@ -157,8 +181,9 @@ pub(super) fn cluster_plan(desired: &Cluster, observed: &Observed) -> ClusterPla
         timers: desired.pace(&observed.ledger),
         timers_by_measurement: desired.settings.timers.given().is_none(),
         preflight: observed.ledger.preflight.clone(),
-        forecast: forecast(desired, observed, Timestamp::now()),
+        forecast: forecast(desired, observed, now),
         diffs: None,
+        considered: None,
     }
 }
 

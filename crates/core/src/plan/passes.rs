@@ -1,0 +1,324 @@
+//! A plan in the making → every pass in its order, each with its condition, and what it came to.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::Reason;
+use super::machines::Ready;
+use super::versions::Course;
+use super::{
+    Draft, Patience, Step, Waiting, adopted, auth, delivery, etcd, machines, members, pki, preflight, recovery,
+    restore, shape, trust, upkeep, users, versions,
+};
+use crate::action::Action;
+
+/// What a pass says of itself. The steps and waits that it came to are in the draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Report {
+    /// It looked at all that it is about.
+    Looked,
+    /// It left what it is about for later.
+    Left(Because),
+}
+
+/// Why a pass leaves something for later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Because {
+    /// Steps that come before it are planned.
+    StepsFirst,
+    /// A step is planned that is alone in its wave.
+    AloneFirst,
+    /// The cluster has not formed.
+    NotFormed,
+    /// The cluster has formed.
+    Formed,
+    /// There is no quorum.
+    NoQuorum,
+    /// There is quorum.
+    HasQuorum,
+    /// The member list is not known.
+    NotListed,
+    /// A member's data is corrupt.
+    Corrupt,
+    /// An alarm is raised.
+    Alarmed,
+    /// A member is unhealthy.
+    Unhealthy,
+    /// A learner is on its way.
+    Learner,
+    /// What is waited for changes it.
+    Awaited,
+    /// Auth is not on.
+    NoAuth,
+    /// The file does not ask for it.
+    NotAsked,
+    /// The maintenance window is closed.
+    WindowClosed,
+}
+
+impl fmt::Display for Because {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::StepsFirst => "the steps above come first",
+            Self::AloneFirst => "a step above must run alone",
+            Self::NotFormed => "the cluster has not formed yet",
+            Self::Formed => "only before the first start",
+            Self::NoQuorum => "no quorum",
+            Self::HasQuorum => "only without quorum",
+            Self::NotListed => "no healthy member tells the member list",
+            Self::Corrupt => "the CORRUPT alarm is raised",
+            Self::Alarmed => "an alarm is raised",
+            Self::Unhealthy => "a member is unhealthy",
+            Self::Learner => "a learner is still catching up",
+            Self::Awaited => "what the cluster waits for comes first",
+            Self::NoAuth => "auth is not on",
+            Self::NotAsked => "the file does not ask for it",
+            Self::WindowClosed => "outside the maintenance window",
+        })
+    }
+}
+
+/// What must hold for a pass to be made.
+#[derive(Debug, Clone, Copy)]
+enum Condition {
+    /// No step is planned: what is, is carried out and looked at first.
+    NothingPlanned,
+    /// No step is planned that is alone in its wave.
+    NothingAlone,
+    Formed,
+    NotFormed,
+    Quorum,
+    NoQuorum,
+    Listed,
+    /// Which member is corrupt must be understood first: it may not come back.
+    Intact,
+    /// Nothing is waited for that comes by itself.
+    NothingAwaited,
+}
+
+impl Condition {
+    fn unmet(self, draft: &Draft<'_>) -> Option<Because> {
+        let soon = |waiting: &Waiting| waiting.patience() == Patience::Soon;
+        let (holds, otherwise) = match self {
+            Self::NothingPlanned => (draft.steps.is_empty(), Because::StepsFirst),
+            Self::NothingAlone => (!draft.steps.iter().any(|s| s.action.exclusive()), Because::AloneFirst),
+            Self::Formed => (etcd::formed(draft), Because::NotFormed),
+            Self::NotFormed => (!etcd::formed(draft), Because::Formed),
+            Self::Quorum => (draft.view.has_quorum(), Because::NoQuorum),
+            Self::NoQuorum => (!draft.view.has_quorum(), Because::HasQuorum),
+            Self::Listed => (draft.view.listed.is_some(), Because::NotListed),
+            Self::Intact => (!draft.view.corrupt(), Because::Corrupt),
+            Self::NothingAwaited => (!draft.waiting.iter().any(soon), Because::Awaited),
+        };
+        (!holds).then_some(otherwise)
+    }
+}
+
+/// What passes find out for those that come after them.
+#[derive(Default)]
+struct Found<'a> {
+    course: Option<Course>,
+    ready: Vec<Ready<'a>>,
+}
+
+/// One question that is asked of a cluster.
+struct Pass {
+    about: &'static str,
+    when: &'static [Condition],
+    /// Where it finds something, nothing after it is looked at.
+    decides: bool,
+    look: for<'a> fn(&mut Draft<'a>, &mut Found<'a>) -> Report,
+}
+
+impl Pass {
+    const fn new(
+        about: &'static str,
+        when: &'static [Condition],
+        look: for<'a> fn(&mut Draft<'a>, &mut Found<'a>) -> Report,
+    ) -> Self {
+        Self { about, when, decides: false, look }
+    }
+
+    /// Before it is clear whose cluster this is, nothing is touched.
+    const IDENTITY: Self =
+        Self { decides: true, ..Self::new("the cluster's id, and data of others", &[], |d, _| etcd::identity(d)) };
+    const AUTHORITIES: Self = Self::new("CAs", &[], |d, _| pki::authorities(d));
+    const MACHINES: Self = Self::new("machines, certificates, binaries and configuration", &[], |d, found| {
+        let course = versions::course(d);
+        *found = Found { course: Some(course), ready: machines::prepare(d, course) };
+        Report::Looked
+    });
+    const FIRST_MEASUREMENT: Self = Self::new(
+        "measuring timers before the first start",
+        &[Condition::NotFormed, Condition::NothingPlanned],
+        |d, _| preflight::measure(d),
+    );
+    const SUPERUSERS: Self =
+        Self::new("users with the role root that the file does not name", &[], |d, _| users::superusers(d));
+    // Before corruption is understood, nothing is changed.
+    const USERS: Self =
+        Self::new("users and roles", &[Condition::NothingAlone, Condition::Quorum, Condition::Intact], |d, _| {
+            users::manage(d)
+        });
+}
+
+/// All of it, for a cluster that goes its way.
+const NORMAL: &[Pass] = &[
+    Pass::IDENTITY,
+    Pass::AUTHORITIES,
+    Pass::MACHINES,
+    Pass::FIRST_MEASUREMENT,
+    Pass::new("stopped members", &[], |d, found| etcd::run(d, &found.ready)),
+    Pass::new("members not in the file, needed for quorum", &[Condition::NoQuorum], |d, _| members::sustain(d)),
+    // What is broken comes first: no healthy member is restarted beside a lost one.
+    Pass::new("learners, lost and replaced members", &[], |d, found| members::mend(d, &found.ready)),
+    Pass::new("alarms", &[Condition::Quorum], |d, _| upkeep::relieve(d)),
+    Pass::new("measuring timers", &[Condition::NothingPlanned, Condition::Formed], |d, _| preflight::measure(d)),
+    Pass::new("downgrade", &[Condition::NothingPlanned, Condition::Quorum], |d, found| {
+        found.course.map_or(Report::Looked, |course| versions::steer(d, course))
+    }),
+    Pass::new("a leader that the others could not follow", &[], |d, _| trust::entrust(d)),
+    Pass::new(
+        "rolling restart: settings, version, CAs",
+        &[Condition::NothingPlanned, Condition::Formed, Condition::Intact],
+        |d, found| etcd::roll(d, &found.ready),
+    ),
+    Pass::new("CA rotation", &[], |d, _| trust::rotate(d)),
+    Pass::new("members to add, remove or move", &[Condition::Listed, Condition::NothingPlanned], |d, found| {
+        members::reshape(d, &found.ready)
+    }),
+    Pass::new("machines of former members", &[], |d, _| members::retire(d)),
+    Pass::new("machines to make anew", &[Condition::NothingPlanned, Condition::Formed], |d, _| shape::renew(d)),
+    Pass::new("auth", &[Condition::Quorum, Condition::NothingAlone], |d, _| auth::secure(d)),
+    Pass::SUPERUSERS,
+    Pass::USERS,
+    Pass::new("scheduled defragmentation", &[Condition::NothingPlanned, Condition::Quorum], |d, _| upkeep::routine(d)),
+    // Last of all, so that a password that cannot be read keeps no operator from mending a cluster.
+    Pass::new(
+        "secrets and backup settings on machines",
+        &[Condition::NothingPlanned, Condition::NothingAwaited],
+        |d, _| delivery::deliver(d),
+    ),
+    Pass::new("timers against the last measurement", &[], |d, _| preflight::note(d)),
+];
+
+const RECOVERING: &[Pass] = &[Pass::new("the recovery", &[], |d, _| recovery::rebuild(d))];
+
+const RESTORING: &[Pass] = &[
+    Pass {
+        decides: true,
+        ..Pass::new("whether the file still has the restore's members", &[], |d, _| restore::same_members(d))
+    },
+    Pass::AUTHORITIES,
+    Pass::MACHINES,
+    Pass::FIRST_MEASUREMENT,
+    Pass::new("the restore", &[], |d, found| restore::restore(d, &found.ready)),
+];
+
+const ADOPTED: &[Pass] =
+    &[Pass::IDENTITY, Pass::new("differences from the file", &[], |d, _| adopted::compare(d)), Pass::USERS];
+
+const BORN_FROM_A_BACKUP: &[Pass] = &[
+    Pass::IDENTITY,
+    Pass::AUTHORITIES,
+    Pass::MACHINES,
+    Pass::FIRST_MEASUREMENT,
+    Pass::new("the backup that the cluster starts from", &[], |d, found| restore::prepare(d, &found.ready)),
+];
+
+/// The passes for what goes on with this cluster.
+fn passes(draft: &Draft<'_>) -> &'static [Pass] {
+    let ledger = &draft.observed.ledger;
+    if ledger.recovery.is_some() {
+        RECOVERING
+    } else if ledger.restoration.is_some() {
+        RESTORING
+    } else if ledger.adopted.is_some() {
+        ADOPTED
+    } else if restore::awaited(draft) {
+        BORN_FROM_A_BACKUP
+    } else {
+        NORMAL
+    }
+}
+
+/// What a pass came to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Considered {
+    /// What it is about.
+    pub about: &'static str,
+    /// What came of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// What came of a pass.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub enum Outcome {
+    /// It was left for later.
+    Left {
+        /// Why.
+        because: Because,
+    },
+    /// Nothing is to be done.
+    Nothing,
+    /// Steps that it wants, before safety judges them, and what it waits for.
+    Found {
+        /// What to do.
+        steps: Vec<Intent>,
+        /// What to wait for.
+        waiting: Vec<Waiting>,
+    },
+}
+
+/// A step that no judge has seen yet.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Intent {
+    /// What to do.
+    pub action: Action,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl Intent {
+    fn of(step: &Step) -> Self {
+        Self { action: step.action.clone(), reason: step.reason.clone() }
+    }
+}
+
+/// Makes all passes; `tell` hears of each what it is about, what it said, and the steps and waits that are new.
+pub(super) fn make(draft: &mut Draft<'_>, mut tell: impl FnMut(&'static str, Report, &[Step], &[Waiting])) {
+    let mut found = Found::default();
+    for pass in passes(draft) {
+        let (steps, waiting) = (draft.steps.len(), draft.waiting.len());
+        let report = match pass.when.iter().find_map(|condition| condition.unmet(draft)) {
+            Some(because) => Report::Left(because),
+            None => (pass.look)(draft, &mut found),
+        };
+        let new = (draft.steps.get(steps..).unwrap_or_default(), draft.waiting.get(waiting..).unwrap_or_default());
+        tell(pass.about, report, new.0, new.1);
+        if pass.decides && !(new.0.is_empty() && new.1.is_empty()) {
+            return;
+        }
+    }
+}
+
+/// The same, written down.
+pub(super) fn explain(draft: &mut Draft<'_>) -> Vec<Considered> {
+    let mut considered = Vec::new();
+    make(draft, |about, report, steps, waiting| {
+        let outcome = match report {
+            _ if !(steps.is_empty() && waiting.is_empty()) => {
+                Outcome::Found { steps: steps.iter().map(Intent::of).collect(), waiting: waiting.to_vec() }
+            }
+            Report::Left(because) => Outcome::Left { because },
+            Report::Looked => Outcome::Nothing,
+        };
+        considered.push(Considered { about, outcome });
+    });
+    considered
+}
