@@ -220,8 +220,10 @@ pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
 /// Leadership goes to another before its holder restarts, where another can take it. A restart needs no heir: etcd hands
 /// over by itself when it stops, only not before it has closed its clients' connections.
 pub(super) fn hand_over_to_restart(draft: &Draft<'_>, from: &Name) -> Option<Step> {
-    let action = heir(draft, from).filter(|_| draft.view.leader == Some(from) && draft.quiet(Some(from)))?;
-    Some(Step::new(action, Reason::LeaderRestarts { from: from.clone() }))
+    if draft.view.leader != Some(from) || !draft.quiet(Some(from)) {
+        return None;
+    }
+    Some(Step::new(heir(draft, from)?, Reason::LeaderRestarts { from: from.clone() }))
 }
 
 fn heir(draft: &Draft<'_>, from: &Name) -> Option<Action> {
