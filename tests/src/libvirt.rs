@@ -19,57 +19,138 @@ pub const SUBNET: &str = "10.79.0.0/24";
 /// A machine without KVM: the time from its start until its agent serves is a minute on two cores, more beside others.
 pub const BOOT_LIMIT: Duration = Duration::from_secs(300);
 
-/// A libvirt that runs. Dropped, nothing of it and its machines is left.
+/// KVM hosts on one network: a libvirt on each, with a pool and a disk to boot from. It is used like its first host.
+/// Dropped, nothing of them and their machines is left.
 pub struct Libvirt {
     space: Space,
+    hosts: Vec<Host>,
+}
+
+/// One KVM host.
+pub struct Host {
+    /// Its control group in the space: libvirt and its machines are in it.
+    group: PathBuf,
     dir: tempfile::TempDir,
 }
 
 impl Libvirt {
-    /// Starts a libvirt of its own. The test's thread, and the threads and programs that it starts from now on, are in its
-    /// network: a runtime must not exist yet. Needs root.
+    /// One host.
     pub fn up() -> Self {
+        Self::hosts(1)
+    }
+
+    /// So many hosts. The test's thread, and the threads and programs that it starts from now on, are in their network: a
+    /// runtime must not exist yet. Needs root.
+    pub fn hosts(count: usize) -> Self {
         let base = machines_dir().join(BASE);
         assert!(base.exists(), "{} is missing: run `just lab-vms` first", base.display());
-        let dir = tempfile::Builder::new().prefix("raftsman-libvirt-").tempdir().expect("a directory");
-        let at = dir.path().display();
-        // Where KVM serves paravirtual guests only, libvirt takes it for usable: a file that nobody can write to is not.
-        let script = format!(
-            "mkdir -p {at}/{{etc/qemu/networks,run,lib,log,cache,pool}}\n\
+        let dir = || tempfile::Builder::new().prefix("raftsman-libvirt-").tempdir().expect("a directory");
+        let host = |number| Host { group: format!("/sys/fs/cgroup/host{number}").into(), dir: dir() };
+        let hosts: Vec<Host> = (1..=count).map(host).collect();
+        let script: String = hosts.iter().map(Host::script).collect();
+        let libvirt = Self { space: Space::enter(&script), hosts };
+        for (number, host) in libvirt.hosts.iter().enumerate() {
+            host.answers();
+            host.prepare(&base, number == 0);
+        }
+        libvirt
+    }
+
+    /// The host of this number, from 0.
+    pub fn host(&self, number: usize) -> &Host {
+        &self.hosts[number]
+    }
+
+    /// A host loses its power: its libvirt and its machines are gone.
+    pub fn lose(&self, number: usize) {
+        self.space.run(&format!("echo 1 >{}/cgroup.kill", self.hosts[number].group.display()));
+    }
+
+    /// It has power again: its libvirt runs, its machines do not.
+    pub fn power_on(&self, number: usize) {
+        let host = &self.hosts[number];
+        self.space.run(&host.script());
+        host.answers();
+        if number > 0 {
+            // The bridge is the first host's, and was there all the time.
+            host.virsh(&["net-start", NETWORK]).ok();
+        }
+        host.virsh(&["pool-start", POOL]).ok();
+    }
+
+    /// From now on the test is in this network, too, on the same bridge: an address such as `10.80.0.1/24`.
+    pub fn also_at(&self, address: &str) {
+        self.space.run(&format!("ip address add {address} dev labbr0"));
+    }
+
+    /// The control group that libvirt and its machines are in.
+    pub fn group(&self) -> &Path {
+        self.space.group()
+    }
+}
+
+impl std::ops::Deref for Libvirt {
+    type Target = Host;
+
+    fn deref(&self) -> &Host {
+        &self.hosts[0]
+    }
+}
+
+impl Host {
+    /// Starts its libvirt. Its directories are its own, and so is its control group.
+    fn script(&self) -> String {
+        let (at, group) = (self.dir.path().display(), self.group.display());
+        // Where KVM serves paravirtual guests only, libvirt takes it for usable: a file that cannot be written to is not.
+        format!(
+            "mkdir -p {at}/{{etc/qemu/networks,run,lib,log,cache,pool}} {group}\n\
              printf '%s\\n' 'unix_sock_dir = \"{at}/run\"' 'auth_unix_rw = \"none\"' 'auth_unix_ro = \"none\"' \
                'log_outputs = \"3:file:{at}/log/libvirtd.log\"' >{at}/etc/libvirtd.conf\n\
              printf '%s\\n' 'user = \"root\"' 'group = \"root\"' 'security_driver = \"none\"' 'cgroup_controllers = []' \
                'namespaces = []' 'stdio_handler = \"file\"' 'remember_owner = 0' >{at}/etc/qemu.conf\n\
              echo 'firewall_backend = \"iptables\"' >{at}/etc/network.conf\n\
+             : >{at}/none\n\
+             (echo 0 >{group}/cgroup.procs\n\
+             exec unshare --mount --propagation private bash -euc '\n\
              for pair in etc:/etc/libvirt lib:/var/lib/libvirt log:/var/log/libvirt cache:/var/cache/libvirt \
                run:/run/libvirt; do mkdir -p ${{pair#*:}}; mount --bind {at}/${{pair%%:*}} ${{pair#*:}}; done\n\
-             : >{at}/none && mount --bind {at}/none /etc/resolv.conf\n\
+             mount --bind {at}/none /etc/resolv.conf\n\
              if [ -e /dev/kvm ]; then mount --bind {at}/none /dev/kvm; mount -o remount,bind,ro /dev/kvm; fi\n\
-             libvirtd -f /etc/libvirt/libvirtd.conf -p /run/libvirtd.pid >{at}/log/out 2>&1 &\n"
-        );
-        let libvirt = Self { space: Space::enter(&script), dir };
+             exec libvirtd -f /etc/libvirt/libvirtd.conf -p {at}/libvirtd.pid') >{at}/log/out 2>&1 </dev/null &\n"
+        )
+    }
+
+    fn answers(&self) {
         let begun = Instant::now();
-        while libvirt.virsh(&["version"]).code != 0 {
-            let log = || std::fs::read_to_string(libvirt.path().join("log/out")).unwrap_or_default();
+        while self.virsh(&["version"]).code != 0 {
+            let log = || std::fs::read_to_string(self.path().join("log/out")).unwrap_or_default();
             assert!(begun.elapsed() < Duration::from_secs(60), "libvirt does not answer: {}", log());
             std::thread::sleep(Duration::from_millis(50));
         }
-        let network = format!(
-            "<network><name>{NETWORK}</name><forward mode='nat'/><bridge name='labbr0' stp='off' delay='0'/>\
-             <ip address='10.79.0.1' netmask='255.255.255.0'><dhcp><range start='10.79.0.200' end='10.79.0.250'/></dhcp></ip>\
-             </network>"
-        );
-        libvirt.define("net-define", &network);
-        libvirt.virsh(&["net-start", NETWORK]).ok();
-        let pool = libvirt.path().join("pool").display().to_string();
-        libvirt.virsh(&["pool-define-as", POOL, "dir", "--target", &pool]).ok();
-        // A reflink or a hard link where it can be: nobody writes to it.
-        let volume = libvirt.path().join("pool").join(BASE);
-        if std::fs::hard_link(&base, &volume).is_err() {
-            std::fs::copy(&base, &volume).expect("a copy of the disk");
+    }
+
+    /// A network, a pool and a disk to boot from. The first host has the bridge that the machines of all are on.
+    fn prepare(&self, base: &Path, first: bool) {
+        let network = match first {
+            true => format!(
+                "<network><name>{NETWORK}</name><forward mode='nat'/><bridge name='labbr0' stp='off' delay='0'/>\
+                 <ip address='10.79.0.1' netmask='255.255.255.0'><dhcp><range start='10.79.0.200' end='10.79.0.250'/>\
+                 </dhcp></ip></network>"
+            ),
+            false => {
+                format!("<network><name>{NETWORK}</name><forward mode='bridge'/><bridge name='labbr0'/></network>")
+            }
+        };
+        self.define("net-define", &network);
+        self.virsh(&["net-start", NETWORK]).ok();
+        let pool = self.path().join("pool").display().to_string();
+        self.virsh(&["pool-define-as", POOL, "dir", "--target", &pool]).ok();
+        // A hard link where it can be: it is only read.
+        let volume = self.path().join("pool").join(BASE);
+        if std::fs::hard_link(base, &volume).is_err() {
+            std::fs::copy(base, &volume).expect("a copy of the disk");
         }
-        libvirt.virsh(&["pool-start", POOL]).ok();
-        libvirt
+        self.virsh(&["pool-start", POOL]).ok();
     }
 
     /// How it is reached.
@@ -96,7 +177,7 @@ impl Libvirt {
         self.dir.path()
     }
 
-    /// Everything that is there, by libvirt's own word: domains, networks with the addresses that they keep for somebody,
+    /// Everything that is there, by libvirt's own word: domains, networks with the addresses that they keep for machines,
     /// pools, volumes. What is left is told by before and after.
     pub fn everything(&self) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
@@ -123,11 +204,6 @@ impl Libvirt {
         all
     }
 
-    /// From now on the test is in this network, too, on the same bridge: an address such as `10.80.0.1/24`.
-    pub fn also_at(&self, address: &str) {
-        self.space.run(&format!("ip address add {address} dev labbr0"));
-    }
-
     /// A machine loses its power; its disks stay.
     pub fn power_cut(&self, domain: &str) {
         self.virsh(&["destroy", domain]).ok();
@@ -136,10 +212,5 @@ impl Libvirt {
     /// What a machine says on its serial line, for one whose line is a file of the lab.
     pub fn console(&self, domain: &str) -> PathBuf {
         self.path().join("log").join(format!("{domain}.console"))
-    }
-
-    /// The control group that libvirt and its machines are in.
-    pub fn group(&self) -> &Path {
-        self.space.group()
     }
 }
