@@ -1,4 +1,4 @@
-//! Files of an attacker, or of one who was careless → the refusal, one row each.
+//! Files of an attacker or of a careless operator → the refusal, one row each.
 
 use raftsman_core::spec::{LARGEST_FILE, read, read_with_keys};
 

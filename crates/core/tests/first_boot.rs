@@ -264,7 +264,7 @@ impl Drop for Scratch {
 }
 
 fn run(program: &str, arguments: &[&str]) -> Output {
-    // Administrators' programs are not on everybody's PATH.
+    // Administrators' programs are not on every user's PATH.
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let output = Command::new(program).args(arguments).env("PATH", path).stdin(Stdio::null()).output();
     output.unwrap_or_else(|error| panic!("{program} is needed for this test: {error}"))
@@ -439,8 +439,8 @@ fn nftables_accepts_the_firewall() {
     });
 }
 
-/// Two ends of a wire in networks of their own: a machine behind its rules, and everybody else. `$1` are the rules, what
-/// follows are everybody's addresses. Prints who reaches which port.
+/// Two network namespaces with a veth pair between them: a machine behind its rules, and all clients. `$1` are the
+/// rules, what follows are the clients' addresses. Prints which client reaches which port.
 const WIRE: &str = r#"
 mount -t tmpfs none /run
 ip netns add machine
@@ -496,7 +496,7 @@ print(json.dumps(found))
 "#;
 
 #[test]
-fn only_those_get_in_who_may() {
+fn only_listed_networks_reach_a_port() {
     let scratch = Scratch::new("wire");
     let mut machines = full();
     let Some(Firewall::Doors(doors)) = &mut machines.firewall else { panic!("doors") };

@@ -53,9 +53,9 @@ fn the_reference_names_every_kind() {
     assert_eq!(missing(&waiting, chapter), Vec::<String>::new());
     // A kind has two words; fields with two are these.
     let fields = ["offset_ms", "made_for", "last_exit", "in_use", "filled_by"];
-    let strangers = quoted(chapter).into_iter().filter(|w| w.contains('_') && !fields.contains(w));
-    let strangers: Vec<&str> = strangers.filter(|w| !waiting.contains(*w)).collect();
-    assert_eq!(strangers, Vec::<&str>::new(), "no such kind");
+    let unknown = quoted(chapter).into_iter().filter(|w| w.contains('_') && !fields.contains(w));
+    let unknown: Vec<&str> = unknown.filter(|w| !waiting.contains(*w)).collect();
+    assert_eq!(unknown, Vec::<&str>::new(), "no such kind");
     let help = read("../../docs/operate/when-something-is-wrong.md");
     assert_eq!(missing(&waiting, &help), Vec::<String>::new());
 }

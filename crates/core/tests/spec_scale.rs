@@ -7,7 +7,7 @@
     clippy::disallowed_macros,
     reason = "a test reads its samples, keeps the time and prints; core itself must not"
 )]
-#![allow(clippy::print_stdout)] // Timings, for whoever runs it with --nocapture.
+#![allow(clippy::print_stdout)] // Timings, shown with --nocapture.
 
 use std::time::{Duration, Instant};
 

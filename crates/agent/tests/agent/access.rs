@@ -27,7 +27,7 @@ async fn a_revoked_client_is_refused_also_on_an_open_connection() {
     let mut open = connect_with(&machine, &fleet, &fleet.ca_pem, &stolen).await.unwrap();
     report(&mut open).await;
 
-    // An operator does not decide who gets in.
+    // An operator must not change which clients the agent accepts.
     let refused = open.set_access(stamp(access(&[&fleet], &[]))).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
     let mut admin = machine.client(&fleet, Role::Admin).await;
@@ -46,7 +46,7 @@ async fn a_revoked_client_is_refused_also_on_an_open_connection() {
 }
 
 #[tokio::test]
-async fn nobody_locks_itself_out() {
+async fn a_caller_cannot_lock_itself_out() {
     let fleet = Fleet::new("fa");
     let other = Fleet::new("fa");
     let (machine, _) = Machine::claimed(&fleet).await;
@@ -83,7 +83,7 @@ async fn the_fleets_ca_changes_in_phases() {
     assert_ne!(issuer(&report(&mut by_new).await), before);
 
     by_new.set_access(stamp(access(&[&new], &[]))).await.unwrap();
-    // What the old one signed gets nobody in any more, not even on the connections that are open.
+    // The agent rejects certificates that the old CA signed, also on open connections.
     let refused = by_old.report(v1::ReportRequest::default()).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unauthenticated, "{refused:?}");
     let admin_of_old = old.identity(Role::Admin.organization());

@@ -26,7 +26,7 @@ async fn roles_are_kept_apart() {
         let mut client = machine.client(&fleet, role).await;
         client.request_certificate(fence::stamp(Request::new(request()), 1)).await.unwrap();
     }
-    let connected = machine.connect_as(&fleet, "raftsman:nobody").await.unwrap();
+    let connected = machine.connect_as(&fleet, "raftsman:unknown").await.unwrap();
     let refused = Client::new(connected.channel).report(v1::ReportRequest::default()).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
 }

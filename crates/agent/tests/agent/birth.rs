@@ -58,7 +58,7 @@ async fn a_birth_is_told_once() {
     assert!(!config(&machine).contains("initial-cluster:"));
     assert_eq!(report(&mut client).await.etcd.unwrap().running_config_digest, digest);
 
-    // The directory is lost while nobody looks. Whatever is tried, no cluster is founded here.
+    // The data directory is lost while etcd is stopped. No later start bootstraps a cluster here.
     stop(&mut client).await;
     fs::rename(machine.root().data(), machine.root().etcd().join("lost")).unwrap();
     let refused = start_empty(&mut client, VERSION).await.unwrap_err();
@@ -99,7 +99,7 @@ async fn a_birth_is_tried_again_until_there_is_data() {
     let fleet = Fleet::new("f6");
     let (machine, mut client) = ready(&fleet).await;
     // The first configuration is hopeless: etcd ends before it has data.
-    configure(&mut client, &machine.plain_config().replace("name: etcd-1", "name: nobody")).await.unwrap();
+    configure(&mut client, &machine.plain_config().replace("name: etcd-1", "name: etcd-9")).await.unwrap();
     bear(&mut client, VERSION, &machine.birth()).await.unwrap();
     until(&mut client, "a restart", |etcd| etcd.service.as_ref().unwrap().restarts >= 1).await;
     assert!(config(&machine).ends_with(&format!("# raftsman: birth\n{}", machine.birth())));
@@ -122,7 +122,7 @@ async fn a_birth_is_tried_again_until_there_is_data() {
 async fn a_member_goes_on_alone_once() {
     let fleet = Fleet::new("f6");
     let (machine, mut client) = ready(&fleet).await;
-    // One of two; the other one never comes, so that nobody can be elected.
+    // One member of two: the other never starts, so that no leader can be elected.
     let birth = machine.birth().replace(":2380\n", &format!(":2380,etcd-2=https://{}:2380\n", own_address()));
     bear(&mut client, VERSION, &birth).await.unwrap();
     let cluster = running(&mut client).await.data.unwrap().cluster_id;

@@ -1,4 +1,4 @@
-//! the first connection of a machine → claimed once, by the holder of the token, and by nobody in between.
+//! the first connection of a machine → claimed once, by the holder of the token; a man in the middle is detected.
 
 use std::fs;
 
@@ -18,7 +18,7 @@ async fn a_machine_is_claimed_once() {
     let fleet = Fleet::new("f1");
     let mut machine = Machine::start(&fleet).await;
     let early = machine.connect_as(&fleet, Role::Operator.organization()).await;
-    assert!(matches!(early, Err(ConnectError::Untrusted { .. })), "its certificate is nobody's yet");
+    assert!(matches!(early, Err(ConnectError::Untrusted { .. })), "its certificate is still self-signed");
 
     machine.claim(&fleet, &machine.token).await.unwrap();
     let boot = fs::read_to_string(machine.root().boot()).unwrap();
@@ -31,7 +31,7 @@ async fn a_machine_is_claimed_once() {
     assert_eq!(certificate.names, [machine.address.ip().to_string().as_str(), "etcd-1.f1.raftsman"]);
     assert_eq!(certificate.issuer_key.len(), 64);
 
-    // The token again, over a connection that still trusts anybody.
+    // The token again, over a connection that accepts any server certificate.
     let again = machine.claim(&fleet, &machine.token).await;
     assert_eq!(again, Err("already claimed by fleet test (f1)".to_owned()));
 
@@ -65,13 +65,13 @@ async fn a_claim_goes_on_after_a_restart_in_the_middle() {
     machine.start_agent().await;
     let mut client = Client::new(machine.unclaimed(&fleet).await.unwrap().channel);
     let name = machine_name(machine.name, fleet.id);
-    // Certificates that would lock everybody out are refused.
-    let stranger = Fleet::new("f1").sign(&csr, &name, machine.address.ip());
+    // Certificates that would lock out all operators are refused.
+    let foreign = Fleet::new("f1").sign(&csr, &name, machine.address.ip());
     let misnamed = fleet.sign(&csr, "etcd-2.f1.raftsman", machine.address.ip());
     let key = KeyPair::generate().unwrap();
     let other_csr = CertificateParams::default().serialize_request(&key).unwrap();
     let other_key = fleet.sign(other_csr.der(), &name, machine.address.ip());
-    for chain_pem in [stranger, misnamed, other_key, "junk".to_owned()] {
+    for chain_pem in [foreign, misnamed, other_key, "junk".to_owned()] {
         let refused = client.finish_claim(v1::FinishClaimRequest { chain_pem }).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
     }
@@ -81,7 +81,7 @@ async fn a_claim_goes_on_after_a_restart_in_the_middle() {
 }
 
 #[tokio::test]
-async fn somebody_in_between_is_noticed() {
+async fn a_man_in_the_middle_is_detected() {
     let fleet = Fleet::new("f1");
     let machine = Machine::start(&fleet).await;
     // The one in between shows a certificate of its own; let it even be able to call the agent.
@@ -111,7 +111,7 @@ async fn somebody_in_between_is_noticed() {
 }
 
 #[tokio::test]
-async fn nobody_claims_after_the_deadline() {
+async fn a_claim_after_the_deadline_is_refused() {
     let fleet = Fleet::new("f1");
     let mut machine = Machine::lay_out(&fleet, Some("2020-01-01T00:00:00Z"));
     machine.start_agent().await;
@@ -124,8 +124,8 @@ async fn nobody_claims_after_the_deadline() {
 async fn connecting_fails_fast_and_says_why() {
     let fleet = Fleet::new("f1");
     let (machine, _) = Machine::claimed(&fleet).await;
-    let stranger = Fleet::new("f2");
-    let identity = stranger.identity(Role::Admin.organization());
+    let foreign = Fleet::new("f2");
+    let identity = foreign.identity(Role::Admin.organization());
     let tls = raftsman_api::tls::ClientTls::claimed(&identity, &fleet.ca_pem, machine.name, fleet.id).unwrap();
     let refused = raftsman_api::tls::connect(machine.address, &tls).await;
     assert!(matches!(refused, Err(ConnectError::Untrusted { .. })), "{refused:?}");

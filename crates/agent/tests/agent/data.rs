@@ -230,7 +230,7 @@ async fn a_snapshot_becomes_data_again() {
     refusal(restore(&mut client, &small, &snapshot).await, Code::InvalidArgument, "none were announced");
     let vast = v1::RestoreDataHead { bytes: 1 << 60, ..head.clone() };
     refusal(restore(&mut client, &vast, &[]).await, Code::ResourceExhausted, "MiB are free");
-    // One that was damaged before anybody took its digest: etcd's own checksum at its end tells.
+    // A snapshot that was damaged before its digest was taken: etcd's own checksum at its end detects it.
     let mut damaged = snapshot.clone();
     damaged[5000] ^= 1;
     let other = v1::RestoreDataHead { sha256: hex::sha256(&damaged), ..head.clone() };

@@ -1,4 +1,4 @@
-//! bytes that nobody with a say vouches for → neither installed nor run.
+//! binaries whose SHA-256 no admin has pinned → neither installed nor run.
 
 use std::fs;
 

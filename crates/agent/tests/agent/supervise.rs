@@ -62,7 +62,7 @@ async fn a_hopeless_etcd_is_tried_less_and_less() {
     let fleet = Fleet::new("f5");
     let (machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
-    configure(&mut client, &machine.config().replace("initial-cluster: etcd-1=", "initial-cluster: nobody="))
+    configure(&mut client, &machine.config().replace("initial-cluster: etcd-1=", "initial-cluster: etcd-9="))
         .await
         .unwrap();
     start_empty(&mut client, VERSION).await.unwrap();

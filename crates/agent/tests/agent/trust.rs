@@ -1,4 +1,4 @@
-//! another trust, stored or not, read by etcd or not → who shakes hands with whom.
+//! another CA bundle, stored or not, loaded by etcd or not → which TLS handshakes succeed.
 
 use raftsman_api::hex;
 use raftsman_api::roles::Role;
@@ -98,7 +98,7 @@ async fn hands_are_shaken_where_both_sides_trust() {
     let csr = foreign.request_certificate(stamp(request)).await.unwrap().into_inner().csr_der;
     let request = v1::StoreCertificateRequest {
         purpose: Purpose::EtcdPeer.into(),
-        chain_pem: other.sign(&csr, "nobody.invalid", untrusted.address.ip()),
+        chain_pem: other.sign(&csr, "unknown.invalid", untrusted.address.ip()),
         trust_pem: both,
     };
     foreign.store_certificate(stamp(request)).await.unwrap();
@@ -120,7 +120,7 @@ async fn every_version_shakes_hands() {
 }
 
 #[tokio::test]
-async fn whoever_does_not_answer_is_told_apart() {
+async fn an_unreachable_peer_is_distinguished_from_a_rejection() {
     let fleet = Fleet::new("f7");
     let (machine, mut client) = Machine::claimed(&fleet).await;
     let address = own_address().to_string();
