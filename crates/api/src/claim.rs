@@ -1,7 +1,7 @@
 //! join token, nonce, server certificate, signing request → the proof that a new machine is the one that was ordered.
 //!
-//! The proof is bound to the server certificate of the very TLS connection on which it is asked for. Somebody in the
-//! middle shows another certificate, so that a proof passed through does not fit what the workstation saw.
+//! The proof is bound to the server certificate of the very TLS connection on which it is asked for. A man in
+//! the middle shows another certificate, so that a relayed proof does not fit what the workstation saw.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub enum ClaimError {
     /// The proof does not fit.
     #[error(
         "the machine could not prove that it holds the join token over this connection: something else answers at its \
-         address, or somebody sits in between; check the address, or delete the machine and create it again"
+         address, or a man in the middle; check the address, or delete the machine and create it again"
     )]
     WrongProof,
     /// The text is no token.

@@ -73,20 +73,20 @@ pub struct End {
     pub base: FullName,
     /// The last revision.
     pub revision: i64,
-    /// Where the cluster was when somebody began to follow: what it did before is seen after the fact.
+    /// The cluster's revision when the watch began: changes up to here were seen after the fact.
     pub late: i64,
     after: String,
     next: u64,
 }
 
 impl End {
-    /// Right after a full backup: nobody has written down any changes since.
+    /// Right after a full backup: no changes have been stored since.
     pub fn of(full: &Manifest) -> Result<Self, ChangesError> {
         let base = full.about.name;
         Ok(Self { base, revision: base.revision(), late: 0, after: full.check()?, next: 1 })
     }
 
-    /// Where whoever wrote changes down before has ended.
+    /// Where the previous writer of changes ended.
     pub async fn find(repository: &Repository, full: &Manifest) -> Result<Self, ChangesError> {
         let (batches, highest) = since(repository, full).await?;
         let mut end = Self { next: highest + 1, ..Self::of(full)? };
@@ -111,7 +111,7 @@ impl End {
         if name.number > BatchName::MOST {
             return Err(ChangesError::NoNumber { base: self.base, highest: self.next - 1 });
         }
-        // Whatever comes of it: nobody knows whether something of this number is there.
+        // Also if the write fails: an object of this number may exist by then.
         self.next += 1;
         let mut bytes = Vec::new();
         let object =
@@ -149,7 +149,7 @@ fn stored(bytes: &[u8]) -> Stored {
 pub struct Found {
     /// Batches that have a manifest, in order.
     pub complete: Vec<BatchName>,
-    /// The highest number that somebody has used.
+    /// The highest number that a writer has used.
     pub highest: u64,
 }
 
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_comes_next_goes_on_where_the_last_one_ended() {
+    async fn the_next_writer_continues_where_the_last_one_ended() {
         let dir = tempfile::tempdir().unwrap();
         let repository = repository(dir.path());
         let (store, layout) = (&repository.store, &repository.layout);
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(end, End::of(&full).unwrap());
         end.write(&repository, &signer(), id, &seals, &lines(11..=15)).await.unwrap();
         end.write(&repository, &signer(), id, &seals, &Lines::default()).await.unwrap();
-        // Somebody dies before the manifest is written.
+        // A writer dies before it writes the manifest.
         let half = BatchName { base: full.about.name, number: 2 };
         store.put_once(&layout.batch(half, seals.coding()), "half".into()).await.unwrap();
         let mut next = End::find(&repository, &full).await.unwrap();
@@ -298,7 +298,7 @@ mod tests {
         assert!(matches!(refused, Err(ChangesError::Damaged { .. })), "{refused:?}");
     }
 
-    /// Somebody puts batches there: none of them is taken for a change, and numbers do not run out unnoticed.
+    /// An attacker puts batches there: none of them is taken for a change, and numbers do not run out unnoticed.
     #[tokio::test]
     async fn a_forged_batch_is_refused() {
         let dir = tempfile::tempdir().unwrap();

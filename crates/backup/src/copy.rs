@@ -44,7 +44,7 @@ async fn copy_full(from: &Repository, to: Side<'_>, full: &Manifest, moved: &Mov
     match to.store.get(&to.layout.manifest(name), MOST_TEXT).await {
         Ok(there) if there == text => {
             moved.stored.store(full.object.bytes, Ordering::Relaxed);
-            // What counts there is looked at all the same: somebody is about to rely on it.
+            // Read back what is there all the same: the operator is about to rely on this copy.
             return full::same(name, &full.object, &full::read_back(to.store, &path, moved).await?);
         }
         Ok(_) => {
@@ -54,7 +54,7 @@ async fn copy_full(from: &Repository, to: Side<'_>, full: &Manifest, moved: &Mov
         Err(StoreError::NotThere { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    // The word of whoever made it: two that copy it write the same, and one who makes another of this name finds it taken.
+    // The original's start marker: two copies write the same bytes, and another backup of this name finds it taken.
     let begun = from.store.get(&from.layout.begun(name), MOST_TEXT).await?;
     to.store.put_once(&to.layout.begun(name), begun).await?;
 

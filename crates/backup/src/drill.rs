@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use crate::fixtures::{repository, signer};
 
-    /// Who can write to a store can copy a record that we have signed, and not make of it one of another drill.
+    /// An attacker with write access can copy a record that we signed, but cannot pass it off as another drill's.
     #[tokio::test]
     async fn a_record_under_another_name_is_none() {
         let dir = tempfile::tempdir().unwrap();

@@ -76,7 +76,7 @@ pub enum FullError {
     #[error(transparent)]
     Sign(#[from] SignError),
     /// It is another cluster's.
-    #[error("the backup `{name}` is of the cluster `{found}`, not of `{expected}`: somebody has moved it")]
+    #[error("the backup `{name}` is of the cluster `{found}`, not of `{expected}`: it has been moved")]
     OtherCluster {
         /// Which.
         name: FullName,
@@ -105,7 +105,7 @@ pub enum FullError {
 }
 
 impl FullError {
-    /// Whether it says something about who looked, not about the backup: no way to the store, or not the right key.
+    /// Whether the fault is the reader's, not the backup's: the store is unreachable, or the key is wrong.
     pub fn is_ours(&self) -> bool {
         match self {
             Self::Store(error) => matches!(error, StoreError::Failed { .. } | StoreError::Place { .. }),
@@ -117,7 +117,7 @@ impl FullError {
     }
 }
 
-/// How far a backup is. For whoever watches it.
+/// How far a backup is, for progress displays.
 #[derive(Debug, Default)]
 pub struct Moved {
     received: AtomicU64,
@@ -181,7 +181,7 @@ pub async fn take<E: std::error::Error + Send + Sync + 'static>(
         (_, Err(error @ (StoreError::Failed { .. } | StoreError::Place { .. })), _) => return Err(error.into()),
         (_, _, Err(error)) => return Err(error),
         (_, Err(error), _) => return Err(error.into()),
-        (Err(Fed::NobodyReads), ..) => {
+        (Err(Fed::ReaderGone), ..) => {
             let source = SealError::Stream(io::ErrorKind::BrokenPipe.into());
             return Err(FullError::Seal { name, source });
         }
@@ -198,7 +198,7 @@ pub async fn take<E: std::error::Error + Send + Sync + 'static>(
     Ok(manifest)
 }
 
-/// Nobody else makes a backup of this name: the end of an upload in parts is not conditional everywhere.
+/// Reserves the name for one process: not every store makes the end of a multipart upload conditional.
 async fn claim(store: &Store, layout: &Layout, about: &About) -> Result<(), FullError> {
     let mut random = [0; 16];
     rand::fill(&mut random).map_err(|_| FullError::Random)?;
@@ -208,7 +208,7 @@ async fn claim(store: &Store, layout: &Layout, about: &About) -> Result<(), Full
 
 enum Fed {
     Wrong(FullError),
-    NobodyReads,
+    ReaderGone,
 }
 
 /// The end is passed on when all of it was there, and is what etcd meant to send.
@@ -224,13 +224,13 @@ async fn feed<E: std::error::Error + Send + Sync + 'static>(
         moved.received.fetch_add(piece.len() as u64, Ordering::Relaxed);
         check.take(&piece);
         if !feeder.feed(piece).await {
-            return Err(Fed::NobodyReads);
+            return Err(Fed::ReaderGone);
         }
     }
     let stored = check.finish().map_err(|error| Fed::Wrong(error.into()))?;
     match feeder.end().await {
         true => Ok(stored),
-        false => Err(Fed::NobodyReads),
+        false => Err(Fed::ReaderGone),
     }
 }
 
@@ -301,8 +301,7 @@ pub async fn verify(
     fetch(repository, manifest, keys, moved, io::sink()).await.map(|_| Depth::Snapshot)
 }
 
-/// Brings a backup's snapshot to whoever writes it down. What was written is the snapshot when this returns without an
-/// error, and must be thrown away when it does not.
+/// Writes a backup's snapshot to `W`. The caller must discard what was written if this returns an error.
 pub async fn fetch<W: Write + Send + 'static>(
     repository: &Repository,
     manifest: &Manifest,

@@ -1,5 +1,5 @@
 //! etcd's snapshots → objects of a store that were read back; and back again. For the agent that makes them and for
-//! whoever looks at them.
+//! the commands that list, verify and restore them.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod changes;

@@ -1,6 +1,6 @@
 //! Bytes that arrive asynchronously ↔ readers and writers of blocking code, with little in between.
 //!
-//! Whoever stops without saying so has broken off: the other side gets an error, never an end.
+//! A side that is dropped without an explicit end has failed: the other side gets an error, never an end.
 
 use std::io::{self, Read, Write};
 
@@ -49,7 +49,7 @@ pub struct Feeder {
 }
 
 impl Feeder {
-    /// Waits until there is room. `false` when nobody reads any more.
+    /// Waits until there is room. `false` when the reader is gone.
     pub async fn feed(&self, piece: Bytes) -> bool {
         self.sender.send(Message::Piece(piece)).await.is_ok()
     }
@@ -107,7 +107,7 @@ impl Outlet {
     }
 
     fn send(&self, message: Message) -> io::Result<()> {
-        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "nobody takes it any more");
+        let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "the reader is gone");
         self.sender.blocking_send(message).map_err(gone)
     }
 }

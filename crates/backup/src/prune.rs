@@ -107,7 +107,7 @@ async fn kept(repository: &Repository) -> Result<Vec<Kept>, PruneError> {
     }
     standings.extend(found.refused.keys().map(|name| (*name, Standing::Unverified)));
     standings.extend(found.unfinished.iter().map(|name| (*name, Standing::Unfinished)));
-    // Changes whose backup is gone already: somebody was interrupted.
+    // Changes whose backup is gone already: an earlier run was interrupted.
     let seen: BTreeSet<FullName> = standings.iter().map(|(name, _)| *name).collect();
     standings.extend(changes.keys().filter(|name| !seen.contains(*name)).map(|name| (*name, Standing::Unfinished)));
     let mut kept = Vec::new();
@@ -222,7 +222,7 @@ mod tests {
             }
             let point = point::find(&repository, Wish::Newest, &[], &keys).await.unwrap();
             assert_eq!((point.full.about.name, point.last()), (newest.about.name, 53));
-            // Whoever comes next ends it.
+            // The next run finishes it.
             prune(&repository, KEEP, None, now, false).await.unwrap();
             assert_eq!(names(&repository).await.len(), 2, "{removed}");
             let changes = changes::list(store, &layout.changes(), layout).await.unwrap();
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(there().await, (Vec::new(), Vec::new()));
     }
 
-    /// Whoever can write to the store puts manifests there under names of the future, and of all hours that are kept.
+    /// An attacker with write access adds manifests with names of the future, and of all hours that are kept.
     #[tokio::test]
     async fn what_is_forged_pushes_nothing_out_and_stays() {
         let begun: Timestamp = "2026-11-16T03:00:00Z".parse().unwrap();
@@ -343,7 +343,7 @@ mod tests {
 
     /// A list of backups is read, which takes its time, and retention goes on meanwhile.
     #[tokio::test]
-    async fn what_retention_takes_while_somebody_reads_is_not_damaged() {
+    async fn what_retention_removes_during_a_read_is_not_damaged() {
         let (keys, moved) = (Keys::default(), Moved::default());
         let dir = tempfile::tempdir().unwrap();
         let repository = repository(dir.path());

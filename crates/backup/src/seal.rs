@@ -16,7 +16,7 @@ const BUFFER: usize = 128 << 10;
 /// Why an object could not be made or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
-    /// Not encrypted to anybody.
+    /// There is no recipient to encrypt to.
     #[error("it cannot be encrypted: {0}")]
     Encrypt(#[from] age::EncryptError),
     /// None of the keys opens it, or it was changed.

@@ -37,8 +37,8 @@ pub enum StoreError {
         /// Where.
         place: String,
     },
-    /// Somebody else has written it before.
-    #[error("{path} in {place} is somebody else's: objects are never written twice")]
+    /// Another writer was first.
+    #[error("{path} in {place} comes from another writer: objects are never written twice")]
     Taken {
         /// Which.
         path: String,

@@ -30,7 +30,7 @@ pub const REWRITE: Duration = Duration::from_secs(1800);
 /// The limit on the channel comes first: it knows which member has not answered which call.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// A key that nobody writes: reading it through a majority proves that there is one, and shows how far the data is.
+/// A key that no client writes: a linearizable read of it proves that there is a quorum, and returns the revision.
 pub const PROBE_KEY: &str = "raftsman/probe";
 
 /// etcd's superuser.
@@ -67,7 +67,7 @@ impl EtcdError {
         matches!(self, Self::Connect(ConnectError::Refused { .. }))
     }
 
-    /// Whether etcd says that it does not know who is asking.
+    /// Whether etcd rejected the call as unauthenticated.
     pub fn unauthenticated(&self) -> bool {
         match self {
             Self::Call(etcd_client::Error::GRpcStatus(status)) => {
@@ -152,7 +152,7 @@ fn explain(error: &etcd_client::Error) -> String {
     }
 }
 
-/// Who we are to etcd.
+/// The client certificate and password with which raftsman authenticates to etcd.
 #[derive(Clone)]
 pub struct Credentials {
     tls: Arc<ClientConfig>,
@@ -259,12 +259,12 @@ impl ResolvesClientCert for Certificates {
     }
 }
 
-/// Where a member listens for clients, and whom its certificate must name.
+/// Where a member listens for clients, and the name that its certificate must contain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// Where.
     pub at: SocketAddr,
-    /// Who.
+    /// The name in the server's certificate.
     pub name: ServerName<'static>,
 }
 
@@ -416,7 +416,7 @@ impl Answered {
 
 /// Puts a limit on the time that a call to etcd may take.
 ///
-/// What it hands back is small: calls to etcd are large, and everybody who waits for one would be.
+/// Boxed: calls to etcd are large futures, and every future that awaits one would be as large.
 pub fn bounded<'a, T: 'a>(
     call: impl Future<Output = Result<T, EtcdError>> + Send + 'a,
 ) -> BoxFuture<'a, Result<T, EtcdError>> {

@@ -1,4 +1,4 @@
-//! address, identity, whom to expect → a channel to the agent there, or at once the reason why not.
+//! address, identity, the server name to expect → a channel to the agent there, or at once the reason why not.
 
 use std::io;
 use std::net::SocketAddr;
@@ -106,7 +106,7 @@ pub enum ConnectError {
         service: Service,
         /// Where.
         address: SocketAddr,
-        /// Who was expected there.
+        /// The server name that was expected there.
         expected: String,
         /// Why.
         #[source]
@@ -192,7 +192,7 @@ pub async fn connect(address: SocketAddr, tls: &ClientTls) -> Result<Connected, 
             }
         }
     });
-    // The address decides where to go and the certificate decides who is there: this name is only a form.
+    // The address selects the server and its certificate authenticates it: tonic needs this name, nothing uses it.
     let channel = Endpoint::from_static("http://agent.raftsman")
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)

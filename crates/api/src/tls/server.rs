@@ -1,4 +1,4 @@
-//! the agent's identity, the fleet's CA → accepted connections that say who the client is and what it was shown.
+//! the agent's identity, the fleet's CA → accepted connections, the client's identity, the certificate it was shown.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -31,7 +31,7 @@ pub struct ServerTls {
     shown: Arc<RwLock<Arc<CertifiedKey>>>,
 }
 
-/// Who is at the other end of a connection, and what they were shown.
+/// The client at the other end of a connection, and the certificate that it was shown.
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// The role in the client's certificate.
