@@ -86,8 +86,8 @@ impl Bare {
         }
     }
 
-    /// Starts the first member, which all others ask who is there, and the others once it serves: what raftsman does, by
-    /// hand.
+    /// Starts the first member, which all others ask for the member list, and the others once it serves: what raftsman
+    /// does, by hand.
     pub fn start_one_ahead(&mut self) {
         self.start_one(0);
         let address = std::net::SocketAddr::new(self.members[0].1, 2380);

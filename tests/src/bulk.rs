@@ -77,7 +77,7 @@ impl Bulk {
         self.pour_values(prefix, total, bytes, text)
     }
 
-    /// The same with random hexadecimal digits: nobody makes them smaller than half.
+    /// The same with random hexadecimal digits: no compression gets below half the size.
     #[track_caller]
     pub fn pour_noise(&self, prefix: &str, total: usize, bytes: usize) -> Result<(), Error> {
         let noise = |bytes: usize, number: usize| {

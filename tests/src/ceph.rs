@@ -17,12 +17,12 @@ const HTTPS_PORT: u16 = 7443;
 const HTTP_PORT: u16 = 7480;
 /// The bucket that there is.
 pub const BUCKET: &str = "backups";
-/// Who may do everything in it.
+/// The access key with all permissions on it.
 pub const KEY_ID: &str = "lab-access";
-/// Their secret.
+/// Its secret.
 pub const SECRET: &str = "lab-secret-0123456789";
 
-/// A store that runs. Dropped, nothing of it is left; one in somebody else's network ends with that.
+/// A running store. Drop removes all of it; a store in the network of another fixture ends with that fixture.
 pub struct Ceph {
     _space: Option<Space>,
     address: Ipv4Addr,

@@ -10,13 +10,13 @@ use raftsman_core::desired::AGENT_PORT;
 use raftsman_providers::{Connection, MachineOrder, MachineRecord, Power, Provider, ProviderError};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 
-/// Where a provider is tried, and as whom.
+/// Where a provider is tested, and with which credentials.
 pub struct Site<'a> {
     /// A connection for the fleet of this id.
     pub connect: &'a dyn Fn(&str) -> Connection,
     /// Names and addresses of machines that may be made there; at least three.
     pub machines: Vec<(String, IpAddr)>,
-    /// Everything that is there, whoever made it, by the server's own word.
+    /// Everything that the server lists, raftsman's or not.
     pub everything: &'a dyn Fn() -> BTreeSet<String>,
 }
 
@@ -75,7 +75,7 @@ pub async fn conform(site: &Site<'_>) {
     let made = ours.create(first).await.expect("a machine");
     assert!(made.finished && made.power == Power::Running && made.address == first.address, "{made:?}");
     assert_eq!(ours.machine(&first.name).await.expect("an answer").as_ref(), Some(&made));
-    // Nobody answers at the address of a machine that is gone, not even with a refusal.
+    // No host answers at the address of a deleted machine, not even with `connection refused`.
     let listens = |order: &MachineOrder| {
         TcpStream::connect_timeout(&SocketAddr::new(order.address, order.agent_port), Duration::from_secs(5)).is_ok()
     };

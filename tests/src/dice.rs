@@ -11,7 +11,7 @@ impl Dice {
     }
 
     /// Dice for the part of a long matrix that this run takes: CI has others for every commit, a soak takes everything.
-    #[allow(clippy::print_stdout, reason = "who reads of a failure wants the same part again")]
+    #[allow(clippy::print_stdout, reason = "a failed run is repeated with the same part")]
     pub fn of_this_run(matrix: &str) -> Self {
         let draw: u64 = std::env::var("RAFTSMAN_DRAW").ok().and_then(|draw| draw.parse().ok()).unwrap_or(0);
         println!("{matrix}: again with RAFTSMAN_DRAW={draw}");

@@ -4,7 +4,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Writes what nobody else may read.
+/// Writes a file that only its owner may read.
 #[track_caller]
 pub fn write_private(path: impl AsRef<Path>, text: &str) {
     std::fs::write(&path, text).expect("written");

@@ -28,7 +28,7 @@ struct Member {
     own: Option<Child>,
 }
 
-/// Somebody with a shell on every machine, and the cluster that raftsman would have looked after.
+/// An operator with a shell on every machine, and the cluster that raftsman would have maintained.
 pub struct Hand {
     /// Where the cluster lives.
     pub lab: Lab,

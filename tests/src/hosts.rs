@@ -18,12 +18,12 @@ use rustix::process::Signal;
 use crate::lab::{Output, eventually, kill, machines_dir, text};
 use crate::space::{Space, gone};
 
-/// Who logs in: no root, but one who may become root without a password.
+/// The user that logs in: not root, with passwordless sudo.
 pub const USER: &str = "deploy";
 const USER_ID: u32 = 1000;
 const SSH: u16 = 22;
 
-/// What changes by itself on a host that nobody touches.
+/// What changes on a host by itself.
 const NOISE: [&str; 14] = [
     "dev",
     // What the system's own tools keep of the file before a user came or went.
@@ -171,7 +171,7 @@ impl Hosts {
         self.wait(i);
     }
 
-    /// Nobody reaches the host, and it reaches nobody.
+    /// Cuts the host off: no traffic in or out.
     pub fn cut(&mut self, i: usize) {
         self.space.run(&format!("ip link set {} down", name(i)));
         self.hosts[i].cut = true;
@@ -211,7 +211,7 @@ impl Hosts {
         self.write_config();
     }
 
-    /// Nobody can log in any more, and nobody stays logged in.
+    /// Refuses logins from now on, and ends open sessions.
     pub fn stop_sshd(&self, i: usize) {
         self.console(i, "systemctl stop ssh.service && while pkill -KILL '^sshd'; do sleep 0.05; done").ok();
     }
@@ -261,7 +261,7 @@ impl Hosts {
             lines.extend(text.lines().filter(|l| !l.is_empty()).map(|line| format!("{kind} {}", words(line))));
         };
         add("unit", &self.console(i, "systemctl list-unit-files --no-legend --no-pager").ok().stdout);
-        // Timers run services at times of their own: who is listening or running counts, not who has run.
+        // Timers run services at times of their own: units that listen or run count, not those that have run.
         let running = "systemctl list-units --no-legend --no-pager --plain --type=service,socket,timer,path,mount \
                        --state=running,listening,waiting,mounted,failed | cut -d' ' -f1";
         add("running", &self.console(i, running).ok().stdout);

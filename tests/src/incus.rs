@@ -73,7 +73,7 @@ impl Incus {
         ("https://10.78.0.1:8443".to_owned(), certificate.to_owned())
     }
 
-    /// From now on the server trusts whoever has the key of this certificate (PEM).
+    /// Adds this certificate (PEM) to the server's trusted clients.
     pub fn trust(&self, name: &str, certificate: &str) {
         let der: String = certificate.lines().filter(|line| !line.starts_with("-----")).collect();
         let trust = json!({"type": "client", "name": name, "certificate": der});
@@ -131,7 +131,7 @@ impl Incus {
         self.query("PUT", &path, Some(&change)).unwrap_or_else(|e| panic!("{change} of {instance}: {e}"));
     }
 
-    /// Nobody reaches the machine, and it reaches nobody.
+    /// Cuts the machine off: no traffic in or out.
     pub fn cut(&self, instance: &str) {
         self.space.run(&format!("ip link set {} down", self.link(instance)));
     }

@@ -215,7 +215,7 @@ impl Lab {
             Some(user) => {
                 let mut command = Command::new("setpriv");
                 let ids = [format!("--reuid={user}"), format!("--regid={user}"), "--clear-groups".to_owned()];
-                // Binaries below somebody's home cannot be reached: the test has put copies into the lab.
+                // The other user cannot read binaries below a home directory: the test has put copies into the lab.
                 command.args(ids).arg("--").arg(self.path().join("bin/raftsman"));
                 command.env("HOME", self.path()).env_remove("XDG_STATE_HOME");
                 command
@@ -266,7 +266,7 @@ impl Lab {
     /// One look at members that get no processor for seconds finds them silent, and says so. Another look is allowed:
     /// what nothing but an apply would mend stays as it is.
     #[track_caller]
-    #[allow(clippy::print_stderr, reason = "for whoever reads why a test took long")]
+    #[allow(clippy::print_stderr, reason = "the log says why a test took long")]
     fn patiently(&self, verb: &[&str]) -> Output {
         for _ in 0..3 {
             let output = self.run(verb);
@@ -311,7 +311,7 @@ impl Lab {
     }
 }
 
-/// What belongs to whom: the parts of a lab that tests kill, count and look for afterwards.
+/// The processes and files of a lab that tests kill, count and look for afterwards.
 impl Lab {
     /// Agents that live: the machine's name and the process.
     pub fn agents(&self) -> Vec<(String, u32)> {
@@ -417,7 +417,7 @@ impl Lab {
         assert_eq!(self.processes(), [], "processes are left");
         assert!(!self.path().join(".raftsman").exists(), "left in the state: {:?}", self.listing(""));
         let listening: Vec<_> = listening().into_iter().filter(|(ip, _)| addresses.contains(ip)).collect();
-        assert_eq!(listening, [], "somebody still listens on the lab's addresses");
+        assert_eq!(listening, [], "a process still listens on the lab's addresses");
         let Some(fleet) = fleet else { return };
         let home = if self.user.is_some() { self.path().join(".local/state") } else { home() };
         for entry in std::fs::read_dir(home.join("raftsman/networks")).into_iter().flatten().flatten() {
@@ -433,7 +433,7 @@ fn home() -> PathBuf {
     std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(home).expect("HOME")
 }
 
-/// Every IPv4 address and port of this computer that somebody listens on.
+/// Every IPv4 address and port of this computer with a listener.
 pub fn listening() -> Vec<(std::net::Ipv4Addr, u16)> {
     const LISTEN: &str = "0A";
     let table = std::fs::read_to_string("/proc/net/tcp").expect("the table of sockets");
@@ -489,7 +489,7 @@ fn by_machine<'a>(waves: impl Iterator<Item = &'a Value>) -> BTreeMap<String, Ve
     let mut found: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for wave in waves {
         let actions = wave["steps"].as_array().into_iter().flatten().map(|s| &s["action"]);
-        // Who leads when its turn comes is known then: a busy machine adds elections of its own.
+        // Which member leads is known only at that wave: a busy machine adds elections of its own.
         let mut actions: Vec<&Value> = actions.filter(|a| a["do"] != "move_leader").collect();
         actions.sort_by_key(|a| a.to_string());
         for action in actions {

@@ -207,7 +207,7 @@ impl Shape {
                 apply
             }
             Operation::RotatePeers => vec![rotate(&["peers"])],
-            // Between the two, clients get new certificates: whoever runs these commands sees to it.
+            // Between the two, the caller must give clients new certificates.
             Operation::RotateClients => vec![rotate(&["clients"]), rotate(&["clients", "--finish"])],
             Operation::Replace => vec![words(&["replace", &name, "--yes", "--json", "--timeout", "90s"])],
             Operation::Defragment => vec![words(&["defrag", "--all", "--json"])],

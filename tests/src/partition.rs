@@ -98,7 +98,7 @@ impl Groups {
         ));
     }
 
-    /// Everybody hears everybody again.
+    /// All members reach each other again.
     pub fn heal() {
         nft("flush ruleset\n");
     }

@@ -173,7 +173,7 @@ impl Proxy {
                     return;
                 }
                 let shared = Arc::clone(&of_all);
-                // A connection that breaks is what a proxy is for: nobody is told.
+                // Broken connections are this proxy's purpose: their errors are ignored.
                 std::thread::spawn(move || shared.serve(client));
             }
         });

@@ -32,7 +32,7 @@ const PEACE: usize = 250;
 /// A planner under test.
 pub type Planner = fn(&Cluster, &Observed, Timestamp) -> Plan;
 
-/// A broken planner: it restarts everybody at once whose configuration, or whose trust, has changed.
+/// A broken planner: it restarts all members at once whose configuration, or whose trust, has changed.
 pub fn all_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let Some(Step { action: Action::RestartEtcd { version, cluster, .. }, .. }) = plan.steps.first().cloned() else {
@@ -114,7 +114,7 @@ struct Run {
     ever_data: BTreeSet<MemberId>,
     /// Data or a machine with data was lost for good.
     lost: bool,
-    /// Somebody changed users by hand since the last look.
+    /// An operator changed users by hand since the last observation.
     tampered: bool,
     /// Whether people change authorities.
     rotates: bool,
@@ -154,7 +154,7 @@ impl Cast {
         Self { sizes, rotates: false }
     }
 
-    /// Sizes 1, 3 and 5, whose files differ in their authorities, and people who want others.
+    /// Sizes 1, 3 and 5, whose files differ in their CAs, and operators that rotate them.
     pub fn with_rotations() -> Self {
         let cluster = |n, line: &str| fixtures::cluster(n, &[line]);
         let mut sizes = [1, 3, 5].map(|n| pki::FILES.map(|line| cluster(n, line)).to_vec()).to_vec();
@@ -245,7 +245,7 @@ pub fn run(seed: u64, cast: &Cast, planner: Planner) -> Result<Stats, Violation>
 }
 
 impl Run {
-    #[allow(clippy::print_stderr, reason = "for whoever asks for the trace of one life")]
+    #[allow(clippy::print_stderr, reason = "the trace of one life, on request")]
     fn tell(&self, what: impl FnOnce() -> String) {
         if self.told {
             eprintln!("{}", what());
@@ -292,7 +292,7 @@ impl Run {
             }
             let evicted = plan.blocked().all(|w| matches!(w, Waiting::LearnerEvicted { .. }));
             let stuck = plan.steps.is_empty() && plan.waiting.iter().all(|w| w.patience() == Patience::Blocked);
-            // Nobody can take the place of a member that is alone, or of all of them at once.
+            // No member can take over from one that is alone, or from all of them at once.
             if stuck && plan.waiting.iter().any(|w| matches!(w, Waiting::NoHeir { .. })) {
                 self.stats.refused += 1;
                 return Ok(());
@@ -301,7 +301,7 @@ impl Run {
                 continue;
             }
             if stuck && !evicted {
-                // Where some are lost and one is damaged, nobody can tell who is right.
+                // Where some members are lost and one is corrupt, no majority shows which data is right.
                 let disputed = self.lost && upkeep::damaged(&self.world);
                 if disputed || (self.lost && !self.quorate()) || self.only_would_lose_quorum(&plan) {
                     self.stats.refused += 1;
@@ -544,11 +544,11 @@ impl Run {
             }
         }
         let after = formed.and_then(|id| self.world.agreed.get(&id));
-        // Nobody can foresee what somebody else takes away in between.
+        // The planner cannot foresee what an operator takes away in between.
         if let (Some(before), Some(after), false) = (access, after, self.tampered)
-            && let Some(who) = users::robbed(&self.desired, &before, &after.access)
+            && let Some(lost) = users::robbed(&self.desired, &before, &after.access)
         {
-            return Err(self.violation("nobody loses what he should have", format!("{who}: {action:?}")));
+            return Err(self.violation("no user loses access meanwhile", format!("{lost}: {action:?}")));
         }
         if let Some(detail) = access::broken(&self.desired, &self.world, action) {
             return Err(self.violation("no client is accepted before auth is on", detail));
@@ -563,7 +563,7 @@ impl Run {
         Ok(())
     }
 
-    /// Who is a member, who has a vote, whose machine goes: held against the true world.
+    /// Members, voters, deleted machines: compared with the true world.
     fn membership(&self, observed: &Observed, action: &Action) -> Result<(), Violation> {
         let Some((id, agreed)) = self.world.agreed.iter().find(|(_, a)| a.formed) else { return Ok(()) };
         let named = |m: &ListedMember| self.world.ledger.name_of(m);
@@ -586,7 +586,7 @@ impl Run {
                 };
                 let in_file = |n: &Name| self.desired.member(n).is_some();
                 if name.as_ref().is_some_and(|n| in_file(n) && !wanted_gone(n) && !renewed(n)) {
-                    return Err(self.violation("only who is not wanted is removed", format!("{action:?}")));
+                    return Err(self.violation("only unwanted members are removed", format!("{action:?}")));
                 }
                 if self.world.leader(*id) == Some(*member) {
                     return Err(self.violation("the leader is not removed", format!("{action:?}")));
@@ -633,7 +633,7 @@ impl Run {
         unreachable(matches!(member.machine, Fact::Unreachable { .. }), "machine")?;
         match action {
             Action::CreateMachine { .. } | Action::StartMachine { .. } => Ok(()),
-            // Only once somebody, or the file, gave it up.
+            // Only once the operator, or the file, gave it up.
             Action::DeleteMachine { machine } if observed.ledger.replace.contains_key(machine) => Ok(()),
             Action::DeleteMachine { machine } if observed.ledger.down_since.contains_key(machine) => Ok(()),
             Action::DeleteMachine { machine } if self.desired.member(machine).is_some() => Ok(()),
@@ -715,7 +715,7 @@ impl Run {
                 self.lost |= matches!(machine.data, Data::Present { .. }) || machine.had_data;
                 machine.data = Data::Empty;
             }
-            // Somebody gives a member up, rightly or not.
+            // The operator gives a member up, rightly or not.
             97 => {
                 let listed = self.world.agreed.values().filter(|a| a.formed).flat_map(|a| &a.members);
                 let listed = listed.filter(|m| m.name == name.as_str()).map(|m| m.id).next();
@@ -729,7 +729,7 @@ impl Run {
                 self.lost |= self.world.ledger.started.contains_key(&name);
                 *machine = MachineModel::none();
             }
-            // The machine is gone and somebody made another of the same name, unclaimed.
+            // The machine is gone and the operator made another of the same name, unclaimed.
             96 if machine.exists => {
                 self.lost |= self.world.ledger.started.contains_key(&name);
                 let mut other = MachineModel::none();

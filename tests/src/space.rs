@@ -35,7 +35,7 @@ mkdir /run/netns
 ip link set lo up
 "#;
 
-/// The first process ends children that nobody waits for.
+/// The first process reaps orphaned children.
 const END: &str = r#"
 echo "$first"
 exec >/dev/null
@@ -131,7 +131,7 @@ fn groups() -> PathBuf {
     if unified.join("cgroup.procs").exists() { unified.to_owned() } else { "/sys/fs/cgroup".into() }
 }
 
-/// A group that nobody else has. Those of tests that were killed are empty: they go now.
+/// A control group of its own. Those of killed tests are empty: they are removed now.
 fn new_group() -> PathBuf {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     for entry in std::fs::read_dir(groups()).into_iter().flatten().flatten() {

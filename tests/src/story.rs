@@ -191,8 +191,8 @@ impl Story {
     }
 }
 
-/// The refusal without the plan that comes before it, whose order depends on who leads, and without progress lines,
-/// whose order depends on who is quicker. Plans have snapshots of their own.
+/// The refusal without the plan that comes before it, whose order depends on the leader, and without progress lines,
+/// whose order depends on timing. Plans have snapshots of their own.
 fn the_refusal(text: &str) -> String {
     let summary = text.find(" write pause expected").map(|to| to + text[to..].find('\n').unwrap_or(0));
     // Where something is missing that `apply` needs, that is part of the refusal.
@@ -219,12 +219,12 @@ pub const FILTERS: [(&str, &str); 21] = [
     (r"\(pid \d+\)", "(pid N)"),
     (r"process \d+", "process N"),
     (r"\d+ ms", "N ms"),
-    (r"[a-z0-9_.-]+@[A-Za-z0-9_.-]+ is running", "<who> is running"),
+    (r"[a-z0-9_.-]+@[A-Za-z0-9_.-]+ is running", "<user> is running"),
     (r"generation \d+ is older than \d+", "generation N is older than M"),
     (r"write \d+ into its file", "write M into its file"),
     (r"\d+ MiB free", "N MiB free"),
     (r"machines/main-\d is a machine", "machines/main-N is a machine"),
     (r"\blocal-[0-9a-f]+", "<test>"),
     (r"ended \d+ times", "ended N times"),
-    (r"(?m)uid \d+$|uid <who>", "<who>"),
+    (r"(?m)uid \d+$|uid <user>", "<user>"),
 ];

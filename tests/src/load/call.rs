@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// One of the load's keys.
 pub type Key = u32;
-/// What is written. No value is asked for twice in a run, so that a value tells who wrote it.
+/// What is written. No value is written twice in a run, so that a value identifies the call that wrote it.
 pub type Value = u64;
 
 /// One call of a client.
@@ -114,7 +114,7 @@ pub enum Answer {
 /// One call of a client, with its retry, as the client saw it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// Who.
+    /// The worker that made it.
     pub worker: u32,
     /// When it began: nanoseconds since the load's start.
     pub begin: u64,
@@ -173,7 +173,7 @@ impl Spelling {
     fn found(&self, kvs: &[KeyValue]) -> Result<Option<(Value, i64)>, Error> {
         let Some(kv) = kvs.first() else { return Ok(None) };
         let value = self.read_value(kv.value());
-        let value = value.ok_or_else(|| Error::Internal(format!("a value that nobody wrote: {:?}", kv.value())))?;
+        let value = value.ok_or_else(|| Error::Internal(format!("a value that no call wrote: {:?}", kv.value())))?;
         Ok(Some((value, kv.mod_revision())))
     }
 }

@@ -24,7 +24,7 @@ pub enum Rule {
     LostWrite,
     /// A key does not hold at the end what its last write put there.
     FinalValue,
-    /// Something was written that nobody asked for, or that was refused.
+    /// A write appeared that no call asked for, or that was refused.
     Unexplained,
     /// A read told what was not, or no longer, there.
     StaleRead,

@@ -163,7 +163,7 @@ impl Members {
         Ok(credentials)
     }
 
-    /// Follows etcd's own list of members, for ever. Learners and members that were never started serve nobody.
+    /// Follows etcd's own list of members, for ever. Learners and members that were never started serve no client.
     pub(super) async fn follow(self: Arc<Self>) {
         loop {
             tokio::time::sleep(FOLLOW).await;

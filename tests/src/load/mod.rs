@@ -323,7 +323,7 @@ async fn look_back(shared: &Shared, first_revision: i64, stopped: u64) -> Ending
     Ending { stopped, first_revision, last_revision, finals, replays, problems }
 }
 
-/// Where the history of a load goes that must not be thrown away: to whoever looks for the reason.
+/// Keeps the history of a load that violated a rule, for the analysis.
 fn kept(file: tempfile::TempPath) -> Option<PathBuf> {
     file.keep().ok()
 }

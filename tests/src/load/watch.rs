@@ -96,7 +96,7 @@ async fn open(client: &mut Client, prefix: &str, from: i64) -> Result<WatchStrea
 fn events(response: &WatchResponse, spelling: &Spelling, at: u64) -> Vec<Event> {
     let event = |event: &etcd_client::Event| {
         let kv = event.kv()?;
-        // A name that is not one of ours: somebody else writes below the prefix. No call explains it, and it shows.
+        // A key that is not one of ours: another client writes below the prefix. No call explains it: a violation.
         let key = spelling.read_key(kv.key()).unwrap_or(u32::MAX);
         let value = spelling.read_value(kv.value());
         Some(Event { at, revision: kv.mod_revision(), key, value, version: kv.version() })

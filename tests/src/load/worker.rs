@@ -22,8 +22,8 @@ const GETS: usize = 20;
 const WRITES: f64 = 0.75;
 /// How many keys a transaction has.
 const TOGETHER: usize = 3;
-/// Calls that were due longer ago than this, because nobody was free to make them, are left out: a client that was held
-/// up does not come back with a flood.
+/// Calls that were due longer ago than this, because no worker was free to make them, are left out: a client that was
+/// held up does not come back with a flood.
 const BACKLOG: Duration = Duration::from_millis(50);
 
 /// A clock that lets one call go at every tick.

@@ -1,4 +1,4 @@
-//! A world whose authorities change → what people do about it, and whether anybody was turned away.
+//! A world whose CAs change → what operators do about it, and whether a member or client was rejected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,14 +35,14 @@ pub(super) fn brought() -> BTreeMap<Side, AuthorityRecord> {
     BTreeMap::from([(Side::Peers, record), (Side::Clients, of_clients)])
 }
 
-/// Somebody wants another authority, or is done with the old one; or etcd has read other trust than its agent says; or
-/// another member comes to lead.
+/// The operator wants another CA, or is done with the old one; or etcd has loaded other CAs than its agent reports; or
+/// another member is elected.
 pub(super) fn meddle(dice: &mut Dice, world: &mut World, midway: bool) -> bool {
     let kind = dice.below(14);
     if kind >= 12 {
         let formed = world.agreed.iter().find(|(_, a)| a.formed).map(|(id, _)| *id);
         let following: Vec<MemberId> = formed.map(|id| world.voters_answering(id).collect()).unwrap_or_default();
-        // Somebody who leads may well be one whom not all can follow.
+        // The leader may well be one that not all members can follow.
         world.leads = dice.pick(&following).copied().or(world.leads);
         return !following.is_empty();
     }
@@ -52,7 +52,7 @@ pub(super) fn meddle(dice: &mut Dice, world: &mut World, midway: bool) -> bool {
         let before = world.ledger.trust(side).map(|t| render(&t.current));
         let names: Vec<Name> = world.machines.keys().cloned().collect();
         let picked = dice.pick(&names).and_then(|name| world.machines.get_mut(name));
-        // Only before anything rests on it: afterwards it is for nobody to foresee.
+        // Only before a step depends on it: the planner cannot foresee it afterwards.
         let (Some(machine), Some(before), true) = (picked, before, next && !midway) else { return false };
         if machine.process.state == ServiceState::Running {
             machine.process.read.insert(side.purpose(), before);
@@ -78,7 +78,7 @@ pub(super) fn clear(world: &mut World) {
     world.machines.values_mut().for_each(|m| m.process.read.clear());
 }
 
-/// Who is in touch with whom, and who lets us in, before a step.
+/// Which members are connected with each other, and which accept us, before a step.
 pub(super) struct Before {
     in_touch: BTreeSet<MemberId>,
     following: BTreeSet<Name>,
@@ -88,13 +88,13 @@ pub(super) struct Before {
     ledger: Ledger,
 }
 
-/// Those who could shake hands now, whoever is still connected.
+/// The voters whose handshakes would succeed now, whether or not older connections still exist.
 fn in_touch(world: &World) -> BTreeSet<MemberId> {
     let formed = world.agreed.iter().find(|(_, a)| a.formed).map(|(id, _)| *id);
     formed.map(|id| world.voters_trusting(id).into_iter().collect()).unwrap_or_default()
 }
 
-/// Whether a member that was restarted gets back in touch with whoever leads then.
+/// Whether a restarted member reconnects to the leader of that time.
 fn comes_back(world: &World, machine: &Name) -> bool {
     let formed = world.agreed.iter().find(|(_, a)| a.formed).map(|(id, _)| *id);
     let mut world = world.clone();
@@ -140,21 +140,21 @@ pub(super) fn broken(
             matches!(m.data, raftsman_core::observed::Data::Present { member, .. } if member == *id) && serves(m)
         })
     };
-    // In an emergency those are left behind who cannot be reached.
+    // An emergency rotation leaves unreachable members behind.
     let emergency = |side| was.trust(side).is_some_and(|t| t.now);
     let silent = |name: &Name| observed.members.get(name).is_none_or(|m| m.report().is_none());
     for id in before.in_touch.difference(&is) {
         let left = |name: &Name| emergency(Side::Peers) && silent(name);
         let listed = world.agreed.values().any(|a| a.members.iter().any(|m| m.id == *id));
         if let Some((name, _)) = up(id).filter(|(name, _)| listed && !left(name)) {
-            return Some(("nobody is cut off", format!("{name} by {action:?}")));
+            return Some(("no member is cut off", format!("{name} by {action:?}")));
         }
     }
     if let Action::RestartEtcd { machine, .. } = action
         && before.following.contains(machine)
         && !comes_back(world, machine)
     {
-        return Some(("nobody is cut off", format!("{machine} cannot follow after {action:?}")));
+        return Some(("no member is cut off", format!("{machine} cannot follow after {action:?}")));
     }
     if let Action::RetireAuthority { side: Side::Clients, unused: false } = action {
         let trust = was.clients.as_ref()?;
@@ -168,7 +168,7 @@ pub(super) fn broken(
         let shut = before.receiving.difference(&receives).filter(|name| serves(&world.machines[*name]));
         let shut = shut.into_iter().find(|name| !(emergency(Side::Clients) && silent(name)));
         if let Some(name) = shut {
-            return Some(("whom we vouch for is let in", format!("not by {name} after {action:?}")));
+            return Some(("our clients are accepted", format!("not by {name} after {action:?}")));
         }
     }
     match action {
@@ -181,7 +181,7 @@ pub(super) fn broken(
             let checked = *side == Side::Peers || desired.auth == raftsman_core::spec::AuthMode::Certificate;
             let machines = world.machines.iter().filter(|(name, m)| serves(m) && reached(name));
             let open = machines.filter(|_| checked).find(|(_, m)| still(m)).map(|(name, _)| name.clone());
-            open.map(|name| ("who is trusted no more is refused", format!("not by {name}")))
+            open.map(|name| ("the old CA is rejected", format!("not by {name}")))
         }
         Action::RestartTogether { .. } if before.serving && !ended_before(was, now) => {
             Some(("members are restarted one at a time", format!("{action:?}")))

@@ -63,7 +63,7 @@ fn members(world: &World, id: ClusterId) -> impl Iterator<Item = (&Name, &Machin
     })
 }
 
-/// Whether somebody's data is damaged.
+/// Whether a member's data is corrupt.
 pub(super) fn damaged(world: &World) -> bool {
     world.machines.values().any(|m| m.exists && m.corrupt)
 }
@@ -130,7 +130,7 @@ pub(super) fn unfinished(world: &World, desired: &Cluster) -> Option<String> {
     Some(format!("the file of {} is larger than it should be", large.0))
 }
 
-/// The operator does what the plan asks of him. Whether there was anything is the answer.
+/// The operator does what the plan asks for. Returns whether there was anything.
 pub(super) fn obey(world: &mut World, plan: &Plan) -> bool {
     let mut obeyed = false;
     for waiting in plan.blocked() {

@@ -1,4 +1,4 @@
-//! Roles and users in simulated lives → drift that somebody makes by hand, and what must hold for everybody.
+//! Roles and users in simulated lives → drift that operators cause by hand, and what must hold for all users.
 
 use std::collections::BTreeSet;
 
@@ -25,12 +25,12 @@ pub(super) const FILES: [[&str; 2]; 3] = [
     ],
 ];
 
-/// Somebody changes roles and users by hand. Whether there was anything to change is the answer.
+/// An operator changes roles and users by hand. Returns whether there was anything to change.
 pub(super) fn tamper(dice: &mut Dice, access: &mut Access) -> bool {
     let names = |all: Vec<&String>| all.into_iter().filter(|n| *n != ROOT).cloned().collect::<Vec<String>>();
     let (users, roles) = (names(access.users.keys().collect()), names(access.roles.keys().collect()));
     let (Some(user), Some(role)) = (dice.pick(&users).cloned(), dice.pick(&roles).cloned()) else { return false };
-    let (Some(him), Some(it)) = (access.users.get_mut(&user), access.roles.get_mut(&role)) else { return false };
+    let (Some(account), Some(it)) = (access.users.get_mut(&user), access.roles.get_mut(&role)) else { return false };
     let level = *dice.pick(&[Level::Read, Level::Write, Level::Readwrite]).unwrap_or(&Level::Read);
     match dice.below(9) {
         0 => drop(access.users.remove(&user)),
@@ -38,9 +38,9 @@ pub(super) fn tamper(dice: &mut Dice, access: &mut Access) -> bool {
             let mallory = User { roles: BTreeSet::from([role]), password: Password::Untried };
             access.users.insert("mallory".to_owned(), mallory);
         }
-        2 => drop(him.roles.pop_first()),
+        2 => drop(account.roles.pop_first()),
         3 => {
-            him.roles.insert(role);
+            account.roles.insert(role);
         }
         4 => {
             access.roles.remove(&role);
@@ -49,12 +49,12 @@ pub(super) fn tamper(dice: &mut Dice, access: &mut Access) -> bool {
         5 => drop(it.permissions.pop_first()),
         6 => it.permissions.values_mut().for_each(|has| *has = level),
         7 => drop(it.permissions.insert(Keys::Prefix("/b/".to_owned()).span(), level)),
-        _ => him.password = if dice.one_in(2) { Password::Other } else { Password::None },
+        _ => account.password = if dice.one_in(2) { Password::Other } else { Password::None },
     }
     true
 }
 
-/// Whether an action is about `root`, which is nobody's to change.
+/// Whether an action changes `root`, which no plan may do.
 pub(super) fn touches_root(action: &Action) -> bool {
     match action {
         Action::SetRole { role, .. } | Action::DeleteRole { role } => role == ROOT,
@@ -63,7 +63,7 @@ pub(super) fn touches_root(action: &Action) -> bool {
     }
 }
 
-/// Somebody who could do before what he should be able to do, and cannot any more.
+/// A user that had a permission that the file grants, and has it no longer.
 pub(super) fn robbed(desired: &Cluster, before: &Access, after: &Access) -> Option<String> {
     let (roles, users) = (desired.access.roles.as_ref()?, desired.access.users.as_ref()?);
     let keys: BTreeSet<Vec<u8>> =

@@ -166,7 +166,7 @@ fn two_years(seed: u64, judge: Judge) -> (usize, usize) {
         if complete {
             world.history.insert(name);
         }
-        // Who can write to the store puts junk there: of now, and of the future.
+        // An attacker with write access to the store puts junk there: of now, and of the future.
         for ahead in [0, 24, 24 * 365] {
             if dice.one_in(60) && forged < 30 {
                 forged += 1;
@@ -253,8 +253,8 @@ fn retentions_that_take_too_much_are_caught() {
     }
 }
 
-/// One change, in a history: when it was seen by the clock of who writes it down, and all that this clock showed until the
-/// next.
+/// One change, in a history: when the agent that records it saw it, by its clock, and all that this clock showed until
+/// the next.
 #[derive(Debug, Clone)]
 struct Written {
     revision: i64,
@@ -462,7 +462,7 @@ impl Life {
         self.fulls.insert(name, full);
     }
 
-    /// Whoever begins to follow sees what came since at once, after the fact.
+    /// An agent that begins to watch gets earlier changes at once, after the fact.
     fn begin_after(&mut self, revision: i64) {
         let (clock, of) = (self.clock(), &self.truth[&self.history()]);
         self.pending = of.iter().filter(|it| it.revision > revision).map(|it| (it.revision, clock)).collect();
@@ -543,7 +543,7 @@ impl Life {
                 let mut changes = self.batches.get(&full.about.name).into_iter().flatten();
                 changes.find(|batch| batch.from < revision && revision <= batch.to)
             };
-            // Not by somebody who began to follow later, and saw both after the fact.
+            // Not by an agent that began to watch later, and saw both after the fact.
             let timed = |revision: i64| {
                 let late = written(revision).and_then(|batch| batch.late);
                 begun == Timestamp::MAX || late.is_none_or(|late| late < revision)
@@ -612,7 +612,7 @@ fn years(seed: u64, clocks: bool, find: Find) -> (usize, usize) {
             life.flush();
         }
         if life.dice.one_in(40) {
-            // Nobody wrote down what changed: only a full backup knows it.
+            // No agent recorded the changes: only a full backup has them.
             life.base = None;
             life.pending.clear();
         }

@@ -46,7 +46,7 @@ fn removal((name, member): &(Name, ListedMember)) -> Action {
     Action::RemoveMember { name: name.to_string(), member: member.id }
 }
 
-/// Gives up whoever does not answer, without being told to.
+/// Gives up members that do not answer, without an operator's request.
 fn gives_up(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut marked = observed.clone();
     let view = View::of(observed);
@@ -180,7 +180,7 @@ fn a_planner_that_takes_two_machines_away_at_once_is_caught() {
 
 #[test]
 fn a_planner_that_gives_members_up_by_itself_is_caught() {
-    caught(gives_up, "only who is not wanted is removed");
+    caught(gives_up, "only unwanted members are removed");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Seeded lives in which authorities change → our planner turns nobody away, and seven broken ones are caught.
+//! Seeded lives in which CAs change → our planner has no member or client rejected, and seven broken ones are caught.
 
 use jiff::Timestamp;
 use raftsman_core::action::Action;
@@ -9,7 +9,7 @@ use raftsman_core::spec::Name;
 use raftsman_tests::sim::{Cast, Planner, Violation, all_at_once, lives};
 
 #[test]
-fn no_plan_of_ours_turns_anybody_away() {
+fn no_plan_of_ours_has_a_member_or_client_rejected() {
     let first = std::env::var("RAFTSMAN_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0_u64);
     let lived = if first == 0 { 800 } else { 1 };
     let stats = lives(first..first + lived, &Cast::with_rotations(), plan)
@@ -23,8 +23,8 @@ fn no_plan_of_ours_turns_anybody_away() {
     assert!(stats.restarts > 1_000, "{stats:?}");
 }
 
-/// What becomes of whoever trusts, or is trusted, too early or too late: members turn each other away, or us.
-const TURNED_AWAY: [&str; 2] = ["nobody is cut off", "whom we vouch for is let in"];
+/// What a CA that is activated too early or distrusted too late leads to: members reject each other, or raftsman.
+const REJECTED: [&str; 2] = ["no member is cut off", "our clients are accepted"];
 
 #[track_caller]
 fn caught(planner: Planner, rules: &[&str]) {
@@ -46,7 +46,7 @@ fn with(observed: &Observed, change: impl Fn(&mut AgentReport, &Observed)) -> Ob
     changed
 }
 
-/// As if every handshake had been seen to succeed, and everybody who should be refused had been.
+/// As if every handshake had succeeded, and every client of the old CA had been rejected.
 fn assume_handshakes(observed: &mut Observed) {
     let names: Vec<Name> = observed.members.keys().cloned().collect();
     for name in &names {
@@ -64,14 +64,14 @@ fn assume_handshakes(observed: &mut Observed) {
     }
 }
 
-/// Does not try whether anybody is let in.
+/// Does not test any handshake.
 fn proves_nothing(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
     assume_handshakes(&mut observed);
     plan(desired, &observed, now)
 }
 
-/// Takes what is on the disk for what the process has read: nobody is restarted.
+/// Takes the CAs on the disk for those that the process has loaded: it restarts no member.
 fn disk_is_enough(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = with(observed, |report, _| {
         for (purpose, certificate) in &report.etcd.certificates {
@@ -82,7 +82,7 @@ fn disk_is_enough(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
     plan(desired, &observed, now)
 }
 
-/// Lets the next authority sign before anybody trusts it.
+/// Lets the next CA sign before any member trusts it.
 fn switches_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = with(observed, |report, observed| {
         for side in Side::ALL {
@@ -140,22 +140,22 @@ fn forgets_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
 
 #[test]
 fn a_planner_that_proves_nothing_is_caught() {
-    caught(proves_nothing, &TURNED_AWAY);
+    caught(proves_nothing, &REJECTED);
 }
 
 #[test]
-fn a_planner_that_restarts_nobody_is_caught() {
-    caught(disk_is_enough, &TURNED_AWAY);
+fn a_planner_that_restarts_no_member_is_caught() {
+    caught(disk_is_enough, &REJECTED);
 }
 
 #[test]
-fn a_planner_that_switches_before_anybody_trusts_is_caught() {
-    caught(switches_first, &TURNED_AWAY);
+fn a_planner_that_activates_before_members_trust_is_caught() {
+    caught(switches_first, &REJECTED);
 }
 
 #[test]
 fn a_planner_that_retires_what_is_still_shown_is_caught() {
-    caught(retires_first, &TURNED_AWAY);
+    caught(retires_first, &REJECTED);
 }
 
 #[test]
@@ -170,5 +170,5 @@ fn a_planner_that_gives_clients_no_time_is_caught() {
 
 #[test]
 fn a_planner_that_forgets_before_all_refuse_is_caught() {
-    caught(forgets_first, &["who is trusted no more is refused"]);
+    caught(forgets_first, &["the old CA is rejected"]);
 }

@@ -44,7 +44,7 @@ impl Life {
         life
     }
 
-    /// A majority is lost for good, each in its own way. Who survives may be down, but is there.
+    /// A majority is lost for good, each member in its own way. Survivors may be down, but their data is there.
     fn destroy(&mut self, members: usize) {
         let mut numbers: Vec<usize> = (1..=members).collect();
         self.dice.shuffle(&mut numbers);
@@ -236,7 +236,7 @@ fn with(observed: &Observed, change: impl FnMut(&mut Recovery)) -> Observed {
     observed
 }
 
-/// Puts data away as soon as everybody is stopped.
+/// Puts data away as soon as all members are stopped.
 fn impatient(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     plan(desired, &with(observed, |recovery| recovery.settled = true), now)
 }
@@ -259,7 +259,7 @@ fn credulous(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     plan(desired, &with(observed, |recovery| recovery.alone = true), now)
 }
 
-/// Forgets that somebody decided, as soon as the survivor serves: it grows the old cluster.
+/// Forgets the approved recovery as soon as the survivor serves: it grows the old cluster.
 fn forgetful(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut seen = observed.clone();
     if seen.ledger.recovery.as_ref().is_some_and(|recovery| recovery.settled) {

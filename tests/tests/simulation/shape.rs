@@ -22,7 +22,7 @@ fn caught(planner: Planner, rule: &str) {
     }
 }
 
-/// Rebuilds everybody at once.
+/// Rebuilds all machines at once.
 fn all_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let Some(first @ Step { action: Action::RebuildMachine { .. }, .. }) = plan.steps.first().cloned() else {

@@ -98,7 +98,7 @@ fn compacts_for_ever(desired: &Cluster, observed: &Observed, now: Timestamp) -> 
     }
 }
 
-/// Rewrites whoever is there, although somebody is not.
+/// Defragments the members that answer, although one does not.
 fn does_not_wait(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let waits = |w: &Waiting| matches!(w, Waiting::HealFirst { change, .. } if change.starts_with("making room"));

@@ -1,4 +1,4 @@
-//! Seeded lives with roles, users and drift → our planner robs nobody, and six broken ones are caught.
+//! Seeded lives with roles, users and drift → under our planner no user loses access, and six broken ones are caught.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use raftsman_core::plan::{Pause, Plan, Reason, Step, drift, plan};
 use raftsman_tests::sim::{Cast, Planner, Violation, lives};
 
 #[test]
-fn no_plan_of_ours_robs_anybody() {
+fn no_plan_of_ours_takes_access_from_a_user() {
     let stats = lives(0..600, &Cast::with_users(), plan).unwrap_or_else(|violation| panic!("{violation}"));
     // A simulation in which nothing happens proves nothing.
     assert!(stats.converged > 300, "{stats:?}");
@@ -88,8 +88,8 @@ fn strips_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
     plan
 }
 
-/// Takes the superuser for somebody who is not in the file.
-fn root_is_a_stranger(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+/// Takes the superuser for a user that the file does not list.
+fn root_is_unlisted(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     if plan.steps.iter().any(|s| matches!(s.action, Action::DeleteUser { .. })) {
         plan.steps.push(step(Action::DeleteUser { user: "root".to_owned() }));
@@ -130,17 +130,17 @@ fn in_passing(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 
 #[test]
 fn a_planner_that_takes_before_it_gives_is_caught() {
-    caught(takes_first, "nobody loses what he should have");
+    caught(takes_first, "no user loses access meanwhile");
 }
 
 #[test]
 fn a_planner_that_strips_users_first_is_caught() {
-    caught(strips_first, "nobody loses what he should have");
+    caught(strips_first, "no user loses access meanwhile");
 }
 
 #[test]
 fn a_planner_that_removes_root_is_caught() {
-    caught(root_is_a_stranger, "root is left alone");
+    caught(root_is_unlisted, "root is left alone");
 }
 
 #[test]

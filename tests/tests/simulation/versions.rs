@@ -52,7 +52,7 @@ fn through(observed: &Observed, glass: impl Fn(EtcdVersion) -> EtcdVersion) -> O
     observed
 }
 
-/// With a glass that hides an older line, nobody knows of its requests either.
+/// With a view that hides an older line, the record that its log was renewed is hidden, too.
 fn through_and_forget(observed: &Observed, glass: impl Fn(EtcdVersion) -> EtcdVersion) -> Observed {
     let seen = observed.members.values().filter_map(|m| m.etcd.seen()).map(|e| e.version);
     let hides = seen.into_iter().any(|v| glass(v) != v);

@@ -115,7 +115,7 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
 
     // One sample says little: the machine's own noise is larger than what is looked for.
     let (mut quiet, mut draining, mut by_hand, mut busy) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    // What the store does to members that share a machine with it: nobody reads from etcd then.
+    // What the store does to members that share a machine with it: no client reads from etcd then.
     let (mut storing, mut drilling) = (Vec::new(), Vec::new());
     for round in 1..=samples {
         quiet.push(noticed(&lab, || std::thread::sleep(Duration::from_secs(10))));

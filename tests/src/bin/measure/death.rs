@@ -5,7 +5,7 @@
 //! `death --table FILE` makes the table of results that were written before, by several shards perhaps. In one half of
 //! the cells clients have certificates, in the other passwords, and with the next seed the other way round; `--auth` gives
 //! all cells to one mode. A cell is carried out like this: the operation is begun; at the beginning of its k-th wave
-//! something dies; whoever operates the cluster runs the same command again until it is done. Green means: it converges,
+//! something dies; the operator runs the same command again until it is done. Green means: it converges,
 //! no acknowledged write is lost, what clients saw is linearizable, and the versions of the ledger are one chain. With
 //! `--readers yes`, every verb that only reads runs beside all of it in eight loops. The command is killed in every wave of each
 //! operation, everything else dies in the first ones.
@@ -74,7 +74,7 @@ impl Fault {
             Self::Machine => "machine gone",
             Self::Apart => "leader cut off",
             Self::Mute => "leader not heard",
-            Self::Deaf => "leader hears nobody",
+            Self::Deaf => "leader receives nothing",
         }
     }
 
@@ -97,7 +97,7 @@ impl Fault {
         if self == Self::Command { 24 } else { 3 }
     }
 
-    /// Whether a member is lost for good, so that somebody has to give it up.
+    /// Whether a member is lost for good, so that the operator has to give it up.
     fn loses(self) -> bool {
         matches!(self, Self::Disk | Self::Machine)
     }
@@ -274,7 +274,7 @@ fn run(wishes: &Wishes) -> Vec<Outcome> {
 
 /// A cluster whose machines' networks can be cut.
 struct Scene {
-    // Before the groups: they can only go when nobody is in them any more.
+    // Before the groups: they can only be removed once no process is in them.
     lab: Lab,
     groups: Groups,
     shape: Shape,
@@ -375,7 +375,7 @@ fn struck(
         // It may have been about to go anyway.
         if shape.members.iter().any(|(n, _)| format!("m{n}") == *name) {
             give_up(lab, name)?;
-            // Some commands rest on all members being there: whoever is lost is replaced first.
+            // Some commands need all members: replace the lost one first.
             again(lab, Vec::new(), shape)?;
         }
     }
@@ -389,7 +389,7 @@ fn struck(
     Ok(Some(verdict.figures.longest_gap.length))
 }
 
-/// Who leads, by the word of etcd itself, and everybody else.
+/// The leader, as etcd reports it, and the followers.
 type Placed = (String, Ipv4Addr);
 fn leader_and_others(lab: &Lab, addresses: &[Placed]) -> (Placed, Vec<Placed>) {
     let status = lab.etcdctl(&["endpoint", "status", "-w", "json"]).stdout;
@@ -402,12 +402,12 @@ fn leader_and_others(lab: &Lab, addresses: &[Placed]) -> (Placed, Vec<Placed>) {
     (leader, others)
 }
 
-/// Somebody gives a member up, as soon as the cluster can be asked.
+/// The operator gives a member up, as soon as the cluster answers.
 fn give_up(lab: &Lab, name: &str) -> Result<(), String> {
     let begun = Instant::now();
     loop {
         let output = lab.run(&["replace", name, "--yes", "--mark-only"]);
-        // One that never got into the cluster needs nobody to give it up.
+        // A member that never joined the cluster need not be given up.
         if output.code == 0 || output.all().contains("not a member") {
             return Ok(());
         }
@@ -461,14 +461,14 @@ fn strike(lab: &Lab, fault: Fault, command: u32, dice: &mut Dice) -> Option<(Str
         }
         Fault::Machine => {
             let (name, pid) = victim.as_ref()?;
-            // Whoever dies may still be writing, and the command may start what died again.
+            // A killed process may still be writing, and the command may start it again.
             eventually("the machine is gone", || {
                 agent(name).into_iter().chain([*pid]).for_each(|pid| kill(pid, Signal::KILL));
                 let _ = std::fs::remove_dir_all(lab.machine(name));
                 (!lab.machine(name).exists() && agent(name).is_none()).then_some(())
             });
         }
-        // The network is for whoever has the groups at hand.
+        // Network faults are injected by the caller, which has the groups.
         Fault::Apart | Fault::Mute | Fault::Deaf => {}
     }
     victim

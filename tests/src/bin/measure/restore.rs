@@ -33,7 +33,7 @@ impl Drop for Members {
     }
 }
 
-/// As people do it who have the snapshot on every machine: until a majority answers.
+/// As operators do it by hand, with the snapshot on every machine already: until a majority answers.
 fn by_hand(snapshot: &Path, dir: &Path) -> f64 {
     let begun = Instant::now();
     let bin = |name: &str| etcd_dir().join(VERSION).join(name);
@@ -79,7 +79,7 @@ fn by_hand(snapshot: &Path, dir: &Path) -> f64 {
     begun.elapsed().as_secs_f64()
 }
 
-/// The snapshot of a backup, as people have it who restore by hand.
+/// The snapshot of a backup, as an operator has it before a restore by hand.
 fn fetch(shelf: &Path, name: &str, to: &Path) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let (fleet, cluster) = (Name::fixed("lab"), Name::fixed("main"));
@@ -95,7 +95,7 @@ fn fetch(shelf: &Path, name: &str, to: &Path) {
     });
 }
 
-/// For how long nobody can write, until it is asked: the longest time in seconds.
+/// Measures for how long no client can write, until it is called: the longest time in seconds.
 fn closed(lab: &Lab) -> impl FnOnce() -> f64 + use<> {
     let bulk = Bulk::of(lab);
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
@@ -150,8 +150,8 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
         parts.for_each(|part| println!("    {part}"));
     }
     let (bare, ours) = (median(bare), median(ours));
-    println!("medians: by hand {bare:.1} s, raftsman {ours:.1} s, from the store to a cluster that everybody may use");
-    println!("of these nobody could write for {:.1} s", median(stopped));
+    println!("medians: by hand {bare:.1} s, raftsman {ours:.1} s, from the store to a cluster that serves all users");
+    println!("of these no client could write for {:.1} s", median(stopped));
     let (ratio, goal) = (ours / bare, 1.2);
     println!("bench-restore ratio={ratio:.2} goal={goal}");
     if ratio <= goal { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -1,7 +1,7 @@
 //! Five members from nothing, by hand and by raftsman, alternating in one run → means and medians side by side.
 //!
-//! By hand the time has two modes, 0.4 s and over 4 s: which of them a median shows is chance. What somebody waits on
-//! average is not, so the means are judged, and the medians stand beside them.
+//! By hand the time has two modes, 0.4 s and over 4 s: which of them a median shows is chance. The average wait
+//! is not, so the means are judged, and the medians stand beside them.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 

@@ -38,7 +38,7 @@ pub struct Figures {
     pub retried: usize,
     /// Calls that failed with their retry.
     pub errors: usize,
-    /// Swaps whose second try met somebody else's value, so that nobody knows of the first.
+    /// Compare-and-swaps whose retry met another worker's value, so that the first try's outcome is unknown.
     pub ambiguous: usize,
     /// How many times the watch was taken up again.
     pub rewatches: usize,
@@ -97,7 +97,7 @@ impl Figures {
 }
 
 /// The longest time between two acknowledged writes, or after the last until the load was stopped. What comes later are
-/// stragglers: nobody asks for more.
+/// stragglers: no worker starts another call.
 fn longest_gap(ends: impl Iterator<Item = u64>, stopped: u64) -> Gap {
     let ends: Vec<u64> = ends.take_while(|end| *end < stopped).chain([stopped]).collect();
     let gaps = ends.iter().zip(ends.iter().skip(1)).map(|(before, after)| (after - before, *before));
@@ -135,7 +135,7 @@ impl fmt::Display for Figures {
             millis(self.percentile_99)
         )?;
         writeln!(f, "first tries that failed {}; errors after one retry {}", self.retried, self.errors)?;
-        writeln!(f, "swaps nobody knows of  {}", self.ambiguous)?;
+        writeln!(f, "swaps, result unknown  {}", self.ambiguous)?;
         writeln!(f, "watch taken up again   {}", self.rewatches)?;
         writeln!(f, "the past told by       {} of {} members", self.told.0, self.told.1)?;
         writeln!(f, "judged                 {} in {:.1} s", self.windows, self.checking.as_secs_f64())

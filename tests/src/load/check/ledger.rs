@@ -1,4 +1,4 @@
-//! Acknowledged writes, the cluster's past, the keys at the end → what was lost, and what nobody wrote.
+//! Acknowledged writes, the cluster's past, the keys at the end → what was lost, and what no call wrote.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ pub(super) fn check(history: &History, past: &Past) -> Vec<Violation> {
         history.calls.iter().flat_map(|call| call.ask.writes().into_iter().map(move |write| (write, call))).collect();
     for event in &past.events {
         match event.value.and_then(|value| asked.get(&(event.key, value))) {
-            None => violated(Rule::Unexplained, format!("nobody asked for {event:?}")),
+            None => violated(Rule::Unexplained, format!("no call asked for {event:?}")),
             Some(call) if matches!(call.answer, Answer::Kept { .. }) => {
                 violated(Rule::Unexplained, format!("a swap was refused and done, at {}: {call:?}", event.revision));
             }

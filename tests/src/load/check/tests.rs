@@ -59,7 +59,7 @@ impl Store {
         self.history.calls.push(Call { worker: 0, begin, end, ask, answer, first_failure: None });
     }
 
-    /// One call, with nobody else about.
+    /// One call, with no concurrent one.
     fn alone(&mut self, ask: Ask) -> Answer {
         let begin = self.history.calls.iter().map(|call| call.end).max().unwrap_or(0) + MILLI;
         let answer = self.apply(begin + MILLI / 2, &ask);
@@ -116,7 +116,7 @@ fn busy(seed: u64, calls: usize, at_once: usize, keys: usize, lost_one_in: usize
             let (begin, ask, applied) = under_way.swap_remove(index);
             match applied {
                 None if !ask.writes().is_empty() && dice.one_in(lost_one_in) => {
-                    // Never applied, and nobody knows.
+                    // Not applied, and its outcome is unknown.
                     store.record(begin, now, ask, Answer::Unknown { error: "lost".to_owned() });
                 }
                 None => {
@@ -124,7 +124,7 @@ fn busy(seed: u64, calls: usize, at_once: usize, keys: usize, lost_one_in: usize
                     under_way.push((begin, ask, Some(answer)));
                 }
                 Some(_) if !ask.writes().is_empty() && dice.one_in(lost_one_in) => {
-                    // Applied, and nobody knows.
+                    // Applied, and its outcome is unknown.
                     store.record(begin, now, ask, Answer::Unknown { error: "lost".to_owned() });
                 }
                 Some(answer) => store.record(begin, now, ask, answer),
@@ -298,7 +298,7 @@ fn a_missing_event_is_caught() {
 }
 
 #[test]
-fn a_missing_event_is_caught_by_its_version_when_nobody_remembers_the_past() {
+fn a_missing_event_is_caught_by_its_version_when_the_past_is_compacted() {
     let (mut history, value) = three_puts();
     // The write itself was not acknowledged, and the past is compacted: only etcd's count of the writes tells.
     for replay in &mut history.ending.as_mut().expect("an end").replays {
@@ -327,7 +327,7 @@ fn members_that_differ_are_caught() {
 }
 
 #[test]
-fn a_write_that_nobody_asked_for_is_caught() {
+fn a_write_that_no_call_asked_for_is_caught() {
     let mut store = Store::new(1);
     store.put(0);
     store.revision += 1;

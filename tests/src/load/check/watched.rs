@@ -35,9 +35,9 @@ pub(super) fn check(history: &History, past: &Past) -> Vec<Violation> {
     found
 }
 
-/// etcd counts a key's writes in its version, so that even a change that nobody else told leaves a gap.
-fn sequence(who: &str, events: &[Event], past: &Past, found: &mut Vec<Violation>) {
-    let mut violated = |rule, what: String| found.push(Violation { rule, what: format!("{who} {what}") });
+/// etcd counts a key's writes in its version, so that even a change that no other source reported leaves a gap.
+fn sequence(source: &str, events: &[Event], past: &Past, found: &mut Vec<Violation>) {
+    let mut violated = |rule, what: String| found.push(Violation { rule, what: format!("{source} {what}") });
     let mut seen: BTreeSet<(i64, Key)> = BTreeSet::new();
     let mut versions: BTreeMap<Key, i64> = BTreeMap::new();
     let mut newest = past.first;
