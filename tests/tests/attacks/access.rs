@@ -16,7 +16,7 @@ fn asked(address: Ipv4Addr, port: u16, path: &str, http: &str) -> u16 {
     String::from_utf8_lossy(&output.stdout).trim().parse().unwrap_or(0)
 }
 
-/// What etcd tells over HTTP, whoever asks.
+/// What etcd serves over HTTP without authentication.
 const PATHS: [&str; 8] =
     ["/metrics", "/debug/vars", "/debug/pprof/", "/debug/requests", "/version", "/health", "/v2/keys/", "/v3/kv/range"];
 
@@ -35,7 +35,7 @@ fn a_client_without_credentials_reads_nothing_at_the_client_port() {
                 assert!(!(200..300).contains(&status), "{version}: {path} by {http}: {status}");
             }
         }
-        // Where who may come is the firewall's to say.
+        // The metrics listener: only the firewall restricts its clients.
         for (path, answer) in [("/metrics", 200), ("/version", 200), ("/debug/pprof/", 404), ("/v3/kv/range", 404)] {
             assert_eq!(asked(address, 2381, path, "--http1.1"), answer, "{version}: {path}");
         }

@@ -1,5 +1,5 @@
-//! An attacker who can write to the store of backups and has no key of the fleet → nothing of his is counted, verified, tried
-//! or restored, and nothing of ours goes because of it.
+//! An attacker with write access to the backup store and no key of the fleet → forged objects are not counted,
+//! verified, tested or restored, and no genuine object is removed because of them.
 
 #![allow(clippy::print_stdout, reason = "a test says how many attacks it tried")]
 
@@ -19,31 +19,31 @@ use raftsman_tests::lab::{Lab, eventually, soak};
 
 const VERSION: &str = "3.6.15";
 
-/// A store with backups of a cluster, and one who can write to it.
+/// A store with backups of a cluster, and an attacker that can write to it.
 struct Attacker {
     store: PathBuf,
     layout: Layout,
-    /// A key of his own.
+    /// The attacker's own key.
     own: Signer,
     /// Two full backups, and the batches since the newer one.
     fulls: Vec<Manifest>,
     batches: Vec<Batch>,
 }
 
-/// What he puts under a manifest in the place of a signature.
+/// What the attacker puts under a manifest in the place of a signature.
 #[derive(Debug, Clone, Copy)]
 enum Sign {
     Nothing,
-    WithHisKey,
-    HisSignatureUnderOurKey,
+    WithOwnKey,
+    OwnSignatureUnderOurKey,
     OurSignatureOfAnother,
     OurSignatureOfIt,
 }
 
 const SIGNS: [Sign; 5] = [
     Sign::Nothing,
-    Sign::WithHisKey,
-    Sign::HisSignatureUnderOurKey,
+    Sign::WithOwnKey,
+    Sign::OwnSignatureUnderOurKey,
     Sign::OurSignatureOfAnother,
     Sign::OurSignatureOfIt,
 ];
@@ -92,16 +92,16 @@ impl Attacker {
         self.fulls.last().expect("a backup").clone()
     }
 
-    /// Puts a manifest there, signed as he can. `of` is what it takes the place of, and `another` is one of ours.
+    /// Puts a forged manifest there. `of` is what it takes the place of, and `another` is one of ours.
     fn forge<T: Signable>(&self, object: &str, thing: &T, sign: Sign, of: &str, another: &str) {
-        let his: Signature = {
+        let own: Signature = {
             let text: serde_json::Value = serde_json::from_str(&self.own.text(thing).expect("a text")).expect("JSON");
             serde_json::from_value(text["signed"].clone()).expect("a signature")
         };
         let signed = match sign {
             Sign::Nothing => None,
-            Sign::WithHisKey => Some(his),
-            Sign::HisSignatureUnderOurKey => Some(Signature { key: self.signature(of).key, ..his }),
+            Sign::WithOwnKey => Some(own),
+            Sign::OwnSignatureUnderOurKey => Some(Signature { key: self.signature(of).key, ..own }),
             Sign::OurSignatureOfAnother => Some(self.signature(another)),
             Sign::OurSignatureOfIt => Some(self.signature(of)),
         };
@@ -163,20 +163,22 @@ fn attacks() -> Vec<Attack> {
     let year = SignedDuration::from_hours(24 * 365);
     vec![
         attack("the newest without its signature", RESTORE, UNSIGNED, |it| it.forge_full(&it.newest(), Sign::Nothing)),
-        attack("the newest, signed with his key", RESTORE, OTHER, |it| it.forge_full(&it.newest(), Sign::WithHisKey)),
-        attack("his signature under our key", RESTORE, FORGED, |it| {
-            it.forge_full(&it.newest(), Sign::HisSignatureUnderOurKey);
+        attack("the newest, signed with another key", RESTORE, OTHER, |it| {
+            it.forge_full(&it.newest(), Sign::WithOwnKey)
+        }),
+        attack("a foreign signature under our key", RESTORE, FORGED, |it| {
+            it.forge_full(&it.newest(), Sign::OwnSignatureUnderOurKey);
         }),
         attack("the signature of another backup", RESTORE, FORGED, |it| {
             it.forge_full(&it.newest(), Sign::OurSignatureOfAnother);
         }),
         attack("a drill of what is not signed", &["drill"], UNSIGNED, |it| it.forge_full(&it.newest(), Sign::Nothing)),
-        attack("a drill of his own", &["drill"], OTHER, |it| it.forge_full(&it.newest(), Sign::WithHisKey)),
+        attack("a drill of a forged one", &["drill"], OTHER, |it| it.forge_full(&it.newest(), Sign::WithOwnKey)),
         attack("verified though not signed", &["backup", "verify", "--all"], UNSIGNED, |it| {
             it.forge_full(&it.newest(), Sign::Nothing);
         }),
-        attack("verified though his own", &["backup", "verify", "--all"], OTHER, |it| {
-            it.forge_full(&it.newest(), Sign::WithHisKey);
+        attack("verified though forged", &["backup", "verify", "--all"], OTHER, |it| {
+            it.forge_full(&it.newest(), Sign::WithOwnKey);
         }),
         attack("shown though not signed", &["backup", "show"], "cannot be verified", |it| {
             it.forge_full(&it.newest(), Sign::Nothing);
@@ -207,10 +209,10 @@ fn attacks() -> Vec<Attack> {
             let text = std::fs::read(it.path(&it.layout.manifest(it.fulls[0].about.name))).expect("a manifest");
             it.put(&it.layout.manifest(later(&it.newest(), second)), text);
         }),
-        attack("a newer one of his own", SHOW, "cannot be verified", move |it| {
+        attack("a newer, forged one", SHOW, "cannot be verified", move |it| {
             let mut full = it.newest();
             full.about.name = later(&full, second);
-            it.forge_full(&full, Sign::WithHisKey);
+            it.forge_full(&full, Sign::WithOwnKey);
         }),
         attack("junk that looks newer", SHOW, "cannot be verified", move |it| {
             it.put(&it.layout.manifest(later(&it.newest(), second)), "junk");
@@ -222,13 +224,13 @@ fn attacks() -> Vec<Attack> {
             it.put(&it.layout.manifest(later(&it.newest(), second)), "{\"format\": 99}");
         }),
         attack(
-            "his own by its name",
+            "a forged one by its name",
             &["restore", "--show", "--backup", "20260101T000000Z-0000000000000000001"],
             OTHER,
             |it| {
                 let mut full = it.newest();
                 full.about.name = "20260101T000000Z-0000000000000000001".parse().expect("a name");
-                it.forge_full(&full, Sign::WithHisKey);
+                it.forge_full(&full, Sign::WithOwnKey);
             },
         ),
         attack("another object in its place", RESTORE, "damaged", |it| {
@@ -246,9 +248,9 @@ fn attacks() -> Vec<Attack> {
             it.put(&it.layout.snapshot(it.newest().about.name, it.newest().coding), bomb);
         }),
         attack("a batch without its signature", SHOW, UNSIGNED, |it| it.forge_batch(&it.batches[1], Sign::Nothing)),
-        attack("a batch with his key", SHOW, OTHER, |it| it.forge_batch(&it.batches[1], Sign::WithHisKey)),
-        attack("a batch with his signature under our key", SHOW, FORGED, |it| {
-            it.forge_batch(&it.batches[0], Sign::HisSignatureUnderOurKey);
+        attack("a batch with another key", SHOW, OTHER, |it| it.forge_batch(&it.batches[1], Sign::WithOwnKey)),
+        attack("a batch with a foreign signature under our key", SHOW, FORGED, |it| {
+            it.forge_batch(&it.batches[0], Sign::OwnSignatureUnderOurKey);
         }),
         attack("a batch with the signature of another", SHOW, FORGED, |it| {
             it.forge_batch(&it.batches[0], Sign::OurSignatureOfAnother);
@@ -263,7 +265,7 @@ fn attacks() -> Vec<Attack> {
             let last = it.batches.last().expect("a batch");
             let after = last.check().expect("a check");
             let more = Batch { number: last.number + 1, after, from: last.to, to: last.to + 1, ..last.clone() };
-            it.forge_batch(&more, Sign::WithHisKey);
+            it.forge_batch(&more, Sign::WithOwnKey);
         }),
         attack("a batch under another number", SHOW, "that of another one", |it| {
             let text = std::fs::read(it.path(&it.layout.batch_manifest(it.batches[0].name()))).expect("a manifest");
@@ -325,7 +327,7 @@ fn attacked(shelf: &Path) -> (Lab, PathBuf, PathBuf) {
     lab.etcdctl(&["put", "key", "before"]).ok();
     let made = lab.run(&["backup", "now", "--json"]).ok().json_lines();
     assert!(made.last().is_some_and(|line| line["event"] == "backed_up"), "{made:?}");
-    // Whoever is told anew follows the newest.
+    // An agent that gets a new schedule follows the newest full backup.
     lab.write_file(&lab.file().replace("every: 1h", "every: 2h"));
     lab.apply();
     for number in 0..3 {
@@ -391,7 +393,7 @@ fn nothing_of_an_attacker_is_taken_for_a_backup() {
 
 /// Everything but the signature is made to fit.
 #[test]
-fn an_attacker_who_signs_nothing() {
+fn an_attacker_without_a_signing_key() {
     let seed = std::env::var("RAFTSMAN_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(1));
     println!("seed {seed}");

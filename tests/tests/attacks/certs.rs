@@ -96,7 +96,7 @@ async fn roles_of_agents() {
     refused("an operator vouches for its binary", status, Code::PermissionDenied);
     let access = v1::SetAccessRequest { trust_pem: operator.trust.clone(), revoked: Vec::new() };
     let status = client.set_access(stamp(Request::new(access), newest)).await.unwrap_err();
-    refused("an operator decides who gets in", status, Code::PermissionDenied);
+    refused("an operator changes which clients are accepted", status, Code::PermissionDenied);
     let status = client.deliver(stamp(Request::new(v1::DeliverRequest::default()), newest)).await.unwrap_err();
     refused("an operator sets the console's password", status, Code::PermissionDenied);
     let status = client.set_firewall(stamp(Request::new(v1::SetFirewallRequest::default()), newest)).await.unwrap_err();
@@ -154,7 +154,7 @@ fn files_of_others() {
     issue(&["bob", "--out", "certs"]).ok();
     issue(&["alice", "--out", "certs", "--force"]).ok();
     assert_ne!(fs::read(lab.path().join("certs/alice.key")).expect("a key"), before);
-    write_private(lab.path().join("certs/ca.crt"), "somebody else's");
+    write_private(lab.path().join("certs/ca.crt"), "another CA");
     let refused = issue(&["carol", "--out", "certs"]).failed().all();
     assert!(refused.contains("ca.crt is there already"), "{refused}");
     assert!(!lab.path().join("certs/carol.key").exists());
@@ -174,7 +174,7 @@ fn files_of_others() {
     }
     assert!(!lab.path().join("names").exists());
 
-    // Whatever the umask says, and whoever made the directory.
+    // Whatever the umask, and whichever user made the directory.
     fs::create_dir_all(lab.path().join(".raftsman/clients")).expect("a directory");
     fs::set_permissions(lab.path().join(".raftsman/clients"), fs::Permissions::from_mode(0o777)).expect("its mode");
     let raftsman = binary("raftsman");

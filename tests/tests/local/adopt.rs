@@ -22,7 +22,7 @@ struct Place {
     peer: SocketAddr,
 }
 
-/// A cluster that somebody set up without raftsman.
+/// A cluster that was set up without raftsman.
 struct Theirs {
     dir: tempfile::TempDir,
     places: Vec<Place>,
@@ -454,7 +454,7 @@ fn a_cluster_with_passwords() {
     let plan = lab.run(&["plan", "--detailed-exitcode"]).ok();
     assert!(plan.stdout.contains("Nothing to do"), "{}", plan.stdout);
     assert_eq!(theirs.state(), before, "something was changed");
-    // Nobody is told nothing.
+    // Without credentials adopt fails, and says which it needs.
     let anonymous = theirs.adopt(&empty_lab(), &[]).failed();
     assert!(anonymous.stderr.contains("the cluster wants to know who asks"), "{}", anonymous.stderr);
     let json = theirs.adopt(&empty_lab(), &["--json", "--password-file", &path.display().to_string()]).ok().json();

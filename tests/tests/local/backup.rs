@@ -102,7 +102,7 @@ fn a_follower_is_backed_up_to_ceph() {
     let shown = lab.run(&["backup", "show"]).ok().stdout;
     assert!(shown.contains("age --decrypt") && shown.contains("site/a/lab/main/full/"), "{shown}");
 
-    // A store that takes its time. Whoever asked for a backup is killed: it is made all the same.
+    // A slow store. The command that asked for a backup is killed: the agent makes it all the same.
     let slow = Proxy::tcp(&ceph.http(), |request| match request.path.contains("partNumber") {
         true => Fault::Stalled(Duration::from_secs(4)),
         false => Fault::None,
@@ -142,7 +142,7 @@ fn a_follower_is_backed_up_to_ceph() {
     let verdict = load.finish();
     println!("{verdict}");
     verdict.assert_consistent();
-    // Nobody keeps what gets into the store, or opens its objects.
+    // The state does not hold the store's secret key.
     let state = lab.path().join(".raftsman");
     assert_eq!(holds(&state, SECRET), [] as [std::path::PathBuf; 0]);
     lab.destroy();
@@ -192,9 +192,9 @@ fn finished(store: &Path) -> BTreeSet<String> {
     finished.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// A machine that makes backups and is not to remove any: what the file does not keep goes by an operator's hand, or not.
+/// With `prune: never` agents make backups and remove none; with `prune: operator` only the operator's command does.
 #[test]
-fn who_is_not_named_removes_nothing() {
+fn an_agent_without_prune_removes_nothing() {
     let shelf = tempfile::tempdir().expect("a directory");
     let store = shelf.path().join("store");
     let schedule = "  every: 10s\n  keep: { last: 1, hourly: 0, daily: 0, weekly: 0 }\n  prune: never\n";
@@ -210,7 +210,7 @@ fn who_is_not_named_removes_nothing() {
     }
     assert!(finished(&store).is_superset(&made), "{made:?}");
 
-    // The machine was told nothing else, and what it makes stays until an operator asks.
+    // Not applied: the agent still has the old setting, and its backups stay until an operator prunes.
     lab.write_file(&lab.file().replace("prune: never", "prune: operator"));
     let shown = lab.run(&["backup", "prune", "--show", "--json"]).ok().json();
     assert!(shown["fulls"].as_array().is_some_and(|fulls| fulls.len() >= 2), "{shown}");
@@ -258,7 +258,7 @@ fn a_backup_is_restored_without_raftsman() {
         if auth == "none" {
             restored(shelf.path().join(auth), &taken);
         }
-        // And with it: whoever could get in before can after.
+        // And with it: users that could log in before can after.
         lab.etcdctl(&["del", "key-01"]).ok();
         lab.run(&["restore", "--yes"]).ok();
         assert_eq!(lab.etcdctl(&["get", "key-01", "--print-value-only"]).ok().stdout.trim(), "value");

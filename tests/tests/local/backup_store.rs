@@ -1,4 +1,4 @@
-//! Real Ceph, an API that fails and lies, objects that somebody changed → nothing is taken for a backup that is none.
+//! Real Ceph, an API that fails and lies, objects that were changed → nothing is taken for a backup that is none.
 
 #![allow(clippy::print_stdout, reason = "a test says how many faults it tried")]
 
@@ -94,11 +94,11 @@ fn nothing_counts_that_is_not_whole() {
     let store = Store::open(&ceph.place()).expect("the store");
     runtime.block_on(written_once(&store));
     runtime.block_on(an_api_that_fails(&ceph, &store));
-    runtime.block_on(what_somebody_changed(&store));
-    runtime.block_on(who_is_let_in(&ceph));
+    runtime.block_on(changed_objects(&store));
+    runtime.block_on(authentication(&ceph));
 }
 
-/// Of many who write the same object one succeeds, and all others know.
+/// Of many concurrent writers of one object one succeeds, and all others get an error.
 async fn written_once(store: &Store) {
     let race = |number: usize| {
         let store = store.clone();
@@ -172,7 +172,7 @@ async fn an_api_that_fails(ceph: &Ceph, store: &Store) {
 }
 
 /// Every change to what lies in the store is noticed.
-async fn what_somebody_changed(store: &Store) {
+async fn changed_objects(store: &Store) {
     let layout = layout("changed");
     let whole = take(store, &layout, 1, snapshot(300, 1)).await.expect("a backup");
     let other = take(store, &layout, 2, snapshot(300, 2)).await.expect("a backup");
@@ -230,8 +230,8 @@ async fn what_somebody_changed(store: &Store) {
     assert!(matches!(refused, Err(FullError::OtherCluster { .. })), "{refused:?}");
 }
 
-/// Who has the wrong key, or comes to a server that somebody else vouches for, is told so.
-async fn who_is_let_in(ceph: &Ceph) {
+/// The error names a wrong access key, and a server certificate of another CA.
+async fn authentication(ceph: &Ceph) {
     use raftsman_backup::Place;
     let with = |change: &dyn Fn(&mut raftsman_backup::place::S3)| {
         let Place::S3(mut s3) = ceph.place() else { panic!("not S3") };
@@ -241,8 +241,8 @@ async fn who_is_let_in(ceph: &Ceph) {
     let wrong = with(&|s3| s3.keys.as_mut().expect("keys").secret = "wrong".to_owned());
     let refused = wrong.list("site").await.expect_err("no way in").to_string();
     assert!(refused.contains("credentials"), "{refused}");
-    let stranger = with(&|s3| s3.ca_pem = Some(raftsman_tests::ceph::foreign_authority()));
-    let refused = stranger.get("site/race", 10).await.expect_err("not the server").to_string();
+    let untrusted = with(&|s3| s3.ca_pem = Some(raftsman_tests::ceph::foreign_authority()));
+    let refused = untrusted.get("site/race", 10).await.expect_err("not the server").to_string();
     assert!(refused.contains("certificate"), "{refused}");
     let nowhere = with(&|s3| s3.bucket = "nowhere".to_owned());
     let refused = nowhere.list("site").await.expect_err("no bucket").to_string();

@@ -286,7 +286,7 @@ fn a_bad_file() {
 const FULL: &str =
     "error: cannot write to standard output: No space left on device (os error 28): the output is incomplete\n";
 
-/// Every verb's output goes one way: what was not written is an error, whoever went away is none.
+/// All verbs write alike: a failed write is an error, a closed pipe is none.
 #[track_caller]
 fn checks_its_output(lab: &Lab, verb: &str) {
     let full = shell(lab, &format!("raftsman {verb} > /dev/full"));
@@ -432,7 +432,7 @@ fn before_there_is_a_fleet(lab: &Lab) {
     plan_is_documented(&lab.run(&["plan", "--json"]).ok().json());
     let head = shell(lab, "raftsman plan | head -1");
     assert_eq!((head.code, head.stdout.lines().count(), head.stderr.as_str()), (0, 1, ""), "{}", head.all());
-    assert_eq!(shell(lab, "raftsman plan >&-").code, 0, "nobody listens");
+    assert_eq!(shell(lab, "raftsman plan >&-").code, 0, "standard output is closed");
 
     assert!(!lab.run(&["plan"]).all().contains('\u{1b}'));
     assert!(has_colours(&lab.run(&["plan", "--color", "always"]).stdout));

@@ -41,7 +41,7 @@ fn machines_try_their_backups_by_themselves() {
     assert!(history["drills"].as_array().expect("a list").len() >= 2, "{history}");
     lab.settled();
 
-    // What is in the store is damaged: nobody has to restore it to learn that.
+    // The backup in the store is damaged: the drill shows it before a restore needs it.
     let object = ending(shelf.path(), "snapshot.db.zst").pop().expect("a backup");
     let bytes = std::fs::read(&object).expect("its bytes");
     let mut other = bytes.clone();
@@ -54,7 +54,7 @@ fn machines_try_their_backups_by_themselves() {
     assert_eq!(status.code, 2, "{}", status.all());
     assert!(status.stdout.contains("cannot be restored on"), "{}", status.stdout);
 
-    // The one who tries dies, and the next knows what was.
+    // The agent that drills dies, and the next one knows the last result.
     std::fs::write(&object, &bytes).expect("as it was");
     let pid = lab.agents().into_iter().find(|(name, _)| *name == keeper).expect("its agent").1;
     kill(pid, Signal::KILL);
@@ -65,7 +65,7 @@ fn machines_try_their_backups_by_themselves() {
         (at > before && problems(&lab).is_empty()).then_some(())
     });
     lab.nothing_to_do();
-    // Without `drill_every` nobody tries any more.
+    // Without `drill_every` no agent drills.
     lab.write_file(&lab.file().replace("  drill_every: 10s\n", ""));
     lab.apply();
     lab.settled();
@@ -75,7 +75,7 @@ fn machines_try_their_backups_by_themselves() {
     lab.destroy();
 }
 
-/// A backup may be of a time without auth: whoever has a certificate of any client would read all of it, and write to it.
+/// A backup may be from before auth was on: any client with a certificate could read and write all of it.
 #[test]
 fn no_client_gets_into_a_throwaway_etcd() {
     let shelf = tempfile::tempdir().expect("a directory");
@@ -123,7 +123,7 @@ fn a_copy_is_as_good_as_the_backup() {
     lab.covered(Timestamp::now());
 
     // To a directory: all changes come along. Twice, and after something was lost on the way.
-    let disk = shelf.path().join("disk/of/somebody");
+    let disk = shelf.path().join("disk/of/operator");
     let copy = |further: &[&str]| lab.run(&[&["backup", "copy", "--json"], further].concat());
     let to_disk = ["--to", disk.to_str().expect("text")];
     let copied = copy(&to_disk).ok().json_lines().pop().expect("a line");
@@ -139,7 +139,7 @@ fn a_copy_is_as_good_as_the_backup() {
     }
     copy(&to_disk).ok();
     assert!(same());
-    // A copy that was spoilt is noticed, and so is one that is somebody else's.
+    // A damaged copy is noticed, and so is another backup under its name.
     let bytes = std::fs::read(&snapshot).expect("its bytes");
     std::fs::write(&snapshot, &bytes[1..]).expect("a lie");
     let refused = copy(&to_disk).failed().all();
@@ -183,7 +183,7 @@ fn a_copy_is_as_good_as_the_backup() {
     assert!(refused.contains("encrypted") && !plain.exists(), "{refused}");
     copy(&[&to_file[..], &["--key", &key]].concat()).ok();
     let mode = std::fs::metadata(&plain).expect("a file").permissions().mode();
-    assert_eq!(mode & 0o077, 0, "whoever may read it may read all data");
+    assert_eq!(mode & 0o077, 0, "it contains all data: only its owner may read it");
     let looked =
         Command::new(etcd_dir().join(VERSION).join("etcdutl")).args(["snapshot", "status"]).arg(&plain).status();
     assert!(looked.expect("etcdutl").success());

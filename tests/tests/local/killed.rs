@@ -237,7 +237,7 @@ fn apply_killed_at_moments_spread_over_a_bring_up() {
         end(apply);
         let mut acknowledged = Acknowledged::default();
         let recorded = id_before(&lab);
-        // Every other time nobody looks in between: the next apply comes at once.
+        // Every other time no check runs in between: the next apply comes at once.
         let told = (i % 2 == 1).then(|| id_by_etcd(&lab)).flatten();
         if i % 2 == 1 {
             wrote.fetch_add(
@@ -297,8 +297,8 @@ fn power_cut_when_each_thing_appears() {
 
 /// Everything of the lab ends at once.
 fn power_cut(lab: &Lab) {
-    // Twice: an agent may have started its etcd just before it was killed. And whoever was just being started was not yet
-    // seen as one of the lab.
+    // Twice: an agent may have started its etcd just before it was killed. And a process that was just being started
+    // was not yet seen as one of the lab.
     for _ in 0..2 {
         eventually("the dead are gone", || {
             let alive = lab.processes();
@@ -316,7 +316,7 @@ fn agent_killed_during_a_bring_up() {
     for_all(&draws, |_, (machine, after)| {
         let lab = Lab::cluster(5, "3.6.15", &[]);
         let mut apply = start(&lab, &APPLY);
-        // From the first agent on, so that there is somebody to kill.
+        // From the first agent on, so that there is a process to kill.
         let victim = format!("main-{}", machine + 1);
         Moment::Appears(".raftsman/machines/main-1/agent.lock").wait(&lab, &mut apply);
         std::thread::sleep(Duration::from_millis(*after));
@@ -414,7 +414,7 @@ fn interrupted_apply_ends_and_the_next_one_goes_on() {
 }
 
 #[test]
-fn second_apply_is_refused_and_told_who_holds_the_lock() {
+fn second_apply_is_refused_and_names_the_holder_of_the_lock() {
     let lab = Lab::cluster(3, "3.6.15", &[]);
     let mut first = lab.spawn(&APPLY);
     let pid = first.id();
@@ -429,7 +429,7 @@ fn second_apply_is_refused_and_told_who_holds_the_lock() {
     lab.destroy();
 }
 
-/// Who waits for the lock begins anew with the file and the world as they are then.
+/// An apply that waited for the lock reads the file and the world again.
 #[test]
 fn an_apply_that_waited_carries_out_the_file_of_now() {
     let lab = Lab::cluster(3, "3.6.15", &[]);

@@ -1,4 +1,4 @@
-//! Clients at work while raftsman changes the cluster: nothing is lost, nothing is stale, nobody sees an error.
+//! Clients at work while raftsman changes the cluster: nothing is lost, nothing is stale, no client sees an error.
 
 use std::process::Command;
 use std::time::Duration;
@@ -56,6 +56,6 @@ fn a_member_that_forgets_is_found_out() {
     for rule in [Rule::LostWrite, Rule::NotLinearizable, Rule::Order, Rule::StaleRead] {
         assert!(found.contains(&rule), "{rule:?} is missing:\n{verdict}");
     }
-    // It was to be so: nobody needs the history.
+    // The violation was intended: the history is not needed.
     std::fs::remove_file(verdict.history.expect("it is kept")).expect("it was there");
 }

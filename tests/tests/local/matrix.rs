@@ -55,8 +55,8 @@ fn texts(value: &Value) -> Vec<String> {
     value.as_array().expect("a list").iter().map(|v| text(v).to_owned()).collect()
 }
 
-/// Nobody gets in at any member: not in plain text, not without credentials, not with somebody else's.
-fn strangers_are_refused(lab: &Lab, password: bool) {
+/// Every member rejects clients in plain text, without credentials, and with credentials of another CA.
+fn unauthenticated_clients_are_rejected(lab: &Lab, password: bool) {
     let env = env(lab, "main");
     let ca = text(&env["ca"]);
     let (foreign, key) = (lab.path().join("foreign.crt"), lab.path().join("foreign.key"));
@@ -68,14 +68,14 @@ fn strangers_are_refused(lab: &Lab, password: bool) {
         assert!(curl(&[&format!("{plain}/version")], None).is_err(), "plain text at {endpoint}");
         let range = format!("{endpoint}/v3/kv/range");
         let version = format!("{endpoint}/version");
-        let strangers: [&[&str]; 2] = [&["--cacert", ca], &["--cacert", ca, "--cert", &foreign, "--key", &key]];
-        for stranger in strangers {
-            // With certificates a stranger does not even get through the handshake; with passwords no further than it.
+        let clients: [&[&str]; 2] = [&["--cacert", ca], &["--cacert", ca, "--cert", &foreign, "--key", &key]];
+        for client in clients {
+            // With certificates the handshake fails; with passwords the request after it.
             let (url, body) = if password { (&range, Some(r#"{"key":"YQ=="}"#)) } else { (&version, None) };
-            let answer = curl(&[stranger, &[url.as_str()]].concat(), body);
-            assert!(answer.is_err(), "{endpoint} let a stranger in: {stranger:?}: {answer:?}");
+            let answer = curl(&[client, &[url.as_str()]].concat(), body);
+            assert!(answer.is_err(), "{endpoint} accepted an unauthenticated client: {client:?}: {answer:?}");
         }
-        // The same request succeeds for those who may: it was the credentials that were refused.
+        // The same request succeeds with the right credentials.
         if !password {
             let ours = ["--cacert", ca, "--cert", text(&env["certificate"]), "--key", text(&env["key"]), &version];
             assert!(curl(&ours, None).expect("root gets in").contains("etcdserver"));
@@ -116,7 +116,7 @@ fn cell(members: usize, version: &str, password: bool) {
     }
     assert_eq!(lab.etcdctl(&["put", "greeting", "hello"]).ok().stdout.trim(), "OK");
     assert_eq!(lab.etcdctl(&["get", "greeting", "--print-value-only"]).ok().stdout.trim(), "hello");
-    strangers_are_refused(&lab, password);
+    unauthenticated_clients_are_rejected(&lab, password);
     if password {
         gateway_works(&lab);
     }
@@ -313,7 +313,7 @@ fn a_network_of_a_fleet_that_is_down_is_still_its_own() {
 
 #[test]
 fn without_root() {
-    const NOBODY: u32 = 65534;
+    const UNPRIVILEGED: u32 = 65534;
     if !rustix::process::getuid().is_root() {
         return; // As all other tests here have shown then.
     }
@@ -329,19 +329,19 @@ fn without_root() {
         "fleet: lab\netcd:\n  main:\n    members: 3\n    version: 3.6.15\n    source: { directory: etcd }\n",
     );
     run("chown", &["-R", "65534:65534", &dir.to_string_lossy()], "").ok();
-    lab.run_as(NOBODY);
+    lab.run_as(UNPRIVILEGED);
     lab.apply();
     for (pid, line) in lab.processes() {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
         let uid = status.lines().find(|l| l.starts_with("Uid:")).expect("an owner").to_owned();
         assert!(uid.split_whitespace().skip(1).all(|id| id == "65534"), "{line}: {uid}");
     }
-    lab.etcdctl(&["put", "who", "nobody"]).ok();
+    lab.etcdctl(&["put", "a", "b"]).ok();
     assert_eq!(lab.settled()["clusters"][0]["settled"], true);
     lab.destroy();
 }
 
-/// The certificate that is shown to whoever connects there, as PEM.
+/// The certificate that is served there, as PEM.
 fn served(address: &str, port: u16) -> String {
     let output = run("openssl", &["s_client", "-connect", &format!("{address}:{port}")], "");
     let begin = output.stdout.find("-----BEGIN CERTIFICATE-----").unwrap_or_else(|| panic!("{output:?}"));
@@ -398,7 +398,7 @@ fn authorities_that_are_brought() {
         }
     }
     lab.etcdctl(&["put", "a", "b"]).ok();
-    strangers_are_refused(&lab, false);
+    unauthenticated_clients_are_rejected(&lab, false);
     lab.destroy();
 }
 
@@ -412,7 +412,7 @@ fn authorities_with_rsa_keys() {
         assert!(text.contains("Public-Key: (2048 bit)") && text.contains("rsaEncryption"), "{text}");
     }
     lab.etcdctl(&["put", "a", "b"]).ok();
-    strangers_are_refused(&lab, false);
+    unauthenticated_clients_are_rejected(&lab, false);
     lab.destroy();
 }
 
@@ -436,7 +436,7 @@ fn changed_configuration_goes_through_the_cluster_one_by_one() {
         let file = lab.file();
         let at = file.find("quota: ").expect("a quota") + "quota: ".len();
         lab.write_file(&format!("{}{quota}{}", &file[..at], &file[at + 4..]));
-        // Somebody who watches from outside never sees more than one of them away.
+        // Seen from outside, never more than one member is down.
         let (done, fewest, looks) = (AtomicBool::new(false), AtomicUsize::new(3), AtomicUsize::new(0));
         let lines = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -496,7 +496,7 @@ fn certificates_are_renewed_without_a_restart() {
     assert_eq!(issued, 6, "two for each member");
     let new = told();
     assert!(old.iter().zip(&new).all(|(o, n)| o.0 != n.0 && o.1 != n.1), "{old:?} {new:?}");
-    assert_eq!(lab.etcds(), pids, "nobody was restarted");
+    assert_eq!(lab.etcds(), pids, "no member was restarted");
     assert_eq!(shown(), new, "etcd shows the new ones at the next handshake");
     lab.etcdctl(&["put", "after", "renewal"]).ok();
     lab.apply();

@@ -21,7 +21,7 @@ fn members(lab: &Lab) -> Vec<String> {
     assert_eq!(status["settled"], true, "{status}");
     let list = lab.etcdctl(&["member", "list"]).ok().stdout;
     let mut names: Vec<String> = list.lines().filter_map(|l| l.split(", ").nth(2).map(str::to_owned)).collect();
-    assert!(list.lines().all(|l| l.ends_with("false")), "nobody is a learner any more: {list}");
+    assert!(list.lines().all(|l| l.ends_with("false")), "no member is a learner any more: {list}");
     names.sort();
     names
 }
@@ -42,7 +42,7 @@ fn a_cluster_grows_and_shrinks_under_load() {
     let verdict = load.finish();
     println!("{verdict}");
     verdict.assert_clean();
-    // Two, and then one: nobody is left to take over, and nothing is lost.
+    // Two, and then one: no member is left to take over, and nothing is lost.
     change(&lab, "members: 3", "members: 1");
     assert_eq!(members(&lab), ["main-1"]);
     lab.destroy();
@@ -61,7 +61,7 @@ fn a_machine_that_is_gone_is_replaced_when_the_file_says_so() {
         .find_map(|m| (m["state"] == "follower").then(|| m["name"].as_str().expect("a name").to_owned()));
     let gone = gone.expect("a follower");
     lab.demolish(&gone);
-    // Nobody said that it may be given up.
+    // The operator has not given it up.
     let refused = lab.run(&["apply", "--yes", "--timeout", "3s"]).failed().all();
     assert!(refused.contains(&format!("raftsman replace {gone}")), "{refused}");
     lab.write_file(&format!("{}    replace_after: 1s\n", lab.file()));
@@ -76,7 +76,7 @@ fn a_machine_that_is_gone_is_replaced_when_the_file_says_so() {
 }
 
 #[test]
-fn a_wiped_disk_is_replaced_when_somebody_says_so() {
+fn a_wiped_disk_is_replaced_on_request() {
     let lab = Lab::cluster(3, "3.6.15", &[]);
     lab.apply();
     let load = Load::start(&lab, LoadSettings::default());
@@ -162,11 +162,11 @@ fn a_quiet_cluster_with_a_long_past_grows() {
     }
     let lab = Lab::cluster(1, "3.6.15", &[]);
     lab.apply();
-    // More entries than a member keeps for those who come late: whoever joins is sent a snapshot.
+    // More entries than the leader keeps for slow followers: a new member is sent a snapshot.
     let load = Load::start(&lab, LoadSettings { rate: 4000, workers: 128, ..LoadSettings::default() });
     load.await_writes(16_000);
     load.finish().assert_consistent();
-    // Nobody writes any more.
+    // No client writes from here on.
     change(&lab, "members: 1", "members: 3");
     assert_eq!(members(&lab), ["main-1", "main-2", "main-3"]);
     lab.destroy();

@@ -1,4 +1,4 @@
-//! Planned operations in mixed order under client load → nobody notices.
+//! Planned operations in mixed order under client load → clients notice nothing.
 //!
 //! One seed an operation. `RAFTSMAN_OPERATIONS` says how many; all of them in a soak. Half of the seeds are for clusters
 //! whose clients have passwords, the other half for those with certificates; `RAFTSMAN_AUTH` gives all to one of them.
@@ -28,7 +28,7 @@ fn auth(seed: u64) -> Auth {
 }
 
 #[test]
-fn nobody_notices() {
+fn clients_notice_nothing() {
     let mut failed = Vec::new();
     println!("seed  operation       auth         members  seconds  acknowledged/s  longest gap  errors  violations");
     for mode in [Auth::Password, Auth::Certificate] {

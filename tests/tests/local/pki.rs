@@ -1,4 +1,4 @@
-//! Authorities change on real etcd: nobody notices who trusts what he was given, and the old ones are refused everywhere.
+//! CAs change on real etcd: clients with the current bundle notice nothing, and every member rejects the old CAs.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -26,24 +26,24 @@ fn members() -> usize {
     if soak() { 5 } else { 3 }
 }
 
-/// What somebody shows and whom he trusts, as files.
+/// A client: its certificate, its key and the CAs that it trusts, as files.
 #[derive(Clone)]
-struct Somebody {
+struct TestClient {
     dir: PathBuf,
 }
 
-/// How somebody fared at a door.
+/// What became of one TLS connection.
 #[derive(Debug, PartialEq, Eq)]
-enum Reception {
-    LetIn,
-    /// By him, or he did not like what he was shown; in openssl's words.
-    TurnedAway(String),
-    /// Whoever listens there is on his way out, or not there yet.
-    NobodyThere,
+enum Outcome {
+    Accepted,
+    /// By the server, or by the client that verifies the server's certificate; in openssl's words.
+    Rejected(String),
+    /// The server is stopping, or has not started yet.
+    Unreachable,
 }
 
-impl Somebody {
-    /// A client without a name, from the authority that the state keeps under this name, and who trusts it alone.
+impl TestClient {
+    /// A client with an empty common name, from the CA that the state keeps under this name; it trusts that CA alone.
     fn of(lab: &Lab, kept: &str, kind: AuthorityKind) -> Self {
         let store = Store::open(&lab.path().join(".raftsman"), "lab").expect("the state");
         let secrets = store.unlock(IdentitySource::State(None)).expect("the secrets");
@@ -52,7 +52,7 @@ impl Somebody {
         let authority = Authority::load(kind, &certificate, &key).expect("an authority");
         let day = Duration::from_secs(24 * 3600);
         let issued = authority.issue_client("", Some("lab"), day, jiff::Timestamp::now()).expect("a certificate");
-        let dir = lab.path().join(format!("somebody-of-{kept}"));
+        let dir = lab.path().join(format!("client-of-{kept}"));
         std::fs::create_dir_all(&dir).expect("a directory");
         std::fs::write(dir.join("tls.crt"), issued.0).expect("written");
         std::fs::write(dir.join("tls.key"), issued.1.expose_secret()).expect("written");
@@ -67,8 +67,8 @@ impl Somebody {
         Self { dir: lab.path().join(directory) }
     }
 
-    /// Asked with openssl, which knows nothing of us. Whom he is shown is judged only if he trusts `ca.crt`.
-    fn visits(&self, address: &str, port: u16, judges: bool) -> Reception {
+    /// Connects with openssl, not with raftsman's code. `verifies`: checks the server's certificate with `ca.crt`.
+    fn connect(&self, address: &str, port: u16, verifies: bool) -> Outcome {
         let file = |name: &str| self.dir.join(name).to_string_lossy().into_owned();
         let mut command = Command::new("openssl");
         command.args(["s_client", "-quiet", "-connect", &format!("{address}:{port}")]).args([
@@ -77,78 +77,78 @@ impl Somebody {
             "-key",
             &file("tls.key"),
         ]);
-        if judges {
+        if verifies {
             command.args(["-verify_return_error", "-CAfile", &file("ca.crt")]);
         }
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = piped.spawn().expect("openssl");
         let question = format!("GET /version HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-        // One that is turned away may be gone already.
+        // A rejected openssl may have exited already.
         let _ = child.stdin.take().expect("piped").write_all(question.as_bytes());
         let output = child.wait_with_output().expect("it ends");
         let (answer, why) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         match answer.contains("etcdserver") {
-            true => Reception::LetIn,
+            true => Outcome::Accepted,
             false if ["alert", "verify error", "verify failed"].iter().any(|word| why.contains(word)) => {
-                Reception::TurnedAway(format!("{address}:{port}: {why}"))
+                Outcome::Rejected(format!("{address}:{port}: {why}"))
             }
-            false => Reception::NobodyThere,
+            false => Outcome::Unreachable,
         }
     }
 }
 
-/// Somebody who knocks at every member's door again and again, with a handshake of its own each time.
-struct Visitor {
+/// Connects to every member in a loop, with a new handshake each time.
+struct Prober {
     stop: Arc<AtomicBool>,
-    visits: JoinHandle<(u32, Vec<String>)>,
+    probes: JoinHandle<(u32, Vec<String>)>,
 }
 
-impl Visitor {
-    fn start(lab: &Lab, somebody: &Somebody) -> Self {
-        let (stop, somebody, addresses) = (Arc::new(AtomicBool::new(false)), somebody.clone(), lab.addresses());
+impl Prober {
+    fn start(lab: &Lab, client: &TestClient) -> Self {
+        let (stop, client, addresses) = (Arc::new(AtomicBool::new(false)), client.clone(), lab.addresses());
         let stopped = Arc::clone(&stop);
-        let visits = std::thread::spawn(move || {
-            let (mut let_in, mut turned_away) = (0, Vec::new());
+        let probes = std::thread::spawn(move || {
+            let (mut accepted, mut rejected) = (0, Vec::new());
             while !stopped.load(Ordering::Relaxed) {
                 for address in &addresses {
-                    match somebody.visits(&address.to_string(), CLIENTS, true) {
-                        Reception::LetIn => let_in += 1,
-                        Reception::TurnedAway(why) => turned_away.push(why),
-                        Reception::NobodyThere => {}
+                    match client.connect(&address.to_string(), CLIENTS, true) {
+                        Outcome::Accepted => accepted += 1,
+                        Outcome::Rejected(why) => rejected.push(why),
+                        Outcome::Unreachable => {}
                     }
-                    // He is not there to wear the machine out.
+                    // The probes must not load the machine.
                     std::thread::sleep(Duration::from_millis(50));
                 }
             }
-            (let_in, turned_away)
+            (accepted, rejected)
         });
-        Self { stop, visits }
+        Self { stop, probes }
     }
 
-    /// How often he was let in, and what he heard where he was not.
+    /// How many connections were accepted, and why the others were rejected.
     fn finish(self) -> (u32, Vec<String>) {
         self.stop.store(true, Ordering::Relaxed);
-        self.visits.join().expect("he comes back")
+        self.probes.join().expect("the thread ends")
     }
 
     #[track_caller]
-    fn was_welcome(self) -> u32 {
-        let (let_in, turned_away) = self.finish();
-        assert_eq!(turned_away, Vec::<String>::new());
-        assert!(let_in > 10, "{let_in} visits prove nothing");
-        let_in
+    fn all_accepted(self) -> u32 {
+        let (accepted, rejected) = self.finish();
+        assert_eq!(rejected, Vec::<String>::new());
+        assert!(accepted > 10, "{accepted} connections prove nothing");
+        accepted
     }
 }
 
-/// Every member's word on somebody.
+/// Asserts that every member accepts, or rejects, this client.
 #[track_caller]
-fn everywhere(lab: &Lab, port: u16, somebody: &Somebody, expected: bool) {
+fn everywhere(lab: &Lab, port: u16, client: &TestClient, expected: bool) {
     for address in lab.addresses() {
-        let answer = eventually("somebody is there", || {
-            let reception = somebody.visits(&address.to_string(), port, false);
-            (reception != Reception::NobodyThere).then_some(reception)
+        let answer = eventually("the server answers", || {
+            let outcome = client.connect(&address.to_string(), port, false);
+            (outcome != Outcome::Unreachable).then_some(outcome)
         });
-        assert_eq!(answer == Reception::LetIn, expected, "at {address}:{port}: {answer:?}");
+        assert_eq!(answer == Outcome::Accepted, expected, "at {address}:{port}: {answer:?}");
     }
 }
 
@@ -173,8 +173,8 @@ fn settled(lab: &Lab) -> Value {
 fn both_authorities_change_under_load() {
     let lab = Lab::cluster(members(), "3.6.15", &["certificates: { validity: 2h, renew_before: 1h }"]);
     lab.apply();
-    let old_peer = Somebody::of(&lab, "main-peers", AuthorityKind::EtcdPeers);
-    let old_client = Somebody::of(&lab, "main-clients", AuthorityKind::EtcdClients);
+    let old_peer = TestClient::of(&lab, "main-peers", AuthorityKind::EtcdPeers);
+    let old_client = TestClient::of(&lab, "main-clients", AuthorityKind::EtcdClients);
     everywhere(&lab, PEERS, &old_peer, true);
     everywhere(&lab, PEERS, &old_client, false);
     everywhere(&lab, CLIENTS, &old_client, true);
@@ -182,11 +182,11 @@ fn both_authorities_change_under_load() {
 
     // These clients trust the old authority only, and show what it signed.
     let load = Load::start(&lab, LoadSettings { rate: 200, ..LoadSettings::default() });
-    let visitor = Visitor::start(&lab, &old_client);
+    let prober = Prober::start(&lab, &old_client);
     load.mark("rotate peers");
     rotate(&lab, &["peers"]);
     everywhere(&lab, PEERS, &old_peer, false);
-    everywhere(&lab, PEERS, &Somebody::of(&lab, "main-peers-2", AuthorityKind::EtcdPeers), true);
+    everywhere(&lab, PEERS, &TestClient::of(&lab, "main-peers-2", AuthorityKind::EtcdPeers), true);
     settled(&lab);
 
     load.mark("rotate clients");
@@ -199,32 +199,32 @@ fn both_authorities_change_under_load() {
     assert!(text.contains("clients CA (still trusted)") && text.contains("clients CA (signs)"), "{text}");
     let again = lab.run(&["cert", "rotate", "clients", "--yes"]).failed();
     assert!(again.stderr.contains("--finish"), "{}", again.all());
-    let new_client = Somebody::of(&lab, "main-clients-2", AuthorityKind::EtcdClients);
+    let new_client = TestClient::of(&lab, "main-clients-2", AuthorityKind::EtcdClients);
     everywhere(&lab, CLIENTS, &old_client, true);
     everywhere(&lab, CLIENTS, &new_client, true);
-    println!("handshakes             {} of one who knows the old authority", visitor.was_welcome());
+    println!("handshakes             {} of a client with the old CA", prober.all_accepted());
 
     // From now on they trust both, and show what the new one signed.
     load.refresh(&lab);
     load.await_writes(100);
-    let (visitor, late) = (Visitor::start(&lab, &Somebody::issued(&lab, "issued")), Visitor::start(&lab, &old_client));
+    let (prober, late) = (Prober::start(&lab, &TestClient::issued(&lab, "issued")), Prober::start(&lab, &old_client));
     load.mark("finish");
     rotate(&lab, &["clients", "--finish"]);
     everywhere(&lab, CLIENTS, &old_client, false);
     everywhere(&lab, CLIENTS, &new_client, true);
     let (_, heard) = late.finish();
-    assert!(!heard.is_empty(), "a client that missed all this hears of it, and so would the others have");
+    assert!(!heard.is_empty(), "a client without the new CA is rejected, and so would the others have been");
 
     // Certificates end, too: each is signed anew, and its key with it.
     load.mark("renew");
     let (pids, shown) = (lab.etcds(), fingerprints(&lab));
     lab.write_file(&lab.file().replace("validity: 2h, renew_before: 1h", "validity: 1000h, renew_before: 900h"));
     lab.apply();
-    assert_eq!(lab.etcds(), pids, "nobody was restarted");
+    assert_eq!(lab.etcds(), pids, "no member was restarted");
     let renewed = fingerprints(&lab);
     assert!(shown.iter().all(|old| !renewed.contains(old)), "{shown:?} {renewed:?}");
     load.await_writes(100);
-    println!("handshakes             {} of one who knows both", visitor.was_welcome());
+    println!("handshakes             {} of a client with both CAs", prober.all_accepted());
     let verdict = load.finish();
     println!("{verdict}");
     verdict.assert_clean();
@@ -233,15 +233,15 @@ fn both_authorities_change_under_load() {
     assert_eq!(status["old_ca_trusted"], serde_json::json!([]));
     let kept = ["fleet.age", "main-clients-2.age", "main-peers-2.age"];
     assert_eq!(lab.listing("secrets"), kept, "nothing of the old ones is left");
-    // The agents never had to do with any of them.
-    for somebody in [&old_peer, &old_client, &new_client] {
-        everywhere(&lab, AGENTS, somebody, false);
+    // Agents accept none of them.
+    for client in [&old_peer, &old_client, &new_client] {
+        everywhere(&lab, AGENTS, client, false);
     }
     lab.destroy();
 }
 
 #[test]
-fn with_passwords_another_authority_restarts_nobody() {
+fn with_passwords_another_ca_restarts_no_member() {
     let lab = Lab::cluster(3, "3.6.15", &["auth: { mode: password }"]);
     lab.apply();
     let pids = lab.etcds();
@@ -254,7 +254,7 @@ fn with_passwords_another_authority_restarts_nobody() {
     let verdict = load.finish();
     println!("{verdict}");
     verdict.assert_clean();
-    assert_eq!(lab.etcds(), pids, "nobody was restarted");
+    assert_eq!(lab.etcds(), pids, "no member was restarted");
     all_signed_by(&lab, "main etcd peers CA", "main etcd clients CA 2");
     settled(&lab);
     lab.destroy();
@@ -296,7 +296,7 @@ fn shown(address: &str, port: u16, what: &str) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// The common name of who signed what is shown there.
+/// The issuer's common name in the certificate that is served there.
 fn signer(address: &str, port: u16) -> String {
     shown(address, port, "-issuer").rsplit("CN = ").next().unwrap_or_default().to_owned()
 }
@@ -365,8 +365,8 @@ fn killed_when(lab: &Lab, arguments: &[&str], mut holds: impl FnMut() -> bool) -
 fn killed_in_every_phase() {
     let lab = Lab::cluster(3, "3.6.15", &[]);
     lab.apply();
-    let old_peer = Somebody::of(&lab, "main-peers", AuthorityKind::EtcdPeers);
-    let old_client = Somebody::of(&lab, "main-clients", AuthorityKind::EtcdClients);
+    let old_peer = TestClient::of(&lab, "main-peers", AuthorityKind::EtcdPeers);
+    let old_client = TestClient::of(&lab, "main-clients", AuthorityKind::EtcdClients);
     let load = Load::start(&lab, LoadSettings { rate: 100, ..LoadSettings::default() });
     let apply = ["apply", "--yes", "--timeout", "60s"];
     let has = |side: &str, what: &str| lab.ledger()[side].get(what).is_some();
@@ -381,7 +381,7 @@ fn killed_in_every_phase() {
     let first = ["cert", "rotate", "peers", "--yes"];
     assert!(killed_when(&lab, &first, || lab.listing("secrets").contains(&"main-peers-2.age".to_owned())));
     if !has("peers", "next") {
-        // Killed before the ledger knew of it: what is left is nobody's.
+        // Killed before the ledger recorded it: the key that is left belongs to no CA.
         assert!(killed_when(&lab, &first, || has("peers", "next")));
     }
     assert!(killed_when(&lab, &apply, || trust("main-2").matches("BEGIN CERTIFICATE").count() == 2));
@@ -420,7 +420,7 @@ fn killed_in_every_phase() {
 fn in_an_emergency_a_machine_that_is_silent_is_left_behind() {
     let lab = Lab::cluster(5, "3.6.15", &[]);
     lab.apply();
-    let old_peer = Somebody::of(&lab, "main-peers", AuthorityKind::EtcdPeers);
+    let old_peer = TestClient::of(&lab, "main-peers", AuthorityKind::EtcdPeers);
     let load = Load::start(&lab, LoadSettings { rate: 50, ..LoadSettings::default() });
     let (_, agent) = lab.agents().into_iter().find(|(name, _)| name == "main-5").expect("its agent");
     kill(agent, Signal::STOP);
@@ -435,7 +435,7 @@ fn in_an_emergency_a_machine_that_is_silent_is_left_behind() {
     load.await_writes(50);
     let verdict = load.finish();
     println!("{verdict}");
-    // One is left behind and one is restarted: whoever asks both gets no answer, and is told nothing wrong.
+    // One member is left behind and one is restarted: a client that asks both gets no answer, but no wrong one.
     verdict.assert_consistent();
     lab.destroy();
 }

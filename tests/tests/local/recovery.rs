@@ -1,6 +1,6 @@
 //! A majority destroyed on real etcd → built anew around the survivor that knows most, with the loss told exactly.
 
-#![allow(clippy::print_stdout, reason = "figures of a run are printed for whoever reads its log")]
+#![allow(clippy::print_stdout, reason = "measurements of a run go to its log")]
 
 use std::io::{BufRead as _, BufReader};
 
@@ -66,17 +66,17 @@ fn two_of_three_are_destroyed() {
         (0..10).map(|n| format!("before-{n}")).map(|k| (k.clone(), put(&lab, &k))).collect();
     all_heard();
     lab.cut_power("main-2");
-    // What nobody but the two others ever knew.
+    // Writes that only the two others received.
     let after: Vec<(String, i64)> = (0..5).map(|n| format!("after-{n}")).map(|k| (k.clone(), put(&lab, &k))).collect();
     all_heard();
     lab.demolish("main-1");
     all_heard();
     lab.demolish("main-3");
-    // It does not guess: the one without power may know more than anybody thinks.
+    // It does not guess: the member without power may have the newest data.
     let refused = lab.run(&["recover", "--yes"]).failed().all();
     assert!(refused.contains("what became of main-2") && refused.contains("--lost main-2"), "{refused}");
-    let nobody = lab.run(&["recover", "--yes", "--lost", "main-2"]).failed().all();
-    assert!(nobody.contains("no member has its data"), "{nobody}");
+    let none = lab.run(&["recover", "--yes", "--lost", "main-2"]).failed().all();
+    assert!(none.contains("no member has its data"), "{none}");
     lab.run(&["apply", "--yes", "--timeout", "2s"]).failed();
     let found = survey(&lab, "main-2");
     let kept = found["outcome"]["Ok"]["revision"].as_i64().expect("a revision");
@@ -88,7 +88,7 @@ fn two_of_three_are_destroyed() {
         assert_eq!(there(&lab, key), *written <= kept, "{key} of revision {written}, where {kept} was to stay");
     }
     assert!(before.iter().all(|(_, written)| *written <= kept), "what it knew is lost: {before:?}, {kept}");
-    assert!(after.iter().all(|(_, written)| *written > kept), "nobody told it of {after:?}, {kept}");
+    assert!(after.iter().all(|(_, written)| *written > kept), "it never received {after:?}, {kept}");
     assert!(revision > kept + 1_000_000_000, "revisions went back: {revision}");
     // A watcher that has seen what is lost is told so, and does not wait for it for ever.
     let watched = lab.etcdctl(&["watch", "before-0", "--rev", &(kept + 2).to_string()]).failed().all();

@@ -15,7 +15,7 @@ mod machines;
 mod state;
 
 const APPLY: [&str; 4] = ["apply", "--yes", "--timeout", "20s"];
-const NOBODY: u32 = 65534;
+const UNPRIVILEGED: u32 = 65534;
 
 fn write(lab: &Lab, name: &str, text: &str, mode: u32) {
     let path = lab.path().join(name);
@@ -27,14 +27,14 @@ fn chmod(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("its mode");
 }
 
-/// Takes a port; whoever was killed lets go of it a moment later.
+/// Takes a port; a killed process releases it a moment later.
 fn listen(address: Ipv4Addr, port: u16) -> TcpListener {
     eventually("the port is free", || TcpListener::bind((address, port)).ok())
 }
 
-/// Runs raftsman as somebody else.
-fn run_as_nobody(lab: &Lab, arguments: &[&str]) -> Output {
-    let ids = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()];
+/// Runs raftsman as another user.
+fn run_unprivileged(lab: &Lab, arguments: &[&str]) -> Output {
+    let ids = [format!("--reuid={UNPRIVILEGED}"), format!("--regid={UNPRIVILEGED}"), "--clear-groups".to_owned()];
     let mut command = Command::new("setpriv");
     command.args(ids).arg("--").arg(binary("raftsman")).args(arguments).current_dir(lab.path()).stdin(Stdio::null());
     let output = command.env("HOME", "/nonexistent").output().expect("setpriv");

@@ -1,4 +1,4 @@
-//! Strangers at an agent's door → refused with a reason, and nothing is changed.
+//! Unauthenticated and unauthorized clients of an agent → rejected with a reason, and nothing is changed.
 
 use raftsman_api::fence::stamp;
 use raftsman_api::roles::Role;
@@ -11,9 +11,9 @@ use raftsman_tests::lab::Lab;
 use raftsman_tests::story::{Facts, Story, Window, assert_same};
 use secrecy::ExposeSecret as _;
 
-/// Those who speak to an agent without raftsman.
+/// Clients that call an agent without raftsman.
 #[tokio::test]
-async fn strangers_at_the_agents_door() {
+async fn an_agent_rejects_unauthorized_clients() {
     let mut story = Story::default();
     let (lab, other) = (Lab::cluster(1, "3.6.15", &[]), Lab::cluster(1, "3.6.15", &[]));
     lab.apply();
@@ -48,7 +48,7 @@ async fn strangers_at_the_agents_door() {
     story.tell("a certificate without a role", refused.message(), &["needs the role reader"]);
     let refused = client(Some(Role::Reader)).await.stop_etcd(stamp(tonic::Request::new(stop()), 1000)).await;
     story.tell(
-        "a reader who wants to stop etcd",
+        "a reader that wants to stop etcd",
         refused.expect_err("refused").message(),
         &["needs the role operator", "has the role reader"],
     );
@@ -68,7 +68,7 @@ async fn strangers_at_the_agents_door() {
     let refused =
         client(Some(Role::Admin)).await.claim(ClaimRequest { nonce: vec![7; 32] }).await.expect_err("refused");
     story.tell("a join token that was used", refused.message(), &["claimed"]);
-    let stranger = match connect(at, &tls(&identity(&theirs, Some(Role::Admin.organization())))).await {
+    let rejected = match connect(at, &tls(&identity(&theirs, Some(Role::Admin.organization())))).await {
         Err(error) => raftsman_engine::error_chain(&error),
         // With TLS 1.3 the server's no may come with the first call.
         Ok(connected) => {
@@ -76,7 +76,7 @@ async fn strangers_at_the_agents_door() {
         }
     };
     story.tell("an admin of another fleet", "refused in the handshake", &[]);
-    assert!(!stranger.is_empty());
+    assert!(!rejected.is_empty());
     let error = connect(
         at,
         &ClientTls::claimed(&identity(&theirs, None), theirs.certificate_pem(), "main-1", &id).expect("TLS"),

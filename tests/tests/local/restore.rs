@@ -1,5 +1,5 @@
-//! Real etcd under load, backups that its machines make by themselves → any revision and any moment comes back, what lies is
-//! caught before anything is touched, and whoever is killed in the middle loses nothing.
+//! Real etcd under load, backups that its machines make by themselves → any revision and any moment comes back, damage
+//! is found before anything is touched, and a process that is killed in the middle loses nothing.
 
 #![allow(clippy::print_stdout, reason = "a test says what it measured")]
 
@@ -35,7 +35,7 @@ const LIES: [Fault; 7] = [
 ];
 /// A restore tells of at least so many.
 const STEPS: usize = 10;
-/// It comes and goes with whoever makes backups.
+/// The key exists while an agent makes backups.
 const KEEPER: &[u8] = b"raftsman/backup-keeper";
 
 /// A lab whose machines make backups into this directory by themselves.
@@ -162,7 +162,7 @@ fn any_revision_and_moment_comes_back() {
         if let Some((.., lease)) = found.get(b"leased".as_slice()) {
             assert_eq!(*lease, leased);
         }
-        // Whoever watched what was is told, and not left waiting.
+        // A watch from before the restore is cancelled, and not left waiting.
         let told = bulk.with(async |mut client| {
             let options = WatchOptions::new().with_start_revision(came);
             let mut watch = client.watch("leased", Some(options)).await.expect("a watch");
@@ -213,7 +213,7 @@ fn lies(encrypted: bool) {
     }
     let good = shelf.path().join("good");
     copy(&store, &good);
-    // From here on nobody writes there.
+    // From here on no agent writes there.
     lab.write_file(&lab.file().replace("  every: 1h\n  changes_every: 1s\n", ""));
     lab.apply();
     let etcd = lab.etcds();
@@ -269,7 +269,7 @@ fn lies(encrypted: bool) {
     lab.destroy();
 }
 
-/// Objects without which the newest is not restored: all but the last batch's own, which nobody can miss.
+/// Objects without which the newest is not restored: all but the last batch's own, whose absence cannot be detected.
 fn needed(store: &Path) -> Vec<PathBuf> {
     let mut files = below(store);
     files.retain(|file| !file.ends_with("begun.json") && !file.to_string_lossy().contains("/drills/"));
@@ -289,7 +289,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.success());
 }
 
-/// Who is killed while a cluster is restored.
+/// The process that is killed while a cluster is restored.
 #[derive(Debug, Clone, Copy)]
 enum Victim {
     Command,
@@ -342,7 +342,7 @@ fn killed_at_every_step_it_goes_on() {
         lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
         let found = contents(&bulk);
         let untouched = found.get(b"key-0".as_slice()).is_some_and(|known| known.0.starts_with(b"after"));
-        println!("{what}: {}", if untouched { "nobody had decided yet" } else { "it was restored" });
+        println!("{what}: {}", if untouched { "no restore was approved yet" } else { "it was restored" });
         assert!(untouched || found == wanted, "seed {seed}, {what}: {} keys", found.len());
         lab.nothing_to_do();
     };
@@ -424,14 +424,14 @@ fn a_new_cluster_is_born_from_a_backup() {
     new.destroy();
 }
 
-/// Who makes backups dies: another goes on. Then everything dies at once, and little is missing.
+/// The agent that makes backups dies: another takes over. Then everything dies at once, and little is missing.
 #[test]
 fn all_die_at_once_and_little_is_missing() {
     let shelf = tempfile::tempdir().expect("a directory");
     let store = shelf.path().join("store");
     let lab = lab(3, &store, "  every: 1h\n  changes_every: 2s\n");
     let keeper = || lab.cluster_status()["backups"]["keeper"].as_str().map(str::to_owned);
-    let first = eventually("somebody makes backups", keeper);
+    let first = eventually("an agent makes backups", keeper);
     lab.covered(Timestamp::now());
     let pid = lab.agents().into_iter().find(|(name, _)| *name == first).expect("its agent").1;
     kill(pid, Signal::KILL);
@@ -542,7 +542,7 @@ fn changes_go_on_when_their_full_backup_is_removed() {
     lab.destroy();
 }
 
-/// Ceph behind something that breaks off, stalls and garbles: whoever makes backups goes on, and what comes back is true.
+/// Ceph behind a proxy that breaks off, stalls and garbles: backups go on, and what is restored is correct.
 #[test]
 fn a_store_that_lies_on_the_way() {
     let ceph = Ceph::up(4 << 30);
@@ -567,13 +567,13 @@ fn a_store_that_lies_on_the_way() {
     std::thread::sleep(Duration::from_secs(if soak() { 60 } else { 18 }));
     proxy.plan(|_| Fault::None);
     load.finish().assert_consistent();
-    // By the one who was lied to before.
+    // By the agent that met the faults before.
     let removed = || proxy.log().iter().any(|(request, _)| request.path.contains("delete"));
     eventually("what is old is removed", || removed().then_some(()));
     lab.covered(Timestamp::now());
     let (history, last) = (History::of(&bulk), revision(&bulk));
 
-    // Nobody writes there any more. Whoever restores is lied to.
+    // No agent writes there any more. The restore meets the faults.
     lab.write_file(&lab.file().replace(schedule, ""));
     lab.apply();
     let (mut came_back, mut refused) = (0, 0);

@@ -69,7 +69,7 @@ fn secrets_of(lab: &Lab, passphrase: Option<&str>) -> Canaries {
 fn may_hold(name: &str, path: &str) -> bool {
     match name {
         "age identity" => path == ".raftsman/identity.txt",
-        // The one in force is kept in the state, too: without it etcd would not let anybody change it.
+        // The one in force is kept in the state, too: without it no client could change it in etcd.
         "root password from a file" | "state main-root-password" => {
             path == "root.password" || path == ".raftsman/clients/main/root.password"
         }
@@ -83,7 +83,7 @@ fn may_hold(name: &str, path: &str) -> bool {
 }
 
 fn look_through_files(lab: &Lab, canaries: &Canaries) {
-    // etcd's own binary is 25 MB of somebody else's making, several times.
+    // etcd's own binary, 25 MB, several times: it holds none of our secrets.
     let binary = |path: &Path| path.file_name().is_some_and(|name| name == "etcd" || name == "etcd-3.6.15");
     for path in files(lab.path()).into_iter().filter(|path| !binary(path)) {
         let bytes = std::fs::read(&path).unwrap_or_default();
@@ -92,7 +92,7 @@ fn look_through_files(lab: &Lab, canaries: &Canaries) {
             if contains(&bytes, canary) {
                 assert!(may_hold(name, &shown), "{name} is in {shown}");
                 let mode = std::fs::metadata(&path).expect("there").permissions().mode() & 0o777;
-                // etcd's user reads its keys by its group, where it has a user of its own; nobody else gets that far here.
+                // etcd's user reads its keys by its group, where it has a user of its own; no other user can here.
                 let allowed = if name.starts_with("machine key ") { 0o640 } else { 0o600 };
                 assert_eq!(mode & !allowed, 0, "{name} is in {shown}, which others can read");
                 let machines = std::fs::metadata(lab.path().join(".raftsman")).expect("the state").permissions().mode();

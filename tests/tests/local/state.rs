@@ -164,7 +164,7 @@ fn a_stale_copy_of_the_state_changes_nothing() {
     let lab = Lab::cluster(3, "3.6.15", &[]);
     lab.apply();
     let before = lab.ledger();
-    // A process that read the ledger, and whose lock came after somebody else's change.
+    // A process that read the ledger, and got the lock after another process changed it.
     let dir = lab.path().join(".raftsman");
     let store = raftsman_engine::store::Store::open(&dir, "lab").expect("a state");
     let stale = store.get_cluster::<Value>("main").expect("sound").expect("a ledger");

@@ -6,7 +6,7 @@ use raftsman_tests::load::{Load, LoadSettings};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Small, and nobody but us compacts.
+/// Small, and only raftsman compacts.
 const SMALL: [&str; 2] = ["quota: 16MiB", "auto_compaction: { mode: periodic, retention: 12h }"];
 const KEPT: [&str; 1] = ["auto_compaction: { mode: periodic, retention: 12h }"];
 
@@ -291,7 +291,7 @@ fn a_member_that_serves_corrupt_data_is_found_by_its_hash_and_replaced_under_the
 fn nothing_is_done_to_a_cluster_that_lacks_a_member() {
     let lab = Lab::cluster(3, "3.6.15", &[]);
     lab.apply();
-    // A follower goes: nobody has to be elected.
+    // A follower stops: no election follows.
     lab.run(&["move-leader", "main-1"]).ok();
     end(&lab, "main-2");
     let refused = lab.run(&["defrag"]).failed().all();

@@ -1,5 +1,5 @@
-//! Roles and users on real etcd, in both ways to log in: everybody can do what he may and nothing else, drift is shown
-//! and mended, and no password is seen anywhere.
+//! Roles and users on real etcd, in both auth modes: each user has its permissions and no others, drift is shown
+//! and repaired, and no password is seen anywhere.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,7 +15,7 @@ use raftsman_tests::lab::{Lab, Output, etcdctl, processes};
 const ROLES: &str = "roles: { reader: [{ read: { prefix: /app/ } }], writer: [{ readwrite: { prefix: /app/ } }, { write: { key: /n } }, { read: { range: [/r/a, /r/c] } }] }";
 const USERS: &str = "users: { app: { roles: [writer] }, metrics: { roles: [reader] } }";
 
-/// `etcdctl` as somebody whose certificate raftsman issues.
+/// `etcdctl` as a user with a certificate that raftsman issues.
 fn by_certificate(lab: &Lab, user: &str, arguments: &[&str]) -> Output {
     let dir = lab.path().join("certs");
     let (out, file) = (dir.display().to_string(), |name: String| dir.join(name).display().to_string());
@@ -28,7 +28,7 @@ fn by_certificate(lab: &Lab, user: &str, arguments: &[&str]) -> Output {
     run(lab, &flags, &[], arguments)
 }
 
-/// `etcdctl` as somebody with a password.
+/// `etcdctl` as a user with a password.
 fn by_password(lab: &Lab, user: &str, password: &str, arguments: &[&str]) -> Output {
     let env = lab.run(&["env", "--json"]).ok().json();
     let flags = [format!("--cacert={}", env["ca"].as_str().expect("a CA"))];
@@ -83,7 +83,7 @@ fn a_root_password_that_the_file_changes_is_changed() {
     lab.apply();
     lab.nothing_to_do();
     by_password(&lab, "root", "third-password", &["get", "a"]).ok();
-    // Somebody changed it by hand, to one that neither the file nor the state knows: apply says so, at once.
+    // An operator changed it by hand, to one that neither the file nor the state knows: apply says so, at once.
     change_by_hand(&lab, "by-hand");
     let begun = std::time::Instant::now();
     let refused = lab.run(&["apply", "--yes"]).failed().all();
@@ -145,9 +145,9 @@ fn users_by_certificate() {
     by_certificate(&lab, "metrics", &["get", "--prefix", "/app/"]).ok();
     denied(by_certificate(&lab, "metrics", &["put", "/app/x", "2"]));
     denied(by_certificate(&lab, "metrics", &["get", "--prefix", ""]));
-    denied(by_certificate(&lab, "stranger", &["get", "/app/x"]));
+    denied(by_certificate(&lab, "unlisted", &["get", "/app/x"]));
 
-    // Somebody is at it with etcdctl.
+    // An operator changes roles and users with etcdctl.
     for arguments in [
         &["role", "add", "everything"][..],
         &["role", "grant-permission", "everything", "--prefix=true", "readwrite", ""],
@@ -223,7 +223,7 @@ fn persistent(lab: &Lab) -> impl FnOnce() -> (u64, Vec<String>) + use<> {
 }
 
 #[test]
-fn permissions_move_and_nobody_is_locked_out_meanwhile() {
+fn permissions_move_and_no_user_is_locked_out_meanwhile() {
     let lab = Lab::cluster(3, "3.6.15", &[ROLES, USERS]);
     lab.apply();
     let file = lab.file();
@@ -327,7 +327,7 @@ fn users_by_password() {
     by_password(&lab, "app", SECOND, &["put", "/app/x", "3"]).ok();
     by_password(&lab, "app", FIRST, &["put", "/app/x", "4"]).failed();
 
-    // Somebody made it anew without a password: etcd gives it none later, so that it is made anew once more.
+    // An operator made it anew without a password: etcd cannot set one later, so that it is made anew once more.
     lab.etcdctl(&["user", "delete", "app"]).ok();
     lab.etcdctl(&["user", "add", "app", "--no-password"]).ok();
     let status = verb(&["status"]);

@@ -253,7 +253,7 @@ fn from_3_4_to_3_5() {
     let refused = lab.run(&["apply", "--yes", "--timeout", "30s"]).failed().all();
     assert!(refused.contains("do not understand each other while auth is on"), "{refused}");
     assert!(refused.contains(NO_AUTH), "{refused}");
-    assert_eq!(changed_to(&lab, "3.4.45"), 3, "nobody has changed");
+    assert_eq!(changed_to(&lab, "3.4.45"), 3, "no member has changed");
 
     lab.etcdctl(&["user", "add", "alice", "--no-password"]).ok();
     let with_auth = lab.file();

@@ -94,7 +94,7 @@ fn incus_at(socket: &Path, fleet: &str) -> Connection {
     }))
 }
 
-/// By network: whom the server does not trust is told so, and a server that shows another certificate is not spoken to.
+/// By network: an untrusted client gets an error that says so, and a server with another certificate is not used.
 #[test]
 fn incus_by_network() {
     let incus = Incus::up();
@@ -124,11 +124,11 @@ fn incus_by_network() {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let refused = at(&server).inventory().await.expect_err("nobody knows us").to_string();
+        let refused = at(&server).inventory().await.expect_err("not trusted yet").to_string();
         assert!(refused.contains("does not let us in"), "{refused}");
         incus.trust("raftsman", &ours);
         assert_eq!(at(&server).inventory().await.expect("an inventory"), []);
-        let refused = at(&another).inventory().await.expect_err("somebody else").to_string();
+        let refused = at(&another).inventory().await.expect_err("another server").to_string();
         assert!(refused.contains("does not answer"), "{refused}");
     });
 }
@@ -155,7 +155,7 @@ async fn bring(provider: &Connection, name: &str, address: IpAddr, attempt: i64)
     }
 }
 
-/// One machine, made and given back while requests and replies are lost, and while whoever gives the orders is killed.
+/// One machine, made and given back while requests and replies are lost, and while the caller is killed.
 async fn through_faults(incus: &Incus, number: u64, seed: u64) {
     let name = format!("f{number}");
     let address = IpAddr::V4(Ipv4Addr::new(10, 78, 0, 20 + (number % 100) as u8));
@@ -265,7 +265,7 @@ fn incus_with_faults() {
     let number = |name: &str, usual: u64| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(usual);
     let (first, runs) = (number("RAFTSMAN_FAULT_FIRST", 1), number("RAFTSMAN_FAULT_RUNS", 9));
     let incus = Incus::up();
-    // Somebody else's, of names that ours could have.
+    // Foreign machines, with names that ours could have.
     let foreign = json!({"name": "f0", "type": "container", "source": {"type": "image", "alias": IMAGE}});
     incus.query("POST", "/1.0/instances", Some(&foreign)).expect("a machine");
     let volume = json!({"name": "f0-data", "config": {}});

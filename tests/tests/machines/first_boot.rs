@@ -36,7 +36,7 @@ fn open(address: Ipv4Addr, port: u16) -> bool {
     TcpStream::connect_timeout(&SocketAddr::from((address, port)), Duration::from_secs(3)).is_ok()
 }
 
-/// Logs in as somebody. The machine has made keys of its own, which nobody knows yet.
+/// Logs in as this user. The machine has generated its host keys, which are in no known_hosts yet.
 fn login(hosts: &Hosts, user: &str, command: &str) -> Output {
     let mut ssh = Command::new("ssh");
     ssh.args(["-F", "/dev/null", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-i"]).arg(hosts.key());
@@ -93,7 +93,7 @@ fn a_machine_boots_for_the_first_time() {
     hosts.console(0, &listen).ok();
     let up = |port: u16| {
         let listening = format!("ss -Hltn 'sport = :{port}' | grep -q .");
-        eventually("somebody listens", || (hosts.console(0, &listening).code == 0).then_some(()));
+        eventually("the port is open", || (hosts.console(0, &listening).code == 0).then_some(()));
     };
     up(9100);
     up(STRANGE);

@@ -63,7 +63,7 @@ fn three_machines_come_and_go() {
 }
 
 #[test]
-fn whoever_is_trusted_may_come_by_network() {
+fn a_trusted_client_may_connect_by_network() {
     let incus = Incus::up();
     let (url, server) = incus.https();
     let key = rcgen::KeyPair::generate().expect("a key");

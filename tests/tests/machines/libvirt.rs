@@ -130,7 +130,7 @@ fn what_is_in_the_way_is_said_and_what_was_made_by_halves_is_known() {
     std::fs::rename(libvirt.path().join(BASE), libvirt.path().join("pool").join(BASE)).expect("the image is back");
     libvirt.virsh(&["vol-delete", "other.qcow2", "--pool", POOL]).ok();
 
-    // Somebody else's machine of that name stays as it is.
+    // A foreign machine of that name stays as it is.
     let theirs = "<domain type='qemu'><name>m1</name><memory unit='MiB'>64</memory><os><type>hvm</type></os></domain>";
     libvirt.define("define", theirs);
     let ours = connection(&libvirt, SUBNET, &settings);
@@ -215,7 +215,7 @@ fn an_order_that_is_broken_off_anywhere_is_taken_up_again() {
     ];
     let mut dice = Dice::new(11);
     for round in 0..if soak() { 100 } else { 12 } {
-        // Whoever orders is killed, `virsh` with him.
+        // The caller is killed, and its `virsh` with it.
         for attempt in 0..2 {
             let patience = Duration::from_millis(dice.bits() % 1500);
             let mut order = order("fleet-a", "m1", "10.79.0.11".parse().expect("an address"));

@@ -43,7 +43,7 @@ fn hosts_become_a_cluster_and_hosts_again() {
     let log = lab.run(&["logs", "db1"]).ok().stdout;
     assert!(log.contains("ready to serve client requests"), "{log}");
 
-    // From here on nobody can log in.
+    // From here on no login is possible.
     (0..3).for_each(|i| hosts.stop_sshd(i));
     let load = Load::start(&lab, LoadSettings::default());
     load.await_writes(100);
@@ -77,7 +77,7 @@ fn a_host_is_taken_in_by_hand() {
     let before = hosts.manifest(0);
     let lab = Lab::new(&file(&hosts, &hosts.ssh_config()));
     hosts.stop_sshd(0);
-    // Whoever may log in there has put the agent's program somewhere, and pastes a line.
+    // The host's administrator has put the agent's program somewhere, and pastes a line.
     let line = lab.run(&["join", "db1"]).ok().stdout;
     std::fs::copy(binary("raftsman-agent"), hosts.disk(0, "/usr/local/bin/raftsman-agent")).expect("a copy");
     hosts.console(0, &line).ok();
@@ -146,7 +146,7 @@ fn what_is_in_the_way_is_said_and_nothing_is_touched() {
     let refused = others.run(&["apply", "--yes", "--timeout", "10s"]).failed().all();
     assert!(refused.contains("this machine belongs to the fleet lab"), "{refused}");
 
-    // A host whose key nobody knows.
+    // A host whose key is in no known_hosts.
     let config = std::fs::read_to_string(hosts.ssh_config()).expect("a configuration");
     let known = hosts.known_hosts().display().to_string();
     let strange = others.path().join("strange");

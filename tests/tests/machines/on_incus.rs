@@ -25,7 +25,7 @@ fn file(incus: &Incus, members: usize, further: &str) -> String {
 struct Journal<'a>(&'a Incus);
 
 impl Drop for Journal<'_> {
-    #[allow(clippy::print_stdout, reason = "for whoever reads why a test failed")]
+    #[allow(clippy::print_stdout, reason = "the log says why a test failed")]
     fn drop(&mut self) {
         if std::thread::panicking() {
             let told = self.0.exec("main-1", "cloud-init status --long; ip -br addr; journalctl -b --no-pager -n 60");
@@ -45,7 +45,7 @@ fn state(incus: &Incus, machine: &str, change: Value) {
     incus.query("PUT", &path, Some(&change)).unwrap_or_else(|error| panic!("{machine}: {error}"));
 }
 
-/// The instance goes, behind everybody's back; its data disk stays.
+/// Deletes the instance behind raftsman's back; its data disk stays.
 fn delete(incus: &Incus, machine: &str) {
     state(incus, machine, json!({"action": "stop", "force": true}));
     incus.query("DELETE", &format!("/1.0/instances/{machine}"), None).expect("the instance goes");
@@ -122,7 +122,7 @@ fn machines_heal_under_load() {
     assert!(lab.run(&["plan"]).stdout.contains("start machine"));
     apply(&lab);
 
-    // Cut off: nobody else can mend that, and nothing is done to what is merely silent.
+    // Cut off: only the network can repair that, and nothing is done to a machine that merely does not answer.
     incus.cut("main-3");
     std::thread::sleep(a_while);
     let status = lab.cluster_status();
@@ -130,14 +130,14 @@ fn machines_heal_under_load() {
     lab.run(&["apply", "--yes", "--timeout", "5s"]).failed();
     incus.heal("main-3");
     eventually("it is back", || (lab.cluster_status()["settled"] == true).then_some(()));
-    assert_eq!(member_ids(&lab), ids, "so far, all are who they were");
+    assert_eq!(member_ids(&lab), ids, "no member was replaced so far");
 
     // Deleted, and its data disk is there: the same member comes back.
     delete(&incus, "main-1");
     apply(&lab);
     assert_eq!(member_ids(&lab), ids, "the same member came back");
 
-    // Deleted with its disk: another member takes its place, once somebody says so.
+    // Deleted with its disk: another member takes its place, once the operator asks for it.
     delete(&incus, "main-2");
     incus.query("DELETE", "/1.0/storage-pools/default/volumes/custom/main-2-data", None).expect("the volume goes");
     let refused = lab.run(&["apply", "--yes", "--timeout", "5s"]).failed().all();
@@ -272,14 +272,14 @@ fn only_what_the_role_needs_answers() {
         found
     };
     let mut table = format!("ports 1 to {last} that answer\n| from | main-1 | main-2 | main-3 |\n|---|---|---|---|\n");
-    for (who, from, expected) in [
+    for (client, from, expected) in [
         ("the operator's computer", None, "22 2378 2379"),
         ("a client", Some("client"), "2379"),
         ("Prometheus", Some("prometheus"), "9100"),
         ("a neighbour", Some("neighbour"), ""),
     ] {
         let found = scan(from, &[1, 2, 3]);
-        let _ = writeln!(table, "| {who} | {} |", found.join(" | "));
+        let _ = writeln!(table, "| {client} | {} |", found.join(" | "));
         assert!(found.iter().all(|ports| ports == expected), "{table}");
     }
     let found = scan(Some("main-1"), &[2, 3]);
@@ -326,7 +326,7 @@ fn secrets_are_delivered() {
     assert!(password_is(SECOND));
     lab.nothing_to_do();
 
-    // Logs: nobody reads the files on this machine.
+    // Logs: no log shipper reads the files on this machine.
     lab.write_file(&file(&incus, 1, &format!("{admin}{logs}")));
     secret("ca.pem", "a certificate");
     secret("key", KEY);

@@ -19,7 +19,7 @@ fn file(libvirt: &Libvirt, network: &str, interfaces: &str, members: &str) -> St
 }
 
 /// What a test waits for is a figure, too.
-#[allow(clippy::print_stdout, reason = "the figures are for whoever runs it")]
+#[allow(clippy::print_stdout, reason = "measurements go to the log")]
 fn timed<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let done = work();
@@ -44,7 +44,7 @@ fn members(lab: &Lab) -> Vec<(String, String)> {
     all
 }
 
-/// Somebody takes a machine's domain away, and those of its disks whose names end so.
+/// An operator deletes a machine's domain, and those of its disks whose names end so.
 fn take(libvirt: &Libvirt, machine: &str, disks: &[&str]) {
     libvirt.power_cut(machine);
     libvirt.virsh(&["undefine", machine]).ok();

@@ -167,7 +167,7 @@ fn members_are_opened_although_etcd_does_not_answer() {
     assert_eq!(access(&scene), [Some(ClientAccess::Open); 3]);
 }
 
-/// Whoever thinks of it: a start that would accept clients too early is refused, and so is a restart of all members.
+/// Of any planner: a start that would accept clients too early is refused, and so is a restart of all members.
 #[test]
 fn safety_judges_what_opens_too_early() {
     let mut scene = Scene::empty(1, &[PASSWORD]);

@@ -1,4 +1,4 @@
-//! Clusters that others run, on the model → differences and one note; nothing is done to a member, whoever thinks of it.
+//! Clusters adopted read-only, on the model → differences and one note; no planner may change a member.
 
 use std::collections::BTreeMap;
 
@@ -137,7 +137,7 @@ fn roles_and_users_are_changed_from_the_file() {
 
 /// An empty file would remove members, a larger one add some: never here.
 #[test]
-fn members_of_the_file_move_nobody() {
+fn another_number_of_members_changes_none() {
     let (mut scene, observed) = adopted(&FILE);
     for members in [1, 5] {
         scene.desired = cluster(members, &FILE);

@@ -314,7 +314,7 @@ fn a_member_of_another_cluster_answers() {
 }
 
 #[test]
-fn the_machines_hold_data_of_different_clusters_and_nobody_knows_which_is_ours() {
+fn the_machines_hold_data_of_different_clusters_and_it_is_unknown_which_is_ours() {
     let mut scene = Scene::settled(3);
     (1..=3).for_each(|i| scene.machine(i).process.state = ServiceState::Stopped);
     scene.machine(2).data = Data::Present { member: MemberId(7), cluster: OTHER };
@@ -559,7 +559,7 @@ fn another_address() {
     * move member main-2: another address; 1 0 1
     done
     ");
-    // Also while nobody can be asked: the state remembers.
+    // Also while no member answers: the state has it.
     (1..=3).for_each(|i| scene.cut_power(i));
     assert_snapshot!(scene.to_the_end(), @"
     * start machine main-1 main-2 main-3: not running; - - -
@@ -618,7 +618,7 @@ fn an_alarm_and_a_change() {
     * disarm NOSPACE cluster: there is room again; 1 1 1
     done
     ");
-    // Whoever has corrupt data may not come back from a restart.
+    // A member with corrupt data may not come back from a restart.
     scene.world.corrupt(&Name::fixed("main-2"));
     scene.desired = cluster(3, &["quota: 7GiB"]);
     assert_snapshot!(scene.to_the_end(), @"

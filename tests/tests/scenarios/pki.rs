@@ -90,7 +90,7 @@ fn another_authority_for_clients_waits_for_them() {
     for i in 1..=3 {
         assert_eq!(scene.machine(i).certificates[&Purpose::Server].issuer_key, "clients-1");
     }
-    // Months go by. What has to be renewed is still signed by the one that everybody knows.
+    // Months later. Renewed certificates are still signed by the CA that all clients trust.
     scene.later(DAY * 61);
     scene.to_the_end();
     assert_eq!(scene.machine(1).certificates[&Purpose::Server].issuer_key, "clients-1");
@@ -163,7 +163,7 @@ fn other_authorities_for_both_share_the_restarts_of_the_first_phase() {
 }
 
 #[test]
-fn another_authority_for_clients_with_passwords_restarts_nobody() {
+fn another_authority_for_clients_with_passwords_restarts_no_member() {
     let mut scene = Scene::empty(3, &["auth: { mode: password }"]);
     scene.to_the_end();
     ask(&mut scene, Side::Clients);
@@ -184,7 +184,7 @@ fn another_authority_for_clients_with_passwords_restarts_nobody() {
 }
 
 #[test]
-fn a_lone_member_has_nobody_to_stand_in_for_it() {
+fn a_lone_member_has_no_transfer_target() {
     let mut scene = Scene::settled(1);
     ask(&mut scene, Side::Peers);
     assert_snapshot!(scene.to_the_end(), @"
@@ -224,7 +224,7 @@ fn authorities_near_their_end() {
 }
 
 #[test]
-fn the_old_authority_of_the_clients_ends_before_anybody_says_so() {
+fn the_old_authority_of_the_clients_expires_before_the_operator_finishes() {
     let mut scene = Scene::settled(3);
     scene.later(DAY * (3650 - 170));
     scene.to_the_end();
@@ -450,7 +450,7 @@ fn an_agent_does_not_answer_before_the_switch() {
 }
 
 #[test]
-fn in_an_emergency_nobody_is_waited_for_who_is_not_needed() {
+fn in_an_emergency_members_that_quorum_does_not_need_are_not_waited_for() {
     let mut scene = Scene::settled(5);
     ask(&mut scene, Side::Peers);
     trust(&mut scene, Side::Peers).now = true;
@@ -475,7 +475,7 @@ fn in_an_emergency_nobody_is_waited_for_who_is_not_needed() {
     * forget peers CA cluster: refused by every member; 1 1 1
     waits: main-5: the agent does not answer: timed out
     ");
-    // It comes back with what nobody trusts any more, and catches up.
+    // It comes back with a certificate that no member trusts any more, and catches up.
     scene.hidden.clear();
     assert_snapshot!(scene.to_the_end(), @"
     * sign peer cert main-5: signed by another authority; 1 1 1
@@ -491,7 +491,7 @@ fn lead(scene: &mut Scene, number: usize) {
 }
 
 #[test]
-fn in_an_emergency_who_is_left_behind_does_not_lead() {
+fn in_an_emergency_a_member_that_is_left_behind_does_not_lead() {
     let mut scene = Scene::settled(5);
     ask(&mut scene, Side::Peers);
     trust(&mut scene, Side::Peers).now = true;
@@ -527,7 +527,7 @@ fn in_an_emergency_who_is_left_behind_does_not_lead() {
 }
 
 #[test]
-fn who_was_left_behind_and_leads_makes_way_when_it_is_back() {
+fn a_leader_that_was_left_behind_hands_over_when_it_is_back() {
     let mut scene = Scene::settled(5);
     ask(&mut scene, Side::Peers);
     trust(&mut scene, Side::Peers).now = true;
@@ -536,7 +536,7 @@ fn who_was_left_behind_and_leads_makes_way_when_it_is_back() {
         waves(&mut scene, 1);
     }
     waves(&mut scene, 2);
-    // Others that it is still connected with elect it: who was restarted since cannot follow.
+    // Members with old connections to it elect it: those that were restarted since cannot follow.
     lead(&mut scene, 5);
     scene.hidden.clear();
     assert_snapshot!(scene.to_the_end(), @"
@@ -553,7 +553,7 @@ fn who_was_left_behind_and_leads_makes_way_when_it_is_back() {
 }
 
 #[test]
-fn in_an_emergency_nobody_is_left_behind_where_that_would_cost_quorum() {
+fn in_an_emergency_no_member_is_left_behind_where_that_would_cost_quorum() {
     let mut scene = Scene::settled(3);
     ask(&mut scene, Side::Peers);
     trust(&mut scene, Side::Peers).now = true;
@@ -616,7 +616,7 @@ fn a_process_that_trusts_less_than_its_agent_says_is_found_out() {
 }
 
 #[test]
-fn whoever_still_lets_the_old_ones_in_is_named() {
+fn a_member_that_still_accepts_the_old_ca_is_named() {
     let mut scene = Scene::settled(3);
     ask(&mut scene, Side::Peers);
     while trust(&mut scene, Side::Peers).retired.is_empty() {
@@ -634,7 +634,7 @@ fn whoever_still_lets_the_old_ones_in_is_named() {
 }
 
 #[test]
-fn a_certificate_of_nobody_we_know_is_replaced() {
+fn a_certificate_of_an_unknown_ca_is_replaced() {
     let mut scene = Scene::settled(3);
     scene.machine(2).certificates.get_mut(&Purpose::Peer).expect("a certificate").issuer_key = "another".to_owned();
     assert_snapshot!(scene.to_the_end(), @"

@@ -29,7 +29,7 @@ fn heartbeat(scene: &Scene) -> u64 {
     pace.heartbeat.as_millis()
 }
 
-/// Somebody runs `raftsman preflight --save`.
+/// The operator runs `raftsman preflight --save`.
 fn save(scene: &mut Scene, latency: Latency) {
     scene.world.latency = latency;
     scene.world.act(&scene.desired, &Action::Measure, 0).expect("possible");
@@ -109,7 +109,7 @@ fn a_running_cluster_keeps_its_timers_until_others_are_measured() {
 }
 
 #[test]
-fn noise_restarts_nobody_and_a_real_change_restarts_everybody_one_at_a_time() {
+fn noise_restarts_no_member_and_a_real_change_restarts_all_one_at_a_time() {
     let mut scene = Scene::settled_with(3, &MEASURED);
     assert_eq!(heartbeat(&scene), 100);
     save(&mut scene, Latency { write_us: 9_000, round_trip_us: 90_000 });
@@ -168,7 +168,7 @@ fn a_lost_member_does_not_hold_up_a_measurement_of_the_others() {
 }
 
 #[test]
-fn too_few_agents_measure_nothing_and_nobody_is_restarted() {
+fn too_few_agents_measure_nothing_and_no_member_is_restarted() {
     let mut scene = Scene::settled_with(3, &["timers: { heartbeat: 400ms, election: 4s }"]);
     scene.desired = cluster(3, &MEASURED);
     scene.hide(2, Hidden::Agent);

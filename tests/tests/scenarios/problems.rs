@@ -62,7 +62,7 @@ fn an_etcd_that_hangs_is_not_starting() {
 #[test]
 fn what_a_member_does_not_say_blocks() {
     let mut scene = Scene::settled(3);
-    // A changed setting waits: nobody is restarted beside a member of which nothing is known.
+    // A changed setting waits: no member is restarted while another one's status is unknown.
     scene.desired = cluster(3, &["log_level: warn"]);
     scene.until(|action| matches!(action, Action::ConfigureEtcd { .. }));
     let unclear = "etcd's answer is not understood: it says that its version is `?`";
@@ -72,7 +72,7 @@ fn what_a_member_does_not_say_blocks() {
 
 /// What answers is not replaced after a while as if it were down, whatever it answers.
 #[test]
-fn who_answers_is_not_down() {
+fn a_member_that_answers_is_not_down() {
     let scene = Scene::settled(3);
     for problem in [Problem::Silent, Problem::Denied, Problem::Unclear] {
         let observed = with_problem(&scene, &[2], problem, "?");

@@ -24,7 +24,7 @@ fn proposal(scene: &Scene, lost: &[Name], from: Option<&Name>) -> Result<Proposa
     survey(&scene.desired, &scene.look(), lost, from).outcome
 }
 
-/// Somebody decides as is proposed.
+/// The operator approves the proposal.
 fn decide(scene: &mut Scene) {
     let remains = survey(&scene.desired, &scene.look(), &[], None);
     assert!(remains.outcome.is_ok(), "{remains:?}");
@@ -153,7 +153,7 @@ fn the_file_has_changed_meanwhile() {
 }
 
 #[test]
-fn whoever_takes_it_up_in_the_middle_goes_on() {
+fn another_run_continues_an_interrupted_recovery() {
     let mut scene = Scene::settled(5);
     demolish(&mut scene, &[1, 2, 3]);
     decide(&mut scene);
@@ -192,7 +192,7 @@ fn one_that_cannot_be_reached_may_know_more() {
     assert_eq!(proposal(&scene, &[], None), Err(Unclear::Unknown { members: vec![name(2)] }));
     let given_up = proposal(&scene, &[name(2)], None).expect("a proposal");
     assert_eq!(given_up.survivor, name(3));
-    // Whoever is there is not given up by a word.
+    // A member that answers is not given up by `--lost`.
     let remains = survey(&scene.desired, &scene.look(), &[name(2), name(3)], None);
     assert!(matches!(remains.members[2].state, State::Survivor { .. }), "{remains:?}");
 }
@@ -206,7 +206,7 @@ fn a_machine_without_power_is_brought_up_first() {
 }
 
 #[test]
-fn nobody_is_left() {
+fn no_member_is_left() {
     let mut scene = Scene::settled(3);
     demolish(&mut scene, &[1, 2, 3]);
     assert_eq!(proposal(&scene, &[], None), Err(Unclear::NobodyLeft));
@@ -239,7 +239,7 @@ fn the_words_of_every_refusal() {
     ");
 }
 
-// ---- What must not be done is refused, whoever thinks of it.
+// ---- Safety refuses what must not be done, whichever planner asks.
 
 #[test]
 fn nothing_is_taken_away_before_the_data_is_safe() {
@@ -248,7 +248,7 @@ fn nothing_is_taken_away_before_the_data_is_safe() {
     let cluster = scene.world.ledger.cluster.expect("a cluster");
     let alone = Action::StartEtcd { machine: name(4), version: scene.desired.version, data: StartData::Alone(cluster) };
     let judge = |scene: &Scene, action: &Action| safety::judge(&scene.desired, &scene.look(), &[action], action);
-    // Nobody decided upon it.
+    // No recovery has been approved.
     assert!(judge(&scene, &alone).is_err());
     decide(&mut scene);
     // The other survivor still runs: two would go on by themselves.
@@ -262,7 +262,7 @@ fn nothing_is_taken_away_before_the_data_is_safe() {
     assert!(judge(&scene, &clear).is_ok() && judge(&scene, &restore).is_err());
     // Nor is anything cleared but the data that was seen.
     assert!(judge(&scene, &Action::ClearData { machine: name(5), member: None }).is_err());
-    // Nor does anybody else come in meanwhile.
+    // Nor does another member join meanwhile.
     let add = Action::AddLearner { machine: name(1), peer_url: "https://127.0.42.1:2380".to_owned() };
     assert!(judge(&scene, &add).is_err());
 }

@@ -1,4 +1,4 @@
-//! A backup that somebody decided to restore → the steps that put it in the place of all data, and what stands in the way.
+//! An approved restore → the steps that replace all data by the backup, and what blocks them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use raftsman_core::spec::Name;
 use raftsman_tests::dice::Dice;
 use raftsman_tests::fixtures::{Hidden, Scene, cluster, desired, epoch};
 
-/// Somebody decides so.
+/// The operator approves a restore.
 fn restore(scene: &mut Scene) {
     scene.later(1);
     let restoration = Restoration {
@@ -117,7 +117,7 @@ fn a_file_with_other_members_is_not_what_was_decided() {
 }
 
 #[test]
-fn nobodys_data_goes_while_somebody_serves_it() {
+fn no_data_is_removed_while_a_member_serves_it() {
     let mut scene = Scene::settled(3);
     let name = |number: usize| Name::parse(&format!("main-{number}")).expect("a name");
     let Data::Present { member, .. } = scene.machine(1).data else { panic!("it has data") };
@@ -126,7 +126,7 @@ fn nobodys_data_goes_while_somebody_serves_it() {
     let compare = Action::CompareRestored { machines: vec![name(1), name(2), name(3)] };
     for action in [&clear, &fill, &compare] {
         let judged = safety::judge(&scene.desired, &scene.look(), &[action], action);
-        assert!(judged.is_err(), "nobody decided so: {judged:?}");
+        assert!(judged.is_err(), "no restore has been approved: {judged:?}");
     }
     restore(&mut scene);
     for action in [&clear, &fill, &compare] {
@@ -135,7 +135,7 @@ fn nobodys_data_goes_while_somebody_serves_it() {
     }
 }
 
-/// Runs are killed after any step, machines are lost, and somebody decides anew in the middle.
+/// Runs are killed after any step, machines are lost, and the operator approves another restore in the middle.
 #[test]
 fn whatever_happens_meanwhile_one_cluster_comes_of_it() {
     for seed in 0..2000 {

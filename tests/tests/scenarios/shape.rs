@@ -202,7 +202,7 @@ fn members_come_and_go_first() {
 }
 
 #[test]
-fn nobody_takes_a_machine_away_whose_data_goes_with_it() {
+fn a_machine_whose_data_would_be_lost_is_not_rebuilt() {
     let scene = changed(3, &["image: a"], &["image: b"]);
     let action = Action::RebuildMachine { machine: Name::parse("main-2").expect("a name") };
     let refused = safety::judge(&scene.desired, &scene.look(), &[&action], &action).expect_err("a refusal");

@@ -121,7 +121,7 @@ fn a_greater_quota_alone_is_enough() {
     * disarm NOSPACE cluster: there is room again; 1 1 1
     done
     ");
-    assert_eq!(scene.agreed().stored.compacted, 0, "nobody's history was dropped without need");
+    assert_eq!(scene.agreed().stored.compacted, 0, "no history was dropped without need");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn a_run_that_was_killed_while_compacting_waits_for_its_end() {
         panic!("{:?}", scene.plan())
     };
     scene.world.ledger.space = Some(SpaceRecord { revision, done: false, ..SpaceRecord::default() });
-    // Whether the call was made nobody knows.
+    // It is unknown whether the call was made.
     assert_eq!(scene.plan().steps[0].action, Action::Compact { revision });
     assert!(scene.to_the_end().ends_with("done\n"));
     assert_eq!(scene.world.ledger.space, None, "the next time is another");
@@ -347,7 +347,7 @@ fn a_corrupt_member_is_named_and_nothing_is_done() {
 }
 
 #[test]
-fn a_corrupt_member_is_replaced_when_somebody_says_so() {
+fn a_corrupt_member_is_replaced_on_request() {
     for corrupt in 1..=3 {
         let mut scene = Scene::settled(3);
         scene.world.corrupt(&name(corrupt));
@@ -388,7 +388,7 @@ fn a_sound_member_is_not_replaced_under_the_alarm() {
 }
 
 #[test]
-fn nobody_is_accused_where_no_majority_agrees() {
+fn no_member_is_called_corrupt_where_no_majority_agrees() {
     let mut scene = Scene::settled(3);
     scene.world.corrupt(&name(1));
     scene.hide(2, Hidden::Etcd);
@@ -412,7 +412,7 @@ fn a_corrupt_member_that_does_not_start_is_named() {
     };
     report.etcd.service.last_exit =
         Some("exit code 1: 8e9e05c52164694d found data inconsistency with peers".to_owned());
-    // Nobody compared the others yet.
+    // The others have not been compared yet.
     let next = plan(&scene.desired, &observed, scene.world.now);
     assert_snapshot!(raftsman_tests::fixtures::tell(&next), @"
     blocked: main-2: etcd does not start: its data differs from that of another member

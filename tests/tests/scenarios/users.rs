@@ -81,7 +81,7 @@ fn a_file_without_roles_and_users_leaves_them_alone() {
     scene.desired = cluster(3, &[]);
     scene.agreed().access.users.insert("mallory".to_owned(), user(&["reader"], Password::Untried));
     assert_snapshot!(scene.to_the_end(), @"done");
-    // A superuser is left alone, too, but it is not done before somebody knows it.
+    // A superuser is left alone, too, but the cluster is not settled until the file names it.
     scene.agreed().access.users.insert("mallory".to_owned(), user(&["root"], Password::Untried));
     assert_snapshot!(scene.to_the_end(), @"blocked: user `mallory` has the role `root`, and the file does not name it");
     assert!(scene.agreed().access.users.contains_key("mallory"));
@@ -113,10 +113,10 @@ fn empty_sections_remove_everything_but_root() {
     assert_eq!(access.roles.keys().collect::<Vec<_>>(), ["root"]);
 }
 
-// ---- Drift that somebody made by hand.
+// ---- Drift: changes that an operator made by hand.
 
 #[test]
-fn somebody_made_a_user_and_a_role() {
+fn drift_an_added_user_and_role() {
     let mut scene = settled(&FILE);
     let everything = role([granted(Level::Readwrite, prefix(""))]);
     scene.agreed().access.roles.insert("everything".to_owned(), everything);
@@ -129,7 +129,7 @@ fn somebody_made_a_user_and_a_role() {
 }
 
 #[test]
-fn somebody_took_a_role_from_a_user_and_gave_another() {
+fn drift_a_user_with_another_role() {
     let mut scene = settled(&FILE);
     scene.agreed().access.users.insert("metrics".to_owned(), user(&["writer"], Password::None));
     assert_snapshot!(scene.to_the_end(), @"
@@ -139,7 +139,7 @@ fn somebody_took_a_role_from_a_user_and_gave_another() {
 }
 
 #[test]
-fn somebody_removed_a_user_and_a_role() {
+fn drift_a_removed_user_and_role() {
     let mut scene = settled(&FILE);
     scene.agreed().access.users.remove("metrics");
     scene.agreed().access.roles.remove("reader");
@@ -151,7 +151,7 @@ fn somebody_removed_a_user_and_a_role() {
 }
 
 #[test]
-fn somebody_widened_and_narrowed_roles() {
+fn drift_widened_and_narrowed_roles() {
     let mut scene = settled(&FILE);
     let range = Keys::Range(KeyRange { from: "/a".to_owned(), to: "/m".to_owned() });
     let reader = role([granted(Level::Readwrite, prefix("/app/")), granted(Level::Read, range)]);
@@ -166,7 +166,7 @@ fn somebody_widened_and_narrowed_roles() {
 }
 
 #[test]
-fn somebody_turned_reading_into_writing() {
+fn drift_a_read_permission_that_became_write() {
     let mut scene = settled(&FILE);
     scene.agreed().access.roles.insert("reader".to_owned(), role([granted(Level::Write, prefix("/app/"))]));
     assert_snapshot!(scene.to_the_end(), @"
@@ -328,7 +328,7 @@ fn drift_in_words() {
     ");
 }
 
-// ---- Safety: whoever thinks of it.
+// ---- Safety, for actions of any planner.
 
 #[test]
 fn what_safety_refuses() {

@@ -363,7 +363,7 @@ fn the_next_way_down_waits_until_etcd_has_ended_the_one_before() {
 }
 
 #[test]
-fn a_downgrade_that_nobody_wants_any_more_is_called_off() {
+fn a_downgrade_that_the_file_no_longer_wants_is_cancelled() {
     let mut scene = running("3.7.2").wants("3.6.15", ALL, &[]);
     scene.until(|action| matches!(action, Action::EnableDowngrade { .. }));
     scene.now_wants("3.7.2", ALL, &[]);
@@ -404,7 +404,7 @@ fn half_way_down_to_an_old_patch_and_up_again() {
 }
 
 #[test]
-fn half_way_down_goes_on_whoever_called_it_off() {
+fn a_downgrade_goes_on_half_way_although_it_was_cancelled() {
     let mut scene = running("3.7.2").wants("3.6.15", ALL, &[]);
     scene.until(restarts("main-2"));
     scene.agreed().downgrade = None;
@@ -486,7 +486,7 @@ fn half_way_between_3_4_and_3_5_with_auth() {
     let mut scene = running_without_auth("3.4.45").wants("3.5.34", ALL, &["auth: { mode: none }"]);
     scene.until(restarts("main-2"));
     scene.now_wants("3.5.34", ALL, &[]);
-    // Somebody was faster.
+    // Another operator turned auth on first.
     (scene.agreed().auth, scene.agreed().root) = (true, Root::Ready);
     assert_snapshot!(refused(scene), @"
     blocked: no way from 3.4.45 to 3.5.34: members of 3.4 and 3.5 do not understand each other while auth is on

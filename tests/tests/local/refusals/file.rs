@@ -6,7 +6,7 @@ use std::process::Command;
 use raftsman_tests::lab::{Lab, etcd_dir};
 use raftsman_tests::story::Story;
 
-use super::{APPLY, authority, chmod, file, listen, run_as_nobody, source, with_file, write};
+use super::{APPLY, authority, chmod, file, listen, run_unprivileged, source, with_file, write};
 
 #[test]
 fn the_file_and_the_command_line() {
@@ -46,7 +46,7 @@ fn the_file_and_the_command_line() {
         "a file that may not be read",
         &lab,
         None,
-        || run_as_nobody(&lab, &["check"]),
+        || run_unprivileged(&lab, &["check"]),
         &["cannot read raftsman.yaml", "chmod"],
     );
     chmod(&lab.path().join("raftsman.yaml"), 0o644);
@@ -54,7 +54,7 @@ fn the_file_and_the_command_line() {
         "a directory that may not be written",
         &lab,
         None,
-        || run_as_nobody(&lab, &APPLY),
+        || run_unprivileged(&lab, &APPLY),
         &["cannot make the directory", "run raftsman as the user"],
     );
 
@@ -180,7 +180,7 @@ fn binaries_and_references() {
     write(&lab, "void", "", 0o600);
     with(
         &mut story,
-        "a password that everybody can read",
+        "a password that every user can read",
         &[&source, &password("{ file: open }")],
         &["can be read by every user", "chmod 600"],
     );
@@ -239,7 +239,7 @@ fn binaries_and_references() {
     chmod(&lab.path().join("good.key"), 0o644);
     with(
         &mut story,
-        "a CA key that everybody can read",
+        "a CA key that every user can read",
         &[&source, &brought("good.crt", "good.key")],
         &["can be read by every user", "chmod 600"],
     );

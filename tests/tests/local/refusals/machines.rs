@@ -136,7 +136,7 @@ fn machines_and_their_data() {
         let listener = listen(here, port);
         twice(
             &mut story,
-            &format!("somebody on the port of the {what}"),
+            &format!("another process on the port of the {what}"),
             &[&format!("port {port} is held by"), "or give the member another address"],
         );
         lab.cut_power("main-3");
@@ -145,7 +145,7 @@ fn machines_and_their_data() {
     story.restless(None);
     let listener = listen(here, 2378);
     story.refuse(
-        "somebody on the agent's port",
+        "another process on the agent's port",
         &lab,
         window,
         &APPLY,
@@ -235,13 +235,13 @@ fn what_is_in_the_way_of_a_new_machine() {
     write(&lab, "mine/main-1/thesis.txt", "!", 0o600);
     lab.write_file(&format!("{}machines: {{ directory: mine }}\n", lab.file()));
     lab.run(&APPLY).failed();
-    story.refuse("somebody's directory", &lab, None, &APPLY, &["raftsman did not make it", "move it away"]);
+    story.refuse("a foreign directory", &lab, None, &APPLY, &["raftsman did not make it", "move it away"]);
 
     let busy = Lab::cluster(1, "3.6.15", &[]);
     let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 251, 1), 2380)).expect("the port is free");
     busy.write_file(&format!("{}machines: {{ network: 127.0.251.0/24 }}\n", busy.file()));
     story.refuse(
-        "somebody in the network",
+        "another process in the network",
         &busy,
         None,
         &APPLY,
@@ -253,7 +253,7 @@ fn what_is_in_the_way_of_a_new_machine() {
 }
 
 #[test]
-#[allow(clippy::print_stderr, reason = "whoever runs it must see what was left out")]
+#[allow(clippy::print_stderr, reason = "the log says what was left out")]
 fn a_full_disk() {
     let mut story = Story::default();
     let lab = Lab::cluster(1, "3.6.15", &[]);

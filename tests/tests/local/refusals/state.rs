@@ -6,7 +6,7 @@ use raftsman_tests::lab::{Lab, Output, binary, eventually, kill};
 use raftsman_tests::story::{Story, Window};
 use rustix::process::Signal;
 
-use super::{APPLY, chmod, run_as_nobody, with_file, write};
+use super::{APPLY, chmod, run_unprivileged, with_file, write};
 
 #[test]
 fn the_state() {
@@ -68,10 +68,16 @@ fn the_state() {
     std::fs::rename(lab.path().join("aside"), state("generation")).expect("moved back");
 
     chmod(&state("identity.txt"), 0o644);
-    story.refuse("an identity that everybody can read", &lab, window, &APPLY, &["is open to other users", "chmod 600"]);
+    story.refuse(
+        "an identity that every user can read",
+        &lab,
+        window,
+        &APPLY,
+        &["is open to other users", "chmod 600"],
+    );
     chmod(&state("identity.txt"), 0o600);
     chmod(&state(""), 0o777);
-    story.refuse("a state that everybody can write", &lab, window, &APPLY, &["chmod 700"]);
+    story.refuse("a state that every user can write", &lab, window, &APPLY, &["chmod 700"]);
     chmod(&state(""), 0o700);
     with_file(
         &mut story,
@@ -83,10 +89,10 @@ fn the_state() {
     );
     chmod(lab.path(), 0o755);
     story.refuse_run(
-        "somebody else's state",
+        "another user's state",
         &lab,
         window,
-        || run_as_nobody(&lab, &APPLY),
+        || run_unprivileged(&lab, &APPLY),
         &["cannot read", "run raftsman as the user that owns"],
     );
     story.refuse("destroy in a pipe without --yes", &lab, window, &["destroy"], &["nothing was destroyed", "--yes"]);
