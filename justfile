@@ -77,7 +77,7 @@ bench-backup *args: everything lab lab-ceph
 bench-restore *args: everything lab
     ./target/release/measure bench-restore {{args}}
 
-# Which ports of machines answer to whom, every one tried; needs root
+# Which ports of machines answer to which clients, every one tried; needs root
 doors: everything lab lab-machines
     RAFTSMAN_SOAK=1 cargo nextest run --release --workspace --test machines --no-capture -E 'test(/^on_incus::.*answers/)'
 
@@ -90,7 +90,7 @@ under-load *args: everything lab
 bench-pause *args: everything lab
     ./target/release/measure bench-pause {{args}}
 
-# Planned operations in mixed order under load, one seed each: nobody notices
+# Planned operations in mixed order under load, one seed each: clients notice nothing
 notice operations="100": everything lab
     RAFTSMAN_OPERATIONS={{operations}} cargo nextest run --release --workspace --test local --no-capture -E 'test(/^notice::/)'
 
