@@ -1,4 +1,4 @@
-# What the scripts of this directory know of the Debian that they run on. Sourced; $work is a directory of the caller's.
+# What the scripts of this directory need of the Debian that they run on. Sourced; $work is a directory of the caller's.
 
 # The repository of this label (Debian, Debian-Security) that this computer itself uses: no other is known to be reachable.
 mirror() {

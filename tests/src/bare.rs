@@ -12,7 +12,7 @@ use raftsman_engine::pki::{Authority, AuthorityKind, LeafProfile, Usages};
 use raftsman_etcd::{Credentials, bounded, dial};
 use secrecy::ExposeSecret;
 
-/// The hand looks at each member this often.
+/// The operator checks each member this often.
 const POLL: Duration = Duration::from_millis(20);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 

@@ -53,7 +53,7 @@ pub fn on_machines(members: usize, machines: &[&str]) -> Cluster {
     desired(&text).clusters.remove(0)
 }
 
-/// One cluster and its world, told wave by wave.
+/// One cluster and its world, printed wave by wave.
 #[derive(Debug, Clone)]
 pub struct Scene {
     /// What should be.
@@ -153,7 +153,7 @@ impl Scene {
         plan(&self.desired, &self.look(), self.world.now)
     }
 
-    /// Carries out wave after wave until nothing more is done, and tells it. Where it ends with `done`, planning once
+    /// Carries out wave after wave until nothing more is done, and prints it. Where it ends with `done`, planning once
     /// more was seen to change nothing.
     pub fn to_the_end(&mut self) -> String {
         let mut told = String::new();
@@ -171,7 +171,7 @@ impl Scene {
         panic!("it goes round in circles:\n{told}")
     }
 
-    /// Carries out waves up to the one with such an action, that one included, and tells them.
+    /// Carries out waves up to the one with such an action, that one included, and prints them.
     pub fn until(&mut self, last: impl Fn(&Action) -> bool) -> String {
         let mut told = String::new();
         for _ in 0..100 {

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use crate::lab::{Lab, eventually, kill};
 use crate::load::Target;
 
-/// The hand looks this often.
+/// The operator checks this often.
 const POLL: Duration = Duration::from_millis(10);
 
 /// A member, and how it was started.
@@ -24,7 +24,7 @@ struct Member {
     arguments: Vec<String>,
     directory: PathBuf,
     pid: u32,
-    /// What the hand itself started, and must see off.
+    /// The process that the operator started, and must reap.
     own: Option<Child>,
 }
 

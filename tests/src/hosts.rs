@@ -42,7 +42,7 @@ const NOISE: [&str; 14] = [
     "var/tmp",
 ];
 
-/// Everything that is on a host, one line each: what is left on it is told by the lines of before and after.
+/// Everything that is on a host, one line each: the difference between before and after is what is left on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest(pub BTreeSet<String>);
 
@@ -134,7 +134,7 @@ impl Hosts {
         let first = self.first(i).expect("the host runs");
         let mut console = Command::new("nsenter");
         console.arg(format!("--target={first}")).args(["--all", "--", "/bin/sh", "-c", command]).stdin(Stdio::null());
-        // What the test is told must not tell the host anything.
+        // The host must not see the test's own environment.
         console.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         text(console.output().expect("nsenter: install util-linux"))
     }
@@ -154,7 +154,7 @@ impl Hosts {
         });
     }
 
-    /// The host is told to power off, and does.
+    /// Shuts the host down properly.
     pub fn power_off(&mut self, i: usize) {
         const POWEROFF: i32 = 38; // SIGRTMIN+4, as systemd names it
         let Some(mut power) = self.hosts[i].power.take() else { return };
@@ -177,7 +177,7 @@ impl Hosts {
         self.hosts[i].cut = true;
     }
 
-    /// Two hosts do not hear each other; the test and the other hosts hear both.
+    /// Two hosts do not reach each other; the test and the other hosts reach both.
     pub fn part(&self, i: usize, j: usize) {
         for (host, other) in [(i, j), (j, i)] {
             let (host, other) = (name(host), address(other));
@@ -188,7 +188,7 @@ impl Hosts {
         }
     }
 
-    /// All hosts hear each other again.
+    /// All hosts reach each other again.
     pub fn unite(&self) {
         for i in 0..self.hosts.len() {
             self.space.run(&format!("ip netns exec {} nft 'table inet part; delete table inet part'", name(i)));
@@ -277,7 +277,7 @@ impl Hosts {
     }
 
     fn power(&mut self, i: usize) {
-        // A host that is told to reboot ends with 133. Its group is used again, but not what it left in there.
+        // On reboot a host ends with 133. Its group is used again, but not what it left in there.
         let script = r#"
             group=/sys/fs/cgroup/$2
             while :; do

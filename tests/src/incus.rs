@@ -146,7 +146,7 @@ impl Incus {
         state["network"]["eth0"]["host_name"].as_str().expect("a link to the bridge").to_owned()
     }
 
-    /// Everything that the server has: what is left on it is told by before and after.
+    /// Everything that the server has: the difference between before and after is what is left on it.
     pub fn inventory(&self) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
         for kind in

@@ -264,7 +264,7 @@ impl Lab {
     }
 
     /// One look at members that get no processor for seconds finds them silent, and says so. Another look is allowed:
-    /// what nothing but an apply would mend stays as it is.
+    /// what only an apply would repair stays as it is.
     #[track_caller]
     #[allow(clippy::print_stderr, reason = "the log says why a test took long")]
     fn patiently(&self, verb: &[&str]) -> Output {
@@ -505,7 +505,7 @@ fn without_ids(mut action: Value) -> Value {
     if let Some(action) = action.as_object_mut() {
         action.remove("digest");
         action.remove("cluster");
-        // A new member's id follows from the moment of its birth.
+        // A new member's id depends on when it was added.
         action.remove("member");
     }
     action

@@ -177,8 +177,8 @@ impl Host {
         self.dir.path()
     }
 
-    /// Everything that is there, by libvirt's own word: domains, networks with the addresses that they keep for machines,
-    /// pools, volumes. What is left is told by before and after.
+    /// Everything that libvirt lists: domains, networks with the addresses that they keep for machines,
+    /// pools, volumes. The difference between before and after is what is left.
     pub fn everything(&self) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
         let names = |verb: &str| {

@@ -118,7 +118,7 @@ struct Run {
     tampered: bool,
     /// Whether people change authorities.
     rotates: bool,
-    /// Whether the life is told as it goes on.
+    /// Whether the life is printed as it goes on.
     told: bool,
 }
 

@@ -113,7 +113,7 @@ impl Drop for Space {
         {
             let _ = move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network));
         }
-        // The group is not used again: afterwards the kernel would kill what is born in it.
+        // The group is not used again: afterwards the kernel would kill new processes in it.
         let _ = std::fs::write(self.group.join("cgroup.kill"), "1");
         kill(self.first, Signal::KILL);
         let _ = self.maker.kill();

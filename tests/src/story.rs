@@ -87,7 +87,7 @@ fn walk(root: &Path, dir: &Path, processes: &[(u32, String)], files: &mut BTreeM
             continue;
         }
         if name.starts_with(".raftsman/clusters/") {
-            // Since when a member has been down is for the state to remember, whatever is refused.
+            // The state records since when a member is down, also in a refused run.
             let text = std::fs::read_to_string(&path).unwrap_or_default();
             let mut kept: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
             let mut ledger = kept["ledger"].take();

@@ -1,4 +1,4 @@
-//! the CAs that agents trust, the keys that are revoked → a digest by which both sides know that they mean the same.
+//! the CAs that agents trust, the keys that are revoked → a digest by which raftsman and agent compare them.
 
 use std::collections::BTreeSet;
 

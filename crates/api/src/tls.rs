@@ -97,7 +97,7 @@ pub fn certificates(pem: &str, what: &'static str) -> Result<Vec<CertificateDer<
     if found.is_empty() { Err(TlsError::Empty { what }) } else { Ok(found) }
 }
 
-/// The one crypto provider, passed by hand so that no process-wide default is needed.
+/// The one crypto provider, passed explicitly so that no process-wide default is needed.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }

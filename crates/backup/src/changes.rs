@@ -274,7 +274,7 @@ mod tests {
         let mut next = End::find(&repository, &full).await.unwrap();
         assert_eq!((next.revision, next.next), (15, 3));
         next.write(&repository, &signer(), id, &seals, &lines(16..=16)).await.unwrap();
-        // The one before lives after all, and does not know of it: its number is taken.
+        // The earlier writer is still alive, and has not seen it: its number is taken.
         let refused = end.write(&repository, &signer(), id, &seals, &lines(16..=17)).await;
         assert!(matches!(refused, Err(ChangesError::Store(StoreError::Taken { .. }))), "{refused:?}");
 

@@ -11,7 +11,7 @@ use crate::full::FullError;
 use crate::repository::Repository;
 use crate::sign::Signer;
 
-/// A backup was restored into a throwaway etcd, which holds what it should.
+/// A backup was restored into a temporary etcd, which holds what it should.
 #[derive(Debug, Clone)]
 pub struct Tried {
     /// On which machine.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How long a server may say nothing before it is asked again. A part of an upload gets there within that time.
+/// How long a server may send nothing before the request is retried. A part of an upload gets there within that time.
 const SILENCE: Duration = Duration::from_secs(30);
 /// How often, and for how long, a server that fails is asked again.
 const RETRIES: usize = 6;
@@ -24,7 +24,7 @@ const RETRYING: Duration = Duration::from_secs(120);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
-    /// S3, or something that speaks like it.
+    /// S3, or a compatible API.
     S3(S3),
     /// Google Cloud Storage.
     Gcs(Gcs),

@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(names(&repository).await, expected);
     }
 
-    /// A list of backups is read, which takes its time, and retention goes on meanwhile.
+    /// A slow read of the list of backups, while retention goes on.
     #[tokio::test]
     async fn what_retention_removes_during_a_read_is_not_damaged() {
         let (keys, moved) = (Keys::default(), Moved::default());

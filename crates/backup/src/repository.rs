@@ -56,7 +56,7 @@ impl Repository {
         };
         let what = || format!("the backup `{name}`");
         let manifest = self.trust.verify(what, Manifest::read(name, &text)?)?;
-        // Several fleets may be trusted: what one has signed is not another's because it lies there.
+        // Several fleets may be trusted: what one has signed does not become another's by its place in the store.
         let about = &manifest.about;
         if about.cluster != self.cluster || !self.layout.is_of(&about.fleet, &about.cluster) {
             let (expected, found) = (self.layout.root().to_owned(), format!("{}/{}", about.fleet, about.cluster));
@@ -82,7 +82,7 @@ impl Repository {
             match manifest {
                 Ok(Some(manifest)) => drop(found.verified.insert(name, manifest)),
                 Ok(None) => {}
-                // A store that cannot be read says nothing about a backup in it.
+                // An unreadable store is no evidence about a backup in it.
                 Err(error) if error.is_ours() => return Err(error),
                 Err(error) => drop(found.refused.insert(name, error)),
             }

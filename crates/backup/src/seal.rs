@@ -268,7 +268,7 @@ mod tests {
         for seals in codings(&identity.to_public()) {
             let mut object = Vec::new();
             let sealed = seal(thing().as_slice(), &mut object, &seals).unwrap();
-            // Without a coding only the hash tells, and the caller compares it.
+            // Without a coding only the hash shows it, and the caller compares it.
             let passes = |object: &[u8]| {
                 let mut out = Vec::new();
                 matches!(open(object, &mut out, seals.coding(), &keys, u64::MAX), Ok(stored) if stored == sealed && out == thing())

@@ -154,7 +154,7 @@ pub enum Removed {
     Locked,
 }
 
-/// What stores answer of an object that may not go yet: S3 and what speaks like it, Google Cloud Storage, Azure.
+/// What stores answer of an object that may not go yet: S3 and compatible APIs, Google Cloud Storage, Azure.
 const LOCKED: [&str; 8] = [
     "object lock",
     "ObjectLock",

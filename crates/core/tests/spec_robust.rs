@@ -95,7 +95,7 @@ const TOKENS: [&str; 72] = [
     "`",
 ];
 
-/// Small and the same everywhere: a failure is told by its number alone.
+/// Small and the same everywhere: a failure is reproduced by its number alone.
 struct Dice(u64);
 
 impl Dice {

@@ -27,7 +27,7 @@ use tower::{BoxError, ServiceExt};
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 /// A database of the greatest size that etcd suggests is compacted and rewritten in less, also on a slow disk.
 pub const REWRITE: Duration = Duration::from_secs(1800);
-/// The limit on the channel comes first: it knows which member has not answered which call.
+/// The limit on the channel fires first: its error names the member and the call.
 const SLACK: Duration = Duration::from_millis(500);
 
 /// A key that no client writes: a linearizable read of it proves that there is a quorum, and returns the revision.

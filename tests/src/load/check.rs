@@ -26,7 +26,7 @@ pub enum Rule {
     FinalValue,
     /// A write appeared that no call asked for, or that was refused.
     Unexplained,
-    /// A read told what was not, or no longer, there.
+    /// A read returned what was not, or no longer, there.
     StaleRead,
     /// Revisions do not follow the order in which calls came after each other.
     Order,
@@ -38,11 +38,11 @@ pub enum Rule {
     CheckersDiffer,
     /// The watch left out a change.
     WatchMissed,
-    /// The watch told a change twice.
+    /// The watch delivered a change twice.
     WatchRepeated,
-    /// The watch told a change after a later one.
+    /// The watch delivered a change after a later one.
     WatchOrder,
-    /// Two members tell different pasts.
+    /// Two members return different histories.
     MembersDiffer,
     /// The end could not be looked at.
     Unfinished,
@@ -76,7 +76,7 @@ pub struct Verdict {
     pub history: Option<PathBuf>,
 }
 
-/// So many violations and errors are told in full.
+/// So many violations and errors are printed in full.
 const TOLD: usize = 12;
 
 impl Verdict {
@@ -97,7 +97,7 @@ impl Verdict {
         Self { figures, violations, errors, history: file.filter(|_| wrong).and_then(kept) }
     }
 
-    /// Panics if anything was lost, stale, out of order, or told wrongly. Calls may have failed.
+    /// Panics if anything was lost, stale, out of order, or reported wrongly. Calls may have failed.
     #[track_caller]
     pub fn assert_consistent(&self) {
         assert!(self.violations.is_empty(), "{self}");
@@ -133,7 +133,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What happened to the keys, as the cluster tells it: afterwards if it still can, else while it happened.
+/// What happened to the keys, as the cluster reports it: afterwards if it still can, else from the watch.
 struct Past {
     events: Vec<Event>,
     first: i64,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::call::{Call, Key, Value};
 
-/// One change of a key, as a watch told it.
+/// One change of a key, as a watch delivered it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// When it arrived: nanoseconds since the load's start.
@@ -38,7 +38,7 @@ pub struct Final {
     pub revision: i64,
 }
 
-/// The whole past of the prefix, as one member tells it afterwards.
+/// The whole history of the prefix, as one member returns it afterwards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replay {
     /// Which member.
@@ -64,7 +64,7 @@ pub enum Line {
         /// Why.
         why: String,
     },
-    /// A test's own word.
+    /// A test's own marker.
     Mark {
         /// When.
         at: u64,
@@ -78,7 +78,7 @@ pub enum Line {
 /// What was found when the load had ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ending {
-    /// When the workers were told to stop.
+    /// When the workers were stopped.
     pub stopped: u64,
     /// The store's revision before the first call.
     pub first_revision: i64,
@@ -86,7 +86,7 @@ pub struct Ending {
     pub last_revision: i64,
     /// Every key, read linearizably.
     pub finals: Vec<Final>,
-    /// The past, as each member tells it.
+    /// The history, as each member returns it.
     pub replays: Vec<Replay>,
     /// What could not be found out at the end, and why.
     pub problems: Vec<String>,

@@ -36,7 +36,7 @@ struct Inner {
     last_failure: Option<String>,
 }
 
-/// The members that a load works against. A test may tell it others at any time.
+/// The members that a load works against. A test may set others at any time.
 pub struct Members {
     target: Mutex<Target>,
     inner: Mutex<Inner>,

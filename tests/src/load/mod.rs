@@ -44,7 +44,7 @@ use worker::{Pace, Shared};
 
 /// A cluster that takes no write for so long is not one to put a load on, or has not survived it.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long the past may take to be told.
+/// How long reading the history from all members may take.
 const REPLAY: Duration = Duration::from_secs(60);
 
 /// How hard to work.
@@ -63,7 +63,7 @@ pub struct LoadSettings {
     /// How long one try of a call may take.
     pub try_timeout: Duration,
     /// How long a client waits before its one retry. One that comes back at once meets the same election: a follower
-    /// hands its write to a leader that is on its way out and drops it without a word.
+    /// forwards its write to a leader that is stopping and drops it silently.
     pub retry_pause: Duration,
     /// Whether to go where etcd's member list says, or only where the test says.
     pub follow_members: bool,
@@ -183,13 +183,13 @@ impl Load {
         self.shared.failed.load(Ordering::Relaxed)
     }
 
-    /// Puts a word of the test's own into the history.
+    /// Puts a marker of the test into the history.
     pub fn mark(&self, text: &str) {
         let at = self.shared.recorder.now();
         self.shared.recorder.record(Line::Mark { at, text: text.to_owned() });
     }
 
-    /// Where the clients go. Unless told otherwise they follow etcd's own list of members.
+    /// Where the clients connect. By default they follow etcd's own list of members.
     pub fn members(&self) -> &Members {
         &self.shared.members
     }
@@ -216,7 +216,7 @@ impl Load {
                 worker.await.expect("a worker does not panic");
             }
             let mut ending = look_back(&self.shared, self.first_revision, stopped).await;
-            // What was acknowledged is there, and the watch must tell it, however late.
+            // What was acknowledged is there, and the watch must deliver it, however late.
             let last = ending.finals.iter().map(|found| found.revision).max().unwrap_or(0);
             let begun = Instant::now();
             while self.watched.load(Ordering::Acquire) < last {
@@ -277,7 +277,7 @@ async fn range(client: &mut Client, spelling: &Spelling) -> Result<(i64, Vec<Fin
     Ok((revision, found.collect()))
 }
 
-/// Reads every key, and lets every member tell the past.
+/// Reads every key, and the history from every member.
 async fn look_back(shared: &Shared, first_revision: i64, stopped: u64) -> Ending {
     let mut problems = Vec::new();
     let begun = Instant::now();

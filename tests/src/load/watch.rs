@@ -10,7 +10,7 @@ use super::call::Spelling;
 use super::history::{Event, Line, Recorder};
 use super::members::Members;
 
-/// A watch that says nothing for so long is taken up anew: its member may be cut off, and does not know.
+/// A watch without a message for so long is restarted: its member may be cut off without noticing.
 const SILENCE: Duration = Duration::from_secs(2);
 /// Between two tries to take a watch up.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -81,7 +81,7 @@ impl Shared {
     }
 }
 
-/// Makes calls until the load is told to stop.
+/// Makes calls until the load stops.
 pub(super) async fn work(worker: u32, shared: Arc<Shared>, mut dice: Dice) {
     loop {
         shared.pace.turn().await;

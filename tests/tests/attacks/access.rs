@@ -1,4 +1,4 @@
-//! Clients without credentials at a cluster that runs → what they are told, and what they are not.
+//! Clients without credentials at a running cluster → what they can read, and what they cannot.
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::process::Command;
@@ -20,7 +20,7 @@ fn asked(address: Ipv4Addr, port: u16, path: &str, http: &str) -> u16 {
 const PATHS: [&str; 8] =
     ["/metrics", "/debug/vars", "/debug/pprof/", "/debug/requests", "/version", "/health", "/v2/keys/", "/v3/kv/range"];
 
-/// With passwords and without the gateway, the port of clients speaks gRPC only.
+/// With passwords and without the gateway, the client port serves gRPC only.
 #[test]
 fn a_client_without_credentials_reads_nothing_at_the_client_port() {
     let versions = ["3.4.45", "3.5.34", "3.6.15", "3.7.2"];

@@ -66,7 +66,7 @@ fn identity(authority: &Authority, user: &str) -> Identity {
     Identity::from_pem(&chain, key.expose_secret()).expect("an identity")
 }
 
-/// Attackers that try everything on every member, again and again, until they are told to end.
+/// Attackers that try everything on every member, again and again, until they are stopped.
 struct Siege {
     runtime: tokio::runtime::Runtime,
     over: Arc<AtomicBool>,

@@ -130,7 +130,7 @@ async fn roles_of_agents() {
     fs::remove_dir_all(lab.path().join("roles")).expect("the old ones");
     let again = Role::issued(&lab, "monitoring", "reader");
     again.client(&lab).await.expect("one of the new CA").report(ReportRequest::default()).await.expect("may look");
-    // The revoked stay so, and machines that come later know the new CA.
+    // Revoked keys stay revoked, and new machines trust the new CA.
     let list = lab.run(&["cert", "list", "--json"]).ok().json();
     let agents = list["certificates"].as_array().expect("a list").iter().filter(|it| it["what"] == "agent");
     assert!(agents.clone().count() == 1 && agents.clone().all(|it| it["renewal"].is_string()), "{list}");
@@ -236,7 +236,7 @@ fn files_of_others() {
     assert!(refused.contains("larger than 8 MiB"), "{refused}");
 }
 
-/// What a host is told to join with.
+/// The data with which a host joins.
 #[test]
 fn join_tokens() {
     let lab = Lab::new(

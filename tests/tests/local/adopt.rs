@@ -1,4 +1,4 @@
-//! Clusters that others set up by hand → the file that describes them, what is to know of them, and nothing changed.
+//! Clusters that were set up by hand → the file that describes them, a report, and nothing changed.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ impl Theirs {
         Self::at((1..=3).map(place).collect(), customs)
     }
 
-    /// Three members on one address, told apart by their ports.
+    /// Three members on one address, with different ports.
     fn on_ports(customs: Customs) -> Self {
         let listeners: Vec<TcpListener> = (0..6).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
         let ports: Vec<SocketAddr> = listeners.iter().map(|l| l.local_addr().expect("an address")).collect();
@@ -307,7 +307,7 @@ fn a_sound_cluster_with_certificates() {
         assert_snapshot!("adopt_sound_file", theirs.plain(&lab.file()));
     });
 
-    // The file tells the truth, so that there is nothing to do.
+    // The file describes the cluster as it is, so that there is nothing to do.
     lab.run(&["check", "--strict"]).ok();
     let plan = lab.run(&["plan", "--detailed-exitcode"]).ok();
     assert!(plan.stdout.contains("Nothing to do"), "{}", plan.stdout);

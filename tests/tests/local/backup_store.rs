@@ -1,4 +1,4 @@
-//! Real Ceph, an API that fails and lies, objects that were changed → nothing is taken for a backup that is none.
+//! Real Ceph, an API that fails or answers wrongly, changed objects → nothing is taken for a backup that is none.
 
 #![allow(clippy::print_stdout, reason = "a test says how many faults it tried")]
 
@@ -171,7 +171,7 @@ async fn an_api_that_fails(ceph: &Ceph, store: &Store) {
     assert!(made > number / 2, "most single faults are overcome");
 }
 
-/// Every change to what lies in the store is noticed.
+/// Every change to an object in the store is noticed.
 async fn changed_objects(store: &Store) {
     let layout = layout("changed");
     let whole = take(store, &layout, 1, snapshot(300, 1)).await.expect("a backup");

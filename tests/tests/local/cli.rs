@@ -303,7 +303,7 @@ fn output_that_is_lost_is_an_error() {
     for verb in ["--help", "--version", "plan --help", "schema", "check", "check --json", "completions bash", "plan"] {
         checks_its_output(&lab, verb);
     }
-    // An error of its own is the one that is told.
+    // The command's own error is the one that is printed.
     let both = shell(&lab, "raftsman plan nosuch > /dev/full");
     assert_eq!((both.code, both.stderr.as_str()), (1, "error: the file has no cluster `nosuch`; it has: main\n"));
 }
@@ -568,7 +568,7 @@ fn watching(lab: &Lab) {
 
     let follows = |text: &str| text.lines().count() > 3;
     let (code, text) = interrupted(&["logs", "main-1", "-n", "1", "-f"], &|text| {
-        // Something to log: a client that speaks no TLS.
+        // Something to log: a client without TLS.
         let _ = std::net::TcpStream::connect((lab.address("main-1"), 2379)).map(|mut to| {
             use std::io::Write as _;
             let _ = to.write_all(b"hello\n\n");

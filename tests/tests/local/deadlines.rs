@@ -155,7 +155,7 @@ async fn an_etcd_that_hangs_is_named_with_the_call() {
 fn apply_ends_in_time_when_a_disk_or_an_agent_hangs() {
     let lab = Lab::cluster(3, "3.6.14", &[]);
     lab.apply();
-    // A file that nothing ever writes to hangs whatever reads it, as a dead disk does.
+    // A FIFO without a writer blocks its readers, as a failed disk does.
     lab.write_file(&lab.file().replace("3.6.14", "3.6.15"));
     let artifact = lab.machine("main-2").join("artifacts/etcd-3.6.15");
     std::fs::create_dir_all(artifact.parent().expect("a directory")).expect("a directory");

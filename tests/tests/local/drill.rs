@@ -151,7 +151,7 @@ fn a_copy_is_as_good_as_the_backup() {
     assert!(copy(&to_disk).failed().all().contains("never written twice"));
     std::fs::write(&manifest, text).expect("as it was");
 
-    // To the store of another file; a new cluster is born from it there.
+    // To the store of another file; a new cluster is bootstrapped from it there.
     let born = Lab::cluster(1, VERSION, &["restore_from: { cluster: lab/main, key: { file: right.key } }"]);
     let second = shelf.path().join("second");
     std::fs::create_dir(&second).expect("a directory");

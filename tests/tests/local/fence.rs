@@ -18,7 +18,7 @@ fn name(text: &str) -> Name {
     Name::parse(text).expect("a name")
 }
 
-/// How often a member was asked to hand its leadership over.
+/// How often a member was asked to transfer its leadership.
 fn hand_overs(lab: &Lab) -> usize {
     let logs = lab.etcds().into_iter().map(|(name, _)| lab.machine(&name).join("etcd/etcd.log"));
     logs.map(|log| std::fs::read_to_string(log).expect("a log").matches("leadership transfer starting").count()).sum()
@@ -96,7 +96,7 @@ async fn a_stale_state_changes_nothing_in_etcd() {
     for value in ["1", "2", "3"] {
         lab.etcdctl(&["put", "history", value]).ok();
     }
-    // Another operator takes over: by what it changes in etcd, a majority of the agents know of its lock.
+    // Another operator takes over: once it changes etcd, a majority of the agents have its lock's generation.
     for _ in 0..2 {
         for member in ["main-1", "main-2"] {
             lab.run(&["move-leader", member]).ok();
@@ -118,7 +118,7 @@ async fn a_stale_state_changes_nothing_in_etcd() {
     let stale = Hands { observer: &observer, lock: &old, limit: Duration::from_secs(20) };
     for action in changes(&ids, cluster, leader) {
         let refused = stale.act(&action).await.expect_err(action.verb()).to_string();
-        // By how much depends on the agent that answers first: a minority may not have heard of the newest.
+        // By how much depends on the agent that answers first: a minority may not have the newest one.
         assert!(refused.contains("generation 1 is older than"), "{}: {refused}", action.verb());
     }
     let refused = Box::pin(stale.nudge(Timestamp::now())).await.expect_err("refused").to_string();

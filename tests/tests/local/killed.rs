@@ -63,7 +63,7 @@ fn end(mut child: Child) {
     child.wait().expect("it was ours");
 }
 
-/// What must hold of a lab after whatever happened to it: one of everything, nothing else, shut doors.
+/// What must hold of a lab after every fault: one of everything, nothing else, unauthenticated clients rejected.
 #[track_caller]
 fn whole(lab: &Lab, members: usize) -> Value {
     let names: Vec<String> = (1..=members).map(|i| format!("main-{i}")).collect();
@@ -127,7 +127,7 @@ impl Acknowledged {
     }
 }
 
-/// The cluster's id, as it is on record or as etcd itself tells it. Does not ask raftsman: that would write it down.
+/// The cluster's id, as the state or etcd itself has it. Does not ask raftsman: that would record it.
 fn id_before(lab: &Lab) -> Option<String> {
     let text = std::fs::read_to_string(lab.path().join(".raftsman/clusters/main.json")).ok()?;
     let kept: Value = serde_json::from_str(&text).ok()?;

@@ -40,7 +40,7 @@ fn a_machine_that_is_lost_is_not_made_anew() {
     end(&lab, "main-2");
     std::fs::remove_dir_all(lab.machine("main-2")).expect("it is ours to remove");
 
-    // An empty member under the old id would forget what the lost one voted for.
+    // An empty member under the old id would have lost the votes that it cast.
     let refused = lab.run(&["apply", "--yes", "--timeout", "30s"]).failed();
     assert!(refused.stdout.contains("main-2: the machine is gone, and a member's data with it"), "{}", refused.all());
     assert!(!lab.machine("main-2").exists());

@@ -1,4 +1,4 @@
-//! A majority destroyed on real etcd → built anew around the survivor that knows most, with the loss told exactly.
+//! A majority destroyed on real etcd → rebuilt around the survivor with the newest data, and the loss reported exactly.
 
 #![allow(clippy::print_stdout, reason = "measurements of a run go to its log")]
 
@@ -20,7 +20,7 @@ fn there(lab: &Lab, key: &str) -> bool {
     lab.etcdctl(&["get", key, "--print-value-only"]).ok().stdout.trim() == "written"
 }
 
-/// Every member has heard of everything until now: a follower learns with the next heartbeat what is committed.
+/// Every member has applied everything so far: a follower learns the commit index with the next heartbeat.
 fn all_heard() {
     std::thread::sleep(std::time::Duration::from_secs(1));
 }
@@ -90,7 +90,7 @@ fn two_of_three_are_destroyed() {
     assert!(before.iter().all(|(_, written)| *written <= kept), "what it knew is lost: {before:?}, {kept}");
     assert!(after.iter().all(|(_, written)| *written > kept), "it never received {after:?}, {kept}");
     assert!(revision > kept + 1_000_000_000, "revisions went back: {revision}");
-    // A watcher that has seen what is lost is told so, and does not wait for it for ever.
+    // A watch from a lost revision gets an error, and does not wait for it for ever.
     let watched = lab.etcdctl(&["watch", "before-0", "--rev", &(kept + 2).to_string()]).failed().all();
     assert!(watched.contains("compacted"), "{watched}");
     // The old data is put aside.

@@ -56,7 +56,7 @@ async fn an_agent_rejects_unauthorized_clients() {
     story.tell("a change without a generation", refused.message(), &["generation"]);
     let refused = client(Some(Role::Operator)).await.stop_etcd(stamp(tonic::Request::new(stop()), 0)).await;
     story.tell("a change of an older generation", refused.expect_err("refused").message(), &["is older than"]);
-    // The generation is the newest one already: nothing new to remember.
+    // The agent has this generation already: nothing new to store.
     let newest =
         std::fs::read_to_string(lab.path().join(".raftsman/generation")).expect("it").trim().parse().expect("a number");
     let refused = client(Some(Role::Admin)).await.configure_etcd(stamp(tonic::Request::new(configure()), newest)).await;

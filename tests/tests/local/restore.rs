@@ -33,7 +33,7 @@ const LIES: [Fault; 7] = [
     Fault::Garbled,
     Fault::GarbledRequest,
 ];
-/// A restore tells of at least so many.
+/// A restore reports at least so many.
 const STEPS: usize = 10;
 /// The key exists while an agent makes backups.
 const KEEPER: &[u8] = b"raftsman/backup-keeper";
@@ -65,7 +65,7 @@ fn revision(bulk: &Bulk) -> i64 {
     bulk.with(async |mut client| client.get("x", None).await.expect("a word").header().expect("a header").revision())
 }
 
-/// All that ever happened, as etcd itself tells it.
+/// The whole history, as etcd itself returns it.
 struct History(Vec<(i64, Vec<u8>, Option<Known>)>);
 
 impl History {
@@ -305,7 +305,7 @@ fn struck(lab: &Lab, name: &str, victim: Victim, at: usize) -> bool {
     let (mut steps, mut came) = (0, false);
     for line in said.lines().map_while(Result::ok) {
         let event: Value = serde_json::from_str(&line).unwrap_or_default();
-        // How often it tells how far it is depends on the disk.
+        // How often it reports progress depends on the disk.
         steps += usize::from(event["event"] != "moved");
         if steps == at {
             match victim {
@@ -320,7 +320,7 @@ fn struck(lab: &Lab, name: &str, victim: Victim, at: usize) -> bool {
     came
 }
 
-/// A command tells of every step before it and after it: these are all of them.
+/// A command reports the begin and the end of every step: these are all of them.
 #[test]
 fn killed_at_every_step_it_goes_on() {
     let (seed, shelf) = (seed(), tempfile::tempdir().expect("a directory"));

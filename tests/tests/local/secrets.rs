@@ -218,7 +218,7 @@ fn a_life(further: &[&str], own: &[(&str, &str)], environment: &[(&str, &str)], 
         &["apply", "--yes"],
     ];
     outputs.extend(verbs.iter().map(|verb| (verb[0], run(verb).ok())));
-    // Failures speak, too.
+    // Error messages, too.
     let wrong = lab.path().join("passphrase");
     outputs.push(("identity", run(&["status", "--identity", &wrong.display().to_string()]).failed()));
     canaries.extend(secrets_of(&lab, passphrase.then_some(PASSPHRASE)));
@@ -237,7 +237,7 @@ fn a_life(further: &[&str], own: &[(&str, &str)], environment: &[(&str, &str)], 
             String::from_utf8_lossy(leak.expect("one"))
         );
     }
-    // The lab itself does not know the passphrase.
+    // The lab itself does not have the passphrase.
     run(&["destroy", "--yes"]).ok();
 }
 

@@ -42,7 +42,7 @@ fn eight_loops_of_readers_beside_growth_rotation_and_shrinking_undo_nothing() {
 fn a_reader_that_was_stopped_takes_nothing_back() {
     let lab = Lab::cluster(3, "3.6.15", &[]);
     lab.apply();
-    // With one etcd stopped a look takes its time: the reader has read the ledger and waits.
+    // With one etcd stopped an observation is slow: the reader has read the ledger and waits.
     let (_, slow) = lab.etcds().into_iter().next().expect("an etcd");
     kill(slow, Signal::STOP);
     let mut reader = lab.spawn(&["status", "--json"]);

@@ -181,7 +181,7 @@ fn users_by_certificate() {
     by_certificate(&lab, "metrics", &["get", "/app/x"]).ok();
     denied(by_certificate(&lab, "metrics", &["put", "/app/x", "5"]));
 
-    // A file that says nothing of them leaves them alone.
+    // A file without roles and users leaves them alone.
     let file = lab.file();
     lab.write_file(&file.lines().filter(|l| !l.contains("roles:")).collect::<Vec<_>>().join("\n"));
     lab.etcdctl(&["user", "add", "mallory", "--no-password"]).ok();
@@ -190,7 +190,7 @@ fn users_by_certificate() {
     lab.destroy();
 }
 
-/// Writes as `app` again and again, through a member of its own, until it is told to stop.
+/// Writes as `app` again and again, through a member of its own, until it is stopped.
 fn persistent(lab: &Lab) -> impl FnOnce() -> (u64, Vec<String>) + use<> {
     let dir = lab.path().join("persistent");
     lab.run(&["cert", "issue", "app", "--out", &dir.display().to_string()]).ok();

@@ -77,7 +77,7 @@ fn hops(lines: &[Value], members: usize) -> Vec<String> {
             left -= 1;
             assert!(!step["pause"]["hand_over"].is_number(), "another took over before: {step}");
         } else if step["action"]["do"] == "move_leader" {
-            // Another election on the way may leave nothing to hand over at the end.
+            // Another election on the way may leave no leadership to transfer at the end.
             assert_eq!(left, 1, "the leader goes last: {lines:?}");
         }
     }
@@ -129,7 +129,7 @@ fn apply_until_restarted(lab: &Lab, restarts: usize) {
 
 /// Gives a change up after so many restarts; how many members have gone.
 ///
-/// The next restart may be ordered before the command dies, and an agent finishes by itself what it was told. Where that
+/// The next restart may be ordered before the command dies, and an agent finishes a request by itself. Where that
 /// was the last one nothing is half way, so all go back for another try.
 #[track_caller]
 fn give_up_half_way(lab: &Lab, load: &Load, from: &str, to: &str, restarts: usize) -> usize {
@@ -229,7 +229,7 @@ const HALF_WAYS: [HalfWay; 11] = [
     ("3.6.14", "3.6.15", 2, &[]),
     ("3.6.15", "3.7.2", 1, &[PASSWORDS]),
     ("3.6.15", "3.7.2", 2, &[]),
-    // Half way down, etcd was told of it: it is called off before the members come up again.
+    // Half way down, etcd has a downgrade enabled: it is cancelled before the members come up again.
     ("3.7.2", "3.6.15", 1, &[]),
     ("3.7.2", "3.6.15", 2, &[PASSWORDS]),
     ("3.6.15", "3.5.34", 1, &[]),

@@ -17,7 +17,7 @@ use raftsman_tests::lab::{binary, eventually};
 
 /// The test's own address in the hosts' network.
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1));
-/// A port of the host's that no door is for.
+/// A port of the host that the firewall does not open.
 const STRANGE: u16 = 8080;
 
 fn machines(key: &str) -> Machines {
@@ -86,7 +86,7 @@ fn a_machine_boots_for_the_first_time() {
     assert_eq!(String::from_utf8_lossy(&login.stdout), "main-1\nops\nroot\n", "{login:?}");
     hosts.console(0, "grep -q '^ops:!' /etc/shadow").ok();
 
-    // The firewall is there, and what is behind its doors.
+    // The firewall is there, and so are the services behind its open ports.
     hosts.console(0, "systemctl is-active raftsman-firewall.service && nft list table inet raftsman").ok();
     hosts.console(0, "systemctl start prometheus-node-exporter.service").ok();
     let listen = format!("systemd-run --unit=strange /usr/bin/python3 -m http.server {STRANGE}");

@@ -67,7 +67,7 @@ fn a_host_can_be_cut_off_and_closed() {
     hosts.ssh(0, "true").ok();
     hosts.unite();
     hosts.ssh(1, "sudo ping -c 3 -W 5 10.77.0.11").ok();
-    // Threads of the test hear them, too.
+    // Threads of the test get them, too.
     let address = SocketAddr::from((hosts.addresses()[0], 22));
     std::thread::spawn(move || TcpStream::connect(address)).join().expect("a thread").expect("sshd");
 

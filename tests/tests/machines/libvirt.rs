@@ -60,7 +60,7 @@ fn a_machine_comes_and_goes() {
     assert!(libvirt.everything().is_superset(&made.into()));
     libvirt.virsh(&["start", "m1"]).ok();
 
-    // Its kernel, systemd and cloud-init: what it was told, it does.
+    // Its kernel, systemd and cloud-init carry out the boot data.
     let begun = Instant::now();
     let said = || std::fs::read_to_string(libvirt.console("m1")).unwrap_or_default();
     while !said().contains("m1 is up") {

@@ -171,7 +171,7 @@ fn machines_are_made_anew_as_the_file_says() {
     let load = Load::start(&lab, LoadSettings::default());
     load.await_writes(100);
 
-    // What they are told at boot changes nothing that is there.
+    // Their boot data changes nothing that is there.
     lab.write_file(&file(&incus, 3, "  memory: 512MiB\n  updates: off\n"));
     lab.nothing_to_do();
 
@@ -345,7 +345,7 @@ fn secrets_are_delivered() {
     apply(&lab);
     incus.exec("main-1", "test -z \"$(ls /etc/raftsman/logs)\" && ! systemctl is-active fluent-bit").ok();
 
-    // Neither the server nor what raftsman keeps knows any of them.
+    // Neither the server nor raftsman's state has any of them.
     let mut told = incus.query("GET", "/1.0/instances?recursion=2", None).expect("an answer").to_string();
     let mut kept = std::process::Command::new("grep");
     kept.args(["-rlaF", "canary"]).arg(lab.path().join(".raftsman"));
@@ -375,14 +375,14 @@ fn what_the_server_knows_is_no_lasting_secret() {
     }
     // All that lasts is in files of this machine, and of the state.
     assert!(told.contains("user.raftsman.boot"), "it tells what it knows");
-    // As a key of what a machine is told, within a text within JSON; Incus itself knows of tokens for its clusters.
+    // As a key of a machine's boot data, within a text within JSON; Incus itself has tokens for its clusters.
     assert!(!told.contains(r#"join_token\""#), "what the machine was told was put into it");
     assert!(!told.contains("PRIVATE KEY"), "a key");
     let keys =
         incus.exec("main-1", "find /var/lib/raftsman -name '*.pem' -o -name '*key*' | xargs grep -l PRIVATE").ok();
     assert!(keys.stdout.lines().count() >= 3, "{}", keys.stdout);
 
-    // The token is dead: the agent has none any more, and takes none.
+    // The token is invalid: the agent has none any more, and takes none.
     let boot = incus.exec("main-1", "cat /var/lib/raftsman/agent/boot.json").ok().stdout;
     assert!(!boot.contains("join_token"), "{boot}");
     assert_eq!(lab.listing("secrets"), ["fleet.age", "main-clients.age", "main-peers.age"], "no token is kept");

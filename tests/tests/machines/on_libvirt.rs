@@ -32,7 +32,7 @@ fn apply(lab: &Lab) {
     lab.run(&["apply", "--yes", "--timeout", "10m"]).ok();
 }
 
-/// The members as etcd knows them: name and id.
+/// The members as etcd lists them: name and id.
 fn members(lab: &Lab) -> Vec<(String, String)> {
     let list = lab.etcdctl(&["member", "list", "--hex", "--write-out=simple"]).ok().stdout;
     let member = |line: &str| match line.split(", ").collect::<Vec<_>>()[..] {

@@ -156,7 +156,7 @@ fn members_are_opened_together_only_where_all_agents_answer() {
     assert!(!told.contains("restart all etcd") && told.matches("restart etcd").count() == 2, "{told}");
 }
 
-/// The opening rests on what agents say: where two CAs have the same name, closed members may not know raftsman any more.
+/// Opening relies on agents' reports: where two CAs have the same name, closed members may reject raftsman's clients.
 #[test]
 fn members_are_opened_although_etcd_does_not_answer() {
     let mut scene = Scene::empty(3, &[PASSWORD]);

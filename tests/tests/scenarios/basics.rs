@@ -601,7 +601,7 @@ fn certificates_need_other_names() {
     ");
 }
 
-// ---- etcd itself raises its hand.
+// ---- Alarms of etcd.
 
 #[test]
 fn an_alarm_and_a_change() {

@@ -86,7 +86,7 @@ fn another_authority_for_clients_waits_for_them() {
     * switch clients CA cluster: trusted by every member; 1 1 1
     done
     ");
-    // Clients that know the old authority only still know what members show them.
+    // Clients that trust only the old CA still accept the members' certificates.
     for i in 1..=3 {
         assert_eq!(scene.machine(i).certificates[&Purpose::Server].issuer_key, "clients-1");
     }

@@ -81,7 +81,7 @@ fn without_a_majority_a_backup_helps_as_well() {
     assert!(told.ends_with("done\n"), "{told}");
 }
 
-/// The file says so; once it is there, it says nothing any more.
+/// `restore_from` in the file: once the cluster exists, it has no effect.
 #[test]
 fn a_new_cluster_is_born_from_a_backup() {
     let text = "fleet: lab\nbackups: { store: { directory: /b } }\n\

@@ -173,7 +173,7 @@ fn only_the_data_that_was_seen_is_cleared() {
 #[test]
 fn machines_are_given_back_one_after_the_other() {
     let mut scene = Scene::settled(5);
-    // Both were taken out by hand.
+    // Both were removed by hand.
     scene.agreed().members.retain(|m| m.name != "main-4" && m.name != "main-5");
     scene.desired = cluster(3, &[]);
     scene.world.remember(&scene.desired.clone());

@@ -27,7 +27,7 @@ fn counts(kept: &Kept) -> bool {
     matches!(kept.standing, Standing::Verified { .. })
 }
 
-/// What the test knows, beside what is in the store.
+/// What the test has on record, beside what is in the store.
 struct World {
     seed: u64,
     now: Timestamp,
@@ -533,7 +533,7 @@ impl Life {
             Wish::Revision(revision) => (revision, revision, Timestamp::MAX),
             Wish::Moment(moment) if !self.clocks && of[0].at + SignedDuration::from_secs(20) < moment => {
                 let Some(next) = of.iter().find(|it| it.at > moment) else { return false };
-                // From a full backup of before it: a later one does not tell when what is in it was written.
+                // From a full backup of before it: a later one does not show when its contents were written.
                 (next.revision - 1, next.revision, moment)
             }
             _ => return false,

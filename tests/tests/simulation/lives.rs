@@ -59,7 +59,7 @@ fn unreachable_is_absent(desired: &Cluster, observed: &Observed, now: Timestamp)
     plan(desired, &observed, now)
 }
 
-/// Forgets what it started: a wiped member is born again under its old id.
+/// Forgets what it started: a wiped member is started again, empty, under its old id.
 fn forgetful(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
     let Ledger { peers, clients, .. } = observed.ledger.clone();

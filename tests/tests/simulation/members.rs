@@ -67,7 +67,7 @@ fn removes_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
     }
 }
 
-/// Removes the leader without a hand-over.
+/// Removes the leader without a transfer of leadership.
 fn beheads(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let Some(Reason::LeaderGoes { from }) = plan.steps.first().map(|s| s.reason.clone()) else { return plan };

@@ -26,9 +26,9 @@ struct Life {
     planner: Planner,
     /// The cluster that lost its majority.
     of: ClusterId,
-    /// What clients were told is written, by the cluster that they wrote to.
+    /// The highest revision that clients got acknowledged by the cluster that they wrote to.
     acknowledged: i64,
-    /// Whether the survivor was ever truly alone and well: only then has it applied all that it knows.
+    /// Whether the survivor was ever truly alone and well: only then has it applied its whole log.
     alone: bool,
     plans: usize,
 }
@@ -110,7 +110,7 @@ impl Life {
             1 => machine.agent_up = false,
             2 | 3 => machine.agent_up = machine.power == Power::Running,
             4 => {
-                // Without power for a while: the agent starts etcd again as it was told to last.
+                // Without power for a while: the agent starts etcd again as in the last request.
                 machine.process.state = match machine.process.state {
                     ServiceState::Stopped => ServiceState::Stopped,
                     ServiceState::Running | ServiceState::Backoff => ServiceState::Backoff,
@@ -254,7 +254,7 @@ fn blind(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     plan(desired, seen, now)
 }
 
-/// Takes a survivor for alone that was never told to be.
+/// Takes a survivor for alone that was never started with `--force-new-cluster`.
 fn credulous(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     plan(desired, &with(observed, |recovery| recovery.alone = true), now)
 }

@@ -20,7 +20,7 @@ struct Ledger {
     authority: u32,
 }
 
-/// The world itself: what the ledger should remember.
+/// The world itself: what the ledger should contain.
 #[derive(Debug, Clone, Default)]
 struct World {
     members: BTreeSet<u8>,
@@ -71,7 +71,7 @@ struct Sim {
     world: World,
     dice: Dice,
     processes: Vec<Process>,
-    /// Whether there ever was a ledger: keys in the state would tell.
+    /// Whether there ever was a ledger: keys in the state would show it.
     begun: bool,
     refused: u64,
 }
@@ -303,7 +303,7 @@ impl Sim {
     }
 }
 
-/// A state that lies in memory where the system has such a place: no disk is worn out.
+/// A state in memory where the system has tmpfs: no disk is worn out.
 fn place() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let builder = || tempfile::Builder::new();

@@ -59,7 +59,7 @@ fn two_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     plan
 }
 
-/// Rewrites the leader without a hand-over.
+/// Defragments the leader without a transfer of leadership.
 fn leader_too(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let leader = View::of(observed).leader.cloned();
@@ -111,7 +111,7 @@ fn does_not_wait(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
     }
 }
 
-/// Takes the word of an alarm for nothing.
+/// Ignores an alarm.
 fn ignores_damage(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let view = View::of(observed);

@@ -88,7 +88,7 @@ fn without_snapshot(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
     plan(desired, &observed, now)
 }
 
-/// Believes that etcd was told, and has done what it was told.
+/// Assumes that the downgrade was enabled, and that etcd has finished it.
 fn down_untold(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
     for member in observed.members.values_mut() {

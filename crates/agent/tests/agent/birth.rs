@@ -1,4 +1,4 @@
-//! a start with or without data → the lines of a birth are there while they are needed, and never again.
+//! a start with or without data → the bootstrap lines are in the configuration for the first start only.
 
 use std::fs;
 use std::time::Duration;
@@ -105,7 +105,7 @@ async fn a_birth_is_tried_again_until_there_is_data() {
     assert!(config(&machine).ends_with(&format!("# raftsman: birth\n{}", machine.birth())));
     configure(&mut client, &machine.plain_config()).await.unwrap();
     assert!(config(&machine).ends_with(&format!("# raftsman: birth\n{}", machine.birth())), "the birth is not over");
-    // The next supervised start finds the good configuration, and the birth.
+    // The next supervised start finds the good configuration, with the bootstrap lines.
     running(&mut client).await;
     machine.serves().await;
     let first = machine.etcd_pid().unwrap();

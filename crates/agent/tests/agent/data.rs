@@ -102,7 +102,7 @@ async fn data_is_put_away_and_a_birth_can_follow() {
     assert_eq!(cleared.data.unwrap().state(), v1::DataState::Empty);
     assert!(!cleared.had_data, "as if there never was any");
 
-    // Also after a restart of the agent; then another birth.
+    // Also after a restart of the agent; then another bootstrap.
     machine.kill_agent();
     machine.start_agent().await;
     let mut client = machine.client(&fleet, Role::Operator).await;
@@ -135,7 +135,7 @@ async fn lost_data_is_forgotten_when_it_is_cleared() {
     let pid = start_empty(&mut client, VERSION).await.unwrap();
     let member = running(&mut client).await.data.unwrap().member_id;
     machine.serves().await;
-    // Both die and the directory is lost: the agent does not start etcd again, and remembers.
+    // Both die and the directory is lost: the agent does not start etcd again, also after its own restart.
     while !fs::read_to_string(machine.root().service()).unwrap().contains("\"member\"") {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }

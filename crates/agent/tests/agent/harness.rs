@@ -208,7 +208,7 @@ impl Machine {
         Client::new(self.connect_as(fleet, role.organization()).await.unwrap().channel)
     }
 
-    /// Has an admin vouch for bytes.
+    /// Pins the SHA-256 of these bytes as an admin.
     pub(crate) async fn pin(&self, fleet: &Fleet, program: &str, version: &str, sha256: &str) {
         let head =
             v1::InstallEtcdHead { version: version.to_owned(), sha256: sha256.to_owned(), program: program.to_owned() };
@@ -247,7 +247,7 @@ impl Machine {
         chain_pem
     }
 
-    /// A configuration that says itself which cluster etcd is born into.
+    /// A configuration with the bootstrap lines (`initial-cluster`) in it.
     pub(crate) fn config(&self) -> String {
         format!("{}{}", self.birth(), self.plain_config())
     }
@@ -257,7 +257,7 @@ impl Machine {
         format!("initial-cluster: etcd-1=https://{}:2380\ninitial-cluster-state: new\n", self.address.ip())
     }
 
-    /// A configuration that leaves the birth to the start.
+    /// A configuration without bootstrap lines: the start call brings them.
     pub(crate) fn plain_config(&self) -> String {
         let ip = self.address.ip();
         let security = |purpose: &str| {
@@ -327,7 +327,7 @@ impl Drop for Machine {
     }
 }
 
-#[allow(clippy::print_stderr, reason = "a failed test tells what happened")]
+#[allow(clippy::print_stderr, reason = "a failed test prints what happened")]
 fn eprintln_lines(text: &str) {
     eprintln!("{text}");
 }
@@ -360,7 +360,7 @@ pub(crate) async fn configure(client: &mut Client, config: &str) -> Result<(), S
     client.configure_etcd(stamp(v1::ConfigureEtcdRequest { config: config.to_owned(), digest })).await.map(drop)
 }
 
-/// Of a cluster whose birth the configuration tells.
+/// For a configuration that has the bootstrap lines in it.
 pub(crate) async fn start_empty(client: &mut Client, version: &str) -> Result<u32, Status> {
     bear(client, version, "").await
 }

@@ -42,7 +42,7 @@ async fn an_operator_runs_no_program_of_its_own() {
     let refused = operator.install_etcd(stamp(other)).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
     assert!(refused.message().contains("not the one that an admin pinned"), "{refused:?}");
-    // Nor does it vouch for itself.
+    // Nor can an operator pin it.
     let pin = v1::PinBinariesRequest {
         binaries: vec![v1::InstallEtcdHead {
             version: VERSION.to_owned(),
@@ -61,7 +61,7 @@ async fn an_operator_runs_no_program_of_its_own() {
     let delivery = operator.deliver(stamp(v1::DeliverRequest::default())).await.unwrap_err();
     assert_eq!((firewall.code(), delivery.code()), (Code::PermissionDenied, Code::PermissionDenied));
 
-    // Once an admin vouches for these bytes, an operator may install them.
+    // Once an admin has pinned these bytes, an operator may install them.
     machine.pin(&fleet, "etcdutl", VERSION, &hex::sha256(EVIL)).await;
     operator.install_etcd(stamp(upload())).await.unwrap();
 }

@@ -36,7 +36,7 @@ pub struct ClientTls {
 /// What listens at an address, so that an error names the service that was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
-    /// An agent, on port 2378. It greets as soon as it has accepted us.
+    /// An agent, on port 2378. It sends its HTTP/2 settings as soon as it has accepted the client.
     Agent,
     /// etcd, on port 2379. It waits for the client to begin.
     Etcd,
@@ -145,7 +145,7 @@ impl ClientTls {
         Self { config: Arc::new(config), name, timeout: CONNECT_TIMEOUT, service: Service::Etcd }
     }
 
-    /// The same with another limit on the time for connecting (3 s unless told).
+    /// The same with another limit on the time for connecting (3 s by default).
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -225,8 +225,8 @@ async fn handshake(
     tcp.set_nodelay(true).map_err(network)?;
     let mut stream =
         TlsConnector::from(Arc::clone(&tls.config)).connect(tls.name.clone(), tcp).await.map_err(untrusted)?;
-    // In TLS 1.3 the server judges our certificate after our side of the handshake is done. It speaks first once it has
-    // accepted us (HTTP/2 settings), so waiting for that tells a refusal here and not in some later call.
+    // In TLS 1.3 the server verifies our certificate after our side of the handshake is done. It sends its HTTP/2
+    // settings once it has accepted us: waiting for them shows a rejection here and not in some later call.
     if service == Service::Agent && stream.fill_buf().await.map_err(untrusted)?.is_empty() {
         return Err(untrusted(io::ErrorKind::UnexpectedEof.into()));
     }

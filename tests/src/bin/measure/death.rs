@@ -43,11 +43,11 @@ enum Fault {
     Disk,
     /// A machine is gone with its disk.
     Machine,
-    /// The leader and the others hear nothing of each other for a while.
+    /// The leader and the others do not receive each other's messages for a while.
     Apart,
-    /// The others hear nothing of the leader.
+    /// The others do not receive the leader's messages.
     Mute,
-    /// The leader hears nothing of the others.
+    /// The leader does not receive the others' messages.
     Deaf,
 }
 

@@ -116,7 +116,7 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
 }
 
 fn restart_by_hand(hand: &mut Hand, way: &mut Way, move_leader: bool) {
-    // The load wants the lab, the restarts want all of the hand.
+    // The load borrows the lab, the restarts borrow all of `Hand`.
     let target = Target::of(&hand.lab, "main");
     way.round(target, || {
         let leader = hand.leader();

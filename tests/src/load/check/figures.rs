@@ -42,7 +42,7 @@ pub struct Figures {
     pub ambiguous: usize,
     /// How many times the watch was taken up again.
     pub rewatches: usize,
-    /// Members that told the whole past, and all that were asked.
+    /// Members that returned the whole history, and all that were asked.
     pub told: (usize, usize),
     /// What the linearizability checkers had to do.
     pub windows: Windows,

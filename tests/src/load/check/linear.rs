@@ -16,7 +16,7 @@ use super::super::call::{Answer, Ask, Call, Key, Value};
 use super::super::history::History;
 use super::{Past, Rule, Violation};
 
-/// stateright's checker remembers nothing: a window with more calls than this is left to the other one.
+/// stateright's checker caches nothing: a window with more calls than this is left to the other one.
 const EXHAUSTIVE: usize = 10;
 
 /// What a register can be asked, with what it answered.
@@ -112,7 +112,7 @@ pub(super) fn check(history: &History, past: &Past) -> (Vec<Violation>, Windows)
 }
 
 /// Every key's steps. A write whose answer was lost is judged by what became of it: it was applied if and when the past
-/// says so, some time between its call and the moment when the watch told it.
+/// says so, some time between its call and the moment when the watch delivered it.
 fn spans(history: &History, past: &Past) -> BTreeMap<Key, Vec<Span>> {
     let mut keys: BTreeMap<Key, Vec<Span>> = BTreeMap::new();
     let mut add = |key: Key, begin, end, step| keys.entry(key).or_default().push(Span { begin, end, step });

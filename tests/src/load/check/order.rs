@@ -1,4 +1,4 @@
-//! Revisions in the answers, the cluster's past → reads that told what was not there, and time that ran backwards.
+//! Revisions in the answers, the cluster's past → reads that returned what was not there, and revisions that went back.
 //!
 //! This is stricter than linearizability of each key by itself: it holds across keys, and it rests on the revisions that
 //! etcd promises. It is also quick, so that it sees all calls at once.
@@ -15,7 +15,7 @@ pub(super) fn check(history: &History, past: &Past) -> Vec<Violation> {
     found
 }
 
-/// What a read told must have been there at the revision that the read told.
+/// What a read returned must have been there at the revision that the read returned.
 fn contents(history: &History, past: &Past) -> Vec<Violation> {
     let mut keys: BTreeMap<Key, Vec<(i64, Option<Value>)>> = BTreeMap::new();
     for event in &past.events {

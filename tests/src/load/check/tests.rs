@@ -141,7 +141,7 @@ fn rules(history: &History) -> Vec<Rule> {
     rules
 }
 
-/// Everything that tells the past, the watch and the members, tells it with this change.
+/// Applies this change to all sources of the history: the watch and the members.
 fn all_tellings(history: &mut History, change: impl Fn(&mut Vec<Event>)) {
     change(&mut history.events);
     for replay in &mut history.ending.as_mut().expect("an end").replays {
@@ -232,7 +232,7 @@ fn a_stale_read_is_caught() {
             (*revision, *values) = (3, vec![Some(value)]);
         }
     }
-    // By the revisions, and by both checkers that know nothing of revisions.
+    // By the revisions, and by both checkers that do not use revisions.
     assert_eq!(rules(&history), [Rule::StaleRead, Rule::NotLinearizable]);
 }
 
@@ -300,7 +300,7 @@ fn a_missing_event_is_caught() {
 #[test]
 fn a_missing_event_is_caught_by_its_version_when_the_past_is_compacted() {
     let (mut history, value) = three_puts();
-    // The write itself was not acknowledged, and the past is compacted: only etcd's count of the writes tells.
+    // The write itself was not acknowledged, and the past is compacted: only etcd's version counter shows it.
     for replay in &mut history.ending.as_mut().expect("an end").replays {
         replay.events = None;
     }

@@ -1,4 +1,4 @@
-//! The watch that ran along, what the members tell afterwards → every change once and in order, told alike by all.
+//! The watch during the load, the members' histories afterwards → every change once and in order, the same from all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
