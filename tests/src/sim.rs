@@ -536,7 +536,9 @@ impl Run {
             && formed.is_some()
             && self.ever_data.contains(member)
         {
-            return Err(self.violation("a member is born once", format!("{member} had data before: {action:?}")));
+            return Err(
+                self.violation("a member is bootstrapped once", format!("{member} had data before: {action:?}"))
+            );
         }
         for machine in self.world.machines.values() {
             if let Data::Present { member, .. } = machine.data {

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thing_comes_out_as_it_went_in() {
+    fn sealed_bytes_open_unchanged() {
         let identity = x25519::Identity::generate();
         let keys = Keys(vec![x25519::Identity::generate(), identity.clone()]);
         for seals in codings(&identity.to_public()) {

@@ -87,7 +87,7 @@ fn told(found: &Found) -> String {
 }
 
 #[test]
-fn a_sound_cluster_gives_no_cause_for_complaint() {
+fn a_sound_cluster_has_no_findings() {
     assert_eq!(told(&found()), "");
 }
 
@@ -184,7 +184,7 @@ fn a_cluster_elsewhere_is_described_as_hosts() {
 }
 
 #[test]
-fn what_the_file_cannot_say_is_left_out_and_told() {
+fn what_the_file_cannot_say_is_left_out_and_reported() {
     let mut found = found();
     let odd = Granted { level: Level::Read, keys: KeySpan { key: vec![0xfe], end: Vec::new() } };
     let access = found.access.as_mut().expect("access");

@@ -616,7 +616,7 @@ fn units_are_enabled_from_outside_as_systemd_does_it() {
 }
 
 #[test]
-fn what_runs_for_good_is_locked_in() {
+fn long_running_units_are_confined() {
     let scratch = Scratch::new("security");
     laid_out(&scratch);
     let root = format!("--root={}", shown(&scratch.0));

@@ -159,7 +159,7 @@ pub(super) fn broken(
     if let Action::RetireAuthority { side: Side::Clients, unused: false } = action {
         let trust = was.clients.as_ref()?;
         if !(trust.finish || trust.now || trust.old.iter().all(|a| a.not_after <= now)) {
-            return Some(("clients are given their time", format!("{action:?}")));
+            return Some(("clients get time for new certificates", format!("{action:?}")));
         }
     }
     let ended = |side| was.trust(side).is_some_and(|t| t.current.not_after <= now);

@@ -30,7 +30,7 @@ impl Run {
             return Err(self.violation("no line is skipped", detail));
         }
         if agreed.line.is_some_and(|cluster| line < cluster) {
-            return Err(self.violation("down only after etcd was told", detail));
+            return Err(self.violation("a downgrade is enabled first", detail));
         }
         if agreed.old_requests && line > REQUESTS_OF_TODAY {
             return Err(self.violation("no log of 3.5 meets 3.7", detail));

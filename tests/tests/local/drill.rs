@@ -77,7 +77,7 @@ fn machines_try_their_backups_by_themselves() {
 
 /// A backup may be from before auth was on: any client with a certificate could read and write all of it.
 #[test]
-fn no_client_gets_into_a_throwaway_etcd() {
+fn no_client_gets_into_a_temporary_etcd() {
     let shelf = tempfile::tempdir().expect("a directory");
     let lab = Lab::with_backups(1, VERSION, shelf.path(), "");
     lab.run(&["backup", "now"]).ok();

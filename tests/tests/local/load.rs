@@ -30,7 +30,7 @@ fn a_change_of_the_configuration_rolls_under_load() {
 
 /// The checks must see a real loss, not only one that a test made up.
 #[test]
-fn a_member_that_forgets_is_found_out() {
+fn a_member_that_loses_writes_is_detected() {
     let lab = Lab::cluster(1, "3.6.15", &[]);
     lab.apply();
     let mut hand = Hand::take_over(lab);

@@ -182,13 +182,13 @@ fn any_revision_and_moment_comes_back() {
 }
 
 #[test]
-fn what_lies_is_caught_before_anything_is_touched() {
+fn damage_is_found_before_anything_is_touched() {
     // Machines read it themselves.
     lies(false);
 }
 
 #[test]
-fn what_lies_is_caught_in_what_is_encrypted_as_well() {
+fn damage_in_encrypted_objects_is_found_as_well() {
     lies(true);
 }
 
@@ -389,7 +389,7 @@ fn killed_at_every_step_it_goes_on() {
 
 /// The machines, their data, the state and its authorities are gone: what is in the store is enough.
 #[test]
-fn a_new_cluster_is_born_from_a_backup() {
+fn a_new_cluster_is_bootstrapped_from_a_backup() {
     let shelf = tempfile::tempdir().expect("a directory");
     let ours = age::x25519::Identity::generate();
     let old =
@@ -544,7 +544,7 @@ fn changes_go_on_when_their_full_backup_is_removed() {
 
 /// Ceph behind a proxy that breaks off, stalls and garbles: backups go on, and what is restored is correct.
 #[test]
-fn a_store_that_lies_on_the_way() {
+fn a_store_behind_a_faulty_proxy() {
     let ceph = Ceph::up(4 << 30);
     let seed = seed();
     println!("seed {seed}");

@@ -78,7 +78,7 @@ fn a_host_can_be_cut_off_and_closed() {
 }
 
 #[test]
-fn a_manifest_tells_what_changed() {
+fn a_manifest_shows_what_changed() {
     let hosts = Hosts::up(1);
     let before = hosts.manifest(0);
     assert_eq!(hosts.manifest(0).since(&before), Vec::<String>::new());

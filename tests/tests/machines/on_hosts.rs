@@ -72,7 +72,7 @@ fn hosts_become_a_cluster_and_hosts_again() {
 }
 
 #[test]
-fn a_host_is_taken_in_by_hand() {
+fn a_host_is_enrolled_manually() {
     let hosts = Hosts::up(1);
     let before = hosts.manifest(0);
     let lab = Lab::new(&file(&hosts, &hosts.ssh_config()));
@@ -101,7 +101,7 @@ fn a_host_is_taken_in_by_hand() {
 }
 
 #[test]
-fn a_host_that_waited_too_long_is_taken_in_anew() {
+fn a_host_that_waited_too_long_is_enrolled_anew() {
     let hosts = Hosts::up(1);
     let lab = Lab::new(&file(&hosts, &hosts.ssh_config()));
     let mut apply = lab.command(&["apply", "--yes", "--json"]).stdout(Stdio::piped()).spawn().expect("raftsman starts");

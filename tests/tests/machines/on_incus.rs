@@ -355,7 +355,7 @@ fn secrets_are_delivered() {
 }
 
 #[test]
-fn what_the_server_knows_is_no_lasting_secret() {
+fn what_the_server_stores_is_no_lasting_secret() {
     let incus = Incus::up();
     let lab = Lab::new(&file(&incus, 1, ""));
     let _journal = Journal(&incus);

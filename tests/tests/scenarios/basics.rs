@@ -323,7 +323,7 @@ fn the_machines_hold_data_of_different_clusters_and_it_is_unknown_which_is_ours(
 }
 
 #[test]
-fn the_state_forgot_the_id_and_the_members_know_it() {
+fn the_state_lost_the_id_and_the_members_have_it() {
     let mut scene = Scene::settled(3);
     (1..=3).for_each(|i| scene.machine(i).process.state = ServiceState::Stopped);
     scene.world.ledger.cluster = None;
@@ -628,7 +628,7 @@ fn an_alarm_and_a_change() {
 }
 
 #[test]
-fn a_door_is_open() {
+fn members_that_accept_anonymous_clients_are_reported() {
     let mut scene = Scene::settled(3);
     scene.agreed().doors.anonymous = Door::Open;
     scene.agreed().doors.foreign = Door::Unclear("timed out".to_owned());
@@ -744,7 +744,7 @@ fn explained(scene: &Scene) -> String {
 }
 
 #[test]
-fn every_pass_tells_what_it_came_to() {
+fn every_pass_reports_its_result() {
     let mut scene = Scene::settled(3);
     scene.desired = cluster(3, &["quota: 4GiB"]);
     assert_snapshot!(explained(&scene), @"

@@ -320,7 +320,7 @@ fn made_then_brought_then_another_then_made() {
 }
 
 #[test]
-fn the_file_thinks_better_of_it_before_anything_is_signed() {
+fn the_file_reverts_before_anything_is_signed() {
     let mut scene = Scene::settled(3);
     bring(&mut scene, "theirs");
     waves(&mut scene, 3);
@@ -600,7 +600,7 @@ fn a_member_goes_down_after_the_switch_and_catches_up() {
 }
 
 #[test]
-fn a_process_that_trusts_less_than_its_agent_says_is_found_out() {
+fn a_process_that_trusts_less_than_its_agent_says_is_detected() {
     let mut scene = Scene::settled(3);
     let before = scene.machine(2).process.trust.clone();
     ask(&mut scene, Side::Peers);

@@ -184,7 +184,7 @@ fn nothing_is_proposed_where_nothing_has_to_be_lost() {
 }
 
 #[test]
-fn one_that_cannot_be_reached_may_know_more() {
+fn an_unreachable_member_may_have_newer_data() {
     let mut scene = Scene::settled(3);
     demolish(&mut scene, &[1]);
     scene.hide(2, Hidden::Agent);
@@ -213,7 +213,7 @@ fn no_member_is_left() {
 }
 
 #[test]
-fn the_words_of_every_refusal() {
+fn the_message_of_every_refusal() {
     let members = vec![name(2), name(3)];
     let all = [
         Unclear::HasQuorum,

@@ -83,7 +83,7 @@ fn without_a_majority_a_backup_helps_as_well() {
 
 /// `restore_from` in the file: once the cluster exists, it has no effect.
 #[test]
-fn a_new_cluster_is_born_from_a_backup() {
+fn a_new_cluster_is_bootstrapped_from_a_backup() {
     let text = "fleet: lab\nbackups: { store: { directory: /b } }\n\
                 etcd: { main: { members: 3, restore_from: { cluster: shop/main } } }\n";
     let desired = desired(text).clusters.remove(0);

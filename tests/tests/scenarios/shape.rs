@@ -102,7 +102,7 @@ fn a_data_disk_that_is_new_has_no_data_yet() {
 }
 
 #[test]
-fn what_is_told_at_boot_replaces_nothing() {
+fn changed_boot_data_replaces_nothing() {
     let further = ["image: a", "dns: { servers: [10.78.0.1] }", "updates: off", "gateway: 10.78.0.1"];
     let scene = changed(3, &["image: a"], &further);
     assert_eq!(tell(&scene.plan()), "done\n");

@@ -312,7 +312,7 @@ fn users_that_could_not_be_asked_for_are_waited_for() {
 // ---- What differs, in words.
 
 #[test]
-fn drift_in_words() {
+fn drift_messages() {
     let mut scene = settled(&FILE);
     scene.agreed().access.users.insert("mallory".to_owned(), user(&["root"], Password::Untried));
     scene.agreed().access.users.insert("metrics".to_owned(), user(&["writer"], Password::Other));

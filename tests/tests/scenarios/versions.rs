@@ -177,7 +177,7 @@ fn renews(told: &str) -> bool {
 }
 
 #[test]
-fn requests_of_3_5_are_remembered_until_3_7() {
+fn requests_of_3_5_are_kept_until_3_7() {
     let mut scene = running("3.5.34").wants("3.6.15", ALL, &[]);
     assert!(!renews(&scene.to_the_end()), "3.6 reads them");
     scene.later(24);
@@ -191,7 +191,7 @@ fn requests_of_3_5_are_remembered_until_3_7() {
 }
 
 #[test]
-fn a_cluster_born_on_3_6_has_no_older_requests() {
+fn a_cluster_bootstrapped_on_3_6_has_no_older_requests() {
     assert!(!renews(&running("3.6.15").wants("3.7.2", ALL, &[]).to_the_end()));
 }
 

@@ -142,7 +142,7 @@ fn a_planner_that_takes_unreachable_for_absent_is_caught() {
 
 #[test]
 fn a_planner_that_forgets_what_it_started_is_caught() {
-    caught(forgetful, "a member is born once");
+    caught(forgetful, "a member is bootstrapped once");
 }
 
 #[test]
@@ -166,6 +166,6 @@ fn a_planner_that_enables_auth_before_root_exists_is_caught() {
 }
 
 #[test]
-fn a_planner_that_never_rests_is_caught() {
+fn a_planner_that_never_converges_is_caught() {
     caught(restless, "converges when faults cease");
 }

@@ -68,7 +68,7 @@ fn removes_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
 }
 
 /// Removes the leader without a transfer of leadership.
-fn beheads(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn removes_leader(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let Some(Reason::LeaderGoes { from }) = plan.steps.first().map(|s| s.reason.clone()) else { return plan };
     let view = View::of(observed);
@@ -132,7 +132,7 @@ fn crowds(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Starts a member whose disk was wiped again under its old id.
-fn reborn(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn restarts_wiped(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut forgetful = observed.clone();
     forgetful.ledger.started.clear();
     for member in forgetful.members.values_mut() {
@@ -144,7 +144,7 @@ fn reborn(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Shrinks although another member is down.
-fn shrinks_the_sick(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn shrinks_unhealthy(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let heals = plan.waiting.iter().any(|w| matches!(w, Waiting::HealFirst { .. }));
     let leader = View::of(observed).leader.cloned();
@@ -190,7 +190,7 @@ fn a_planner_that_removes_before_it_adds_is_caught() {
 
 #[test]
 fn a_planner_that_removes_the_leader_is_caught() {
-    caught(beheads, "the leader is not removed");
+    caught(removes_leader, "the leader is not removed");
 }
 
 #[test]
@@ -215,10 +215,10 @@ fn a_planner_that_changes_members_beside_other_steps_is_caught() {
 
 #[test]
 fn a_planner_that_starts_a_wiped_member_again_is_caught() {
-    caught(reborn, "a member is born once");
+    caught(restarts_wiped, "a member is bootstrapped once");
 }
 
 #[test]
-fn a_planner_that_shrinks_a_sick_cluster_is_caught() {
-    caught(shrinks_the_sick, "no step of ours costs quorum");
+fn a_planner_that_shrinks_an_unhealthy_cluster_is_caught() {
+    caught(shrinks_unhealthy, "no step of ours costs quorum");
 }

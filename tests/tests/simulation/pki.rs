@@ -165,7 +165,7 @@ fn a_planner_that_restarts_all_at_once_for_trust_is_caught() {
 
 #[test]
 fn a_planner_that_gives_clients_no_time_is_caught() {
-    caught(hurries, &["clients are given their time"]);
+    caught(hurries, &["clients get time for new certificates"]);
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn without_snapshot(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
 }
 
 /// Assumes that the downgrade was enabled, and that etcd has finished it.
-fn down_untold(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn downgrades_unannounced(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
     for member in observed.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd
@@ -153,8 +153,8 @@ fn a_planner_that_takes_no_snapshot_is_caught() {
 }
 
 #[test]
-fn a_planner_that_goes_down_without_telling_etcd_is_caught() {
-    caught(down_untold, "down only after etcd was told");
+fn a_planner_that_downgrades_without_enabling_it_is_caught() {
+    caught(downgrades_unannounced, "a downgrade is enabled first");
 }
 
 #[test]

@@ -35,7 +35,7 @@ async fn another(client: &mut Client, first: u32) {
 }
 
 #[tokio::test]
-async fn a_birth_is_told_once() {
+async fn bootstrap_lines_apply_once() {
     let fleet = Fleet::new("f6");
     let (machine, mut client) = ready(&fleet).await;
     let refused = start_empty(&mut client, VERSION).await.unwrap_err();
@@ -68,7 +68,7 @@ async fn a_birth_is_told_once() {
 }
 
 #[tokio::test]
-async fn every_version_goes_on_without_its_birth() {
+async fn every_version_restarts_without_bootstrap_lines() {
     let fleet = Fleet::new("f6");
     for version in &versions() {
         let (machine, mut client) = Machine::claimed(&fleet).await;
@@ -95,7 +95,7 @@ async fn every_version_goes_on_without_its_birth() {
 }
 
 #[tokio::test]
-async fn a_birth_is_tried_again_until_there_is_data() {
+async fn a_bootstrap_is_retried_until_there_is_data() {
     let fleet = Fleet::new("f6");
     let (machine, mut client) = ready(&fleet).await;
     // The first configuration is hopeless: etcd ends before it has data.

@@ -45,7 +45,7 @@ async fn a_machine_is_claimed_once() {
 }
 
 #[tokio::test]
-async fn another_token_is_not_believed() {
+async fn another_token_is_rejected() {
     let fleet = Fleet::new("f1");
     let machine = Machine::start(&fleet).await;
     let other = JoinToken::generate().unwrap();

@@ -76,7 +76,7 @@ async fn the_log_ends_where_etcd_says() {
 }
 
 #[tokio::test]
-async fn data_is_put_away_and_a_birth_can_follow() {
+async fn data_is_moved_away_and_a_bootstrap_can_follow() {
     let fleet = Fleet::new("f8");
     let (mut machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;

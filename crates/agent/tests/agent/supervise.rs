@@ -178,13 +178,13 @@ async fn a_process_that_only_has_the_argument_is_not_taken_for_etcd() {
 }
 
 #[tokio::test]
-async fn a_member_without_its_memory_is_not_started_again() {
+async fn a_member_without_its_data_is_not_started_again() {
     let fleet = Fleet::new("f5");
     let (mut machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
     let pid = start_empty(&mut client, VERSION).await.unwrap();
     running(&mut client).await;
-    // The agent takes down whose data it is within a moment.
+    // The agent records the member id of the data within a moment.
     let begun = Instant::now();
     while !fs::read_to_string(machine.root().service()).unwrap().contains("\"member\"") {
         assert!(begun.elapsed() < Duration::from_secs(5));
@@ -206,7 +206,7 @@ async fn a_member_without_its_memory_is_not_started_again() {
 }
 
 #[tokio::test]
-async fn only_one_agent_lives_in_a_root() {
+async fn only_one_agent_runs_in_a_root() {
     let fleet = Fleet::new("f5");
     let (machine, _) = Machine::claimed(&fleet).await;
     let second = std::process::Command::new(env!("CARGO_BIN_EXE_raftsman-agent"))

@@ -65,7 +65,7 @@ async fn trust_is_swapped_on_disk_and_read_at_the_next_start() {
 }
 
 #[tokio::test]
-async fn hands_are_shaken_where_both_sides_trust() {
+async fn handshakes_succeed_where_both_sides_trust() {
     let (fleet, other) = (Fleet::new("f7"), Fleet::new("f7"));
     let (serving, mut server) = ready(&fleet).await;
     let (_asking, mut friend) = ready(&fleet).await;
@@ -107,7 +107,7 @@ async fn hands_are_shaken_where_both_sides_trust() {
 }
 
 #[tokio::test]
-async fn every_version_shakes_hands() {
+async fn every_version_passes_handshakes() {
     let fleet = Fleet::new("f7");
     let (_asking, mut client) = ready(&fleet).await;
     for version in &versions() {

@@ -150,7 +150,7 @@ fn all_tellings(history: &mut History, change: impl Fn(&mut Vec<Event>)) {
 }
 
 #[test]
-fn what_is_true_is_believed() {
+fn correct_histories_pass() {
     for seed in 0..60 {
         let history = busy(seed, 300, 6, 3, 20);
         let verdict = Verdict::of(&history, None);
@@ -237,7 +237,7 @@ fn a_stale_read_is_caught() {
 }
 
 #[test]
-fn a_stale_read_that_lies_about_its_revision_is_caught() {
+fn a_stale_read_with_a_wrong_revision_is_caught() {
     let (mut history, value) = three_puts();
     for call in &mut history.calls {
         if let Answer::Read { values, .. } = &mut call.answer {
