@@ -23,7 +23,7 @@ fn text(bytes: usize, number: usize) -> Vec<u8> {
     (0..bytes).map(|at| b'a' + ((at * 31 + number * 17) % 26) as u8).collect()
 }
 
-/// A client without haste.
+/// A client that writes in bulk.
 pub struct Bulk {
     runtime: Runtime,
     credentials: Credentials,

@@ -51,7 +51,7 @@ async fn names(provider: &dyn Provider) -> BTreeSet<String> {
     provider.inventory().await.expect("an inventory").into_iter().map(|machine| machine.name).collect()
 }
 
-/// Tells the differences alone: there may be thousands of things.
+/// Prints the differences alone: there may be thousands of things.
 #[track_caller]
 fn unchanged(before: &BTreeSet<String>, after: &BTreeSet<String>, what: &str) {
     let differences: Vec<&String> = before.symmetric_difference(after).collect();
@@ -65,7 +65,7 @@ pub async fn conform(site: &Site<'_>) {
     let orders: Vec<MachineOrder> = site.machines.iter().map(|(name, at)| order("fleet-a", name, *at)).collect();
     let (first, others) = orders.split_first().expect("machines to make");
 
-    // Nothing is there, and nothing is given back without complaint.
+    // Nothing is there, and deleting what does not exist succeeds.
     assert_eq!(names(&*ours).await, BTreeSet::new());
     assert_eq!(ours.machine(&first.name).await.expect("an answer"), None);
     ours.delete(&first.name, None).await.expect("nothing is deleted");
@@ -116,7 +116,7 @@ pub async fn conform(site: &Site<'_>) {
     assert!(listens(first), "its agent still serves");
     assert_eq!(names(&*ours).await, all);
 
-    // Given back once, and again.
+    // Deleted once, and again.
     for order in &orders {
         ours.delete(&order.name, None).await.expect("it is given back");
         ours.delete(&order.name, None).await.expect("it is gone already");

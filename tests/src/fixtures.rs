@@ -67,7 +67,7 @@ pub struct Scene {
 /// What of a machine cannot be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hidden {
-    /// The provider's word on it.
+    /// The provider's answer about it.
     Machine,
     /// Its agent.
     Agent,

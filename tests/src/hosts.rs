@@ -216,7 +216,7 @@ impl Hosts {
         self.console(i, "systemctl stop ssh.service && while pkill -KILL '^sshd'; do sleep 0.05; done").ok();
     }
 
-    /// People can log in again.
+    /// Accepts logins again.
     pub fn start_sshd(&self, i: usize) {
         self.console(i, "systemctl start ssh.service").ok();
         self.wait(i);

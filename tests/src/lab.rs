@@ -313,12 +313,12 @@ impl Lab {
 
 /// The processes and files of a lab that tests kill, count and look for afterwards.
 impl Lab {
-    /// Agents that live: the machine's name and the process.
+    /// Running agents: the machine's name and the process.
     pub fn agents(&self) -> Vec<(String, u32)> {
         self.of_machines("raftsman-agent --root ")
     }
 
-    /// etcd servers that live: the machine's name and the process.
+    /// Running etcd servers: the machine's name and the process.
     pub fn etcds(&self) -> Vec<(String, u32)> {
         self.of_machines("/etcd --config-file=")
     }
@@ -403,7 +403,7 @@ impl Lab {
         tag["address"].as_str()?.parse().ok()
     }
 
-    /// Destroys everything, and holds destroy to its word: nothing is left.
+    /// Destroys everything, and checks that nothing is left.
     #[track_caller]
     pub fn destroy(&self) {
         let (fleet, addresses) = (self.fleet_id(), self.addresses());
@@ -458,7 +458,7 @@ impl Drop for Lab {
     }
 }
 
-/// All processes that live, with their command lines.
+/// All running processes, with their command lines.
 pub fn processes() -> Vec<(u32, String)> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     entries

@@ -1,4 +1,4 @@
-//! join token, nonce, server certificate, signing request → the proof that a new machine is the one that was ordered.
+//! join token, nonce, server certificate, signing request → the proof that a new machine is the one that was created.
 //!
 //! The proof is bound to the server certificate of the very TLS connection on which it is asked for. A man in
 //! the middle shows another certificate, so that a relayed proof does not fit what the workstation saw.
@@ -17,7 +17,7 @@ const NONCE_BYTES: usize = 32;
 /// The shortest nonce that an agent answers.
 pub const MIN_NONCE_BYTES: usize = 16;
 
-/// Why a claim cannot be made or believed.
+/// Why a claim cannot be made or verified.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ClaimError {
     /// The proof does not fit.
@@ -29,7 +29,7 @@ pub enum ClaimError {
     /// The text is no token.
     #[error("the join token is not hexadecimal text of at least 16 bytes")]
     MalformedToken,
-    /// The system has no randomness to give.
+    /// The system's random number generator failed.
     #[error("the system's random number generator failed")]
     NoRandomness,
 }
@@ -40,7 +40,7 @@ impl From<Unspecified> for ClaimError {
     }
 }
 
-/// The single-use secret that boot data carries. Its debug form shows nothing.
+/// The single-use secret in a machine's boot data. Its debug form shows nothing.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinToken(Vec<u8>);
 

@@ -16,11 +16,11 @@ use tonic::transport::Channel;
 /// How long a call may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limit {
-    /// From the last byte that was sent to the first of the answer; none for calls that end when the caller wants.
+    /// From the last byte that was sent to the first of the answer; none for calls that the caller ends.
     pub answer: Option<Duration>,
     /// Between two messages of an answer that is a stream.
     pub silence: Option<Duration>,
-    /// The time-out of the whole run shortens it: nothing that takes longer is worked on meanwhile.
+    /// Whether the time-out of the whole run shortens it: the server does nothing meanwhile that takes longer.
     pub prompt: bool,
 }
 

@@ -1,4 +1,4 @@
-//! `.proto` files → the protocol between a workstation and the agent on a machine, and the rules both sides keep.
+//! `.proto` files → the protocol between a workstation and the agent on a machine, and the rules of both sides.
 
 mod access;
 pub mod claim;

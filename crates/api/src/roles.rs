@@ -1,4 +1,4 @@
-//! a client certificate → the role that its holder plays.
+//! a client certificate → the role of its holder.
 
 use std::fmt;
 
@@ -8,9 +8,9 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 /// What the holder of a client certificate may do. A greater role may do all that a lesser one may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// May look.
+    /// May read.
     Reader,
-    /// May change what the fleet's file says.
+    /// May carry out what the fleet's file says.
     Operator,
     /// May do everything.
     Admin,
@@ -25,7 +25,7 @@ pub enum RoleError {
     /// No organisation, or one that is not ours.
     #[error("the client certificate names no raftsman role: its subject needs O=raftsman:reader, operator or admin")]
     Missing,
-    /// More than one organisation: which one counts would be a guess.
+    /// More than one organisation: the role would be ambiguous.
     #[error("the client certificate names more than one organisation: its subject must have exactly one")]
     Ambiguous,
 }

@@ -24,10 +24,10 @@ pub enum ChangesError {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A manifest does not count.
+    /// A manifest is invalid.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// They are not ours, or nothing shows that they are.
+    /// They have no valid signature of a trusted key.
     #[error(transparent)]
     Sign(#[from] SignError),
     /// No number is left.
@@ -40,7 +40,7 @@ pub enum ChangesError {
         /// The highest.
         highest: u64,
     },
-    /// They do not lead there.
+    /// They do not reach the requested point.
     #[error(transparent)]
     Chain(#[from] ChainError),
     /// The object could not be made or opened.
@@ -61,7 +61,7 @@ pub enum ChangesError {
         /// What is wrong with it.
         what: &'static str,
     },
-    /// This program is broken.
+    /// A bug of this program.
     #[error("a batch cannot be written: {0}")]
     Text(#[from] serde_json::Error),
 }
@@ -96,7 +96,7 @@ impl End {
         Ok(end)
     }
 
-    /// Writes a batch after it. It counts when this returns, and not before.
+    /// Writes a batch after it. It is valid when this returns, and not before.
     pub async fn write(
         &mut self,
         repository: &Repository,
@@ -184,7 +184,7 @@ pub async fn read(repository: &Repository, names: &[BatchName]) -> Result<Vec<Ba
     futures::stream::iter(names.iter().copied()).map(one).buffered(AT_A_TIME).try_collect().await
 }
 
-/// The batches since a full backup that count, and the highest number that was used.
+/// The valid batches since a full backup, and the highest number that was used.
 pub async fn since(repository: &Repository, full: &Manifest) -> Result<(Vec<Batch>, u64), ChangesError> {
     let (name, layout) = (full.about.name, &repository.layout);
     let Found { complete, highest } =
@@ -207,7 +207,7 @@ pub(crate) async fn object(repository: &Repository, batch: &Batch) -> Result<Byt
 pub struct Opened {
     /// As it was written, a line a change.
     pub lines: Vec<u8>,
-    /// As it was meant.
+    /// Decoded.
     pub changes: Vec<Change>,
 }
 

@@ -21,8 +21,8 @@ pub struct Side<'a> {
     pub layout: &'a Layout,
 }
 
-/// Copies a full backup, and these batches of changes since. Each counts there once all of it was read back there; broken
-/// off, it can be done again, and what is there already is not sent twice.
+/// Copies a full backup, and these batches of changes since. Each is valid there once all of it was read back; after
+/// an interruption it can be done again, and what is there already is not sent twice.
 pub async fn copy(
     from: &Repository,
     to: Side<'_>,
@@ -63,7 +63,7 @@ async fn copy_full(from: &Repository, to: Side<'_>, full: &Manifest, moved: &Mov
         moved.stored.fetch_add(bytes, Ordering::Relaxed);
     };
     to.store.upload(&path, pieces.map_err(std::io::Error::other), count).await?;
-    // Whatever was wrong on the way, or before, shows here: it does not count.
+    // The read-back finds every fault of the transfer, or of the source: the copy stays invalid.
     full::same(name, &full.object, &full::read_back(to.store, &path, moved).await?)?;
     to.store.put_once(&to.layout.manifest(name), text).await?;
     Ok(())

@@ -1,4 +1,4 @@
-//! What came of trying a backup → its record in the store; the records in a store → what is known of drills.
+//! The result of a drill → its record in the store; the records in a store → the results of earlier drills.
 
 use std::time::Duration;
 
@@ -26,8 +26,8 @@ pub struct Tried {
     pub took: Duration,
 }
 
-/// Writes it down. `current` is how far the cluster itself was when it began, where that is known. Without a signer (of
-/// another fleet's backup) the record is not signed: that fleet does not count it.
+/// Stores the record. `current` is the cluster's own revision when the drill began, where it is known. Without a signer
+/// (of another fleet's backup) the record is not signed: that fleet ignores it.
 pub async fn record(
     repository: &Repository,
     signer: Option<&Signer>,
@@ -70,7 +70,7 @@ async fn read(repository: &Repository, path: &str) -> Result<Drill, FullError> {
     }
 }
 
-/// All that stand in the store and were verified, the oldest first.
+/// All verified records in the store, the oldest first.
 pub async fn history(repository: &Repository) -> Result<Vec<Drill>, FullError> {
     let mut drills = Vec::new();
     for found in repository.store.list(&repository.layout.drills()).await? {

@@ -69,10 +69,10 @@ pub enum FullError {
         /// What etcd says now.
         found: Hashed,
     },
-    /// Its manifest does not count.
+    /// Its manifest is invalid.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// It is not ours, or nothing shows that it is.
+    /// It has no valid signature of a trusted key.
     #[error(transparent)]
     Sign(#[from] SignError),
     /// It is another cluster's.
@@ -96,10 +96,10 @@ pub enum FullError {
     /// The system has no random numbers.
     #[error("the system gives no random numbers")]
     Random,
-    /// The manifest has no text.
+    /// The manifest cannot be serialized.
     #[error("the manifest cannot be written: {0}")]
     Text(#[from] serde_json::Error),
-    /// This program is broken.
+    /// A bug of this program.
     #[error("the work on a backup ended unexpectedly: {0}")]
     Ended(#[from] JoinError),
 }
@@ -142,7 +142,7 @@ impl Moved {
     }
 }
 
-/// Makes a backup of what etcd sends, while it comes. It counts when this returns, and not before.
+/// Makes a backup of the snapshot stream that etcd sends. It is valid when this returns, and not before.
 ///
 /// `hashed` is what etcd says of its own keys at the backup's revision; it is asked meanwhile, because it takes a while.
 pub async fn take<E: std::error::Error + Send + Sync + 'static>(
@@ -175,7 +175,7 @@ pub async fn take<E: std::error::Error + Send + Sync + 'static>(
     let uploading = store.upload(&path, pieces, count);
     let (hashed, fed, uploaded) = futures::join!(hashed, feed(snapshot, feeder, moved), uploading);
     let sealed = sealing.await?.map_err(|source| FullError::Seal { name, source });
-    // Whatever went wrong first made the others stop, which they say too.
+    // The first error made the others stop with errors of their own.
     let (snapshot, object) = match (fed, uploaded, sealed) {
         (Err(Fed::Wrong(error)), ..) => return Err(error),
         (_, Err(error @ (StoreError::Failed { .. } | StoreError::Place { .. })), _) => return Err(error.into()),
@@ -211,7 +211,7 @@ enum Fed {
     ReaderGone,
 }
 
-/// The end is passed on when all of it was there, and is what etcd meant to send.
+/// The end is passed on only when the snapshot is complete and its hash is right.
 async fn feed<E: std::error::Error + Send + Sync + 'static>(
     snapshot: impl Stream<Item = Result<Bytes, E>>,
     feeder: Feeder,
@@ -255,7 +255,7 @@ pub(crate) fn same(name: FullName, expected: &Stored, found: &Stored) -> Result<
     }
 }
 
-/// Whether what came of restoring it is what etcd said when it was made.
+/// Compares the restored contents with what etcd reported when the backup was made.
 pub fn holds(manifest: &Manifest, found: Hashed) -> Result<(), FullError> {
     match found == manifest.hashed {
         true => Ok(()),
@@ -263,21 +263,21 @@ pub fn holds(manifest: &Manifest, found: Hashed) -> Result<(), FullError> {
     }
 }
 
-/// What came of looking at a backup of a list; nothing when it was taken away since, as retention does.
+/// The result of reading a listed backup; nothing when retention has removed it since.
 pub async fn unless_gone<T>(
     repository: &Repository,
     name: FullName,
     looked: Result<T, FullError>,
 ) -> Result<Option<T>, FullError> {
     let Err(error) = looked else { return looked.map(Some) };
-    // What goes loses its manifest first.
+    // A removal begins with the manifest.
     match repository.store.get(&repository.layout.manifest(name), MOST_TEXT).await {
         Err(StoreError::NotThere { .. }) => Ok(None),
         _ => Err(error),
     }
 }
 
-/// How far a backup was looked at.
+/// How deep a backup was verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
     /// Its object is the one that was written.
@@ -286,7 +286,7 @@ pub enum Depth {
     Snapshot,
 }
 
-/// Reads all of a backup, and looks as deep as it can: into what is encrypted only with a key.
+/// Reads all of a backup, and verifies as deep as it can: an encrypted snapshot only with a key.
 pub async fn verify(
     repository: &Repository,
     manifest: &Manifest,
@@ -358,7 +358,7 @@ impl<W: Write> Write for Checked<W> {
     }
 }
 
-/// The names of the full backups of a cluster, oldest first, and whether each has a manifest. What is in it is not looked at.
+/// The names of the full backups of a cluster, oldest first, and whether each has a manifest, which is not read.
 pub async fn list(store: &Store, layout: &Layout) -> Result<Vec<(FullName, bool)>, StoreError> {
     let mut found = BTreeMap::new();
     for object in store.list(&layout.fulls()).await? {

@@ -1,4 +1,4 @@
-//! Bytes that arrive asynchronously ↔ readers and writers of blocking code, with little in between.
+//! Bytes that arrive asynchronously ↔ readers and writers of blocking code, with a small buffer in between.
 //!
 //! A side that is dropped without an explicit end has failed: the other side gets an error, never an end.
 
@@ -122,7 +122,7 @@ impl Write for Outlet {
         Ok(many)
     }
 
-    /// Nothing: pieces go when they are full, and at the end.
+    /// Does nothing: pieces are sent when they are full, and at the end.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

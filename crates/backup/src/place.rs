@@ -1,4 +1,4 @@
-//! Where backups are kept, with what is needed to get in → a connection to it.
+//! A backup store's address and credentials → a connection to it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,11 +16,11 @@ use serde::{Deserialize, Serialize};
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long a server may send nothing before the request is retried. A part of an upload gets there within that time.
 const SILENCE: Duration = Duration::from_secs(30);
-/// How often, and for how long, a server that fails is asked again.
+/// How often, and for how long, a failed request is retried.
 const RETRIES: usize = 6;
 const RETRYING: Duration = Duration::from_secs(120);
 
-/// Where backups are kept, with what is needed to get in. It travels to agents over mutual TLS, and is kept nowhere else.
+/// A backup store's address and credentials. They are sent to agents over mutual TLS, and stored nowhere else.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
@@ -47,7 +47,7 @@ pub struct S3 {
     pub ca_pem: Option<String>,
     /// The bucket is in the server's name, not in the path.
     pub virtual_hosted: bool,
-    /// What gets us in; the machine's own role where there is none.
+    /// The access key; the machine's own role where there is none.
     pub keys: Option<AccessKeys>,
 }
 
@@ -58,7 +58,7 @@ pub struct AccessKeys {
     pub id: String,
     /// Its secret.
     pub secret: String,
-    /// What goes with one that is lent for a while.
+    /// The session token of temporary credentials.
     pub session: Option<String>,
 }
 
@@ -124,7 +124,7 @@ impl Place {
                     .with_bucket_name(&s3.bucket)
                     .with_region(&s3.region)
                     .with_virtual_hosted_style_request(s3.virtual_hosted)
-                    // TLS has seen to it already, and all of it is read back: one hash less, here and there.
+                    // TLS protects the payload, and all of it is read back: it need not be hashed for the signature.
                     .with_unsigned_payload(!plain)
                     .with_client_options(options.with_allow_http(plain))
                     .with_retry(retry());
@@ -156,7 +156,7 @@ impl Place {
                     None => builder.build()?,
                 })
             }
-            // What counts is on the disk, and an empty directory of a backup that is gone is no backup.
+            // Flush files to the disk; remove empty directories of deleted backups.
             Self::Directory(path) => {
                 Arc::new(LocalFileSystem::new_with_prefix(path)?.with_fsync(true).with_automatic_cleanup(true))
             }
@@ -165,7 +165,7 @@ impl Place {
 }
 
 fn options(ca_pem: Option<&str>) -> Result<ClientOptions, object_store::Error> {
-    // No limit for a whole request: how long a download takes is not known, only that something must come.
+    // No limit for a whole request: a download may take long, as long as bytes arrive.
     let mut options = ClientOptions::new().with_timeout_disabled().with_connect_timeout(CONNECT);
     options = options.with_read_timeout(SILENCE);
     if let Some(pem) = ca_pem {

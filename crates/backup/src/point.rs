@@ -1,4 +1,4 @@
-//! A wish, and what is in a repository → the full backup and the changes since that fulfil it.
+//! A restore target, and what is in a repository → the full backup and the changes that lead to it.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::repository::Repository;
 use crate::seal::Keys;
 use crate::store::StoreError;
 
-/// Why a wish cannot be fulfilled.
+/// Why a restore target cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum PointError {
     /// The store.
@@ -31,7 +31,7 @@ pub enum PointError {
         /// Whose.
         cluster: raftsman_core::spec::Name,
     },
-    /// What may be the newest was refused.
+    /// The backup that may be the newest was rejected.
     #[error(
         "`{name}` may be the newest backup, and cannot be verified: {source}; remove it, or choose with `--backup`, \
          `--revision` or `--at`"
@@ -63,7 +63,7 @@ async fn catalog(
     Ok((Catalog { fulls, doubtful, told: told.to_vec() }, found.refused))
 }
 
-/// Why, with what was found out before.
+/// Why, with the rejections so far.
 fn why(error: LookupError, refused: &mut BTreeMap<FullName, FullError>) -> PointError {
     if let LookupError::Doubtful { doubtful } = error
         && let Some(source) = refused.remove(&doubtful)
@@ -79,9 +79,9 @@ pub async fn newest(repository: &Repository, told: &[History]) -> Result<Manifes
     catalog.newest(Timestamp::now()).cloned().map_err(|error| why(error, &mut refused))
 }
 
-/// Finds it. `told` are the cluster's histories, where its state is at hand.
+/// Finds it. `told` are the cluster's histories, where its state is available.
 pub async fn find(repository: &Repository, wish: Wish, told: &[History], keys: &Keys) -> Result<Point, PointError> {
-    // What one operator names is looked at alone: why it is refused is said.
+    // A backup that the operator names is read alone: the error says why it is rejected.
     if let Wish::Backup(name) = wish {
         return Ok(Point { full: repository.manifest(name).await?, batches: Vec::new(), revision: None });
     }

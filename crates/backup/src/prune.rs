@@ -1,4 +1,4 @@
-//! What is in a repository, and how long it is to be kept → what is not needed any more is gone.
+//! What is in a repository, and the retention → what is no longer needed is removed.
 
 use std::collections::BTreeSet;
 
@@ -46,8 +46,8 @@ struct Doomed {
     paths: Vec<String>,
 }
 
-/// Removes what may go, or only says what that is. Interrupted, it can be done again: what goes stops counting before
-/// anything else of it goes. `current` is the history in force.
+/// Removes what retention does not keep, or only lists it. Interrupted, it can be done again: a backup becomes invalid
+/// before anything else of it is removed. `current` is the history in force.
 pub async fn prune(
     repository: &Repository,
     keep: Keep,
@@ -58,7 +58,7 @@ pub async fn prune(
     let (mut pruned, doomed) = doomed(repository, keep, current, now).await?;
     for Doomed { name, paths } in doomed.into_iter().filter(|_| !only_show) {
         for path in paths {
-            // What is locked stays whole: nothing else of it goes.
+            // A locked backup stays whole: nothing else of it is removed.
             if repository.store.remove(&path).await? == Removed::Locked {
                 pruned.locked.insert(name);
                 break;
@@ -71,7 +71,7 @@ pub async fn prune(
     Ok(pruned)
 }
 
-/// What may go, one directory after the other.
+/// What may be removed, one directory after the other.
 async fn doomed(
     repository: &Repository,
     keep: Keep,
@@ -94,7 +94,7 @@ async fn doomed(
 /// What there is.
 async fn kept(repository: &Repository) -> Result<Vec<Kept>, PruneError> {
     let Repository { store, layout, .. } = repository;
-    // What was signed in the clear before all was encrypted is ours, and goes in its time.
+    // Signed plain-text backups from before encryption was required are ours, and retention removes them in time.
     let mut ours = repository.clone();
     ours.trust.encrypted = false;
     let found = ours.found().await?;
@@ -136,7 +136,7 @@ async fn until(repository: &Repository, name: FullName, found: &changes::Found) 
     Ok(name.taken())
 }
 
-/// Manifests first, the last of them before all others: what is left then is nothing that counts.
+/// Manifests first, the last of them before all others: without it the rest is invalid.
 async fn objects(store: &Store, layout: &Layout, path: &str) -> Result<Vec<String>, StoreError> {
     let rank = |path: &str| match layout.object(path) {
         Some((Object::Manifest(_) | Object::BatchManifest(_), _)) => 0,
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(pruned.fulls.into_iter().collect::<Vec<_>>(), [real[0].about.name]);
     }
 
-    /// A genuine backup whose name is of the future, because a clock was wrong, neither counts nor goes.
+    /// A genuine backup whose name is of the future, because a clock was wrong, is neither counted nor removed.
     #[tokio::test]
     async fn a_clock_that_was_ahead_pushes_nothing_out() {
         let begun: Timestamp = "2026-11-16T03:00:00Z".parse().unwrap();

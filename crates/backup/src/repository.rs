@@ -22,7 +22,7 @@ pub struct Repository {
     pub store: Store,
     /// Where in it.
     pub layout: Layout,
-    /// Whose they are.
+    /// The cluster that they are of.
     pub cluster: Name,
     /// Which are accepted.
     pub trust: Trust,
@@ -40,7 +40,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// The newest of a history that was verified: its revision says so, whatever clocks said.
+    /// The newest verified one of a history: by its revision, not by clocks.
     pub fn newest_of(self, history: ClusterId) -> Option<Manifest> {
         let of_it = self.verified.into_values().filter(|full| full.about.cluster_id == history);
         of_it.max_by_key(|full| full.about.name.revision())

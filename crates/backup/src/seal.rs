@@ -8,7 +8,7 @@ use aws_lc_rs::digest::{Context, SHA256};
 use raftsman_api::hex;
 use raftsman_core::backup::{Coding, Stored};
 
-/// The fastest of zstd's ordinary levels: a backup is to keep up with the network, on a machine that has other work.
+/// The fastest of zstd's ordinary levels: a backup must keep up with the network, on a machine that also runs etcd.
 const LEVEL: i32 = 1;
 /// What is read at once.
 const BUFFER: usize = 128 << 10;
@@ -71,7 +71,7 @@ impl fmt::Debug for Keys {
     }
 }
 
-/// Makes an object of a thing. How the object is known again.
+/// Makes an object of a thing. Returns the object's size and hash.
 pub fn seal<W: Write>(mut thing: impl Read, object: &mut W, seals: &Seals) -> Result<Stored, SealError> {
     let tally = Tally::new(object);
     let tally = match seals.recipients.is_empty() {
@@ -98,8 +98,8 @@ fn compress<W: Write>(thing: &mut impl Read, mut to: W, zstd: bool) -> io::Resul
     Ok(to)
 }
 
-/// Takes a thing out of its object. How the object is known, all of which has been read. It ends when more than `most`
-/// bytes come out: a few thousand bytes of zstd can become as many gigabytes.
+/// Takes a thing out of its object. Returns size and hash of the object, which is read to its end. It fails when more
+/// than `most` bytes come out: a few thousand bytes of zstd can become as many gigabytes.
 pub fn open(
     object: impl Read,
     thing: &mut impl Write,
@@ -285,7 +285,7 @@ mod tests {
         }
     }
 
-    /// A gigabyte of nothing become a few kilobytes: what comes out ends where the manifest says.
+    /// A gigabyte of zeros in a few kilobytes: the output ends where the manifest says.
     #[test]
     fn what_expands_without_end_is_ended() {
         struct Nothing(u64);

@@ -53,7 +53,7 @@ pub enum SignError {
         /// What.
         what: String,
     },
-    /// A key that is none.
+    /// An invalid key.
     #[error("this is no key for signing backups: run `raftsman apply`, which sends it anew")]
     Key,
     /// It cannot be written.
@@ -205,7 +205,7 @@ mod tests {
         assert!(matches!(verify(&trust, &moved), Err(SignError::Forged { .. })));
         let named = theirs.replace(&other.public().to_string(), &ours.public().to_string());
         assert!(matches!(verify(&trust, &named), Err(SignError::Forged { .. })));
-        // With `unsigned`, what pretends to be ours is still refused.
+        // With `unsigned`, a wrong signature of our key is still rejected.
         let anything = Trust { unsigned: true, ..trust };
         verify(&anything, &unsigned).unwrap();
         verify(&anything, &theirs).unwrap();

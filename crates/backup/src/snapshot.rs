@@ -1,4 +1,4 @@
-//! etcd's snapshot as it streams by → whether all of it came, and how it is known again.
+//! etcd's snapshot as a stream → whether it is complete, its size and its hash.
 
 use aws_lc_rs::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 use raftsman_api::hex;
@@ -48,7 +48,7 @@ impl Check {
         self.tail.extend_from_slice(rest);
     }
 
-    /// That was all: how many bytes, and the SHA-256 of all of them.
+    /// The end of the stream: how many bytes, and the SHA-256 of all of them.
     pub fn finish(self) -> Result<Stored, SnapshotError> {
         if self.bytes % PAGE != SHA256_OUTPUT_LEN as u64 {
             return Err(SnapshotError::Incomplete { bytes: self.bytes });

@@ -63,7 +63,7 @@ pub enum StoreError {
         /// So many.
         bytes: u64,
     },
-    /// What was to be written broke off.
+    /// The source of the bytes failed.
     #[error("{path} was not written: {source}")]
     Source {
         /// Which.
@@ -93,14 +93,14 @@ pub enum StoreError {
     },
 }
 
-/// The innermost cause says most, and the library repeats it in every layer.
+/// The innermost cause: the library repeats it in every layer.
 fn told(error: &object_store::Error) -> String {
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
         innermost = source;
     }
     let text = innermost.to_string();
-    // Of a whole page of XML its code is what counts.
+    // Of the XML error page only its code matters.
     let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(code, _)| code);
     let hint = match (error, code) {
         (object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. }, _)
@@ -116,7 +116,7 @@ fn told(error: &object_store::Error) -> String {
     }
 }
 
-/// Whether a store says that an object may not go yet, and not that these credentials may not remove anything.
+/// Whether a store says that an object is locked, and not that these credentials may not remove anything.
 fn is_locked(error: &object_store::Error) -> bool {
     let mut words = error.to_string();
     let mut innermost: &dyn std::error::Error = error;
@@ -154,7 +154,7 @@ pub enum Removed {
     Locked,
 }
 
-/// What stores answer of an object that may not go yet: S3 and compatible APIs, Google Cloud Storage, Azure.
+/// What stores answer of a locked object: S3 and compatible APIs, Google Cloud Storage, Azure.
 const LOCKED: [&str; 8] = [
     "object lock",
     "ObjectLock",
@@ -183,7 +183,7 @@ impl Store {
         Ok(Self { inner, place: place.to_string(), directory })
     }
 
-    /// For tests: the same place, behind something that answers in its stead.
+    /// For tests: the same place, behind a store that wraps it.
     #[cfg(test)]
     pub(crate) fn behind(self, what: impl FnOnce(Arc<dyn ObjectStore>) -> Arc<dyn ObjectStore>) -> Self {
         let Self { inner, place, directory } = self;
@@ -212,8 +212,8 @@ impl Store {
         &self.place
     }
 
-    /// Writes a small object, unless there is one, and reads it back. One that holds these very bytes is ours: the word
-    /// that it was written was lost.
+    /// Writes a small object, unless there is one, and reads it back. One that holds these very bytes is ours: only the
+    /// reply was lost.
     pub async fn put_once(&self, path: &str, bytes: Bytes) -> Result<(), StoreError> {
         let options = PutOptions::from(PutMode::Create);
         self.enclose(path)?;
@@ -243,7 +243,7 @@ impl Store {
         let mut whole = Vec::new();
         let mut pieces = pieces;
         while let Some(piece) = pieces.try_next().await? {
-            // Whatever it said before.
+            // Whatever size it reported before.
             let bytes = (whole.len() + piece.len()) as u64;
             if bytes > most {
                 return Err(StoreError::TooLarge { path: path.to_owned(), place: self.place.clone(), bytes });
@@ -284,7 +284,7 @@ impl Store {
                 Err(source) => Some(StoreError::Source { path: path.to_owned(), source }),
             };
             if let Some(wrong) = wrong {
-                // What goes wrong here too is a matter of the store's own rules for what was never finished.
+                // If the abort fails, too, it is left to the store's own rules for incomplete uploads.
                 let _ = parts.abort().await;
                 return Err(wrong);
             }
@@ -302,8 +302,8 @@ impl Store {
         Ok(found)
     }
 
-    /// Removes an object. One that is not there is removed already; one that is locked stays, which is what it is locked
-    /// for.
+    /// Removes an object. One that is not there is removed already; one that is locked
+    /// stays.
     pub async fn remove(&self, path: &str) -> Result<Removed, StoreError> {
         match self.inner.delete(&Path::from(path)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(Removed::Gone),

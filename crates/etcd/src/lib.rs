@@ -53,7 +53,7 @@ pub enum EtcdError {
     /// etcd answered with an error.
     #[error("{}", explain(.0))]
     Call(#[from] etcd_client::Error),
-    /// etcd answered something that makes no sense.
+    /// etcd sent an invalid answer.
     #[error("etcd's answer is not understood: {0}")]
     Unclear(String),
     /// No answer in time.
@@ -81,7 +81,7 @@ impl EtcdError {
         }
     }
 
-    /// Whether TLS itself turned us away: the server did not accept our certificate.
+    /// Whether the TLS handshake failed because the server did not accept our certificate.
     pub fn turned_away(&self) -> bool {
         match self {
             Self::Connect(ConnectError::Untrusted { .. }) => true,
@@ -122,7 +122,7 @@ impl EtcdError {
             if status.message().contains("unhealthy cluster") || status.message().contains("in sync with leader"))
     }
 
-    /// Whether etcd says that this revision was dropped already.
+    /// Whether etcd says that this revision is compacted.
     pub fn compacted(&self) -> bool {
         matches!(self, Self::Call(etcd_client::Error::GRpcStatus(status))
             if status.message().contains("revision has been compacted"))
@@ -354,7 +354,7 @@ fn bearing(connection: Deadlined, token: HeaderValue) -> Channel {
     Channel::Custom(BoxCloneSyncService::new(bearing))
 }
 
-/// How long a call that changes something may take. Calls that read are limited where they are made: there are those that
+/// How long a call that changes something may take. Calls that read are limited where they are made: some of them
 /// last.
 fn limit(call: &str) -> Limit {
     let answer = match call {

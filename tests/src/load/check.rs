@@ -1,4 +1,4 @@
-//! A history → what a client may complain about, and the figures.
+//! A history → the violations that a client can observe, and the measurements.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -24,7 +24,7 @@ use super::{ALPN, Identity, TlsError, machine_name, provider, roots};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// How a workstation shows itself to an agent, and what it expects to see.
+/// The client's side of TLS: the certificate that it presents, and the server certificate that it expects.
 #[derive(Clone, Debug)]
 pub struct ClientTls {
     config: Arc<ClientConfig>,
@@ -99,7 +99,7 @@ pub enum ConnectError {
         #[source]
         source: io::Error,
     },
-    /// Something listens, but it is not the expected service, or it does not accept us.
+    /// A server listens, but it is not the expected service, or it rejects our certificate.
     #[error("{address}: {}", service.untrusted(expected))]
     Untrusted {
         /// What was expected.
@@ -242,10 +242,10 @@ async fn handshake(
     Ok((certificate, stream))
 }
 
-/// How long after its end an agent's certificate still gets an agent a new one.
+/// How long after its expiry an agent's certificate is still accepted, to renew it.
 const GRACE: Duration = Duration::from_secs(180 * 24 * 3600);
 
-/// Accepts an agent's certificate of the fleet's CA for a while after its end: otherwise no operator could reach the
+/// Accepts an agent's certificate of the fleet's CA for a while after its expiry: otherwise no operator could reach the
 /// agent to renew it. All else is checked as of its last moment; the key never left the machine.
 #[derive(Debug)]
 struct Ended {

@@ -28,7 +28,7 @@ pub struct Figures {
     pub acknowledged: usize,
     /// The longest time without an acknowledged write.
     pub longest_gap: Gap,
-    /// What the test had said last before the gap ended.
+    /// The test's last marker before the gap ended.
     pub gap_after: Option<String>,
     /// Half of the acknowledged writes took no longer than this.
     pub median: Duration,
