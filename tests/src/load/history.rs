@@ -68,7 +68,7 @@ pub enum Line {
     Mark {
         /// When.
         at: u64,
-        /// The word.
+        /// The marker.
         text: String,
     },
     /// The end: what the checks need beside the rest.
@@ -101,7 +101,7 @@ pub struct History {
     pub events: Vec<Event>,
     /// How many times the watch was taken up again.
     pub rewatches: usize,
-    /// A test's own words.
+    /// A test's own markers.
     pub marks: Vec<(u64, String)>,
     /// What was found at the end.
     pub ending: Option<Ending>,

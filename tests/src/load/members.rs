@@ -71,7 +71,7 @@ impl Members {
         self.inner().wanted.iter().copied().collect()
     }
 
-    /// Connections that live.
+    /// Open connections.
     pub(super) fn links(&self) -> Vec<Link> {
         self.inner().live.values().cloned().collect()
     }

@@ -42,7 +42,7 @@ use history::{Ending, Final, History, Line, Recorder, Replay};
 use watch::Watch;
 use worker::{Pace, Shared};
 
-/// A cluster that takes no write for so long is not one to put a load on, or has not survived it.
+/// A cluster that acknowledges no write for so long is down, before the load or because of it.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long reading the history from all members may take.
 const REPLAY: Duration = Duration::from_secs(60);
@@ -194,7 +194,7 @@ impl Load {
         &self.shared.members
     }
 
-    /// Asks raftsman anew for endpoints and a certificate, as a client's owner does after a change of authorities.
+    /// Asks raftsman again for endpoints and a certificate, as a client's owner does after a rotation of CAs.
     #[track_caller]
     pub fn refresh(&self, lab: &Lab) {
         self.shared.members.retarget(Target::of(lab, &self.cluster));

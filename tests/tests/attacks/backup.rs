@@ -304,7 +304,7 @@ fn attacks() -> Vec<Attack> {
     ]
 }
 
-/// So many bytes of nothing, in a few of zstd.
+/// So many zero bytes, in a few of zstd.
 fn bomb(bytes: u64) -> Vec<u8> {
     let mut object = Vec::new();
     let nothing = std::io::Read::take(std::io::repeat(0), bytes);
@@ -374,11 +374,11 @@ fn nothing_of_an_attacker_is_taken_for_a_backup() {
         copy(&good, &store);
     }
     println!("{} attacks", all.len());
-    // Backups from before they were signed are restored when an operator says so, and what is ours always.
+    // Unsigned backups of earlier versions are restored when an operator asks for it, and signed ones always.
     attacker.forge_full(&attacker.newest(), Sign::Nothing);
     lab.run(&["restore", "--show", "--trust-unsigned"]).ok();
     copy(&good, &store);
-    // Where all is to be encrypted, not even what is signed is taken in the clear.
+    // Where encryption is required, a signed plain-text backup is rejected, too.
     let (file, key) = (lab.file(), age::x25519::Identity::generate().to_public());
     lab.write_file(&format!("{file}  encrypt_to: [{key}]\n"));
     for asked in [SHOW, &["drill"], &["backup", "verify"]] {

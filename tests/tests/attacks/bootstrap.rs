@@ -99,7 +99,7 @@ impl Siege {
                     let mut breaches = Vec::new();
                     while !over.load(Ordering::Relaxed) {
                         tokio::time::sleep(Duration::from_millis(2)).await;
-                        // What the server is known by is no secret.
+                        // The server's CA is no secret.
                         let Some(ca) = server_ca(&state) else { continue };
                         for address in addresses(&state) {
                             let Ok(credentials) = Credentials::new(&ca, shown.as_ref(), None) else { continue };

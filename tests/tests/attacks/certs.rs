@@ -103,7 +103,7 @@ async fn roles_of_agents() {
     refused("an operator opens the firewall", status, Code::PermissionDenied);
     let status = client.set_backups(stamp(Request::new(v1::SetBackupsRequest::default()), newest)).await.unwrap_err();
     refused("an operator sends backups elsewhere", status, Code::PermissionDenied);
-    // The fence stands where it stood: raftsman itself is obeyed.
+    // The fence has not moved: raftsman's own calls are accepted.
     lab.nothing_to_do();
 
     // Its certificate is revoked: on the connection that is open too.
@@ -117,7 +117,7 @@ async fn roles_of_agents() {
     reader.client(&lab).await.expect("others are not").report(ReportRequest::default()).await.expect("may look");
     lab.nothing_to_do();
 
-    // A new CA for the fleet. What the old one signed is worth nothing then.
+    // A new CA for the fleet. Certificates of the old one are rejected then.
     let etcds = lab.etcds();
     let said = lab.run(&["cert", "rotate", "fleet", "--yes"]).ok().stdout;
     let phases = ["1/3", "2/3", "3/3", "The fleet has a new CA"].map(|phase| said.find(phase));
@@ -227,7 +227,7 @@ fn files_of_others() {
     lab.run(&["check", "--file", "apart.yaml"]).ok();
     assert_eq!(lab.file(), plain);
 
-    // A file that is too large costs neither memory nor time: this one is 1 GiB of nothing.
+    // A file that is too large costs neither memory nor time: this one is 1 GiB of zeros.
     let huge = fs::File::create(lab.path().join("huge.yaml")).expect("a file");
     huge.set_len(1 << 30).expect("its size");
     let refused = lab.run(&["check", "--file", "huge.yaml"]).failed().all();

@@ -396,7 +396,7 @@ fn a_neglected_cluster_on_one_address() {
     let mut theirs = Theirs::on_ports(Customs { one_authority: true, validity: ten_days });
     theirs.start("3.5.34", &["--trusted-ca-file={ca}", "--client-cert-auth", "--strict-reconfig-check=false"]);
     theirs.etcdctl(&["put", "a", "1"]);
-    // Renewed with less than before: it shows when the members connect to each other the next time.
+    // Renewed with fewer usages: it shows when the members connect to each other the next time.
     theirs.sign(theirs.peers(), &theirs.places[0], "peer", Usages::Server);
     let lost = theirs.running.remove(2);
     drop(Dead(lost));

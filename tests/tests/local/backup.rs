@@ -31,7 +31,7 @@ fn with_store(lab: &Lab, file: &str, store: &str, further: &str) {
     lab.write_file(&format!("{file}backups:\n  store: {store}\n{further}"));
 }
 
-/// The last line of what a verb said.
+/// The last line of a verb's output.
 #[track_caller]
 fn backed_up(lab: &Lab) -> Value {
     let lines = lab.run(&["backup", "now", "--json"]).ok().json_lines();
@@ -40,7 +40,7 @@ fn backed_up(lab: &Lab) -> Value {
     last["backup"].clone()
 }
 
-/// How many backups count, and how many do not.
+/// How many backups are valid, and how many are not.
 fn counted(lab: &Lab) -> (usize, usize) {
     let listing = lab.run(&["backup", "list", "--json"]).ok().json();
     let backups = listing["backups"].as_array().expect("a list");
@@ -122,7 +122,7 @@ fn a_follower_is_backed_up_to_ceph() {
     eventually("it is made all the same", at_least_two);
     let before = counted(&lab).0;
 
-    // The agent is killed: what it has made half does not count, and the next one does.
+    // The agent is killed: its half-made backup is invalid, and the next one is valid.
     let asked = slow.log().iter().filter(|(request, _)| request.path.contains("partNumber")).count();
     let mut asking = lab.spawn(&["backup", "now"]);
     busy(&slow, asked + 1);

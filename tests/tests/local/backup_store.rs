@@ -118,7 +118,7 @@ async fn written_once(store: &Store) {
     assert!(matches!(second, Err(FullError::Store(StoreError::Taken { .. }))), "{second:?}");
     assert!(good(store, &layout, first.about.name).await);
 
-    // What breaks off, or is not what etcd meant to send, is no object at all.
+    // An interrupted or damaged stream leaves no object at all.
     let mut other = snapshot(2000, 3);
     other[5] ^= 1;
     let refused = take(store, &layout, 1, other).await;

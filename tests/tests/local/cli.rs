@@ -404,7 +404,7 @@ fn has_colours(text: &str) -> bool {
     ["\u{1b}[1m", "\u{1b}[31m", "\u{1b}[32m", "\u{1b}[33m", "\u{1b}[2m"].iter().any(|code| text.contains(code))
 }
 
-/// One fleet's life, and all that is said about it.
+/// One fleet from apply to destroy, and all output about it.
 #[test]
 fn a_fleet() {
     let lab = Lab::cluster(3, "3.6.15", &[]);

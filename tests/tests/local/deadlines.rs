@@ -47,7 +47,7 @@ fn asked(machine: &Name, cluster: ClusterId) -> Vec<(Action, &'static str)> {
 
 type Said<'a> = LocalBoxFuture<'a, String>;
 
-/// What came of a call, in words.
+/// The result of a call, as text.
 fn told<'a, T: 'a>(answer: impl Future<Output = Result<T, tonic::Status>> + 'a) -> Said<'a> {
     answer
         .map(|said| said.err().map_or_else(|| "it was answered".to_owned(), |no| no.message().to_owned()))
@@ -108,7 +108,7 @@ async fn an_agent_that_hangs_is_named_in_every_call() {
         (!named).then(|| format!("{call}: {error} ({:?})", begun.elapsed()))
     });
     let (acts, calls) = tokio::join!(join_all(acts), join_all(calls));
-    // It must not do all of it when it wakes up.
+    // The agent must not carry out these calls when it is resumed.
     kill(agent, Signal::KILL);
     let unnamed: Vec<String> = acts.into_iter().chain(calls).flatten().collect();
     assert_eq!(unnamed, Vec::<String>::new());
@@ -133,7 +133,7 @@ async fn an_etcd_that_hangs_is_named_with_the_call() {
         tokio::time::timeout(limit, three.auth_disable()),
         tokio::time::timeout(limit, four.role_add("eve")),
     );
-    // It accepts connections, and nothing comes: that is not how one looks that starts.
+    // It accepts connections and sends nothing: a starting etcd does not.
     let (status, words) = (lab.cluster_status(), lab.run(&["status"]).stdout);
     kill(etcd, Signal::CONT);
     assert_eq!(status["members"][0]["state"], "silent", "{status}");

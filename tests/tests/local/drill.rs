@@ -1,5 +1,5 @@
-//! Machines that try their own backups → what came of it stands in the store and in `status`, also when it is not good; and
-//! copies of a backup, which are as good as it is.
+//! Agents that drill their own backups → the result is in the store and in `status`, also when it is a failure; and
+//! copies of a backup, which can be restored like it.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -100,7 +100,7 @@ fn no_client_gets_into_a_temporary_etcd() {
     let tried = Command::new("sh").args(["-c", &script]).env("ETCDCTL", etcdctl()).output().expect("a shell");
     let said = String::from_utf8_lossy(&tried.stderr).into_owned();
     kill(agent, Signal::CONT);
-    // In the handshake, not by a role that it lacks.
+    // By the TLS handshake, not by a missing role.
     assert!(!tried.status.success() && said.contains("connection error"), "root of the cluster was let in: {said}");
     let output = drilling.wait_with_output().expect("it ends");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,4 +1,4 @@
-//! A copy of the state from before another operator took over → nothing that it orders is done, in etcd either.
+//! A copy of the state from before another operator took over → agents and etcd carry out none of its calls.
 
 use std::sync::Arc;
 use std::time::Duration;

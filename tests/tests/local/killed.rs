@@ -1,4 +1,4 @@
-//! Whatever is killed, whenever: one more apply, and the cluster is whole, itself, and not twice there.
+//! Any process killed at any moment → one more apply, and the same cluster is complete, without a second one.
 
 #![allow(clippy::print_stdout, reason = "a test says its seed and what it met")]
 

@@ -45,7 +45,7 @@ fn a_member_that_loses_writes_is_detected() {
     copy(&data, &aside);
     hand.start(0);
     load.await_writes(50);
-    // What was acknowledged since the copy is forgotten.
+    // Writes that were acknowledged since the copy are lost.
     hand.stop(0);
     std::fs::remove_dir_all(&data).expect("etcd's data");
     copy(&aside, &data);

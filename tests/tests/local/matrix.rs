@@ -213,7 +213,7 @@ fn two_clusters_in_one_file() {
     for cluster in ["one", "two"] {
         assert_eq!(lab.etcdctl_of(cluster, &["get", "whose", "--print-value-only"]).ok().stdout.trim(), cluster);
     }
-    // Credentials of the one are worth nothing at the other.
+    // Each cluster rejects the credentials of the other.
     let (one, two) = (env(&lab, "one"), env(&lab, "two"));
     let url = format!("{}/version", texts(&one["endpoints"])[0]);
     let foreign = lab.path().join(".raftsman/clients/two");
@@ -285,7 +285,7 @@ fn fleets_side_by_side_do_not_collide() {
     networks.sort_unstable();
     networks.dedup();
     assert_eq!(networks.len(), 4, "a network each: {networks:?}");
-    // The end of one is not the end of another.
+    // Destroying one fleet leaves the other alone.
     labs[0].destroy();
     assert_eq!(labs[1].cluster_status()["settled"], true);
     labs.iter().skip(1).for_each(Lab::destroy);

@@ -260,7 +260,7 @@ fn with_passwords_another_ca_restarts_no_member() {
     lab.destroy();
 }
 
-/// Two authorities as a person would bring them, that end after this time.
+/// Two CAs that the operator brings, which expire after this time.
 fn bring(lab: &Lab, name: &str, lasts: Duration) {
     for side in ["peers", "clients"] {
         bring_one(lab, &format!("{name}-{side}"), lasts);

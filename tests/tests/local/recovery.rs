@@ -42,7 +42,7 @@ fn state<'a>(survey: &'a Value, name: &str) -> &'a Value {
 
 fn rebuild(lab: &Lab) -> i64 {
     let output = lab.run(&["recover", "--yes", "--json", "--timeout", "90s"]).ok();
-    // The id of the cluster to be is the one thing that cannot be foreseen.
+    // The id of the new cluster is the one thing that the forecast cannot know.
     let id = |event: &str| {
         let lines = output.stdout.lines().filter(|line| line.contains(&format!("\"event\":\"{event}\"")));
         let ids: Vec<&str> = lines.flat_map(|line| line.split("\"joining\":\"").skip(1)).collect();

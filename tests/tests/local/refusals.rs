@@ -1,6 +1,6 @@
 //! What is unsafe or impossible → refused with a reason and a next step, and nothing is changed.
 //!
-//! Every message that a person reads is in a snapshot.
+//! Every message that an operator reads is in a snapshot.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
@@ -67,7 +67,7 @@ fn with_file(story: &mut Story, what: &str, lab: &Lab, window: Option<&Window>, 
     lab.write_file(&before);
 }
 
-/// A self-signed certificate and its key, as a person would bring them.
+/// A self-signed certificate and its key, as an operator would bring them.
 fn authority(lab: &Lab, name: &str, years: (i32, i32), is_ca: bool) {
     let key = rcgen::KeyPair::generate().expect("a key");
     let mut parameters = rcgen::CertificateParams::default();

@@ -263,7 +263,7 @@ fn lies(encrypted: bool) {
     let refused = lab.run(&["restore", "--yes", "--from", "other", "--key", &right]).failed().all();
     assert!(refused.contains("is not the key of this cluster"), "{refused}");
     assert_eq!(lab.etcds(), etcd);
-    // And what is true comes back.
+    // And the genuine backup is restored.
     lab.run(&["restore", "--yes", "--key", &right]).ok();
     assert_eq!(contents(&Bulk::of(&lab)).len(), 4);
     lab.destroy();
@@ -279,7 +279,7 @@ fn needed(store: &Path) -> Vec<PathBuf> {
     let is = |file: &PathBuf, kind: &str| file.to_string_lossy().contains(kind);
     let last = files.iter().filter(|file| is(file, "/changes/")).filter(|file| is(file, ".json")).max().cloned();
     let number = last.and_then(|file| Some(file.file_name()?.to_string_lossy()[..8].to_owned())).expect("a batch");
-    // Without its manifest a full backup does not count: an older one is taken, or none.
+    // Without its manifest a full backup is invalid: an older one is taken, or none.
     files.retain(|file| !is(file, &format!("/{number}.")));
     files
 }
@@ -401,7 +401,7 @@ fn a_new_cluster_is_bootstrapped_from_a_backup() {
     old.covered(Timestamp::now());
     let wanted = contents(&Bulk::of(&old));
     assert_eq!(wanted.len(), 12);
-    // All that has to be kept elsewhere: the key that opens them, and the one that shows whose they are.
+    // All that has to be kept elsewhere: the decryption key, and the key that verifies the signatures.
     let keys = old.run(&["backup", "key", "--json"]).ok().json();
     let signed_with = keys["keys"][0]["key"].as_str().expect("a key").to_owned();
     old.destroy();

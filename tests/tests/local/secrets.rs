@@ -118,7 +118,7 @@ struct Watch {
     thread: std::thread::JoinHandle<Seen>,
 }
 
-/// Command lines and environments, and the join tokens that lived meanwhile.
+/// Command lines and environments, and the join tokens that were valid meanwhile.
 type Seen = (BTreeSet<Vec<u8>>, BTreeSet<String>);
 
 impl Watch {
@@ -158,7 +158,7 @@ impl Watch {
     }
 }
 
-/// A life with every verb; the canaries of its own, and those that are found in its state, are looked for everywhere.
+/// One fleet through every verb; its own canaries, and those that are found in its state, are looked for everywhere.
 fn a_life(further: &[&str], own: &[(&str, &str)], environment: &[(&str, &str)], passphrase: bool) {
     let mut file =
         format!("fleet: lab\netcd:\n  main:\n    members: 3\n    source: {{ directory: {:?} }}\n", etcd_dir());

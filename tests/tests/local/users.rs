@@ -208,7 +208,7 @@ fn persistent(lab: &Lab) -> impl FnOnce() -> (u64, Vec<String>) + use<> {
             while !stopped.load(Ordering::Relaxed) {
                 match client.put("/app/persistent", "x", None).await {
                     Ok(_) => drop(count.fetch_add(1, Ordering::Relaxed)),
-                    // etcd's own way: a write that was under way while users changed is sent back, to be tried again.
+                    // etcd rejects a write that was under way while users changed, to be tried again (auth revision).
                     Err(error) if error.to_string().contains("revision of auth store is old") => {}
                     Err(error) => failures.push(error.to_string()),
                 }
@@ -363,7 +363,7 @@ fn every_line_of_etcd_has_the_same_users() {
         let lab = Lab::cluster(1, version, &[ROLES, USERS]);
         lab.apply();
         nothing_to_do(&lab);
-        // etcd says yes, and the user has no password all the same.
+        // etcd acknowledges it, and the user has no password all the same.
         lab.etcdctl(&["user", "delete", "metrics"]).ok();
         lab.etcdctl(&["user", "add", "metrics", "--new-user-password=by-hand"]).ok();
         lab.etcdctl(&["role", "grant-permission", "reader", "--prefix=true", "write", "/app/"]).ok();

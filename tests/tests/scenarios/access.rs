@@ -78,7 +78,7 @@ fn a_first_start_with_a_made_ca_needs_no_restart() {
     }
 }
 
-/// Auth was turned on by a version that did not write so down.
+/// Auth was turned on by a version that did not record it.
 #[test]
 fn a_cluster_that_has_auth_already_changes_nothing() {
     let mut scene = Scene::settled_with(3, &[PASSWORD]);
@@ -120,7 +120,7 @@ fn killed_anywhere_no_member_is_open_without_auth() {
                 assert!(auth || !access(&scene).contains(&Some(ClientAccess::Open)), "{step:?}");
             }
             scene.world.pass_time();
-            // What was seen is not written down by one that was killed.
+            // A killed run does not record what it observed.
             if kept % 2 == 0 {
                 scene.world.remember(&scene.desired.clone());
             }
@@ -146,7 +146,7 @@ fn a_half_opened_cluster_is_opened_one_at_a_time() {
     assert!(told.ends_with("done\n"), "{told}");
 }
 
-/// One that cannot be asked may serve clients already: the others are opened one at a time.
+/// A member that does not answer may serve clients already: the others are opened one at a time.
 #[test]
 fn members_are_opened_together_only_where_all_agents_answer() {
     let mut scene = Scene::empty(3, &[PASSWORD]);

@@ -13,7 +13,7 @@ use raftsman_tests::fixtures::{Scene, cluster, tell};
 
 const FILE: [&str; 2] = ["roles: { reader: [{ read: { prefix: /app/ } }] }", "users: { metrics: { roles: [reader] } }"];
 
-/// A settled cluster, seen as one that others run, with the settings of the file.
+/// A settled cluster, adopted read-only, with the settings of the file.
 fn adopted(further: &[&str]) -> (Scene, Observed) {
     let mut scene = Scene::empty(3, further);
     let told = scene.to_the_end();

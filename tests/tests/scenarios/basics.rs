@@ -377,7 +377,7 @@ fn a_clock_is_wrong() {
 #[test]
 fn a_disk_is_full() {
     let mut scene = Scene::settled(3);
-    // Of one that runs it is etcd's business, of one that should be started it is ours.
+    // A full disk blocks a start; a running etcd is left alone.
     for i in [1, 2] {
         scene.machine(i).disk = Disk { free: 1 << 20, total: 1 << 35 };
     }
@@ -774,7 +774,7 @@ fn every_pass_reports_its_result() {
     scene.until(|action| matches!(action, Action::ConfigureEtcd { .. }));
     let told = explained(&scene);
     assert!(told.contains("rolling restart: settings, version, CAs: restart etcd main-2"), "{told}");
-    // Where it is not clear whose cluster this is, no other question is asked.
+    // Where it is not clear which cluster this is, no other pass runs.
     scene.world.ledger.cluster = Some(ClusterId(7));
     let told = explained(&scene);
     assert!(told.starts_with("the cluster's id") && told.lines().count() == 1, "{told}");

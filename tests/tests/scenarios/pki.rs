@@ -194,7 +194,7 @@ fn a_lone_member_has_no_transfer_target() {
     ");
 }
 
-// ---- Because time has come.
+// ---- Because a CA expires soon.
 
 #[test]
 fn authorities_near_their_end() {
@@ -715,7 +715,7 @@ fn agents_learn_of_a_ca_before_it_signs() {
     * renew agent cert main-1 main-3: signed by another authority; 1 1 1
     done
     ");
-    // One that cannot be reached keeps the others from nothing.
+    // An unreachable agent does not hold up the others.
     scene.desired.agents.access = Some("only-fleet-2".to_owned());
     scene.hide(3, Hidden::Agent);
     let steps = scene.plan().steps;

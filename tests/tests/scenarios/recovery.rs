@@ -251,7 +251,7 @@ fn nothing_is_taken_away_before_the_data_is_safe() {
     // No recovery has been approved.
     assert!(judge(&scene, &alone).is_err());
     decide(&mut scene);
-    // The other survivor still runs: two would go on by themselves.
+    // The other survivor still runs: two clusters would go on.
     assert!(judge(&scene, &alone).is_err());
     scene.until(|action| matches!(action, Action::StopEtcd { machine } if *machine == name(4)));
     let restore = Action::RestoreData { machine: name(4), version: scene.desired.version };

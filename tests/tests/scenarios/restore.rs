@@ -47,7 +47,7 @@ fn all_members_get_the_same_backup() {
     assert_ne!(scene.world.ledger.cluster, Some(before), "it is another cluster");
 }
 
-/// What a survivor has counts for nothing then: a recovery beside it would be followed by the rest of the restore.
+/// A survivor's data is not used then: a recovery would be overwritten by the rest of the restore.
 #[test]
 fn nothing_is_recovered_while_a_backup_is_restored() {
     let mut scene = Scene::settled(3);

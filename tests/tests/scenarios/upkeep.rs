@@ -1,4 +1,4 @@
-//! Full databases, large files, corrupt members → what the planner does about them, and what it leaves to people.
+//! Full databases, large files, corrupt members → what the planner does about them, and what it leaves to operators.
 
 use insta::assert_snapshot;
 use raftsman_core::action::Action;
@@ -198,7 +198,7 @@ fn what_compaction_freed_is_not_counted_yet() {
     // The keys take 2 MiB: the files are rewritten, whatever they say is in use.
     let next = stale(&scene);
     assert!(matches!(next.steps[0].action, Action::Defragment { .. }), "{next:?}");
-    // Once all of them were, what they say is true.
+    // Once all of them were, their reported sizes are right.
     let space = scene.world.ledger.space.as_mut().expect("a compaction");
     space.rewritten = [name(1), name(2), name(3)].into();
     let next = stale(&scene);

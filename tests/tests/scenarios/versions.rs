@@ -325,7 +325,7 @@ fn a_snapshot_serves_for_an_hour() {
     assert!(tell(&scene.plan()).starts_with("* restart etcd"), "{}", tell(&scene.plan()));
     later.later(2);
     assert!(tell(&later.plan()).starts_with("* take snapshot"), "{}", tell(&later.plan()));
-    // Once a member runs the new version, the old data is not to be had any more.
+    // Once a member runs the new version, no snapshot of the old one can be taken.
     scene.until(restarts("main-2"));
     scene.later(2);
     assert!(tell(&scene.plan()).starts_with("* restart etcd"), "{}", tell(&scene.plan()));

@@ -33,7 +33,7 @@ struct World {
     now: Timestamp,
     keep: Keep,
     store: BTreeMap<FullName, Kept>,
-    /// Every backup that ever counted.
+    /// Every backup that was ever valid.
     history: BTreeSet<FullName>,
     deleted: usize,
     runs: u64,
@@ -57,7 +57,7 @@ impl World {
         self.store.values().copied().collect()
     }
 
-    /// Whether this moment can be restored: from a backup that counts, and the changes since.
+    /// Whether this moment can be restored: from a valid backup, and the changes since.
     fn restorable(store: &BTreeMap<FullName, Kept>, moment: Timestamp) -> bool {
         let covers = |kept: &Kept| {
             counts(kept) && kept.name.taken() <= moment && kept.changes_until.is_some_and(|until| until >= moment)
@@ -104,7 +104,7 @@ impl World {
             let could = World::restorable(&before, moment);
             assert_eq!(could, could && World::restorable(&self.store, moment), "seed {seed}: {moment} at {}", self.now);
         }
-        // And what the file promises, reckoned from all that ever was.
+        // And what the file promises, computed from all backups that ever existed.
         let utc = |name: FullName| name.taken().to_zoned(TimeZone::UTC).datetime();
         let week = |name: FullName| (utc(name).date().iso_week_date().year(), utc(name).date().iso_week_date().week());
         let Keep { hourly, daily, weekly, .. } = self.keep;
@@ -263,7 +263,7 @@ struct Written {
     highest: Timestamp,
 }
 
-/// A cluster over years, with all that really was, and a store with what was written down.
+/// A cluster over years, with its true history, and a store with what was backed up.
 struct Life {
     dice: Dice,
     seed: u64,

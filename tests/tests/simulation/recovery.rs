@@ -81,7 +81,7 @@ impl Life {
         };
         recovery::decide(&mut self.scene.world.ledger, &remains, self.scene.world.now);
         for round in 0..ROUNDS {
-            // Faults come for a while, and then there is peace.
+            // Faults come for a while, and then cease.
             match round {
                 ..60 => self.fault(),
                 60 => self.scene.world.machines.values_mut().filter(|m| m.exists).for_each(|m| m.agent_up = true),

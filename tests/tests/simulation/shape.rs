@@ -52,7 +52,7 @@ fn forgets_the_data(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
     plan
 }
 
-/// Takes silence for health: of members that cannot be asked, it believes that they are as they should be.
+/// Takes members that do not answer for healthy.
 fn careless(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     if !plan.waiting.iter().any(|w| matches!(w, Waiting::HealFirst { change, .. } if change.contains("anew"))) {

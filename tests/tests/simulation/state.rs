@@ -13,7 +13,7 @@ const CLUSTER: &str = "main";
 /// Every run does so many single steps of processes; with fewer, a stale process meets too few others.
 const STEPS: usize = 60;
 
-/// What the planner rests on, in small: which members etcd was started on, and how often the CA was changed.
+/// What the planner depends on, in small: which members etcd was started on, and how often the CA was changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Ledger {
     started: BTreeSet<u8>,
@@ -205,7 +205,7 @@ impl Sim {
                 }
             }
             (Kind::Writer, 1) | (Kind::Early, 0) => process.kept = Some(self.read()?),
-            // What was seen under the lock is learnt, and written before anything rests on it.
+            // What was observed under the lock is recorded before any step depends on it.
             (Kind::Writer | Kind::Early, 2) => process.seen.clone_from(&self.world.members),
             (Kind::Writer | Kind::Early, 3) => {
                 Self::learn(process);
@@ -238,7 +238,7 @@ impl Sim {
         Ok(())
     }
 
-    /// The true ledger is the world's: an action that it would have forbidden is what this is all about.
+    /// The true ledger is the world's: an action that it would have forbidden is the violation.
     fn act(&mut self, process: &Process) {
         let Some(ledger) = process.kept.as_ref().map(|kept| &kept.value) else { return };
         match process.deed {

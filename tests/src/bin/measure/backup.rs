@@ -43,7 +43,7 @@ fn upload(runtime: &Runtime, store: &Store, file: &Path, to: &str) {
     runtime.block_on(store.upload(to, pieces, |_| {})).expect("uploaded");
 }
 
-/// Saves a snapshot as people do.
+/// Saves a snapshot with etcdctl, as operators do.
 fn save(lab: &Lab, member: &str, to: &Path) {
     let env = lab.run(&["env"]).ok().stdout;
     let script = format!("{env}\nETCDCTL_ENDPOINTS={member} exec {:?} snapshot save {to:?}", etcdctl());
@@ -98,7 +98,7 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
         let begun = Instant::now();
         let lines = lab.run(&["backup", "now", "--json"]).ok().json_lines();
         ours.push(begun.elapsed().as_secs_f64());
-        // Told twice a second.
+        // Reported twice a second.
         let reading = lines.iter().filter(|line| line["moved"]["checked"].as_u64() > Some(0)).count() as f64 / 2.0;
         let last = |figures: &[f64]| figures.last().copied().unwrap_or_default();
         println!(

@@ -1,4 +1,4 @@
-//! Operation × fault × step on real members under client load → a table of what came of each, and whether all is well.
+//! Operation × fault × step on real members under client load → a table of the results, and whether all are green.
 //!
 //! `death [--cells N] [--operation NAME] [--fault NAME] [--step K] [--shard I/N] [--seed S] [--auth MODE]
 //! [--results FILE] [--readers yes]`: without `--cells`, all of them, or so many; those that were green before are in the results already.
@@ -157,7 +157,7 @@ fn wishes(arguments: &[String]) -> Wishes {
 /// What dies in which wave of which operation.
 type Cell = (Operation, Fault, usize);
 
-/// What came of a cell.
+/// The result of a cell.
 type Outcome = (Operation, Fault, usize, Result<(), String>);
 
 pub(crate) fn main(arguments: &[String]) -> ExitCode {

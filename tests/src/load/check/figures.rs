@@ -40,7 +40,7 @@ pub struct Figures {
     pub errors: usize,
     /// Compare-and-swaps whose retry met another worker's value, so that the first try's outcome is unknown.
     pub ambiguous: usize,
-    /// How many times the watch was taken up again.
+    /// How many times the watch was restarted.
     pub rewatches: usize,
     /// Members that returned the whole history, and all that were asked.
     pub told: (usize, usize),

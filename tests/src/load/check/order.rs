@@ -1,7 +1,7 @@
 //! Revisions in the answers, the cluster's past → reads that returned what was not there, and revisions that went back.
 //!
-//! This is stricter than linearizability of each key by itself: it holds across keys, and it rests on the revisions that
-//! etcd promises. It is also quick, so that it sees all calls at once.
+//! This is stricter than linearizability of each key by itself: it holds across keys, and it relies on the revisions
+//! that etcd guarantees. It is also quick, so that it sees all calls at once.
 
 use std::collections::BTreeMap;
 

@@ -111,7 +111,7 @@ fn the_state() {
         &["`../alice` cannot be", "use letters"],
     );
 
-    // A second operator: the first one stands still in the middle of its work.
+    // A second operator: the first one's command is stopped in the middle.
     lab.write_file(&format!("{}    log_level: warn\n", lab.file()));
     let mut first = lab.spawn(&APPLY);
     eventually("the lock is taken", || {
