@@ -34,16 +34,16 @@ struct Attacker {
 #[derive(Debug, Clone, Copy)]
 enum Sign {
     Nothing,
-    WithOwnKey,
-    OwnSignatureUnderOurKey,
+    WithForeignKey,
+    ForeignSignatureUnderOurKey,
     OurSignatureOfAnother,
     OurSignatureOfIt,
 }
 
 const SIGNS: [Sign; 5] = [
     Sign::Nothing,
-    Sign::WithOwnKey,
-    Sign::OwnSignatureUnderOurKey,
+    Sign::WithForeignKey,
+    Sign::ForeignSignatureUnderOurKey,
     Sign::OurSignatureOfAnother,
     Sign::OurSignatureOfIt,
 ];
@@ -100,8 +100,8 @@ impl Attacker {
         };
         let signed = match sign {
             Sign::Nothing => None,
-            Sign::WithOwnKey => Some(own),
-            Sign::OwnSignatureUnderOurKey => Some(Signature { key: self.signature(of).key, ..own }),
+            Sign::WithForeignKey => Some(own),
+            Sign::ForeignSignatureUnderOurKey => Some(Signature { key: self.signature(of).key, ..own }),
             Sign::OurSignatureOfAnother => Some(self.signature(another)),
             Sign::OurSignatureOfIt => Some(self.signature(of)),
         };
@@ -164,21 +164,21 @@ fn attacks() -> Vec<Attack> {
     vec![
         attack("the newest without its signature", RESTORE, UNSIGNED, |it| it.forge_full(&it.newest(), Sign::Nothing)),
         attack("the newest, signed with another key", RESTORE, OTHER, |it| {
-            it.forge_full(&it.newest(), Sign::WithOwnKey)
+            it.forge_full(&it.newest(), Sign::WithForeignKey);
         }),
         attack("a foreign signature under our key", RESTORE, FORGED, |it| {
-            it.forge_full(&it.newest(), Sign::OwnSignatureUnderOurKey);
+            it.forge_full(&it.newest(), Sign::ForeignSignatureUnderOurKey);
         }),
         attack("the signature of another backup", RESTORE, FORGED, |it| {
             it.forge_full(&it.newest(), Sign::OurSignatureOfAnother);
         }),
         attack("a drill of what is not signed", &["drill"], UNSIGNED, |it| it.forge_full(&it.newest(), Sign::Nothing)),
-        attack("a drill of a forged one", &["drill"], OTHER, |it| it.forge_full(&it.newest(), Sign::WithOwnKey)),
+        attack("a drill of a forged one", &["drill"], OTHER, |it| it.forge_full(&it.newest(), Sign::WithForeignKey)),
         attack("verified though not signed", &["backup", "verify", "--all"], UNSIGNED, |it| {
             it.forge_full(&it.newest(), Sign::Nothing);
         }),
         attack("verified though forged", &["backup", "verify", "--all"], OTHER, |it| {
-            it.forge_full(&it.newest(), Sign::WithOwnKey);
+            it.forge_full(&it.newest(), Sign::WithForeignKey);
         }),
         attack("shown though not signed", &["backup", "show"], "cannot be verified", |it| {
             it.forge_full(&it.newest(), Sign::Nothing);
@@ -212,7 +212,7 @@ fn attacks() -> Vec<Attack> {
         attack("a newer, forged one", SHOW, "cannot be verified", move |it| {
             let mut full = it.newest();
             full.about.name = later(&full, second);
-            it.forge_full(&full, Sign::WithOwnKey);
+            it.forge_full(&full, Sign::WithForeignKey);
         }),
         attack("junk that looks newer", SHOW, "cannot be verified", move |it| {
             it.put(&it.layout.manifest(later(&it.newest(), second)), "junk");
@@ -230,7 +230,7 @@ fn attacks() -> Vec<Attack> {
             |it| {
                 let mut full = it.newest();
                 full.about.name = "20260101T000000Z-0000000000000000001".parse().expect("a name");
-                it.forge_full(&full, Sign::WithOwnKey);
+                it.forge_full(&full, Sign::WithForeignKey);
             },
         ),
         attack("another object in its place", RESTORE, "damaged", |it| {
@@ -248,9 +248,9 @@ fn attacks() -> Vec<Attack> {
             it.put(&it.layout.snapshot(it.newest().about.name, it.newest().coding), bomb);
         }),
         attack("a batch without its signature", SHOW, UNSIGNED, |it| it.forge_batch(&it.batches[1], Sign::Nothing)),
-        attack("a batch with another key", SHOW, OTHER, |it| it.forge_batch(&it.batches[1], Sign::WithOwnKey)),
+        attack("a batch with another key", SHOW, OTHER, |it| it.forge_batch(&it.batches[1], Sign::WithForeignKey)),
         attack("a batch with a foreign signature under our key", SHOW, FORGED, |it| {
-            it.forge_batch(&it.batches[0], Sign::OwnSignatureUnderOurKey);
+            it.forge_batch(&it.batches[0], Sign::ForeignSignatureUnderOurKey);
         }),
         attack("a batch with the signature of another", SHOW, FORGED, |it| {
             it.forge_batch(&it.batches[0], Sign::OurSignatureOfAnother);
@@ -265,7 +265,7 @@ fn attacks() -> Vec<Attack> {
             let last = it.batches.last().expect("a batch");
             let after = last.check().expect("a check");
             let more = Batch { number: last.number + 1, after, from: last.to, to: last.to + 1, ..last.clone() };
-            it.forge_batch(&more, Sign::WithOwnKey);
+            it.forge_batch(&more, Sign::WithForeignKey);
         }),
         attack("a batch under another number", SHOW, "that of another one", |it| {
             let text = std::fs::read(it.path(&it.layout.batch_manifest(it.batches[0].name()))).expect("a manifest");

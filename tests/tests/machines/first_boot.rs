@@ -36,7 +36,7 @@ fn open(address: Ipv4Addr, port: u16) -> bool {
     TcpStream::connect_timeout(&SocketAddr::from((address, port)), Duration::from_secs(3)).is_ok()
 }
 
-/// Logs in as this user. The machine has generated its host keys, which are in no known_hosts yet.
+/// Logs in as this user. The machine has generated its host keys, which are in no `known_hosts` yet.
 fn login(hosts: &Hosts, user: &str, command: &str) -> Output {
     let mut ssh = Command::new("ssh");
     ssh.args(["-F", "/dev/null", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-i"]).arg(hosts.key());
