@@ -8,6 +8,7 @@ mod pki;
 mod recovery;
 mod shape;
 mod state;
+mod trace;
 mod upkeep;
 mod users;
 mod versions;

@@ -1,0 +1,48 @@
+//! What is kept in the journal and in the state → read back, and written again as the same bytes.
+
+#![allow(clippy::disallowed_methods, reason = "the rule is for core itself")]
+
+use std::collections::BTreeSet;
+
+use raftsman_core::action::Action;
+
+/// Every action, as the journal and `plan --json` have them.
+const ACTIONS: &str = include_str!("stored/actions.jsonl");
+
+#[test]
+fn every_action_is_read_back_and_written_as_it_was() {
+    for line in ACTIONS.lines() {
+        let action: Action = serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+        assert_eq!(serde_json::to_string(&action).expect("JSON"), line);
+        let value = serde_json::to_value(&action).expect("JSON");
+        assert_eq!(serde_json::from_value::<Action>(value).expect("an action"), action, "{line}");
+    }
+}
+
+#[test]
+fn what_is_no_action_is_refused() {
+    for text in [
+        r#"{"do":"fly"}"#,
+        r#"{"do":"enroll"}"#,
+        r#"{"do":"enroll","machine":"no name!"}"#,
+        r#"{"machine":"main-1"}"#,
+        r#"{"do":"start_etcd","machine":"main-1","version":"3.6.15","data":"full"}"#,
+        r#""enroll""#,
+        "{}",
+        "null",
+    ] {
+        assert!(serde_json::from_str::<Action>(text).is_err(), "{text}");
+    }
+    // A field of a later version is passed over.
+    assert!(serde_json::from_str::<Action>(r#"{"do":"enroll","machine":"main-1","zone":"a"}"#).is_ok());
+    assert!(serde_json::from_str::<Action>(r#"{"do":"measure","deep":true}"#).is_ok());
+}
+
+#[test]
+fn every_kind_of_action_is_among_them() {
+    let source = include_str!("../src/action.rs");
+    let body = source.split_once("pub enum Action {").expect("the enum").1.lines().take_while(|line| *line != "}");
+    let variants = body.filter_map(|line| line.strip_prefix("    ")).filter(|l| l.starts_with(char::is_uppercase));
+    let stored = ACTIONS.lines().filter_map(|line| line.split('"').nth(3)).collect::<BTreeSet<&str>>();
+    assert_eq!(variants.count(), stored.len(), "{stored:?}");
+}
