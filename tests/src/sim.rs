@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
-use raftsman_core::action::{Action, StartData};
+use raftsman_core::action::{Action, AuthAction, EtcdAction, MachineAction, MemberAction, StartData, UpkeepAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{
@@ -35,14 +35,16 @@ pub type Planner = fn(&Cluster, &Observed, Timestamp) -> Plan;
 /// A broken planner: it restarts all members at once whose configuration, or whose trust, has changed.
 pub fn all_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
-    let Some(Step { action: Action::RestartEtcd { version, cluster, .. }, .. }) = plan.steps.first().cloned() else {
+    let Some(Step { action: Action::Etcd(EtcdAction::RestartEtcd { version, cluster, .. }), .. }) =
+        plan.steps.first().cloned()
+    else {
         return plan;
     };
     let turns = plan.waiting.iter().filter_map(|w| match w {
         Waiting::Turn { machine, .. } => Some(machine.clone()),
         _ => None,
     });
-    let more = turns.map(|machine| Action::RestartEtcd { machine, version, cluster });
+    let more = turns.map(|machine| Action::Etcd(EtcdAction::RestartEtcd { machine, version, cluster }));
     let more: Vec<Step> = more.map(|action| Step { action, ..plan.steps[0].clone() }).collect();
     plan.steps.extend(more);
     plan
@@ -465,7 +467,12 @@ impl Run {
         }
         // Neither life here restores or recovers: there all members lose their data together.
         let loses = |action: &&Action| {
-            matches!(action, Action::StopEtcd { .. } | Action::ClearData { .. } | Action::DeleteMachine { .. })
+            matches!(
+                action,
+                Action::Etcd(EtcdAction::StopEtcd { .. })
+                    | Action::Etcd(EtcdAction::ClearData { .. })
+                    | Action::Machine(MachineAction::DeleteMachine { .. })
+            )
         };
         if actions.iter().filter(loses).count() > 1 {
             return Err(self.violation("one loss at a time", format!("{actions:?}")));
@@ -475,7 +482,7 @@ impl Run {
             if calm != usize::MAX {
                 if self.dice.one_in(10 * calm) {
                     // Killed, perhaps just after it was written down that it would be done.
-                    if matches!(action, Action::Compact { .. }) && self.dice.one_in(2) {
+                    if matches!(action, Action::Upkeep(UpkeepAction::Compact { .. })) && self.dice.one_in(2) {
                         self.world.ledger.ahead(&self.desired, observed, &action, self.world.now);
                     }
                     break;
@@ -498,7 +505,9 @@ impl Run {
         let formed = self.world.agreed.iter().find(|(_, a)| a.formed).map(|(id, _)| *id);
         let quorum_before = formed.is_some_and(|id| self.world.has_quorum(id));
         match action {
-            Action::CreateMachine { machine } if self.world.machines.get(machine).is_some_and(|m| m.exists) => {
+            Action::Machine(MachineAction::CreateMachine { machine })
+                if self.world.machines.get(machine).is_some_and(|m| m.exists) =>
+            {
                 return Err(self.violation("a machine is made once", format!("{machine} exists")));
             }
             _ => self.membership(observed, action)?,
@@ -513,20 +522,26 @@ impl Run {
         let access = formed.and_then(|id| self.world.agreed.get(&id)).map(|agreed| agreed.access.clone());
         let trusted = pki::before(&self.desired, &self.world);
         let birth = match action {
-            Action::StartEtcd { machine, data: StartData::Empty | StartData::Joining(_), .. } => Some(machine.clone()),
+            Action::Etcd(EtcdAction::StartEtcd { machine, data: StartData::Empty | StartData::Joining(_), .. }) => {
+                Some(machine.clone())
+            }
             _ => None,
         };
         self.tell(|| format!("  {action:?}"));
         let warm_up = u32::try_from(self.dice.below(4)).unwrap_or(0);
         let warm_up = if action.disruptive() { warm_up + 1 } else { warm_up };
         self.stats.reshaped += usize::from(action.exclusive() && !action.disruptive());
-        let maintains =
-            matches!(action, Action::Compact { .. } | Action::Defragment { .. } | Action::DisarmAlarm { .. });
+        let maintains = matches!(
+            action,
+            Action::Upkeep(UpkeepAction::Compact { .. })
+                | Action::Upkeep(UpkeepAction::Defragment { .. })
+                | Action::Upkeep(UpkeepAction::DisarmAlarm { .. })
+        );
         self.stats.maintained += usize::from(maintains);
         self.stats.steps += 1;
         self.stats.restarts += usize::from(action.disruptive());
         if let Err(impossible) = self.world.act(&self.desired, action, warm_up)
-            && *action == Action::EnableAuth
+            && *action == Action::Auth(AuthAction::EnableAuth)
             && impossible.0.contains("root")
         {
             return Err(self.violation("auth only with root", impossible.0));
@@ -558,7 +573,7 @@ impl Run {
         if let Some((rule, detail)) = pki::broken(&self.desired, observed, &trusted, &self.world, action) {
             return Err(self.violation(rule, detail));
         }
-        let together = matches!(action, Action::RestartTogether { .. });
+        let together = matches!(action, Action::Etcd(EtcdAction::RestartTogether { .. }));
         if quorum_before && !together && formed.is_some_and(|id| !self.world.has_quorum(id)) {
             return Err(self.violation("no step of ours costs quorum", format!("{action:?}")));
         }
@@ -574,10 +589,10 @@ impl Run {
             overdue || observed.ledger.replace.contains_key(name)
         };
         match action {
-            Action::AddLearner { .. } if agreed.members.iter().any(|m| m.learner) => {
+            Action::Member(MemberAction::AddLearner { .. }) if agreed.members.iter().any(|m| m.learner) => {
                 Err(self.violation("one change at a time", format!("{action:?} beside another learner")))
             }
-            Action::RemoveMember { member, .. } => {
+            Action::Member(MemberAction::RemoveMember { member, .. }) => {
                 let Some(entry) = agreed.members.iter().find(|m| m.id == *member) else { return Ok(()) };
                 if entry.learner {
                     return Ok(());
@@ -607,7 +622,9 @@ impl Run {
                 }
                 Ok(())
             }
-            Action::StopEtcd { machine } | Action::ClearData { machine, .. } | Action::DeleteMachine { machine } => {
+            Action::Etcd(EtcdAction::StopEtcd { machine })
+            | Action::Etcd(EtcdAction::ClearData { machine, .. })
+            | Action::Machine(MachineAction::DeleteMachine { machine }) => {
                 match agreed.members.iter().find(|m| named(m).as_ref() == Some(machine)) {
                     Some(_) => Err(self.violation("no member's machine is taken away", format!("{action:?}"))),
                     None => Ok(()),
@@ -620,7 +637,12 @@ impl Run {
     /// Nothing is done to what could not be reached.
     fn rests_on_what_was_seen(&self, observed: &Observed, action: &Action) -> Result<(), Violation> {
         // What etcd does itself rests on what etcd said.
-        if matches!(action, Action::PromoteMember { .. } | Action::MoveLeader { .. } | Action::Defragment { .. }) {
+        if matches!(
+            action,
+            Action::Member(MemberAction::PromoteMember { .. })
+                | Action::Member(MemberAction::MoveLeader { .. })
+                | Action::Upkeep(UpkeepAction::Defragment { .. })
+        ) {
             return Ok(());
         }
         let Some(member) = action.machine().and_then(|name| observed.members.get(name)) else { return Ok(()) };
@@ -634,12 +656,27 @@ impl Run {
         };
         unreachable(matches!(member.machine, Fact::Unreachable { .. }), "machine")?;
         match action {
-            Action::CreateMachine { .. } | Action::StartMachine { .. } => Ok(()),
+            Action::Machine(MachineAction::CreateMachine { .. })
+            | Action::Machine(MachineAction::StartMachine { .. }) => Ok(()),
             // Only once the operator, or the file, gave it up.
-            Action::DeleteMachine { machine } if observed.ledger.replace.contains_key(machine) => Ok(()),
-            Action::DeleteMachine { machine } if observed.ledger.down_since.contains_key(machine) => Ok(()),
-            Action::DeleteMachine { machine } if self.desired.member(machine).is_some() => Ok(()),
-            Action::DeleteMachine { .. } if member.machine.seen().is_some_and(|m| m.power == Power::Stopped) => Ok(()),
+            Action::Machine(MachineAction::DeleteMachine { machine })
+                if observed.ledger.replace.contains_key(machine) =>
+            {
+                Ok(())
+            }
+            Action::Machine(MachineAction::DeleteMachine { machine })
+                if observed.ledger.down_since.contains_key(machine) =>
+            {
+                Ok(())
+            }
+            Action::Machine(MachineAction::DeleteMachine { machine }) if self.desired.member(machine).is_some() => {
+                Ok(())
+            }
+            Action::Machine(MachineAction::DeleteMachine { .. })
+                if member.machine.seen().is_some_and(|m| m.power == Power::Stopped) =>
+            {
+                Ok(())
+            }
             _ => unreachable(matches!(member.agent, Fact::Unreachable { .. }), "agent"),
         }
     }

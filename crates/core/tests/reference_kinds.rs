@@ -10,12 +10,16 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
+/// The lines in which the variants of an enum begin.
+fn variants<'a>(source: &'a str, head: &str) -> impl Iterator<Item = &'a str> {
+    let body = source.split_once(head).unwrap_or_else(|| panic!("no `{head}`")).1;
+    let lines = body.lines().take_while(|line| *line != "}").filter_map(|line| line.strip_prefix("    "));
+    lines.filter(|line| line.starts_with(|c: char| c.is_ascii_uppercase()))
+}
+
 /// The variants of an enum as they are written in JSON.
 fn kinds(source: &str, head: &str) -> BTreeSet<String> {
-    let body = source.split_once(head).expect("the enum").1;
-    let lines = body.lines().take_while(|line| *line != "}").filter_map(|line| line.strip_prefix("    "));
-    let variants = lines.filter(|line| line.starts_with(|c: char| c.is_ascii_uppercase()));
-    let found: BTreeSet<String> = variants
+    let found: BTreeSet<String> = variants(source, head)
         .map(|line| {
             let name = line.split([' ', ',', '(']).next().unwrap_or_default();
             name.chars().fold(String::new(), |mut snake, c| {
@@ -27,7 +31,25 @@ fn kinds(source: &str, head: &str) -> BTreeSet<String> {
             })
         })
         .collect();
-    assert!(found.len() > 10, "{head}: {found:?}");
+    assert!(!found.is_empty(), "{head}");
+    found
+}
+
+/// The actions of all topics.
+fn actions() -> BTreeSet<String> {
+    let all = read("src/action/mod.rs");
+    let modules = all.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+    let sources: Vec<String> = modules.map(|topic| read(&format!("src/action/{topic}.rs"))).collect();
+    let mut found = BTreeSet::new();
+    for topic in variants(&all, "pub enum Action {") {
+        let name = topic.split(['(', ')']).nth(1).unwrap_or_else(|| panic!("{topic}: no topic"));
+        let head = format!("pub enum {name} {{");
+        let source = sources.iter().find(|source| source.contains(&head)).unwrap_or_else(|| panic!("no `{head}`"));
+        for kind in kinds(source, &head) {
+            assert!(found.insert(kind.clone()), "two topics have an action `{kind}`");
+        }
+    }
+    assert!(found.len() > 40, "{found:?}");
     found
 }
 
@@ -45,10 +67,12 @@ fn missing(kinds: &BTreeSet<String>, text: &str) -> Vec<String> {
 fn the_reference_names_every_kind() {
     let json = read("../../docs/reference/json.md");
     let plan = json.split_once("\n## plan\n").and_then(|(_, rest)| rest.split_once("\n## ")).expect("a chapter").0;
-    let actions = kinds(&read("src/action.rs"), "pub enum Action {");
+    let actions = actions();
     let reasons = kinds(&read("src/plan/step.rs"), "pub enum Reason {");
+    assert!(reasons.len() > 10, "{reasons:?}");
     assert_eq!((missing(&actions, plan), missing(&reasons, plan)), (Vec::new(), Vec::new()));
     let waiting = kinds(&read("src/plan/waiting.rs"), "pub enum Waiting {");
+    assert!(waiting.len() > 10, "{waiting:?}");
     let chapter = json.split_once("\n## What is waited for\n").expect("a chapter").1;
     assert_eq!(missing(&waiting, chapter), Vec::<String>::new());
     // A kind has two words; fields with two are these.
@@ -58,4 +82,12 @@ fn the_reference_names_every_kind() {
     assert_eq!(unknown, Vec::<&str>::new(), "no such kind");
     let help = read("../../docs/operate/when-something-is-wrong.md");
     assert_eq!(missing(&waiting, &help), Vec::<String>::new());
+}
+
+#[test]
+fn the_stored_actions_are_of_every_kind() {
+    let stored = read("tests/stored/actions.jsonl");
+    let stored: BTreeSet<String> =
+        stored.lines().filter_map(|line| line.split('"').nth(3).map(str::to_owned)).collect();
+    assert_eq!(actions(), stored);
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use jiff::Timestamp;
-use raftsman_core::action::{Action, StartData};
+use raftsman_core::action::{Action, EtcdAction, StartData};
 use raftsman_core::desired::Member;
 use raftsman_core::observed::{MemberObserved, Observed, ServiceState, View};
 use raftsman_core::plan::{Plan, Step, Waiting, plan, safety};
@@ -383,7 +383,7 @@ fn down(observed: &Observed) -> Vec<Name> {
 
 /// Whether etcd is started on an empty directory.
 fn is_birth(action: &Action) -> bool {
-    matches!(action, Action::StartEtcd { data: StartData::Empty | StartData::Joining(_), .. })
+    matches!(action, Action::Etcd(EtcdAction::StartEtcd { data: StartData::Empty | StartData::Joining(_), .. }))
 }
 
 /// Does it. What cannot be taken back, takes a member away or changes what all rest on is judged once more right before,

@@ -1,6 +1,6 @@
 //! Files whose clients need no certificate, or have one before the cluster → which clients members accept before auth is on.
 
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, EtcdAction, MemberAction, RestoreAction};
 use raftsman_core::desired::{ClientAccess, Cluster};
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{Data, ServiceState};
@@ -40,11 +40,11 @@ pub(super) fn broken(desired: &Cluster, world: &World, action: &Action) -> Optio
         return None;
     }
     let started: Vec<&Name> = match action {
-        Action::StartEtcd { machine, .. }
-        | Action::RestartEtcd { machine, .. }
-        | Action::UpdateMember { machine, .. } => vec![machine],
-        Action::RestartTogether { machines, .. } => machines.keys().collect(),
-        Action::CompareRestored { machines } => machines.iter().collect(),
+        Action::Etcd(EtcdAction::StartEtcd { machine, .. })
+        | Action::Etcd(EtcdAction::RestartEtcd { machine, .. })
+        | Action::Member(MemberAction::UpdateMember { machine, .. }) => vec![machine],
+        Action::Etcd(EtcdAction::RestartTogether { machines, .. }) => machines.keys().collect(),
+        Action::Restore(RestoreAction::CompareRestored { machines }) => machines.iter().collect(),
         _ => Vec::new(),
     };
     let open = started.into_iter().find(|name| {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, EtcdAction, PkiAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{AuthorityRecord, Ledger, MemberId, Observed, Origin, ServiceState, Side};
@@ -150,13 +150,13 @@ pub(super) fn broken(
             return Some(("no member is cut off", format!("{name} by {action:?}")));
         }
     }
-    if let Action::RestartEtcd { machine, .. } = action
+    if let Action::Etcd(EtcdAction::RestartEtcd { machine, .. }) = action
         && before.following.contains(machine)
         && !comes_back(world, machine)
     {
         return Some(("no member is cut off", format!("{machine} cannot follow after {action:?}")));
     }
-    if let Action::RetireAuthority { side: Side::Clients, unused: false } = action {
+    if let Action::Pki(PkiAction::RetireAuthority { side: Side::Clients, unused: false }) = action {
         let trust = was.clients.as_ref()?;
         if !(trust.finish || trust.now || trust.old.iter().all(|a| a.not_after <= now)) {
             return Some(("clients get time for new certificates", format!("{action:?}")));
@@ -172,7 +172,7 @@ pub(super) fn broken(
         }
     }
     match action {
-        Action::ForgetAuthority { side } => {
+        Action::Pki(PkiAction::ForgetAuthority { side }) => {
             let trust = was.trust(*side)?;
             let gone = trust.retired.iter().filter(|a| !trust.trusts(&a.key) && a.not_after > now);
             let gone: Vec<&AuthorityRecord> = gone.collect();
@@ -183,7 +183,7 @@ pub(super) fn broken(
             let open = machines.filter(|_| checked).find(|(_, m)| still(m)).map(|(name, _)| name.clone());
             open.map(|name| ("the old CA is rejected", format!("not by {name}")))
         }
-        Action::RestartTogether { .. } if before.serving && !ended_before(was, now) => {
+        Action::Etcd(EtcdAction::RestartTogether { .. }) if before.serving && !ended_before(was, now) => {
             Some(("members are restarted one at a time", format!("{action:?}")))
         }
         _ => None,

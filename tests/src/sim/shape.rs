@@ -1,6 +1,6 @@
 //! Files that have machines made otherwise → what must hold when machines are made anew.
 
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, MachineAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{Observed, View};
@@ -22,7 +22,7 @@ pub(super) fn outdated(desired: &Cluster, machine: Option<&MachineModel>) -> boo
 
 /// The rule that is broken by making a machine anew like this.
 pub(super) fn broken(world: &World, observed: &Observed, action: &Action) -> Option<&'static str> {
-    let Action::RebuildMachine { machine } = action else { return None };
+    let Action::Machine(MachineAction::RebuildMachine { machine }) = action else { return None };
     let found = world.machines.get(machine).and_then(|machine| machine.shape.as_ref());
     if !found.is_some_and(Shape::keeps_data) {
         return Some("data outlives its machine");

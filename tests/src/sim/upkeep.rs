@@ -1,6 +1,6 @@
 //! Databases in simulated lives → they fill up, are compacted by others and corrupted, and what must hold meanwhile.
 
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, MemberAction, UpkeepAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::{Agreed, MachineModel, World};
 use raftsman_core::observed::{Alarm, ClusterId, Data, MemberId, quorum};
@@ -73,7 +73,7 @@ pub(super) fn broken(world: &World, action: &Action) -> Option<&'static str> {
     let (id, agreed) = agreed(world)?;
     let voters = agreed.members.iter().filter(|m| !m.learner).count();
     match action {
-        Action::Defragment { machine } => {
+        Action::Upkeep(UpkeepAction::Defragment { machine }) => {
             let this = world.machines.get(machine).map(|m| &m.data);
             let leads = matches!(this, Some(Data::Present { member, .. }) if world.leader(id) == Some(*member));
             match () {
@@ -84,7 +84,7 @@ pub(super) fn broken(world: &World, action: &Action) -> Option<&'static str> {
                 () => None,
             }
         }
-        Action::Compact { revision } => {
+        Action::Upkeep(UpkeepAction::Compact { revision }) => {
             let again = *revision <= agreed.stored.compacted;
             let known = world.ledger.space.as_ref().is_some_and(|space| space.done);
             match () {
@@ -93,18 +93,18 @@ pub(super) fn broken(world: &World, action: &Action) -> Option<&'static str> {
                 () => None,
             }
         }
-        Action::DisarmAlarm { alarm: Alarm::NoSpace } => {
+        Action::Upkeep(UpkeepAction::DisarmAlarm { alarm: Alarm::NoSpace }) => {
             let tight = |m: &MachineModel| {
                 m.db_size.max(agreed.stored.live + agreed.stored.history) * 10 >= m.process.quota * 9
             };
             let caused = members(world, id).any(|(_, m)| m.process.quota > 0 && tight(m));
             caused.then_some("an alarm is taken back once its cause is gone")
         }
-        Action::DisarmAlarm { alarm: Alarm::Corrupt } => {
+        Action::Upkeep(UpkeepAction::DisarmAlarm { alarm: Alarm::Corrupt }) => {
             let caused = members(world, id).any(|(_, m)| m.corrupt);
             caused.then_some("an alarm is taken back once its cause is gone")
         }
-        Action::RemoveMember { member, .. } if agreed.alarms.contains(&Alarm::Corrupt) => {
+        Action::Member(MemberAction::RemoveMember { member, .. }) if agreed.alarms.contains(&Alarm::Corrupt) => {
             let is = |m: &MachineModel| matches!(m.data, Data::Present { member: id, .. } if id == *member);
             let sound = members(world, id).any(|(_, m)| is(m) && !m.corrupt);
             let stay = members(world, id).filter(|(_, m)| !is(m) && !m.corrupt).count();

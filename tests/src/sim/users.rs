@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, UserAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Access, Granted, Password, ROOT, Role, User};
 use raftsman_core::spec::{KeySpan, Keys, Level};
@@ -57,8 +57,8 @@ pub(super) fn tamper(dice: &mut Dice, access: &mut Access) -> bool {
 /// Whether an action changes `root`, which no plan may do.
 pub(super) fn touches_root(action: &Action) -> bool {
     match action {
-        Action::SetRole { role, .. } | Action::DeleteRole { role } => role == ROOT,
-        Action::SetUser { user, .. } | Action::DeleteUser { user } => user == ROOT,
+        Action::User(UserAction::SetRole { role, .. }) | Action::User(UserAction::DeleteRole { role }) => role == ROOT,
+        Action::User(UserAction::SetUser { user, .. }) | Action::User(UserAction::DeleteUser { user }) => user == ROOT,
         _ => false,
     }
 }

@@ -1,6 +1,6 @@
 //! An action of a life → the rules of changing versions, held against the true world.
 
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, EtcdAction, MemberAction};
 use raftsman_core::observed::{Data, Observed, View};
 use raftsman_core::spec::{EtcdVersion, Name};
 use raftsman_core::versions::{Line, REQUESTS_OF_TODAY, least_before};
@@ -11,9 +11,9 @@ impl Run {
     /// Whether this action may bring a member to another version now.
     pub(super) fn may_change_version(&self, observed: &Observed, action: &Action) -> Result<(), Violation> {
         let (machine, version) = match action {
-            Action::RestartEtcd { machine, version, .. }
-            | Action::StartEtcd { machine, version, .. }
-            | Action::UpdateMember { machine, version, .. } => (machine, *version),
+            Action::Etcd(EtcdAction::RestartEtcd { machine, version, .. })
+            | Action::Etcd(EtcdAction::StartEtcd { machine, version, .. })
+            | Action::Member(MemberAction::UpdateMember { machine, version, .. }) => (machine, *version),
             _ => return Ok(()),
         };
         let truth = &self.world.machines[machine];
@@ -49,7 +49,9 @@ impl Run {
         {
             return Err(self.violation("old patches do not meet the next line", format!("{detail}: {old}")));
         }
-        if matches!(action, Action::RestartEtcd { .. }) && self.leads_before_others(observed, machine, version) {
+        if matches!(action, Action::Etcd(EtcdAction::RestartEtcd { .. }))
+            && self.leads_before_others(observed, machine, version)
+        {
             return Err(self.violation("the leader goes last", detail));
         }
         Ok(())

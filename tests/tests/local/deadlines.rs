@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use futures::FutureExt as _;
 use futures::future::{LocalBoxFuture, join_all};
 use raftsman_api::v1;
-use raftsman_core::action::{Action, StartData};
+use raftsman_core::action::{
+    Action, AuthAction, EtcdAction, MachineAction, PkiAction, PreflightAction, StartData, UpkeepAction,
+};
 use raftsman_core::observed::{ClusterId, MemberId, Purpose};
 use raftsman_core::spec::{EtcdVersion, Name};
 use raftsman_engine::act::Hands;
@@ -26,22 +28,31 @@ fn asked(machine: &Name, cluster: ClusterId) -> Vec<(Action, &'static str)> {
     let version = EtcdVersion::parse("3.6.15").expect("a version");
     let machine = || machine.clone();
     vec![
-        (Action::InstallEtcd { machine: machine(), version }, "PinBinaries"),
-        (Action::IssueCertificate { machine: machine(), purpose: Purpose::Peer, also: None }, "RequestCertificate"),
-        (Action::StoreTrust { machine: machine(), purpose: Purpose::Server }, "StoreTrust"),
-        (Action::ConfigureEtcd { machine: machine(), version, at: None, digest: String::new() }, "ConfigureEtcd"),
-        (Action::SetAccess { machine: machine(), digest: String::new() }, "SetAccess"),
-        (Action::RenewAgent { machine: machine() }, "RequestCertificate"),
-        (Action::Deliver { machine: machine() }, "Report"),
-        (Action::StartEtcd { machine: machine(), version, data: StartData::Of(cluster) }, "StartEtcd"),
-        (Action::RestartEtcd { machine: machine(), version, cluster }, "RestartEtcd"),
-        (Action::RestartTogether { machines: [(machine(), version)].into(), cluster }, "RestartEtcd"),
-        (Action::StopEtcd { machine: machine() }, "StopEtcd"),
-        (Action::ClearData { machine: machine(), member: Some(MemberId(1)) }, "ClearData"),
-        (Action::Measure, "Measure"),
-        (Action::RebuildMachine { machine: machine() }, "StopEtcd"),
-        (Action::Defragment { machine: machine() }, "PassFence"),
-        (Action::CreateRoot, "PassFence"),
+        (Action::Etcd(EtcdAction::InstallEtcd { machine: machine(), version }), "PinBinaries"),
+        (
+            Action::Pki(PkiAction::IssueCertificate { machine: machine(), purpose: Purpose::Peer, also: None }),
+            "RequestCertificate",
+        ),
+        (Action::Pki(PkiAction::StoreTrust { machine: machine(), purpose: Purpose::Server }), "StoreTrust"),
+        (
+            Action::Etcd(EtcdAction::ConfigureEtcd { machine: machine(), version, at: None, digest: String::new() }),
+            "ConfigureEtcd",
+        ),
+        (Action::Machine(MachineAction::SetAccess { machine: machine(), digest: String::new() }), "SetAccess"),
+        (Action::Machine(MachineAction::RenewAgent { machine: machine() }), "RequestCertificate"),
+        (Action::Machine(MachineAction::Deliver { machine: machine() }), "Report"),
+        (
+            Action::Etcd(EtcdAction::StartEtcd { machine: machine(), version, data: StartData::Of(cluster) }),
+            "StartEtcd",
+        ),
+        (Action::Etcd(EtcdAction::RestartEtcd { machine: machine(), version, cluster }), "RestartEtcd"),
+        (Action::Etcd(EtcdAction::RestartTogether { machines: [(machine(), version)].into(), cluster }), "RestartEtcd"),
+        (Action::Etcd(EtcdAction::StopEtcd { machine: machine() }), "StopEtcd"),
+        (Action::Etcd(EtcdAction::ClearData { machine: machine(), member: Some(MemberId(1)) }), "ClearData"),
+        (Action::Preflight(PreflightAction::Measure), "Measure"),
+        (Action::Machine(MachineAction::RebuildMachine { machine: machine() }), "StopEtcd"),
+        (Action::Upkeep(UpkeepAction::Defragment { machine: machine() }), "PassFence"),
+        (Action::Auth(AuthAction::CreateRoot), "PassFence"),
     ]
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use raftsman_core::action::{Account, Action};
+use raftsman_core::action::{Account, Action, AuthAction, MemberAction, UpkeepAction, UserAction, VersionAction};
 use raftsman_core::observed::{Alarm, ClusterId, Granted, MemberId};
 use raftsman_core::spec::{EtcdVersion, KeySpan, Level, Name};
 use raftsman_engine::act::Hands;
@@ -57,35 +57,42 @@ fn changes(of: &[(Name, MemberId)], cluster: ClusterId, leader: MemberId) -> Vec
     let version = EtcdVersion::parse("3.6.15").expect("a version");
     let keys = KeySpan { key: b"a".to_vec(), end: b"b".to_vec() };
     vec![
-        Action::AddLearner { machine: machine.clone(), peer_url: "https://127.0.0.9:2380".to_owned() },
-        Action::PromoteMember { machine: machine.clone(), member },
-        Action::RemoveMember { name: machine.to_string(), member },
-        Action::UpdateMember {
+        Action::Member(MemberAction::AddLearner {
+            machine: machine.clone(),
+            peer_url: "https://127.0.0.9:2380".to_owned(),
+        }),
+        Action::Member(MemberAction::PromoteMember { machine: machine.clone(), member }),
+        Action::Member(MemberAction::RemoveMember { name: machine.to_string(), member }),
+        Action::Member(MemberAction::UpdateMember {
             machine: machine.clone(),
             member,
             peer_url: "https://127.0.0.9:2380".to_owned(),
             version,
             cluster,
-        },
-        Action::MoveLeader { machine: machine.clone(), member },
-        Action::Compact { revision: 3 },
-        Action::Defragment { machine },
-        Action::DisarmAlarm { alarm: Alarm::NoSpace },
-        Action::EnableDowngrade { version: EtcdVersion::parse("3.5.0").expect("a version") },
-        Action::CancelDowngrade,
-        Action::CreateRoot,
-        Action::ChangeRootPassword,
-        Action::EnableAuth,
-        Action::DisableAuth,
-        Action::SetRole { role: "stale".to_owned(), set: vec![Granted { level: Level::Read, keys }], revoke: vec![] },
-        Action::DeleteRole { role: "reader".to_owned() },
-        Action::SetUser {
+        }),
+        Action::Member(MemberAction::MoveLeader { machine: machine.clone(), member }),
+        Action::Upkeep(UpkeepAction::Compact { revision: 3 }),
+        Action::Upkeep(UpkeepAction::Defragment { machine }),
+        Action::Upkeep(UpkeepAction::DisarmAlarm { alarm: Alarm::NoSpace }),
+        Action::Version(VersionAction::EnableDowngrade { version: EtcdVersion::parse("3.5.0").expect("a version") }),
+        Action::Version(VersionAction::CancelDowngrade),
+        Action::Auth(AuthAction::CreateRoot),
+        Action::Auth(AuthAction::ChangeRootPassword),
+        Action::Auth(AuthAction::EnableAuth),
+        Action::Auth(AuthAction::DisableAuth),
+        Action::User(UserAction::SetRole {
+            role: "stale".to_owned(),
+            set: vec![Granted { level: Level::Read, keys }],
+            revoke: vec![],
+        }),
+        Action::User(UserAction::DeleteRole { role: "reader".to_owned() }),
+        Action::User(UserAction::SetUser {
             user: "stale".to_owned(),
             account: Account::Make,
             grant: vec!["reader".to_owned()],
             revoke: vec![],
-        },
-        Action::DeleteUser { user: "alice".to_owned() },
+        }),
+        Action::User(UserAction::DeleteUser { user: "alice".to_owned() }),
     ]
 }
 
@@ -142,7 +149,9 @@ async fn a_stale_state_changes_nothing_in_etcd() {
     std::fs::write(&generation, format!("{newest}\n")).expect("the newest");
     let newest = engine::lock(&lab, newest);
     let current = Hands { observer: &observer, lock: &newest, limit: Duration::from_secs(20) };
-    let role = changes(&ids, cluster, leader).into_iter().find(|change| matches!(change, Action::SetRole { .. }));
+    let role = changes(&ids, cluster, leader)
+        .into_iter()
+        .find(|change| matches!(change, Action::User(UserAction::SetRole { .. })));
     current.act(&role.expect("a role")).await.expect("it is done");
     assert_ne!(facts(&lab), before);
     assert_eq!(name("main-1"), ids[0].0);
@@ -156,7 +165,7 @@ async fn a_change_of_etcd_takes_a_majority_of_agents() {
     observer.look().await.expect("a look");
     let lock = engine::lock(&lab, 100);
     let hands = Hands { observer: &observer, lock: &lock, limit: Duration::from_secs(2) };
-    let role = |name: &str| Action::SetRole { role: name.to_owned(), set: vec![], revoke: vec![] };
+    let role = |name: &str| Action::User(UserAction::SetRole { role: name.to_owned(), set: vec![], revoke: vec![] });
     let agents = lab.agents();
     raftsman_tests::lab::kill(agents[0].1, rustix::process::Signal::KILL);
     hands.act(&role("one")).await.expect("two of three will do");

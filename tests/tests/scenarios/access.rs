@@ -1,7 +1,7 @@
 //! Clusters before and after auth is on → when members are opened to clients, and when they are not.
 
 use insta::assert_snapshot;
-use raftsman_core::action::{Action, StartData};
+use raftsman_core::action::{Action, AuthAction, EtcdAction, StartData};
 use raftsman_core::desired::ClientAccess;
 use raftsman_core::observed::ServiceState;
 use raftsman_core::plan::safety;
@@ -26,7 +26,7 @@ fn access(scene: &Scene) -> Vec<Option<ClientAccess>> {
 }
 
 fn is_auth(action: &Action) -> bool {
-    *action == Action::EnableAuth
+    *action == Action::Auth(AuthAction::EnableAuth)
 }
 
 #[test]
@@ -136,11 +136,14 @@ fn killed_anywhere_no_member_is_open_without_auth() {
 #[test]
 fn a_half_opened_cluster_is_opened_one_at_a_time() {
     let mut scene = Scene::empty(3, &[PASSWORD]);
-    scene.until(|action| matches!(action, Action::EnableAuth));
-    scene.until(|action| matches!(action, Action::ConfigureEtcd { .. }));
+    scene.until(|action| matches!(action, Action::Auth(AuthAction::EnableAuth)));
+    scene.until(|action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { .. })));
     let (version, cluster) = (scene.desired.version, scene.id());
     let machine = scene.desired.members[0].name.clone();
-    scene.world.act(&scene.desired, &Action::RestartEtcd { machine, version, cluster }, 0).expect("possible");
+    scene
+        .world
+        .act(&scene.desired, &Action::Etcd(EtcdAction::RestartEtcd { machine, version, cluster }), 0)
+        .expect("possible");
     let told = scene.to_the_end();
     assert!(!told.contains("restart all etcd") && told.matches("restart etcd").count() == 2, "{told}");
     assert!(told.ends_with("done\n"), "{told}");
@@ -162,7 +165,7 @@ fn members_are_opened_although_etcd_does_not_answer() {
     let mut scene = Scene::empty(3, &[PASSWORD]);
     scene.until(is_auth);
     (1..=3).for_each(|number| scene.hide(number, Hidden::Etcd));
-    let told = scene.until(|action| matches!(action, Action::RestartTogether { .. }));
+    let told = scene.until(|action| matches!(action, Action::Etcd(EtcdAction::RestartTogether { .. })));
     assert!(told.contains("restart all etcd"), "{told}");
     assert_eq!(access(&scene), [Some(ClientAccess::Open); 3]);
 }
@@ -171,10 +174,10 @@ fn members_are_opened_although_etcd_does_not_answer() {
 #[test]
 fn safety_judges_what_opens_too_early() {
     let mut scene = Scene::empty(1, &[PASSWORD]);
-    scene.until(|action| matches!(action, Action::ConfigureEtcd { .. }));
+    scene.until(|action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { .. })));
     let member = scene.desired.members[0].clone();
     let version = scene.desired.version;
-    let start = Action::StartEtcd { machine: member.name.clone(), version, data: StartData::Empty };
+    let start = Action::Etcd(EtcdAction::StartEtcd { machine: member.name.clone(), version, data: StartData::Empty });
     assert!(safety::judge(&scene.desired, &scene.look(), &[&start], &start).is_ok());
     let pace = scene.desired.pace(&scene.world.ledger).expect("timers");
     let open = scene.desired.config(&member, version, pace, ClientAccess::Open).digest.clone();
@@ -184,7 +187,7 @@ fn safety_judges_what_opens_too_early() {
 
     let scene = Scene::settled_with(3, &[PASSWORD]);
     let machines = scene.desired.members.iter().map(|member| (member.name.clone(), version)).collect();
-    let restart = Action::RestartTogether { machines, cluster: scene.id() };
+    let restart = Action::Etcd(EtcdAction::RestartTogether { machines, cluster: scene.id() });
     let refused = safety::judge(&scene.desired, &scene.look(), &[&restart], &restart).expect_err("refused");
     assert_eq!(refused.to_string(), "members are restarted one at a time");
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use insta::assert_snapshot;
-use raftsman_core::action::{Action, StartData};
+use raftsman_core::action::{Action, AuthAction, EtcdAction, MachineAction, MemberAction, PkiAction, StartData};
 use raftsman_core::adopt;
 use raftsman_core::model::forecast;
 use raftsman_core::observed::{Adopted, Alarm, Fact, MemberId, Observed, Purpose};
@@ -154,18 +154,18 @@ fn no_member_of_others_is_touched() {
     let (version, id) = (scene.desired.version, scene.id());
     let member = MemberId(1);
     let actions = [
-        Action::MakeAuthorities,
-        Action::CreateMachine { machine: machine.clone() },
-        Action::StartMachine { machine: machine.clone() },
-        Action::DeleteMachine { machine: machine.clone() },
-        Action::StartEtcd { machine: machine.clone(), version, data: StartData::Of(id) },
-        Action::StopEtcd { machine: machine.clone() },
-        Action::ClearData { machine: machine.clone(), member: None },
-        Action::IssueCertificate { machine: machine.clone(), purpose: Purpose::Peer, also: None },
-        Action::RemoveMember { name: machine.to_string(), member },
-        Action::MoveLeader { machine, member },
-        Action::CreateRoot,
-        Action::EnableAuth,
+        Action::Pki(PkiAction::MakeAuthorities),
+        Action::Machine(MachineAction::CreateMachine { machine: machine.clone() }),
+        Action::Machine(MachineAction::StartMachine { machine: machine.clone() }),
+        Action::Machine(MachineAction::DeleteMachine { machine: machine.clone() }),
+        Action::Etcd(EtcdAction::StartEtcd { machine: machine.clone(), version, data: StartData::Of(id) }),
+        Action::Etcd(EtcdAction::StopEtcd { machine: machine.clone() }),
+        Action::Etcd(EtcdAction::ClearData { machine: machine.clone(), member: None }),
+        Action::Pki(PkiAction::IssueCertificate { machine: machine.clone(), purpose: Purpose::Peer, also: None }),
+        Action::Member(MemberAction::RemoveMember { name: machine.to_string(), member }),
+        Action::Member(MemberAction::MoveLeader { machine, member }),
+        Action::Auth(AuthAction::CreateRoot),
+        Action::Auth(AuthAction::EnableAuth),
     ];
     for action in actions {
         let verdict = safety::judge(&scene.desired, &observed, &[&action], &action);

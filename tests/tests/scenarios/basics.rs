@@ -4,7 +4,7 @@
 //! no quorum. `Scene::to_the_end` itself holds every end against 're-planning changes nothing'.
 
 use insta::assert_snapshot;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, EtcdAction, MachineAction, UpkeepAction, UserAction};
 use raftsman_core::model::MachineModel;
 use raftsman_core::observed::{Alarm, ClusterId, Data, Disk, Door, MemberId, PortTaken, Power, ServiceState};
 use raftsman_core::plan::{Considered, Outcome, Waiting, explain};
@@ -656,7 +656,7 @@ fn auth_is_off() {
 fn what_waits_for_a_member_that_is_lost_is_not_waited_for() {
     let mut scene = Scene::settled(5);
     scene.desired = cluster(7, &[]);
-    scene.until(|action| matches!(action, Action::InstallEtcd { .. }));
+    scene.until(|action| matches!(action, Action::Etcd(EtcdAction::InstallEtcd { .. })));
     *scene.machine(2) = MachineModel::none();
     scene.world.remember(&scene.desired);
     let plan = scene.plan();
@@ -665,7 +665,7 @@ fn what_waits_for_a_member_that_is_lost_is_not_waited_for() {
     // One that is only down comes back.
     let mut scene = Scene::settled(5);
     scene.desired = cluster(7, &[]);
-    scene.until(|action| matches!(action, Action::InstallEtcd { .. }));
+    scene.until(|action| matches!(action, Action::Etcd(EtcdAction::InstallEtcd { .. })));
     scene.hide(2, Hidden::Etcd);
     assert!(!scene.plan().is_stuck(), "{:?}", scene.plan());
 }
@@ -689,11 +689,17 @@ fn prevent_destroy_keeps_members_that_the_file_has_no_more() {
 fn what_is_deleted_for_good_is_named() {
     use raftsman_core::plan::deletion;
     let name = |text: &str| Name::parse(text).expect("a name");
-    let user = Action::DeleteUser { user: "alice".to_owned() };
+    let user = Action::User(UserAction::DeleteUser { user: "alice".to_owned() });
     assert_eq!(deletion(&user).as_deref(), Some("user alice"));
-    assert_eq!(deletion(&Action::DeleteMachine { machine: name("main-2") }).as_deref(), Some("machine main-2"));
-    assert_eq!(deletion(&Action::Compact { revision: 7 }).as_deref(), Some("history before revision 7"));
-    assert_eq!(deletion(&Action::StopEtcd { machine: name("main-2") }), None);
+    assert_eq!(
+        deletion(&Action::Machine(MachineAction::DeleteMachine { machine: name("main-2") })).as_deref(),
+        Some("machine main-2")
+    );
+    assert_eq!(
+        deletion(&Action::Upkeep(UpkeepAction::Compact { revision: 7 })).as_deref(),
+        Some("history before revision 7")
+    );
+    assert_eq!(deletion(&Action::Etcd(EtcdAction::StopEtcd { machine: name("main-2") })), None);
 }
 
 #[test]
@@ -771,7 +777,7 @@ fn every_pass_reports_its_result() {
     secrets and backup settings on machines: left, the steps above come first
     timers against the last measurement: nothing
     ");
-    scene.until(|action| matches!(action, Action::ConfigureEtcd { .. }));
+    scene.until(|action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { .. })));
     let told = explained(&scene);
     assert!(told.contains("rolling restart: settings, version, CAs: restart etcd main-2"), "{told}");
     // Where it is not clear which cluster this is, no other pass runs.

@@ -1,7 +1,7 @@
 //! Timers that are to be measured, timers that do not suit what was measured → what the planner does and says.
 
 use insta::assert_snapshot;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, MachineAction, PreflightAction};
 use raftsman_core::model::{Latency, forecast};
 use raftsman_core::observed::Preflight;
 use raftsman_core::plan::safety;
@@ -32,7 +32,7 @@ fn heartbeat(scene: &Scene) -> u64 {
 /// The operator runs `raftsman preflight --save`.
 fn save(scene: &mut Scene, latency: Latency) {
     scene.world.latency = latency;
-    scene.world.act(&scene.desired, &Action::Measure, 0).expect("possible");
+    scene.world.act(&scene.desired, &Action::Preflight(PreflightAction::Measure), 0).expect("possible");
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn the_forecast_measures_too_and_is_what_happens() {
         done.push(steps.into_iter().map(|s| s.action).collect::<Vec<_>>());
     }
     assert_eq!(foreseen, done);
-    assert_eq!(done.iter().flatten().filter(|a| **a == Action::Measure).count(), 1);
+    assert_eq!(done.iter().flatten().filter(|a| **a == Action::Preflight(PreflightAction::Measure)).count(), 1);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn noise_restarts_no_member_and_a_real_change_restarts_all_one_at_a_time() {
 #[test]
 fn a_machine_that_cannot_be_asked_holds_up_the_first_measurement() {
     let mut scene = Scene::empty(3, &MEASURED);
-    let _ = scene.until(|action| matches!(action, Action::Enroll { .. }));
+    let _ = scene.until(|action| matches!(action, Action::Machine(MachineAction::Enroll { .. })));
     scene.hide(3, Hidden::Agent);
     assert_snapshot!(scene.to_the_end(), @"
     * sign peer cert main-1 main-2: not there yet; - - -
@@ -179,7 +179,13 @@ fn too_few_agents_measure_nothing_and_no_member_is_restarted() {
     waits: the timers are to be measured, and 1 of the 2 agents that it takes can be asked
     ");
     let observed = scene.look();
-    let refused = safety::judge(&scene.desired, &observed, &[&Action::Measure], &Action::Measure).expect_err("refused");
+    let refused = safety::judge(
+        &scene.desired,
+        &observed,
+        &[&Action::Preflight(PreflightAction::Measure)],
+        &Action::Preflight(PreflightAction::Measure),
+    )
+    .expect_err("refused");
     assert_eq!(refused.to_string(), "too few agents answer");
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use insta::assert_snapshot;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, EtcdAction};
 use raftsman_core::model::{MachineModel, forecast};
 use raftsman_core::observed::{Fact, Observed, Password, Problem, Root, User};
 use raftsman_core::plan::{Plan, plan};
@@ -64,7 +64,7 @@ fn what_a_member_does_not_say_blocks() {
     let mut scene = Scene::settled(3);
     // A changed setting waits: no member is restarted while another one's status is unknown.
     scene.desired = cluster(3, &["log_level: warn"]);
-    scene.until(|action| matches!(action, Action::ConfigureEtcd { .. }));
+    scene.until(|action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { .. })));
     let unclear = "etcd's answer is not understood: it says that its version is `?`";
     let plan = planned(&scene, &with_problem(&scene, &[2], Problem::Unclear, unclear));
     assert_snapshot!(tell(&plan));

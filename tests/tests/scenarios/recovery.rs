@@ -1,7 +1,7 @@
 //! What is left of a cluster that lost its majority → what `recover` makes of it, and the steps that build it anew.
 
 use insta::assert_snapshot;
-use raftsman_core::action::{Action, StartData};
+use raftsman_core::action::{Action, EtcdAction, MemberAction, RecoveryAction, StartData};
 use raftsman_core::model::{MachineModel, forecast};
 use raftsman_core::observed::{Data, ServiceState};
 use raftsman_core::plan::recovery::{self, Proposal, State, Unclear, survey};
@@ -246,23 +246,28 @@ fn nothing_is_taken_away_before_the_data_is_safe() {
     let mut scene = Scene::settled(5);
     demolish(&mut scene, &[1, 2, 3]);
     let cluster = scene.world.ledger.cluster.expect("a cluster");
-    let alone = Action::StartEtcd { machine: name(4), version: scene.desired.version, data: StartData::Alone(cluster) };
+    let alone = Action::Etcd(EtcdAction::StartEtcd {
+        machine: name(4),
+        version: scene.desired.version,
+        data: StartData::Alone(cluster),
+    });
     let judge = |scene: &Scene, action: &Action| safety::judge(&scene.desired, &scene.look(), &[action], action);
     // No recovery has been approved.
     assert!(judge(&scene, &alone).is_err());
     decide(&mut scene);
     // The other survivor still runs: two clusters would go on.
     assert!(judge(&scene, &alone).is_err());
-    scene.until(|action| matches!(action, Action::StopEtcd { machine } if *machine == name(4)));
-    let restore = Action::RestoreData { machine: name(4), version: scene.desired.version };
+    scene.until(|action| matches!(action, Action::Etcd(EtcdAction::StopEtcd { machine }) if *machine == name(4)));
+    let restore = Action::Recovery(RecoveryAction::RestoreData { machine: name(4), version: scene.desired.version });
     let Data::Present { member, .. } = scene.machine(5).data else { panic!("it has data") };
-    let clear = Action::ClearData { machine: name(5), member: Some(member) };
+    let clear = Action::Etcd(EtcdAction::ClearData { machine: name(5), member: Some(member) });
     assert!(judge(&scene, &clear).is_err() && judge(&scene, &restore).is_err());
     scene.until(|action| *action == alone);
     assert!(judge(&scene, &clear).is_ok() && judge(&scene, &restore).is_err());
     // Nor is anything cleared but the data that was seen.
-    assert!(judge(&scene, &Action::ClearData { machine: name(5), member: None }).is_err());
+    assert!(judge(&scene, &Action::Etcd(EtcdAction::ClearData { machine: name(5), member: None })).is_err());
     // Nor does another member join meanwhile.
-    let add = Action::AddLearner { machine: name(1), peer_url: "https://127.0.42.1:2380".to_owned() };
+    let add =
+        Action::Member(MemberAction::AddLearner { machine: name(1), peer_url: "https://127.0.42.1:2380".to_owned() });
     assert!(judge(&scene, &add).is_err());
 }

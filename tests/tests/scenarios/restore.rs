@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use insta::assert_snapshot;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, EtcdAction, RestoreAction};
 use raftsman_core::backup::FullName;
 use raftsman_core::model::{MachineModel, World, forecast};
 use raftsman_core::observed::{Data, Restoration, ServiceState, SnapshotSource};
@@ -52,7 +52,7 @@ fn all_members_get_the_same_backup() {
 fn nothing_is_recovered_while_a_backup_is_restored() {
     let mut scene = Scene::settled(3);
     restore(&mut scene);
-    scene.until(|action| matches!(action, Action::StopEtcd { .. }));
+    scene.until(|action| matches!(action, Action::Etcd(EtcdAction::StopEtcd { .. })));
     *scene.machine(1) = MachineModel::none();
     *scene.machine(2) = MachineModel::none();
     let remains = recovery::survey(&scene.desired, &scene.look(), &[], None);
@@ -91,7 +91,7 @@ fn a_new_cluster_is_bootstrapped_from_a_backup() {
     let foreseen = forecast(&scene.desired, &scene.look(), scene.world.now);
     assert!(foreseen.converges, "{foreseen:?}");
     assert_snapshot!(scene.to_the_end());
-    let prepare = Action::PrepareRestore;
+    let prepare = Action::Restore(RestoreAction::PrepareRestore);
     let judged = safety::judge(&scene.desired, &scene.look(), &[&prepare], &prepare);
     assert!(judged.is_err(), "it is there already: {judged:?}");
 }
@@ -121,9 +121,9 @@ fn no_data_is_removed_while_a_member_serves_it() {
     let mut scene = Scene::settled(3);
     let name = |number: usize| Name::parse(&format!("main-{number}")).expect("a name");
     let Data::Present { member, .. } = scene.machine(1).data else { panic!("it has data") };
-    let clear = Action::ClearData { machine: name(1), member: Some(member) };
-    let fill = Action::RestoreBackup { machine: name(1), version: scene.desired.version };
-    let compare = Action::CompareRestored { machines: vec![name(1), name(2), name(3)] };
+    let clear = Action::Etcd(EtcdAction::ClearData { machine: name(1), member: Some(member) });
+    let fill = Action::Restore(RestoreAction::RestoreBackup { machine: name(1), version: scene.desired.version });
+    let compare = Action::Restore(RestoreAction::CompareRestored { machines: vec![name(1), name(2), name(3)] });
     for action in [&clear, &fill, &compare] {
         let judged = safety::judge(&scene.desired, &scene.look(), &[action], action);
         assert!(judged.is_err(), "no restore has been approved: {judged:?}");

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use insta::assert_snapshot;
-use raftsman_core::action::{Account, Action, Company, StartData};
+use raftsman_core::action::{
+    Account, Action, AuthAction, Company, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction,
+    RecoveryAction, RestoreAction, StartData, UpkeepAction, UserAction, VersionAction,
+};
 use raftsman_core::observed::{Alarm, ClusterId, Data, ListedMember, MemberId, Observed, Purpose, ServiceState, Side};
 use raftsman_core::plan::safety::{self, Refusal};
 use raftsman_core::spec::{EtcdVersion, Name};
@@ -17,66 +20,68 @@ fn name(number: usize) -> Name {
 fn every_action() -> Vec<Action> {
     let (machine, version, cluster) = (name(1), EtcdVersion::new(3, 6, 15), ClusterId(1));
     let at = || machine.clone();
-    let user = |account| Action::SetUser { user: "app".to_owned(), account, grant: Vec::new(), revoke: Vec::new() };
-    let start = |data| Action::StartEtcd { machine: at(), version, data };
+    let user = |account| {
+        Action::User(UserAction::SetUser { user: "app".to_owned(), account, grant: Vec::new(), revoke: Vec::new() })
+    };
+    let start = |data| Action::Etcd(EtcdAction::StartEtcd { machine: at(), version, data });
     let (member, side, purpose, digest) = (MemberId(1), Side::Peers, Purpose::Peer, String::new);
     let (address, peer_url) = ("10.0.0.1".parse().expect("an address"), String::new);
     vec![
-        Action::MakeAuthorities,
-        Action::NextAuthority { side },
-        Action::SwitchAuthority { side },
-        Action::RetireAuthority { side, unused: false },
-        Action::RetireAuthority { side, unused: true },
-        Action::ForgetAuthority { side },
-        Action::StoreTrust { machine: at(), purpose },
-        Action::CreateMachine { machine: at() },
-        Action::StartMachine { machine: at() },
-        Action::Enroll { machine: at() },
-        Action::Measure,
-        Action::InstallEtcd { machine: at(), version },
-        Action::IssueCertificate { machine: at(), purpose, also: None },
-        Action::ConfigureEtcd { machine: at(), version, at: None, digest: digest() },
-        Action::SetFirewall { machine: at(), digest: digest() },
-        Action::SetAccess { machine: at(), digest: digest() },
-        Action::RenewAgent { machine: at() },
-        Action::Deliver { machine: at() },
+        Action::Pki(PkiAction::MakeAuthorities),
+        Action::Pki(PkiAction::NextAuthority { side }),
+        Action::Pki(PkiAction::SwitchAuthority { side }),
+        Action::Pki(PkiAction::RetireAuthority { side, unused: false }),
+        Action::Pki(PkiAction::RetireAuthority { side, unused: true }),
+        Action::Pki(PkiAction::ForgetAuthority { side }),
+        Action::Pki(PkiAction::StoreTrust { machine: at(), purpose }),
+        Action::Machine(MachineAction::CreateMachine { machine: at() }),
+        Action::Machine(MachineAction::StartMachine { machine: at() }),
+        Action::Machine(MachineAction::Enroll { machine: at() }),
+        Action::Preflight(PreflightAction::Measure),
+        Action::Etcd(EtcdAction::InstallEtcd { machine: at(), version }),
+        Action::Pki(PkiAction::IssueCertificate { machine: at(), purpose, also: None }),
+        Action::Etcd(EtcdAction::ConfigureEtcd { machine: at(), version, at: None, digest: digest() }),
+        Action::Machine(MachineAction::SetFirewall { machine: at(), digest: digest() }),
+        Action::Machine(MachineAction::SetAccess { machine: at(), digest: digest() }),
+        Action::Machine(MachineAction::RenewAgent { machine: at() }),
+        Action::Machine(MachineAction::Deliver { machine: at() }),
         start(StartData::Empty),
         start(StartData::Joining(cluster)),
         start(StartData::Of(cluster)),
         start(StartData::Alone(cluster)),
-        Action::RestartEtcd { machine: at(), version, cluster },
-        Action::RestartTogether { machines: BTreeMap::from([(at(), version)]), cluster },
-        Action::StopEtcd { machine: at() },
-        Action::ClearData { machine: at(), member: None },
-        Action::RestoreData { machine: at(), version },
-        Action::PrepareRestore,
-        Action::RestoreBackup { machine: at(), version },
-        Action::CompareRestored { machines: vec![at()] },
-        Action::DeleteMachine { machine: at() },
-        Action::RebuildMachine { machine: at() },
-        Action::MoveMachine { machine: at(), address },
-        Action::AddLearner { machine: at(), peer_url: peer_url() },
-        Action::PromoteMember { machine: at(), member },
-        Action::RemoveMember { name: "main-1".to_owned(), member },
-        Action::UpdateMember { machine: at(), member, peer_url: peer_url(), version, cluster },
-        Action::MoveLeader { machine: at(), member },
-        Action::Compact { revision: 1 },
-        Action::Defragment { machine: at() },
-        Action::DisarmAlarm { alarm: Alarm::NoSpace },
-        Action::TakeSnapshot { version },
-        Action::EnableDowngrade { version },
-        Action::CancelDowngrade,
-        Action::CreateRoot,
-        Action::ChangeRootPassword,
-        Action::EnableAuth,
-        Action::DisableAuth,
-        Action::SetRole { role: "app".to_owned(), set: Vec::new(), revoke: Vec::new() },
-        Action::DeleteRole { role: "app".to_owned() },
+        Action::Etcd(EtcdAction::RestartEtcd { machine: at(), version, cluster }),
+        Action::Etcd(EtcdAction::RestartTogether { machines: BTreeMap::from([(at(), version)]), cluster }),
+        Action::Etcd(EtcdAction::StopEtcd { machine: at() }),
+        Action::Etcd(EtcdAction::ClearData { machine: at(), member: None }),
+        Action::Recovery(RecoveryAction::RestoreData { machine: at(), version }),
+        Action::Restore(RestoreAction::PrepareRestore),
+        Action::Restore(RestoreAction::RestoreBackup { machine: at(), version }),
+        Action::Restore(RestoreAction::CompareRestored { machines: vec![at()] }),
+        Action::Machine(MachineAction::DeleteMachine { machine: at() }),
+        Action::Machine(MachineAction::RebuildMachine { machine: at() }),
+        Action::Machine(MachineAction::MoveMachine { machine: at(), address }),
+        Action::Member(MemberAction::AddLearner { machine: at(), peer_url: peer_url() }),
+        Action::Member(MemberAction::PromoteMember { machine: at(), member }),
+        Action::Member(MemberAction::RemoveMember { name: "main-1".to_owned(), member }),
+        Action::Member(MemberAction::UpdateMember { machine: at(), member, peer_url: peer_url(), version, cluster }),
+        Action::Member(MemberAction::MoveLeader { machine: at(), member }),
+        Action::Upkeep(UpkeepAction::Compact { revision: 1 }),
+        Action::Upkeep(UpkeepAction::Defragment { machine: at() }),
+        Action::Upkeep(UpkeepAction::DisarmAlarm { alarm: Alarm::NoSpace }),
+        Action::Version(VersionAction::TakeSnapshot { version }),
+        Action::Version(VersionAction::EnableDowngrade { version }),
+        Action::Version(VersionAction::CancelDowngrade),
+        Action::Auth(AuthAction::CreateRoot),
+        Action::Auth(AuthAction::ChangeRootPassword),
+        Action::Auth(AuthAction::EnableAuth),
+        Action::Auth(AuthAction::DisableAuth),
+        Action::User(UserAction::SetRole { role: "app".to_owned(), set: Vec::new(), revoke: Vec::new() }),
+        Action::User(UserAction::DeleteRole { role: "app".to_owned() }),
         user(Account::Keep),
         user(Account::Make),
         user(Account::Password),
         user(Account::Remake),
-        Action::DeleteUser { user: "app".to_owned() },
+        Action::User(UserAction::DeleteUser { user: "app".to_owned() }),
     ]
 }
 
@@ -146,11 +151,11 @@ fn shrinking() -> (Scene, ListedMember) {
 #[test]
 fn a_machine_whose_member_is_listed_again_stays() {
     let (mut scene, entry) = shrinking();
-    let stop = up_to(&mut scene, |action| matches!(action, Action::StopEtcd { .. }));
+    let stop = up_to(&mut scene, |action| matches!(action, Action::Etcd(EtcdAction::StopEtcd { .. })));
     let mut listed = scene.clone();
     listed.agreed().members.push(entry.clone());
     assert_snapshot!(judged(&listed, &listed.look(), &stop).unwrap_err(), @"that it is no member any more was not seen");
-    let delete = up_to(&mut scene, |action| matches!(action, Action::DeleteMachine { .. }));
+    let delete = up_to(&mut scene, |action| matches!(action, Action::Machine(MachineAction::DeleteMachine { .. })));
     let mut listed = scene.clone();
     listed.agreed().members.push(entry);
     assert_snapshot!(judged(&listed, &listed.look(), &delete).unwrap_err(), @"that it is no member any more was not seen");
@@ -164,7 +169,7 @@ fn only_the_data_that_was_seen_is_cleared() {
     let mut scene = Scene::settled(3);
     let id = scene.agreed().members.iter().find(|m| m.name == "main-2").map(|m| m.id).expect("an entry");
     scene.world.ledger.replace.insert(name(2), id);
-    let clear = up_to(&mut scene, |action| matches!(action, Action::ClearData { .. }));
+    let clear = up_to(&mut scene, |action| matches!(action, Action::Etcd(EtcdAction::ClearData { .. })));
     let cluster = scene.id();
     scene.machine(2).data = Data::Present { member: MemberId(7), cluster };
     assert_snapshot!(judged(&scene, &scene.look(), &clear).unwrap_err(), @"its data is another member's");

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use insta::assert_snapshot;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, MachineAction};
 use raftsman_core::model::World;
 use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
@@ -204,7 +204,7 @@ fn members_come_and_go_first() {
 #[test]
 fn a_machine_whose_data_would_be_lost_is_not_rebuilt() {
     let scene = changed(3, &["image: a"], &["image: b"]);
-    let action = Action::RebuildMachine { machine: Name::parse("main-2").expect("a name") };
+    let action = Action::Machine(MachineAction::RebuildMachine { machine: Name::parse("main-2").expect("a name") });
     let refused = safety::judge(&scene.desired, &scene.look(), &[&action], &action).expect_err("a refusal");
     assert_snapshot!(refused, @"
     its data would be lost with it

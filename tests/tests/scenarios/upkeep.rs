@@ -1,7 +1,7 @@
 //! Full databases, large files, corrupt members → what the planner does about them, and what it leaves to operators.
 
 use insta::assert_snapshot;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, MemberAction, UpkeepAction};
 use raftsman_core::model::forecast;
 use raftsman_core::observed::{Alarm, Fact, Hash, Hashes, MemberId, SpaceRecord, View};
 use raftsman_core::plan::{Waiting, plan, safety};
@@ -130,7 +130,7 @@ fn history_is_kept_where_all_that_answer_have_room() {
     scene.desired = cluster(3, &["quota: 64MiB"]);
     let restarted = |scene: &Scene| {
         let last = scene.plan().steps.first().map(|s| s.action.clone());
-        matches!(last, Some(Action::DisarmAlarm { .. }))
+        matches!(last, Some(Action::Upkeep(UpkeepAction::DisarmAlarm { .. })))
     };
     while !restarted(&scene) {
         let step = scene.plan().steps.first().expect("it gets there").action.clone();
@@ -139,7 +139,7 @@ fn history_is_kept_where_all_that_answer_have_room() {
         }
         scene.world.pass_time();
         scene.world.remember(&scene.desired);
-        assert!(!matches!(step, Action::Compact { .. }), "{step:?}");
+        assert!(!matches!(step, Action::Upkeep(UpkeepAction::Compact { .. })), "{step:?}");
     }
     // The one that was restarted last is not back yet.
     scene.hide(1, Hidden::Etcd);
@@ -172,12 +172,13 @@ fn no_room_is_made_while_a_member_is_down() {
 #[test]
 fn a_run_that_was_killed_while_compacting_waits_for_its_end() {
     let mut scene = full(3, 2, 14);
-    let Some(Action::Compact { revision }) = scene.plan().steps.first().map(|s| s.action.clone()) else {
+    let Some(Action::Upkeep(UpkeepAction::Compact { revision })) = scene.plan().steps.first().map(|s| s.action.clone())
+    else {
         panic!("{:?}", scene.plan())
     };
     scene.world.ledger.space = Some(SpaceRecord { revision, done: false, ..SpaceRecord::default() });
     // It is unknown whether the call was made.
-    assert_eq!(scene.plan().steps[0].action, Action::Compact { revision });
+    assert_eq!(scene.plan().steps[0].action, Action::Upkeep(UpkeepAction::Compact { revision }));
     assert!(scene.to_the_end().ends_with("done\n"));
     assert_eq!(scene.world.ledger.space, None, "the next time is another");
 }
@@ -185,7 +186,7 @@ fn a_run_that_was_killed_while_compacting_waits_for_its_end() {
 #[test]
 fn what_compaction_freed_is_not_counted_yet() {
     let mut scene = full(3, 2, 14);
-    scene.until(|action| matches!(action, Action::Compact { .. }));
+    scene.until(|action| matches!(action, Action::Upkeep(UpkeepAction::Compact { .. })));
     let stale = |scene: &Scene| {
         let mut observed = scene.look();
         for member in observed.members.values_mut() {
@@ -197,7 +198,7 @@ fn what_compaction_freed_is_not_counted_yet() {
     };
     // The keys take 2 MiB: the files are rewritten, whatever they say is in use.
     let next = stale(&scene);
-    assert!(matches!(next.steps[0].action, Action::Defragment { .. }), "{next:?}");
+    assert!(matches!(next.steps[0].action, Action::Upkeep(UpkeepAction::Defragment { .. })), "{next:?}");
     // Once all of them were, their reported sizes are right.
     let space = scene.world.ledger.space.as_mut().expect("a compaction");
     space.rewritten = [name(1), name(2), name(3)].into();
@@ -272,7 +273,7 @@ fn outside_of_the_window_nothing_is_done() {
     scene.world.now = "2026-02-28T03:00:00Z".parse().expect("a Saturday");
     assert_snapshot!(scene.to_the_end(), @"done");
     scene.world.now = "2026-03-01T03:00:00Z".parse().expect("a Sunday");
-    assert!(scene.plan().steps.iter().any(|s| matches!(s.action, Action::Defragment { .. })));
+    assert!(scene.plan().steps.iter().any(|s| matches!(s.action, Action::Upkeep(UpkeepAction::Defragment { .. }))));
     scene.later(1);
     assert_snapshot!(scene.to_the_end(), @"done");
 }
@@ -284,7 +285,7 @@ fn nothing_is_rewritten_while_a_member_is_down() {
     assert_snapshot!(scene.to_the_end(), @"
     waits: main-3: etcd is starting
     ");
-    let defragment = Action::Defragment { machine: name(2) };
+    let defragment = Action::Upkeep(UpkeepAction::Defragment { machine: name(2) });
     let refused = safety::judge(&scene.desired, &scene.look(), &[&defragment], &defragment);
     assert_snapshot!(refused.expect_err("it must not"), @"
     2 of 3 members are healthy: quorum would be lost
@@ -308,7 +309,7 @@ fn a_disk_without_room_for_the_new_file_is_named() {
 fn the_leader_is_never_rewritten() {
     let scene = large(&[RULE]);
     let leads = (1..=3).map(name).find(|n| scene.look().members[n].etcd.seen().is_some_and(|e| e.leads()));
-    let defragment = Action::Defragment { machine: leads.expect("a leader") };
+    let defragment = Action::Upkeep(UpkeepAction::Defragment { machine: leads.expect("a leader") });
     let refused = safety::judge(&scene.desired, &scene.look(), &[&defragment], &defragment);
     assert_snapshot!(refused.expect_err("it must not"), @"
     it leads: leadership has to go first
@@ -329,7 +330,7 @@ fn an_old_version_is_not_rewritten_while_a_learner_gets_its_snapshot() {
         };
         scene.agreed().members.push(learner);
         let follower = (1..=3).map(name).find(|n| scene.look().members[n].etcd.seen().is_some_and(|e| !e.leads()));
-        let defragment = Action::Defragment { machine: follower.expect("a follower") };
+        let defragment = Action::Upkeep(UpkeepAction::Defragment { machine: follower.expect("a follower") });
         let judged = safety::judge(&scene.desired, &scene.look(), &[&defragment], &defragment);
         assert_eq!(judged.is_ok(), safe, "{version}: {judged:?}");
     }
@@ -380,7 +381,7 @@ fn a_sound_member_is_not_replaced_under_the_alarm() {
     assert_snapshot!(scene.to_the_end(), @"
     blocked: main-2: its data differs from that of the other members
     ");
-    let remove = Action::RemoveMember { name: "main-3".to_owned(), member: id };
+    let remove = Action::Member(MemberAction::RemoveMember { name: "main-3".to_owned(), member: id });
     let refused = safety::judge(&scene.desired, &scene.look(), &[&remove], &remove);
     assert_snapshot!(refused.expect_err("it must not"), @"
     etcd says that a member's data is corrupt
@@ -427,7 +428,7 @@ fn a_corrupt_member_that_does_not_start_is_named() {
     ");
     let view = View::of(&observed);
     let id = view.listed.expect("a list").iter().find(|m| m.name == "main-2").expect("it is listed").id;
-    let remove = Action::RemoveMember { name: "main-2".to_owned(), member: id };
+    let remove = Action::Member(MemberAction::RemoveMember { name: "main-2".to_owned(), member: id });
     let refused = safety::judge(&scene.desired, &observed, &[&remove], &remove);
     assert_snapshot!(refused.expect_err("it must not"), @"
     the members that stay differ in their data

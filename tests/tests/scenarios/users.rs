@@ -3,7 +3,7 @@
 //! The notation is that of the other scenarios: a line with `*` begins a wave.
 
 use insta::assert_snapshot;
-use raftsman_core::action::{Account, Action};
+use raftsman_core::action::{Account, Action, UserAction};
 use raftsman_core::observed::{Alarm, Granted, Password, Role, User, View};
 use raftsman_core::plan::{drift, safety};
 use raftsman_core::spec::{KeyRange, Keys, Level};
@@ -338,27 +338,32 @@ fn what_safety_refuses() {
     let observed = scene.look();
     assert!(View::of(&observed).has_quorum());
     let names = |list: &[&str]| list.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
-    let set_user = |user: &str, account, grant: &[&str], revoke: &[&str]| Action::SetUser {
-        user: user.to_owned(),
-        account,
-        grant: names(grant),
-        revoke: names(revoke),
+    let set_user = |user: &str, account, grant: &[&str], revoke: &[&str]| {
+        Action::User(UserAction::SetUser { user: user.to_owned(), account, grant: names(grant), revoke: names(revoke) })
     };
     let mut told = String::new();
     for action in [
-        Action::DeleteUser { user: "root".to_owned() },
-        Action::DeleteRole { role: "root".to_owned() },
+        Action::User(UserAction::DeleteUser { user: "root".to_owned() }),
+        Action::User(UserAction::DeleteRole { role: "root".to_owned() }),
         set_user("root", Account::Password, &[], &[]),
-        Action::DeleteUser { user: "app".to_owned() },
-        Action::DeleteRole { role: "reader".to_owned() },
-        Action::DeleteRole { role: "old".to_owned() },
+        Action::User(UserAction::DeleteUser { user: "app".to_owned() }),
+        Action::User(UserAction::DeleteRole { role: "reader".to_owned() }),
+        Action::User(UserAction::DeleteRole { role: "old".to_owned() }),
         set_user("app", Account::Keep, &["reader"], &[]),
         set_user("app", Account::Keep, &[], &["writer"]),
         set_user("app", Account::Remake, &["writer"], &[]),
         set_user("mallory", Account::Make, &[], &[]),
-        Action::SetRole { role: "old".to_owned(), set: vec![], revoke: vec![] },
-        Action::SetRole { role: "reader".to_owned(), set: vec![granted(Level::Read, prefix("/x"))], revoke: vec![] },
-        Action::SetRole { role: "reader".to_owned(), set: vec![], revoke: vec![prefix("/app/").span()] },
+        Action::User(UserAction::SetRole { role: "old".to_owned(), set: vec![], revoke: vec![] }),
+        Action::User(UserAction::SetRole {
+            role: "reader".to_owned(),
+            set: vec![granted(Level::Read, prefix("/x"))],
+            revoke: vec![],
+        }),
+        Action::User(UserAction::SetRole {
+            role: "reader".to_owned(),
+            set: vec![],
+            revoke: vec![prefix("/app/").span()],
+        }),
     ] {
         let verdict = safety::judge(&scene.desired, &observed, &[&action], &action);
         let verdict = verdict.map_or_else(|refusal| refusal.to_string(), |_| "fine".to_owned());

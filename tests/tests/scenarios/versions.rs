@@ -3,7 +3,7 @@
 //! A line with `*` begins a wave; the three numbers are what the cluster can lose before, during and after it.
 
 use insta::assert_snapshot;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, EtcdAction, VersionAction};
 use raftsman_core::observed::{Data, Root, ServiceState};
 use raftsman_core::spec::EtcdVersion;
 use raftsman_core::versions::Line;
@@ -46,7 +46,7 @@ impl Wants for Scene {
 }
 
 fn restarts(machine: &str) -> impl Fn(&Action) -> bool {
-    move |action| matches!(action, Action::RestartEtcd { machine: m, .. } if m.as_str() == machine)
+    move |action| matches!(action, Action::Etcd(EtcdAction::RestartEtcd { machine: m, .. }) if m.as_str() == machine)
 }
 
 // ---- The way up.
@@ -210,7 +210,7 @@ fn a_log_begins_anew_only_while_all_are_healthy() {
 #[test]
 fn interrupted_while_logs_begin_anew() {
     let mut scene = running("3.5.34").wants("3.7.2", ALL, &[]);
-    scene.until(|action| matches!(action, Action::EnableDowngrade { .. }));
+    scene.until(|action| matches!(action, Action::Version(VersionAction::EnableDowngrade { .. })));
     let further = scene.clone().to_the_end();
     assert!(further.starts_with("* cancel downgrade") && !renews(&further), "{further}");
     scene.now_wants("3.6.15", ALL, &[]);
@@ -264,7 +264,7 @@ fn half_way_up_to_another_patch() {
 fn half_way_of_the_first_hop_the_second_waits() {
     let mut scene = running("3.5.34").wants("3.7.2", ALL, &[]);
     scene.until(restarts("main-2"));
-    let told = scene.until(|action| matches!(action, Action::TakeSnapshot { .. }));
+    let told = scene.until(|action| matches!(action, Action::Version(VersionAction::TakeSnapshot { .. })));
     assert_snapshot!(told, @"
     * restart etcd main-3: 3.5.34 → 3.6.15; 1 0 1
     * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
@@ -296,7 +296,7 @@ fn a_member_that_stops_half_way_comes_back_as_it_was() {
 #[test]
 fn while_a_member_is_down_no_other_changes() {
     let mut scene = running("3.5.34").wants("3.6.15", ALL, &[]);
-    scene.until(|action| matches!(action, Action::TakeSnapshot { .. }));
+    scene.until(|action| matches!(action, Action::Version(VersionAction::TakeSnapshot { .. })));
     scene.cut_power(3);
     scene.hide(3, Hidden::Machine);
     assert_snapshot!(scene.to_the_end(), @"
@@ -320,7 +320,7 @@ fn the_next_hop_waits_until_etcd_has_settled() {
 #[test]
 fn a_snapshot_serves_for_an_hour() {
     let mut scene = running("3.6.14").wants("3.6.15", &[], &[]);
-    scene.until(|action| matches!(action, Action::TakeSnapshot { .. }));
+    scene.until(|action| matches!(action, Action::Version(VersionAction::TakeSnapshot { .. })));
     let mut later = scene.clone();
     assert!(tell(&scene.plan()).starts_with("* restart etcd"), "{}", tell(&scene.plan()));
     later.later(2);
@@ -365,7 +365,7 @@ fn the_next_way_down_waits_until_etcd_has_ended_the_one_before() {
 #[test]
 fn a_downgrade_that_the_file_no_longer_wants_is_cancelled() {
     let mut scene = running("3.7.2").wants("3.6.15", ALL, &[]);
-    scene.until(|action| matches!(action, Action::EnableDowngrade { .. }));
+    scene.until(|action| matches!(action, Action::Version(VersionAction::EnableDowngrade { .. })));
     scene.now_wants("3.7.2", ALL, &[]);
     assert_snapshot!(scene.to_the_end(), @"
     * cancel downgrade cluster: to 3.6.0, which the file does not want; 1 1 1

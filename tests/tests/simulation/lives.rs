@@ -1,7 +1,7 @@
 //! Seeded random worlds and faults → the rules hold for our planner, and are seen to be broken by five others.
 
 use jiff::Timestamp;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, EtcdAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Data, Fact, Ledger, MemberObserved, Observed, Root, ServiceState, View};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, Waiting, plan};
@@ -99,7 +99,9 @@ fn impatient(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         let etcd = &observed.members.get(&m.name)?.report()?.etcd;
         let Data::Present { cluster, .. } = etcd.data else { return None };
         let stale = etcd.running_config.is_some() && etcd.running_config.as_ref() != Some(&m.config.digest);
-        stale.then(|| Action::RestartEtcd { machine: m.name.clone(), version: desired.version, cluster })
+        stale.then(|| {
+            Action::Etcd(EtcdAction::RestartEtcd { machine: m.name.clone(), version: desired.version, cluster })
+        })
     });
     let tolerance = View::of(observed).tolerance();
     let steps = stale.into_iter().map(|action| Step {

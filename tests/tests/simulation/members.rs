@@ -1,7 +1,7 @@
 //! Planners that change members wrongly → each is caught by the rule that it breaks.
 
 use jiff::Timestamp;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, EtcdAction, MachineAction, MemberAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Agent, Data, Fact, ListedMember, Observed, View};
 use raftsman_core::plan::{Plan, Reason, Step, Waiting, plan};
@@ -43,7 +43,7 @@ fn surplus(desired: &Cluster, observed: &Observed) -> Vec<(Name, ListedMember)> 
 }
 
 fn removal((name, member): &(Name, ListedMember)) -> Action {
-    Action::RemoveMember { name: name.to_string(), member: member.id }
+    Action::Member(MemberAction::RemoveMember { name: name.to_string(), member: member.id })
 }
 
 /// Gives up members that do not answer, without an operator's request.
@@ -62,7 +62,7 @@ fn removes_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
     let leader = View::of(observed).leader.cloned();
     let old = surplus(desired, observed).into_iter().find(|(name, _)| Some(name) != leader.as_ref());
     match (plan.steps.first().map(|s| &s.action), old) {
-        (Some(Action::AddLearner { .. }), Some(old)) => instead(&plan, removal(&old)),
+        (Some(Action::Member(MemberAction::AddLearner { .. })), Some(old)) => instead(&plan, removal(&old)),
         _ => plan,
     }
 }
@@ -89,7 +89,8 @@ fn two_learners(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
         .members
         .iter()
         .find(|m| ready(&m.name) && !list.iter().any(|l| observed.ledger.name_of(l).as_ref() == Some(&m.name)));
-    let add = missing.map(|m| Action::AddLearner { machine: m.name.clone(), peer_url: m.peer_url() });
+    let add =
+        missing.map(|m| Action::Member(MemberAction::AddLearner { machine: m.name.clone(), peer_url: m.peer_url() }));
     add.map_or(plan.clone(), |add| instead(&plan, add))
 }
 
@@ -97,8 +98,11 @@ fn two_learners(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
 fn deletes_members(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     match surplus(desired, observed).first() {
-        Some((name, _)) if plan.steps.is_empty() || matches!(plan.steps[0].action, Action::RemoveMember { .. }) => {
-            instead(&plan, Action::DeleteMachine { machine: name.clone() })
+        Some((name, _))
+            if plan.steps.is_empty()
+                || matches!(plan.steps[0].action, Action::Member(MemberAction::RemoveMember { .. })) =>
+        {
+            instead(&plan, Action::Machine(MachineAction::DeleteMachine { machine: name.clone() }))
         }
         _ => plan,
     }
@@ -107,11 +111,13 @@ fn deletes_members(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pl
 /// Clears the disk of a member that is merely down.
 fn clears_members(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
-    let Some(Step { action: Action::StartEtcd { machine, .. }, .. }) = plan.steps.first() else { return plan };
+    let Some(Step { action: Action::Etcd(EtcdAction::StartEtcd { machine, .. }), .. }) = plan.steps.first() else {
+        return plan;
+    };
     let data = observed.members.get(machine).and_then(|m| m.report()).map(|r| r.etcd.data.clone());
     match data {
         Some(Data::Present { member, .. }) => {
-            instead(&plan, Action::ClearData { machine: machine.clone(), member: Some(member) })
+            instead(&plan, Action::Etcd(EtcdAction::ClearData { machine: machine.clone(), member: Some(member) }))
         }
         _ => plan,
     }
@@ -125,7 +131,8 @@ fn crowds(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         view.listed.is_some_and(|list| !list.iter().any(|l| observed.ledger.name_of(l).as_ref() == Some(&m.name)))
     });
     if let (Some(member), Some(step)) = (missing, plan.steps.first().cloned()) {
-        let action = Action::AddLearner { machine: member.name.clone(), peer_url: member.peer_url() };
+        let action =
+            Action::Member(MemberAction::AddLearner { machine: member.name.clone(), peer_url: member.peer_url() });
         plan.steps.push(Step { action, ..step });
     }
     plan
@@ -164,8 +171,8 @@ fn several_losses(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
         _ => None,
     });
     let more = turns.filter_map(|(machine, verb)| match verb.as_str() {
-        "delete machine" => Some(Action::DeleteMachine { machine }),
-        "stop etcd" => Some(Action::StopEtcd { machine }),
+        "delete machine" => Some(Action::Machine(MachineAction::DeleteMachine { machine })),
+        "stop etcd" => Some(Action::Etcd(EtcdAction::StopEtcd { machine })),
         _ => None,
     });
     let more: Vec<Step> = more.map(|action| Step { action, ..step.clone() }).collect();

@@ -1,7 +1,7 @@
 //! Seeded lives in which CAs change → our planner has no member or client rejected, and seven broken ones are caught.
 
 use jiff::Timestamp;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, PkiAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Agent, AgentReport, Fact, Greeting, Handshakes, Observed, Side, View};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, plan};
@@ -116,7 +116,7 @@ fn hurries(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let tolerance = View::of(observed).tolerance();
     if plan.is_done() && observed.ledger.clients.as_ref().is_some_and(|t| !t.old.is_empty()) {
         plan.steps.push(Step {
-            action: Action::RetireAuthority { side: Side::Clients, unused: false },
+            action: Action::Pki(PkiAction::RetireAuthority { side: Side::Clients, unused: false }),
             reason: Reason::NotNeeded,
             before: tolerance,
             during: tolerance,
@@ -133,7 +133,7 @@ fn forgets_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
     let retired = |side: &Side| observed.ledger.trust(*side).is_some_and(|t| !t.retired.is_empty());
     let quiet = View::of(observed).has_quorum() && plan.steps.len() == 1;
     if let (Some(side), true) = (Side::ALL.into_iter().find(retired), quiet) {
-        plan.steps[0].action = Action::ForgetAuthority { side };
+        plan.steps[0].action = Action::Pki(PkiAction::ForgetAuthority { side });
     }
     plan
 }

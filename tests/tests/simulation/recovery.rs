@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
-use raftsman_core::action::{Action, StartData};
+use raftsman_core::action::{Action, EtcdAction, MachineAction, MemberAction, StartData};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::MachineModel;
 use raftsman_core::observed::{Agent, ClusterId, Data, Fact, Observed, Power, Recovery, ServiceState, quorum};
@@ -156,16 +156,18 @@ impl Life {
                 && is_of(&m.data, self.of)
         });
         match action {
-            Action::StartEtcd { data: StartData::Alone(_), .. } if others_run => {
+            Action::Etcd(EtcdAction::StartEtcd { data: StartData::Alone(_), .. }) if others_run => {
                 broken("another member runs beside the one that goes on")
             }
-            Action::ClearData { .. } if !rebuilt && !self.alone => {
+            Action::Etcd(EtcdAction::ClearData { .. }) if !rebuilt && !self.alone => {
                 broken("data is put away before the survivor has applied all that it knows")
             }
-            Action::AddLearner { .. } | Action::CreateMachine { .. } if !rebuilt => {
+            Action::Member(MemberAction::AddLearner { .. }) | Action::Machine(MachineAction::CreateMachine { .. })
+                if !rebuilt =>
+            {
                 broken("others come in before revisions were raised")
             }
-            Action::DeleteMachine { machine }
+            Action::Machine(MachineAction::DeleteMachine { machine })
                 if world.machines.get(machine).is_some_and(|m| is_of(&m.data, self.of)) =>
             {
                 broken("a machine is deleted that has data")

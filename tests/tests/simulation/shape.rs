@@ -1,7 +1,7 @@
 //! Files that have machines made otherwise, in faulted lives → no rule is broken, and planners that break one are caught.
 
 use jiff::Timestamp;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, MachineAction, MemberAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Observed, Tolerance};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, Waiting, plan};
@@ -25,12 +25,14 @@ fn caught(planner: Planner, rule: &str) {
 /// Rebuilds all machines at once.
 fn all_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
-    let Some(first @ Step { action: Action::RebuildMachine { .. }, .. }) = plan.steps.first().cloned() else {
+    let Some(first @ Step { action: Action::Machine(MachineAction::RebuildMachine { .. }), .. }) =
+        plan.steps.first().cloned()
+    else {
         return plan;
     };
     for waiting in &plan.waiting {
         if let Waiting::Turn { machine, .. } = waiting {
-            let action = Action::RebuildMachine { machine: machine.clone() };
+            let action = Action::Machine(MachineAction::RebuildMachine { machine: machine.clone() });
             plan.steps.push(Step { action, ..first.clone() });
         }
     }
@@ -42,12 +44,12 @@ fn forgets_the_data(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
     let mut plan = plan(desired, observed, now);
     let reason = plan.steps.first().map(|step| step.reason.to_string()).unwrap_or_default();
     if let Some(Step { action, .. }) = plan.steps.first_mut()
-        && let Action::RemoveMember { name, .. } = &*action
+        && let Action::Member(MemberAction::RemoveMember { name, .. }) = &*action
         && reason.contains('→')
         && let Ok(machine) = Name::parse(name)
         && observed.members.get(&machine).is_some_and(|member| member.report().is_some())
     {
-        *action = Action::RebuildMachine { machine };
+        *action = Action::Machine(MachineAction::RebuildMachine { machine });
     }
     plan
 }
@@ -67,7 +69,7 @@ fn careless(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     };
     let machine = desired.members.iter().map(|member| member.name.clone()).find(old);
     let step = |machine| Step {
-        action: Action::RebuildMachine { machine },
+        action: Action::Machine(MachineAction::RebuildMachine { machine }),
         reason: Reason::Changed,
         before: Tolerance::NoQuorum,
         during: Tolerance::NoQuorum,

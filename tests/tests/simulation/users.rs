@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
-use raftsman_core::action::{Account, Action};
+use raftsman_core::action::{Account, Action, UserAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Access, Fact, Observed, Password, User, View};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, drift, plan};
@@ -46,7 +46,10 @@ fn seen(observed: &Observed) -> Option<Access> {
 fn is_about_users(step: &Step) -> bool {
     matches!(
         step.action,
-        Action::SetRole { .. } | Action::DeleteRole { .. } | Action::SetUser { .. } | Action::DeleteUser { .. }
+        Action::User(UserAction::SetRole { .. })
+            | Action::User(UserAction::DeleteRole { .. })
+            | Action::User(UserAction::SetUser { .. })
+            | Action::User(UserAction::DeleteUser { .. })
     )
 }
 
@@ -79,7 +82,7 @@ fn takes_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 fn strips_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     for step in &mut plan.steps {
-        if let Action::SetUser { grant, revoke, account: Account::Keep, .. } = &mut step.action
+        if let Action::User(UserAction::SetUser { grant, revoke, account: Account::Keep, .. }) = &mut step.action
             && !revoke.is_empty()
         {
             grant.clear();
@@ -91,8 +94,8 @@ fn strips_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
 /// Takes the superuser for a user that the file does not list.
 fn root_is_unlisted(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
-    if plan.steps.iter().any(|s| matches!(s.action, Action::DeleteUser { .. })) {
-        plan.steps.push(step(Action::DeleteUser { user: "root".to_owned() }));
+    if plan.steps.iter().any(|s| matches!(s.action, Action::User(UserAction::DeleteUser { .. }))) {
+        plan.steps.push(step(Action::User(UserAction::DeleteUser { user: "root".to_owned() })));
     }
     plan
 }
@@ -123,7 +126,7 @@ fn in_passing(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let drifted = seen(observed).is_some_and(|seen| !drift(&desired.access, &seen).is_empty());
     if drifted && plan.steps.iter().any(|s| s.action.exclusive()) {
-        plan.steps.push(step(Action::DeleteUser { user: "mallory".to_owned() }));
+        plan.steps.push(step(Action::User(UserAction::DeleteUser { user: "mallory".to_owned() })));
     }
     plan
 }

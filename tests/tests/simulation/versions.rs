@@ -1,7 +1,7 @@
 //! Seeded lives in which the file changes its version → the rules hold for our planner, and catch seven others.
 
 use jiff::Timestamp;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, EtcdAction, VersionAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Agent, Fact, Observed, SnapshotRecord, View};
 use raftsman_core::plan::{Plan, Reason, plan};
@@ -80,7 +80,9 @@ fn two_hops_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
 /// Takes no snapshot.
 fn without_snapshot(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let next = plan(desired, observed, now);
-    let Some(Action::TakeSnapshot { version }) = next.steps.first().map(|s| &s.action) else { return next };
+    let Some(Action::Version(VersionAction::TakeSnapshot { version })) = next.steps.first().map(|s| &s.action) else {
+        return next;
+    };
     let mut observed = observed.clone();
     let file = String::new();
     observed.ledger.snapshot =
@@ -116,7 +118,8 @@ fn leader_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
     let mut next = plan(desired, observed, now);
     let view = View::of(observed);
     if let [step] = next.steps.as_mut_slice()
-        && let (Action::RestartEtcd { machine, version, .. }, Reason::Version { .. }) = (&mut step.action, &step.reason)
+        && let (Action::Etcd(EtcdAction::RestartEtcd { machine, version, .. }), Reason::Version { .. }) =
+            (&mut step.action, &step.reason)
         && let Some(leader) = view.leader.filter(|name| view.answering.get(name).is_some_and(|e| e.version != *version))
         && observed.members.get(leader).is_some_and(|m| m.report().is_some())
     {

@@ -1,6 +1,6 @@
 //! A forecast → the text of `raftsman plan`.
 
-use raftsman_core::action::{Action, StartData};
+use raftsman_core::action::{Action, EtcdAction, StartData};
 use raftsman_core::observed::Tolerance;
 use raftsman_core::plan::{Considered, Outcome, Pause, Step};
 use raftsman_engine::ops::plan::{ClusterPlan, ConfigDiff, Deletion, FleetPlan};
@@ -142,8 +142,8 @@ fn cells(row: &Row<'_>, paint: Paint) -> [String; 5] {
         [one, .., last] => format!("{one} … {last} ({})", names.len()),
     };
     let why = match &first.action {
-        Action::StartEtcd { data: StartData::Empty, .. } => first.reason.to_string(),
-        Action::InstallEtcd { version, .. } => format!("{version}"),
+        Action::Etcd(EtcdAction::StartEtcd { data: StartData::Empty, .. }) => first.reason.to_string(),
+        Action::Etcd(EtcdAction::InstallEtcd { version, .. }) => format!("{version}"),
         _ => first.reason.to_string(),
     };
     let cost = match (first.before, first.during, first.after) {

@@ -8,7 +8,10 @@ use std::net::IpAddr;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Agreed, MachineModel, Process, Stored, World, users};
-use crate::action::{Action, StartData};
+use crate::action::{
+    Action, AuthAction, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction, RecoveryAction,
+    RestoreAction, StartData, UpkeepAction, UserAction, VersionAction,
+};
 use crate::backup::FullName;
 use crate::desired::Cluster;
 use crate::observed::{
@@ -54,23 +57,25 @@ impl World {
             return users::change_watched(watched, desired, action);
         }
         match action {
-            Action::MakeAuthorities => {
+            Action::Pki(PkiAction::MakeAuthorities) => {
                 for side in Side::ALL {
                     if self.ledger.trust(side).is_none() {
                         self.ledger.take_in(side, self.authority(desired, side));
                     }
                 }
             }
-            Action::NextAuthority { side } => self.ledger.take_in(*side, self.authority(desired, *side)),
-            Action::SwitchAuthority { side } => self.trust_mut(*side)?.switch(now),
-            Action::RetireAuthority { side, unused } => self.trust_mut(*side)?.retire(*unused),
-            Action::ForgetAuthority { side } => self.trust_mut(*side)?.forget(),
-            Action::StoreTrust { machine, purpose } => {
+            Action::Pki(PkiAction::NextAuthority { side }) => {
+                self.ledger.take_in(*side, self.authority(desired, *side))
+            }
+            Action::Pki(PkiAction::SwitchAuthority { side }) => self.trust_mut(*side)?.switch(now),
+            Action::Pki(PkiAction::RetireAuthority { side, unused }) => self.trust_mut(*side)?.retire(*unused),
+            Action::Pki(PkiAction::ForgetAuthority { side }) => self.trust_mut(*side)?.forget(),
+            Action::Pki(PkiAction::StoreTrust { machine, purpose }) => {
                 let digest = self.store_trust(purpose.side())?;
                 let stored = self.claimed(machine)?.certificates.get_mut(purpose);
                 stored.ok_or_else(|| Impossible(format!("{machine} has no certificate yet")))?.trust = Some(digest);
             }
-            Action::CreateMachine { machine } => {
+            Action::Machine(MachineAction::CreateMachine { machine }) => {
                 self.made += 1;
                 let firewall = desired.first_firewall(&self.ledger).map(|rules| rules.digest);
                 let incarnation = format!("made-{}", self.made);
@@ -85,7 +90,7 @@ impl World {
                 }
                 power_on(new);
             }
-            Action::StartMachine { machine } => {
+            Action::Machine(MachineAction::StartMachine { machine }) => {
                 let started = self.existing(machine)?;
                 // One of which there is nothing but its data disk is made anew around it.
                 if started.shape.is_none() && desired.shape.is_some() {
@@ -94,26 +99,30 @@ impl World {
                 }
                 power_on(started);
             }
-            Action::Enroll { machine } => self.with_agent(machine)?.claimed = true,
-            Action::Measure => self.measure(desired)?,
-            Action::InstallEtcd { machine, version } => {
+            Action::Machine(MachineAction::Enroll { machine }) => self.with_agent(machine)?.claimed = true,
+            Action::Preflight(PreflightAction::Measure) => self.measure(desired)?,
+            Action::Etcd(EtcdAction::InstallEtcd { machine, version }) => {
                 self.claimed(machine)?.installed.insert(*version);
             }
-            Action::IssueCertificate { machine, purpose, also } => {
+            Action::Pki(PkiAction::IssueCertificate { machine, purpose, also }) => {
                 let certificate = self.certificate(desired, machine, *purpose, *also)?;
                 self.store_trust(purpose.side())?;
                 self.claimed(machine)?.certificates.insert(*purpose, certificate);
             }
-            Action::ConfigureEtcd { machine, digest, at, .. } => {
+            Action::Etcd(EtcdAction::ConfigureEtcd { machine, digest, at, .. }) => {
                 let address = at.or_else(|| desired.member(machine).map(|m| m.address));
                 let configured = self.claimed(machine)?;
                 configured.config = Some(digest.clone());
                 configured.config_address = address;
                 configured.quota = i64::try_from(desired.settings.quota.bytes()).unwrap_or(i64::MAX);
             }
-            Action::SetFirewall { machine, digest } => self.claimed(machine)?.firewall = Some(digest.clone()),
-            Action::SetAccess { machine, digest } => self.claimed(machine)?.access = Some(digest.clone()),
-            Action::RenewAgent { machine } => {
+            Action::Machine(MachineAction::SetFirewall { machine, digest }) => {
+                self.claimed(machine)?.firewall = Some(digest.clone())
+            }
+            Action::Machine(MachineAction::SetAccess { machine, digest }) => {
+                self.claimed(machine)?.access = Some(digest.clone())
+            }
+            Action::Machine(MachineAction::RenewAgent { machine }) => {
                 let (now, agents) = (self.now, &desired.agents);
                 let renewed = self.claimed(machine)?;
                 if let Some(certificate) = &mut renewed.agent_certificate {
@@ -122,18 +131,18 @@ impl World {
                     certificate.issuer_key = agents.signer.clone().unwrap_or_else(|| certificate.issuer_key.clone());
                 }
             }
-            Action::Deliver { machine } => self.claimed(machine)?.delivery = Delivery::Current,
-            Action::StartEtcd { machine, version, data } => {
+            Action::Machine(MachineAction::Deliver { machine }) => self.claimed(machine)?.delivery = Delivery::Current,
+            Action::Etcd(EtcdAction::StartEtcd { machine, version, data }) => {
                 if matches!(data, StartData::Alone(_)) {
                     self.remembered(desired);
                 }
                 self.start(machine, *version, *data, warm_up)?;
             }
-            Action::RestartEtcd { machine, version, cluster } => {
+            Action::Etcd(EtcdAction::RestartEtcd { machine, version, cluster }) => {
                 self.stop(machine, Some(*cluster))?;
                 self.start(machine, *version, StartData::Of(*cluster), warm_up)?;
             }
-            Action::RestartTogether { machines, cluster } => {
+            Action::Etcd(EtcdAction::RestartTogether { machines, cluster }) => {
                 for machine in machines.keys() {
                     self.stop(machine, Some(*cluster))?;
                 }
@@ -141,8 +150,8 @@ impl World {
                     self.start(machine, *version, StartData::Of(*cluster), warm_up)?;
                 }
             }
-            Action::StopEtcd { machine } => self.stop(machine, None)?,
-            Action::ClearData { machine, .. } => {
+            Action::Etcd(EtcdAction::StopEtcd { machine }) => self.stop(machine, None)?,
+            Action::Etcd(EtcdAction::ClearData { machine, .. }) => {
                 let cleared = self.claimed(machine)?;
                 if cleared.process.state != ServiceState::Stopped {
                     return Err(Impossible(format!("etcd runs on {machine}")));
@@ -153,14 +162,14 @@ impl World {
                 cleared.last_version = None;
                 cleared.process = Process::none();
             }
-            Action::RestoreData { machine, .. } => self.restore(machine)?,
-            Action::PrepareRestore => {
+            Action::Recovery(RecoveryAction::RestoreData { machine, .. }) => self.restore(machine)?,
+            Action::Restore(RestoreAction::PrepareRestore) => {
                 let backup = FullName::new(self.now, 0);
                 let restoration = restore::untried(desired, &self.observe(desired), backup, 0, self.now);
                 restore::decide(&mut self.ledger, restoration);
             }
-            Action::RestoreBackup { machine, .. } => self.restore_backup(machine)?,
-            Action::CompareRestored { machines } => {
+            Action::Restore(RestoreAction::RestoreBackup { machine, .. }) => self.restore_backup(machine)?,
+            Action::Restore(RestoreAction::CompareRestored { machines }) => {
                 let version =
                     self.ledger.restoration.as_ref().map_or(desired.version, |restoration| restoration.version);
                 for machine in machines {
@@ -177,7 +186,7 @@ impl World {
                     self.claimed(machine)?.delivery = undelivered(desired);
                 }
             }
-            Action::RebuildMachine { machine } => {
+            Action::Machine(MachineAction::RebuildMachine { machine }) => {
                 let cluster = self.existing(machine)?.cluster();
                 self.stop(machine, cluster)?;
                 let rebuilt = self.existing(machine)?;
@@ -186,9 +195,13 @@ impl World {
                 }
                 (rebuilt.power, rebuilt.agent_up, rebuilt.shape) = (Power::Stopped, false, None);
             }
-            Action::DeleteMachine { machine } => *self.existing(machine)? = MachineModel::none(),
-            Action::MoveMachine { machine, address } => self.existing(machine)?.address = *address,
-            Action::AddLearner { peer_url, .. } => {
+            Action::Machine(MachineAction::DeleteMachine { machine }) => {
+                *self.existing(machine)? = MachineModel::none()
+            }
+            Action::Machine(MachineAction::MoveMachine { machine, address }) => {
+                self.existing(machine)?.address = *address
+            }
+            Action::Member(MemberAction::AddLearner { peer_url, .. }) => {
                 self.made += 1;
                 let id = MemberId(hash(&format!("{peer_url} {}", self.made)));
                 let url = peer_url.clone();
@@ -203,7 +216,7 @@ impl World {
                 })?;
                 refused.map_or(Ok(()), |why| Err(Impossible(why.to_owned())))?;
             }
-            Action::PromoteMember { machine, member } => {
+            Action::Member(MemberAction::PromoteMember { machine, member }) => {
                 if !self.machines.get(machine).is_some_and(|m| m.answers() && m.member() == Some(*member)) {
                     return Err(Impossible("the learner is not in sync with the leader".to_owned()));
                 }
@@ -211,13 +224,13 @@ impl World {
                     agreed.members.iter_mut().filter(|m| m.id == *member).for_each(|m| m.learner = false)
                 })?;
             }
-            Action::RemoveMember { member, .. } => {
+            Action::Member(MemberAction::RemoveMember { member, .. }) => {
                 self.agree(|agreed| agreed.members.retain(|m| m.id != *member))?;
                 if self.leads == Some(*member) {
                     self.leads = None;
                 }
             }
-            Action::UpdateMember { machine, member, peer_url, version, cluster } => {
+            Action::Member(MemberAction::UpdateMember { machine, member, peer_url, version, cluster }) => {
                 let url = vec![peer_url.clone()];
                 self.agree(|agreed| {
                     agreed.members.iter_mut().filter(|m| m.id == *member).for_each(|m| m.peer_urls.clone_from(&url));
@@ -233,18 +246,18 @@ impl World {
                 moved.config_address = address;
                 self.start(machine, *version, StartData::Of(*cluster), warm_up)?;
             }
-            Action::MoveLeader { member, .. } => self.leads = Some(*member),
-            Action::Compact { revision } => self.compact(*revision)?,
-            Action::Defragment { machine } => self.defragment(machine)?,
-            Action::DisarmAlarm { alarm } => self.disarm(*alarm)?,
-            Action::TakeSnapshot { version } => {
+            Action::Member(MemberAction::MoveLeader { member, .. }) => self.leads = Some(*member),
+            Action::Upkeep(UpkeepAction::Compact { revision }) => self.compact(*revision)?,
+            Action::Upkeep(UpkeepAction::Defragment { machine }) => self.defragment(machine)?,
+            Action::Upkeep(UpkeepAction::DisarmAlarm { alarm }) => self.disarm(*alarm)?,
+            Action::Version(VersionAction::TakeSnapshot { version }) => {
                 let leader = self.agreed.keys().find_map(|id| self.leader(*id)).ok_or_else(no_quorum)?;
                 let from = self.machines.values().find(|m| m.member() == Some(leader)).and_then(|m| m.process.version);
                 let (before, from) = (*version, from.unwrap_or(desired.version));
                 let file = format!("{}-{}-{from}.db", desired.name, 1);
                 self.ledger.snapshot = Some(SnapshotRecord { before, from, revision: 1, at: now, file });
             }
-            Action::EnableDowngrade { version } => {
+            Action::Version(VersionAction::EnableDowngrade { version }) => {
                 let target = Line::of(*version);
                 let mut refused = false;
                 self.agree(|agreed| {
@@ -258,13 +271,13 @@ impl World {
                     return Err(Impossible("invalid downgrade target version".to_owned()));
                 }
             }
-            Action::CancelDowngrade => self.agree(|agreed| agreed.downgrade = None)?,
-            Action::CreateRoot => self.agree(|agreed| {
+            Action::Version(VersionAction::CancelDowngrade) => self.agree(|agreed| agreed.downgrade = None)?,
+            Action::Auth(AuthAction::CreateRoot) => self.agree(|agreed| {
                 agreed.root = Root::Ready;
                 users::create_root(&mut agreed.access);
             })?,
-            Action::ChangeRootPassword => self.agree(|agreed| agreed.root = Root::Ready)?,
-            Action::EnableAuth => {
+            Action::Auth(AuthAction::ChangeRootPassword) => self.agree(|agreed| agreed.root = Root::Ready)?,
+            Action::Auth(AuthAction::EnableAuth) => {
                 let mut without_root = false;
                 self.agree(|agreed| {
                     without_root = agreed.root != Root::Ready;
@@ -274,8 +287,11 @@ impl World {
                     return Err(Impossible("there is no root user".to_owned()));
                 }
             }
-            Action::DisableAuth => self.agree(|agreed| agreed.auth = false)?,
-            Action::SetRole { .. } | Action::DeleteRole { .. } | Action::SetUser { .. } | Action::DeleteUser { .. } => {
+            Action::Auth(AuthAction::DisableAuth) => self.agree(|agreed| agreed.auth = false)?,
+            Action::User(UserAction::SetRole { .. })
+            | Action::User(UserAction::DeleteRole { .. })
+            | Action::User(UserAction::SetUser { .. })
+            | Action::User(UserAction::DeleteUser { .. }) => {
                 let mut outcome = Ok(());
                 self.agree(|agreed| outcome = users::change(&mut agreed.access, desired, action))?;
                 outcome?;

@@ -5,7 +5,10 @@
 use std::collections::BTreeSet;
 
 use super::effects::Impossible;
-use crate::action::{Account, Action};
+use crate::action::{
+    Account, Action, AuthAction, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction, RecoveryAction,
+    RestoreAction, UpkeepAction, UserAction, VersionAction,
+};
 use crate::desired::Cluster;
 use crate::observed::{Access, Fact, Observed, Password, ROOT, Role, User};
 
@@ -44,12 +47,12 @@ pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: 
 pub(super) fn change(access: &mut Access, desired: &Cluster, action: &Action) -> Result<(), Impossible> {
     let refused = |why: &str| Err(Impossible(why.to_owned()));
     match action {
-        Action::SetRole { role, set, revoke } => {
+        Action::User(UserAction::SetRole { role, set, revoke }) => {
             let Role { permissions } = access.roles.entry(role.clone()).or_default();
             permissions.extend(set.iter().map(|granted| (granted.keys.clone(), granted.level)));
             permissions.retain(|keys, _| !revoke.contains(keys));
         }
-        Action::DeleteRole { role } => {
+        Action::User(UserAction::DeleteRole { role }) => {
             if role == ROOT {
                 return refused("etcd does not remove the role root while auth is on");
             }
@@ -58,7 +61,7 @@ pub(super) fn change(access: &mut Access, desired: &Cluster, action: &Action) ->
                 user.roles.remove(role);
             });
         }
-        Action::SetUser { user, account, grant, revoke } => {
+        Action::User(UserAction::SetUser { user, account, grant, revoke }) => {
             if let Some(role) = grant.iter().find(|role| !access.roles.contains_key(*role)) {
                 return refused(&format!("there is no role {role}"));
             }
@@ -83,57 +86,57 @@ pub(super) fn change(access: &mut Access, desired: &Cluster, action: &Action) ->
             user.roles.extend(grant.iter().cloned());
             user.roles.retain(|role| !revoke.contains(role));
         }
-        Action::DeleteUser { user } => {
+        Action::User(UserAction::DeleteUser { user }) => {
             if user == ROOT {
                 return refused("etcd does not remove root while auth is on");
             }
             access.users.remove(user);
         }
         // They change no role and no user.
-        Action::MakeAuthorities
-        | Action::NextAuthority { .. }
-        | Action::SwitchAuthority { .. }
-        | Action::RetireAuthority { .. }
-        | Action::ForgetAuthority { .. }
-        | Action::StoreTrust { .. }
-        | Action::CreateMachine { .. }
-        | Action::StartMachine { .. }
-        | Action::Enroll { .. }
-        | Action::Measure
-        | Action::InstallEtcd { .. }
-        | Action::IssueCertificate { .. }
-        | Action::ConfigureEtcd { .. }
-        | Action::SetFirewall { .. }
-        | Action::SetAccess { .. }
-        | Action::RenewAgent { .. }
-        | Action::Deliver { .. }
-        | Action::StartEtcd { .. }
-        | Action::RestartEtcd { .. }
-        | Action::RestartTogether { .. }
-        | Action::StopEtcd { .. }
-        | Action::ClearData { .. }
-        | Action::RestoreData { .. }
-        | Action::PrepareRestore
-        | Action::RestoreBackup { .. }
-        | Action::CompareRestored { .. }
-        | Action::DeleteMachine { .. }
-        | Action::RebuildMachine { .. }
-        | Action::MoveMachine { .. }
-        | Action::AddLearner { .. }
-        | Action::PromoteMember { .. }
-        | Action::RemoveMember { .. }
-        | Action::UpdateMember { .. }
-        | Action::MoveLeader { .. }
-        | Action::Compact { .. }
-        | Action::Defragment { .. }
-        | Action::DisarmAlarm { .. }
-        | Action::TakeSnapshot { .. }
-        | Action::EnableDowngrade { .. }
-        | Action::CancelDowngrade
-        | Action::CreateRoot
-        | Action::ChangeRootPassword
-        | Action::EnableAuth
-        | Action::DisableAuth => {}
+        Action::Pki(PkiAction::MakeAuthorities)
+        | Action::Pki(PkiAction::NextAuthority { .. })
+        | Action::Pki(PkiAction::SwitchAuthority { .. })
+        | Action::Pki(PkiAction::RetireAuthority { .. })
+        | Action::Pki(PkiAction::ForgetAuthority { .. })
+        | Action::Pki(PkiAction::StoreTrust { .. })
+        | Action::Machine(MachineAction::CreateMachine { .. })
+        | Action::Machine(MachineAction::StartMachine { .. })
+        | Action::Machine(MachineAction::Enroll { .. })
+        | Action::Preflight(PreflightAction::Measure)
+        | Action::Etcd(EtcdAction::InstallEtcd { .. })
+        | Action::Pki(PkiAction::IssueCertificate { .. })
+        | Action::Etcd(EtcdAction::ConfigureEtcd { .. })
+        | Action::Machine(MachineAction::SetFirewall { .. })
+        | Action::Machine(MachineAction::SetAccess { .. })
+        | Action::Machine(MachineAction::RenewAgent { .. })
+        | Action::Machine(MachineAction::Deliver { .. })
+        | Action::Etcd(EtcdAction::StartEtcd { .. })
+        | Action::Etcd(EtcdAction::RestartEtcd { .. })
+        | Action::Etcd(EtcdAction::RestartTogether { .. })
+        | Action::Etcd(EtcdAction::StopEtcd { .. })
+        | Action::Etcd(EtcdAction::ClearData { .. })
+        | Action::Recovery(RecoveryAction::RestoreData { .. })
+        | Action::Restore(RestoreAction::PrepareRestore)
+        | Action::Restore(RestoreAction::RestoreBackup { .. })
+        | Action::Restore(RestoreAction::CompareRestored { .. })
+        | Action::Machine(MachineAction::DeleteMachine { .. })
+        | Action::Machine(MachineAction::RebuildMachine { .. })
+        | Action::Machine(MachineAction::MoveMachine { .. })
+        | Action::Member(MemberAction::AddLearner { .. })
+        | Action::Member(MemberAction::PromoteMember { .. })
+        | Action::Member(MemberAction::RemoveMember { .. })
+        | Action::Member(MemberAction::UpdateMember { .. })
+        | Action::Member(MemberAction::MoveLeader { .. })
+        | Action::Upkeep(UpkeepAction::Compact { .. })
+        | Action::Upkeep(UpkeepAction::Defragment { .. })
+        | Action::Upkeep(UpkeepAction::DisarmAlarm { .. })
+        | Action::Version(VersionAction::TakeSnapshot { .. })
+        | Action::Version(VersionAction::EnableDowngrade { .. })
+        | Action::Version(VersionAction::CancelDowngrade)
+        | Action::Auth(AuthAction::CreateRoot)
+        | Action::Auth(AuthAction::ChangeRootPassword)
+        | Action::Auth(AuthAction::EnableAuth)
+        | Action::Auth(AuthAction::DisableAuth) => {}
     }
     Ok(())
 }

@@ -9,7 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::etcd::{Alarm, ClusterId, ListedMember, MemberId, Problem};
 use super::{AuthorityRecord, Data, Observed, Preflight, Side, Trust, View};
-use crate::action::{Action, StartData};
+use crate::action::{
+    Action, AuthAction, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction, RecoveryAction,
+    RestoreAction, StartData, UpkeepAction, UserAction, VersionAction,
+};
 use crate::backup::history::begin;
 use crate::backup::{Drill, FullName, History, Manifest};
 use crate::desired::Cluster;
@@ -245,11 +248,11 @@ impl Ledger {
     /// What a crash must not make us forget about an action, written down before it is done.
     pub fn ahead(&mut self, desired: &Cluster, observed: &Observed, action: &Action, now: Timestamp) {
         match action {
-            Action::StartEtcd { data: StartData::Alone(_), .. } => {
+            Action::Etcd(EtcdAction::StartEtcd { data: StartData::Alone(_), .. }) => {
                 self.reshaped = true;
                 self.recovery.iter_mut().for_each(|recovery| recovery.alone = true);
             }
-            Action::StartEtcd { machine, .. } => {
+            Action::Etcd(EtcdAction::StartEtcd { machine, .. }) => {
                 if self.founders.is_empty() {
                     self.founders = desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
                     self.members.extend(self.founders.clone());
@@ -259,132 +262,136 @@ impl Ledger {
                     self.started.insert(machine.clone(), report.incarnation.clone());
                 }
             }
-            Action::ClearData { machine, member } => {
+            Action::Etcd(EtcdAction::ClearData { machine, member }) => {
                 let recovery = self.recovery.iter_mut().filter(|recovery| recovery.survivor == *machine);
                 recovery.for_each(|recovery| recovery.member = *member);
             }
-            Action::EnableAuth | Action::DisableAuth => self.auth = Some(desired.auth),
-            Action::CreateMachine { machine } if self.cluster.is_some() => {
+            Action::Auth(AuthAction::EnableAuth) | Action::Auth(AuthAction::DisableAuth) => {
+                self.auth = Some(desired.auth)
+            }
+            Action::Machine(MachineAction::CreateMachine { machine }) if self.cluster.is_some() => {
                 if let Some(member) = desired.member(machine) {
                     self.members.entry(machine.clone()).or_insert_with(|| member.peer_url());
                 }
             }
-            Action::AddLearner { machine, peer_url } => {
+            Action::Member(MemberAction::AddLearner { machine, peer_url }) => {
                 self.reshaped = true;
                 self.members.insert(machine.clone(), peer_url.clone());
                 self.evicted.remove(machine);
             }
-            Action::UpdateMember { .. } => self.reshaped = true,
-            Action::RemoveMember { member, .. } => {
+            Action::Member(MemberAction::UpdateMember { .. }) => self.reshaped = true,
+            Action::Member(MemberAction::RemoveMember { member, .. }) => {
                 self.reshaped = true;
                 let listed = View::of(observed).listed.unwrap_or_default().iter().find(|m| m.id == *member);
                 let learner = listed.filter(|m| m.learner).and_then(|m| self.name_of(m));
                 self.evicted.extend(learner.filter(|name| desired.member(name).is_some()).map(|name| (name, now)));
             }
-            Action::Compact { revision } if View::of(observed).alarmed(Alarm::NoSpace) => {
+            Action::Upkeep(UpkeepAction::Compact { revision }) if View::of(observed).alarmed(Alarm::NoSpace) => {
                 self.space = Some(SpaceRecord { revision: *revision, done: false, rewritten: BTreeSet::new() });
             }
             // A look at the world tells whether it was done, or what carries it out writes it down.
-            Action::MakeAuthorities
-            | Action::NextAuthority { .. }
-            | Action::SwitchAuthority { .. }
-            | Action::RetireAuthority { .. }
-            | Action::ForgetAuthority { .. }
-            | Action::StoreTrust { .. }
-            | Action::CreateMachine { .. }
-            | Action::StartMachine { .. }
-            | Action::Enroll { .. }
-            | Action::Measure
-            | Action::InstallEtcd { .. }
-            | Action::IssueCertificate { .. }
-            | Action::ConfigureEtcd { .. }
-            | Action::SetFirewall { .. }
-            | Action::SetAccess { .. }
-            | Action::RenewAgent { .. }
-            | Action::Deliver { .. }
-            | Action::RestartEtcd { .. }
-            | Action::RestartTogether { .. }
-            | Action::StopEtcd { .. }
-            | Action::RestoreData { .. }
-            | Action::PrepareRestore
-            | Action::RestoreBackup { .. }
-            | Action::CompareRestored { .. }
-            | Action::DeleteMachine { .. }
-            | Action::RebuildMachine { .. }
-            | Action::MoveMachine { .. }
-            | Action::PromoteMember { .. }
-            | Action::MoveLeader { .. }
-            | Action::Compact { .. }
-            | Action::Defragment { .. }
-            | Action::DisarmAlarm { .. }
-            | Action::TakeSnapshot { .. }
-            | Action::EnableDowngrade { .. }
-            | Action::CancelDowngrade
-            | Action::CreateRoot
-            | Action::ChangeRootPassword
-            | Action::SetRole { .. }
-            | Action::DeleteRole { .. }
-            | Action::SetUser { .. }
-            | Action::DeleteUser { .. } => {}
+            Action::Pki(PkiAction::MakeAuthorities)
+            | Action::Pki(PkiAction::NextAuthority { .. })
+            | Action::Pki(PkiAction::SwitchAuthority { .. })
+            | Action::Pki(PkiAction::RetireAuthority { .. })
+            | Action::Pki(PkiAction::ForgetAuthority { .. })
+            | Action::Pki(PkiAction::StoreTrust { .. })
+            | Action::Machine(MachineAction::CreateMachine { .. })
+            | Action::Machine(MachineAction::StartMachine { .. })
+            | Action::Machine(MachineAction::Enroll { .. })
+            | Action::Preflight(PreflightAction::Measure)
+            | Action::Etcd(EtcdAction::InstallEtcd { .. })
+            | Action::Pki(PkiAction::IssueCertificate { .. })
+            | Action::Etcd(EtcdAction::ConfigureEtcd { .. })
+            | Action::Machine(MachineAction::SetFirewall { .. })
+            | Action::Machine(MachineAction::SetAccess { .. })
+            | Action::Machine(MachineAction::RenewAgent { .. })
+            | Action::Machine(MachineAction::Deliver { .. })
+            | Action::Etcd(EtcdAction::RestartEtcd { .. })
+            | Action::Etcd(EtcdAction::RestartTogether { .. })
+            | Action::Etcd(EtcdAction::StopEtcd { .. })
+            | Action::Recovery(RecoveryAction::RestoreData { .. })
+            | Action::Restore(RestoreAction::PrepareRestore)
+            | Action::Restore(RestoreAction::RestoreBackup { .. })
+            | Action::Restore(RestoreAction::CompareRestored { .. })
+            | Action::Machine(MachineAction::DeleteMachine { .. })
+            | Action::Machine(MachineAction::RebuildMachine { .. })
+            | Action::Machine(MachineAction::MoveMachine { .. })
+            | Action::Member(MemberAction::PromoteMember { .. })
+            | Action::Member(MemberAction::MoveLeader { .. })
+            | Action::Upkeep(UpkeepAction::Compact { .. })
+            | Action::Upkeep(UpkeepAction::Defragment { .. })
+            | Action::Upkeep(UpkeepAction::DisarmAlarm { .. })
+            | Action::Version(VersionAction::TakeSnapshot { .. })
+            | Action::Version(VersionAction::EnableDowngrade { .. })
+            | Action::Version(VersionAction::CancelDowngrade)
+            | Action::Auth(AuthAction::CreateRoot)
+            | Action::Auth(AuthAction::ChangeRootPassword)
+            | Action::User(UserAction::SetRole { .. })
+            | Action::User(UserAction::DeleteRole { .. })
+            | Action::User(UserAction::SetUser { .. })
+            | Action::User(UserAction::DeleteUser { .. }) => {}
         }
     }
 
     /// What is known once an action was done.
     pub fn after(&mut self, action: &Action) {
         match action {
-            Action::Compact { revision } => {
+            Action::Upkeep(UpkeepAction::Compact { revision }) => {
                 self.space.iter_mut().for_each(|space| space.done |= space.revision == *revision);
             }
-            Action::Defragment { machine } => self.space.iter_mut().for_each(|space| {
+            Action::Upkeep(UpkeepAction::Defragment { machine }) => self.space.iter_mut().for_each(|space| {
                 space.rewritten.insert(machine.clone());
             }),
-            Action::CompareRestored { .. } => self.restoration.iter_mut().for_each(|it| it.agreed = true),
+            Action::Restore(RestoreAction::CompareRestored { .. }) => {
+                self.restoration.iter_mut().for_each(|it| it.agreed = true)
+            }
             // The next look shows it.
-            Action::MakeAuthorities
-            | Action::NextAuthority { .. }
-            | Action::SwitchAuthority { .. }
-            | Action::RetireAuthority { .. }
-            | Action::ForgetAuthority { .. }
-            | Action::StoreTrust { .. }
-            | Action::CreateMachine { .. }
-            | Action::StartMachine { .. }
-            | Action::Enroll { .. }
-            | Action::Measure
-            | Action::InstallEtcd { .. }
-            | Action::IssueCertificate { .. }
-            | Action::ConfigureEtcd { .. }
-            | Action::SetFirewall { .. }
-            | Action::SetAccess { .. }
-            | Action::RenewAgent { .. }
-            | Action::Deliver { .. }
-            | Action::StartEtcd { .. }
-            | Action::RestartEtcd { .. }
-            | Action::RestartTogether { .. }
-            | Action::StopEtcd { .. }
-            | Action::ClearData { .. }
-            | Action::RestoreData { .. }
-            | Action::PrepareRestore
-            | Action::RestoreBackup { .. }
-            | Action::DeleteMachine { .. }
-            | Action::RebuildMachine { .. }
-            | Action::MoveMachine { .. }
-            | Action::AddLearner { .. }
-            | Action::PromoteMember { .. }
-            | Action::RemoveMember { .. }
-            | Action::UpdateMember { .. }
-            | Action::MoveLeader { .. }
-            | Action::DisarmAlarm { .. }
-            | Action::TakeSnapshot { .. }
-            | Action::EnableDowngrade { .. }
-            | Action::CancelDowngrade
-            | Action::CreateRoot
-            | Action::ChangeRootPassword
-            | Action::EnableAuth
-            | Action::DisableAuth
-            | Action::SetRole { .. }
-            | Action::DeleteRole { .. }
-            | Action::SetUser { .. }
-            | Action::DeleteUser { .. } => {}
+            Action::Pki(PkiAction::MakeAuthorities)
+            | Action::Pki(PkiAction::NextAuthority { .. })
+            | Action::Pki(PkiAction::SwitchAuthority { .. })
+            | Action::Pki(PkiAction::RetireAuthority { .. })
+            | Action::Pki(PkiAction::ForgetAuthority { .. })
+            | Action::Pki(PkiAction::StoreTrust { .. })
+            | Action::Machine(MachineAction::CreateMachine { .. })
+            | Action::Machine(MachineAction::StartMachine { .. })
+            | Action::Machine(MachineAction::Enroll { .. })
+            | Action::Preflight(PreflightAction::Measure)
+            | Action::Etcd(EtcdAction::InstallEtcd { .. })
+            | Action::Pki(PkiAction::IssueCertificate { .. })
+            | Action::Etcd(EtcdAction::ConfigureEtcd { .. })
+            | Action::Machine(MachineAction::SetFirewall { .. })
+            | Action::Machine(MachineAction::SetAccess { .. })
+            | Action::Machine(MachineAction::RenewAgent { .. })
+            | Action::Machine(MachineAction::Deliver { .. })
+            | Action::Etcd(EtcdAction::StartEtcd { .. })
+            | Action::Etcd(EtcdAction::RestartEtcd { .. })
+            | Action::Etcd(EtcdAction::RestartTogether { .. })
+            | Action::Etcd(EtcdAction::StopEtcd { .. })
+            | Action::Etcd(EtcdAction::ClearData { .. })
+            | Action::Recovery(RecoveryAction::RestoreData { .. })
+            | Action::Restore(RestoreAction::PrepareRestore)
+            | Action::Restore(RestoreAction::RestoreBackup { .. })
+            | Action::Machine(MachineAction::DeleteMachine { .. })
+            | Action::Machine(MachineAction::RebuildMachine { .. })
+            | Action::Machine(MachineAction::MoveMachine { .. })
+            | Action::Member(MemberAction::AddLearner { .. })
+            | Action::Member(MemberAction::PromoteMember { .. })
+            | Action::Member(MemberAction::RemoveMember { .. })
+            | Action::Member(MemberAction::UpdateMember { .. })
+            | Action::Member(MemberAction::MoveLeader { .. })
+            | Action::Upkeep(UpkeepAction::DisarmAlarm { .. })
+            | Action::Version(VersionAction::TakeSnapshot { .. })
+            | Action::Version(VersionAction::EnableDowngrade { .. })
+            | Action::Version(VersionAction::CancelDowngrade)
+            | Action::Auth(AuthAction::CreateRoot)
+            | Action::Auth(AuthAction::ChangeRootPassword)
+            | Action::Auth(AuthAction::EnableAuth)
+            | Action::Auth(AuthAction::DisableAuth)
+            | Action::User(UserAction::SetRole { .. })
+            | Action::User(UserAction::DeleteRole { .. })
+            | Action::User(UserAction::SetUser { .. })
+            | Action::User(UserAction::DeleteUser { .. }) => {}
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::passes::Report;
 use super::{Draft, Reason, Step, Waiting, versions};
-use crate::action::Action;
+use crate::action::AuthAction;
 use crate::desired::{ClientAccess, Cluster, address_of};
 use crate::observed::{ANONYMOUS, AgentReport, Door, Observed, Root, ServiceState};
 use crate::spec::{AuthMode, EtcdVersion, Name};
@@ -80,7 +80,7 @@ pub(super) fn secure(draft: &mut Draft<'_>) -> Report {
     let root = healthy().map(|e| e.root).find(|r| *r != Root::Unknown).unwrap_or(Root::Unknown);
     if draft.desired.auth == AuthMode::None {
         match newest.auth {
-            Some(true) => draft.steps.push(Step::new(Action::DisableAuth, Reason::AuthOn)),
+            Some(true) => draft.steps.push(Step::new(AuthAction::DisableAuth, Reason::AuthOn)),
             Some(false) | None => prove(draft),
         }
         return Report::Looked;
@@ -88,14 +88,14 @@ pub(super) fn secure(draft: &mut Draft<'_>) -> Report {
     match (newest.auth, root) {
         (Some(false), _) if versions::between_auths(draft) => {}
         (Some(false), Root::Missing) => {
-            draft.steps.push(Step::new(Action::CreateRoot, Reason::Missing));
+            draft.steps.push(Step::new(AuthAction::CreateRoot, Reason::Missing));
         }
         (Some(false), Root::Ready) => {
-            draft.steps.push(Step::new(Action::EnableAuth, Reason::NoAuth));
+            draft.steps.push(Step::new(AuthAction::EnableAuth, Reason::NoAuth));
         }
         // Whoever changed the file waits for it, and clients with the new password do.
         (Some(true), Root::Outdated) if draft.desired.auth == AuthMode::Password => {
-            draft.steps.push(Step::new(Action::ChangeRootPassword, Reason::OtherPassword));
+            draft.steps.push(Step::new(AuthAction::ChangeRootPassword, Reason::OtherPassword));
         }
         (Some(false), Root::Unknown | Root::Outdated) | (None, _) => {}
         (Some(true), _) => prove(draft),

@@ -2,7 +2,7 @@
 
 use super::passes::Report;
 use super::{Draft, Reason, Step, Waiting};
-use crate::action::Action;
+use crate::action::MachineAction;
 use crate::observed::Delivery;
 
 /// Gives machines the secrets that they make backups with, where they have others.
@@ -12,7 +12,7 @@ pub(super) fn deliver(draft: &mut Draft<'_>) -> Report {
         match draft.observed.members.get(machine).and_then(|seen| seen.report()).map(|report| &report.delivery) {
             None | Some(Delivery::Current) => {}
             Some(Delivery::Outdated) => {
-                let action = Action::Deliver { machine: machine.clone() };
+                let action = MachineAction::Deliver { machine: machine.clone() };
                 draft.steps.push(Step::new(action, Reason::OtherSecrets));
             }
             Some(Delivery::Unknown(error)) => {

@@ -3,7 +3,7 @@
 use super::machines::Ready;
 use super::passes::{Because, Report};
 use super::{Draft, Reason, Step, Waiting, auth, members, safety, trust, upkeep, versions};
-use crate::action::{Action, StartData};
+use crate::action::{Action, EtcdAction, StartData, VersionAction};
 use crate::observed::{ClusterId, Data, Fact, Problem, ServiceState, Side, quorum};
 use crate::spec::{AuthMode, EtcdVersion, Name};
 
@@ -125,7 +125,7 @@ pub(super) fn formed(draft: &Draft<'_>) -> bool {
 }
 
 fn start(ready: &Ready<'_>, data: StartData, reason: Reason) -> Step {
-    Step::new(Action::StartEtcd { machine: ready.member.name.clone(), version: ready.version, data }, reason)
+    Step::new(EtcdAction::StartEtcd { machine: ready.member.name.clone(), version: ready.version, data }, reason)
 }
 
 /// What a stopped member's data directory must hold for its start, or nothing when it must not be started.
@@ -268,7 +268,7 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         None if etcd.running_config.as_ref() == Some(&first.digest) => Reason::OtherTrust,
         None => Reason::settings(first.changes.clone()),
     };
-    let action = Action::RestartEtcd { machine: name.clone(), version, cluster };
+    let action = Action::Etcd(EtcdAction::RestartEtcd { machine: name.clone(), version, cluster });
     let save_first = matches!(reason, Reason::Version { .. }) && versions::snapshot_due(draft, version);
     let verdict = match save_first {
         true => safety::restart(draft.desired, draft.observed, &draft.view, name),
@@ -280,7 +280,7 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         return Report::Looked;
     }
     if save_first {
-        draft.steps.push(Step::new(Action::TakeSnapshot { version }, reason));
+        draft.steps.push(Step::new(VersionAction::TakeSnapshot { version }, reason));
     } else if let Some(step) = members::hand_over_to_restart(draft, name) {
         draft.steps.push(step);
     } else {
@@ -309,7 +309,7 @@ fn restart_together(draft: &mut Draft<'_>, stale: &[&Ready<'_>], reason: Reason)
     // Whatever version is to come can wait until they know each other again.
     let machines = stale.iter().filter(|r| data(r).is_some());
     let machines = machines.map(|r| (r.member.name.clone(), changes(r).unwrap_or(r.version))).collect();
-    draft.steps.push(Step::new(Action::RestartTogether { machines, cluster }, reason));
+    draft.steps.push(Step::new(EtcdAction::RestartTogether { machines, cluster }, reason));
 }
 
 /// The version that a member ran until now, where it should run another.

@@ -3,7 +3,7 @@
 use super::members;
 use super::versions::Course;
 use super::{Draft, Reason, Step, Waiting, auth, pki};
-use crate::action::Action;
+use crate::action::{Action, EtcdAction, MachineAction};
 use crate::desired::{ClientAccess, Config, Member};
 use crate::observed::{Agent, AgentReport, Data, EtcdOnMachine, Fact, Power, ServiceState};
 use crate::render::changes::{Change, changes};
@@ -36,10 +36,9 @@ pub(super) fn prepare<'a>(draft: &mut Draft<'a>, course: Course) -> Vec<Ready<'a
         desired.members.iter().filter_map(|member| prepare_one(draft, member, course, rules.as_ref())).collect();
     // Members are opened to clients once new machines are enrolled: all of them are configured in one wave then, however
     // long the first one took until it was seen that auth is on.
-    let enrolls = draft.steps.iter().any(|step| matches!(step.action, Action::Enroll { .. }));
+    let enrolls = draft.steps.iter().any(|step| matches!(step.action, Action::Machine(MachineAction::Enroll { .. })));
     if let Some(closed) = auth::to_be_opened(desired, draft.observed).filter(|_| enrolls) {
-        let opens =
-            |action: &Action| matches!(action, Action::ConfigureEtcd { machine, .. } if closed.contains(machine));
+        let opens = |action: &Action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { machine, .. }) if closed.contains(machine));
         draft.steps.retain(|step| !opens(&step.action));
     }
     ready
@@ -67,11 +66,11 @@ fn prepare_one<'a>(
             return None;
         }
         Fact::Absent { .. } => {
-            draft.steps.push(Step::new(Action::CreateMachine { machine: name.clone() }, Reason::Missing));
+            draft.steps.push(Step::new(MachineAction::CreateMachine { machine: name.clone() }, Reason::Missing));
             return None;
         }
         Fact::Seen { value, .. } if value.power == Power::Stopped => {
-            draft.steps.push(Step::new(Action::StartMachine { machine: name.clone() }, Reason::NotRunning));
+            draft.steps.push(Step::new(MachineAction::StartMachine { machine: name.clone() }, Reason::NotRunning));
             return None;
         }
         // It is nobody's any more, or nobody's yet: another takes its place.
@@ -104,7 +103,7 @@ fn prepare_one<'a>(
             return None;
         }
         Fact::Seen { value: Agent::Unclaimed, .. } => {
-            draft.steps.push(Step::new(Action::Enroll { machine: name.clone() }, Reason::Unclaimed));
+            draft.steps.push(Step::new(MachineAction::Enroll { machine: name.clone() }, Reason::Unclaimed));
             return None;
         }
         Fact::Seen { value: Agent::Claimed(report), .. } => report,
@@ -125,7 +124,7 @@ fn prepare_one<'a>(
             draft.wait(Waiting::CannotMove { machine: name.clone(), from, to: member.address });
             return None;
         }
-        let action = Action::MoveMachine { machine: name.clone(), address: member.address };
+        let action = MachineAction::MoveMachine { machine: name.clone(), address: member.address };
         draft.steps.push(Step::new(action, Reason::Moved));
         return None;
     }
@@ -175,8 +174,8 @@ fn empty(draft: &mut Draft<'_>, member: &Member, report: &AgentReport) -> bool {
         Data::Unreadable { .. } => None,
     };
     let action = match etcd.service.state {
-        ServiceState::Stopped => Action::ClearData { machine, member: owner },
-        ServiceState::Running | ServiceState::Backoff => Action::StopEtcd { machine },
+        ServiceState::Stopped => Action::Etcd(EtcdAction::ClearData { machine, member: owner }),
+        ServiceState::Running | ServiceState::Backoff => Action::Etcd(EtcdAction::StopEtcd { machine }),
     };
     draft.steps.push(Step::new(action, Reason::Replaced));
     false
@@ -211,20 +210,20 @@ fn equip(
     }
     // Before anybody new is let into the cluster: members that cannot reach each other are none.
     if let Some(rules) = rules.filter(|rules| report.firewall.as_ref() != Some(rules)) {
-        let action = Action::SetFirewall { machine: name.clone(), digest: rules.clone() };
+        let action = MachineAction::SetFirewall { machine: name.clone(), digest: rules.clone() };
         draft.steps.push(Step::new(action, Reason::Changed));
     }
     pki::agent(draft, name, report);
     let mut complete = pki::leaves(draft, member, report);
     if !etcd.installed.contains_key(&version) {
-        let action = Action::InstallEtcd { machine: name.clone(), version };
+        let action = EtcdAction::InstallEtcd { machine: name.clone(), version };
         draft.steps.push(Step::new(action, Reason::Missing));
         complete = false;
     }
     if let Some(config) = config.filter(|config| etcd.config.as_ref() != Some(&config.digest)) {
         let at = Some(members::serves_at(draft, member)).filter(|address| *address != member.address);
         let digest = config.digest.clone();
-        let action = Action::ConfigureEtcd { machine: name.clone(), version, at, digest };
+        let action = EtcdAction::ConfigureEtcd { machine: name.clone(), version, at, digest };
         let differing = etcd.config_text.as_ref().map(|from| changes(from, &config.text)).unwrap_or_default();
         let reason = if etcd.config.is_none() { Reason::Missing } else { Reason::settings(differing) };
         draft.steps.push(Step::new(action, reason));

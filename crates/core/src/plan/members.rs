@@ -10,7 +10,7 @@ use jiff::SignedDuration;
 use super::machines::Ready;
 use super::passes::{Because, Report};
 use super::{Draft, Patience, Reason, Step, Waiting, trust, upkeep};
-use crate::action::{Action, StartData};
+use crate::action::{Action, EtcdAction, MachineAction, MemberAction, StartData};
 use crate::desired::{self, Member};
 use crate::observed::{Data, Fact, ListedMember, MemberId, Power, ServiceState, quorum};
 use crate::spec::Name;
@@ -145,7 +145,7 @@ fn promote(draft: &mut Draft<'_>, machine: Name, member: MemberId) {
         let change = format!("promoting `{machine}`");
         draft.wait(Waiting::HealFirst { change, unhealthy });
     } else if draft.quiet(None) {
-        draft.steps.push(Step::new(Action::PromoteMember { machine, member }, Reason::CaughtUp));
+        draft.steps.push(Step::new(MemberAction::PromoteMember { machine, member }, Reason::CaughtUp));
     }
 }
 
@@ -153,7 +153,7 @@ pub(super) fn remove(draft: &mut Draft<'_>, member: &ListedMember, reason: Reaso
     let name = draft.observed.ledger.name_of(member);
     if draft.quiet(name.as_ref()) {
         let name = name.map_or_else(|| member.peer_urls.join(","), |n| n.to_string());
-        draft.steps.push(Step::new(Action::RemoveMember { name, member: member.id }, reason));
+        draft.steps.push(Step::new(MemberAction::RemoveMember { name, member: member.id }, reason));
     }
 }
 
@@ -234,7 +234,7 @@ fn heir(draft: &Draft<'_>, from: &Name) -> Option<Action> {
     let heirs = heirs.filter(|n| trust::may_lead(draft.observed, &draft.view, n));
     let facts = heirs.filter_map(|n| draft.view.answering.get(n).map(|e| (n, e)));
     let heir = facts.max_by_key(|(name, e)| (e.raft_index, std::cmp::Reverse(*name)));
-    heir.map(|(name, e)| Action::MoveLeader { machine: name.clone(), member: e.member })
+    heir.map(|(name, e)| Action::Member(MemberAction::MoveLeader { machine: name.clone(), member: e.member }))
 }
 
 /// Grows, moves and shrinks, once everything that is there is as it should be.
@@ -286,7 +286,7 @@ fn grow(draft: &mut Draft<'_>, ready: &[Ready<'_>], missing: &[&Member]) {
             continue;
         }
         if ready.iter().any(|r| r.member.name == *name && r.report.etcd.service.state == ServiceState::Stopped) {
-            let action = Action::AddLearner { machine: name.clone(), peer_url: url };
+            let action = MemberAction::AddLearner { machine: name.clone(), peer_url: url };
             draft.steps.push(Step::new(action, Reason::Missing));
             return;
         }
@@ -345,7 +345,7 @@ fn relocate(draft: &mut Draft<'_>, ready: &[Ready<'_>], member: &Member, id: Mem
     let name = &member.name;
     let Some(ready) = ready.iter().find(|r| r.member.name == *name) else { return };
     let Data::Present { cluster, .. } = ready.report.etcd.data else { return };
-    let action = Action::UpdateMember {
+    let action = MemberAction::UpdateMember {
         machine: name.clone(),
         member: id,
         peer_url: member.peer_url(),
@@ -368,7 +368,7 @@ pub(super) fn sustain(draft: &mut Draft<'_>) -> Report {
             continue;
         }
         if seen.machine.seen().is_some_and(|m| m.power == Power::Stopped) {
-            draft.steps.push(Step::new(Action::StartMachine { machine: name.clone() }, Reason::NotRunning));
+            draft.steps.push(Step::new(MachineAction::StartMachine { machine: name.clone() }, Reason::NotRunning));
             continue;
         }
         let Some(etcd) = seen.report().map(|r| &r.etcd) else { continue };
@@ -377,7 +377,7 @@ pub(super) fn sustain(draft: &mut Draft<'_>) -> Report {
             (etcd.service.state, &etcd.data, newest)
         {
             let data = StartData::Of(*cluster);
-            let action = Action::StartEtcd { machine: name.clone(), version, data };
+            let action = EtcdAction::StartEtcd { machine: name.clone(), version, data };
             draft.steps.push(Step::new(action, Reason::NotRunning));
         }
     }
@@ -412,10 +412,10 @@ pub(super) fn discard(draft: &mut Draft<'_>, name: &Name) -> Option<Step> {
         draft.wait(Waiting::DestroyPrevented { member: name.to_string() });
         return None;
     }
-    let delete = || Step::new(Action::DeleteMachine { machine: name.clone() }, reason.clone());
+    let delete = || Step::new(MachineAction::DeleteMachine { machine: name.clone() }, reason.clone());
     match (seen.report(), &seen.agent) {
         (Some(report), _) if report.etcd.service.state != ServiceState::Stopped => {
-            Some(Step::new(Action::StopEtcd { machine: name.clone() }, reason))
+            Some(Step::new(EtcdAction::StopEtcd { machine: name.clone() }, reason))
         }
         (Some(_), _) => Some(delete()),
         // Its etcd may run on without an agent: on this computer a machine without one counts as stopped.

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::passes::Report;
 use super::{Draft, Reason, Step, Waiting, members, trust};
-use crate::action::Action;
+use crate::action::{MachineAction, PkiAction};
 use crate::desired::{AGENT_RENEW_BEFORE, LeafProfile, Member};
 use crate::observed::{AgentReport, AuthorityRecord, CertificateFacts, Purpose, Side, Trust};
 use crate::spec::{Authority, Name};
@@ -13,16 +13,16 @@ use crate::spec::{Authority, Name};
 pub(super) fn authorities(draft: &mut Draft<'_>) -> Report {
     let ledger = &draft.observed.ledger;
     if ledger.peers.is_none() || ledger.clients.is_none() {
-        draft.steps.push(Step::new(Action::MakeAuthorities, Reason::Missing));
+        draft.steps.push(Step::new(PkiAction::MakeAuthorities, Reason::Missing));
     }
     for side in Side::ALL {
         let Some(authorities) = draft.observed.ledger.trust(side) else { continue };
         let unwanted = |next| !trust::is_wanted(draft.desired, draft.observed, side, next);
         if let Some(reason) = successor(draft, side, authorities) {
-            draft.steps.push(Step::new(Action::NextAuthority { side }, reason));
+            draft.steps.push(Step::new(PkiAction::NextAuthority { side }, reason));
         } else if authorities.next.as_ref().is_some_and(unwanted) {
             // Nothing was ever signed by it.
-            draft.steps.push(Step::new(Action::RetireAuthority { side, unused: true }, Reason::Changed));
+            draft.steps.push(Step::new(PkiAction::RetireAuthority { side, unused: true }, Reason::Changed));
         } else if authorities.current.not_after <= draft.now && authorities.next.is_none() {
             draft.waiting.push(Waiting::AuthorityExpired { authority: side.name().to_owned() });
         }
@@ -62,7 +62,7 @@ pub(super) fn agent(draft: &mut Draft<'_>, name: &Name, report: &AgentReport) {
     let agents = &draft.desired.agents;
     if let Some(digest) = agents.access.clone().filter(|digest| report.access.as_ref() != Some(digest)) {
         let reason = if report.access.is_none() { Reason::Missing } else { Reason::Changed };
-        draft.steps.push(Step::new(Action::SetAccess { machine: name.clone(), digest }, reason));
+        draft.steps.push(Step::new(MachineAction::SetAccess { machine: name.clone(), digest }, reason));
         return;
     }
     let Some(seen) = &report.certificate else { return };
@@ -75,7 +75,7 @@ pub(super) fn agent(draft: &mut Draft<'_>, name: &Name, report: &AgentReport) {
     } else {
         return;
     };
-    draft.steps.push(Step::new(Action::RenewAgent { machine: name.clone() }, reason));
+    draft.steps.push(Step::new(MachineAction::RenewAgent { machine: name.clone() }, reason));
 }
 
 /// Signs and stores what a member lacks. Whether all is there already is the answer.
@@ -102,7 +102,7 @@ pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentRepor
         match flaw {
             Some(Reason::OtherAuthority) if !useless && !accepted() => {}
             Some(reason) => {
-                let action = Action::IssueCertificate { machine: member.name.clone(), purpose, also };
+                let action = PkiAction::IssueCertificate { machine: member.name.clone(), purpose, also };
                 // A certificate that merely ends soon still serves: it holds nothing up.
                 complete &= matches!(reason, Reason::Expires { hours } if hours > 0);
                 draft.steps.push(Step::new(action, reason));
@@ -112,7 +112,7 @@ pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentRepor
             None => {}
         }
         if seen.is_some_and(|seen| seen.trust.as_ref() != Some(&authorities.digest())) {
-            let action = Action::StoreTrust { machine: member.name.clone(), purpose };
+            let action = PkiAction::StoreTrust { machine: member.name.clone(), purpose };
             draft.steps.push(Step::new(action, Reason::OtherTrust));
             complete = false;
         }

@@ -3,7 +3,7 @@
 
 use super::passes::Report;
 use super::{Draft, Reason, Step, Waiting};
-use crate::action::Action;
+use crate::action::PreflightAction;
 use crate::desired::Cluster;
 use crate::observed::{Ledger, Observed, judge, quorum};
 use crate::spec::Name;
@@ -32,7 +32,7 @@ pub(super) fn measure(draft: &mut Draft<'_>) -> Report {
         let ready = ready.len();
         draft.wait(Waiting::NotMeasured { ready, needed });
     } else {
-        draft.steps.push(Step::new(Action::Measure, Reason::NotMeasured));
+        draft.steps.push(Step::new(PreflightAction::Measure, Reason::NotMeasured));
     }
     Report::Looked
 }

@@ -13,7 +13,10 @@ use serde::{Deserialize, Serialize};
 use super::passes::Report;
 use super::safety::{Refusal, data_of};
 use super::{Draft, Reason, Step, Waiting};
-use crate::action::{Action, StartData};
+use crate::action::{
+    Action, AuthAction, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction, RecoveryAction,
+    RestoreAction, StartData, UpkeepAction, UserAction, VersionAction,
+};
 use crate::desired::{ClientAccess, Cluster};
 use crate::observed::{
     Agent, AgentReport, ClusterId, Data, Fact, Ledger, MemberId, MemberObserved, Observed, Power, Recovery,
@@ -309,7 +312,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
     // Nobody may serve beside the one that goes on.
     for (name, report) in &others {
         if report.etcd.service.state != ServiceState::Stopped {
-            draft.steps.push(Step::new(Action::StopEtcd { machine: (*name).clone() }, reason()));
+            draft.steps.push(Step::new(EtcdAction::StopEtcd { machine: (*name).clone() }, reason()));
         }
     }
     if !draft.steps.is_empty() {
@@ -333,7 +336,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
         if let Data::Present { member, cluster } = report.etcd.data
             && cluster == *of
         {
-            let action = Action::ClearData { machine: (*name).clone(), member: Some(member) };
+            let action = EtcdAction::ClearData { machine: (*name).clone(), member: Some(member) };
             draft.steps.push(Step::new(action, reason()));
         }
     }
@@ -343,16 +346,16 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
     let machine = survivor.clone();
     let stopped = report.etcd.service.state == ServiceState::Stopped;
     let version = report.etcd.used_with().unwrap_or(draft.desired.version);
-    let stop = || Action::StopEtcd { machine: survivor.clone() };
+    let stop = || Action::Etcd(EtcdAction::StopEtcd { machine: survivor.clone() });
     // It may have missed that auth was turned on: it accepts no clients before that is clear.
     let closed = closed(draft, survivor, version).filter(|digest| report.etcd.config.as_ref() != Some(digest));
     let action = match report.etcd.data {
         Data::Present { .. } if !settled && stopped && closed.is_some() => {
             let digest = closed.unwrap_or_default();
-            Action::ConfigureEtcd { machine, version, at: None, digest }
+            Action::Etcd(EtcdAction::ConfigureEtcd { machine, version, at: None, digest })
         }
         Data::Present { cluster, .. } if !settled && stopped => {
-            Action::StartEtcd { machine, version, data: StartData::Alone(cluster) }
+            Action::Etcd(EtcdAction::StartEtcd { machine, version, data: StartData::Alone(cluster) })
         }
         Data::Present { .. } if !settled && *alone => {
             let error = "it is about to go on alone".to_owned();
@@ -360,8 +363,8 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
             return Report::Looked;
         }
         Data::Present { .. } if !stopped => stop(),
-        Data::Present { member, .. } => Action::ClearData { machine, member: Some(member) },
-        Data::Empty if away.is_some() => Action::RestoreData { machine, version },
+        Data::Present { member, .. } => Action::Etcd(EtcdAction::ClearData { machine, member: Some(member) }),
+        Data::Empty if away.is_some() => Action::Recovery(RecoveryAction::RestoreData { machine, version }),
         Data::Empty => {
             draft.wait(Waiting::DataLost { machine });
             return Report::Looked;
@@ -393,7 +396,7 @@ fn reached<'a>(draft: &mut Draft<'a>, name: &Name) -> Option<&'a AgentReport> {
     let machine = name.clone();
     match (&seen.machine, &seen.agent) {
         (Fact::Seen { value, .. }, _) if value.power == Power::Stopped => {
-            draft.steps.push(Step::new(Action::StartMachine { machine }, Reason::NotRunning));
+            draft.steps.push(Step::new(MachineAction::StartMachine { machine }, Reason::NotRunning));
         }
         (Fact::Absent { .. }, _) => draft.wait(Waiting::MachineLost { machine }),
         (_, Fact::Unreachable { error, since }) => {
@@ -418,70 +421,78 @@ pub(super) fn judge(observed: &Observed, action: &Action) -> Result<(), Refusal>
     let survives = |machine: &Name| *machine == recovery.survivor;
     let reported = |machine| observed.members.get(machine).and_then(MemberObserved::report);
     match action {
-        Action::StartMachine { .. } => Ok(()),
+        Action::Machine(MachineAction::StartMachine { .. }) => Ok(()),
         // It was decided for all of them: what remains of the cluster goes on in the survivor.
-        Action::StopEtcd { machine } => reported(machine).map(drop).ok_or(Refusal::NotSeen("the agent's report")),
-        Action::ConfigureEtcd { machine, .. } if survives(machine) => Ok(()),
-        Action::StartEtcd { machine, data: StartData::Alone(of), .. } if survives(machine) && *of == recovery.of => {
+        Action::Etcd(EtcdAction::StopEtcd { machine }) => {
+            reported(machine).map(drop).ok_or(Refusal::NotSeen("the agent's report"))
+        }
+        Action::Etcd(EtcdAction::ConfigureEtcd { machine, .. }) if survives(machine) => Ok(()),
+        Action::Etcd(EtcdAction::StartEtcd { machine, data: StartData::Alone(of), .. })
+            if survives(machine) && *of == recovery.of =>
+        {
             if others_run {
                 otherwise("another member runs")
             } else {
                 Ok(())
             }
         }
-        Action::ClearData { machine, member } if recovery.settled => data_of(observed, machine, *member),
-        Action::ClearData { .. } => Err(Refusal::NotSeen("that the survivor went on alone")),
-        Action::RestoreData { machine, .. } if survives(machine) && recovery.member.is_some() => {
+        Action::Etcd(EtcdAction::ClearData { machine, member }) if recovery.settled => {
+            data_of(observed, machine, *member)
+        }
+        Action::Etcd(EtcdAction::ClearData { .. }) => Err(Refusal::NotSeen("that the survivor went on alone")),
+        Action::Recovery(RecoveryAction::RestoreData { machine, .. })
+            if survives(machine) && recovery.member.is_some() =>
+        {
             match reported(machine).map(|report| &report.etcd.data) {
                 Some(Data::Empty) => Ok(()),
                 Some(Data::Present { .. } | Data::Unreadable { .. }) => otherwise("there is data already"),
                 None => Err(Refusal::NotSeen("the agent's report")),
             }
         }
-        Action::MakeAuthorities
-        | Action::NextAuthority { .. }
-        | Action::SwitchAuthority { .. }
-        | Action::RetireAuthority { .. }
-        | Action::ForgetAuthority { .. }
-        | Action::StoreTrust { .. }
-        | Action::CreateMachine { .. }
-        | Action::Enroll { .. }
-        | Action::Measure
-        | Action::InstallEtcd { .. }
-        | Action::IssueCertificate { .. }
-        | Action::ConfigureEtcd { .. }
-        | Action::SetFirewall { .. }
-        | Action::SetAccess { .. }
-        | Action::RenewAgent { .. }
-        | Action::Deliver { .. }
-        | Action::StartEtcd { .. }
-        | Action::RestartEtcd { .. }
-        | Action::RestartTogether { .. }
-        | Action::RestoreData { .. }
-        | Action::PrepareRestore
-        | Action::RestoreBackup { .. }
-        | Action::CompareRestored { .. }
-        | Action::DeleteMachine { .. }
-        | Action::RebuildMachine { .. }
-        | Action::MoveMachine { .. }
-        | Action::AddLearner { .. }
-        | Action::PromoteMember { .. }
-        | Action::RemoveMember { .. }
-        | Action::UpdateMember { .. }
-        | Action::MoveLeader { .. }
-        | Action::Compact { .. }
-        | Action::Defragment { .. }
-        | Action::DisarmAlarm { .. }
-        | Action::TakeSnapshot { .. }
-        | Action::EnableDowngrade { .. }
-        | Action::CancelDowngrade
-        | Action::CreateRoot
-        | Action::ChangeRootPassword
-        | Action::EnableAuth
-        | Action::DisableAuth
-        | Action::SetRole { .. }
-        | Action::DeleteRole { .. }
-        | Action::SetUser { .. }
-        | Action::DeleteUser { .. } => otherwise("the cluster is being built anew"),
+        Action::Pki(PkiAction::MakeAuthorities)
+        | Action::Pki(PkiAction::NextAuthority { .. })
+        | Action::Pki(PkiAction::SwitchAuthority { .. })
+        | Action::Pki(PkiAction::RetireAuthority { .. })
+        | Action::Pki(PkiAction::ForgetAuthority { .. })
+        | Action::Pki(PkiAction::StoreTrust { .. })
+        | Action::Machine(MachineAction::CreateMachine { .. })
+        | Action::Machine(MachineAction::Enroll { .. })
+        | Action::Preflight(PreflightAction::Measure)
+        | Action::Etcd(EtcdAction::InstallEtcd { .. })
+        | Action::Pki(PkiAction::IssueCertificate { .. })
+        | Action::Etcd(EtcdAction::ConfigureEtcd { .. })
+        | Action::Machine(MachineAction::SetFirewall { .. })
+        | Action::Machine(MachineAction::SetAccess { .. })
+        | Action::Machine(MachineAction::RenewAgent { .. })
+        | Action::Machine(MachineAction::Deliver { .. })
+        | Action::Etcd(EtcdAction::StartEtcd { .. })
+        | Action::Etcd(EtcdAction::RestartEtcd { .. })
+        | Action::Etcd(EtcdAction::RestartTogether { .. })
+        | Action::Recovery(RecoveryAction::RestoreData { .. })
+        | Action::Restore(RestoreAction::PrepareRestore)
+        | Action::Restore(RestoreAction::RestoreBackup { .. })
+        | Action::Restore(RestoreAction::CompareRestored { .. })
+        | Action::Machine(MachineAction::DeleteMachine { .. })
+        | Action::Machine(MachineAction::RebuildMachine { .. })
+        | Action::Machine(MachineAction::MoveMachine { .. })
+        | Action::Member(MemberAction::AddLearner { .. })
+        | Action::Member(MemberAction::PromoteMember { .. })
+        | Action::Member(MemberAction::RemoveMember { .. })
+        | Action::Member(MemberAction::UpdateMember { .. })
+        | Action::Member(MemberAction::MoveLeader { .. })
+        | Action::Upkeep(UpkeepAction::Compact { .. })
+        | Action::Upkeep(UpkeepAction::Defragment { .. })
+        | Action::Upkeep(UpkeepAction::DisarmAlarm { .. })
+        | Action::Version(VersionAction::TakeSnapshot { .. })
+        | Action::Version(VersionAction::EnableDowngrade { .. })
+        | Action::Version(VersionAction::CancelDowngrade)
+        | Action::Auth(AuthAction::CreateRoot)
+        | Action::Auth(AuthAction::ChangeRootPassword)
+        | Action::Auth(AuthAction::EnableAuth)
+        | Action::Auth(AuthAction::DisableAuth)
+        | Action::User(UserAction::SetRole { .. })
+        | Action::User(UserAction::DeleteRole { .. })
+        | Action::User(UserAction::SetUser { .. })
+        | Action::User(UserAction::DeleteUser { .. }) => otherwise("the cluster is being built anew"),
     }
 }

@@ -12,7 +12,10 @@ use super::machines::Ready;
 use super::passes::{Because, Report};
 use super::safety::{Refusal, data_of};
 use super::{Draft, Reason, Step, Waiting};
-use crate::action::Action;
+use crate::action::{
+    Action, AuthAction, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction, RecoveryAction,
+    RestoreAction, UpkeepAction, UserAction, VersionAction,
+};
 use crate::backup::FullName;
 use crate::desired::Cluster;
 use crate::observed::{
@@ -64,7 +67,7 @@ pub(super) fn awaited(draft: &Draft<'_>) -> bool {
 /// Once all machines are ready: it is tried on one of them, and all get what came of it.
 pub(super) fn prepare(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     if draft.steps.is_empty() && draft.waiting.is_empty() && ready.len() == draft.desired.members.len() {
-        draft.steps.push(Step::new(Action::PrepareRestore, Reason::BornFrom));
+        draft.steps.push(Step::new(RestoreAction::PrepareRestore, Reason::BornFrom));
     }
     let lost = std::mem::take(&mut draft.lost);
     draft.waiting.extend(lost.into_iter().map(|(_, waiting)| waiting));
@@ -108,7 +111,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         serving.retain(|name| draft.view.leader != Some(*name));
     }
     if !serving.is_empty() {
-        let stop = |machine: &Name| Step::new(Action::StopEtcd { machine: machine.clone() }, reason());
+        let stop = |machine: &Name| Step::new(EtcdAction::StopEtcd { machine: machine.clone() }, reason());
         draft.steps.extend(serving.into_iter().map(stop));
         return Report::Looked;
     }
@@ -117,7 +120,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
             Data::Present { member, .. } => Some(member),
             Data::Empty | Data::Unreadable { .. } => None,
         };
-        draft.steps.push(Step::new(Action::ClearData { machine: (*name).clone(), member }, reason()));
+        draft.steps.push(Step::new(EtcdAction::ClearData { machine: (*name).clone(), member }, reason()));
     }
     if !draft.steps.is_empty() {
         return Report::Looked;
@@ -126,7 +129,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     for name in restoration.members.keys().filter(|name| is_ready(name)) {
         if reports.get(name).is_some_and(|report| report.etcd.data == Data::Empty) {
             let (machine, version) = (name.clone(), restoration.version);
-            draft.steps.push(Step::new(Action::RestoreBackup { machine, version }, reason()));
+            draft.steps.push(Step::new(RestoreAction::RestoreBackup { machine, version }, reason()));
         }
     }
     if !draft.steps.is_empty() {
@@ -137,7 +140,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         1 if restoration.agreed => {}
         1 => {
             let machines = restoration.members.keys().cloned().collect();
-            draft.steps.push(Step::new(Action::CompareRestored { machines }, reason()));
+            draft.steps.push(Step::new(RestoreAction::CompareRestored { machines }, reason()));
         }
         _ => {
             let found = found(observed, restoration);
@@ -179,36 +182,40 @@ pub(super) fn judge(observed: &Observed, restoration: &Restoration, action: &Act
             restoration.replaces(&report.etcd.data) && report.etcd.service.state != ServiceState::Stopped
         });
     match action {
-        Action::MakeAuthorities
-        | Action::CreateMachine { .. }
-        | Action::StartMachine { .. }
-        | Action::DeleteMachine { .. }
-        | Action::MoveMachine { .. }
-        | Action::Enroll { .. }
-        | Action::InstallEtcd { .. }
-        | Action::ConfigureEtcd { .. }
-        | Action::IssueCertificate { .. }
-        | Action::StoreTrust { .. }
-        | Action::SetFirewall { .. }
-        | Action::SetAccess { .. }
-        | Action::RenewAgent { .. }
-        | Action::Measure => None,
+        Action::Pki(PkiAction::MakeAuthorities)
+        | Action::Machine(MachineAction::CreateMachine { .. })
+        | Action::Machine(MachineAction::StartMachine { .. })
+        | Action::Machine(MachineAction::DeleteMachine { .. })
+        | Action::Machine(MachineAction::MoveMachine { .. })
+        | Action::Machine(MachineAction::Enroll { .. })
+        | Action::Etcd(EtcdAction::InstallEtcd { .. })
+        | Action::Etcd(EtcdAction::ConfigureEtcd { .. })
+        | Action::Pki(PkiAction::IssueCertificate { .. })
+        | Action::Pki(PkiAction::StoreTrust { .. })
+        | Action::Machine(MachineAction::SetFirewall { .. })
+        | Action::Machine(MachineAction::SetAccess { .. })
+        | Action::Machine(MachineAction::RenewAgent { .. })
+        | Action::Preflight(PreflightAction::Measure) => None,
         // It was decided for all of them: a backup takes the place of all data.
-        Action::StopEtcd { machine } => Some(report(machine).map(drop).ok_or(Refusal::NotSeen("the agent's report"))),
-        Action::ClearData { .. } | Action::RestoreBackup { .. } if serves => {
+        Action::Etcd(EtcdAction::StopEtcd { machine }) => {
+            Some(report(machine).map(drop).ok_or(Refusal::NotSeen("the agent's report")))
+        }
+        Action::Etcd(EtcdAction::ClearData { .. }) | Action::Restore(RestoreAction::RestoreBackup { .. }) if serves => {
             otherwise("a member still serves old data")
         }
-        Action::ClearData { machine, member } => match report(machine) {
+        Action::Etcd(EtcdAction::ClearData { machine, member }) => match report(machine) {
             Some(report) if restoration.replaces(&report.etcd.data) => Some(data_of(observed, machine, *member)),
             Some(_) => otherwise("its data is not what the backup takes the place of"),
             None => Some(Err(Refusal::NotSeen("the agent's report"))),
         },
-        Action::RestoreBackup { machine, .. } if restoration.members.contains_key(machine) => match report(machine) {
-            Some(report) if report.etcd.data == Data::Empty => Some(Ok(())),
-            Some(_) => otherwise("there is data already"),
-            None => Some(Err(Refusal::NotSeen("the agent's report"))),
-        },
-        Action::CompareRestored { machines } => {
+        Action::Restore(RestoreAction::RestoreBackup { machine, .. }) if restoration.members.contains_key(machine) => {
+            match report(machine) {
+                Some(report) if report.etcd.data == Data::Empty => Some(Ok(())),
+                Some(_) => otherwise("there is data already"),
+                None => Some(Err(Refusal::NotSeen("the agent's report"))),
+            }
+        }
+        Action::Restore(RestoreAction::CompareRestored { machines }) => {
             let found = found(observed, restoration);
             let all = found.values().next().is_some_and(|names| names.len() == machines.len());
             match found.len() == 1 && all {
@@ -216,36 +223,36 @@ pub(super) fn judge(observed: &Observed, restoration: &Restoration, action: &Act
                 false => otherwise("not every member has the backup"),
             }
         }
-        Action::NextAuthority { .. }
-        | Action::SwitchAuthority { .. }
-        | Action::RetireAuthority { .. }
-        | Action::ForgetAuthority { .. }
-        | Action::Deliver { .. }
-        | Action::StartEtcd { .. }
-        | Action::RestartEtcd { .. }
-        | Action::RestartTogether { .. }
-        | Action::RestoreData { .. }
-        | Action::PrepareRestore
-        | Action::RestoreBackup { .. }
-        | Action::RebuildMachine { .. }
-        | Action::AddLearner { .. }
-        | Action::PromoteMember { .. }
-        | Action::RemoveMember { .. }
-        | Action::UpdateMember { .. }
-        | Action::MoveLeader { .. }
-        | Action::Compact { .. }
-        | Action::Defragment { .. }
-        | Action::DisarmAlarm { .. }
-        | Action::TakeSnapshot { .. }
-        | Action::EnableDowngrade { .. }
-        | Action::CancelDowngrade
-        | Action::CreateRoot
-        | Action::ChangeRootPassword
-        | Action::EnableAuth
-        | Action::DisableAuth
-        | Action::SetRole { .. }
-        | Action::DeleteRole { .. }
-        | Action::SetUser { .. }
-        | Action::DeleteUser { .. } => otherwise("a backup is being restored"),
+        Action::Pki(PkiAction::NextAuthority { .. })
+        | Action::Pki(PkiAction::SwitchAuthority { .. })
+        | Action::Pki(PkiAction::RetireAuthority { .. })
+        | Action::Pki(PkiAction::ForgetAuthority { .. })
+        | Action::Machine(MachineAction::Deliver { .. })
+        | Action::Etcd(EtcdAction::StartEtcd { .. })
+        | Action::Etcd(EtcdAction::RestartEtcd { .. })
+        | Action::Etcd(EtcdAction::RestartTogether { .. })
+        | Action::Recovery(RecoveryAction::RestoreData { .. })
+        | Action::Restore(RestoreAction::PrepareRestore)
+        | Action::Restore(RestoreAction::RestoreBackup { .. })
+        | Action::Machine(MachineAction::RebuildMachine { .. })
+        | Action::Member(MemberAction::AddLearner { .. })
+        | Action::Member(MemberAction::PromoteMember { .. })
+        | Action::Member(MemberAction::RemoveMember { .. })
+        | Action::Member(MemberAction::UpdateMember { .. })
+        | Action::Member(MemberAction::MoveLeader { .. })
+        | Action::Upkeep(UpkeepAction::Compact { .. })
+        | Action::Upkeep(UpkeepAction::Defragment { .. })
+        | Action::Upkeep(UpkeepAction::DisarmAlarm { .. })
+        | Action::Version(VersionAction::TakeSnapshot { .. })
+        | Action::Version(VersionAction::EnableDowngrade { .. })
+        | Action::Version(VersionAction::CancelDowngrade)
+        | Action::Auth(AuthAction::CreateRoot)
+        | Action::Auth(AuthAction::ChangeRootPassword)
+        | Action::Auth(AuthAction::EnableAuth)
+        | Action::Auth(AuthAction::DisableAuth)
+        | Action::User(UserAction::SetRole { .. })
+        | Action::User(UserAction::DeleteRole { .. })
+        | Action::User(UserAction::SetUser { .. })
+        | Action::User(UserAction::DeleteUser { .. }) => otherwise("a backup is being restored"),
     }
 }

@@ -8,7 +8,10 @@
 mod users;
 
 use super::{Draft, Pause, Plan, Waiting, auth, preflight, recovery, restore, trust, upkeep, versions};
-use crate::action::{Action, Changes, Company, StartData};
+use crate::action::{
+    Action, AuthAction, Changes, Company, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction,
+    RecoveryAction, RestoreAction, StartData, UpkeepAction, UserAction, VersionAction,
+};
 use crate::desired::Cluster;
 use crate::observed::{
     Agent, AgentReport, Agreement, Alarm, Data, EtcdFacts, Fact, ListedMember, MemberId, MemberObserved, Observed,
@@ -83,35 +86,35 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         return judged.map(|()| Cost { before, during: Tolerance::NoQuorum, pause: Pause::NotServing });
     }
     match action {
-        Action::RestoreData { .. }
-        | Action::RestoreBackup { .. }
-        | Action::CompareRestored { .. }
-        | Action::StartEtcd { data: StartData::Alone(_), .. } => {
+        Action::Recovery(RecoveryAction::RestoreData { .. })
+        | Action::Restore(RestoreAction::RestoreBackup { .. })
+        | Action::Restore(RestoreAction::CompareRestored { .. })
+        | Action::Etcd(EtcdAction::StartEtcd { data: StartData::Alone(_), .. }) => {
             Err(Refusal::Otherwise("nobody decided to build the cluster anew".into()))
         }
-        Action::MakeAuthorities | Action::NextAuthority { .. } | Action::RetireAuthority { unused: true, .. } => {
-            Ok(unharmed)
-        }
-        Action::SwitchAuthority { side }
-        | Action::RetireAuthority { side, unused: false }
-        | Action::ForgetAuthority { side } => {
+        Action::Pki(PkiAction::MakeAuthorities)
+        | Action::Pki(PkiAction::NextAuthority { .. })
+        | Action::Pki(PkiAction::RetireAuthority { unused: true, .. }) => Ok(unharmed),
+        Action::Pki(PkiAction::SwitchAuthority { side })
+        | Action::Pki(PkiAction::RetireAuthority { side, unused: false })
+        | Action::Pki(PkiAction::ForgetAuthority { side }) => {
             trust::judge(desired, observed, *side, action).map(|()| unharmed).map_err(Refusal::Otherwise)
         }
-        Action::StoreTrust { machine, purpose } => {
+        Action::Pki(PkiAction::StoreTrust { machine, purpose }) => {
             report(observed, machine)?;
             trust::covers(observed, &view, purpose.side()).map_err(|other| {
                 Refusal::Otherwise(format!("{other} still shows a certificate of an authority that it would not trust"))
             })?;
             Ok(unharmed)
         }
-        Action::IssueCertificate { machine, purpose, .. } => {
+        Action::Pki(PkiAction::IssueCertificate { machine, purpose, .. }) => {
             sign(desired, observed, &view, machine, *purpose).map(|()| unharmed)
         }
-        Action::Measure => {
+        Action::Preflight(PreflightAction::Measure) => {
             let (ready, needed) = preflight::answering(desired, observed);
             if ready.len() < needed { Err(Refusal::Otherwise("too few agents answer".into())) } else { Ok(unharmed) }
         }
-        Action::CreateMachine { machine } => {
+        Action::Machine(MachineAction::CreateMachine { machine }) => {
             let member = member(observed, machine)?;
             if !member.machine.is_absent() {
                 return Err(Refusal::NotSeen("that the machine is absent"));
@@ -121,24 +124,24 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
             }
             Ok(unharmed)
         }
-        Action::StartMachine { machine } => match member(observed, machine)?.machine.seen() {
+        Action::Machine(MachineAction::StartMachine { machine }) => match member(observed, machine)?.machine.seen() {
             Some(seen) if seen.power == Power::Stopped => Ok(unharmed),
             Some(_) => Err(Refusal::Otherwise("the machine runs".into())),
             None => Err(Refusal::NotSeen("the machine")),
         },
-        Action::Enroll { machine } => match &member(observed, machine)?.agent {
+        Action::Machine(MachineAction::Enroll { machine }) => match &member(observed, machine)?.agent {
             Fact::Seen { value: Agent::Unclaimed, .. } => Ok(unharmed),
             Fact::Seen { value: Agent::Claimed(_), .. } | Fact::Absent { .. } | Fact::Unreachable { .. } => {
                 Err(Refusal::NotSeen("a new agent"))
             }
         },
-        Action::InstallEtcd { machine, .. }
-        | Action::ConfigureEtcd { machine, .. }
-        | Action::SetFirewall { machine, .. }
-        | Action::SetAccess { machine, .. }
-        | Action::RenewAgent { machine }
-        | Action::Deliver { machine } => report(observed, machine).map(|_| unharmed),
-        Action::StartEtcd { machine, data, version } => {
+        Action::Etcd(EtcdAction::InstallEtcd { machine, .. })
+        | Action::Etcd(EtcdAction::ConfigureEtcd { machine, .. })
+        | Action::Machine(MachineAction::SetFirewall { machine, .. })
+        | Action::Machine(MachineAction::SetAccess { machine, .. })
+        | Action::Machine(MachineAction::RenewAgent { machine })
+        | Action::Machine(MachineAction::Deliver { machine }) => report(observed, machine).map(|_| unharmed),
+        Action::Etcd(EtcdAction::StartEtcd { machine, data, version }) => {
             start(observed, &view, machine, *data)?;
             if auth::opens_too_early(desired, observed, machine, *version, report(observed, machine)?) {
                 return Err(Refusal::Otherwise("it would accept clients before auth is on".into()));
@@ -147,7 +150,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
             let pause = if before == Tolerance::NoQuorum { Pause::NotServing } else { Pause::None };
             Ok(Cost { pause, ..unharmed })
         }
-        Action::RestartEtcd { machine, cluster, version } => {
+        Action::Etcd(EtcdAction::RestartEtcd { machine, cluster, version }) => {
             versions::judge(desired, observed, &view, machine, *version)?;
             let report = report(observed, machine)?;
             if member(observed, machine)?.problem == Some(Problem::Unclear) {
@@ -160,7 +163,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
                 .map_err(|other| Refusal::Otherwise(format!("{machine} and {other} would not trust each other")))?;
             restart(desired, observed, &view, machine)
         }
-        Action::RestartTogether { machines, cluster } => {
+        Action::Etcd(EtcdAction::RestartTogether { machines, cluster }) => {
             for (machine, version) in machines {
                 versions::judge(desired, observed, &view, machine, *version)?;
                 if !matches!(report(observed, machine)?.etcd.data, Data::Present { cluster: c, .. } if c == *cluster) {
@@ -179,15 +182,15 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
                 Some(_) | None => Err(Refusal::Otherwise("members are restarted one at a time".into())),
             }
         }
-        Action::StopEtcd { machine } => {
+        Action::Etcd(EtcdAction::StopEtcd { machine }) => {
             member(observed, machine)?.report().ok_or(Refusal::NotSeen("the agent's report"))?;
             no_member(observed, &view, machine).map(|()| unharmed)
         }
-        Action::ClearData { machine, member: owner } => {
+        Action::Etcd(EtcdAction::ClearData { machine, member: owner }) => {
             no_member(observed, &view, machine)?;
             data_of(observed, machine, *owner).map(|()| unharmed)
         }
-        Action::DeleteMachine { machine } => {
+        Action::Machine(MachineAction::DeleteMachine { machine }) => {
             let seen = member(observed, machine)?;
             seen.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
             no_member(observed, &view, machine)?;
@@ -196,7 +199,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
             }
             Ok(unharmed)
         }
-        Action::RebuildMachine { machine } => {
+        Action::Machine(MachineAction::RebuildMachine { machine }) => {
             let seen = member(observed, machine)?.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
             if !seen.shape.as_ref().is_some_and(Shape::keeps_data) {
                 return Err(Refusal::Otherwise("its data would be lost with it".into()));
@@ -204,56 +207,68 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
             report(observed, machine)?;
             restart(desired, observed, &view, machine)
         }
-        Action::MoveMachine { machine, .. } => report(observed, machine).map(|_| unharmed),
-        Action::AddLearner { machine, .. } => Membership::of(observed, &view)?.add_learner(machine),
-        Action::PromoteMember { member, .. } => Membership::of(observed, &view)?.promote(*member),
-        Action::RemoveMember { member, .. } => Membership::of(observed, &view)?.remove(*member),
-        Action::UpdateMember { machine, member, version, .. } => {
+        Action::Machine(MachineAction::MoveMachine { machine, .. }) => report(observed, machine).map(|_| unharmed),
+        Action::Member(MemberAction::AddLearner { machine, .. }) => {
+            Membership::of(observed, &view)?.add_learner(machine)
+        }
+        Action::Member(MemberAction::PromoteMember { member, .. }) => Membership::of(observed, &view)?.promote(*member),
+        Action::Member(MemberAction::RemoveMember { member, .. }) => Membership::of(observed, &view)?.remove(*member),
+        Action::Member(MemberAction::UpdateMember { machine, member, version, .. }) => {
             Membership::of(observed, &view)?.update(desired, machine, *member, *version)
         }
-        Action::MoveLeader { machine, member } => Membership::of(observed, &view)?.move_leader(machine, *member),
-        Action::Compact { revision } => compact(&view, *revision).map(|()| unharmed),
-        Action::Defragment { machine } => defragment(observed, &view, machine),
-        Action::DisarmAlarm { alarm } => disarm(desired, observed, &view, *alarm).map(|()| unharmed),
-        Action::TakeSnapshot { .. }
-        | Action::EnableDowngrade { .. }
-        | Action::CancelDowngrade
-        | Action::CreateRoot
-        | Action::ChangeRootPassword
-        | Action::EnableAuth
-        | Action::DisableAuth
+        Action::Member(MemberAction::MoveLeader { machine, member }) => {
+            Membership::of(observed, &view)?.move_leader(machine, *member)
+        }
+        Action::Upkeep(UpkeepAction::Compact { revision }) => compact(&view, *revision).map(|()| unharmed),
+        Action::Upkeep(UpkeepAction::Defragment { machine }) => defragment(observed, &view, machine),
+        Action::Upkeep(UpkeepAction::DisarmAlarm { alarm }) => {
+            disarm(desired, observed, &view, *alarm).map(|()| unharmed)
+        }
+        Action::Version(VersionAction::TakeSnapshot { .. })
+        | Action::Version(VersionAction::EnableDowngrade { .. })
+        | Action::Version(VersionAction::CancelDowngrade)
+        | Action::Auth(AuthAction::CreateRoot)
+        | Action::Auth(AuthAction::ChangeRootPassword)
+        | Action::Auth(AuthAction::EnableAuth)
+        | Action::Auth(AuthAction::DisableAuth)
             if !view.has_quorum() =>
         {
             Err(Refusal::NoQuorum)
         }
-        Action::EnableDowngrade { version } => {
+        Action::Version(VersionAction::EnableDowngrade { version }) => {
             versions::judge_downgrade(desired, observed, &view, *version).map(|()| unharmed)
         }
-        Action::PrepareRestore if observed.ledger.cluster.is_some() || !view.clusters.is_empty() => {
+        Action::Restore(RestoreAction::PrepareRestore)
+            if observed.ledger.cluster.is_some() || !view.clusters.is_empty() =>
+        {
             Err(Refusal::Otherwise("the cluster is there already".into()))
         }
-        Action::PrepareRestore => Ok(unharmed),
-        Action::CreateRoot | Action::TakeSnapshot { .. } | Action::CancelDowngrade => Ok(unharmed),
-        Action::DisableAuth if desired.auth == AuthMode::None => Ok(unharmed),
-        Action::DisableAuth => Err(Refusal::Otherwise("the file wants auth".into())),
-        Action::ChangeRootPassword => {
+        Action::Restore(RestoreAction::PrepareRestore) => Ok(unharmed),
+        Action::Auth(AuthAction::CreateRoot)
+        | Action::Version(VersionAction::TakeSnapshot { .. })
+        | Action::Version(VersionAction::CancelDowngrade) => Ok(unharmed),
+        Action::Auth(AuthAction::DisableAuth) if desired.auth == AuthMode::None => Ok(unharmed),
+        Action::Auth(AuthAction::DisableAuth) => Err(Refusal::Otherwise("the file wants auth".into())),
+        Action::Auth(AuthAction::ChangeRootPassword) => {
             let outdated = desired.auth == AuthMode::Password
                 && view.answering.values().any(|e| e.root == Root::Outdated && e.auth == Some(true));
             if outdated { Ok(unharmed) } else { Err(Refusal::NotSeen("that `root` has another password")) }
         }
-        Action::EnableAuth => {
+        Action::Auth(AuthAction::EnableAuth) => {
             let ready = view.answering.values().any(|e| e.root == Root::Ready);
             if ready { Ok(unharmed) } else { Err(Refusal::NotSeen("the superuser `root` with its role")) }
         }
-        Action::SetRole { role, set, revoke } => {
+        Action::User(UserAction::SetRole { role, set, revoke }) => {
             users::set_role(desired, users::seen(&view, role)?, role, set, revoke).map(|()| unharmed)
         }
-        Action::DeleteRole { role } => users::delete_role(desired, users::seen(&view, role)?, role).map(|()| unharmed),
-        Action::SetUser { user, account, grant, revoke } => {
+        Action::User(UserAction::DeleteRole { role }) => {
+            users::delete_role(desired, users::seen(&view, role)?, role).map(|()| unharmed)
+        }
+        Action::User(UserAction::SetUser { user, account, grant, revoke }) => {
             let seen = users::seen(&view, user)?;
             users::set_user(desired, seen, user, *account, grant, revoke).map(|()| unharmed)
         }
-        Action::DeleteUser { user } => {
+        Action::User(UserAction::DeleteUser { user }) => {
             users::seen(&view, user)?;
             users::delete_user(desired, user).map(|()| unharmed)
         }
@@ -598,9 +613,11 @@ pub(super) fn gate(mut draft: Draft<'_>) -> Plan {
     let verdicts: Vec<Result<Cost, Refusal>> = wave.iter().map(|a| judge(desired, observed, &wave, a)).collect();
     let coming_up: Vec<Name> = wave.iter().flat_map(|action| action.brings_up()).cloned().collect();
     let after = match wave.as_slice() {
-        [Action::PromoteMember { .. } | Action::RemoveMember { .. }] => None,
+        [Action::Member(MemberAction::PromoteMember { .. }) | Action::Member(MemberAction::RemoveMember { .. })] => {
+            None
+        }
         // They are started one after the other.
-        [Action::CompareRestored { machines }] => {
+        [Action::Restore(RestoreAction::CompareRestored { machines })] => {
             let spare = machines.len().saturating_sub(quorum(machines.len()));
             Some(Tolerance::CanLose(u32::try_from(spare).unwrap_or(0)))
         }

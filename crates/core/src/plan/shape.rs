@@ -5,7 +5,7 @@
 
 use super::passes::{Because, Report};
 use super::{Draft, Reason, Step, Waiting, members, safety};
-use crate::action::Action;
+use crate::action::{Action, MachineAction};
 use crate::spec::{Name, Shape};
 
 impl Draft<'_> {
@@ -39,7 +39,7 @@ pub(super) fn renew(draft: &mut Draft<'_>) -> Report {
     }
     let reason = Reason::OtherShape { change };
     if draft.shapes(&name).is_some_and(|(found, wanted)| found.keeps_data() && wanted.keeps_data()) {
-        let action = Action::RebuildMachine { machine: name.clone() };
+        let action = Action::from(MachineAction::RebuildMachine { machine: name.clone() });
         match safety::judge(draft.desired, draft.observed, &[&action], &action) {
             Ok(_) => draft.steps.push(Step::new(action, reason)),
             Err(refusal) => draft.wait(safety::refused(&action, refusal)),

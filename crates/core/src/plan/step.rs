@@ -277,8 +277,8 @@ impl Pause {
 
 impl Step {
     /// A step whose cost is not judged yet.
-    pub(super) fn new(action: Action, reason: Reason) -> Self {
+    pub(super) fn new(action: impl Into<Action>, reason: Reason) -> Self {
         let unknown = Tolerance::NoQuorum;
-        Self { action, reason, before: unknown, during: unknown, after: unknown, pause: Pause::None }
+        Self { action: action.into(), reason, before: unknown, during: unknown, after: unknown, pause: Pause::None }
     }
 }

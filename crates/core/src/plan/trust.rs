@@ -10,7 +10,7 @@ use jiff::Timestamp;
 
 use super::passes::Report;
 use super::{Draft, Reason, Step, Waiting, members};
-use crate::action::Action;
+use crate::action::{Action, PkiAction};
 use crate::desired::Cluster;
 use crate::observed::{
     AgentReport, AuthorityRecord, Greeting, Observed, Origin, ServiceState, Side, Trust, View, quorum,
@@ -31,9 +31,9 @@ enum Phase {
 impl Phase {
     fn action(self, side: Side) -> Action {
         match self {
-            Self::Switch => Action::SwitchAuthority { side },
-            Self::Retire => Action::RetireAuthority { side, unused: false },
-            Self::Forget => Action::ForgetAuthority { side },
+            Self::Switch => Action::Pki(PkiAction::SwitchAuthority { side }),
+            Self::Retire => Action::Pki(PkiAction::RetireAuthority { side, unused: false }),
+            Self::Forget => Action::Pki(PkiAction::ForgetAuthority { side }),
         }
     }
 

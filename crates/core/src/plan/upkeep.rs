@@ -5,7 +5,7 @@
 
 use super::passes::{Because, Report};
 use super::{Draft, Reason, Step, Waiting, members, safety};
-use crate::action::Action;
+use crate::action::{Action, MemberAction, UpkeepAction};
 use crate::observed::{Agreement, Alarm, EtcdFacts, Filling, View};
 use crate::spec::Name;
 
@@ -59,7 +59,7 @@ pub(super) fn relieve(draft: &mut Draft<'_>) -> Report {
 fn corruption(draft: &mut Draft<'_>) {
     match draft.observed.agreement(&draft.view) {
         Agreement::All if draft.steps.is_empty() => {
-            let action = Action::DisarmAlarm { alarm: Alarm::Corrupt };
+            let action = UpkeepAction::DisarmAlarm { alarm: Alarm::Corrupt };
             draft.steps.push(Step::new(action, Reason::MembersAgree));
         }
         Agreement::All => {}
@@ -73,7 +73,8 @@ fn corruption(draft: &mut Draft<'_>) {
             }
         }
         // Without one that is about to go the others agree.
-        Agreement::Unclear if draft.steps.iter().any(|s| matches!(s.action, Action::RemoveMember { .. })) => {}
+        Agreement::Unclear
+            if draft.steps.iter().any(|s| matches!(s.action, Action::Member(MemberAction::RemoveMember { .. }))) => {}
         Agreement::Unclear => draft.wait(Waiting::AlarmRaised { alarm: Alarm::Corrupt }),
     }
 }
@@ -99,7 +100,7 @@ fn space(draft: &mut Draft<'_>) {
     let tight: Vec<Name> =
         sized.iter().filter(|(_, e)| !has_room(e, draft.quota(e))).map(|(name, _)| name.clone()).collect();
     if tight.is_empty() && unhealthy.is_empty() {
-        let action = Action::DisarmAlarm { alarm: Alarm::NoSpace };
+        let action = UpkeepAction::DisarmAlarm { alarm: Alarm::NoSpace };
         draft.steps.push(Step::new(action, Reason::RoomAgain));
         return;
     }
@@ -130,7 +131,7 @@ fn space(draft: &mut Draft<'_>) {
     };
     if let Some(revision) = revision {
         let filled_by = draft.observed.upkeep.filling.as_ref().map(most).unwrap_or_default();
-        draft.steps.push(Step::new(Action::Compact { revision }, Reason::QuotaUsedUp { filled_by }));
+        draft.steps.push(Step::new(UpkeepAction::Compact { revision }, Reason::QuotaUsedUp { filled_by }));
     } else if let Some(quota) = full.filter(|_| proven) {
         let filled_by = draft.observed.upkeep.filling.as_ref().map(most).unwrap_or_default();
         draft.wait(Waiting::QuotaFull { in_use: data, quota, filled_by });
@@ -175,7 +176,7 @@ pub(super) fn defragment(draft: &mut Draft<'_>, mut who: Vec<Name>) {
         match safety::room_for_new_file(draft.observed, machine, etcd) {
             Ok(()) => true,
             Err(refusal) => {
-                let action = Action::Defragment { machine: machine.clone() };
+                let action = Action::Upkeep(UpkeepAction::Defragment { machine: machine.clone() });
                 draft.waiting.push(safety::refused(&action, refusal));
                 false
             }
@@ -191,7 +192,7 @@ pub(super) fn defragment(draft: &mut Draft<'_>, mut who: Vec<Name>) {
         draft.wait(turn(machine));
     } else if let Some(etcd) = draft.view.answering.get(&machine) {
         let reason = Reason::RoomInFile { free: (etcd.db_size - etcd.db_in_use).max(0), of: etcd.db_size };
-        draft.steps.push(Step::new(Action::Defragment { machine }, reason));
+        draft.steps.push(Step::new(UpkeepAction::Defragment { machine }, reason));
     }
     draft.waiting.extend(who.map(turn));
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::passes::{Because, Report};
 use super::{Draft, Reason, Step, Waiting};
-use crate::action::{Account, Action};
+use crate::action::{Account, Action, UserAction};
 use crate::desired;
 use crate::observed::{Access, EtcdFacts, Granted, Password, ROOT, Role, User, View};
 use crate::spec::{KeySpan, Level};
@@ -191,7 +191,7 @@ fn give_to_roles(wanted: &desired::Access, seen: &Access) -> Vec<Step> {
             return None;
         }
         let reason = Reason::Access { missing: has.is_none(), lacks: words(role, &set), has: Vec::new() };
-        Some(Step::new(Action::SetRole { role: name.clone(), set, revoke: Vec::new() }, reason))
+        Some(Step::new(UserAction::SetRole { role: name.clone(), set, revoke: Vec::new() }, reason))
     };
     wanted.roles.iter().flatten().filter_map(give).collect()
 }
@@ -200,7 +200,7 @@ fn change_users(wanted: &desired::Access, seen: &Access) -> Vec<Step> {
     let changed = wanted.users.iter().flatten().filter_map(|(name, user)| change(name, user, seen.users.get(name)));
     let mut steps: Vec<Step> = changed.map(|(action, reason)| Step::new(action, reason)).collect();
     for name in surplus(wanted.users.as_ref(), &seen.users) {
-        steps.push(Step::new(Action::DeleteUser { user: name.clone() }, Reason::NotInFile));
+        steps.push(Step::new(UserAction::DeleteUser { user: name.clone() }, Reason::NotInFile));
     }
     steps
 }
@@ -212,11 +212,11 @@ fn take_from_roles(wanted: &desired::Access, seen: &Access) -> Vec<Step> {
             return None;
         }
         let reason = Reason::Access { missing: false, lacks: Vec::new(), has: words };
-        Some(Step::new(Action::SetRole { role: name.clone(), set: lower, revoke }, reason))
+        Some(Step::new(UserAction::SetRole { role: name.clone(), set: lower, revoke }, reason))
     };
     let mut steps: Vec<Step> = wanted.roles.iter().flatten().filter_map(take).collect();
     for name in surplus(wanted.roles.as_ref(), &seen.roles) {
-        steps.push(Step::new(Action::DeleteRole { role: name.clone() }, Reason::NotInFile));
+        steps.push(Step::new(UserAction::DeleteRole { role: name.clone() }, Reason::NotInFile));
     }
     steps
 }
@@ -255,5 +255,5 @@ fn change(name: &str, wanted: &desired::User, has: Option<&User>) -> Option<(Act
         Account::Keep | Account::Make | Account::Password => (lacking, excess),
     };
     let reason = Reason::Access { missing: has.is_none(), lacks, has: too_much };
-    Some((Action::SetUser { user: name.to_owned(), account, grant, revoke }, reason))
+    Some((Action::User(UserAction::SetUser { user: name.to_owned(), account, grant, revoke }), reason))
 }

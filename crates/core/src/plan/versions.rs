@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 use super::passes::Report;
 use super::safety::Refusal;
 use super::{Draft, Reason, Step, Waiting};
-use crate::action::Action;
+use crate::action::VersionAction;
 use crate::desired::Cluster;
 use crate::observed::{MemberObserved, Observed, View};
 use crate::spec::{AuthMode, EtcdVersion, Name, ignored_by};
@@ -134,11 +134,11 @@ pub(super) fn steer(draft: &mut Draft<'_>, course: Course) -> Report {
             let version = line.first();
             let reason =
                 if renews { Reason::OldRequests { line } } else { Reason::Version { from: running, to: version } };
-            draft.steps.push(Step::new(Action::EnableDowngrade { version }, reason));
+            draft.steps.push(Step::new(VersionAction::EnableDowngrade { version }, reason));
         }
         Hop::Cancel(line) => {
             let reason = Reason::Unwanted { version: line.first() };
-            draft.steps.push(Step::new(Action::CancelDowngrade, reason));
+            draft.steps.push(Step::new(VersionAction::CancelDowngrade, reason));
         }
         Hop::To(_) | Hop::Settle(_) => {}
     }

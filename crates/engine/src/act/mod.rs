@@ -21,7 +21,10 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use raftsman_core::action::Action;
+use raftsman_core::action::{
+    Action, AuthAction, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction, RecoveryAction,
+    RestoreAction, UpkeepAction, UserAction, VersionAction,
+};
 use raftsman_core::desired::Member;
 use raftsman_core::spec::Name;
 use raftsman_etcd::EtcdError;
@@ -167,68 +170,92 @@ impl<'h> Hands<'h> {
         Box::pin(async move {
             let now = Timestamp::now();
             match action {
-                Action::MakeAuthorities => self.make_authorities(now),
-                Action::NextAuthority { side } => Ok(self.cluster().next_authority(self.lock, *side, now)?),
-                Action::SwitchAuthority { side } => {
+                Action::Pki(PkiAction::MakeAuthorities) => self.make_authorities(now),
+                Action::Pki(PkiAction::NextAuthority { side }) => {
+                    Ok(self.cluster().next_authority(self.lock, *side, now)?)
+                }
+                Action::Pki(PkiAction::SwitchAuthority { side }) => {
                     Ok(self.cluster().change_trust(self.lock, *side, |trust| trust.switch(now))?)
                 }
-                Action::RetireAuthority { side, unused } => {
+                Action::Pki(PkiAction::RetireAuthority { side, unused }) => {
                     Ok(self.cluster().change_trust(self.lock, *side, |trust| trust.retire(*unused))?)
                 }
-                Action::ForgetAuthority { side } => self.forget_authority(*side),
-                Action::StoreTrust { machine, purpose } => self.store_trust(machine, *purpose).await,
-                Action::RestartTogether { machines, cluster } => self.restart_together(machines, *cluster).await,
-                Action::CreateMachine { machine } => self.create_machine(machine, now).await,
-                Action::StartMachine { machine } => self.start_machine(machine, now).await,
-                Action::Enroll { machine } => self.enroll(machine, now).await,
-                Action::Measure => Box::pin(self.measure()).await,
-                Action::InstallEtcd { machine, version } => self.install_etcd(machine, *version).await,
-                Action::IssueCertificate { machine, purpose, also } => {
+                Action::Pki(PkiAction::ForgetAuthority { side }) => self.forget_authority(*side),
+                Action::Pki(PkiAction::StoreTrust { machine, purpose }) => self.store_trust(machine, *purpose).await,
+                Action::Etcd(EtcdAction::RestartTogether { machines, cluster }) => {
+                    self.restart_together(machines, *cluster).await
+                }
+                Action::Machine(MachineAction::CreateMachine { machine }) => self.create_machine(machine, now).await,
+                Action::Machine(MachineAction::StartMachine { machine }) => self.start_machine(machine, now).await,
+                Action::Machine(MachineAction::Enroll { machine }) => self.enroll(machine, now).await,
+                Action::Preflight(PreflightAction::Measure) => Box::pin(self.measure()).await,
+                Action::Etcd(EtcdAction::InstallEtcd { machine, version }) => {
+                    self.install_etcd(machine, *version).await
+                }
+                Action::Pki(PkiAction::IssueCertificate { machine, purpose, also }) => {
                     self.issue_certificate(machine, *purpose, *also, now).await
                 }
-                Action::ConfigureEtcd { machine, version, at, .. } => self.configure_etcd(machine, *version, *at).await,
-                Action::SetFirewall { machine, .. } => self.set_firewall(machine).await,
-                Action::SetAccess { machine, .. } => self.set_access(machine).await,
-                Action::RenewAgent { machine } => self.renew_agent(machine, now).await,
-                Action::Deliver { machine } => self.deliver(machine).await,
-                Action::StartEtcd { machine, version, data } => self.start_etcd(machine, *version, *data).await,
-                Action::StopEtcd { machine } => self.stop_etcd(machine).await,
-                Action::ClearData { machine, member } => self.clear_data(machine, *member).await,
-                Action::PrepareRestore => Box::pin(self.prepare_restore()).await,
-                Action::RestoreBackup { machine, version } => Box::pin(self.restore_backup(machine, *version)).await,
-                Action::CompareRestored { machines } => Box::pin(self.compare_restored(machines)).await,
-                Action::RestoreData { machine, version } => Box::pin(self.restore_data(machine, *version)).await,
-                Action::DeleteMachine { machine } => self.delete_machine(machine).await,
-                Action::RebuildMachine { machine } => self.rebuild_machine(machine).await,
-                Action::MoveMachine { machine, address } => self.move_machine(machine, *address).await,
-                Action::AddLearner { peer_url, .. } => self.add_learner(peer_url, now).await,
-                Action::PromoteMember { member, .. } => self.promote_member(*member, now).await,
-                Action::RemoveMember { member, .. } => self.remove_member(*member, now).await,
-                Action::UpdateMember { machine, member, peer_url, version, cluster } => {
+                Action::Etcd(EtcdAction::ConfigureEtcd { machine, version, at, .. }) => {
+                    self.configure_etcd(machine, *version, *at).await
+                }
+                Action::Machine(MachineAction::SetFirewall { machine, .. }) => self.set_firewall(machine).await,
+                Action::Machine(MachineAction::SetAccess { machine, .. }) => self.set_access(machine).await,
+                Action::Machine(MachineAction::RenewAgent { machine }) => self.renew_agent(machine, now).await,
+                Action::Machine(MachineAction::Deliver { machine }) => self.deliver(machine).await,
+                Action::Etcd(EtcdAction::StartEtcd { machine, version, data }) => {
+                    self.start_etcd(machine, *version, *data).await
+                }
+                Action::Etcd(EtcdAction::StopEtcd { machine }) => self.stop_etcd(machine).await,
+                Action::Etcd(EtcdAction::ClearData { machine, member }) => self.clear_data(machine, *member).await,
+                Action::Restore(RestoreAction::PrepareRestore) => Box::pin(self.prepare_restore()).await,
+                Action::Restore(RestoreAction::RestoreBackup { machine, version }) => {
+                    Box::pin(self.restore_backup(machine, *version)).await
+                }
+                Action::Restore(RestoreAction::CompareRestored { machines }) => {
+                    Box::pin(self.compare_restored(machines)).await
+                }
+                Action::Recovery(RecoveryAction::RestoreData { machine, version }) => {
+                    Box::pin(self.restore_data(machine, *version)).await
+                }
+                Action::Machine(MachineAction::DeleteMachine { machine }) => self.delete_machine(machine).await,
+                Action::Machine(MachineAction::RebuildMachine { machine }) => self.rebuild_machine(machine).await,
+                Action::Machine(MachineAction::MoveMachine { machine, address }) => {
+                    self.move_machine(machine, *address).await
+                }
+                Action::Member(MemberAction::AddLearner { peer_url, .. }) => self.add_learner(peer_url, now).await,
+                Action::Member(MemberAction::PromoteMember { member, .. }) => self.promote_member(*member, now).await,
+                Action::Member(MemberAction::RemoveMember { member, .. }) => self.remove_member(*member, now).await,
+                Action::Member(MemberAction::UpdateMember { machine, member, peer_url, version, cluster }) => {
                     self.update_member(*member, peer_url, now).await?;
                     self.configure_etcd(machine, *version, None).await?;
                     self.restart_etcd(machine, *version, *cluster).await
                 }
-                Action::MoveLeader { member, .. } => self.move_leader(*member, now).await,
-                Action::RestartEtcd { machine, version, cluster } => {
+                Action::Member(MemberAction::MoveLeader { member, .. }) => self.move_leader(*member, now).await,
+                Action::Etcd(EtcdAction::RestartEtcd { machine, version, cluster }) => {
                     self.restart_etcd(machine, *version, *cluster).await
                 }
-                Action::Compact { revision } => self.compact(*revision, now).await,
-                Action::Defragment { machine } => self.defragment(machine, now).await,
-                Action::DisarmAlarm { alarm } => Box::pin(self.disarm(*alarm, now)).await,
-                Action::TakeSnapshot { version } => Box::pin(self.take_snapshot(*version, now)).await,
-                Action::EnableDowngrade { version } => self.enable_downgrade(*version, now).await,
-                Action::CancelDowngrade => self.cancel_downgrade(now).await,
-                Action::CreateRoot => self.create_root(now).await,
-                Action::ChangeRootPassword => self.change_root_password(now).await,
-                Action::EnableAuth => self.enable_auth(now).await,
-                Action::DisableAuth => self.disable_auth(now).await,
-                Action::SetRole { role, set, revoke } => Box::pin(self.set_role(role, set, revoke, now)).await,
-                Action::DeleteRole { role } => Box::pin(self.delete_role(role, now)).await,
-                Action::SetUser { user, account, grant, revoke } => {
+                Action::Upkeep(UpkeepAction::Compact { revision }) => self.compact(*revision, now).await,
+                Action::Upkeep(UpkeepAction::Defragment { machine }) => self.defragment(machine, now).await,
+                Action::Upkeep(UpkeepAction::DisarmAlarm { alarm }) => Box::pin(self.disarm(*alarm, now)).await,
+                Action::Version(VersionAction::TakeSnapshot { version }) => {
+                    Box::pin(self.take_snapshot(*version, now)).await
+                }
+                Action::Version(VersionAction::EnableDowngrade { version }) => {
+                    self.enable_downgrade(*version, now).await
+                }
+                Action::Version(VersionAction::CancelDowngrade) => self.cancel_downgrade(now).await,
+                Action::Auth(AuthAction::CreateRoot) => self.create_root(now).await,
+                Action::Auth(AuthAction::ChangeRootPassword) => self.change_root_password(now).await,
+                Action::Auth(AuthAction::EnableAuth) => self.enable_auth(now).await,
+                Action::Auth(AuthAction::DisableAuth) => self.disable_auth(now).await,
+                Action::User(UserAction::SetRole { role, set, revoke }) => {
+                    Box::pin(self.set_role(role, set, revoke, now)).await
+                }
+                Action::User(UserAction::DeleteRole { role }) => Box::pin(self.delete_role(role, now)).await,
+                Action::User(UserAction::SetUser { user, account, grant, revoke }) => {
                     Box::pin(self.set_user(user, *account, grant, revoke, now)).await
                 }
-                Action::DeleteUser { user } => Box::pin(self.delete_user(user, now)).await,
+                Action::User(UserAction::DeleteUser { user }) => Box::pin(self.delete_user(user, now)).await,
             }
         })
     }

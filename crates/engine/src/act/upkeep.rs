@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions};
 use jiff::Timestamp;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, UpkeepAction};
 use raftsman_core::observed::Alarm;
 use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
@@ -62,7 +62,8 @@ impl Hands<'_> {
         // and must not meet the next one that answers nobody. While no write goes through there is nobody to spare.
         if status.raft_used_db_size() >= LARGE && status.errors().is_empty() {
             tokio::time::sleep(REST).await;
-            let (fresh, action) = (self.observer.look().await?, Action::Defragment { machine: machine.clone() });
+            let (fresh, action) =
+                (self.observer.look().await?, Action::Upkeep(UpkeepAction::Defragment { machine: machine.clone() }));
             safety::judge(&self.cluster().desired, &fresh, &[&action], &action).map_err(ActError::Unsafe)?;
         }
         self.pass_fence(&client).await?;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, MachineAction};
 use raftsman_core::desired::{AGENT_PORT, CLIENT_PORT, Cluster, Desired, PEER_PORT};
 use raftsman_core::observed::Side;
 use raftsman_core::spec::{self, AuthMode, Name, Provider, Spec};
@@ -145,9 +145,9 @@ fn references(cluster: &Cluster, base: &Path, now: Timestamp) -> Result<(), Clus
 /// Whether the ports are free that a machine on this computer is about to use. etcd of a machine that stands still may
 /// well run, so that its ports are its own.
 fn ports(cluster: &Cluster, action: &Action) -> Result<(), OpError> {
-    let (machine, ports): (_, &[u16]) = if let Action::CreateMachine { machine } = action {
+    let (machine, ports): (_, &[u16]) = if let Action::Machine(MachineAction::CreateMachine { machine }) = action {
         (machine, &[AGENT_PORT, CLIENT_PORT, PEER_PORT])
-    } else if let Action::StartMachine { machine } = action {
+    } else if let Action::Machine(MachineAction::StartMachine { machine }) = action {
         (machine, &[AGENT_PORT])
     } else {
         return Ok(());

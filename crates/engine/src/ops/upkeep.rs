@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use raftsman_core::action::Action;
+use raftsman_core::action::{Action, MemberAction, UpkeepAction};
 use raftsman_core::observed::{Agreement, Hash, Hashes, Observed, View};
 use raftsman_core::plan::{Reason, Step, Waiting, defragment, safety};
 use raftsman_core::spec::{Defragmentation, Name};
@@ -155,7 +155,7 @@ pub async fn defrag(
         let size = |observed: &Observed, name: &Name| View::of(observed).answering.get(name).map_or(0, |e| e.db_size);
         single.act(&observed, step.action.clone(), Reason::Asked).await?;
         let now = single.look().await?;
-        if let Action::Defragment { machine } = step.action {
+        if let Action::Upkeep(UpkeepAction::Defragment { machine }) = step.action {
             let (before, after) = (size(&observed, &machine), size(&now, &machine));
             left.retain(|name| *name != machine);
             done.push(Defragmented { member: machine, before, after });
@@ -207,7 +207,9 @@ pub async fn compact(
     let single = Single::new(fleet, pick_cluster(fleet, cluster)?, lock, tell)?;
     let observed = single.look().await?;
     let compacted = target(single.observer.cluster().desired.name.clone(), &observed, what)?;
-    single.act(&observed, Action::Compact { revision: compacted.revision }, Reason::Asked).await?;
+    single
+        .act(&observed, Action::Upkeep(UpkeepAction::Compact { revision: compacted.revision }), Reason::Asked)
+        .await?;
     Ok(compacted)
 }
 
@@ -225,7 +227,7 @@ pub async fn move_leader(fleet: &Arc<Fleet>, lock: &Lock, member: &str, tell: &T
     }
     let id = view.answering.get(&machine).map(|e| e.member);
     let id = id.ok_or_else(|| OpError::NoSuchMember(machine.to_string()))?;
-    let action = Action::MoveLeader { machine: machine.clone(), member: id };
+    let action = Action::Member(MemberAction::MoveLeader { machine: machine.clone(), member: id });
     single.act(&observed, action, Reason::Asked).await?;
     Ok(machine)
 }

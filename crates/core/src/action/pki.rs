@@ -1,0 +1,105 @@
+//! All that may be done to authorities, certificates and trust, and what each means for safety.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Changes, Class, Company, Subject};
+use crate::observed::{Purpose, Side};
+use crate::spec::Name;
+
+/// One deed on authorities, certificates or trust.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub enum PkiAction {
+    /// Make, or take in, the cluster's certificate authorities.
+    MakeAuthorities,
+    /// Make, or take in, the authority that is to sign next. Nobody trusts it yet.
+    NextAuthority {
+        /// Whose.
+        side: Side,
+    },
+    /// From now on the next authority signs.
+    SwitchAuthority {
+        /// Whose.
+        side: Side,
+    },
+    /// The old authorities are to be trusted no more.
+    RetireAuthority {
+        /// Whose.
+        side: Side,
+        /// Not the old ones, but the one that was to be the next and is not wanted any more.
+        unused: bool,
+    },
+    /// Nobody lets certificates of the old authorities in any more: their keys go, too.
+    ForgetAuthority {
+        /// Whose.
+        side: Side,
+    },
+    /// Put the certificates of all authorities that are to be trusted beside a certificate. etcd reads them when it
+    /// starts.
+    StoreTrust {
+        /// Where.
+        machine: Name,
+        /// Beside which.
+        purpose: Purpose,
+    },
+    /// Have a key made on the machine, and sign a certificate for it.
+    IssueCertificate {
+        /// Where.
+        machine: Name,
+        /// What for.
+        purpose: Purpose,
+        /// An address that is to be in it beside those of the file: where the member still is.
+        also: Option<IpAddr>,
+    },
+}
+
+impl PkiAction {
+    /// What it means for safety.
+    pub fn class(&self) -> Class {
+        match self {
+            // Without effect on what runs, or made again by the same action.
+            Self::StoreTrust { .. } | Self::IssueCertificate { .. } => Class::of(Changes::Machine),
+            Self::MakeAuthorities
+            | Self::NextAuthority { .. }
+            // No member was told of it yet, and the next one is made like it.
+            | Self::RetireAuthority { unused: true, .. } => Class::of(Changes::Trust),
+            Self::SwitchAuthority { .. } | Self::RetireAuthority { unused: false, .. } => {
+                Class::of(Changes::Trust).beside(Company::Alike)
+            }
+            // Its key goes.
+            Self::ForgetAuthority { .. } => Class::of(Changes::Trust).irreversible().beside(Company::Alike),
+        }
+    }
+
+    pub(super) fn done_to(&self) -> Subject<'_> {
+        match self {
+            Self::MakeAuthorities
+            | Self::NextAuthority { .. }
+            | Self::SwitchAuthority { .. }
+            | Self::RetireAuthority { .. }
+            | Self::ForgetAuthority { .. } => Subject::Cluster,
+            Self::StoreTrust { machine, .. } | Self::IssueCertificate { machine, .. } => Subject::Machine(machine),
+        }
+    }
+
+    /// The verb, as plans show it.
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Self::MakeAuthorities => "make authorities",
+            Self::NextAuthority { side: Side::Peers } => "take in peers CA",
+            Self::NextAuthority { side: Side::Clients } => "take in clients CA",
+            Self::SwitchAuthority { side: Side::Peers } => "switch peers CA",
+            Self::SwitchAuthority { side: Side::Clients } => "switch clients CA",
+            Self::RetireAuthority { side: Side::Peers, .. } => "retire peers CA",
+            Self::RetireAuthority { side: Side::Clients, .. } => "retire clients CA",
+            Self::ForgetAuthority { side: Side::Peers } => "forget peers CA",
+            Self::ForgetAuthority { side: Side::Clients } => "forget clients CA",
+            Self::StoreTrust { purpose: Purpose::Peer, .. } => "store peer trust",
+            Self::StoreTrust { purpose: Purpose::Server, .. } => "store server trust",
+            Self::IssueCertificate { purpose: Purpose::Peer, .. } => "sign peer cert",
+            Self::IssueCertificate { purpose: Purpose::Server, .. } => "sign server cert",
+        }
+    }
+}
