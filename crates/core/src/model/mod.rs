@@ -1,12 +1,20 @@
 //! A simulated world: every action has its predicted effect on it. The forecast runs on it, and so do the simulations.
 
+mod auth;
 mod effects;
+mod etcd;
 mod forecast;
 mod look;
+mod machines;
+mod members;
+mod pki;
 mod preflight;
+mod recovery;
+mod restore;
 mod trust;
 mod upkeep;
 mod users;
+mod versions;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};

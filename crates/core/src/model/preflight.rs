@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Impossible, World};
+use crate::action::PreflightAction;
 use crate::desired::Cluster;
 use crate::observed::{Measured, Measurement, Preflight};
 use crate::plan::preflight;
@@ -21,9 +22,15 @@ impl Latency {
     pub const USUAL: Self = Self { write_us: 2_000, round_trip_us: 500 };
 }
 
+pub(super) fn act(world: &mut World, desired: &Cluster, action: &PreflightAction) -> Result<(), Impossible> {
+    match action {
+        PreflightAction::Measure => world.measure(desired),
+    }
+}
+
 impl World {
     /// Every machine that can be asked measures.
-    pub(super) fn measure(&mut self, desired: &Cluster) -> Result<(), Impossible> {
+    fn measure(&mut self, desired: &Cluster) -> Result<(), Impossible> {
         let observed = self.observe(desired);
         let (names, needed) = preflight::answering(desired, &observed);
         if names.len() < needed {

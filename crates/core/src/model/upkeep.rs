@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::effects::Impossible;
 use super::{Agreed, MachineModel, World};
+use crate::action::UpkeepAction;
 use crate::desired::Cluster;
 use crate::observed::{
     Alarm, ClusterId, EtcdFacts, FilledPrefix, Filling, Hash, Hashes, MemberId, Observed, ServiceState, Upkeep, View,
@@ -32,6 +33,14 @@ impl Stored {
     /// What is in use.
     pub(super) fn in_use(self) -> i64 {
         self.live + self.history
+    }
+}
+
+pub(super) fn act(world: &mut World, action: &UpkeepAction) -> Result<(), Impossible> {
+    match action {
+        UpkeepAction::Compact { revision } => world.compact(*revision),
+        UpkeepAction::Defragment { machine } => world.defragment(machine),
+        UpkeepAction::DisarmAlarm { alarm } => world.disarm(*alarm),
     }
 }
 
@@ -89,7 +98,7 @@ impl World {
         }
     }
 
-    pub(super) fn compact(&mut self, revision: i64) -> Result<(), Impossible> {
+    fn compact(&mut self, revision: i64) -> Result<(), Impossible> {
         self.agree(|agreed| {
             let stored = &mut agreed.stored;
             if revision > stored.compacted {
@@ -101,7 +110,7 @@ impl World {
         })
     }
 
-    pub(super) fn defragment(&mut self, name: &Name) -> Result<(), Impossible> {
+    fn defragment(&mut self, name: &Name) -> Result<(), Impossible> {
         let machine = self.machines.get(name).filter(|m| m.answers());
         let id = machine.and_then(MachineModel::cluster);
         let stored = id.and_then(|id| self.agreed.get(&id)).map(|agreed| agreed.stored);
@@ -114,7 +123,7 @@ impl World {
         }
     }
 
-    pub(super) fn disarm(&mut self, alarm: Alarm) -> Result<(), Impossible> {
+    fn disarm(&mut self, alarm: Alarm) -> Result<(), Impossible> {
         self.agree(|agreed| agreed.alarms.retain(|raised| *raised != alarm))
     }
 

@@ -4,13 +4,17 @@
 
 use std::collections::BTreeSet;
 
+use super::World;
 use super::effects::Impossible;
-use crate::action::{
-    Account, Action, AuthAction, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction, RecoveryAction,
-    RestoreAction, UpkeepAction, UserAction, VersionAction,
-};
+use crate::action::{Account, Action, UserAction};
 use crate::desired::Cluster;
 use crate::observed::{Access, Fact, Observed, Password, ROOT, Role, User};
+
+pub(super) fn act(world: &mut World, desired: &Cluster, action: &UserAction) -> Result<(), Impossible> {
+    let mut outcome = Ok(());
+    world.agree(|agreed| outcome = change(&mut agreed.access, desired, action))?;
+    outcome
+}
 
 /// There is a superuser, with its role.
 pub(super) fn create_root(access: &mut Access) {
@@ -37,22 +41,34 @@ pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: 
         if let Fact::Seen { value, .. } = &mut member.etcd
             && let Some(Ok(access)) = &mut value.access
         {
-            return change(access, desired, action);
+            return match action {
+                Action::User(action) => change(access, desired, action),
+                Action::Machine(_)
+                | Action::Pki(_)
+                | Action::Preflight(_)
+                | Action::Etcd(_)
+                | Action::Member(_)
+                | Action::Upkeep(_)
+                | Action::Version(_)
+                | Action::Auth(_)
+                | Action::Restore(_)
+                | Action::Recovery(_) => Ok(()),
+            };
         }
     }
     Err(Impossible("nobody who runs it can be asked".to_owned()))
 }
 
 /// Does it.
-pub(super) fn change(access: &mut Access, desired: &Cluster, action: &Action) -> Result<(), Impossible> {
+fn change(access: &mut Access, desired: &Cluster, action: &UserAction) -> Result<(), Impossible> {
     let refused = |why: &str| Err(Impossible(why.to_owned()));
     match action {
-        Action::User(UserAction::SetRole { role, set, revoke }) => {
+        UserAction::SetRole { role, set, revoke } => {
             let Role { permissions } = access.roles.entry(role.clone()).or_default();
             permissions.extend(set.iter().map(|granted| (granted.keys.clone(), granted.level)));
             permissions.retain(|keys, _| !revoke.contains(keys));
         }
-        Action::User(UserAction::DeleteRole { role }) => {
+        UserAction::DeleteRole { role } => {
             if role == ROOT {
                 return refused("etcd does not remove the role root while auth is on");
             }
@@ -61,7 +77,7 @@ pub(super) fn change(access: &mut Access, desired: &Cluster, action: &Action) ->
                 user.roles.remove(role);
             });
         }
-        Action::User(UserAction::SetUser { user, account, grant, revoke }) => {
+        UserAction::SetUser { user, account, grant, revoke } => {
             if let Some(role) = grant.iter().find(|role| !access.roles.contains_key(*role)) {
                 return refused(&format!("there is no role {role}"));
             }
@@ -86,57 +102,12 @@ pub(super) fn change(access: &mut Access, desired: &Cluster, action: &Action) ->
             user.roles.extend(grant.iter().cloned());
             user.roles.retain(|role| !revoke.contains(role));
         }
-        Action::User(UserAction::DeleteUser { user }) => {
+        UserAction::DeleteUser { user } => {
             if user == ROOT {
                 return refused("etcd does not remove root while auth is on");
             }
             access.users.remove(user);
         }
-        // They change no role and no user.
-        Action::Pki(PkiAction::MakeAuthorities)
-        | Action::Pki(PkiAction::NextAuthority { .. })
-        | Action::Pki(PkiAction::SwitchAuthority { .. })
-        | Action::Pki(PkiAction::RetireAuthority { .. })
-        | Action::Pki(PkiAction::ForgetAuthority { .. })
-        | Action::Pki(PkiAction::StoreTrust { .. })
-        | Action::Machine(MachineAction::CreateMachine { .. })
-        | Action::Machine(MachineAction::StartMachine { .. })
-        | Action::Machine(MachineAction::Enroll { .. })
-        | Action::Preflight(PreflightAction::Measure)
-        | Action::Etcd(EtcdAction::InstallEtcd { .. })
-        | Action::Pki(PkiAction::IssueCertificate { .. })
-        | Action::Etcd(EtcdAction::ConfigureEtcd { .. })
-        | Action::Machine(MachineAction::SetFirewall { .. })
-        | Action::Machine(MachineAction::SetAccess { .. })
-        | Action::Machine(MachineAction::RenewAgent { .. })
-        | Action::Machine(MachineAction::Deliver { .. })
-        | Action::Etcd(EtcdAction::StartEtcd { .. })
-        | Action::Etcd(EtcdAction::RestartEtcd { .. })
-        | Action::Etcd(EtcdAction::RestartTogether { .. })
-        | Action::Etcd(EtcdAction::StopEtcd { .. })
-        | Action::Etcd(EtcdAction::ClearData { .. })
-        | Action::Recovery(RecoveryAction::RestoreData { .. })
-        | Action::Restore(RestoreAction::PrepareRestore)
-        | Action::Restore(RestoreAction::RestoreBackup { .. })
-        | Action::Restore(RestoreAction::CompareRestored { .. })
-        | Action::Machine(MachineAction::DeleteMachine { .. })
-        | Action::Machine(MachineAction::RebuildMachine { .. })
-        | Action::Machine(MachineAction::MoveMachine { .. })
-        | Action::Member(MemberAction::AddLearner { .. })
-        | Action::Member(MemberAction::PromoteMember { .. })
-        | Action::Member(MemberAction::RemoveMember { .. })
-        | Action::Member(MemberAction::UpdateMember { .. })
-        | Action::Member(MemberAction::MoveLeader { .. })
-        | Action::Upkeep(UpkeepAction::Compact { .. })
-        | Action::Upkeep(UpkeepAction::Defragment { .. })
-        | Action::Upkeep(UpkeepAction::DisarmAlarm { .. })
-        | Action::Version(VersionAction::TakeSnapshot { .. })
-        | Action::Version(VersionAction::EnableDowngrade { .. })
-        | Action::Version(VersionAction::CancelDowngrade)
-        | Action::Auth(AuthAction::CreateRoot)
-        | Action::Auth(AuthAction::ChangeRootPassword)
-        | Action::Auth(AuthAction::EnableAuth)
-        | Action::Auth(AuthAction::DisableAuth) => {}
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use super::machines::Ready;
 use super::passes::{Because, Report};
+use super::safety::Case;
 use super::{Draft, Reason, Step, Waiting, auth, members, safety, trust, upkeep, versions};
 use crate::action::{Action, EtcdAction, StartData, VersionAction};
 use crate::observed::{ClusterId, Data, Fact, Problem, ServiceState, Side, quorum};
@@ -271,7 +272,7 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     let action = Action::Etcd(EtcdAction::RestartEtcd { machine: name.clone(), version, cluster });
     let save_first = matches!(reason, Reason::Version { .. }) && versions::snapshot_due(draft, version);
     let verdict = match save_first {
-        true => safety::restart(draft.desired, draft.observed, &draft.view, name),
+        true => Case::of(draft.desired, draft.observed, &draft.view).restart(name),
         false => safety::judge(draft.desired, draft.observed, &[&action], &action),
     };
     // A cluster too small for it may be about to grow: what cannot go on holds nothing else up.

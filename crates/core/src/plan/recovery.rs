@@ -11,12 +11,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::passes::Report;
-use super::safety::{Refusal, data_of};
 use super::{Draft, Reason, Step, Waiting};
-use crate::action::{
-    Action, AuthAction, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction, RecoveryAction,
-    RestoreAction, StartData, UpkeepAction, UserAction, VersionAction,
-};
+use crate::action::{Action, EtcdAction, MachineAction, RecoveryAction, StartData};
 use crate::desired::{ClientAccess, Cluster};
 use crate::observed::{
     Agent, AgentReport, ClusterId, Data, Fact, Ledger, MemberId, MemberObserved, Observed, Power, Recovery,
@@ -408,91 +404,4 @@ fn reached<'a>(draft: &mut Draft<'a>, name: &Name) -> Option<&'a AgentReport> {
         }
     }
     None
-}
-
-/// Whether a step of a recovery may be done: nobody's data is put away before the survivor has shown that it goes on.
-pub(super) fn judge(observed: &Observed, action: &Action) -> Result<(), Refusal> {
-    let ledger = &observed.ledger;
-    let Some(recovery) = &ledger.recovery else { return Err(Refusal::NotSeen("that somebody decided upon it")) };
-    let otherwise = |text: &str| Err(Refusal::Otherwise(text.to_owned()));
-    let others_run = observed.members.iter().any(|(name, m)| {
-        *name != recovery.survivor && m.report().is_some_and(|r| r.etcd.service.state != ServiceState::Stopped)
-    });
-    let survives = |machine: &Name| *machine == recovery.survivor;
-    let reported = |machine| observed.members.get(machine).and_then(MemberObserved::report);
-    match action {
-        Action::Machine(MachineAction::StartMachine { .. }) => Ok(()),
-        // It was decided for all of them: what remains of the cluster goes on in the survivor.
-        Action::Etcd(EtcdAction::StopEtcd { machine }) => {
-            reported(machine).map(drop).ok_or(Refusal::NotSeen("the agent's report"))
-        }
-        Action::Etcd(EtcdAction::ConfigureEtcd { machine, .. }) if survives(machine) => Ok(()),
-        Action::Etcd(EtcdAction::StartEtcd { machine, data: StartData::Alone(of), .. })
-            if survives(machine) && *of == recovery.of =>
-        {
-            if others_run {
-                otherwise("another member runs")
-            } else {
-                Ok(())
-            }
-        }
-        Action::Etcd(EtcdAction::ClearData { machine, member }) if recovery.settled => {
-            data_of(observed, machine, *member)
-        }
-        Action::Etcd(EtcdAction::ClearData { .. }) => Err(Refusal::NotSeen("that the survivor went on alone")),
-        Action::Recovery(RecoveryAction::RestoreData { machine, .. })
-            if survives(machine) && recovery.member.is_some() =>
-        {
-            match reported(machine).map(|report| &report.etcd.data) {
-                Some(Data::Empty) => Ok(()),
-                Some(Data::Present { .. } | Data::Unreadable { .. }) => otherwise("there is data already"),
-                None => Err(Refusal::NotSeen("the agent's report")),
-            }
-        }
-        Action::Pki(PkiAction::MakeAuthorities)
-        | Action::Pki(PkiAction::NextAuthority { .. })
-        | Action::Pki(PkiAction::SwitchAuthority { .. })
-        | Action::Pki(PkiAction::RetireAuthority { .. })
-        | Action::Pki(PkiAction::ForgetAuthority { .. })
-        | Action::Pki(PkiAction::StoreTrust { .. })
-        | Action::Machine(MachineAction::CreateMachine { .. })
-        | Action::Machine(MachineAction::Enroll { .. })
-        | Action::Preflight(PreflightAction::Measure)
-        | Action::Etcd(EtcdAction::InstallEtcd { .. })
-        | Action::Pki(PkiAction::IssueCertificate { .. })
-        | Action::Etcd(EtcdAction::ConfigureEtcd { .. })
-        | Action::Machine(MachineAction::SetFirewall { .. })
-        | Action::Machine(MachineAction::SetAccess { .. })
-        | Action::Machine(MachineAction::RenewAgent { .. })
-        | Action::Machine(MachineAction::Deliver { .. })
-        | Action::Etcd(EtcdAction::StartEtcd { .. })
-        | Action::Etcd(EtcdAction::RestartEtcd { .. })
-        | Action::Etcd(EtcdAction::RestartTogether { .. })
-        | Action::Recovery(RecoveryAction::RestoreData { .. })
-        | Action::Restore(RestoreAction::PrepareRestore)
-        | Action::Restore(RestoreAction::RestoreBackup { .. })
-        | Action::Restore(RestoreAction::CompareRestored { .. })
-        | Action::Machine(MachineAction::DeleteMachine { .. })
-        | Action::Machine(MachineAction::RebuildMachine { .. })
-        | Action::Machine(MachineAction::MoveMachine { .. })
-        | Action::Member(MemberAction::AddLearner { .. })
-        | Action::Member(MemberAction::PromoteMember { .. })
-        | Action::Member(MemberAction::RemoveMember { .. })
-        | Action::Member(MemberAction::UpdateMember { .. })
-        | Action::Member(MemberAction::MoveLeader { .. })
-        | Action::Upkeep(UpkeepAction::Compact { .. })
-        | Action::Upkeep(UpkeepAction::Defragment { .. })
-        | Action::Upkeep(UpkeepAction::DisarmAlarm { .. })
-        | Action::Version(VersionAction::TakeSnapshot { .. })
-        | Action::Version(VersionAction::EnableDowngrade { .. })
-        | Action::Version(VersionAction::CancelDowngrade)
-        | Action::Auth(AuthAction::CreateRoot)
-        | Action::Auth(AuthAction::ChangeRootPassword)
-        | Action::Auth(AuthAction::EnableAuth)
-        | Action::Auth(AuthAction::DisableAuth)
-        | Action::User(UserAction::SetRole { .. })
-        | Action::User(UserAction::DeleteRole { .. })
-        | Action::User(UserAction::SetUser { .. })
-        | Action::User(UserAction::DeleteUser { .. }) => otherwise("the cluster is being built anew"),
-    }
 }

@@ -10,12 +10,8 @@ use jiff::Timestamp;
 
 use super::machines::Ready;
 use super::passes::{Because, Report};
-use super::safety::{Refusal, data_of};
 use super::{Draft, Reason, Step, Waiting};
-use crate::action::{
-    Action, AuthAction, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction, RecoveryAction,
-    RestoreAction, UpkeepAction, UserAction, VersionAction,
-};
+use crate::action::{EtcdAction, RestoreAction};
 use crate::backup::FullName;
 use crate::desired::Cluster;
 use crate::observed::{
@@ -162,7 +158,7 @@ pub(super) fn same_members(draft: &mut Draft<'_>) -> Report {
 }
 
 /// Of which cluster the members' new data is, and whose.
-fn found<'a>(observed: &'a Observed, restoration: &'a Restoration) -> BTreeMap<ClusterId, Vec<&'a Name>> {
+pub(super) fn found<'a>(observed: &'a Observed, restoration: &'a Restoration) -> BTreeMap<ClusterId, Vec<&'a Name>> {
     let mut found: BTreeMap<ClusterId, Vec<&Name>> = BTreeMap::new();
     for name in restoration.members.keys() {
         let on_disk = observed.members.get(name).and_then(MemberObserved::cluster_on_disk);
@@ -171,88 +167,4 @@ fn found<'a>(observed: &'a Observed, restoration: &'a Restoration) -> BTreeMap<C
         }
     }
     found
-}
-
-/// Whether a step may be done while a backup is restored; nothing where it is judged as always.
-pub(super) fn judge(observed: &Observed, restoration: &Restoration, action: &Action) -> Option<Result<(), Refusal>> {
-    let report = |machine: &Name| observed.members.get(machine).and_then(MemberObserved::report);
-    let otherwise = |text: &str| Some(Err(Refusal::Otherwise(text.to_owned())));
-    let serves =
-        observed.members.values().filter_map(MemberObserved::report).any(|report| {
-            restoration.replaces(&report.etcd.data) && report.etcd.service.state != ServiceState::Stopped
-        });
-    match action {
-        Action::Pki(PkiAction::MakeAuthorities)
-        | Action::Machine(MachineAction::CreateMachine { .. })
-        | Action::Machine(MachineAction::StartMachine { .. })
-        | Action::Machine(MachineAction::DeleteMachine { .. })
-        | Action::Machine(MachineAction::MoveMachine { .. })
-        | Action::Machine(MachineAction::Enroll { .. })
-        | Action::Etcd(EtcdAction::InstallEtcd { .. })
-        | Action::Etcd(EtcdAction::ConfigureEtcd { .. })
-        | Action::Pki(PkiAction::IssueCertificate { .. })
-        | Action::Pki(PkiAction::StoreTrust { .. })
-        | Action::Machine(MachineAction::SetFirewall { .. })
-        | Action::Machine(MachineAction::SetAccess { .. })
-        | Action::Machine(MachineAction::RenewAgent { .. })
-        | Action::Preflight(PreflightAction::Measure) => None,
-        // It was decided for all of them: a backup takes the place of all data.
-        Action::Etcd(EtcdAction::StopEtcd { machine }) => {
-            Some(report(machine).map(drop).ok_or(Refusal::NotSeen("the agent's report")))
-        }
-        Action::Etcd(EtcdAction::ClearData { .. }) | Action::Restore(RestoreAction::RestoreBackup { .. }) if serves => {
-            otherwise("a member still serves old data")
-        }
-        Action::Etcd(EtcdAction::ClearData { machine, member }) => match report(machine) {
-            Some(report) if restoration.replaces(&report.etcd.data) => Some(data_of(observed, machine, *member)),
-            Some(_) => otherwise("its data is not what the backup takes the place of"),
-            None => Some(Err(Refusal::NotSeen("the agent's report"))),
-        },
-        Action::Restore(RestoreAction::RestoreBackup { machine, .. }) if restoration.members.contains_key(machine) => {
-            match report(machine) {
-                Some(report) if report.etcd.data == Data::Empty => Some(Ok(())),
-                Some(_) => otherwise("there is data already"),
-                None => Some(Err(Refusal::NotSeen("the agent's report"))),
-            }
-        }
-        Action::Restore(RestoreAction::CompareRestored { machines }) => {
-            let found = found(observed, restoration);
-            let all = found.values().next().is_some_and(|names| names.len() == machines.len());
-            match found.len() == 1 && all {
-                true => Some(Ok(())),
-                false => otherwise("not every member has the backup"),
-            }
-        }
-        Action::Pki(PkiAction::NextAuthority { .. })
-        | Action::Pki(PkiAction::SwitchAuthority { .. })
-        | Action::Pki(PkiAction::RetireAuthority { .. })
-        | Action::Pki(PkiAction::ForgetAuthority { .. })
-        | Action::Machine(MachineAction::Deliver { .. })
-        | Action::Etcd(EtcdAction::StartEtcd { .. })
-        | Action::Etcd(EtcdAction::RestartEtcd { .. })
-        | Action::Etcd(EtcdAction::RestartTogether { .. })
-        | Action::Recovery(RecoveryAction::RestoreData { .. })
-        | Action::Restore(RestoreAction::PrepareRestore)
-        | Action::Restore(RestoreAction::RestoreBackup { .. })
-        | Action::Machine(MachineAction::RebuildMachine { .. })
-        | Action::Member(MemberAction::AddLearner { .. })
-        | Action::Member(MemberAction::PromoteMember { .. })
-        | Action::Member(MemberAction::RemoveMember { .. })
-        | Action::Member(MemberAction::UpdateMember { .. })
-        | Action::Member(MemberAction::MoveLeader { .. })
-        | Action::Upkeep(UpkeepAction::Compact { .. })
-        | Action::Upkeep(UpkeepAction::Defragment { .. })
-        | Action::Upkeep(UpkeepAction::DisarmAlarm { .. })
-        | Action::Version(VersionAction::TakeSnapshot { .. })
-        | Action::Version(VersionAction::EnableDowngrade { .. })
-        | Action::Version(VersionAction::CancelDowngrade)
-        | Action::Auth(AuthAction::CreateRoot)
-        | Action::Auth(AuthAction::ChangeRootPassword)
-        | Action::Auth(AuthAction::EnableAuth)
-        | Action::Auth(AuthAction::DisableAuth)
-        | Action::User(UserAction::SetRole { .. })
-        | Action::User(UserAction::DeleteRole { .. })
-        | Action::User(UserAction::SetUser { .. })
-        | Action::User(UserAction::DeleteUser { .. }) => otherwise("a backup is being restored"),
-    }
 }

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 
 use super::passes::Report;
 use super::{Draft, Reason, Step, Waiting, members};
-use crate::action::{Action, PkiAction};
+use crate::action::PkiAction;
 use crate::desired::Cluster;
 use crate::observed::{
     AgentReport, AuthorityRecord, Greeting, Observed, Origin, ServiceState, Side, Trust, View, quorum,
@@ -19,7 +19,7 @@ use crate::spec::{AuthMode, Authority, Name};
 
 /// What a change of an authority comes to next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
+pub(super) enum Phase {
     /// The next one signs.
     Switch,
     /// Those that nothing is signed by any more are not trusted any more.
@@ -29,11 +29,11 @@ enum Phase {
 }
 
 impl Phase {
-    fn action(self, side: Side) -> Action {
+    pub(super) fn action(self, side: Side) -> PkiAction {
         match self {
-            Self::Switch => Action::Pki(PkiAction::SwitchAuthority { side }),
-            Self::Retire => Action::Pki(PkiAction::RetireAuthority { side, unused: false }),
-            Self::Forget => Action::Pki(PkiAction::ForgetAuthority { side }),
+            Self::Switch => PkiAction::SwitchAuthority { side },
+            Self::Retire => PkiAction::RetireAuthority { side, unused: false },
+            Self::Forget => PkiAction::ForgetAuthority { side },
         }
     }
 
@@ -55,7 +55,8 @@ pub(super) fn is_wanted(desired: &Cluster, observed: &Observed, side: Side, reco
     }
 }
 
-fn phase(desired: &Cluster, observed: &Observed, side: Side, now: Timestamp) -> Option<Phase> {
+/// The next phase of a change of this side's authorities.
+pub(super) fn phase(desired: &Cluster, observed: &Observed, side: Side, now: Timestamp) -> Option<Phase> {
     let trust = observed.ledger.trust(side)?;
     match &trust.next {
         Some(next) if is_wanted(desired, observed, side, next) => Some(Phase::Switch),
@@ -241,7 +242,13 @@ fn unproven(
 }
 
 /// Why the phase must not begin now; nothing when it may.
-fn hindrances(desired: &Cluster, observed: &Observed, side: Side, phase: Phase, now: Timestamp) -> Vec<Waiting> {
+pub(super) fn hindrances(
+    desired: &Cluster,
+    observed: &Observed,
+    side: Side,
+    phase: Phase,
+    now: Timestamp,
+) -> Vec<Waiting> {
     let view = View::of(observed);
     // Nobody can shake hands any more: nothing is lost by going on.
     if phase == Phase::Switch && in_vain(observed, side, now) {
@@ -281,18 +288,6 @@ pub(super) fn rotate(draft: &mut Draft<'_>) -> Report {
         draft.waiting.extend(new);
     }
     Report::Looked
-}
-
-/// Judges a phase on a fresh look.
-pub(super) fn judge(desired: &Cluster, observed: &Observed, side: Side, action: &Action) -> Result<(), String> {
-    let now = observed.at();
-    match phase(desired, observed, side, now) {
-        Some(phase) if phase.action(side) == *action => match hindrances(desired, observed, side, phase, now).first() {
-            None => Ok(()),
-            Some(waiting) => Err(waiting.to_string()),
-        },
-        Some(_) | None => Err("the authorities are not as expected".to_owned()),
-    }
 }
 
 /// Whether every other member accepts what this authority signs, running and when started anew.

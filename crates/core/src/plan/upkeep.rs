@@ -4,6 +4,7 @@
 //! only then is the alarm taken back. Which member is corrupt is for the members' own hashes to say.
 
 use super::passes::{Because, Report};
+use super::safety::Case;
 use super::{Draft, Reason, Step, Waiting, members, safety};
 use crate::action::{Action, MemberAction, UpkeepAction};
 use crate::observed::{Agreement, Alarm, EtcdFacts, Filling, View};
@@ -173,7 +174,7 @@ pub(super) fn defragment(draft: &mut Draft<'_>, mut who: Vec<Name>) {
     // One without room on its disk holds nobody else up, and waiting makes no room.
     who.retain(|machine| {
         let Some(etcd) = draft.view.answering.get(machine) else { return true };
-        match safety::room_for_new_file(draft.observed, machine, etcd) {
+        match Case::of(draft.desired, draft.observed, &draft.view).room_for_new_file(machine, etcd) {
             Ok(()) => true,
             Err(refusal) => {
                 let action = Action::Upkeep(UpkeepAction::Defragment { machine: machine.clone() });

@@ -5,15 +5,12 @@ use std::collections::BTreeMap;
 use jiff::SignedDuration;
 
 use super::passes::Report;
-use super::safety::Refusal;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::VersionAction;
 use crate::desired::Cluster;
 use crate::observed::{MemberObserved, Observed, View};
 use crate::spec::{AuthMode, EtcdVersion, Name, ignored_by};
-use crate::versions::{
-    AUTH_CHANGED_AFTER, Hop, Line, REQUESTS_OF_TODAY, VersionRefusal, Versions, least_before, next, path,
-};
+use crate::versions::{AUTH_CHANGED_AFTER, Hop, Line, VersionRefusal, Versions, next, path};
 
 /// A snapshot that is younger than this serves a change that was interrupted and is taken up again.
 const FRESH: SignedDuration = SignedDuration::from_hours(1);
@@ -158,74 +155,4 @@ pub(super) fn snapshot_due(draft: &Draft<'_>, version: EtcdVersion) -> bool {
     let taken = draft.observed.ledger.snapshot.as_ref();
     let fresh = taken.is_some_and(|s| s.before == version && draft.now.duration_since(s.at) < FRESH);
     !fresh && !now.running.values().any(|v| *v == version)
-}
-
-/// Whether a member may be started with this version: judged again for every step, whoever thought of it.
-pub(super) fn judge(
-    desired: &Cluster,
-    observed: &Observed,
-    view: &View<'_>,
-    machine: &Name,
-    version: EtcdVersion,
-) -> Result<(), Refusal> {
-    let now = versions(desired, observed, view);
-    let otherwise = |text: String| Err(Refusal::Otherwise(text));
-    let Some(running) = now.running.get(machine).copied().filter(|running| *running != version) else {
-        return Ok(());
-    };
-    let saved = observed.ledger.snapshot.as_ref().is_some_and(|s| s.before == version);
-    if !saved && !now.running.values().any(|v| *v == version) {
-        return Err(Refusal::NotSeen("a snapshot from before this version"));
-    }
-    let (from, to) = (Line::of(running), Line::of(version));
-    if to == from {
-        return Ok(());
-    }
-    if to != from.above() && to != from.below() {
-        return otherwise(format!("from {running} to {version} a line would be skipped"));
-    }
-    if now.auth && from.min(to) == AUTH_CHANGED_AFTER {
-        return otherwise(VersionRefusal::AuthOn { line: from.min(to) }.to_string());
-    }
-    if to < from {
-        return match now.written_for.iter().max() {
-            None => Err(Refusal::NotSeen("what the data is written for")),
-            Some(line) if *line > to => otherwise(format!("the data is written for {line}")),
-            Some(_) => Ok(()),
-        };
-    }
-    if now.downgrade.is_some() {
-        return otherwise("etcd was told to go down".to_owned());
-    }
-    if let Some(line) = now.written_for.iter().min().filter(|line| !to.fits(**line)) {
-        return otherwise(format!("the data is written for {line}"));
-    }
-    if from == REQUESTS_OF_TODAY && now.old_requests {
-        return otherwise(format!("the log may hold requests of {}, which {to} does not read", from.below()));
-    }
-    let least = least_before(to);
-    match now.running.values().find(|v| Line::of(**v) < to && least.is_some_and(|least| **v < least)) {
-        Some(old) => otherwise(format!("{old} must not meet {to}")),
-        None => Ok(()),
-    }
-}
-
-/// Whether etcd may be told now that the cluster goes down to this version.
-pub(super) fn judge_downgrade(
-    desired: &Cluster,
-    observed: &Observed,
-    view: &View<'_>,
-    version: EtcdVersion,
-) -> Result<(), Refusal> {
-    let now = versions(desired, observed, view);
-    let above = Line::of(version).above();
-    let voters = view.listed.unwrap_or_default().iter().filter(|m| !m.learner);
-    let healthy = |id| view.healthy.iter().any(|n| view.answering.get(n).is_some_and(|e| e.member == id));
-    if !voters.clone().all(|m| healthy(m.id)) {
-        return Err(Refusal::WouldLoseQuorum { healthy: view.healthy.len(), of: view.voters });
-    }
-    if now.downgrade.is_some() || now.running.values().any(|v| Line::of(*v) != above) {
-        return Err(Refusal::Otherwise(format!("not all members run {above}, or etcd was told already")));
-    }
-    Ok(())
 }

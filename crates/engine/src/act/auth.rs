@@ -2,13 +2,24 @@
 
 use etcd_client::UserAddOptions;
 use jiff::Timestamp;
+use raftsman_core::action::AuthAction;
 use raftsman_etcd::{EtcdError, bounded};
 use secrecy::ExposeSecret;
 
 use super::{ActError, Hands};
 
+/// Does it.
+pub(super) async fn act(hands: Hands<'_>, action: &AuthAction, now: Timestamp) -> Result<(), ActError> {
+    match action {
+        AuthAction::CreateRoot => hands.create_root(now).await,
+        AuthAction::ChangeRootPassword => hands.change_root_password(now).await,
+        AuthAction::EnableAuth => hands.enable_auth(now).await,
+        AuthAction::DisableAuth => hands.disable_auth(now).await,
+    }
+}
+
 impl Hands<'_> {
-    pub(super) async fn create_root(self, now: Timestamp) -> Result<(), ActError> {
+    async fn create_root(self, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
         // Also where the authorities were made before the file asked for passwords.
         self.cluster().make_root_password(self.lock)?;
@@ -25,7 +36,7 @@ impl Hands<'_> {
     }
 
     /// With the password that is in force: the connection is the one that it got.
-    pub(super) async fn change_root_password(self, now: Timestamp) -> Result<(), ActError> {
+    async fn change_root_password(self, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
         self.cluster().announce_root_password(self.lock)?;
         if let Some(password) = self.cluster().root_password()? {
@@ -35,13 +46,13 @@ impl Hands<'_> {
         Ok(self.cluster().keep_root_password(self.lock)?)
     }
 
-    pub(super) async fn enable_auth(self, now: Timestamp) -> Result<(), ActError> {
+    async fn enable_auth(self, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
         tolerate(bounded(async { Ok(client.auth_enable().await?) }).await)?;
         Ok(())
     }
 
-    pub(super) async fn disable_auth(self, now: Timestamp) -> Result<(), ActError> {
+    async fn disable_auth(self, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
         bounded(async { Ok(client.auth_disable().await?) }).await?;
         Ok(())

@@ -10,7 +10,7 @@ use raftsman_api::v1::{
     ClearDataRequest, ConfigureEtcdRequest, DataState, HandshakeRequest, InstallEtcdHead, InstallEtcdRequest,
     PinBinariesRequest, RestartEtcdRequest, StartEtcdRequest, StopEtcdRequest, Target,
 };
-use raftsman_core::action::{Action, StartData};
+use raftsman_core::action::{Action, EtcdAction, StartData};
 use raftsman_core::observed::{ClusterId, MemberId};
 use raftsman_core::render;
 use raftsman_core::spec::{EtcdVersion, Name};
@@ -27,8 +27,21 @@ const BIRTH: Duration = Duration::from_secs(1);
 /// gRPC's messages are limited to 4 MiB.
 const CHUNK: usize = 1 << 20;
 
+/// Does it.
+pub(super) async fn act(hands: Hands<'_>, action: &EtcdAction) -> Result<(), ActError> {
+    match action {
+        EtcdAction::InstallEtcd { machine, version } => hands.install_etcd(machine, *version).await,
+        EtcdAction::ConfigureEtcd { machine, version, at, .. } => hands.configure_etcd(machine, *version, *at).await,
+        EtcdAction::StartEtcd { machine, version, data } => hands.start_etcd(machine, *version, *data).await,
+        EtcdAction::RestartEtcd { machine, version, cluster } => hands.restart_etcd(machine, *version, *cluster).await,
+        EtcdAction::RestartTogether { machines, cluster } => hands.restart_together(machines, *cluster).await,
+        EtcdAction::StopEtcd { machine } => hands.stop_etcd(machine).await,
+        EtcdAction::ClearData { machine, member } => hands.clear_data(machine, *member).await,
+    }
+}
+
 impl Hands<'_> {
-    pub(super) async fn install_etcd(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
+    async fn install_etcd(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;
         fleet.artifacts.fetch(&cluster.desired.source, version).await?;
@@ -100,12 +113,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn restart_etcd(
-        self,
-        machine: &Name,
-        version: EtcdVersion,
-        cluster: ClusterId,
-    ) -> Result<(), ActError> {
+    pub(super) async fn restart_etcd(self, machine: &Name, version: EtcdVersion, cluster: ClusterId) -> Result<(), ActError> {
         // One order: its agent starts etcd again even if this command ends in between.
         let request = RestartEtcdRequest {
             version: version.to_string(),
@@ -117,7 +125,7 @@ impl Hands<'_> {
     }
 
     /// One right after the other, whether or not there is a majority meanwhile.
-    pub(super) async fn restart_together(
+    async fn restart_together(
         self,
         machines: &BTreeMap<Name, EtcdVersion>,
         cluster: ClusterId,
@@ -166,7 +174,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn clear_data(self, machine: &Name, member: Option<MemberId>) -> Result<(), ActError> {
+    async fn clear_data(self, machine: &Name, member: Option<MemberId>) -> Result<(), ActError> {
         let request = ClearDataRequest { expected_member_id: member.map_or(0, |id| id.0) };
         self.agent(machine).await?.clear_data(self.stamped(request)).await?;
         Ok(())

@@ -6,6 +6,7 @@ use etcd_client::{Client, MemberAddOptions, StatusResponse};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
+use raftsman_core::action::MemberAction;
 use raftsman_core::observed::{ListedMember, MemberId};
 use raftsman_etcd::{EtcdError, PROBE_KEY, bounded};
 
@@ -23,8 +24,23 @@ const SOON: Duration = Duration::from_millis(10);
 /// the next one that goes.
 const REST: Duration = Duration::from_secs(1);
 
+/// Does it.
+pub(super) async fn act(hands: Hands<'_>, action: &MemberAction, now: Timestamp) -> Result<(), ActError> {
+    match action {
+        MemberAction::AddLearner { peer_url, .. } => hands.add_learner(peer_url, now).await,
+        MemberAction::PromoteMember { member, .. } => hands.promote_member(*member, now).await,
+        MemberAction::RemoveMember { member, .. } => hands.remove_member(*member, now).await,
+        MemberAction::UpdateMember { machine, member, peer_url, version, cluster } => {
+            hands.update_member(*member, peer_url, now).await?;
+            hands.configure_etcd(machine, *version, None).await?;
+            hands.restart_etcd(machine, *version, *cluster).await
+        }
+        MemberAction::MoveLeader { member, .. } => hands.move_leader(*member, now).await,
+    }
+}
+
 impl Hands<'_> {
-    pub(super) async fn add_learner(self, peer_url: &str, now: Timestamp) -> Result<(), ActError> {
+    async fn add_learner(self, peer_url: &str, now: Timestamp) -> Result<(), ActError> {
         let client = self.leader(now).await?;
         self.patiently(&client, |mut client| async move {
             let options = MemberAddOptions::new().with_is_learner();
@@ -42,12 +58,12 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn promote_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {
+    async fn promote_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {
         let client = self.leader(now).await?;
         self.patiently(&client, |mut client| async move { Ok(client.member_promote(member.0).await.map(drop)?) }).await
     }
 
-    pub(super) async fn remove_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {
+    async fn remove_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {
         let client = self.leader(now).await?;
         self.patiently(&client, |mut client| async move { Ok(client.member_remove(member.0).await.map(drop)?) })
             .await?;
@@ -55,13 +71,13 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn update_member(self, member: MemberId, url: &str, now: Timestamp) -> Result<(), ActError> {
+    async fn update_member(self, member: MemberId, url: &str, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
         bounded(async { Ok(client.member_update(member.0, [url.to_owned()]).await?) }).await?;
         Ok(())
     }
 
-    pub(super) async fn move_leader(self, to: MemberId, now: Timestamp) -> Result<(), ActError> {
+    async fn move_leader(self, to: MemberId, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
         bounded(async { Ok(client.move_leader(to.0).await?) }).await?;
         self.all_follow(to, now).await

@@ -1,9 +1,9 @@
-//! One action → the world, and nothing beside it.
+//! One action → the world, and nothing beside it. Each topic is carried out in the file of its name.
 
 mod auth;
 mod etcd;
 mod fence;
-mod machine;
+mod machines;
 mod members;
 pub(crate) mod pki;
 mod preflight;
@@ -13,7 +13,7 @@ mod upkeep;
 mod users;
 mod versions;
 
-pub use machine::{boot, boot_data};
+pub use machines::{boot, boot_data};
 pub use versions::SnapshotError;
 
 use std::sync::Arc;
@@ -21,10 +21,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use raftsman_core::action::{
-    Action, AuthAction, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction, RecoveryAction,
-    RestoreAction, UpkeepAction, UserAction, VersionAction,
-};
+use raftsman_core::action::Action;
 use raftsman_core::desired::Member;
 use raftsman_core::spec::Name;
 use raftsman_etcd::EtcdError;
@@ -170,92 +167,17 @@ impl<'h> Hands<'h> {
         Box::pin(async move {
             let now = Timestamp::now();
             match action {
-                Action::Pki(PkiAction::MakeAuthorities) => self.make_authorities(now),
-                Action::Pki(PkiAction::NextAuthority { side }) => {
-                    Ok(self.cluster().next_authority(self.lock, *side, now)?)
-                }
-                Action::Pki(PkiAction::SwitchAuthority { side }) => {
-                    Ok(self.cluster().change_trust(self.lock, *side, |trust| trust.switch(now))?)
-                }
-                Action::Pki(PkiAction::RetireAuthority { side, unused }) => {
-                    Ok(self.cluster().change_trust(self.lock, *side, |trust| trust.retire(*unused))?)
-                }
-                Action::Pki(PkiAction::ForgetAuthority { side }) => self.forget_authority(*side),
-                Action::Pki(PkiAction::StoreTrust { machine, purpose }) => self.store_trust(machine, *purpose).await,
-                Action::Etcd(EtcdAction::RestartTogether { machines, cluster }) => {
-                    self.restart_together(machines, *cluster).await
-                }
-                Action::Machine(MachineAction::CreateMachine { machine }) => self.create_machine(machine, now).await,
-                Action::Machine(MachineAction::StartMachine { machine }) => self.start_machine(machine, now).await,
-                Action::Machine(MachineAction::Enroll { machine }) => self.enroll(machine, now).await,
-                Action::Preflight(PreflightAction::Measure) => Box::pin(self.measure()).await,
-                Action::Etcd(EtcdAction::InstallEtcd { machine, version }) => {
-                    self.install_etcd(machine, *version).await
-                }
-                Action::Pki(PkiAction::IssueCertificate { machine, purpose, also }) => {
-                    self.issue_certificate(machine, *purpose, *also, now).await
-                }
-                Action::Etcd(EtcdAction::ConfigureEtcd { machine, version, at, .. }) => {
-                    self.configure_etcd(machine, *version, *at).await
-                }
-                Action::Machine(MachineAction::SetFirewall { machine, .. }) => self.set_firewall(machine).await,
-                Action::Machine(MachineAction::SetAccess { machine, .. }) => self.set_access(machine).await,
-                Action::Machine(MachineAction::RenewAgent { machine }) => self.renew_agent(machine, now).await,
-                Action::Machine(MachineAction::Deliver { machine }) => self.deliver(machine).await,
-                Action::Etcd(EtcdAction::StartEtcd { machine, version, data }) => {
-                    self.start_etcd(machine, *version, *data).await
-                }
-                Action::Etcd(EtcdAction::StopEtcd { machine }) => self.stop_etcd(machine).await,
-                Action::Etcd(EtcdAction::ClearData { machine, member }) => self.clear_data(machine, *member).await,
-                Action::Restore(RestoreAction::PrepareRestore) => Box::pin(self.prepare_restore()).await,
-                Action::Restore(RestoreAction::RestoreBackup { machine, version }) => {
-                    Box::pin(self.restore_backup(machine, *version)).await
-                }
-                Action::Restore(RestoreAction::CompareRestored { machines }) => {
-                    Box::pin(self.compare_restored(machines)).await
-                }
-                Action::Recovery(RecoveryAction::RestoreData { machine, version }) => {
-                    Box::pin(self.restore_data(machine, *version)).await
-                }
-                Action::Machine(MachineAction::DeleteMachine { machine }) => self.delete_machine(machine).await,
-                Action::Machine(MachineAction::RebuildMachine { machine }) => self.rebuild_machine(machine).await,
-                Action::Machine(MachineAction::MoveMachine { machine, address }) => {
-                    self.move_machine(machine, *address).await
-                }
-                Action::Member(MemberAction::AddLearner { peer_url, .. }) => self.add_learner(peer_url, now).await,
-                Action::Member(MemberAction::PromoteMember { member, .. }) => self.promote_member(*member, now).await,
-                Action::Member(MemberAction::RemoveMember { member, .. }) => self.remove_member(*member, now).await,
-                Action::Member(MemberAction::UpdateMember { machine, member, peer_url, version, cluster }) => {
-                    self.update_member(*member, peer_url, now).await?;
-                    self.configure_etcd(machine, *version, None).await?;
-                    self.restart_etcd(machine, *version, *cluster).await
-                }
-                Action::Member(MemberAction::MoveLeader { member, .. }) => self.move_leader(*member, now).await,
-                Action::Etcd(EtcdAction::RestartEtcd { machine, version, cluster }) => {
-                    self.restart_etcd(machine, *version, *cluster).await
-                }
-                Action::Upkeep(UpkeepAction::Compact { revision }) => self.compact(*revision, now).await,
-                Action::Upkeep(UpkeepAction::Defragment { machine }) => self.defragment(machine, now).await,
-                Action::Upkeep(UpkeepAction::DisarmAlarm { alarm }) => Box::pin(self.disarm(*alarm, now)).await,
-                Action::Version(VersionAction::TakeSnapshot { version }) => {
-                    Box::pin(self.take_snapshot(*version, now)).await
-                }
-                Action::Version(VersionAction::EnableDowngrade { version }) => {
-                    self.enable_downgrade(*version, now).await
-                }
-                Action::Version(VersionAction::CancelDowngrade) => self.cancel_downgrade(now).await,
-                Action::Auth(AuthAction::CreateRoot) => self.create_root(now).await,
-                Action::Auth(AuthAction::ChangeRootPassword) => self.change_root_password(now).await,
-                Action::Auth(AuthAction::EnableAuth) => self.enable_auth(now).await,
-                Action::Auth(AuthAction::DisableAuth) => self.disable_auth(now).await,
-                Action::User(UserAction::SetRole { role, set, revoke }) => {
-                    Box::pin(self.set_role(role, set, revoke, now)).await
-                }
-                Action::User(UserAction::DeleteRole { role }) => Box::pin(self.delete_role(role, now)).await,
-                Action::User(UserAction::SetUser { user, account, grant, revoke }) => {
-                    Box::pin(self.set_user(user, *account, grant, revoke, now)).await
-                }
-                Action::User(UserAction::DeleteUser { user }) => Box::pin(self.delete_user(user, now)).await,
+                Action::Machine(action) => machines::act(self, action, now).await,
+                Action::Pki(action) => pki::act(self, action, now).await,
+                Action::Preflight(action) => preflight::act(self, action).await,
+                Action::Etcd(action) => etcd::act(self, action).await,
+                Action::Member(action) => members::act(self, action, now).await,
+                Action::Upkeep(action) => upkeep::act(self, action, now).await,
+                Action::Version(action) => versions::act(self, action, now).await,
+                Action::Auth(action) => auth::act(self, action, now).await,
+                Action::User(action) => users::act(self, action, now).await,
+                Action::Restore(action) => restore::act(self, action).await,
+                Action::Recovery(action) => recovery::act(self, action).await,
             }
         })
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use raftsman_api::fence;
 use raftsman_api::v1::{self, RequestCertificateRequest, StoreCertificateRequest, StoreTrustRequest};
+use raftsman_core::action::PkiAction;
 use raftsman_core::desired::ClientAccess;
 use raftsman_core::observed::{Purpose, Side};
 use raftsman_core::spec::Name;
@@ -16,8 +17,27 @@ use crate::cluster::{ClusterAt, signers_profile};
 use crate::observe::{AgentCalls, AgentLink, LinkError};
 use crate::pki::{LeafProfile, PkiError, Usages};
 
+/// Does it.
+pub(super) async fn act(hands: Hands<'_>, action: &PkiAction, now: Timestamp) -> Result<(), ActError> {
+    match action {
+        PkiAction::MakeAuthorities => hands.make_authorities(now),
+        PkiAction::NextAuthority { side } => Ok(hands.cluster().next_authority(hands.lock, *side, now)?),
+        PkiAction::SwitchAuthority { side } => {
+            Ok(hands.cluster().change_trust(hands.lock, *side, |trust| trust.switch(now))?)
+        }
+        PkiAction::RetireAuthority { side, unused } => {
+            Ok(hands.cluster().change_trust(hands.lock, *side, |trust| trust.retire(*unused))?)
+        }
+        PkiAction::ForgetAuthority { side } => hands.forget_authority(*side),
+        PkiAction::StoreTrust { machine, purpose } => hands.store_trust(machine, *purpose).await,
+        PkiAction::IssueCertificate { machine, purpose, also } => {
+            hands.issue_certificate(machine, *purpose, *also, now).await
+        }
+    }
+}
+
 impl Hands<'_> {
-    pub(super) fn make_authorities(self, now: Timestamp) -> Result<(), ActError> {
+    fn make_authorities(self, now: Timestamp) -> Result<(), ActError> {
         for side in Side::ALL {
             self.cluster().first_authority(self.lock, side, now)?;
         }
@@ -25,14 +45,14 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) fn forget_authority(self, side: Side) -> Result<(), ActError> {
+    fn forget_authority(self, side: Side) -> Result<(), ActError> {
         // The ledger first: keys that it does not know are nobody's.
         self.cluster().change_trust(self.lock, side, |trust| trust.forget())?;
         self.cluster().sweep_authorities(self.lock)?;
         Ok(())
     }
 
-    pub(super) async fn issue_certificate(
+    async fn issue_certificate(
         self,
         machine: &Name,
         purpose: Purpose,
@@ -46,7 +66,7 @@ impl Hands<'_> {
         swap(self.agent(machine).await?, self.generation(), wire(purpose), trust_pem, sign).await
     }
 
-    pub(super) async fn store_trust(self, machine: &Name, purpose: Purpose) -> Result<(), ActError> {
+    async fn store_trust(self, machine: &Name, purpose: Purpose) -> Result<(), ActError> {
         let trust_pem = self.cluster().trust(purpose.side())?.bundle();
         let request = StoreTrustRequest { purpose: wire(purpose).into(), trust_pem };
         self.agent(machine).await?.store_trust(self.stamped(request)).await?;

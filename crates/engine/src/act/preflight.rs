@@ -5,15 +5,23 @@ use std::net::IpAddr;
 
 use jiff::Timestamp;
 use raftsman_api::v1::{MeasureReply, MeasureRequest, Target};
+use raftsman_core::action::PreflightAction;
 use raftsman_core::observed::{Measured, Measurement, Preflight};
 use raftsman_core::plan::preflight;
 use raftsman_core::spec::Name;
 
 use super::{ActError, Hands};
 
+/// Does it.
+pub(super) async fn act(hands: Hands<'_>, action: &PreflightAction) -> Result<(), ActError> {
+    match action {
+        PreflightAction::Measure => Box::pin(hands.measure()).await,
+    }
+}
+
 impl Hands<'_> {
     /// Measures, and remembers what follows from it.
-    pub(super) async fn measure(self) -> Result<(), ActError> {
+    async fn measure(self) -> Result<(), ActError> {
         let (measurement, silent) = self.measurement().await?;
         let cluster = self.cluster();
         let (ready, needed) = (measurement.members.len(), preflight::needed(&cluster.desired, &cluster.ledger()));

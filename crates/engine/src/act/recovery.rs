@@ -2,6 +2,7 @@
 
 use raftsman_api::v1::restore_data_request::Part;
 use raftsman_api::v1::{RestoreDataHead, RestoreDataRequest};
+use raftsman_core::action::RecoveryAction;
 use raftsman_core::observed::MemberId;
 use raftsman_core::spec::{EtcdVersion, Name};
 
@@ -9,6 +10,13 @@ use super::{ActError, Hands};
 
 /// No cluster writes so often in the time that people need to notice that it lost its majority.
 const BUMP: u64 = 1_000_000_000;
+
+/// Does it.
+pub(super) async fn act(hands: Hands<'_>, action: &RecoveryAction) -> Result<(), ActError> {
+    match action {
+        RecoveryAction::RestoreData { machine, version } => Box::pin(hands.restore_data(machine, *version)).await,
+    }
+}
 
 impl Hands<'_> {
     pub(super) async fn restore_data(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {

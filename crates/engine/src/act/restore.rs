@@ -12,7 +12,7 @@ use raftsman_api::v1::{
     RestoreDataRequest, RestoreHow, StopEtcdRequest, Target,
 };
 use raftsman_backup::{Keys, Point, Wish};
-use raftsman_core::action::StartData;
+use raftsman_core::action::{RestoreAction, StartData};
 use raftsman_core::desired::{CLOSED_PORT, ClientAccess};
 use raftsman_core::observed::{ClusterId, Ledger, MemberObserved, Observed, Restoration, SnapshotSource, View};
 use raftsman_core::plan::restore::{decide, untried};
@@ -66,9 +66,18 @@ fn is_able(observed: &Observed, machine: &Name, version: EtcdVersion) -> bool {
     report.is_some_and(|report| report.etcd.installed.contains_key(&version))
 }
 
+/// Does it.
+pub(super) async fn act(hands: Hands<'_>, action: &RestoreAction) -> Result<(), ActError> {
+    match action {
+        RestoreAction::PrepareRestore => Box::pin(hands.prepare_restore()).await,
+        RestoreAction::RestoreBackup { machine, version } => Box::pin(hands.restore_backup(machine, *version)).await,
+        RestoreAction::CompareRestored { machines } => Box::pin(hands.compare_restored(machines)).await,
+    }
+}
+
 impl Hands<'_> {
     /// What the file says that a new cluster is born from: tried, and decided upon.
-    pub(super) async fn prepare_restore(self) -> Result<(), ActError> {
+    async fn prepare_restore(self) -> Result<(), ActError> {
         let cluster = self.cluster();
         let from = cluster.desired.settings.restore_from.clone().unwrap_or_default();
         let (fleet, name) = (&cluster.fleet, &cluster.desired.name);
@@ -153,7 +162,7 @@ impl Hands<'_> {
             .ok_or_else(|| ActError::NothingToRestore(self.cluster().desired.name.clone()))
     }
 
-    pub(super) async fn restore_backup(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
+    async fn restore_backup(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
         let restoration = self.restoration()?;
         let head = self.head(&restoration, machine)?;
         let prepared = RestoreDataHead { how: RestoreHow::Prepared.into(), ..head.clone() };
@@ -256,7 +265,7 @@ impl Hands<'_> {
     }
 
     /// At a port that no client knows, with certificates only: nobody sees what is not the same everywhere.
-    pub(super) async fn compare_restored(self, machines: &[Name]) -> Result<(), ActError> {
+    async fn compare_restored(self, machines: &[Name]) -> Result<(), ActError> {
         let restoration = self.restoration()?;
         let compared = self.compared(&restoration, machines).await;
         // Whatever came of it: nobody finds them like this.

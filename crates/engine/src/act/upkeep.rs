@@ -23,9 +23,18 @@ const STEADY: u32 = 3;
 /// A follower hears of a disarmed alarm within moments.
 const HEARD: Duration = Duration::from_secs(5);
 
+/// Does it.
+pub(super) async fn act(hands: Hands<'_>, action: &UpkeepAction, now: Timestamp) -> Result<(), ActError> {
+    match action {
+        UpkeepAction::Compact { revision } => hands.compact(*revision, now).await,
+        UpkeepAction::Defragment { machine } => hands.defragment(machine, now).await,
+        UpkeepAction::DisarmAlarm { alarm } => Box::pin(hands.disarm(*alarm, now)).await,
+    }
+}
+
 impl Hands<'_> {
     /// Compacts, and waits for every member to have dropped what it should: each does so by itself, behind the call.
-    pub(super) async fn compact(self, revision: i64, now: Timestamp) -> Result<(), ActError> {
+    async fn compact(self, revision: i64, now: Timestamp) -> Result<(), ActError> {
         let mut leader = self.changing(now).await?;
         physically(&mut leader, revision).await?;
         for mut client in self.clients(now).await? {
@@ -54,7 +63,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn defragment(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
+    async fn defragment(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
         let mut client = self.links(machine)?.etcd.client(&credentials).await?;
         let status = bounded(async { Ok(client.status().await?) }).await?;
@@ -71,7 +80,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn disarm(self, alarm: Alarm, now: Timestamp) -> Result<(), ActError> {
+    async fn disarm(self, alarm: Alarm, now: Timestamp) -> Result<(), ActError> {
         let kind = match alarm {
             Alarm::NoSpace => AlarmType::Nospace,
             Alarm::Corrupt => AlarmType::Corrupt,

@@ -2,7 +2,7 @@
 
 use etcd_client::{Client, Permission, PermissionType, RoleRevokePermissionOptions, UserAddOptions};
 use jiff::Timestamp;
-use raftsman_core::action::Account;
+use raftsman_core::action::{Account, UserAction};
 use raftsman_core::observed::Granted;
 use raftsman_core::spec::{KeySpan, Level};
 use raftsman_etcd::{EtcdError, bounded};
@@ -10,14 +10,20 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use super::{ActError, Hands};
 
+/// Does it.
+pub(super) async fn act(hands: Hands<'_>, action: &UserAction, now: Timestamp) -> Result<(), ActError> {
+    match action {
+        UserAction::SetRole { role, set, revoke } => Box::pin(hands.set_role(role, set, revoke, now)).await,
+        UserAction::DeleteRole { role } => Box::pin(hands.delete_role(role, now)).await,
+        UserAction::SetUser { user, account, grant, revoke } => {
+            Box::pin(hands.set_user(user, *account, grant, revoke, now)).await
+        }
+        UserAction::DeleteUser { user } => Box::pin(hands.delete_user(user, now)).await,
+    }
+}
+
 impl Hands<'_> {
-    pub(super) async fn set_role(
-        self,
-        role: &str,
-        set: &[Granted],
-        revoke: &[KeySpan],
-        now: Timestamp,
-    ) -> Result<(), ActError> {
+    async fn set_role(self, role: &str, set: &[Granted], revoke: &[KeySpan], now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
         let done = async {
             call(async { Ok(client.role_add(role).await.map(drop)?) }, "already exists").await?;
@@ -38,14 +44,14 @@ impl Hands<'_> {
         Ok(done?)
     }
 
-    pub(super) async fn delete_role(self, role: &str, now: Timestamp) -> Result<(), ActError> {
+    async fn delete_role(self, role: &str, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
         let done = call(async { Ok(client.role_delete(role).await.map(drop)?) }, "role name not found").await;
         self.observer.forget_access().await;
         Ok(done?)
     }
 
-    pub(super) async fn set_user(
+    async fn set_user(
         self,
         user: &str,
         account: Account,
@@ -83,7 +89,7 @@ impl Hands<'_> {
         Ok(done?)
     }
 
-    pub(super) async fn delete_user(self, user: &str, now: Timestamp) -> Result<(), ActError> {
+    async fn delete_user(self, user: &str, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
         let done = delete(&mut client, user).await;
         self.observer.forget_access().await;

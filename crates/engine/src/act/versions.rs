@@ -7,6 +7,7 @@ use std::time::Duration;
 use etcd_client::{Client, DowngradeOptions};
 use jiff::Timestamp;
 use raftsman_backup::snapshot::{self, Check};
+use raftsman_core::action::VersionAction;
 use raftsman_core::observed::SnapshotRecord;
 use raftsman_core::spec::EtcdVersion;
 use raftsman_etcd::{Answered, EtcdError, PROBE_KEY, bounded};
@@ -36,9 +37,18 @@ pub enum SnapshotError {
     Silent,
 }
 
+/// Does it.
+pub(super) async fn act(hands: Hands<'_>, action: &VersionAction, now: Timestamp) -> Result<(), ActError> {
+    match action {
+        VersionAction::TakeSnapshot { version } => Box::pin(hands.take_snapshot(*version, now)).await,
+        VersionAction::EnableDowngrade { version } => hands.enable_downgrade(*version, now).await,
+        VersionAction::CancelDowngrade => hands.cancel_downgrade(now).await,
+    }
+}
+
 impl Hands<'_> {
     /// Saves all data, as it is now, in a file of the state.
-    pub(super) async fn take_snapshot(self, before: EtcdVersion, now: Timestamp) -> Result<(), ActError> {
+    async fn take_snapshot(self, before: EtcdVersion, now: Timestamp) -> Result<(), ActError> {
         // The leader has enough to do.
         let mut client = Box::pin(self.voter(now, |status| !leads(status))).await?;
         let status = bounded(async { Ok(client.status().await?) }).await?;
@@ -55,7 +65,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn enable_downgrade(self, version: EtcdVersion, now: Timestamp) -> Result<(), ActError> {
+    async fn enable_downgrade(self, version: EtcdVersion, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?.maintenance_client();
         let target = version.to_string();
         bounded(async { Ok(client.downgrade(DowngradeOptions::Validate(target.clone())).await?) }).await?;
@@ -63,7 +73,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn cancel_downgrade(self, now: Timestamp) -> Result<(), ActError> {
+    async fn cancel_downgrade(self, now: Timestamp) -> Result<(), ActError> {
         // One of 3.5 does it and never answers.
         let client = Box::pin(self.voter(now, |status| !status.storage_version().is_empty())).await?;
         self.pass_fence(&client).await?;

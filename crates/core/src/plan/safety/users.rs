@@ -1,14 +1,30 @@
 //! A change of roles or users → whether it keeps to the file, and takes nothing away that somebody should have.
 
-use super::Refusal;
-use crate::action::Account;
+use super::{Case, Cost, Refusal, otherwise};
+use crate::action::{Account, UserAction};
 use crate::desired::{self, Cluster};
 use crate::observed::{Access, Granted, ROOT, View};
 use crate::plan::users::{account, lacking, looked, newest};
 use crate::spec::KeySpan;
 
+pub(super) fn judge(case: &Case<'_>, action: &UserAction) -> Result<Cost, Refusal> {
+    let (desired, view) = (case.desired, case.view);
+    let judged = match action {
+        UserAction::SetRole { role, set, revoke } => set_role(desired, seen(view, role)?, role, set, revoke),
+        UserAction::DeleteRole { role } => delete_role(desired, seen(view, role)?, role),
+        UserAction::SetUser { user, account, grant, revoke } => {
+            set_user(desired, seen(view, user)?, user, *account, grant, revoke)
+        }
+        UserAction::DeleteUser { user } => {
+            seen(view, user)?;
+            delete_user(desired, user)
+        }
+    };
+    judged.map(|()| case.unharmed)
+}
+
 /// The users and roles that a majority has, where a change of this one may be judged by them.
-pub(super) fn seen<'a>(view: &View<'a>, subject: &str) -> Result<&'a Access, Refusal> {
+fn seen<'a>(view: &View<'a>, subject: &str) -> Result<&'a Access, Refusal> {
     if !view.has_quorum() {
         return Err(Refusal::NoQuorum);
     }
@@ -20,13 +36,7 @@ pub(super) fn seen<'a>(view: &View<'a>, subject: &str) -> Result<&'a Access, Ref
 }
 
 /// Judges a change of a role.
-pub(super) fn set_role(
-    desired: &Cluster,
-    seen: &Access,
-    role: &str,
-    set: &[Granted],
-    revoke: &[KeySpan],
-) -> Result<(), Refusal> {
+fn set_role(desired: &Cluster, seen: &Access, role: &str, set: &[Granted], revoke: &[KeySpan]) -> Result<(), Refusal> {
     let roles = desired.access.roles.as_ref();
     let wanted = roles.and_then(|roles| roles.get(role)).ok_or_else(|| otherwise("it is not in the file"))?;
     let has = seen.roles.get(role);
@@ -45,13 +55,13 @@ pub(super) fn set_role(
 }
 
 /// Judges the end of a role.
-pub(super) fn delete_role(desired: &Cluster, seen: &Access, role: &str) -> Result<(), Refusal> {
+fn delete_role(desired: &Cluster, seen: &Access, role: &str) -> Result<(), Refusal> {
     not_in_file(desired.access.roles.as_ref().map(|roles| roles.contains_key(role)))?;
     all_have_theirs(&desired.access, seen)
 }
 
 /// Judges a change of a user.
-pub(super) fn set_user(
+fn set_user(
     desired: &Cluster,
     seen: &Access,
     user: &str,
@@ -82,12 +92,8 @@ pub(super) fn set_user(
 }
 
 /// Judges the end of a user.
-pub(super) fn delete_user(desired: &Cluster, user: &str) -> Result<(), Refusal> {
+fn delete_user(desired: &Cluster, user: &str) -> Result<(), Refusal> {
     not_in_file(desired.access.users.as_ref().map(|users| users.contains_key(user)))
-}
-
-fn otherwise(why: &str) -> Refusal {
-    Refusal::Otherwise(why.to_owned())
 }
 
 /// Only what the file speaks of and does not have is removed.

@@ -7,6 +7,7 @@ use raftsman_api::tls::machine_name;
 use raftsman_api::v1::{
     DeliverRequest, DeliveredFile, FinishClaimRequest, Purpose, ReportRequest, SetAccessRequest, SetFirewallRequest,
 };
+use raftsman_core::action::MachineAction;
 use raftsman_core::boot::Boot;
 use raftsman_core::desired::{AGENT_PORT, AGENT_VALIDITY, ClientAccess, Config};
 use raftsman_core::render::delivery::Delivered;
@@ -55,8 +56,24 @@ fn agent_profile(fleet: &Fleet, machine: &Name, address: IpAddr) -> LeafProfile 
     }
 }
 
+/// Does it.
+pub(super) async fn act(hands: Hands<'_>, action: &MachineAction, now: Timestamp) -> Result<(), ActError> {
+    match action {
+        MachineAction::CreateMachine { machine } => hands.create_machine(machine, now).await,
+        MachineAction::StartMachine { machine } => hands.start_machine(machine, now).await,
+        MachineAction::Enroll { machine } => hands.enroll(machine, now).await,
+        MachineAction::SetFirewall { machine, .. } => hands.set_firewall(machine).await,
+        MachineAction::SetAccess { machine, .. } => hands.set_access(machine).await,
+        MachineAction::RenewAgent { machine } => hands.renew_agent(machine, now).await,
+        MachineAction::Deliver { machine } => hands.deliver(machine).await,
+        MachineAction::MoveMachine { machine, address } => hands.move_machine(machine, *address).await,
+        MachineAction::RebuildMachine { machine } => hands.rebuild_machine(machine).await,
+        MachineAction::DeleteMachine { machine } => hands.delete_machine(machine).await,
+    }
+}
+
 impl Hands<'_> {
-    pub(super) async fn create_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
+    async fn create_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;
         let member = self.member(machine)?;
@@ -81,7 +98,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn start_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
+    async fn start_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         self.links(machine)?.agent.hang_up().await;
         let provider = &self.cluster().fleet.provider;
         // A killed run may have left it half made: then it is ordered again, which completes it.
@@ -91,7 +108,7 @@ impl Hands<'_> {
         Ok(provider.start(machine.as_str()).await?)
     }
 
-    pub(super) async fn delete_machine(self, machine: &Name) -> Result<(), ActError> {
+    async fn delete_machine(self, machine: &Name) -> Result<(), ActError> {
         if let Ok(links) = self.links(machine) {
             links.agent.hang_up().await;
         }
@@ -100,7 +117,7 @@ impl Hands<'_> {
     }
 
     /// etcd ends well first: a leader hands over, and nothing of its data is in flight.
-    pub(super) async fn rebuild_machine(self, machine: &Name) -> Result<(), ActError> {
+    async fn rebuild_machine(self, machine: &Name) -> Result<(), ActError> {
         let seen = self.observer.machine_id(machine);
         self.cluster().fleet.provider.is_the_same(machine.as_str(), seen.as_deref()).await?;
         self.pause_etcd(machine).await?;
@@ -108,12 +125,12 @@ impl Hands<'_> {
         Ok(self.cluster().fleet.provider.dismantle(machine.as_str(), seen.as_deref()).await?)
     }
 
-    pub(super) async fn move_machine(self, machine: &Name, address: IpAddr) -> Result<(), ActError> {
+    async fn move_machine(self, machine: &Name, address: IpAddr) -> Result<(), ActError> {
         self.links(machine)?.agent.hang_up().await;
         Ok(self.cluster().fleet.provider.readdress(machine.as_str(), address).await?)
     }
 
-    pub(super) async fn set_firewall(self, machine: &Name) -> Result<(), ActError> {
+    async fn set_firewall(self, machine: &Name) -> Result<(), ActError> {
         let cluster = self.cluster();
         let Some(Config { text, digest }) = cluster.desired.firewall(&cluster.ledger()) else { return Ok(()) };
         let request = SetFirewallRequest { rules: text, digest };
@@ -121,7 +138,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn deliver(self, machine: &Name) -> Result<(), ActError> {
+    async fn deliver(self, machine: &Name) -> Result<(), ActError> {
         let cluster = self.cluster();
         let Parcel { files, stamp, backups } = Parcel::pack(cluster, self.lock, machine).map_err(Box::new)?;
         let mut agent = self.agent(machine).await?;
@@ -143,7 +160,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn set_access(self, machine: &Name) -> Result<(), ActError> {
+    async fn set_access(self, machine: &Name) -> Result<(), ActError> {
         let fleet = &self.cluster().fleet;
         let request = SetAccessRequest {
             trust_pem: fleet.trust_pem.clone(),
@@ -153,7 +170,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn renew_agent(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
+    async fn renew_agent(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let fleet = &self.cluster().fleet;
         let profile = agent_profile(fleet, machine, self.member(machine)?.address);
         let sign = |csr: &[u8]| fleet.authority.sign_csr(csr, &profile, now);
@@ -163,7 +180,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn enroll(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
+    async fn enroll(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let fleet = &self.cluster().fleet;
         let member = self.member(machine)?;
         let links = self.links(machine)?;

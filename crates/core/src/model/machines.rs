@@ -1,0 +1,77 @@
+//! A step on a machine or its agent, on the simulated world → the machine as it is then.
+
+#![warn(clippy::wildcard_enum_match_arm)]
+
+use super::effects::Impossible;
+use super::{MachineModel, World};
+use crate::action::MachineAction;
+use crate::desired::Cluster;
+use crate::observed::{Delivery, Power, ServiceState};
+use crate::spec::Shape;
+
+pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) -> Result<(), Impossible> {
+    match action {
+        MachineAction::CreateMachine { machine } => {
+            world.made += 1;
+            let firewall = desired.first_firewall(&world.ledger).map(|rules| rules.digest);
+            let incarnation = format!("made-{}", world.made);
+            let member = desired.member(machine);
+            let address = member.ok_or_else(|| Impossible(format!("{machine} is not in the file")))?.address;
+            let new = world.machines.entry(machine.clone()).or_insert_with(MachineModel::none);
+            if !new.exists {
+                let ports_taken = std::mem::take(&mut new.ports_taken);
+                let made = MachineModel { exists: true, incarnation, address, ports_taken, ..MachineModel::none() };
+                *new = MachineModel { firewall, shape: desired.shape.clone(), delivery: undelivered(desired), ..made };
+            }
+            power_on(new);
+        }
+        MachineAction::StartMachine { machine } => {
+            let started = world.existing(machine)?;
+            // One of which there is nothing but its data disk is made anew around it.
+            if started.shape.is_none() && desired.shape.is_some() {
+                started.delivery = undelivered(desired);
+                started.shape.clone_from(&desired.shape);
+            }
+            power_on(started);
+        }
+        MachineAction::Enroll { machine } => world.with_agent(machine)?.claimed = true,
+        MachineAction::SetFirewall { machine, digest } => world.claimed(machine)?.firewall = Some(digest.clone()),
+        MachineAction::SetAccess { machine, digest } => world.claimed(machine)?.access = Some(digest.clone()),
+        MachineAction::RenewAgent { machine } => {
+            let (now, agents) = (world.now, &desired.agents);
+            let renewed = world.claimed(machine)?;
+            if let Some(certificate) = &mut renewed.agent_certificate {
+                certificate.not_before = now;
+                certificate.not_after = agents.renewed_until(now);
+                certificate.issuer_key = agents.signer.clone().unwrap_or_else(|| certificate.issuer_key.clone());
+            }
+        }
+        MachineAction::Deliver { machine } => world.claimed(machine)?.delivery = Delivery::Current,
+        MachineAction::MoveMachine { machine, address } => world.existing(machine)?.address = *address,
+        MachineAction::RebuildMachine { machine } => {
+            let cluster = world.existing(machine)?.cluster();
+            world.stop(machine, cluster)?;
+            let rebuilt = world.existing(machine)?;
+            if !rebuilt.shape.as_ref().is_some_and(Shape::keeps_data) {
+                *rebuilt = MachineModel::none();
+            }
+            (rebuilt.power, rebuilt.agent_up, rebuilt.shape) = (Power::Stopped, false, None);
+        }
+        MachineAction::DeleteMachine { machine } => *world.existing(machine)? = MachineModel::none(),
+    }
+    Ok(())
+}
+
+/// A new machine was given nothing yet.
+pub(super) fn undelivered(desired: &Cluster) -> Delivery {
+    if desired.delivers { Delivery::Outdated } else { Delivery::Current }
+}
+
+fn power_on(machine: &mut MachineModel) {
+    machine.power = Power::Running;
+    machine.agent_up = true;
+    // The agent starts what ran before: etcd comes back with its machine.
+    if machine.process.config.is_some() && machine.process.state == ServiceState::Stopped && machine.had_data {
+        machine.process.state = ServiceState::Backoff;
+    }
+}

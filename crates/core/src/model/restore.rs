@@ -1,0 +1,69 @@
+//! A step of a restore, on the simulated world → the members' data and processes then.
+
+#![warn(clippy::wildcard_enum_match_arm)]
+
+use super::effects::{Ids, Impossible, hash};
+use super::machines::undelivered;
+use super::{Agreed, World};
+use crate::action::{RestoreAction, StartData};
+use crate::backup::FullName;
+use crate::desired::Cluster;
+use crate::observed::{ClusterId, Data, ServiceState};
+use crate::plan::restore;
+use crate::spec::Name;
+
+pub(super) fn act(
+    world: &mut World,
+    desired: &Cluster,
+    action: &RestoreAction,
+    warm_up: u32,
+) -> Result<(), Impossible> {
+    match action {
+        RestoreAction::PrepareRestore => {
+            let backup = FullName::new(world.now, 0);
+            let restoration = restore::untried(desired, &world.observe(desired), backup, 0, world.now);
+            restore::decide(&mut world.ledger, restoration);
+        }
+        RestoreAction::RestoreBackup { machine, .. } => world.restore_backup(machine)?,
+        RestoreAction::CompareRestored { machines } => {
+            let restoration = world.ledger.restoration.as_ref();
+            let version = restoration.map_or(desired.version, |restoration| restoration.version);
+            for machine in machines {
+                world.stop(machine, None)?;
+                let Data::Present { cluster, .. } = world.claimed(machine)?.data else {
+                    return Err(Impossible(format!("{machine} was not restored")));
+                };
+                let pace = desired.pace(&world.ledger).unwrap_or_default();
+                let access = desired.client_access(&world.ledger);
+                let config = desired.member(machine).map(|m| desired.config(m, version, pace, access));
+                world.claimed(machine)?.config = config.map(|config| config.digest.clone());
+                world.start(machine, version, StartData::Of(cluster), warm_up)?;
+                // Machines that make backups by themselves are told of the history that begins.
+                world.claimed(machine)?.delivery = undelivered(desired);
+            }
+        }
+    }
+    Ok(())
+}
+
+impl World {
+    fn restore_backup(&mut self, name: &Name) -> Result<(), Impossible> {
+        let restoration = self.ledger.restoration.clone().ok_or_else(|| Impossible("nothing to restore".to_owned()))?;
+        let mut ids = Ids::of(&restoration.members);
+        ids.cluster = ClusterId(hash(&format!("{} {}", ids.cluster, restoration.since)));
+        let list = ids.list(&restoration.members);
+        let machine = self.claimed(name)?;
+        if machine.data != Data::Empty || machine.process.state != ServiceState::Stopped {
+            return Err(Impossible(format!("the data of {name} is not as expected")));
+        }
+        let member = list.iter().find(|member| member.name == name.as_str()).map(|member| member.id);
+        let member = member.ok_or_else(|| Impossible(format!("{name} is no member of what is restored")))?;
+        machine.data = Data::Present { member, cluster: ids.cluster };
+        machine.had_data = true;
+        // What it had agreed upon is in the backup.
+        let before = restoration.old.iter().find_map(|old| self.agreed.get(old)).cloned();
+        let before = before.unwrap_or_else(|| Agreed::new(Vec::new()));
+        self.agreed.entry(ids.cluster).or_insert_with(|| Agreed { members: list, ..before });
+        Ok(())
+    }
+}

@@ -1,0 +1,54 @@
+//! A step on a machine or its agent → what it costs, or why it must not be done.
+
+use super::{Case, Cost, Refusal, otherwise};
+use crate::action::MachineAction;
+use crate::observed::{Agent, Fact, Power, ServiceState};
+use crate::spec::Shape;
+
+pub(super) fn judge(case: &Case<'_>, action: &MachineAction) -> Result<Cost, Refusal> {
+    let unharmed = case.unharmed;
+    match action {
+        MachineAction::CreateMachine { machine } => {
+            if !case.member(machine)?.machine.is_absent() {
+                return Err(Refusal::NotSeen("that the machine is absent"));
+            }
+            if case.observed.ledger.started.contains_key(machine) && !case.outside(machine) {
+                return Err(otherwise("etcd ran on a machine of this name: its data is not there"));
+            }
+            Ok(unharmed)
+        }
+        MachineAction::StartMachine { machine } => match case.member(machine)?.machine.seen() {
+            Some(seen) if seen.power == Power::Stopped => Ok(unharmed),
+            Some(_) => Err(otherwise("the machine runs")),
+            None => Err(Refusal::NotSeen("the machine")),
+        },
+        MachineAction::Enroll { machine } => match &case.member(machine)?.agent {
+            Fact::Seen { value: Agent::Unclaimed, .. } => Ok(unharmed),
+            Fact::Seen { value: Agent::Claimed(_), .. } | Fact::Absent { .. } | Fact::Unreachable { .. } => {
+                Err(Refusal::NotSeen("a new agent"))
+            }
+        },
+        MachineAction::SetFirewall { machine, .. }
+        | MachineAction::SetAccess { machine, .. }
+        | MachineAction::RenewAgent { machine }
+        | MachineAction::Deliver { machine }
+        | MachineAction::MoveMachine { machine, .. } => case.report(machine).map(|_| unharmed),
+        MachineAction::RebuildMachine { machine } => {
+            let seen = case.member(machine)?.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
+            if !seen.shape.as_ref().is_some_and(Shape::keeps_data) {
+                return Err(otherwise("its data would be lost with it"));
+            }
+            case.report(machine)?;
+            case.restart(machine)
+        }
+        MachineAction::DeleteMachine { machine } => {
+            let seen = case.member(machine)?;
+            seen.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
+            case.no_member(machine)?;
+            if seen.report().is_some_and(|report| report.etcd.service.state != ServiceState::Stopped) {
+                return Err(otherwise("etcd runs on it"));
+            }
+            Ok(unharmed)
+        }
+    }
+}

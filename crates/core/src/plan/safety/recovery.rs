@@ -1,0 +1,67 @@
+//! A step of a recovery, or any step while the cluster is recovered → what it costs, or why it must not be done.
+
+use super::{Case, Cost, Refusal, not_decided, otherwise};
+use crate::action::{Action, EtcdAction, MachineAction, RecoveryAction, StartData};
+use crate::observed::{Data, MemberObserved, Recovery, ServiceState};
+use crate::spec::Name;
+
+/// Without a decision for a recovery.
+pub(super) fn judge(action: &RecoveryAction) -> Result<Cost, Refusal> {
+    match action {
+        RecoveryAction::RestoreData { .. } => Err(not_decided()),
+    }
+}
+
+/// Whether a step may be done during a recovery: no member's data is put away before the survivor has shown that it
+/// goes on.
+pub(super) fn meanwhile(case: &Case<'_>, recovery: &Recovery, action: &Action) -> Result<(), Refusal> {
+    let observed = case.observed;
+    let survives = |machine: &Name| *machine == recovery.survivor;
+    let reported = |machine| observed.members.get(machine).and_then(MemberObserved::report);
+    let building = || Err(otherwise("the cluster is being built anew"));
+    match action {
+        Action::Machine(MachineAction::StartMachine { .. }) => Ok(()),
+        Action::Etcd(action) => match action {
+            // It was decided for all of them: what remains of the cluster goes on in the survivor.
+            EtcdAction::StopEtcd { machine } => {
+                reported(machine).map(drop).ok_or(Refusal::NotSeen("the agent's report"))
+            }
+            EtcdAction::ConfigureEtcd { machine, .. } if survives(machine) => Ok(()),
+            EtcdAction::StartEtcd { machine, data: StartData::Alone(of), .. }
+                if survives(machine) && *of == recovery.of =>
+            {
+                let runs = |m: &MemberObserved| {
+                    m.report().is_some_and(|report| report.etcd.service.state != ServiceState::Stopped)
+                };
+                let others_run = observed.members.iter().any(|(name, m)| !survives(name) && runs(m));
+                if others_run { Err(otherwise("another member runs")) } else { Ok(()) }
+            }
+            EtcdAction::ClearData { machine, member } if recovery.settled => case.data_of(machine, *member),
+            EtcdAction::ClearData { .. } => Err(Refusal::NotSeen("that the survivor went on alone")),
+            EtcdAction::InstallEtcd { .. }
+            | EtcdAction::ConfigureEtcd { .. }
+            | EtcdAction::StartEtcd { .. }
+            | EtcdAction::RestartEtcd { .. }
+            | EtcdAction::RestartTogether { .. } => building(),
+        },
+        Action::Recovery(RecoveryAction::RestoreData { machine, .. })
+            if survives(machine) && recovery.member.is_some() =>
+        {
+            match reported(machine).map(|report| &report.etcd.data) {
+                Some(Data::Empty) => Ok(()),
+                Some(Data::Present { .. } | Data::Unreadable { .. }) => Err(otherwise("there is data already")),
+                None => Err(Refusal::NotSeen("the agent's report")),
+            }
+        }
+        Action::Machine(_)
+        | Action::Pki(_)
+        | Action::Preflight(_)
+        | Action::Member(_)
+        | Action::Upkeep(_)
+        | Action::Version(_)
+        | Action::Auth(_)
+        | Action::User(_)
+        | Action::Restore(_)
+        | Action::Recovery(_) => building(),
+    }
+}
