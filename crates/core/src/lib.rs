@@ -12,6 +12,7 @@
 //! | [`spec`] | the text of `raftsman.yaml` → a valid [`spec::Spec`], or diagnostics that point at the line |
 //! | [`desired`] | Spec and the fleet's identity → every choice made |
 //! | [`observed`] | facts with their age → the cluster as a whole |
+//! | [`ledger`] | the state's memory of a cluster → what no look at the world can tell |
 //! | [`plan`] | (Desired, Observed, now) → what to do next, and for all that is not done, why not |
 //! | [`action`] | all that may be done |
 //! | [`model`] | an action on a simulated world → its effect; the forecast |
@@ -28,6 +29,7 @@ pub mod adopt;
 pub mod backup;
 pub mod boot;
 pub mod desired;
+pub mod ledger;
 pub mod model;
 pub mod observed;
 pub mod plan;

@@ -3,10 +3,8 @@
 mod agent;
 mod etcd;
 mod fact;
-mod ledger;
 mod member;
 mod preflight;
-mod rebuild;
 mod trust;
 mod upkeep;
 mod users;
@@ -24,14 +22,15 @@ pub use agent::{
 };
 pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Problem, Root};
 pub use fact::Fact;
-pub use ledger::{Adopted, LearnerRecord, Ledger, Recovery, Restoration, SnapshotRecord, SnapshotSource, SpaceRecord};
 pub use preflight::{Concern, Measured, Measurement, Preflight, Worst, judge, recommend, time};
-pub use rebuild::RebuildError;
 pub use trust::{AuthorityRecord, Greeting, Handshakes, Origin, Side, Trust};
 pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally, Upkeep, size};
 pub use users::{Access, Granted, Password, ROOT, Role, User};
 pub use view::{Tolerance, View, quorum};
 
+pub use crate::ledger::{
+    Adopted, LearnerRecord, Ledger, RebuildError, Recovery, Restoration, SnapshotRecord, SnapshotSource, SpaceRecord,
+};
 use crate::spec::{Name, Shape};
 
 /// All that was seen of one cluster at one moment.

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{Data, Ledger, Observed, Side, Trust, View};
-use crate::desired::Cluster;
-use crate::spec::Name;
 use jiff::Timestamp;
+
+use super::Ledger;
+use crate::desired::Cluster;
+use crate::observed::{Data, Observed, Side, Trust, View};
+use crate::spec::Name;
 
 /// The incarnation of a machine that etcd was started on and that cannot be asked: no machine has it, so that one that
 /// comes without its data is never taken for the member that was.

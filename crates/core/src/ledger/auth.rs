@@ -1,0 +1,15 @@
+//! A step on auth → what is remembered of it.
+
+#![warn(clippy::wildcard_enum_match_arm)]
+
+use super::Ledger;
+use crate::action::AuthAction;
+use crate::desired::Cluster;
+
+pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, action: &AuthAction) {
+    match action {
+        AuthAction::EnableAuth | AuthAction::DisableAuth => ledger.auth = Some(desired.auth),
+        // A look at the world tells whether it was done.
+        AuthAction::CreateRoot | AuthAction::ChangeRootPassword => {}
+    }
+}

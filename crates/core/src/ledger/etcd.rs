@@ -1,0 +1,37 @@
+//! A step on etcd where it runs → what is remembered of it.
+
+#![warn(clippy::wildcard_enum_match_arm)]
+
+use super::Ledger;
+use crate::action::{EtcdAction, StartData};
+use crate::desired::Cluster;
+use crate::observed::Observed;
+
+pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, observed: &Observed, action: &EtcdAction) {
+    match action {
+        EtcdAction::StartEtcd { data: StartData::Alone(_), .. } => {
+            ledger.reshaped = true;
+            ledger.recovery.iter_mut().for_each(|recovery| recovery.alone = true);
+        }
+        EtcdAction::StartEtcd { machine, .. } => {
+            if ledger.founders.is_empty() {
+                ledger.founders = desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
+                ledger.members.extend(ledger.founders.clone());
+                ledger.auth = Some(desired.auth);
+            }
+            if let Some(report) = observed.members.get(machine).and_then(|m| m.report()) {
+                ledger.started.insert(machine.clone(), report.incarnation.clone());
+            }
+        }
+        EtcdAction::ClearData { machine, member } => {
+            let recovery = ledger.recovery.iter_mut().filter(|recovery| recovery.survivor == *machine);
+            recovery.for_each(|recovery| recovery.member = *member);
+        }
+        // A look at the world tells whether it was done.
+        EtcdAction::InstallEtcd { .. }
+        | EtcdAction::ConfigureEtcd { .. }
+        | EtcdAction::RestartEtcd { .. }
+        | EtcdAction::RestartTogether { .. }
+        | EtcdAction::StopEtcd { .. } => {}
+    }
+}

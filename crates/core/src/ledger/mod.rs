@@ -1,0 +1,257 @@
+//! The state's memory of a cluster → what no look at the world can tell.
+
+#![warn(clippy::wildcard_enum_match_arm)]
+
+mod auth;
+mod etcd;
+mod machines;
+mod members;
+mod rebuild;
+mod recovery;
+mod restore;
+mod upkeep;
+mod versions;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+pub use members::LearnerRecord;
+pub use rebuild::RebuildError;
+pub use recovery::Recovery;
+pub use restore::{Restoration, SnapshotSource};
+pub use upkeep::SpaceRecord;
+pub use versions::SnapshotRecord;
+
+use crate::action::Action;
+use crate::backup::history::begin;
+use crate::backup::{Drill, History};
+use crate::desired::Cluster;
+use crate::observed::{
+    Alarm, AuthorityRecord, ClusterId, ListedMember, MemberId, Observed, Preflight, Problem, Side, Trust, View,
+};
+use crate::spec::{AuthMode, Name};
+
+/// What the state remembers of one cluster.
+///
+/// Every entry is written before the act that it speaks of, so that a crash in between is seen as 'may have happened'.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Ledger {
+    /// The cluster's id, once it formed. A cluster never gets a second one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterId>,
+    /// Every member that is, or whose machine still is, and where other members reach it.
+    pub members: BTreeMap<Name, String>,
+    /// The members that the cluster was first started with: each of them is born by this list.
+    pub founders: BTreeMap<Name, String>,
+    /// Whether the members are others by now than the founders.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub reshaped: bool,
+    /// For each member that etcd was started on: the incarnation of its machine then.
+    pub started: BTreeMap<Name, String>,
+    /// How clients proved who they are when the cluster was first started: its superuser is made for this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auth: Option<AuthMode>,
+    /// The cluster in which auth was last seen on. Before that, in another cluster or in none, members accept no client
+    /// but raftsman where the file wants auth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secured: Option<ClusterId>,
+    /// The authorities of the peers' certificates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peers: Option<Trust>,
+    /// The authorities of the clients' certificates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clients: Option<Trust>,
+    /// The highest revision ever seen: a restore must bump above it.
+    pub last_revision: i64,
+    /// Members that somebody wants replaced: the name, and the member of that name that it is about.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub replace: BTreeMap<Name, MemberId>,
+    /// Since when each member that is not healthy has not been, as far as anybody looked.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub down_since: BTreeMap<Name, Timestamp>,
+    /// How far the learner is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learner: Option<LearnerRecord>,
+    /// Set while others run the cluster: raftsman watches its members, and has no machine of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adopted: Option<Adopted>,
+    /// Learners that did not get on and were taken out again.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub evicted: BTreeMap<Name, Timestamp>,
+    /// While the quota is used up: the compaction that is to make room.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub space: Option<SpaceRecord>,
+    /// The last snapshot that was taken before a change of versions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotRecord>,
+    /// What was measured last, and the heartbeat and election time-outs that follow from it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preflight: Option<Preflight>,
+    /// Set when the cluster was seen with members from before [`REQUESTS_OF_TODAY`](crate::versions::REQUESTS_OF_TODAY), until all are beyond it: the
+    /// members whose logs begin after the last request of those.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_renewed: Option<BTreeSet<MemberId>>,
+    /// Set while the cluster is built anew around one that survived, because somebody decided so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
+    /// The last backup that was restored into a throwaway etcd, to see whether it can be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drill: Option<Drill>,
+    /// Set while a backup takes the place of all data, because somebody decided so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restoration: Option<Restoration>,
+    /// The histories of the cluster's data before and after restores and recoveries, the oldest first; empty before the
+    /// first of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub histories: Vec<History>,
+}
+
+/// A cluster that others run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Adopted {
+    /// Where clients reach each member: others may have given it another port than raftsman would.
+    pub clients: BTreeMap<Name, String>,
+}
+
+impl Ledger {
+    /// The authorities of this side, once there are any.
+    pub fn trust(&self, side: Side) -> Option<&Trust> {
+        match side {
+            Side::Peers => self.peers.as_ref(),
+            Side::Clients => self.clients.as_ref(),
+        }
+    }
+
+    /// The place of this side's authorities.
+    pub fn trust_mut(&mut self, side: Side) -> &mut Option<Trust> {
+        match side {
+            Side::Peers => &mut self.peers,
+            Side::Clients => &mut self.clients,
+        }
+    }
+
+    /// Takes an authority in: the first of its side, or the next. Before etcd was ever started there is nobody who trusts
+    /// the one before.
+    pub fn take_in(&mut self, side: Side, record: AuthorityRecord) {
+        let nobody = self.started.is_empty() && self.cluster.is_none();
+        match self.trust_mut(side) {
+            Some(trust) if !nobody => trust.take_in(record),
+            place => *place = Some(Trust::new(record)),
+        }
+    }
+
+    /// What a crash must not make us forget about an action, written down before it is done.
+    pub fn ahead(&mut self, desired: &Cluster, observed: &Observed, action: &Action, now: Timestamp) {
+        match action {
+            Action::Machine(action) => machines::ahead(self, desired, action),
+            Action::Etcd(action) => etcd::ahead(self, desired, observed, action),
+            Action::Member(action) => members::ahead(self, desired, observed, action, now),
+            Action::Upkeep(action) => upkeep::ahead(self, observed, action),
+            Action::Auth(action) => auth::ahead(self, desired, action),
+            // A look at the world tells whether it was done, or what carries it out writes it down.
+            Action::Pki(_)
+            | Action::Preflight(_)
+            | Action::Version(_)
+            | Action::User(_)
+            | Action::Restore(_)
+            | Action::Recovery(_) => {}
+        }
+    }
+
+    /// What is known once an action was done.
+    pub fn after(&mut self, action: &Action) {
+        match action {
+            Action::Upkeep(action) => upkeep::after(self, action),
+            Action::Restore(action) => restore::after(self, action),
+            // The next look shows it.
+            Action::Machine(_)
+            | Action::Pki(_)
+            | Action::Preflight(_)
+            | Action::Etcd(_)
+            | Action::Member(_)
+            | Action::Version(_)
+            | Action::Auth(_)
+            | Action::User(_)
+            | Action::Recovery(_) => {}
+        }
+    }
+
+    /// Takes in what a look at the world showed and a later one may not show.
+    pub fn learn(&mut self, desired: &Cluster, observed: &Observed, now: Timestamp) {
+        self.rebuilt(observed, now);
+        self.restored(observed, now);
+        let view = View::of(observed);
+        let (Some(list), 1) = (view.listed, view.clusters.len()) else { return };
+        if !view.has_quorum() {
+            return;
+        }
+        self.cluster = self.cluster.or_else(|| view.clusters.keys().next().copied());
+        // What one member has applied is committed: no other member forgets it.
+        if view.answering.values().any(|etcd| etcd.auth == Some(true) && Some(etcd.cluster) == self.cluster) {
+            self.secured = self.cluster;
+        }
+        for member in list {
+            if let (Ok(name), Some(url)) = (Name::parse(&member.name), member.peer_urls.first()) {
+                self.members.insert(name, url.clone());
+            }
+        }
+        let listed: BTreeMap<Name, &ListedMember> =
+            list.iter().filter_map(|m| self.name_of(m).map(|name| (name, m))).collect();
+        // Who is no member any more has no past that could be in the way.
+        self.started.retain(|name, _| listed.contains_key(name));
+        let adopted = self.adopted.is_some();
+        self.members.retain(|name, _| {
+            let gone = || adopted || observed.members.get(name).is_none_or(|m| m.machine.is_absent());
+            listed.contains_key(name) || desired.member(name).is_some() || !gone()
+        });
+        let voter = |name: &Name| listed.get(name).is_some_and(|m| !m.learner);
+        // One whose answer is refused or makes no sense is up, whatever else is wrong with it.
+        let answers = |name: &Name| {
+            let problem = observed.members.get(name).and_then(|seen| seen.problem);
+            matches!(problem, Some(Problem::Denied | Problem::Unclear))
+        };
+        let down = |name: &Name| voter(name) && !view.healthy.contains(name) && !answers(name);
+        self.down_since.retain(|name, _| down(name));
+        for name in listed.keys().filter(|name| down(name)) {
+            self.down_since.entry(name.clone()).or_insert(now);
+        }
+        // The mark is about the member that was: its successor has nothing to do with it.
+        self.replace.retain(|name, member| {
+            listed.get(name).is_none_or(|m| m.id == *member || m.learner || !view.healthy.contains(name))
+        });
+        if !view.alarmed(Alarm::NoSpace) {
+            self.space = None;
+        }
+        self.learn_requests(list, &view);
+        self.follow(list, &view, now);
+    }
+
+    /// The histories that lead to the data of now, the oldest first.
+    pub fn lineage(&self) -> Vec<History> {
+        let mut histories = self.histories.clone();
+        if let Some(cluster) = self.cluster
+            && histories.last().map(|history| history.id) != Some(cluster)
+        {
+            begin(&mut histories, History::first(cluster));
+        }
+        histories
+    }
+
+    /// What is written from now on is another history than what was.
+    fn begin_history(&mut self, id: ClusterId, parent: Option<ClusterId>, revision: Option<i64>, now: Timestamp) {
+        let mut histories = self.lineage();
+        begin(&mut histories, History { id, parent, revision, began: Some(now) });
+        self.histories = histories;
+    }
+
+    /// The name of a listed member: its own, or the one under which it was added when it never started.
+    pub fn name_of(&self, member: &ListedMember) -> Option<Name> {
+        if !member.name.is_empty() {
+            return Name::parse(&member.name).ok();
+        }
+        self.members.iter().find(|(_, url)| member.peer_urls.contains(url)).map(|(name, _)| name.clone())
+    }
+}

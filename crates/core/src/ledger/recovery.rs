@@ -1,0 +1,47 @@
+//! A cluster that is built anew around one member → what is remembered of it.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::Ledger;
+use crate::observed::{ClusterId, MemberId, Observed, View};
+use crate::spec::Name;
+
+/// A cluster that lost its majority for good, and the member around which it is built anew.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recovery {
+    /// Whose data the new cluster has.
+    pub survivor: Name,
+    /// The cluster that lost its majority.
+    pub of: ClusterId,
+    /// When it was decided.
+    pub since: Timestamp,
+    /// Whether the survivor was told to forget the others.
+    pub alone: bool,
+    /// Whether it was seen to serve alone since: all that is committed in its log has been applied.
+    pub settled: bool,
+    /// Which member it was, once its data is put away.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub member: Option<MemberId>,
+}
+
+impl Ledger {
+    /// Once the survivor has the data of a cluster of its own, that one is ours, and nobody else is in it.
+    pub(super) fn rebuilt(&mut self, observed: &Observed, now: Timestamp) {
+        let Some(recovery) = &mut self.recovery else { return };
+        recovery.settled |= recovery.alone && View::of(observed).is_alone(&recovery.survivor);
+        let found = observed.members.get(&recovery.survivor).and_then(|m| m.cluster_on_disk());
+        let Some(cluster) = found.filter(|found| *found != recovery.of) else { return };
+        let (survivor, parent) = (recovery.survivor.clone(), recovery.of);
+        self.begin_history(cluster, Some(parent), None, now);
+        self.cluster = Some(cluster);
+        self.reshaped = true;
+        self.members.retain(|name, _| *name == survivor);
+        self.started.retain(|name, _| *name == survivor);
+        self.down_since.clear();
+        self.evicted.clear();
+        (self.learner, self.space, self.recovery) = (None, None, None);
+        // Its log begins anew.
+        self.log_renewed = None;
+    }
+}

@@ -1,0 +1,46 @@
+//! A step on databases or alarms → what is remembered of it.
+
+#![warn(clippy::wildcard_enum_match_arm)]
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::Ledger;
+use crate::action::UpkeepAction;
+use crate::observed::{Alarm, Observed, View};
+use crate::spec::Name;
+
+/// A compaction that is to make room.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpaceRecord {
+    /// Everything before this revision goes.
+    pub revision: i64,
+    /// Whether it ended on every member: compacting goes on behind the call, so that a run that was killed in between
+    /// does not know.
+    pub done: bool,
+    /// Whose files were rewritten since: what those say is in use is true.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub rewritten: BTreeSet<Name>,
+}
+
+pub(super) fn ahead(ledger: &mut Ledger, observed: &Observed, action: &UpkeepAction) {
+    match action {
+        UpkeepAction::Compact { revision } if View::of(observed).alarmed(Alarm::NoSpace) => {
+            ledger.space = Some(SpaceRecord { revision: *revision, done: false, rewritten: BTreeSet::new() });
+        }
+        // A look at the world tells whether it was done.
+        UpkeepAction::Compact { .. } | UpkeepAction::Defragment { .. } | UpkeepAction::DisarmAlarm { .. } => {}
+    }
+}
+
+pub(super) fn after(ledger: &mut Ledger, action: &UpkeepAction) {
+    let Some(space) = &mut ledger.space else { return };
+    match action {
+        UpkeepAction::Compact { revision } => space.done |= space.revision == *revision,
+        UpkeepAction::Defragment { machine } => {
+            space.rewritten.insert(machine.clone());
+        }
+        UpkeepAction::DisarmAlarm { .. } => {}
+    }
+}
