@@ -16,52 +16,31 @@ use tokio::net::TcpListener;
 use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
 
+use crate::access::accept;
+use crate::access::claim::{Claim, ClaimError};
+use crate::access::fence::{Fence, FenceError};
 use crate::background::Background;
-use crate::boot::BootError;
-use crate::claim::{Claim, ClaimError};
-use crate::fence::{Fence, FenceError};
+use crate::backup::scheduler::{self, BackupScheduler};
+use crate::etcd::restore_test;
 use crate::files::FileError;
-use crate::keeper::Keeper;
-use crate::launch::Launcher;
+use crate::machine::boot::{self, BootError};
+use crate::machine::metrics;
 use crate::root::Root;
-use crate::service::{Service, ServiceError};
-use crate::systemd::{Systemd, SystemdError};
+use crate::supervisor::launch::Launcher;
+use crate::supervisor::systemd::{Systemd, SystemdError};
+use crate::supervisor::{Service, ServiceError, pins, ports};
 
-pub mod accept;
 pub mod access;
 pub mod background;
 pub mod backup;
-pub mod birth;
-pub mod boot;
-pub mod certs;
-pub mod claim;
-pub mod confine;
-pub mod data;
-pub mod db;
-pub mod delivery;
-pub mod drill;
 pub mod etcd;
-pub mod fence;
 pub mod files;
-pub mod firewall;
-pub mod handshake;
-pub mod install;
-pub mod keeper;
-pub mod launch;
-pub mod measure;
-pub mod metrics;
-pub mod pins;
-pub mod ports;
-pub mod process;
-pub mod rehearsal;
+pub mod machine;
 pub mod report;
-pub mod restore;
 pub mod root;
 pub mod server;
-pub mod service;
 pub mod status;
-pub mod systemd;
-pub mod wal;
+pub mod supervisor;
 
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 const LOCK_TRIES: u32 = 50;
@@ -133,25 +112,25 @@ pub struct Agent {
     /// How it is run.
     pub launcher: Launcher,
     /// Its part in making backups.
-    pub keeper: Keeper,
+    pub backup_scheduler: BackupScheduler,
     /// For what can wait.
     pub background: Background,
 }
 
-/// Who keeps services running on this machine.
+/// How programs are run on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Under {
-    /// The agent itself: a process that it started and watches.
-    Itself,
-    /// systemd.
+pub enum LaunchMode {
+    /// As processes that the agent starts itself.
+    Child,
+    /// As units of systemd.
     Systemd,
 }
 
 /// Runs the agent until it fails or is killed.
-pub async fn run(root: &Path, under: Under) -> Result<(), AgentError> {
+pub async fn run(root: &Path, mode: LaunchMode) -> Result<(), AgentError> {
     let root = Root::open(root)?;
     let mut lock = lock(&root).await?;
-    rehearsal::sweep(&root);
+    restore_test::sweep(&root);
     root.prepare()?;
     pins::begin(&root)?;
     let boot = boot::read(&root)?;
@@ -169,18 +148,18 @@ pub async fn run(root: &Path, under: Under) -> Result<(), AgentError> {
     let fence = Fence::open(root.generation())?;
     let address = boot.address;
     let claim = Claim::open(&root, boot, incarnation)?;
-    let launcher = match under {
-        Under::Itself => Launcher::Child,
-        Under::Systemd => Launcher::Unit(Systemd::connect().await?),
+    let launcher = match mode {
+        LaunchMode::Child => Launcher::Child,
+        LaunchMode::Systemd => Launcher::Unit(Systemd::connect().await?),
     };
     let service = Service::open(root.clone(), address, launcher.clone()).await?;
     let tls = claim.tls().clone();
     tracing::info!(%listen, root = %root.path().display(), claimed = claim.is_claimed(), "agent serves");
-    let keeper = Keeper::open(&root)?;
+    let backup_scheduler = BackupScheduler::open(&root)?;
     let background = Background::start().map_err(AgentError::Threads)?;
-    let agent = Arc::new(Agent { root, claim, fence, service, launcher, keeper, background });
-    tokio::spawn(keeper::keep(Arc::clone(&agent)));
-    if under == Under::Systemd {
+    let agent = Arc::new(Agent { root, claim, fence, service, launcher, backup_scheduler, background });
+    tokio::spawn(scheduler::run(Arc::clone(&agent)));
+    if mode == LaunchMode::Systemd {
         tokio::spawn(metrics::keep_writing(Arc::clone(&agent)));
     }
     let server = server::Server::new(agent);

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use raftsman_agent::service::told;
-use raftsman_agent::{Under, install};
+use raftsman_agent::LaunchMode;
+use raftsman_agent::machine::install;
+use raftsman_agent::status::describe;
 use tracing_subscriber::EnvFilter;
 
 /// Raftsman's agent: runs etcd on this machine as its fleet's operators say.
@@ -82,15 +83,15 @@ fn main() -> ExitCode {
 async fn carry_out(arguments: Arguments) -> Result<(), String> {
     match (arguments.task, arguments.root) {
         (Some(Task::Install), _) => {
-            let boot = std::io::read_to_string(std::io::stdin()).map_err(|error| told(&error))?;
-            install::install(&boot).await.map_err(|error| told(&error))
+            let boot = std::io::read_to_string(std::io::stdin()).map_err(|error| describe(&error))?;
+            install::install(&boot).await.map_err(|error| describe(&error))
         }
         (Some(Task::Uninstall { fleet, leaving }), _) => {
-            install::uninstall(fleet.as_deref(), leaving).await.map_err(|error| told(&error))
+            install::uninstall(fleet.as_deref(), leaving).await.map_err(|error| describe(&error))
         }
         (None, Some(root)) => {
-            let under = if arguments.systemd { Under::Systemd } else { Under::Itself };
-            raftsman_agent::run(&root, under).await.map_err(|error| told(&error))
+            let mode = if arguments.systemd { LaunchMode::Systemd } else { LaunchMode::Child };
+            raftsman_agent::run(&root, mode).await.map_err(|error| describe(&error))
         }
         (None, None) => Err("say where everything of this machine lives: --root".to_owned()),
     }

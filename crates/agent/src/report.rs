@@ -4,16 +4,17 @@ use jiff::Timestamp;
 use raftsman_api::v1;
 
 use crate::Agent;
-use crate::certs::{CertsError, Store};
-use crate::db;
-use crate::delivery;
+use crate::access::certs::{CertsError, Store};
+use crate::etcd::db;
+use crate::etcd::wal::{self, Data, End};
 use crate::etcd::{self, EtcdError};
 use crate::files::FileError;
-use crate::firewall;
-use crate::launch::Launcher;
-use crate::ports;
-use crate::service::{self, State, Trust, View};
-use crate::wal::{self, Data, End};
+use crate::machine::delivery;
+use crate::machine::disk;
+use crate::machine::firewall;
+use crate::supervisor::launch::Launcher;
+use crate::supervisor::ports;
+use crate::supervisor::{State, Trust, View};
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +33,7 @@ pub enum ReportError {
 /// All facts about the machine.
 pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportError> {
     let boot = agent.claim.boot();
-    let (free_bytes, total_bytes) = service::disk(&agent.root)?;
+    let (free_bytes, total_bytes) = disk::disk(&agent.root)?;
     let (firewall_digest, delivery_stamp) = match agent.launcher {
         Launcher::Unit(_) => (firewall::rules()?.unwrap_or_default(), delivery::stamp()?.unwrap_or_default()),
         Launcher::Child => Default::default(),
@@ -49,7 +50,7 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         disk: Some(v1::Disk { free_bytes, total_bytes }),
         firewall_digest,
         delivery_stamp,
-        backups: agent.keeper.report(&agent.root),
+        backups: agent.backup_scheduler.report(&agent.root),
         access_digest: agent.claim.access_digest().unwrap_or_default(),
     })
 }

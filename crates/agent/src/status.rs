@@ -3,22 +3,22 @@
 use tonic::{Code, Status};
 
 use crate::access::AccessError;
+use crate::access::certs::CertsError;
+use crate::access::claim::ClaimError;
+use crate::access::fence::FenceError;
 use crate::backup::BackupError;
-use crate::boot::BootError;
-use crate::certs::CertsError;
-use crate::claim::ClaimError;
-use crate::data::DataError;
-use crate::delivery::DeliveryError;
 use crate::etcd::EtcdError;
-use crate::fence::FenceError;
+use crate::etcd::data::DataError;
+use crate::etcd::handshake::HandshakeError;
+use crate::etcd::restore::RestoreError;
+use crate::etcd::restore_test::RestoreTestError;
 use crate::files::FileError;
-use crate::firewall::FirewallError;
-use crate::handshake::HandshakeError;
-use crate::measure::MeasureError;
-use crate::rehearsal::RehearsalError;
+use crate::machine::boot::BootError;
+use crate::machine::delivery::DeliveryError;
+use crate::machine::firewall::FirewallError;
+use crate::machine::measure::MeasureError;
 use crate::report::ReportError;
-use crate::restore::RestoreError;
-use crate::service::{ServiceError, told};
+use crate::supervisor::ServiceError;
 
 /// An error that knows what it means to the caller.
 pub trait Coded: std::error::Error + Sized {
@@ -27,7 +27,7 @@ pub trait Coded: std::error::Error + Sized {
 
     /// The status to answer with.
     fn status(&self) -> Status {
-        Status::new(self.code(), told(self))
+        Status::new(self.code(), describe(self))
     }
 }
 
@@ -75,7 +75,7 @@ impl Coded for BackupError {
     }
 }
 
-impl Coded for RehearsalError {
+impl Coded for RestoreTestError {
     fn code(&self) -> Code {
         match self {
             Self::Restore(error) => error.code(),
@@ -146,7 +146,7 @@ impl Coded for EtcdError {
             | Self::OtherBytes { .. }
             | Self::OtherConfig { .. } => Code::InvalidArgument,
             Self::NotPinned { .. } | Self::OtherPin { .. } => Code::PermissionDenied,
-            Self::NoBirth | Self::TwoBirths | Self::Swapped { .. } => Code::FailedPrecondition,
+            Self::NoBootstrap | Self::TwoBootstraps | Self::Swapped { .. } => Code::FailedPrecondition,
             Self::Pins(_) => Code::Internal,
             Self::File(error) => error.code(),
         }
@@ -231,4 +231,15 @@ impl Coded for MeasureError {
             Self::Broken(_) => Code::Internal,
         }
     }
+}
+
+/// An error with all its causes in one line.
+pub fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text
 }

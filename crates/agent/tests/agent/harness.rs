@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use raftsman_agent::process;
 use raftsman_agent::root::Root;
+use raftsman_agent::supervisor::process;
 use raftsman_api::claim::{self, JoinToken};
 use raftsman_api::roles::Role;
 use raftsman_api::tls::{ClientTls, ConnectError, Connected, Identity, connect, machine_name};

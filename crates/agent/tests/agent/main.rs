@@ -3,7 +3,7 @@
 
 mod access;
 mod admission;
-mod birth;
+mod bootstrap;
 mod claim;
 mod data;
 mod etcd;

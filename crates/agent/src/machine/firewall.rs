@@ -5,8 +5,8 @@ use std::path::Path;
 use raftsman_core::render::{digest, nftables, units};
 
 use crate::files::{self, FileError};
-use crate::launch::Launcher;
-use crate::systemd::SystemdError;
+use crate::supervisor::launch::Launcher;
+use crate::supervisor::systemd::SystemdError;
 
 /// Why the rules are as they were.
 #[derive(Debug, thiserror::Error)]

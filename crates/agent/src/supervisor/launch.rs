@@ -10,10 +10,10 @@ use tokio::task::spawn_blocking;
 
 use crate::etcd::{self, EtcdError, Program};
 use crate::files::{self, FileError};
-use crate::pins;
-use crate::process::{self, Handle};
 use crate::root::Root;
-use crate::systemd::{self, Owner, Systemd, SystemdError};
+use crate::supervisor::pins;
+use crate::supervisor::process::{self, Handle};
+use crate::supervisor::systemd::{self, Owner, Systemd, SystemdError};
 
 /// Where etcd and its tools find programs, and all that they find in their environment.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -122,7 +122,7 @@ impl Launcher {
     }
 
     /// How a run ended, with etcd's own last words.
-    pub async fn obituary(&self, root: &Root, run: Run) -> String {
+    pub async fn exit_summary(&self, root: &Root, run: Run) -> String {
         let (most, bytes) = LAST_WORDS;
         let (how, words) = match (self, run.log) {
             (Self::Unit(systemd), Mark::Invocation(invocation)) => {

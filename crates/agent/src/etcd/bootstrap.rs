@@ -5,7 +5,7 @@
 
 use crate::etcd::EtcdError;
 
-const BIRTH: &str = "# raftsman: birth\n";
+const BOOTSTRAP: &str = "# raftsman: birth\n";
 const DATA: &str = "# raftsman: data\n";
 const STATE: &str = "initial-cluster-state:";
 
@@ -13,7 +13,7 @@ const STATE: &str = "initial-cluster-state:";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start<'a> {
     /// Without data. The lines say of which cluster it becomes a member; none means those of an earlier try.
-    Birth(&'a str),
+    Bootstrap(&'a str),
     /// On a member's data.
     Data {
         /// Forget all other members and go on alone.
@@ -23,7 +23,7 @@ pub enum Start<'a> {
 
 /// A file's configured text, and the section after it.
 pub fn split(file: &str) -> (&str, &str) {
-    let at = [BIRTH, DATA]
+    let at = [BOOTSTRAP, DATA]
         .iter()
         .filter_map(|mark| file.match_indices(mark).map(|(at, _)| at).find(|at| file[..*at].ends_with('\n')))
         .min()
@@ -43,12 +43,12 @@ pub fn prepared(file: &str, start: Start<'_>) -> Result<String, EtcdError> {
     let (configured, section) = split(file);
     let own = has_state(configured);
     let section = match start {
-        Start::Birth("") if own => String::new(),
-        Start::Birth("") if section.starts_with(BIRTH) => section.to_owned(),
+        Start::Bootstrap("") if own => String::new(),
+        Start::Bootstrap("") if section.starts_with(BOOTSTRAP) => section.to_owned(),
         // etcd's own choice would be to found a cluster of one.
-        Start::Birth("") => return Err(EtcdError::NoBirth),
-        Start::Birth(_) if own => return Err(EtcdError::TwoBirths),
-        Start::Birth(lines) => format!("{BIRTH}{}\n", lines.trim_end()),
+        Start::Bootstrap("") => return Err(EtcdError::NoBootstrap),
+        Start::Bootstrap(_) if own => return Err(EtcdError::TwoBootstraps),
+        Start::Bootstrap(lines) => format!("{BOOTSTRAP}{}\n", lines.trim_end()),
         // So that a directory that is lost under a running agent can never found a cluster.
         Start::Data { alone } => {
             let mut lines = String::new();
@@ -87,25 +87,25 @@ mod tests {
 
     #[test]
     fn every_start_writes_its_own_section() {
-        let born = prepare(CONFIG, Start::Birth(LINES));
+        let born = prepare(CONFIG, Start::Bootstrap(LINES));
         assert_eq!(born, format!("{CONFIG}# raftsman: birth\n{LINES}\n"));
         assert_eq!(split(&born).0, CONFIG);
-        assert_eq!(prepare(&born, Start::Birth("")), born, "an earlier try");
+        assert_eq!(prepare(&born, Start::Bootstrap("")), born, "an earlier try");
         let grown = prepare(&born, Start::Data { alone: false });
         assert_eq!(grown, format!("{CONFIG}# raftsman: data\ninitial-cluster-state: existing\n"));
         let alone = prepare(&grown, Start::Data { alone: true });
         assert_eq!(alone, format!("{grown}force-new-cluster: true\n"));
         assert_eq!(prepare(&alone, Start::Data { alone: false }), grown);
-        assert_eq!(prepare(&alone, Start::Birth(LINES)), born);
-        assert!(matches!(prepared(&grown, Start::Birth("")), Err(EtcdError::NoBirth)));
-        assert!(matches!(prepared(CONFIG, Start::Birth("")), Err(EtcdError::NoBirth)));
+        assert_eq!(prepare(&alone, Start::Bootstrap(LINES)), born);
+        assert!(matches!(prepared(&grown, Start::Bootstrap("")), Err(EtcdError::NoBootstrap)));
+        assert!(matches!(prepared(CONFIG, Start::Bootstrap("")), Err(EtcdError::NoBootstrap)));
     }
 
     #[test]
     fn a_configuration_that_tells_its_own_birth_is_left_alone() {
-        assert_eq!(prepare(OLD, Start::Birth("")), OLD);
+        assert_eq!(prepare(OLD, Start::Bootstrap("")), OLD);
         assert_eq!(prepare(OLD, Start::Data { alone: false }), OLD);
-        assert!(matches!(prepared(OLD, Start::Birth(LINES)), Err(EtcdError::TwoBirths)));
+        assert!(matches!(prepared(OLD, Start::Bootstrap(LINES)), Err(EtcdError::TwoBootstraps)));
         let alone = prepare(OLD, Start::Data { alone: true });
         assert_eq!(alone, format!("{OLD}# raftsman: data\nforce-new-cluster: true\n"));
         assert_eq!(prepare(&alone, Start::Data { alone: false }), OLD);
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn another_configuration_keeps_the_section() {
-        let born = prepare(CONFIG, Start::Birth(LINES));
+        let born = prepare(CONFIG, Start::Bootstrap(LINES));
         assert_eq!(reconfigured("name: b\n", &born), format!("name: b\n# raftsman: birth\n{LINES}\n"));
         assert_eq!(reconfigured("name: b", &born), format!("name: b\n# raftsman: birth\n{LINES}\n"));
         assert_eq!(reconfigured(OLD, &born), OLD);

@@ -13,16 +13,24 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::birth::{self, Start};
-use crate::certs::{CertsError, Store};
-use crate::data::{self, DataError};
+use crate::access::certs::{CertsError, Store};
+use crate::etcd::bootstrap::{self, Start};
+use crate::etcd::data::{self, DataError};
+use crate::etcd::wal::{self, Data, Ids};
 use crate::etcd::{self, EtcdError};
 use crate::files::{self, FileError};
-use crate::launch::{self, LaunchError, Launcher, Run};
-use crate::ports;
-use crate::process::Handle;
+use crate::machine::disk;
 use crate::root::Root;
-use crate::wal::{self, Data, Ids};
+use crate::status::describe;
+use crate::supervisor::launch::{LaunchError, Launcher, Run};
+use crate::supervisor::process::Handle;
+
+pub mod confine;
+pub mod launch;
+pub mod pins;
+pub mod ports;
+pub mod process;
+pub mod systemd;
 
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(10);
@@ -122,7 +130,7 @@ pub enum Expected {
     Empty {
         /// The lines of etcd's configuration that say which cluster it is born into; none when the configuration or an
         /// earlier try says so.
-        birth: String,
+        bootstrap: String,
     },
     /// A member's data.
     Cluster {
@@ -223,12 +231,13 @@ impl Service {
         };
         let (asks, inbox) = mpsc::channel(8);
         let (shown, view) = watch::channel(View::default());
-        let mut keeper = Keeper { root, launcher, address, record, phase: Phase::Stopped, delay: FIRST_DELAY, shown };
-        if keeper.record.ever_started {
-            keeper.take_up().await;
+        let mut supervisor =
+            Supervisor { root, launcher, address, record, phase: Phase::Stopped, delay: FIRST_DELAY, shown };
+        if supervisor.record.ever_started {
+            supervisor.take_up().await;
         }
-        keeper.show();
-        tokio::spawn(keeper.run(inbox));
+        supervisor.show();
+        tokio::spawn(supervisor.run(inbox));
         Ok(Self { asks, view })
     }
 
@@ -295,7 +304,7 @@ struct Ready {
     ids: Option<Ids>,
 }
 
-struct Keeper {
+struct Supervisor {
     root: Root,
     launcher: Launcher,
     address: IpAddr,
@@ -305,7 +314,7 @@ struct Keeper {
     shown: watch::Sender<View>,
 }
 
-impl Keeper {
+impl Supervisor {
     async fn run(mut self, mut inbox: mpsc::Receiver<Ask>) {
         loop {
             let event = match &self.phase {
@@ -367,7 +376,7 @@ impl Keeper {
             (true, false) => {
                 // A stop was interrupted together with the agent.
                 if let Err(error) = self.stop(USUAL_GRACE, None).await {
-                    tracing::error!(error = told(&error), "etcd should be stopped and is not");
+                    tracing::error!(error = describe(&error), "etcd should be stopped and is not");
                 }
             }
         }
@@ -434,7 +443,7 @@ impl Keeper {
         let started = self.start(version, &expected).await;
         if let Err(error) = &started {
             self.record.running = true;
-            self.record.last_exit = told(error);
+            self.record.last_exit = describe(error);
             tracing::error!(
                 error = self.record.last_exit,
                 "etcd was stopped for a restart and did not start: tried again"
@@ -454,7 +463,7 @@ impl Keeper {
             Store::new(dir).current_dir().ok_or(ServiceError::NoCertificate(purpose))?;
         }
         let (start, ids) = match (wal::look(&self.root.data()), expected) {
-            (Data::Empty, Expected::Empty { birth }) => (Start::Birth(birth), None),
+            (Data::Empty, Expected::Empty { bootstrap }) => (Start::Bootstrap(bootstrap), None),
             (Data::Present(ids), Expected::Cluster { id, alone }) if ids.cluster == *id => {
                 (Start::Data { alone: *alone }, Some(ids))
             }
@@ -466,8 +475,8 @@ impl Keeper {
                 return Err(ServiceError::OtherData(format!("expected {expected}, but {found}")));
             }
         };
-        let config = birth::prepared(&config, start)?;
-        let free = free_bytes(&self.root)?;
+        let config = bootstrap::prepared(&config, start)?;
+        let free = disk::free_bytes(&self.root)?;
         if free < LEAST_FREE {
             return Err(ServiceError::DiskFull { free });
         }
@@ -506,7 +515,7 @@ impl Keeper {
     async fn ended(&mut self) {
         let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Stopped) else { return };
         let lived = running.since.elapsed();
-        self.record.last_exit = self.launcher.obituary(&self.root, running.run).await;
+        self.record.last_exit = self.launcher.exit_summary(&self.root, running.run).await;
         self.record.since = Some(Timestamp::now());
         if lived >= GOOD_RUN {
             self.delay = FIRST_DELAY;
@@ -546,7 +555,7 @@ impl Keeper {
         }
         self.record.restarts = self.record.restarts.saturating_add(1);
         if let Err(error) = self.start_again(matches!(data, Data::Present(_))).await {
-            self.record.last_exit = told(&error);
+            self.record.last_exit = describe(&error);
             tracing::error!(error = self.record.last_exit, "etcd could not be started again");
             self.back_off();
         }
@@ -556,9 +565,9 @@ impl Keeper {
         let (digest, config) = etcd::configuration(&self.root)?.ok_or(ServiceError::NotConfigured)?;
         // It would end at once, and for that moment look as if it ran.
         self.ports_are_free(&config)?;
-        // Once there is data the birth is over, and whoever forgot the other members did so at the first start.
+        // Once there is data the bootstrap is over, and whoever forgot the other members did so at the first start.
         if has_data {
-            let wanted = birth::prepared(&config, Start::Data { alone: false })?;
+            let wanted = bootstrap::prepared(&config, Start::Data { alone: false })?;
             if wanted != config {
                 etcd::write_config(&self.root, &wanted)?;
             }
@@ -605,7 +614,7 @@ impl Keeper {
             timeout(KILL_LIMIT, handle.ended()).await.map_err(|_| ServiceError::Immortal { pid })?;
         }
         if let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Stopped) {
-            let how = self.launcher.obituary(&self.root, running.run).await;
+            let how = self.launcher.exit_summary(&self.root, running.run).await;
             self.record.last_exit = format!("stopped as asked ({how})");
         }
         self.record.since = Some(Timestamp::now());
@@ -641,30 +650,7 @@ impl Keeper {
     /// For facts that are good to have, where a full disk must not stop the supervision.
     fn try_save(&self) {
         if let Err(error) = self.save() {
-            tracing::warn!(error = told(&error), "service.json could not be written");
+            tracing::warn!(error = describe(&error), "service.json could not be written");
         }
     }
-}
-
-/// The bytes that are free on the disk that the root is on.
-pub fn free_bytes(root: &Root) -> Result<u64, FileError> {
-    disk(root).map(|(free, _)| free)
-}
-
-/// Free and total bytes of the disk that the root is on.
-pub fn disk(root: &Root) -> Result<(u64, u64), FileError> {
-    let found =
-        rustix::fs::statvfs(root.path()).map_err(|error| FileError::of("measure", root.path())(error.into()))?;
-    Ok((found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize))
-}
-
-/// An error with all its causes in one line.
-pub fn told(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
 }

@@ -19,8 +19,11 @@ use raftsman_etcd::{Answered, Credentials, EtcdError, PROBE_KEY, bounded, dial, 
 use secrecy::SecretString;
 
 use crate::Agent;
-use crate::certs::{self, CertsError};
+use crate::access::certs::{self, CertsError};
 use crate::files::FileError;
+
+pub mod drill;
+pub mod scheduler;
 
 /// A member that sends nothing of its snapshot for so long is not waited for.
 const SILENCE: Duration = Duration::from_secs(30);

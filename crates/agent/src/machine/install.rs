@@ -12,11 +12,11 @@ use raftsman_core::boot::Boot;
 use raftsman_core::render::systemd::{AGENT_PROGRAM, ROOT, agent_unit, etcd_unit};
 use tokio::process::Command;
 
-use crate::boot::{self, BootError};
 use crate::files::{self, FileError};
-use crate::metrics;
+use crate::machine::boot::{self, BootError};
+use crate::machine::metrics;
 use crate::root::Root;
-use crate::systemd::{self, AGENT_UNIT, ETCD_UNIT, ETCD_USER, Owner, Systemd, SystemdError};
+use crate::supervisor::systemd::{self, AGENT_UNIT, ETCD_UNIT, ETCD_USER, Owner, Systemd, SystemdError};
 
 const UNITS: &str = "/etc/systemd/system";
 const LEAVE_UNIT: &str = "raftsman-leave.service";

@@ -5,8 +5,8 @@ use std::path::Path;
 use raftsman_core::render::delivery::{Deliverable, Delivered, STAMP, Then};
 
 use crate::files::{self, FileError};
-use crate::launch::Launcher;
-use crate::systemd::{Systemd, SystemdError};
+use crate::supervisor::launch::Launcher;
+use crate::supervisor::systemd::{Systemd, SystemdError};
 
 /// Why a machine does not have what it was given.
 #[derive(Debug, thiserror::Error)]

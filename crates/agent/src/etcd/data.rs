@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
+use crate::etcd::wal::{self, Data};
 use crate::files::{self, FileError};
 use crate::root::Root;
-use crate::wal::{self, Data};
 
 /// Why the data stays where it is.
 #[derive(Debug, thiserror::Error)]

@@ -22,13 +22,14 @@ use tokio::sync::{Mutex as Turn, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::Agent;
+use crate::access::certs;
+use crate::backup::drill::{self, DrillSchedule};
 use crate::backup::{self, BackupError, Order};
-use crate::certs;
-use crate::drill::{self, Practice};
 use crate::files::{self, FileError};
 use crate::report::moment;
 use crate::root::Root;
-use crate::service::{State, told};
+use crate::status::describe;
+use crate::supervisor::State;
 
 /// Whose turn it is: the machine whose name is written here, as long as its lease lives.
 pub const KEY: &str = "raftsman/backup-keeper";
@@ -49,7 +50,7 @@ const LARGE: usize = 4 << 20;
 
 /// Why no backups are made.
 #[derive(Debug, thiserror::Error)]
-pub enum KeeperError {
+pub enum SchedulerError {
     /// A backup could not be made, or etcd not be asked.
     #[error(transparent)]
     Backup(#[from] BackupError),
@@ -61,53 +62,53 @@ pub enum KeeperError {
     WatchLost(String),
     /// Another machine makes them.
     #[error("another machine makes the backups now")]
-    Deposed,
+    LeaseLost,
 }
 
-impl From<EtcdError> for KeeperError {
+impl From<EtcdError> for SchedulerError {
     fn from(error: EtcdError) -> Self {
         Self::Backup(error.into())
     }
 }
 
-impl From<etcd_client::Error> for KeeperError {
+impl From<etcd_client::Error> for SchedulerError {
     fn from(error: etcd_client::Error) -> Self {
         EtcdError::from(error).into()
     }
 }
 
-impl From<StoreError> for KeeperError {
+impl From<StoreError> for SchedulerError {
     fn from(error: StoreError) -> Self {
         Self::Backup(error.into())
     }
 }
 
-impl From<FullError> for KeeperError {
+impl From<FullError> for SchedulerError {
     fn from(error: FullError) -> Self {
         Self::Backup(error.into())
     }
 }
 
-/// What a machine was told.
+/// What a machine was told to do about backups.
 #[derive(Debug)]
-struct Charge {
+struct BackupConfig {
     order: Order,
     every: Duration,
     changes_every: Option<Duration>,
-    drill: Option<Practice>,
+    drill: Option<DrillSchedule>,
     keep: Keep,
     /// Whether this machine removes what is not kept any more.
     prune: bool,
 }
 
-impl Charge {
+impl BackupConfig {
     fn new(told: v1::SetBackupsRequest) -> Result<Option<Self>, BackupError> {
         let Some(order) = told.order else { return Ok(None) };
         Ok(Some(Self {
             order: Order::new(order)?,
             every: Duration::from_millis(told.every_ms),
             changes_every: Some(Duration::from_millis(told.changes_every_ms)).filter(|every| !every.is_zero()),
-            drill: Practice::new(told.drill_every_ms, &told.drill_version)?,
+            drill: DrillSchedule::new(told.drill_every_ms, &told.drill_version)?,
             prune: told.prune,
             keep: Keep {
                 last: told.keep_last,
@@ -122,7 +123,7 @@ impl Charge {
 
 /// A machine's part in making backups.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct BackupScheduler {
     told: watch::Sender<v1::SetBackupsRequest>,
     report: Mutex<v1::BackupsReport>,
     /// What goes wrong beside making backups, and keeps nobody from it.
@@ -131,7 +132,7 @@ pub struct Keeper {
     pub making: Arc<Turn<()>>,
 }
 
-impl Keeper {
+impl BackupScheduler {
     /// With what it was told before it was started.
     pub fn open(root: &Root) -> Result<Self, FileError> {
         let path = root.backups();
@@ -202,24 +203,25 @@ fn damaged() -> v1::SetBackupsRequest {
 }
 
 /// Does what it was told, as long as the agent runs.
-pub async fn keep(agent: Arc<Agent>) {
-    let mut told_now = agent.keeper.told.subscribe();
+pub async fn run(agent: Arc<Agent>) {
+    let mut told_now = agent.backup_scheduler.told.subscribe();
     loop {
-        *agent.keeper.known() = v1::BackupsReport { held: Some(moment(Timestamp::now())), ..Default::default() };
-        let charge = Charge::new(told_now.borrow_and_update().clone());
+        *agent.backup_scheduler.known() =
+            v1::BackupsReport { held: Some(moment(Timestamp::now())), ..Default::default() };
+        let config = BackupConfig::new(told_now.borrow_and_update().clone());
         let work = async {
-            match charge {
-                Ok(Some(charge)) => serve(&agent, &charge).await,
+            match config {
+                Ok(Some(config)) => serve(&agent, &config).await,
                 Ok(None) => {
-                    if agent.keeper.told.borrow().stamp == DAMAGED {
+                    if agent.backup_scheduler.told.borrow().stamp == DAMAGED {
                         agent
-                            .keeper
+                            .backup_scheduler
                             .failed("the settings of backups on this machine are damaged: apply again".to_owned());
                     }
                     std::future::pending().await
                 }
                 Err(error) => {
-                    agent.keeper.failed(told(&error));
+                    agent.backup_scheduler.failed(describe(&error));
                     std::future::pending().await
                 }
             }
@@ -231,16 +233,16 @@ pub async fn keep(agent: Arc<Agent>) {
     }
 }
 
-async fn serve(agent: &Arc<Agent>, charge: &Charge) {
+async fn serve(agent: &Arc<Agent>, config: &BackupConfig) {
     let mut rest = REST[0];
     loop {
         let (begun, process) = (Instant::now(), agent.service.view().state);
-        match Box::pin(term(agent, charge)).await {
-            Err(KeeperError::Deposed) => agent.keeper.known().keeps = false,
+        match Box::pin(term(agent, config)).await {
+            Err(SchedulerError::LeaseLost) => agent.backup_scheduler.known().keeps = false,
             Err(error) => {
-                let error = told(&error);
+                let error = describe(&error);
                 tracing::warn!(error, "backups are not made");
-                agent.keeper.failed(error);
+                agent.backup_scheduler.failed(error);
             }
             Ok(never) => match never {},
         }
@@ -258,30 +260,30 @@ async fn serve(agent: &Arc<Agent>, charge: &Charge) {
 }
 
 /// Takes the post once it is vacant, and holds it until something goes wrong.
-async fn term(agent: &Arc<Agent>, charge: &Charge) -> Result<std::convert::Infallible, KeeperError> {
+async fn term(agent: &Arc<Agent>, config: &BackupConfig) -> Result<std::convert::Infallible, SchedulerError> {
     // One that somebody has stopped is nothing to complain about: the others see to it.
     while !matches!(agent.service.view().state, State::Running(_)) {
-        agent.keeper.is_well();
+        agent.backup_scheduler.is_well();
         sleep(LOOK).await;
     }
-    let mut client = backup::client(agent, &charge.order).await?;
+    let mut client = backup::client(agent, &config.order).await?;
     let lease = elected(agent, &mut client).await?;
     tracing::info!("this machine makes the backups now");
-    agent.keeper.known().keeps = true;
+    agent.backup_scheduler.known().keeps = true;
     let outcome = tokio::select! {
-        deposed = hold(agent, client.clone(), lease) => Err(deposed),
-        outcome = work(agent, charge, client.clone()) => outcome,
-        never = drill::practise(agent, &charge.order, charge.drill, client.clone()) => match never {},
+        lost = hold(agent, client.clone(), lease) => Err(lost),
+        outcome = work(agent, config, client.clone()) => outcome,
+        never = drill::run(agent, &config.order, config.drill, client.clone()) => match never {},
     };
     // Whoever is next tries them as well, and has the last word.
-    agent.keeper.drilled(None);
+    agent.backup_scheduler.drilled(None);
     // The next one need not wait until it runs out.
     let _ = bounded(async { Ok(client.lease_revoke(lease).await?) }).await;
     outcome
 }
 
 /// Waits until nobody holds the post, and takes it. The lease that it hangs on.
-async fn elected(agent: &Agent, client: &mut Client) -> Result<i64, KeeperError> {
+async fn elected(agent: &Agent, client: &mut Client) -> Result<i64, SchedulerError> {
     let name = agent.claim.boot().machine;
     let mut vacant_since: Option<Instant> = None;
     loop {
@@ -307,17 +309,17 @@ async fn elected(agent: &Agent, client: &mut Client) -> Result<i64, KeeperError>
         } else {
             vacant_since = None;
             // The work is another's. What went wrong here is mended once something was written.
-            agent.keeper.is_well();
-            agent.keeper.known().held = Some(moment(Timestamp::now()));
+            agent.backup_scheduler.is_well();
+            agent.backup_scheduler.known().held = Some(moment(Timestamp::now()));
         }
         sleep(LOOK).await;
     }
 }
 
 /// Renews the lease. Comes back when that does not work any more.
-async fn hold(agent: &Agent, mut client: Client, lease: i64) -> KeeperError {
+async fn hold(agent: &Agent, mut client: Client, lease: i64) -> SchedulerError {
     let mut renewed = Instant::now();
-    let Ok((mut asking, mut answers)) = client.lease_keep_alive(lease).await else { return KeeperError::Deposed };
+    let Ok((mut asking, mut answers)) = client.lease_keep_alive(lease).await else { return SchedulerError::LeaseLost };
     loop {
         sleep(LOOK).await;
         let asked = Instant::now();
@@ -328,51 +330,55 @@ async fn hold(agent: &Agent, mut client: Client, lease: i64) -> KeeperError {
         match timeout(LOOK, renewal).await {
             Ok(Some(_)) => {
                 renewed = asked;
-                agent.keeper.known().held = Some(moment(Timestamp::now()));
+                agent.backup_scheduler.known().held = Some(moment(Timestamp::now()));
             }
-            Ok(None) => return KeeperError::Deposed,
+            Ok(None) => return SchedulerError::LeaseLost,
             // Nobody else can have it before the time is up.
             Err(_) if renewed.elapsed() + LOOK < LEASE => {}
-            Err(_) => return KeeperError::Deposed,
+            Err(_) => return SchedulerError::LeaseLost,
         }
     }
 }
 
 /// Full backups when they are due, changes between them, and what is old goes.
-async fn work(agent: &Arc<Agent>, charge: &Charge, client: Client) -> Result<std::convert::Infallible, KeeperError> {
-    let repository = charge.order.repository()?;
+async fn work(
+    agent: &Arc<Agent>,
+    config: &BackupConfig,
+    client: Client,
+) -> Result<std::convert::Infallible, SchedulerError> {
+    let repository = config.order.repository()?;
     let status = bounded(async { Ok(client.clone().status().await?) }).await?;
     let history = Answered::read(&status)?.cluster;
-    charge.order.expect(history)?;
+    config.order.expect(history)?;
     let mut newest = newest(agent, &repository, history).await?;
-    agent.keeper.known().store_read = true;
+    agent.backup_scheduler.known().store_read = true;
     let mut pruned = None;
     loop {
         let (full, mut end) = match newest.take() {
-            Some(full) if charge.changes_every.is_none() => (full, None),
+            Some(full) if config.changes_every.is_none() => (full, None),
             Some(full) => match End::find(&repository, &full).await {
                 Ok(end) => (full, Some(end)),
                 Err(ChangesError::Store(error)) => return Err(error.into()),
                 // Somebody has touched what is in the store: only a full backup can be followed up.
                 Err(error) => {
-                    tracing::warn!(error = told(&error), "changes do not lead on: a full backup follows");
+                    tracing::warn!(error = describe(&error), "changes do not lead on: a full backup follows");
                     continue;
                 }
             },
             None => {
-                let full = make(agent, charge).await?;
+                let full = make(agent, config).await?;
                 let end = End::of(&full)?;
-                (full, charge.changes_every.map(|_| end))
+                (full, config.changes_every.map(|_| end))
             }
         };
         tracing::debug!(cluster = %repository.cluster, full = %full.about.name, "the newest full backup");
-        agent.keeper.known().full = full.about.name.to_string();
-        if charge.prune && pruned != Some(full.about.name) {
+        agent.backup_scheduler.known().full = full.about.name.to_string();
+        if config.prune && pruned != Some(full.about.name) {
             pruned = Some(full.about.name);
             // Who may not remove can still make them.
-            let beside = match prune(&repository, charge.keep, Some(history), Timestamp::now(), false).await {
+            let beside = match prune(&repository, config.keep, Some(history), Timestamp::now(), false).await {
                 Ok(gone) => {
-                    agent.keeper.known().unverified = u32::try_from(gone.ignored.len()).unwrap_or(u32::MAX);
+                    agent.backup_scheduler.known().unverified = u32::try_from(gone.ignored.len()).unwrap_or(u32::MAX);
                     if !gone.ignored.is_empty() {
                         tracing::warn!(
                             count = gone.ignored.len(),
@@ -386,22 +392,22 @@ async fn work(agent: &Arc<Agent>, charge: &Charge, client: Client) -> Result<std
                     None
                 }
                 Err(error) => {
-                    tracing::warn!(error = told(&error), "old backups are not removed");
-                    Some(format!("old backups are not removed: {}", told(&error)))
+                    tracing::warn!(error = describe(&error), "old backups are not removed");
+                    Some(format!("old backups are not removed: {}", describe(&error)))
                 }
             };
-            *agent.keeper.beside.lock().unwrap_or_else(PoisonError::into_inner) = beside;
+            *agent.backup_scheduler.beside.lock().unwrap_or_else(PoisonError::into_inner) = beside;
         }
         // Where changes are written down, the next batch shows whether that works.
         if end.is_none() {
-            agent.keeper.is_well();
+            agent.backup_scheduler.is_well();
         }
         newest = match &mut end {
             None => {
-                sleep(due(charge.every, full.about.name.taken())).await;
-                Some(make(agent, charge).await?)
+                sleep(due(config.every, full.about.name.taken())).await;
+                Some(make(agent, config).await?)
             }
-            Some(end) => match follow(agent, charge, &repository, &full, end, client.clone()).await {
+            Some(end) => match follow(agent, config, &repository, &full, end, client.clone()).await {
                 Ok(next) => Some(next),
                 // etcd has dropped what was to be read next: only a full backup knows it now.
                 Err(Lost::Compacted) => {
@@ -426,19 +432,23 @@ pub(crate) fn due(every: Duration, last: Timestamp) -> Duration {
 }
 
 /// The newest full backup of the history in force that was verified. Those that are refused are counted.
-async fn newest(agent: &Agent, repository: &Repository, history: ClusterId) -> Result<Option<Manifest>, KeeperError> {
+async fn newest(
+    agent: &Agent,
+    repository: &Repository,
+    history: ClusterId,
+) -> Result<Option<Manifest>, SchedulerError> {
     let found = repository.found().await?;
     for (name, error) in &found.refused {
-        tracing::warn!(backup = %name, error = told(error), "a backup is not counted");
+        tracing::warn!(backup = %name, error = describe(error), "a backup is not counted");
     }
-    agent.keeper.known().unverified = u32::try_from(found.refused.len()).unwrap_or(u32::MAX);
+    agent.backup_scheduler.known().unverified = u32::try_from(found.refused.len()).unwrap_or(u32::MAX);
     Ok(found.newest_of(history))
 }
 
 /// Makes a full backup, once nobody else makes one here.
-async fn make(agent: &Arc<Agent>, charge: &Charge) -> Result<Manifest, KeeperError> {
-    let _alone = agent.keeper.making.lock().await;
-    let (maker, order) = (Arc::clone(agent), charge.order.clone());
+async fn make(agent: &Arc<Agent>, config: &BackupConfig) -> Result<Manifest, SchedulerError> {
+    let _alone = agent.backup_scheduler.making.lock().await;
+    let (maker, order) = (Arc::clone(agent), config.order.clone());
     let making = Box::pin(async move { backup::take(&maker, &order, &Moved::default()).await });
     let manifest = agent.background.run(making).await?;
     tracing::info!(backup = %manifest.about.name, bytes = manifest.object.bytes, "backup made");
@@ -450,10 +460,10 @@ enum Lost {
     Compacted,
     /// The full backup is not in the store any more.
     Gone,
-    Wrong(KeeperError),
+    Wrong(SchedulerError),
 }
 
-impl<E: Into<KeeperError>> From<E> for Lost {
+impl<E: Into<SchedulerError>> From<E> for Lost {
     fn from(error: E) -> Self {
         Self::Wrong(error.into())
     }
@@ -463,15 +473,15 @@ impl<E: Into<KeeperError>> From<E> for Lost {
 /// with it when changes are written down up to the last that it can hold, so that every revision between can be restored.
 async fn follow(
     agent: &Arc<Agent>,
-    charge: &Charge,
+    config: &BackupConfig,
     repository: &Repository,
     full: &Manifest,
     end: &mut End,
     mut client: Client,
 ) -> Result<Manifest, Lost> {
-    let every = charge.changes_every.unwrap_or(charge.every);
+    let every = config.changes_every.unwrap_or(config.every);
     let cluster_id = full.about.cluster_id;
-    let Order { signer, seals, .. } = &charge.order;
+    let Order { signer, seals, .. } = &config.order;
     // Changes since a backup that is not there restore nothing.
     let write = async |end: &mut End, lines: &Lines| {
         if lines.last().is_none() {
@@ -489,8 +499,8 @@ async fn follow(
     // Whatever was done until now is told now, and bears this time.
     end.late = backup::now(&mut client).await?.revision();
     let mut next = std::pin::pin!(async {
-        sleep(due(charge.every, full.about.name.taken())).await;
-        make(agent, charge).await
+        sleep(due(config.every, full.about.name.taken())).await;
+        make(agent, config).await
     });
     let mut made: Option<Manifest> = None;
     let mut leases = Leases { client: client.clone(), known: BTreeMap::new() };
@@ -506,12 +516,12 @@ async fn follow(
         }
         tokio::select! {
             message = watch.message() => {
-                let Some(message) = message? else { return Err(KeeperError::WatchLost(String::new()).into()) };
+                let Some(message) = message? else { return Err(SchedulerError::WatchLost(String::new()).into()) };
                 if message.compact_revision() > 0 {
                     return Err(Lost::Compacted);
                 }
                 if message.canceled() {
-                    return Err(KeeperError::WatchLost(message.cancel_reason().to_owned()).into());
+                    return Err(SchedulerError::WatchLost(message.cancel_reason().to_owned()).into());
                 }
                 let now = Timestamp::now();
                 if lines.last().is_some_and(|(_, last)| now < last) {
@@ -538,8 +548,8 @@ async fn follow(
         let revision = backup::now(&mut client).await?.revision();
         write(end, &lines).await?;
         lines = Lines::default();
-        agent.keeper.is_well();
-        let mut known = agent.keeper.known();
+        agent.backup_scheduler.is_well();
+        let mut known = agent.backup_scheduler.known();
         known.revision = end.revision;
         if revision <= end.revision {
             known.covered = Some(moment(asked));
@@ -603,7 +613,7 @@ mod tests {
     fn damaged_settings_are_not_taken_for_none() {
         let dir = tempfile::tempdir().expect("a directory");
         let root = Root::open(dir.path()).expect("root");
-        let stamp = || Keeper::open(&root).expect("a keeper").report(&root).map(|report| report.stamp);
+        let stamp = || BackupScheduler::open(&root).expect("a scheduler").report(&root).map(|report| report.stamp);
         assert_eq!(stamp(), None, "it was told nothing");
         std::fs::create_dir_all(root.backups().parent().expect("a directory")).expect("a directory");
         std::fs::write(root.backups(), [0xff; 7]).expect("a damaged file");

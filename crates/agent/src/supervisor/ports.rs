@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
-use crate::process;
+use crate::supervisor::process;
 
 /// Where etcd's clients reach it.
 pub const CLIENT: u16 = 2379;

@@ -16,15 +16,16 @@ use tokio::time::timeout;
 
 use crate::Agent;
 use crate::backup::{BackupError, Stored};
-use crate::confine::Workspace;
-use crate::data::{self, DataError};
+use crate::etcd::data::{self, DataError};
+use crate::etcd::wal::{self, Data, Ids};
 use crate::etcd::{EtcdError, Program};
 use crate::files::{self, FileError};
-use crate::pins;
+use crate::machine::disk;
 use crate::root::Root;
-use crate::service::{self, State};
-use crate::systemd::Owner;
-use crate::wal::{self, Data, Ids};
+use crate::supervisor::State;
+use crate::supervisor::confine::Workspace;
+use crate::supervisor::pins;
+use crate::supervisor::systemd::Owner;
 
 /// A snapshot of the greatest size that etcd allows is written in less, also on a slow disk.
 const TOOL_LIMIT: Duration = Duration::from_secs(600);
@@ -219,7 +220,7 @@ impl Restore {
 
 /// Whether there is room for a snapshot of so many bytes, and for the data that is made of it.
 fn holds(root: &Root, bytes: u64) -> Result<(), RestoreError> {
-    let (free, needed) = (service::free_bytes(root)?, bytes.saturating_mul(2));
+    let (free, needed) = (disk::free_bytes(root)?, bytes.saturating_mul(2));
     match free >= needed {
         true => Ok(()),
         false => Err(RestoreError::NoRoom { free: free >> 20, needed: needed >> 20 }),

@@ -9,6 +9,11 @@ use serde::{Deserialize, Serialize};
 use crate::files::{self, FileError};
 use crate::root::Root;
 
+pub mod accept;
+pub mod certs;
+pub mod claim;
+pub mod fence;
+
 /// Why other clients are not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {

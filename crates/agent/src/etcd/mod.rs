@@ -10,9 +10,16 @@ use aws_lc_rs::digest::{self, SHA256};
 use raftsman_api::hex;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::birth;
 use crate::files::{self, FileError};
 use crate::root::Root;
+
+pub mod bootstrap;
+pub mod data;
+pub mod db;
+pub mod handshake;
+pub mod restore;
+pub mod restore_test;
+pub mod wal;
 
 const DIGEST_COMMENT: &str = "# raftsman: config ";
 
@@ -98,12 +105,12 @@ pub enum EtcdError {
         "etcd has no data, and nothing says which cluster it is born into: send the lines of its birth, or configure \
          `initial-cluster-state`"
     )]
-    NoBirth,
+    NoBootstrap,
     /// Two words about the cluster.
     #[error(
         "the configuration says itself how etcd is born (`initial-cluster-state`): configure it without, or send no birth"
     )]
-    TwoBirths,
+    TwoBootstraps,
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -387,7 +394,7 @@ pub fn configure(root: &Root, config: &str, expected: &str) -> Result<(), EtcdEr
     let rooted = config.replace("{root}", &root.path().display().to_string());
     let text = format!("{DIGEST_COMMENT}{found}\n{rooted}");
     let old = files::read(&root.config())?.unwrap_or_default();
-    write_config(root, &birth::reconfigured(&text, &old))
+    write_config(root, &bootstrap::reconfigured(&text, &old))
 }
 
 /// etcd's configuration file as it is, with the digest of the text as sent.
@@ -398,13 +405,13 @@ pub fn configuration(root: &Root) -> Result<Option<(String, String)>, EtcdError>
         .next()
         .and_then(|line| line.strip_prefix(DIGEST_COMMENT))
         // Somebody else's file: a digest that no plan expects.
-        .map_or_else(|| hex::sha256(birth::split(&text).0.as_bytes()), ToOwned::to_owned);
+        .map_or_else(|| hex::sha256(bootstrap::split(&text).0.as_bytes()), ToOwned::to_owned);
     Ok(Some((digest, text)))
 }
 
 /// The text that `configure` was given, out of the file that it wrote.
 pub fn as_sent(root: &Root, text: &str) -> String {
-    let (configured, _) = birth::split(text);
+    let (configured, _) = bootstrap::split(text);
     let configured = match configured.split_once('\n') {
         Some((first, rest)) if first.starts_with(DIGEST_COMMENT) => rest,
         _ => configured,

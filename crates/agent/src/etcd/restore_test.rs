@@ -25,16 +25,16 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::Agent;
+use crate::access::certs;
 use crate::backup::{self, BackupError, Stored};
-use crate::certs;
-use crate::confine::Workspace;
 use crate::etcd::Program;
+use crate::etcd::restore::{self, RestoreError};
 use crate::files::{self, FileError};
-use crate::pins;
-use crate::process;
-use crate::restore::{self, RestoreError};
+use crate::machine::disk::disk;
 use crate::root::Root;
-use crate::service::disk;
+use crate::supervisor::confine::Workspace;
+use crate::supervisor::pins;
+use crate::supervisor::process;
 
 /// How long etcd may take to serve what was restored.
 const STARTING: Duration = Duration::from_secs(120);
@@ -44,9 +44,9 @@ const RENEW: Duration = Duration::from_millis(700);
 const SOME_SECONDS: i64 = 60;
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Why a backup could not be rehearsed.
+/// Why the restore of a backup could not be tested.
 #[derive(Debug, thiserror::Error)]
-pub enum RehearsalError {
+pub enum RestoreTestError {
     /// etcd's tool refused it.
     #[error(transparent)]
     Restore(#[from] RestoreError),
@@ -132,12 +132,12 @@ impl Room {
     }
 
     /// Whether there is room for a snapshot and changes of so many bytes, and for the data that is made of them.
-    pub fn holds(&self, bytes: u64) -> Result<(), RehearsalError> {
+    pub fn holds(&self, bytes: u64) -> Result<(), RestoreTestError> {
         fits(bytes, disk(&self.root)?)
     }
 
     /// Comes back when what stays free is about to be used, by whatever process.
-    pub async fn ends(&self) -> RehearsalError {
+    pub async fn ends(&self) -> RestoreTestError {
         used_up(|| Ok(disk(&self.root)?)).await
     }
 }
@@ -148,20 +148,20 @@ fn reserve(total: u64) -> u64 {
 }
 
 /// Whether so many bytes may be tried on a disk of which so much is free.
-fn fits(bytes: u64, (free, total): (u64, u64)) -> Result<(), RehearsalError> {
+fn fits(bytes: u64, (free, total): (u64, u64)) -> Result<(), RestoreTestError> {
     let (needed, reserve) = (bytes.saturating_mul(2).saturating_add(LOG), reserve(total));
     match free >= needed.saturating_add(reserve) {
         true => Ok(()),
-        false => Err(RehearsalError::NoRoom { free: free >> 20, needed: needed >> 20, reserve: reserve >> 20 }),
+        false => Err(RestoreTestError::NoRoom { free: free >> 20, needed: needed >> 20, reserve: reserve >> 20 }),
     }
 }
 
 /// Looks at the disk until less is free than what stays free.
-async fn used_up(mut look: impl FnMut() -> Result<(u64, u64), RehearsalError>) -> RehearsalError {
+async fn used_up(mut look: impl FnMut() -> Result<(u64, u64), RestoreTestError>) -> RestoreTestError {
     loop {
         match look() {
             Ok((free, total)) if free < reserve(total) => {
-                return RehearsalError::NoRoom { free: free >> 20, needed: 0, reserve: reserve(total) >> 20 };
+                return RestoreTestError::NoRoom { free: free >> 20, needed: 0, reserve: reserve(total) >> 20 };
             }
             Ok(_) => sleep(WATCH_ROOM).await,
             Err(error) => return error,
@@ -170,7 +170,7 @@ async fn used_up(mut look: impl FnMut() -> Result<(u64, u64), RehearsalError>) -
 }
 
 /// A throwaway etcd on its way. Dropped, it leaves nothing.
-pub struct Rehearsal {
+pub struct RestoreTest {
     version: String,
     dir: Workspace,
     snapshot: Option<(PathBuf, File)>,
@@ -178,9 +178,9 @@ pub struct Rehearsal {
     checked: bool,
 }
 
-impl Rehearsal {
+impl RestoreTest {
     /// Makes room for the snapshot.
-    pub async fn begin(agent: &Agent, version: &str) -> Result<Self, RehearsalError> {
+    pub async fn begin(agent: &Agent, version: &str) -> Result<Self, RestoreTestError> {
         let dir = Workspace::new(&agent.root, "rehearsal", agent.launcher.unprivileged())?;
         let path = dir.path().join("snapshot.db");
         let file = files::create(&path, 0o600).map_err(FileError::of("create", &path))?;
@@ -190,15 +190,15 @@ impl Rehearsal {
     }
 
     /// Some bytes of the snapshot more.
-    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), RehearsalError> {
+    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), RestoreTestError> {
         match &mut self.snapshot {
             Some((path, file)) => Ok(file.write_all(bytes).await.map_err(FileError::of("write", path))?),
-            None => Err(RehearsalError::Request("the snapshot comes before the changes".to_owned())),
+            None => Err(RestoreTestError::Request("the snapshot comes before the changes".to_owned())),
         }
     }
 
     /// All of the snapshot, from a store.
-    pub async fn fetch(&mut self, at: &Stored, moved: &Moved) -> Result<(), RehearsalError> {
+    pub async fn fetch(&mut self, at: &Stored, moved: &Moved) -> Result<(), RestoreTestError> {
         let Some((path, file)) = &self.snapshot else { return Ok(()) };
         let file = file.try_clone().await.map_err(FileError::of("write", path))?.into_std().await;
         at.fetch(moved, file).await?;
@@ -207,9 +207,9 @@ impl Rehearsal {
     }
 
     /// All of the snapshot is there: an etcd that serves it, to this machine's agent and to nobody else.
-    pub async fn start(mut self, agent: &Agent) -> Result<Running, RehearsalError> {
+    pub async fn start(mut self, agent: &Agent) -> Result<Running, RestoreTestError> {
         let Some((path, mut file)) = self.snapshot.take() else {
-            return Err(RehearsalError::Request("there is no snapshot".to_owned()));
+            return Err(RestoreTestError::Request("there is no snapshot".to_owned()));
         };
         file.flush().await.map_err(FileError::of("write", &path))?;
         drop(file);
@@ -218,7 +218,7 @@ impl Rehearsal {
             pins::verified(root, program, &self.version).map_err(Into::into)
         };
         let tool = program(Program::Etcdutl)?.ok_or_else(|| RestoreError::NoTool(self.version.clone()))?;
-        let binary = program(Program::Etcd)?.ok_or_else(|| RehearsalError::NoEtcd(self.version.clone()))?;
+        let binary = program(Program::Etcd)?.ok_or_else(|| RestoreTestError::NoEtcd(self.version.clone()))?;
         let address = agent.claim.boot().address;
         let (clients, peers) = (free_port(address)?, free_port(address)?);
         let url = |at: SocketAddr| format!("https://{at}");
@@ -254,8 +254,8 @@ impl Rehearsal {
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
-            .map_err(RehearsalError::Run)?;
-        let client = serving(agent, clients).await.map_err(RehearsalError::Silent)?;
+            .map_err(RestoreTestError::Run)?;
+        let client = serving(agent, clients).await.map_err(RestoreTestError::Silent)?;
         let leases = Leases::default();
         let renewing = tokio::spawn(renewing(Arc::clone(&leases)));
         let mut running = Running { client, leases, renewing, at: None, _process: process, _dir: self.dir };
@@ -266,7 +266,7 @@ impl Rehearsal {
 
     /// Whom a throwaway etcd trusts: this machine's agent by its very certificate, not everybody whom the same authority
     /// has signed. A backup may be of a time without auth, and every client of the cluster would read all of it.
-    fn only_us(&self, agent: &Agent) -> Result<PathBuf, RehearsalError> {
+    fn only_us(&self, agent: &Agent) -> Result<PathBuf, RestoreTestError> {
         let own = certs::Store::new(agent.root.client_tls()).current_dir().ok_or(BackupError::NotReady)?;
         let own = own.join("tls.crt");
         let chain = std::fs::read_to_string(&own).map_err(FileError::of("read", &own))?;
@@ -286,7 +286,7 @@ fn mark(root: &Root) -> String {
 /// Ends one that an agent has left behind which was killed.
 pub fn sweep(root: &Root) {
     if let Some(left) = process::ours(&mark(root), &root.versions()) {
-        tracing::info!(pid = left.pid(), "a rehearsal that was broken off is ended");
+        tracing::info!(pid = left.pid(), "a restore test that was interrupted is ended");
         let _ = left.signal(Signal::KILL);
     }
 }
@@ -302,9 +302,9 @@ fn tls(prefix: &str, dir: &Path, trusted: &Path) -> [String; 4] {
     ]
 }
 
-fn free_port(address: IpAddr) -> Result<SocketAddr, RehearsalError> {
+fn free_port(address: IpAddr) -> Result<SocketAddr, RestoreTestError> {
     let free = TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr());
-    free.map_err(RehearsalError::Run)
+    free.map_err(RestoreTestError::Run)
 }
 
 async fn serving(agent: &Agent, at: SocketAddr) -> Result<Client, EtcdError> {
@@ -357,18 +357,18 @@ pub struct Running {
 
 impl Running {
     /// The last revision in it.
-    pub async fn revision(&mut self) -> Result<i64, RehearsalError> {
+    pub async fn revision(&mut self) -> Result<i64, RestoreTestError> {
         let read = bounded(async { Ok(self.client.get(PROBE_KEY, None).await?) }).await?;
         Ok(read.header().map_or(0, |header| header.revision()))
     }
 
     /// What is in it at this revision.
-    pub async fn hashed(&mut self, revision: i64) -> Result<Hashed, RehearsalError> {
+    pub async fn hashed(&mut self, revision: i64) -> Result<Hashed, RestoreTestError> {
         Ok(backup::hash(self.client.clone(), revision).await?)
     }
 
     /// How many keys there are now.
-    async fn keys(&mut self) -> Result<u64, RehearsalError> {
+    async fn keys(&mut self) -> Result<u64, RestoreTestError> {
         let all = GetOptions::new().with_all_keys().with_count_only();
         let count = within(backup::COUNTING, async { Ok(self.client.get("", Some(all)).await?) }).await?;
         Ok(u64::try_from(count.count()).unwrap_or_default())
@@ -380,7 +380,7 @@ impl Running {
     }
 
     /// Makes all changes again that a point in a store is made of.
-    pub async fn replay_from(&mut self, at: &Stored) -> Result<(), RehearsalError> {
+    pub async fn replay_from(&mut self, at: &Stored) -> Result<(), RestoreTestError> {
         for batch in &at.point.batches {
             let opened = changes::open(&at.repository, batch, &Keys::default()).await?;
             self.replay(&opened.changes, at.point.revision.unwrap_or(0)).await?;
@@ -389,23 +389,23 @@ impl Running {
     }
 
     /// What it holds, once it is where it should be; 0 where nobody said.
-    pub async fn ended(&mut self, upto: i64) -> Result<(i64, u64), RehearsalError> {
+    pub async fn ended(&mut self, upto: i64) -> Result<(i64, u64), RestoreTestError> {
         let revision = self.revision().await?;
         match upto == 0 || revision == upto {
             true => Ok((revision, self.keys().await?)),
-            false => Err(RehearsalError::OtherRevision { expected: upto, found: revision }),
+            false => Err(RestoreTestError::OtherRevision { expected: upto, found: revision }),
         }
     }
 
     /// Makes changes again, up to this revision. Those that it holds already are passed over.
-    pub async fn replay(&mut self, changes: &[Change], upto: i64) -> Result<(), RehearsalError> {
+    pub async fn replay(&mut self, changes: &[Change], upto: i64) -> Result<(), RestoreTestError> {
         let mut at = self.revision().await?;
         // A lease that ended meanwhile took keys with it, and a revision: what was written at that one would be passed over.
         if let Some(expected) = self.at.filter(|expected| *expected != at) {
-            return Err(RehearsalError::OtherRevision { expected, found: at });
+            return Err(RestoreTestError::OtherRevision { expected, found: at });
         }
         if upto > 0 && at > upto {
-            return Err(RehearsalError::TooFar { wanted: upto, found: at });
+            return Err(RestoreTestError::TooFar { wanted: upto, found: at });
         }
         for change in changes.iter().filter(|change| upto == 0 || change.revision <= upto) {
             if change.revision <= at {
@@ -426,7 +426,7 @@ impl Running {
             let done = within(backup::COUNTING, async { Ok(self.client.txn(txn).await?) }).await?;
             at = done.header().map_or(0, |header| header.revision());
             if at != change.revision {
-                return Err(RehearsalError::OtherRevision { expected: change.revision, found: at });
+                return Err(RestoreTestError::OtherRevision { expected: change.revision, found: at });
             }
             self.at = Some(at);
         }
@@ -435,7 +435,7 @@ impl Running {
     }
 
     /// A lease that keys go with.
-    async fn lease(&mut self, id: i64, ttl: i64) -> Result<(), RehearsalError> {
+    async fn lease(&mut self, id: i64, ttl: i64) -> Result<(), RestoreTestError> {
         if self.leases.lock().await.iter().any(|(known, ..)| *known == id) {
             return Ok(());
         }
@@ -445,7 +445,7 @@ impl Running {
         self.hold(id).await
     }
 
-    async fn adopt_leases(&mut self) -> Result<(), RehearsalError> {
+    async fn adopt_leases(&mut self) -> Result<(), RestoreTestError> {
         let all = bounded(async { Ok(self.client.leases().await?) }).await?;
         for lease in all.leases() {
             self.hold(lease.id()).await?;
@@ -453,7 +453,7 @@ impl Running {
         Ok(())
     }
 
-    async fn hold(&mut self, id: i64) -> Result<(), RehearsalError> {
+    async fn hold(&mut self, id: i64) -> Result<(), RestoreTestError> {
         let (asking, answers) = bounded(async { Ok(self.client.lease_keep_alive(id).await?) }).await?;
         self.leases.lock().await.push((id, asking, answers));
         Ok(())
@@ -484,22 +484,22 @@ mod tests {
         assert!(fits(0, (600 * MIB, DISK)).is_err());
         // An operator may announce any number of bytes.
         for bytes in [DISK, u64::MAX / 2, u64::MAX] {
-            assert!(matches!(fits(bytes, (DISK, DISK)), Err(RehearsalError::NoRoom { .. })), "{bytes}");
+            assert!(matches!(fits(bytes, (DISK, DISK)), Err(RestoreTestError::NoRoom { .. })), "{bytes}");
         }
         let dir = tempfile::tempdir().expect("dir");
         let room = Room { root: Root::open(dir.path()).expect("root") };
         let refused = room.holds(u64::MAX).expect_err("no disk is as large");
-        assert!(matches!(refused, RehearsalError::NoRoom { .. }), "{refused}");
+        assert!(matches!(refused, RestoreTestError::NoRoom { .. }), "{refused}");
     }
 
     #[tokio::test]
     async fn a_disk_that_fills_meanwhile_ends_it() {
         let mut left = [GIB, 512 * MIB, 512 * MIB - 1, GIB].into_iter();
         let ended = used_up(|| Ok((left.next().expect("it has ended before"), DISK))).await;
-        let RehearsalError::NoRoom { free: 511, needed: 0, reserve: 512 } = ended else { panic!("{ended}") };
+        let RestoreTestError::NoRoom { free: 511, needed: 0, reserve: 512 } = ended else { panic!("{ended}") };
         assert_eq!(left.next(), Some(GIB), "it ended with the first look that found too little");
         // A disk that cannot be looked at may be full.
-        let ended = used_up(|| Err(RehearsalError::Request("not to be measured".to_owned()))).await;
+        let ended = used_up(|| Err(RestoreTestError::Request("not to be measured".to_owned()))).await;
         assert_eq!(ended.to_string(), "not to be measured");
     }
 }

@@ -23,24 +23,24 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::Agent;
+use crate::access::certs::Store;
 use crate::access::{Access, AccessError};
 use crate::backup::{self, BackupError, Order, Stored};
-use crate::certs::Store;
-use crate::delivery::{self, DeliveryError};
+use crate::etcd::handshake;
+use crate::etcd::restore::{Restore, RestoreError};
+use crate::etcd::restore_test::{RestoreTest, RestoreTestError, Room};
 use crate::etcd::{self, Download, Program, Wanted};
 use crate::files;
-use crate::firewall::{self, FirewallError};
-use crate::handshake;
-use crate::install;
-use crate::launch::{LaunchError, Launcher};
-use crate::measure;
-use crate::pins;
-use crate::rehearsal::{Rehearsal, RehearsalError, Room};
+use crate::machine::delivery::{self, DeliveryError};
+use crate::machine::firewall::{self, FirewallError};
+use crate::machine::install;
+use crate::machine::measure;
 use crate::report;
-use crate::restore::{Restore, RestoreError};
-use crate::service::{Expected, ServiceError, told};
-use crate::status::Coded;
-use crate::systemd;
+use crate::status::{Coded, describe};
+use crate::supervisor::launch::{LaunchError, Launcher};
+use crate::supervisor::pins;
+use crate::supervisor::systemd;
+use crate::supervisor::{Expected, ServiceError};
 
 /// A stream of bytes that stands still longer than this ends; it holds up every other change.
 const CHUNK_LIMIT: Duration = Duration::from_secs(30);
@@ -148,7 +148,7 @@ async fn finish<R, E: Coded>(task: JoinHandle<Result<R, E>>) -> Result<Response<
             tracing::warn!(code = ?status.code(), error = status.message(), "call refused or failed");
             Err(status)
         }
-        Err(error) => Err(Status::internal(format!("the agent failed: {}", told(&error)))),
+        Err(error) => Err(Status::internal(format!("the agent failed: {}", describe(&error)))),
     }
 }
 
@@ -184,7 +184,7 @@ impl AgentService for Server {
         self.change(turn, move |agent| {
             agent.claim.finish(&chain_pem)?;
             tracing::info!("claimed");
-            Ok::<_, crate::claim::ClaimError>(v1::FinishClaimReply {})
+            Ok::<_, crate::access::claim::ClaimError>(v1::FinishClaimReply {})
         })
         .await
     }
@@ -285,7 +285,7 @@ impl AgentService for Server {
                 Purpose::EtcdClient => Store::new(agent.root.client_tls()).request()?,
                 Purpose::Agent | Purpose::Unspecified => agent.claim.request()?,
             };
-            Ok::<_, crate::claim::ClaimError>(v1::RequestCertificateReply { csr_der })
+            Ok::<_, crate::access::claim::ClaimError>(v1::RequestCertificateReply { csr_der })
         })
         .await
     }
@@ -305,7 +305,7 @@ impl AgentService for Server {
                 Purpose::Agent | Purpose::Unspecified => agent.claim.renew(&chain_pem)?,
             }
             tracing::info!(purpose = purpose.as_str_name(), "certificate stored");
-            Ok::<_, crate::claim::ClaimError>(v1::StoreCertificateReply {})
+            Ok::<_, crate::access::claim::ClaimError>(v1::StoreCertificateReply {})
         })
         .await
     }
@@ -367,7 +367,7 @@ impl AgentService for Server {
         self.allow(&request, Role::Operator)?;
         let order = Order::new(request.into_inner()).map_err(|error| error.status())?;
         let busy = |_| BackupError::Busy.status();
-        let alone = Arc::clone(&self.agent.keeper.making).try_lock_owned().map_err(busy)?;
+        let alone = Arc::clone(&self.agent.backup_scheduler.making).try_lock_owned().map_err(busy)?;
         let (told, replies) = mpsc::channel(1);
         let agent = Arc::clone(&self.agent);
         self.agent.background.spawn(async move {
@@ -395,12 +395,12 @@ impl AgentService for Server {
         let agent = Arc::clone(&self.agent);
         self.agent.background.spawn(async move {
             let served = tokio::select! {
-                served = serve_rehearsal(&agent, &head, parts, &told) => served,
+                served = serve_restore_test(&agent, &head, parts, &told) => served,
                 full = room.ends() => Err(full.status()),
                 () = told.closed() => Err(Status::cancelled("nobody listens any more")),
             };
             if let Err(status) = served {
-                tracing::warn!(error = status.message(), "a rehearsal failed");
+                tracing::warn!(error = status.message(), "a restore test failed");
                 let _ = told.send(Err(status)).await;
             }
         });
@@ -423,7 +423,7 @@ impl AgentService for Server {
         let told = request.into_inner();
         self.change(turn, move |agent| {
             let by_itself = told.order.is_some();
-            agent.keeper.set(&agent.root, told)?;
+            agent.backup_scheduler.set(&agent.root, told)?;
             tracing::info!(by_itself, "told how to make backups");
             Ok::<_, BackupError>(v1::SetBackupsReply {})
         })
@@ -446,7 +446,7 @@ impl AgentService for Server {
                     "force_new_cluster goes with data that is there: there is nothing to go on with",
                 ));
             }
-            (v1::DataState::Empty, _) => Expected::Empty { birth: request.birth },
+            (v1::DataState::Empty, _) => Expected::Empty { bootstrap: request.birth },
             (v1::DataState::Present, id) if id != 0 => Expected::Cluster { id, alone },
             (v1::DataState::Present, _) => {
                 return Err(Status::invalid_argument("say which cluster the data must belong to: expected_cluster_id"));
@@ -510,7 +510,7 @@ impl AgentService for Server {
         self.change(turn, move |_| {
             store.store_trust(&trust_pem)?;
             tracing::info!(purpose = purpose.as_str_name(), "trust stored");
-            Ok::<_, crate::certs::CertsError>(v1::StoreTrustReply {})
+            Ok::<_, crate::access::certs::CertsError>(v1::StoreTrustReply {})
         })
         .await
     }
@@ -640,19 +640,19 @@ async fn serve_backup(agent: &Agent, order: Order, told: &Sender<Result<v1::Take
 }
 
 /// Goes on as long as somebody listens.
-async fn serve_rehearsal(
+async fn serve_restore_test(
     agent: &Agent,
     head: &v1::RehearseHead,
     mut parts: Streaming<v1::RehearseRequest>,
     told: &Sender<Result<v1::RehearseReply, Status>>,
 ) -> Result<(), Status> {
     use v1::rehearse_reply::What;
-    let coded = |error: RehearsalError| error.status();
+    let coded = |error: RestoreTestError| error.status();
     let tell = async |what| {
         let sent = told.send(Ok(v1::RehearseReply { what: Some(what) })).await;
         sent.map_err(|_| Status::cancelled("nobody listens any more"))
     };
-    let mut coming = Rehearsal::begin(agent, &head.version).await.map_err(coded)?;
+    let mut coming = RestoreTest::begin(agent, &head.version).await.map_err(coded)?;
     let from = head.from.as_ref().map(Stored::new).transpose().map_err(|error| coded(error.into()))?;
     if let Some(from) = &from {
         let moved = Moved::default();

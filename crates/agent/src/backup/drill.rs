@@ -14,10 +14,10 @@ use raftsman_core::spec::EtcdVersion;
 use tokio::time::{Instant, sleep};
 
 use crate::Agent;
+use crate::backup::scheduler::due;
 use crate::backup::{self, BackupError, Order, Stored};
-use crate::keeper::due;
-use crate::rehearsal::{Rehearsal, RehearsalError, Room};
-use crate::service::told;
+use crate::etcd::restore_test::{RestoreTest, RestoreTestError, Room};
+use crate::status::describe;
 
 /// How long after one that failed the next is tried, at most.
 const AGAIN: Duration = Duration::from_secs(600);
@@ -32,19 +32,19 @@ enum DrillError {
     #[error(transparent)]
     Full(#[from] FullError),
     #[error(transparent)]
-    Rehearsal(#[from] RehearsalError),
+    RestoreTest(#[from] RestoreTestError),
     #[error(transparent)]
     Backup(#[from] BackupError),
 }
 
 /// How often, and with what.
 #[derive(Debug, Clone, Copy)]
-pub struct Practice {
+pub struct DrillSchedule {
     every: Duration,
     version: EtcdVersion,
 }
 
-impl Practice {
+impl DrillSchedule {
     /// Understands what a machine is told; nothing where it is not to do it.
     pub fn new(every_ms: u64, version: &str) -> Result<Option<Self>, BackupError> {
         if every_ms == 0 {
@@ -56,18 +56,18 @@ impl Practice {
 }
 
 /// Tries the newest backup again and again, as long as this machine is the one that makes them.
-pub async fn practise(agent: &Arc<Agent>, order: &Order, practice: Option<Practice>, mut client: Client) -> Infallible {
-    let Some(practice) = practice else { return std::future::pending().await };
+pub async fn run(agent: &Arc<Agent>, order: &Order, schedule: Option<DrillSchedule>, mut client: Client) -> Infallible {
+    let Some(schedule) = schedule else { return std::future::pending().await };
     loop {
-        let wait = match Box::pin(turn(agent, order, practice, &mut client)).await {
+        let wait = match Box::pin(turn(agent, order, schedule, &mut client)).await {
             Ok(wait) => wait,
             // The first backup is on its way.
             Err(DrillError::Point(PointError::None { .. })) => SOON,
             Err(error) => {
-                let error = told(&error);
+                let error = describe(&error);
                 tracing::warn!(error, "a drill failed");
-                agent.keeper.drilled(Some(error));
-                practice.every.min(AGAIN)
+                agent.backup_scheduler.drilled(Some(error));
+                schedule.every.min(AGAIN)
             }
         };
         sleep(wait).await;
@@ -78,30 +78,30 @@ pub async fn practise(agent: &Arc<Agent>, order: &Order, practice: Option<Practi
 async fn turn(
     agent: &Arc<Agent>,
     order: &Order,
-    practice: Practice,
+    schedule: DrillSchedule,
     client: &mut Client,
 ) -> Result<Duration, DrillError> {
     let repository = order.repository()?;
     if let Some(last) = drill::last(&repository, Timestamp::now()).await? {
         note(agent, &last)?;
-        let wait = due(practice.every, last.at);
+        let wait = due(schedule.every, last.at);
         if !wait.is_zero() {
             return Ok(wait);
         }
     }
     let current = backup::now(client).await?.revision();
     let (who, order) = (Arc::clone(agent), order.clone());
-    let trying = Box::pin(async move { try_newest(&who, &order, repository, practice.version, current).await });
+    let trying = Box::pin(async move { try_newest(&who, &order, repository, schedule.version, current).await });
     let done = agent.background.run(trying).await?;
     tracing::info!(backup = %done.backup, took_ms = done.took_ms, "a drill: the newest backup came back");
     note(agent, &done)?;
-    agent.keeper.drilled(None);
-    Ok(due(practice.every, done.at))
+    agent.backup_scheduler.drilled(None);
+    Ok(due(schedule.every, done.at))
 }
 
 /// For whoever asks.
 fn note(agent: &Agent, drill: &Drill) -> Result<(), FullError> {
-    agent.keeper.known().drill = serde_json::to_string(drill)?;
+    agent.backup_scheduler.known().drill = serde_json::to_string(drill)?;
     Ok(())
 }
 
@@ -132,9 +132,9 @@ async fn try_point(
     begun: Instant,
     current: i64,
 ) -> Result<Drill, DrillError> {
-    let mut rehearsal = Rehearsal::begin(agent, &version.to_string()).await?;
-    rehearsal.fetch(at, &Moved::default()).await?;
-    let mut running = rehearsal.start(agent).await?;
+    let mut restore_test = RestoreTest::begin(agent, &version.to_string()).await?;
+    restore_test.fetch(at, &Moved::default()).await?;
+    let mut running = restore_test.start(agent).await?;
     full::holds(&at.point.full, running.hashed(at.point.full.about.name.revision()).await?)?;
     running.replay_from(at).await?;
     let (revision, keys) = running.ended(0).await?;

@@ -14,9 +14,9 @@ use rustls::client::danger::ServerCertVerifier;
 use rustls::server::WebPkiClientVerifier;
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 
+use crate::access::certs::{self, CertsError, Store};
 use crate::access::{Access, AccessError};
-use crate::boot::{self, BootError};
-use crate::certs::{self, CertsError, Store};
+use crate::machine::boot::{self, BootError};
 use crate::root::Root;
 
 /// Why a machine is not claimed, or its certificate not accepted.

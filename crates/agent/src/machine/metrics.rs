@@ -16,7 +16,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::Agent;
 use crate::files;
 use crate::report;
-use crate::service::told;
+use crate::status::describe;
 
 const FILE: &str = "raftsman.prom";
 const EVERY: Duration = Duration::from_secs(15);
@@ -38,8 +38,8 @@ pub async fn keep_writing(agent: Arc<Agent>) {
             if !Path::new(METRICS).is_dir() || !agent.root.boot().exists() {
                 return Ok(());
             }
-            let report = report::report(&agent, false).map_err(|error| told(&error))?;
-            files::write(&path(), text(&report).as_bytes(), 0o644).map_err(|error| told(&error))
+            let report = report::report(&agent, false).map_err(|error| describe(&error))?;
+            files::write(&path(), text(&report).as_bytes(), 0o644).map_err(|error| describe(&error))
         });
         if let Ok(Err(error)) = written.await {
             tracing::warn!(error, "no figures for Prometheus");

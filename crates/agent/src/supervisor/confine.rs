@@ -12,9 +12,9 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 use crate::files::{self, FileError};
-use crate::launch::PATH;
 use crate::root::Root;
-use crate::systemd::Owner;
+use crate::supervisor::launch::PATH;
+use crate::supervisor::systemd::Owner;
 
 /// A command that runs a program as this user: a clean environment, a process group of its own, nothing to read, killed
 /// when it is dropped.

@@ -14,8 +14,8 @@ use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use crate::certs::{CertsError, Store};
-use crate::ports::PEER;
+use crate::access::certs::{CertsError, Store};
+use crate::supervisor::ports::PEER;
 
 const LIMIT: Duration = Duration::from_secs(3);
 

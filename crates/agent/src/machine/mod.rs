@@ -1,0 +1,9 @@
+//! the machine itself → its boot data, disk, firewall, delivered files, metrics; the agent installed on it or removed.
+
+pub mod boot;
+pub mod delivery;
+pub mod disk;
+pub mod firewall;
+pub mod install;
+pub mod measure;
+pub mod metrics;
