@@ -26,9 +26,11 @@ use crate::files::FileError;
 use crate::machine::boot::{self, BootError};
 use crate::machine::metrics;
 use crate::root::Root;
+use crate::supervisor::binaries::BinaryError;
 use crate::supervisor::launch::Launcher;
+use crate::supervisor::service::ServiceError;
 use crate::supervisor::systemd::{Systemd, SystemdError};
-use crate::supervisor::{Service, ServiceError, pins, ports};
+use crate::supervisor::{Supervisor, pins, ports};
 
 pub mod access;
 pub mod background;
@@ -78,7 +80,7 @@ pub enum AgentError {
     /// The generation is at fault.
     #[error(transparent)]
     Fence(#[from] FenceError),
-    /// etcd's record is at fault.
+    /// A program's record is at fault.
     #[error(transparent)]
     Service(#[from] ServiceError),
     /// systemd is at fault.
@@ -86,7 +88,7 @@ pub enum AgentError {
     Systemd(#[from] SystemdError),
     /// What may be run cannot be told.
     #[error(transparent)]
-    Pins(#[from] etcd::EtcdError),
+    Pins(#[from] BinaryError),
     /// The server ended.
     #[error("the gRPC server failed")]
     Serve(#[from] tonic::transport::Error),
@@ -107,9 +109,9 @@ pub struct Agent {
     pub claim: Claim,
     /// Which operator is obeyed.
     pub fence: Fence,
-    /// etcd's process.
-    pub service: Service,
-    /// How it is run.
+    /// Its programs.
+    pub supervisor: Supervisor,
+    /// How they are run.
     pub launcher: Launcher,
     /// Its part in making backups.
     pub backup_scheduler: BackupScheduler,
@@ -152,12 +154,12 @@ pub async fn run(root: &Path, mode: LaunchMode) -> Result<(), AgentError> {
         LaunchMode::Child => Launcher::Child,
         LaunchMode::Systemd => Launcher::Unit(Systemd::connect().await?),
     };
-    let service = Service::open(root.clone(), address, launcher.clone()).await?;
+    let supervisor = Supervisor::open(&root, address, &launcher).await?;
     let tls = claim.tls().clone();
     tracing::info!(%listen, root = %root.path().display(), claimed = claim.is_claimed(), "agent serves");
     let backup_scheduler = BackupScheduler::open(&root)?;
     let background = Background::start().map_err(AgentError::Threads)?;
-    let agent = Arc::new(Agent { root, claim, fence, service, launcher, backup_scheduler, background });
+    let agent = Arc::new(Agent { root, claim, fence, supervisor, launcher, backup_scheduler, background });
     tokio::spawn(scheduler::run(Arc::clone(&agent)));
     if mode == LaunchMode::Systemd {
         tokio::spawn(metrics::keep_writing(Arc::clone(&agent)));

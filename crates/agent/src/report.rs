@@ -6,15 +6,17 @@ use raftsman_api::v1;
 use crate::Agent;
 use crate::access::certs::{CertsError, Store};
 use crate::etcd::db;
+use crate::etcd::prestart::Trust;
 use crate::etcd::wal::{self, Data, End};
-use crate::etcd::{self, EtcdError};
 use crate::files::FileError;
 use crate::machine::delivery;
 use crate::machine::disk;
 use crate::machine::firewall;
 use crate::supervisor::launch::Launcher;
 use crate::supervisor::ports;
-use crate::supervisor::{State, Trust, View};
+use crate::supervisor::program::{Own, Program};
+use crate::supervisor::service::{State, View};
+use crate::supervisor::{binaries, config};
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
@@ -22,9 +24,6 @@ pub enum ReportError {
     /// A certificate could not be read.
     #[error(transparent)]
     Certs(#[from] CertsError),
-    /// etcd's files could not be read.
-    #[error(transparent)]
-    Etcd(#[from] EtcdError),
     /// A file could not be read.
     #[error(transparent)]
     File(#[from] FileError),
@@ -57,23 +56,23 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
 
 fn etcd_report(agent: &Agent, into_data: bool) -> Result<v1::EtcdReport, ReportError> {
     let root = &agent.root;
-    let config = etcd::configuration(root)?;
+    let config = config::read(root, Program::Etcd)?;
     let mut certificates = Vec::new();
     for (purpose, dir) in [(v1::Purpose::EtcdPeer, root.peer_tls()), (v1::Purpose::EtcdServer, root.server_tls())] {
         certificates.extend(Store::new(dir).describe(purpose, "")?);
     }
     // Looked at last, so that the ports are not taken for another's while etcd starts.
-    let mut view = agent.service.view();
+    let mut view = agent.supervisor.of(Program::Etcd).view();
     let mut ports_taken = Vec::new();
     if let (Some((_, text)), false) = (&config, matches!(view.state, State::Running(_))) {
-        ports_taken = ports::taken(&ports::wanted(text, agent.claim.boot().address));
+        ports_taken = ports::taken(&Program::Etcd.listeners(text, agent.claim.boot().address));
         // A start may have come in between: then etcd itself holds them.
-        view = agent.service.view();
+        view = agent.supervisor.of(Program::Etcd).view();
         if matches!(view.state, State::Running(_)) {
             ports_taken.clear();
         }
     }
-    let View { record, state } = view;
+    let View { record, own: Own::Etcd(started), state } = view;
     let runs = matches!(state, State::Running(_));
     let (service_state, pid) = match state {
         State::Stopped => (v1::ServiceState::Stopped, 0),
@@ -82,12 +81,12 @@ fn etcd_report(agent: &Agent, into_data: bool) -> Result<v1::EtcdReport, ReportE
     };
     let data = data(agent, !runs || into_data);
     Ok(v1::EtcdReport {
-        installed: etcd::installed(root)
+        installed: binaries::installed(root, Program::Etcd)
             .into_iter()
             .map(|(version, sha256)| v1::InstalledVersion { version, sha256 })
             .collect(),
-        current_version: etcd::current(root).unwrap_or_default(),
-        config: config.as_ref().map(|(_, text)| etcd::as_sent(root, text)).unwrap_or_default(),
+        current_version: binaries::current(root, Program::Etcd).unwrap_or_default(),
+        config: config.as_ref().map(|(_, text)| config::as_sent(root, Program::Etcd, text)).unwrap_or_default(),
         config_digest: config.map(|(digest, _)| digest).unwrap_or_default(),
         running_config_digest: if runs { record.config_digest } else { String::new() },
         running_version: if runs { record.version } else { String::new() },
@@ -99,13 +98,13 @@ fn etcd_report(agent: &Agent, into_data: bool) -> Result<v1::EtcdReport, ReportE
             restarts: record.restarts,
             last_exit: record.last_exit,
         }),
-        had_data: record.ids.is_some() || data.state() == v1::DataState::Present,
+        had_data: started.ids.is_some() || data.state() == v1::DataState::Present,
         data: Some(data),
         ports_taken: ports_taken
             .into_iter()
             .map(|taken| v1::PortTaken { port: u32::from(taken.port), holder: taken.holder })
             .collect(),
-        running_trust: if runs { running_trust(record.trust) } else { Vec::new() },
+        running_trust: if runs { running_trust(started.trust) } else { Vec::new() },
     })
 }
 

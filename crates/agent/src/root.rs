@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::files::{self, FileError};
+use crate::supervisor::program::Program;
 
 /// Where an image carries binaries, beside the agent's own (tools/image-tree).
 const IMAGE_ARTIFACTS: &str = "/usr/local/lib/raftsman/artifacts";
@@ -20,11 +21,12 @@ impl Root {
 
     /// Makes the directories that are always there.
     pub fn prepare(&self) -> Result<(), FileError> {
+        let programs = Program::ALL.into_iter().flat_map(|program| {
+            let files = program.files(self);
+            [files.dir().to_path_buf(), files.versions()].map(|dir| (dir, files::DIR_FOR_ETCD))
+        });
         let own = [self.0.join("agent"), self.agent_tls()].map(|dir| (dir, 0o700));
-        for (dir, mode) in own
-            .into_iter()
-            .chain([self.etcd(), self.versions(), self.etcd().join("tls")].map(|dir| (dir, files::DIR_FOR_ETCD)))
-        {
+        for (dir, mode) in own.into_iter().chain(programs).chain([(self.etcd().join("tls"), files::DIR_FOR_ETCD)]) {
             if !dir.is_dir() {
                 files::make_dir(&dir, mode)?;
             }
@@ -106,26 +108,6 @@ impl Root {
         self.0.join("etcd")
     }
 
-    /// Installed versions, a directory each.
-    pub fn versions(&self) -> PathBuf {
-        self.0.join("etcd/versions")
-    }
-
-    /// The link to the version that the next start uses.
-    pub fn current(&self) -> PathBuf {
-        self.0.join("etcd/current")
-    }
-
-    /// etcd's configuration file.
-    pub fn config(&self) -> PathBuf {
-        self.0.join("etcd/etcd.yaml")
-    }
-
-    /// The argument that etcd is started with, and that it is known by.
-    pub fn config_argument(&self) -> String {
-        format!("--config-file={}", self.config().display())
-    }
-
     /// etcd's key and certificate towards other members.
     pub fn peer_tls(&self) -> PathBuf {
         self.0.join("etcd/tls/peer")
@@ -144,15 +126,5 @@ impl Root {
     /// The data that was put away last.
     pub fn removed(&self) -> PathBuf {
         self.0.join("etcd/removed")
-    }
-
-    /// etcd's log.
-    pub fn etcd_log(&self) -> PathBuf {
-        self.0.join("etcd/etcd.log")
-    }
-
-    /// What etcd was last asked to do, and with what it was started.
-    pub fn service(&self) -> PathBuf {
-        self.0.join("etcd/service.json")
     }
 }

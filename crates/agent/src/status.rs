@@ -7,9 +7,9 @@ use crate::access::certs::CertsError;
 use crate::access::claim::ClaimError;
 use crate::access::fence::FenceError;
 use crate::backup::BackupError;
-use crate::etcd::EtcdError;
 use crate::etcd::data::DataError;
 use crate::etcd::handshake::HandshakeError;
+use crate::etcd::prestart::PrestartError;
 use crate::etcd::restore::RestoreError;
 use crate::etcd::restore_test::RestoreTestError;
 use crate::files::FileError;
@@ -18,7 +18,9 @@ use crate::machine::delivery::DeliveryError;
 use crate::machine::firewall::FirewallError;
 use crate::machine::measure::MeasureError;
 use crate::report::ReportError;
-use crate::supervisor::ServiceError;
+use crate::supervisor::binaries::BinaryError;
+use crate::supervisor::config::ConfigError;
+use crate::supervisor::service::ServiceError;
 
 /// An error that knows what it means to the caller.
 pub trait Coded: std::error::Error + Sized {
@@ -137,18 +139,34 @@ impl Coded for AccessError {
     }
 }
 
-impl Coded for EtcdError {
+impl Coded for BinaryError {
     fn code(&self) -> Code {
         match self {
-            Self::Version(_)
-            | Self::Digest(_)
-            | Self::Program(_)
-            | Self::OtherBytes { .. }
-            | Self::OtherConfig { .. } => Code::InvalidArgument,
+            Self::Version(_) | Self::Digest(_) | Self::Unknown(_) | Self::OtherBytes { .. } => Code::InvalidArgument,
             Self::NotPinned { .. } | Self::OtherPin { .. } => Code::PermissionDenied,
-            Self::NoBootstrap | Self::TwoBootstraps | Self::Swapped { .. } => Code::FailedPrecondition,
+            Self::Swapped { .. } => Code::FailedPrecondition,
             Self::Pins(_) => Code::Internal,
             Self::File(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for ConfigError {
+    fn code(&self) -> Code {
+        match self {
+            Self::OtherConfig { .. } => Code::InvalidArgument,
+            Self::File(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for PrestartError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NoCertificate(_) | Self::OtherData(_) | Self::NotAlone | Self::Bootstrap(_) => {
+                Code::FailedPrecondition
+            }
+            Self::Certs(error) => error.code(),
         }
     }
 }
@@ -165,17 +183,14 @@ impl Coded for DataError {
 impl Coded for ServiceError {
     fn code(&self) -> Code {
         match self {
-            Self::NotInstalled(_)
-            | Self::NotConfigured
-            | Self::NoCertificate(_)
+            Self::NotInstalled { .. }
+            | Self::NotConfigured(_)
             | Self::PortTaken { .. }
-            | Self::OtherData(_)
             | Self::DiskFull { .. }
-            | Self::NotAlone
-            | Self::NotStopped
+            | Self::NotStopped(_)
             | Self::OtherVersion { .. } => Code::FailedPrecondition,
-            Self::Etcd(error) => error.code(),
-            Self::Certs(error) => error.code(),
+            Self::Prestart(error) => error.code(),
+            Self::Binary(error) => error.code(),
             Self::Data(error) => error.code(),
             Self::File(error) => error.code(),
             Self::Closed => Code::Unavailable,
@@ -188,7 +203,6 @@ impl Coded for ReportError {
     fn code(&self) -> Code {
         match self {
             Self::Certs(error) => error.code(),
-            Self::Etcd(error) => error.code(),
             Self::File(error) => error.code(),
         }
     }
@@ -216,7 +230,7 @@ impl Coded for RestoreError {
             Self::NotPrepared => Code::NotFound,
             Self::Full(_) => Code::Unavailable,
             Self::Backup(error) => error.code(),
-            Self::Etcd(error) => error.code(),
+            Self::Binary(error) => error.code(),
             Self::Data(error) => error.code(),
             Self::File(error) => error.code(),
             Self::Run(_) | Self::TooLong | Self::NoData(_) => Code::Internal,

@@ -29,7 +29,8 @@ use crate::files::{self, FileError};
 use crate::report::moment;
 use crate::root::Root;
 use crate::status::describe;
-use crate::supervisor::State;
+use crate::supervisor::program::Program;
+use crate::supervisor::service::State;
 
 /// Whose turn it is: the machine whose name is written here, as long as its lease lives.
 pub const KEY: &str = "raftsman/backup-keeper";
@@ -236,7 +237,7 @@ pub async fn run(agent: Arc<Agent>) {
 async fn serve(agent: &Arc<Agent>, config: &BackupConfig) {
     let mut rest = REST[0];
     loop {
-        let (begun, process) = (Instant::now(), agent.service.view().state);
+        let (begun, process) = (Instant::now(), agent.supervisor.of(Program::Etcd).view().state);
         match Box::pin(term(agent, config)).await {
             Err(SchedulerError::LeaseLost) => agent.backup_scheduler.known().keeps = false,
             Err(error) => {
@@ -250,10 +251,10 @@ async fn serve(agent: &Arc<Agent>, config: &BackupConfig) {
         rest = if begun.elapsed() > REST[1] { REST[0] } else { (rest * 2).min(REST[1]) };
         // Nor has an etcd that was started anew anything to do with what the one before could not do.
         let over = Instant::now() + rest;
-        while Instant::now() < over && agent.service.view().state == process {
+        while Instant::now() < over && agent.supervisor.of(Program::Etcd).view().state == process {
             sleep(LOOK.min(over - Instant::now())).await;
         }
-        if agent.service.view().state != process {
+        if agent.supervisor.of(Program::Etcd).view().state != process {
             rest = REST[0];
         }
     }
@@ -262,7 +263,7 @@ async fn serve(agent: &Arc<Agent>, config: &BackupConfig) {
 /// Takes the post once it is vacant, and holds it until something goes wrong.
 async fn term(agent: &Arc<Agent>, config: &BackupConfig) -> Result<std::convert::Infallible, SchedulerError> {
     // One that somebody has stopped is nothing to complain about: the others see to it.
-    while !matches!(agent.service.view().state, State::Running(_)) {
+    while !matches!(agent.supervisor.of(Program::Etcd).view().state, State::Running(_)) {
         agent.backup_scheduler.is_well();
         sleep(LOOK).await;
     }

@@ -3,11 +3,25 @@
 //! etcd goes by `initial-cluster` and its kin only while it has no data, so they are no part of what is configured, nor
 //! of its digest: they stand in a section of their own, which every start writes anew.
 
-use crate::etcd::EtcdError;
-
 const BOOTSTRAP: &str = "# raftsman: birth\n";
 const DATA: &str = "# raftsman: data\n";
 const STATE: &str = "initial-cluster-state:";
+
+/// Why etcd does not start without data.
+#[derive(Debug, thiserror::Error)]
+pub enum BootstrapError {
+    /// Neither the configuration nor the call says which cluster.
+    #[error(
+        "etcd has no data, and nothing says which cluster it is born into: send the lines of its birth, or configure \
+         `initial-cluster-state`"
+    )]
+    Missing,
+    /// Both say it.
+    #[error(
+        "the configuration says itself how etcd is born (`initial-cluster-state`): configure it without, or send no birth"
+    )]
+    Twice,
+}
 
 /// How etcd is about to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,15 +53,15 @@ pub fn reconfigured(configured: &str, old_file: &str) -> String {
 }
 
 /// The file as this start needs it.
-pub fn prepared(file: &str, start: Start<'_>) -> Result<String, EtcdError> {
+pub fn prepared(file: &str, start: Start<'_>) -> Result<String, BootstrapError> {
     let (configured, section) = split(file);
     let own = has_state(configured);
     let section = match start {
         Start::Bootstrap("") if own => String::new(),
         Start::Bootstrap("") if section.starts_with(BOOTSTRAP) => section.to_owned(),
         // etcd's own choice would be to found a cluster of one.
-        Start::Bootstrap("") => return Err(EtcdError::NoBootstrap),
-        Start::Bootstrap(_) if own => return Err(EtcdError::TwoBootstraps),
+        Start::Bootstrap("") => return Err(BootstrapError::Missing),
+        Start::Bootstrap(_) if own => return Err(BootstrapError::Twice),
         Start::Bootstrap(lines) => format!("{BOOTSTRAP}{}\n", lines.trim_end()),
         // So that a directory that is lost under a running agent can never found a cluster.
         Start::Data { alone } => {
@@ -97,15 +111,15 @@ mod tests {
         assert_eq!(alone, format!("{grown}force-new-cluster: true\n"));
         assert_eq!(prepare(&alone, Start::Data { alone: false }), grown);
         assert_eq!(prepare(&alone, Start::Bootstrap(LINES)), born);
-        assert!(matches!(prepared(&grown, Start::Bootstrap("")), Err(EtcdError::NoBootstrap)));
-        assert!(matches!(prepared(CONFIG, Start::Bootstrap("")), Err(EtcdError::NoBootstrap)));
+        assert!(matches!(prepared(&grown, Start::Bootstrap("")), Err(BootstrapError::Missing)));
+        assert!(matches!(prepared(CONFIG, Start::Bootstrap("")), Err(BootstrapError::Missing)));
     }
 
     #[test]
     fn a_configuration_that_tells_its_own_birth_is_left_alone() {
         assert_eq!(prepare(OLD, Start::Bootstrap("")), OLD);
         assert_eq!(prepare(OLD, Start::Data { alone: false }), OLD);
-        assert!(matches!(prepared(OLD, Start::Bootstrap(LINES)), Err(EtcdError::TwoBootstraps)));
+        assert!(matches!(prepared(OLD, Start::Bootstrap(LINES)), Err(BootstrapError::Twice)));
         let alone = prepare(OLD, Start::Data { alone: true });
         assert_eq!(alone, format!("{OLD}# raftsman: data\nforce-new-cluster: true\n"));
         assert_eq!(prepare(&alone, Start::Data { alone: false }), OLD);

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::access::certs::{CertsError, Store};
-use crate::supervisor::ports::PEER;
+use crate::etcd::PEER;
 
 const LIMIT: Duration = Duration::from_secs(3);
 

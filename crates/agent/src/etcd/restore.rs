@@ -18,13 +18,14 @@ use crate::Agent;
 use crate::backup::{BackupError, Stored};
 use crate::etcd::data::{self, DataError};
 use crate::etcd::wal::{self, Data, Ids};
-use crate::etcd::{EtcdError, Program};
 use crate::files::{self, FileError};
 use crate::machine::disk;
 use crate::root::Root;
-use crate::supervisor::State;
+use crate::supervisor::binaries::{Binary, BinaryError};
 use crate::supervisor::confine::Workspace;
 use crate::supervisor::pins;
+use crate::supervisor::program::Program;
+use crate::supervisor::service::State;
 use crate::supervisor::systemd::Owner;
 
 /// A snapshot of the greatest size that etcd allows is written in less, also on a slow disk.
@@ -86,7 +87,7 @@ pub enum RestoreError {
     NoData(Data),
     /// etcd's files are at fault.
     #[error(transparent)]
-    Etcd(#[from] EtcdError),
+    Binary(#[from] BinaryError),
     /// There is no room for it.
     #[error(
         "{free} MiB are free on the disk of etcd's data, and restoring this backup needs {needed} MiB: make room first"
@@ -130,7 +131,7 @@ impl Restore {
     pub fn begin(agent: &Agent, head: RestoreDataHead) -> Result<Self, RestoreError> {
         let (root, user) = (&agent.root, agent.launcher.unprivileged());
         if head.how() != RestoreHow::Prepare {
-            if agent.service.view().state != State::Stopped {
+            if agent.supervisor.of(Program::Etcd).view().state != State::Stopped {
                 return Err(RestoreError::NotStopped);
             }
             match wal::look(&root.data()) {
@@ -145,7 +146,7 @@ impl Restore {
                 false => Err(RestoreError::NotPrepared),
             };
         }
-        let tool = pins::verified(root, Program::Etcdutl, &head.version)?
+        let tool = pins::verified(root, Binary::Etcdutl, &head.version)?
             .ok_or_else(|| RestoreError::NoTool(head.version.clone()))?;
         let source = if let Some(from) = &head.from {
             Source::Stored { tool, at: Box::new(Stored::new(from).map_err(Box::new)?) }

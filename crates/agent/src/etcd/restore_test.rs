@@ -27,14 +27,15 @@ use tokio::time::{Instant, sleep};
 use crate::Agent;
 use crate::access::certs;
 use crate::backup::{self, BackupError, Stored};
-use crate::etcd::Program;
 use crate::etcd::restore::{self, RestoreError};
 use crate::files::{self, FileError};
 use crate::machine::disk::disk;
 use crate::root::Root;
+use crate::supervisor::binaries::Binary;
 use crate::supervisor::confine::Workspace;
 use crate::supervisor::pins;
 use crate::supervisor::process;
+use crate::supervisor::program::Program;
 
 /// How long etcd may take to serve what was restored.
 const STARTING: Duration = Duration::from_secs(120);
@@ -214,11 +215,11 @@ impl RestoreTest {
         file.flush().await.map_err(FileError::of("write", &path))?;
         drop(file);
         let root = &agent.root;
-        let program = |program| -> Result<Option<PathBuf>, RestoreError> {
-            pins::verified(root, program, &self.version).map_err(Into::into)
+        let binary = |binary| -> Result<Option<PathBuf>, RestoreError> {
+            pins::verified(root, binary, &self.version).map_err(Into::into)
         };
-        let tool = program(Program::Etcdutl)?.ok_or_else(|| RestoreError::NoTool(self.version.clone()))?;
-        let binary = program(Program::Etcd)?.ok_or_else(|| RestoreTestError::NoEtcd(self.version.clone()))?;
+        let tool = binary(Binary::Etcdutl)?.ok_or_else(|| RestoreError::NoTool(self.version.clone()))?;
+        let etcd = binary(Binary::Etcd)?.ok_or_else(|| RestoreTestError::NoEtcd(self.version.clone()))?;
         let address = agent.claim.boot().address;
         let (clients, peers) = (free_port(address)?, free_port(address)?);
         let url = |at: SocketAddr| format!("https://{at}");
@@ -238,7 +239,7 @@ impl RestoreTest {
         let log = std::fs::File::create(&log).map_err(FileError::of("create", &log))?;
         let process = self
             .dir
-            .command(&binary)
+            .command(&etcd)
             .args(["--name=rehearsal", "--log-level=warn", "--auto-compaction-retention=0"])
             .arg(mark(root))
             // Whatever was written as one is written as one here.
@@ -285,7 +286,7 @@ fn mark(root: &Root) -> String {
 
 /// Ends one that an agent has left behind which was killed.
 pub fn sweep(root: &Root) {
-    if let Some(left) = process::ours(&mark(root), &root.versions()) {
+    if let Some(left) = process::ours(root, Program::Etcd, &mark(root)) {
         tracing::info!(pid = left.pid(), "a restore test that was interrupted is ended");
         let _ = left.signal(Signal::KILL);
     }

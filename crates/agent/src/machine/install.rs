@@ -195,7 +195,7 @@ async fn etcd_user() -> Result<Owner, InstallError> {
         ];
         run("useradd", &arguments).await?;
     }
-    Ok(systemd::owner(ETCD_USER)?.ok_or(SystemdError::NoUser)?)
+    Ok(systemd::user(ETCD_USER)?)
 }
 
 fn lay_out(owner: Owner) -> Result<(), InstallError> {

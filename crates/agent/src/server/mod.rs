@@ -26,21 +26,24 @@ use crate::Agent;
 use crate::access::certs::Store;
 use crate::access::{Access, AccessError};
 use crate::backup::{self, BackupError, Order, Stored};
+use crate::etcd::data;
 use crate::etcd::handshake;
+use crate::etcd::prestart;
 use crate::etcd::restore::{Restore, RestoreError};
 use crate::etcd::restore_test::{RestoreTest, RestoreTestError, Room};
-use crate::etcd::{self, Download, Program, Wanted};
-use crate::files;
 use crate::machine::delivery::{self, DeliveryError};
 use crate::machine::firewall::{self, FirewallError};
 use crate::machine::install;
 use crate::machine::measure;
 use crate::report;
+use crate::root::Root;
 use crate::status::{Coded, describe};
+use crate::supervisor::binaries::{self, Binary, BinaryError, Download, Wanted};
+use crate::supervisor::config::{self, ConfigError};
 use crate::supervisor::launch::{LaunchError, Launcher};
 use crate::supervisor::pins;
-use crate::supervisor::systemd;
-use crate::supervisor::{Expected, ServiceError};
+use crate::supervisor::program::{Expected, Program};
+use crate::supervisor::service::ServiceError;
 
 /// A stream of bytes that stands still longer than this ends; it holds up every other change.
 const CHUNK_LIMIT: Duration = Duration::from_secs(30);
@@ -49,7 +52,6 @@ const TELL: Duration = Duration::from_millis(500);
 const USUAL_GRACE: u32 = 10;
 const LONGEST_GRACE: u32 = 600;
 const MOST_LINES: usize = 1000;
-const MOST_LOG_BYTES: u64 = 1 << 20;
 
 /// The agent as a gRPC service.
 #[derive(Clone, Debug)]
@@ -158,6 +160,11 @@ fn grace(seconds: u32) -> Duration {
     Duration::from_secs(seconds.into())
 }
 
+/// How many lines of a log a call gets.
+fn most_lines(wanted: u32) -> usize {
+    usize::try_from(wanted).unwrap_or(MOST_LINES).min(MOST_LINES)
+}
+
 fn purpose(number: i32) -> Result<Purpose, Status> {
     match Purpose::try_from(number) {
         Ok(purpose) if purpose != Purpose::Unspecified => Ok(purpose),
@@ -202,11 +209,11 @@ impl AgentService for Server {
         let turn = self.admit_as(&request, Role::Admin).await?;
         let binaries = request.into_inner().binaries;
         self.change(turn, move |agent| {
-            let wanted = |it: v1::InstallEtcdHead| Wanted::new(Program::new(&it.program)?, &it.version, &it.sha256);
+            let wanted = |it: v1::InstallEtcdHead| Wanted::new(Binary::new(&it.program)?, &it.version, &it.sha256);
             let wanted = binaries.into_iter().map(wanted).collect::<Result<Vec<_>, _>>()?;
             pins::pin(&agent.root, &wanted)?;
             tracing::info!(binaries = wanted.len(), "pinned what may be run");
-            Ok::<_, etcd::EtcdError>(v1::PinBinariesReply {})
+            Ok::<_, BinaryError>(v1::PinBinariesReply {})
         })
         .await
     }
@@ -234,8 +241,8 @@ impl AgentService for Server {
             Some(install_etcd_request::Part::Head(head)) => head,
             _ => return Err(no_head()),
         };
-        let wanted = Program::new(&head.program)
-            .and_then(|program| Wanted::new(program, &head.version, &head.sha256))
+        let wanted = Binary::new(&head.program)
+            .and_then(|binary| Wanted::new(binary, &head.version, &head.sha256))
             .map_err(|error| error.status())?;
         pins::check(&self.agent.root, &wanted).map_err(|error| error.status())?;
         let version = head.version;
@@ -243,8 +250,8 @@ impl AgentService for Server {
 
         let (agent, local) = (Arc::clone(&self.agent), wanted.clone());
         let there = finish(spawn_blocking(move || {
-            etcd::clean(&agent.root);
-            Ok::<_, etcd::EtcdError>(local.is_installed(&agent.root)? || local.install_artifact(&agent.root)?)
+            binaries::clean(&agent.root, local.binary().program());
+            Ok::<_, BinaryError>(local.is_installed(&agent.root)? || local.install_artifact(&agent.root)?)
         }))
         .await?
         .into_inner();
@@ -267,7 +274,7 @@ impl AgentService for Server {
         self.change(turn, move |agent| {
             download.finish(&agent.root)?;
             tracing::info!(version, program = head.program, "etcd installed from the bytes that were sent");
-            Ok::<_, etcd::EtcdError>(v1::InstallEtcdReply { bytes_needed: false })
+            Ok::<_, BinaryError>(v1::InstallEtcdReply { bytes_needed: false })
         })
         .await
     }
@@ -317,9 +324,9 @@ impl AgentService for Server {
         let turn = self.admit(&request).await?;
         let v1::ConfigureEtcdRequest { config, digest } = request.into_inner();
         self.change(turn, move |agent| {
-            etcd::configure(&agent.root, &config, &digest)?;
+            config::write(&agent.root, Program::Etcd, &config, &digest)?;
             tracing::info!(digest, "etcd configured");
-            Ok::<_, etcd::EtcdError>(v1::ConfigureEtcdReply {})
+            Ok::<_, ConfigError>(v1::ConfigureEtcdReply {})
         })
         .await
     }
@@ -446,17 +453,17 @@ impl AgentService for Server {
                     "force_new_cluster goes with data that is there: there is nothing to go on with",
                 ));
             }
-            (v1::DataState::Empty, _) => Expected::Empty { bootstrap: request.birth },
-            (v1::DataState::Present, id) if id != 0 => Expected::Cluster { id, alone },
+            (v1::DataState::Empty, _) => prestart::Expected::Empty { bootstrap: request.birth },
+            (v1::DataState::Present, id) if id != 0 => prestart::Expected::Cluster { id, alone },
             (v1::DataState::Present, _) => {
                 return Err(Status::invalid_argument("say which cluster the data must belong to: expected_cluster_id"));
             }
             _ => return Err(Status::invalid_argument("say what data is expected: empty or present")),
         };
-        let service = self.agent.service.clone();
+        let service = self.agent.supervisor.of(Program::Etcd).clone();
         finish(tokio::spawn(async move {
             let _turn = turn;
-            service.start(request.version, expected).await.map(|pid| v1::StartEtcdReply { pid })
+            service.start(request.version, Expected::Etcd(expected)).await.map(|pid| v1::StartEtcdReply { pid })
         }))
         .await
     }
@@ -470,10 +477,11 @@ impl AgentService for Server {
         if expected_cluster_id == 0 {
             return Err(Status::invalid_argument("say which cluster the data must belong to: expected_cluster_id"));
         }
-        let service = self.agent.service.clone();
+        let service = self.agent.supervisor.of(Program::Etcd).clone();
         finish(tokio::spawn(async move {
             let _turn = turn;
-            let restarted = service.restart(version, expected_cluster_id, grace(grace_seconds)).await;
+            let expected = prestart::Expected::Cluster { id: expected_cluster_id, alone: false };
+            let restarted = service.restart(version, Expected::Etcd(expected), grace(grace_seconds)).await;
             restarted.map(|pid| v1::RestartEtcdReply { pid })
         }))
         .await
@@ -484,7 +492,7 @@ impl AgentService for Server {
         let v1::StopEtcdRequest { grace_seconds, resume_after_seconds } = request.into_inner();
         let resume = Some(resume_after_seconds).filter(|seconds| *seconds > 0);
         let resume = resume.map(|seconds| Duration::from_secs(seconds.into()));
-        let service = self.agent.service.clone();
+        let service = self.agent.supervisor.of(Program::Etcd).clone();
         finish(tokio::spawn(async move {
             let _turn = turn;
             service.stop(grace(grace_seconds), resume).await.map(|()| v1::StopEtcdReply {})
@@ -536,10 +544,15 @@ impl AgentService for Server {
     async fn clear_data(&self, request: Request<v1::ClearDataRequest>) -> Result<Response<v1::ClearDataReply>, Status> {
         let turn = self.admit(&request).await?;
         let member = request.into_inner().expected_member_id;
-        let service = self.agent.service.clone();
+        let service = self.agent.supervisor.of(Program::Etcd).clone();
         finish(tokio::spawn(async move {
             let _turn = turn;
-            service.clear(member).await.map(|()| v1::ClearDataReply {})
+            let clear = move |root: &Root| {
+                data::put_away(root, member)?;
+                tracing::info!(member = format!("{member:x}"), "etcd's data put away");
+                Ok(())
+            };
+            service.clear(clear).await.map(|()| v1::ClearDataReply {})
         }))
         .await
     }
@@ -577,7 +590,7 @@ impl AgentService for Server {
         let Launcher::Unit(systemd) = self.agent.launcher.clone() else {
             return Err(Status::failed_precondition("this agent was not installed: delete its machine instead"));
         };
-        let service = self.agent.service.clone();
+        let service = self.agent.supervisor.of(Program::Etcd).clone();
         finish(tokio::spawn(async move {
             let _turn = turn;
             // Before anything is removed: an agent that is asked to leave does not start it again.
@@ -592,20 +605,14 @@ impl AgentService for Server {
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<v1::LogsReply>, Status> {
         self.allow(&request, Role::Reader)?;
         let request = request.into_inner();
-        let root = &self.agent.root;
-        let (path, unit) = match request.log() {
-            v1::LogOf::Etcd => (root.etcd_log(), systemd::ETCD_UNIT),
-            v1::LogOf::Agent => (root.agent_log(), systemd::AGENT_UNIT),
+        let Agent { root, launcher, .. } = &*self.agent;
+        let most = most_lines(request.lines);
+        let lines = match request.log() {
+            v1::LogOf::Etcd => launcher.log(root, Program::Etcd, most).await,
+            v1::LogOf::Agent => launcher.agent_log(root, most).await,
             v1::LogOf::Unspecified => return Err(Status::invalid_argument("say which log: etcd or agent")),
         };
-        let most = usize::try_from(request.lines).unwrap_or(MOST_LINES).min(MOST_LINES);
-        let lines = match self.agent.launcher {
-            Launcher::Unit(_) => systemd::journal(unit, None, most).await.map_err(|error| error.status())?,
-            Launcher::Child => {
-                finish(spawn_blocking(move || files::tail(&path, most, MOST_LOG_BYTES, 0))).await?.into_inner()
-            }
-        };
-        Ok(Response::new(v1::LogsReply { lines }))
+        Ok(Response::new(v1::LogsReply { lines: lines.map_err(|error| error.status())? }))
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::process::Command;
 
 use crate::files::{self, FileError};
 use crate::root::Root;
-use crate::supervisor::launch::PATH;
+use crate::supervisor::program::PATH;
 use crate::supervisor::systemd::Owner;
 
 /// A command that runs a program as this user: a clean environment, a process group of its own, nothing to read, killed

@@ -1,27 +1,30 @@
-//! etcd as it is installed and configured → its process: a child of its own, or a unit of systemd.
+//! a program as it is installed and configured → its process: a child of its own, or a unit of systemd.
 
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use tokio::task::spawn_blocking;
 
-use crate::etcd::{self, EtcdError, Program};
 use crate::files::{self, FileError};
 use crate::root::Root;
+use crate::supervisor::binaries::{self, BinaryError};
 use crate::supervisor::pins;
 use crate::supervisor::process::{self, Handle};
+use crate::supervisor::program::Program;
 use crate::supervisor::systemd::{self, Owner, Systemd, SystemdError};
 
-/// Where etcd and its tools find programs, and all that they find in their environment.
-pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// So many lines and bytes at the end of a log are looked through for the reason of an exit.
+const END_OF_LOG: (usize, u64) = (50, 64 * 1024);
+/// So much of that reason is kept.
+const LONGEST_REASON: usize = 600;
+/// At most so much of a log is read for a caller.
+const MOST_LOG_BYTES: u64 = 1 << 20;
 
-/// So much of a log is looked through for etcd's last words.
-const LAST_WORDS: (usize, u64) = (50, 64 * 1024);
-
-/// How etcd is run on this machine.
+/// How programs are run on this machine.
 #[derive(Clone, Debug)]
 pub enum Launcher {
     /// As a process that outlives the agent, its log in a file.
@@ -34,14 +37,20 @@ pub enum Launcher {
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// The process could not be made.
-    #[error("etcd could not be started")]
-    Spawn(#[source] io::Error),
+    #[error("{program} could not be started")]
+    Spawn {
+        /// Which program.
+        program: Program,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// systemd could not start it.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
     /// What is installed must not be run.
     #[error(transparent)]
-    Binary(#[from] EtcdError),
+    Binary(#[from] BinaryError),
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -52,12 +61,12 @@ impl LaunchError {
     pub fn nothing_ran(&self) -> bool {
         matches!(
             self,
-            Self::Spawn(_) | Self::Binary(_) | Self::Systemd(SystemdError::Bus(_) | SystemdError::Refused { .. })
+            Self::Spawn { .. } | Self::Binary(_) | Self::Systemd(SystemdError::Bus(_) | SystemdError::Refused { .. })
         )
     }
 }
 
-/// A run of etcd.
+/// A run of a program.
 #[derive(Debug)]
 pub struct Run {
     /// The process, when it is our child.
@@ -76,30 +85,33 @@ enum Mark {
 }
 
 impl Launcher {
-    /// Starts etcd; its process number.
-    pub async fn launch(&self, root: &Root) -> Result<(u32, Run), LaunchError> {
-        verify(root, &etcd::current(root).unwrap_or_default()).await?;
+    /// Starts a program; its process number.
+    pub async fn launch(&self, root: &Root, program: Program) -> Result<(u32, Run), LaunchError> {
+        verify(root, program, &binaries::current(root, program).unwrap_or_default()).await?;
         match self {
-            Self::Child => spawn(root),
+            Self::Child => spawn(root, program),
             Self::Unit(systemd) => {
-                // The agent made the directory, and may have restored the data with etcd's own tool.
-                systemd::give(&root.data(), systemd.etcd_user())?;
-                let pid = systemd.start(systemd::ETCD_UNIT).await?;
-                let log = Mark::Invocation(systemd.invocation(systemd::ETCD_UNIT).await);
+                let owner = systemd::user(program.user())?;
+                // The agent made the directories, and may have filled them.
+                for dir in program.writes(root) {
+                    systemd::give(&dir, owner)?;
+                }
+                let pid = systemd.start(program.unit()).await?;
+                let log = Mark::Invocation(systemd.invocation(program.unit()).await);
                 Ok((pid, Run { child: None, log }))
             }
         }
     }
 
-    /// The process of an etcd that an agent before this one started: the unit's own, or one that provably is ours.
-    pub async fn running(&self, root: &Root) -> Option<Handle> {
+    /// The process of a program that an agent before this one started: the unit's own, or one that provably is ours.
+    pub async fn running(&self, root: &Root, program: Program) -> Option<Handle> {
         match self {
-            Self::Child => process::ours(&root.config_argument(), &root.versions()),
+            Self::Child => process::of(root, program),
             Self::Unit(systemd) => {
-                let pid = systemd.main_pid(systemd::ETCD_UNIT).await?;
+                let pid = systemd.main_pid(program.unit()).await?;
                 let handle = Handle::open(pid).ok()?;
                 // The number could have changed hands before the handle was opened, so it is asked for once more.
-                (systemd.main_pid(systemd::ETCD_UNIT).await == Some(pid)).then_some(handle)
+                (systemd.main_pid(program.unit()).await == Some(pid)).then_some(handle)
             }
         }
     }
@@ -113,21 +125,21 @@ impl Launcher {
     }
 
     /// A run that an agent before this one began.
-    pub async fn adopted(&self, root: &Root) -> Run {
+    pub async fn adopted(&self, root: &Root, program: Program) -> Run {
         let log = match self {
-            Self::Child => Mark::Offset(fs::metadata(root.etcd_log()).map_or(0, |found| found.len())),
-            Self::Unit(systemd) => Mark::Invocation(systemd.invocation(systemd::ETCD_UNIT).await),
+            Self::Child => Mark::Offset(fs::metadata(program.files(root).log()).map_or(0, |found| found.len())),
+            Self::Unit(systemd) => Mark::Invocation(systemd.invocation(program.unit()).await),
         };
         Run { child: None, log }
     }
 
-    /// How a run ended, with etcd's own last words.
-    pub async fn exit_summary(&self, root: &Root, run: Run) -> String {
-        let (most, bytes) = LAST_WORDS;
-        let (how, words) = match (self, run.log) {
+    /// How a run ended, with the reason that the program's own log gives.
+    pub async fn exit_summary(&self, root: &Root, program: Program, run: Run) -> String {
+        let (most, bytes) = END_OF_LOG;
+        let (how, log) = match (self, run.log) {
             (Self::Unit(systemd), Mark::Invocation(invocation)) => {
-                let words = systemd::journal(systemd::ETCD_UNIT, invocation.as_deref(), most).await;
-                (systemd.end_of(systemd::ETCD_UNIT).await, words.unwrap_or_default())
+                let log = systemd::journal(program.unit(), invocation.as_deref(), most).await;
+                (systemd.end_of(program.unit()).await, log.unwrap_or_default())
             }
             (_, mark) => {
                 let from = if let Mark::Offset(from) = mark { from } else { 0 };
@@ -136,55 +148,65 @@ impl Launcher {
                     Some(Err(error)) => format!("unknown: {error}"),
                     None => "unknown: it was started by an agent before this one".to_owned(),
                 };
-                (how, files::tail(&root.etcd_log(), most, bytes, from).unwrap_or_default())
+                (how, files::tail(&program.files(root).log(), most, bytes, from).unwrap_or_default())
             }
         };
-        let fatal = |line: &&String| {
-            line.contains(r#""level":"fatal""#) || line.contains(r#""level":"panic""#) || line.starts_with("panic:")
-        };
-        match words.iter().rev().find(fatal) {
-            Some(line) => format!("{how}: {}", gist(line).chars().take(600).collect::<String>()),
+        match program.fatal(&log) {
+            Some(reason) => format!("{how}: {}", reason.chars().take(LONGEST_REASON).collect::<String>()),
             None => how,
+        }
+    }
+
+    /// The last lines that a program logged.
+    pub async fn log(&self, root: &Root, program: Program, lines: usize) -> Result<Vec<String>, FileError> {
+        self.tail(program.files(root).log(), program.unit(), lines).await
+    }
+
+    /// The last lines that the agent logged.
+    pub async fn agent_log(&self, root: &Root, lines: usize) -> Result<Vec<String>, FileError> {
+        self.tail(root.agent_log(), systemd::AGENT_UNIT, lines).await
+    }
+
+    async fn tail(&self, file: PathBuf, unit: &str, lines: usize) -> Result<Vec<String>, FileError> {
+        match self {
+            Self::Unit(_) => systemd::journal(unit, None, lines).await,
+            Self::Child => {
+                let path = file.clone();
+                let read = spawn_blocking(move || files::tail(&path, lines, MOST_LOG_BYTES, 0)).await;
+                read.map_err(|error| FileError::of("read", &file)(io::Error::other(error)))?
+            }
         }
     }
 }
 
-/// Whether this version may be run: what was installed may have been changed since.
-pub async fn verify(root: &Root, version: &str) -> Result<(), LaunchError> {
+/// Whether this version of a program may be run: what was installed may have been changed since.
+pub async fn verify(root: &Root, program: Program, version: &str) -> Result<(), LaunchError> {
     let (root, version) = (root.clone(), version.to_owned());
-    let checked = spawn_blocking(move || pins::verified(&root, Program::Etcd, &version)).await;
-    checked.map_err(|error| LaunchError::Spawn(io::Error::other(error)))??;
+    let checked = spawn_blocking(move || pins::verified(&root, program.binary(), &version)).await;
+    checked.map_err(|error| LaunchError::Spawn { program, source: io::Error::other(error) })??;
     Ok(())
 }
 
-fn spawn(root: &Root) -> Result<(u32, Run), LaunchError> {
-    let path = root.etcd_log();
+fn spawn(root: &Root, program: Program) -> Result<(u32, Run), LaunchError> {
+    let files = program.files(root);
+    let path = files.log();
     let log =
         OpenOptions::new().append(true).create(true).mode(0o600).open(&path).map_err(FileError::of("open", &path))?;
     let from = log.metadata().map_err(FileError::of("read", &path))?.len();
     let errors = log.try_clone().map_err(FileError::of("open", &path))?;
-    // A plain file and a process group of its own: etcd outlives the agent. A clean environment: etcd would take
-    // ETCD_ variables for settings.
-    let child = Command::new(root.current().join("etcd"))
-        .arg(root.config_argument())
+    // A plain file and a process group of its own: the program outlives the agent.
+    let child = Command::new(files.current().join(program.binary().name()))
+        .args(program.arguments(root))
         .env_clear()
-        .env("PATH", PATH)
-        .current_dir(root.etcd())
+        .envs(program.environment())
+        .current_dir(files.dir())
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(errors)
         .process_group(0)
         .spawn()
-        .map_err(LaunchError::Spawn)?;
+        .map_err(|source| LaunchError::Spawn { program, source })?;
     Ok((child.id(), Run { child: Some(child), log: Mark::Offset(from) }))
-}
-
-/// What a line of etcd's log says, without its time, place and stack.
-fn gist(line: &str) -> String {
-    let Ok(line) = serde_json::from_str::<serde_json::Value>(line) else { return line.to_owned() };
-    let text = |key: &str| line.get(key).and_then(|value| value.as_str()).unwrap_or_default();
-    let parts = [text("msg"), text("error")];
-    parts.iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(": ")
 }
 
 fn exit(status: ExitStatus) -> String {

@@ -1,66 +1,66 @@
-//! the SHA-256 that an admin pinned → which bytes of etcd and its tool may be installed and run.
+//! the SHA-256 that an admin pinned → which binaries may be installed and run.
 //!
-//! An operator may install what is pinned, and nothing else: otherwise who may restart etcd could run any program. The
+//! An operator may install what is pinned, and nothing else: otherwise a role that may restart a program could run any binary. The
 //! file is the agent's own; what it says is checked when bytes are installed, and again before each run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::etcd::{self, EtcdError, Program, Wanted};
 use crate::files;
 use crate::root::Root;
+use crate::supervisor::binaries::{self, Binary, BinaryError, Wanted};
 
-/// The SHA-256 of every program that may be run, by its name and version.
+/// The SHA-256 of every binary that may be run, by its name and version.
 type Pinned = BTreeMap<String, String>;
 
 /// What an agent that knew no pins has installed may be run on: by the digests that it wrote down. Once there is a list,
 /// it is the only word.
-pub fn begin(root: &Root) -> Result<(), EtcdError> {
+pub fn begin(root: &Root) -> Result<(), BinaryError> {
     if files::read(&root.pins())?.is_some() {
         return Ok(());
     }
-    pin(root, &etcd::recorded(root))
+    pin(root, &binaries::recorded(root))
 }
 
-/// Adds to what may be run. Of one program and version, the last pin counts.
-pub fn pin(root: &Root, wanted: &[Wanted]) -> Result<(), EtcdError> {
+/// Adds to what may be run. Of one binary and version, the last pin counts.
+pub fn pin(root: &Root, wanted: &[Wanted]) -> Result<(), BinaryError> {
     let mut pinned = read(root)?;
-    pinned.extend(wanted.iter().map(|it| (key(it.program(), it.version()), it.sha256().to_owned())));
-    let text = serde_json::to_vec_pretty(&pinned).map_err(EtcdError::Pins)?;
+    pinned.extend(wanted.iter().map(|it| (key(it.binary(), it.version()), it.sha256().to_owned())));
+    let text = serde_json::to_vec_pretty(&pinned).map_err(BinaryError::Pins)?;
     Ok(files::write(&root.pins(), &text, 0o600)?)
 }
 
 /// Whether these bytes may be installed.
-pub fn check(root: &Root, wanted: &Wanted) -> Result<(), EtcdError> {
-    let (program, version) = (wanted.program(), wanted.version().to_owned());
-    match read(root)?.remove(&key(program, &version)) {
-        None => Err(EtcdError::NotPinned { program, version }),
+pub fn check(root: &Root, wanted: &Wanted) -> Result<(), BinaryError> {
+    let (binary, version) = (wanted.binary(), wanted.version().to_owned());
+    match read(root)?.remove(&key(binary, &version)) {
+        None => Err(BinaryError::NotPinned { binary, version }),
         Some(pinned) if pinned == wanted.sha256() => Ok(()),
-        Some(pinned) => Err(EtcdError::OtherPin { program, version, pinned, found: wanted.sha256().to_owned() }),
+        Some(pinned) => Err(BinaryError::OtherPin { binary, version, pinned, found: wanted.sha256().to_owned() }),
     }
 }
 
-/// The program of this version, once its bytes are found to be the pinned ones; `None` when it is not installed.
+/// The binary of this version, once its bytes are found to be the pinned ones; `None` when it is not installed.
 ///
 /// All of it is read each time: some 20 ms for etcd, against a start of some 100 ms.
-pub fn verified(root: &Root, program: Program, version: &str) -> Result<Option<PathBuf>, EtcdError> {
-    let Some(path) = etcd::program(root, program, version)? else { return Ok(None) };
-    let pinned = read(root)?.remove(&key(program, version));
-    let found = etcd::file_digest(&path)?.unwrap_or_default();
+pub fn verified(root: &Root, binary: Binary, version: &str) -> Result<Option<PathBuf>, BinaryError> {
+    let Some(path) = binaries::path(root, binary, version)? else { return Ok(None) };
+    let pinned = read(root)?.remove(&key(binary, version));
+    let found = binaries::file_digest(&path)?.unwrap_or_default();
     match pinned {
         Some(pinned) if pinned == found => Ok(Some(path)),
-        None => Err(EtcdError::NotPinned { program, version: version.to_owned() }),
-        Some(pinned) => Err(EtcdError::Swapped { path, program, version: version.to_owned(), pinned, found }),
+        None => Err(BinaryError::NotPinned { binary, version: version.to_owned() }),
+        Some(pinned) => Err(BinaryError::Swapped { path, binary, version: version.to_owned(), pinned, found }),
     }
 }
 
-fn key(program: Program, version: &str) -> String {
-    format!("{program} {version}")
+fn key(binary: Binary, version: &str) -> String {
+    format!("{binary} {version}")
 }
 
-fn read(root: &Root) -> Result<Pinned, EtcdError> {
+fn read(root: &Root) -> Result<Pinned, BinaryError> {
     match files::read(&root.pins())? {
-        Some(text) => serde_json::from_str(&text).map_err(EtcdError::Pins),
+        Some(text) => serde_json::from_str(&text).map_err(BinaryError::Pins),
         None => Ok(Pinned::new()),
     }
 }
@@ -72,7 +72,7 @@ mod tests {
     use raftsman_api::hex;
 
     use super::*;
-    use crate::etcd::Download;
+    use crate::supervisor::binaries::Download;
 
     fn root() -> (tempfile::TempDir, Root) {
         let dir = tempfile::tempdir().expect("dir");
@@ -81,8 +81,8 @@ mod tests {
         (dir, root)
     }
 
-    fn wanted(program: Program, bytes: &[u8]) -> Wanted {
-        Wanted::new(program, "3.6.15", &hex::sha256(bytes)).expect("wanted")
+    fn wanted(binary: Binary, bytes: &[u8]) -> Wanted {
+        Wanted::new(binary, "3.6.15", &hex::sha256(bytes)).expect("wanted")
     }
 
     fn install(root: &Root, wanted: &Wanted, bytes: &[u8]) {
@@ -94,35 +94,35 @@ mod tests {
     #[test]
     fn only_pinned_bytes_are_installed_and_run() {
         let (_dir, root) = root();
-        let (etcd, tool) = (wanted(Program::Etcd, b"etcd"), wanted(Program::Etcdutl, b"tool"));
-        assert!(matches!(check(&root, &etcd), Err(EtcdError::NotPinned { .. })));
+        let (etcd, tool) = (wanted(Binary::Etcd, b"etcd"), wanted(Binary::Etcdutl, b"tool"));
+        assert!(matches!(check(&root, &etcd), Err(BinaryError::NotPinned { .. })));
         pin(&root, std::slice::from_ref(&etcd)).expect("pinned");
         check(&root, &etcd).expect("may be installed");
-        // A pin is for one program and version.
-        assert!(matches!(check(&root, &tool), Err(EtcdError::NotPinned { .. })));
-        assert!(matches!(check(&root, &wanted(Program::Etcd, b"evil")), Err(EtcdError::OtherPin { .. })));
+        // A pin is for one binary and version.
+        assert!(matches!(check(&root, &tool), Err(BinaryError::NotPinned { .. })));
+        assert!(matches!(check(&root, &wanted(Binary::Etcd, b"evil")), Err(BinaryError::OtherPin { .. })));
 
-        assert!(verified(&root, Program::Etcd, "3.6.15").expect("not there").is_none());
+        assert!(verified(&root, Binary::Etcd, "3.6.15").expect("not there").is_none());
         install(&root, &etcd, b"etcd");
-        let path = verified(&root, Program::Etcd, "3.6.15").expect("good").expect("there");
+        let path = verified(&root, Binary::Etcd, "3.6.15").expect("good").expect("there");
 
         // Swapped, with the record of its digest beside it.
         fs::write(&path, b"evil").expect("swapped");
         fs::write(path.with_extension("sha256"), hex::sha256(b"evil")).expect("swapped");
-        let refused = verified(&root, Program::Etcd, "3.6.15").expect_err("refused");
-        assert!(matches!(refused, EtcdError::Swapped { .. }), "{refused}");
+        let refused = verified(&root, Binary::Etcd, "3.6.15").expect_err("refused");
+        assert!(matches!(refused, BinaryError::Swapped { .. }), "{refused}");
         // Installed without a pin: not by an agent that has a list.
         install(&root, &tool, b"tool");
         begin(&root).expect("there is a list");
-        assert!(matches!(verified(&root, Program::Etcdutl, "3.6.15"), Err(EtcdError::NotPinned { .. })));
+        assert!(matches!(verified(&root, Binary::Etcdutl, "3.6.15"), Err(BinaryError::NotPinned { .. })));
 
         // By an agent of before, which had none.
         fs::remove_file(root.pins()).expect("removed");
         begin(&root).expect("a list");
-        verified(&root, Program::Etcdutl, "3.6.15").expect("good").expect("there");
+        verified(&root, Binary::Etcdutl, "3.6.15").expect("good").expect("there");
 
         // A damaged list allows nothing.
         fs::write(root.pins(), "{").expect("damaged");
-        assert!(matches!(check(&root, &etcd), Err(EtcdError::Pins(_))));
+        assert!(matches!(check(&root, &etcd), Err(BinaryError::Pins(_))));
     }
 }

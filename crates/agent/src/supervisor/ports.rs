@@ -1,4 +1,4 @@
-//! addresses that etcd needs → which of them another process holds, and who that is.
+//! addresses that a program needs → which of them another process holds, and which process that is.
 
 use std::fs;
 use std::io;
@@ -6,37 +6,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
 use crate::supervisor::process;
 
-/// Where etcd's clients reach it.
-pub const CLIENT: u16 = 2379;
-/// Where other members reach it.
-pub const PEER: u16 = 2380;
+const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
 
-/// A port that etcd needs and does not get.
+/// A port that a program needs and does not get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
     /// The port.
     pub port: u16,
     /// Who holds it, as far as can be told.
     pub holder: String,
-}
-
-/// The addresses that etcd's configuration listens on; the usual two on the machine's address when it names none.
-pub fn wanted(config: &str, address: IpAddr) -> Vec<SocketAddr> {
-    const KEYS: [&str; 4] =
-        ["listen-client-urls:", "listen-client-http-urls:", "listen-peer-urls:", "listen-metrics-urls:"];
-    let mut found: Vec<SocketAddr> = config
-        .lines()
-        .filter_map(|line| KEYS.iter().find_map(|key| line.strip_prefix(key)))
-        .flat_map(|urls| urls.split(','))
-        .filter_map(|url| url.trim_matches([' ', '"', '\'']).split_once("://"))
-        .filter_map(|(_, rest)| rest.trim_end_matches('/').parse().ok())
-        .collect();
-    if found.is_empty() {
-        found = [CLIENT, PEER].map(|port| SocketAddr::new(address, port)).to_vec();
-    }
-    found.sort();
-    found.dedup();
-    found
 }
 
 /// Those of the addresses that cannot be bound now.
@@ -57,8 +35,14 @@ pub fn taken(addresses: &[SocketAddr]) -> Vec<Taken> {
         .collect()
 }
 
+/// Whether a process listens on every one of the addresses.
+pub fn listening(addresses: &[SocketAddr]) -> bool {
+    let tables: Vec<String> = TABLES.iter().filter_map(|table| fs::read_to_string(table).ok()).collect();
+    addresses.iter().all(|address| tables.iter().any(|table| listening_inode(table, *address).is_some()))
+}
+
 fn holder(address: SocketAddr) -> Option<String> {
-    let inode = ["/proc/net/tcp", "/proc/net/tcp6"]
+    let inode = TABLES
         .iter()
         .filter_map(|table| fs::read_to_string(table).ok())
         .find_map(|table| listening_inode(&table, address))?;
@@ -100,23 +84,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_from_the_configuration() {
-        let config = "name: a\nlisten-client-urls: \"https://127.0.0.1:2379,https://127.77.0.9:2379\"\n\
-                      listen-peer-urls: https://127.77.0.9:2380\nadvertise-client-urls: https://127.77.0.9:9999\n";
-        let addresses = wanted(config, "127.77.0.9".parse().expect("address"));
-        let shown: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-        assert_eq!(shown, ["127.0.0.1:2379", "127.77.0.9:2379", "127.77.0.9:2380"]);
-        assert_eq!(wanted("", "127.77.0.9".parse().expect("address")).len(), 2);
-    }
-
-    #[test]
     fn the_holder_is_named() {
         let listener = TcpListener::bind("127.77.0.1:0").expect("bind");
         let address = listener.local_addr().expect("address");
         let found = taken(&[address]);
         assert_eq!(found.len(), 1);
         assert!(found[0].holder.contains(&format!("(pid {})", std::process::id())), "{found:?}");
+        assert!(listening(&[address]));
         drop(listener);
         assert!(taken(&[address]).is_empty());
+        assert!(!listening(&[address]));
     }
 }

@@ -13,17 +13,24 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 use tokio::sync::watch;
 
-use crate::supervisor::systemd::{self, ETCD_USER};
+use crate::root::Root;
+use crate::supervisor::program::Program;
+use crate::supervisor::systemd;
 
 fn pids() -> impl Iterator<Item = u32> {
     fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// A process that runs a program from below this directory as a user of ours, with exactly this argument. The argument
-/// alone proves nothing: every local user can start a process with it.
-pub fn ours(argument: &str, programs: &Path) -> Option<Handle> {
-    let programs = programs.canonicalize().ok()?;
-    let is_ours = |pid: u32| has_argument(pid, argument) && runs_from(pid, &programs) && is_trusted(pid);
+/// The process of a program that the agent started.
+pub fn of(root: &Root, program: Program) -> Option<Handle> {
+    ours(root, program, &program.known_by(root))
+}
+
+/// A process that runs one of a program's binaries as the agent's own user or as the program's, with exactly this argument.
+/// The argument alone proves nothing: every local user can start a process with it.
+pub fn ours(root: &Root, program: Program, argument: &str) -> Option<Handle> {
+    let binaries = program.files(root).versions().canonicalize().ok()?;
+    let is_ours = |pid: u32| has_argument(pid, argument) && runs_from(pid, &binaries) && is_trusted(pid, program);
     let pid = pids().find(|pid| is_ours(*pid))?;
     match Handle::open(pid) {
         // The number could have changed hands before the handle was opened, so it is looked at once more.
@@ -35,19 +42,19 @@ pub fn ours(argument: &str, programs: &Path) -> Option<Handle> {
     }
 }
 
-/// Whether the program that this process runs is one from below this directory. It may have been replaced since: its link
+/// Whether the binary that this process runs is one from below this directory. It may have been replaced since: its link
 /// then ends in ` (deleted)`, and still begins with where it was.
-fn runs_from(pid: u32, programs: &Path) -> bool {
-    fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| program.starts_with(programs))
+fn runs_from(pid: u32, binaries: &Path) -> bool {
+    fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|binary| binary.starts_with(binaries))
 }
 
-/// Whether this process runs as the agent's own user, or as the one that the agent runs etcd as.
-fn is_trusted(pid: u32) -> bool {
+/// Whether this process runs as the agent's own user, or as the one that the agent runs this program as.
+fn is_trusted(pid: u32, program: Program) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     let users: Vec<u32> = users.into_iter().flat_map(str::split_whitespace).filter_map(|id| id.parse().ok()).collect();
     let own = geteuid().as_raw();
-    let service = || systemd::owner(ETCD_USER).ok().flatten().map(|owner| owner.user);
+    let service = || systemd::owner(program.user()).ok().flatten().map(|owner| owner.user);
     !users.is_empty() && users.iter().all(|user| *user == own || Some(*user) == service())
 }
 
@@ -81,13 +88,13 @@ impl Handle {
         let (tell, ended) = watch::channel(false);
         let watched = Arc::clone(&fd);
         // A thread that sleeps until the end: tokio's own way to wait for a descriptor is unsafe code.
-        thread::Builder::new().name("watch etcd".to_owned()).stack_size(64 * 1024).spawn(move || {
+        thread::Builder::new().name("watch a program".to_owned()).stack_size(64 * 1024).spawn(move || {
             loop {
                 match poll(&mut [PollFd::new(&*watched, PollFlags::IN)], None) {
                     Err(Errno::INTR) => {}
                     Err(error) => {
                         // Memory is short: look again soon, because not to notice the end is worse.
-                        tracing::warn!(%error, "cannot watch etcd's process");
+                        tracing::warn!(%error, "cannot watch a process");
                         thread::sleep(Duration::from_millis(200));
                     }
                     Ok(_) => break,

@@ -73,8 +73,8 @@ pub enum SystemdError {
         unit: String,
     },
     /// The user is missing.
-    #[error("there is no user {ETCD_USER}: install the agent again with `raftsman-agent install`")]
-    NoUser,
+    #[error("there is no user {0}: install the agent again with `raftsman-agent install`")]
+    NoUser(&'static str),
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -99,13 +99,13 @@ pub struct Systemd {
 impl Systemd {
     /// Connects to the system's bus.
     pub async fn connect() -> Result<Self, SystemdError> {
-        let etcd_user = owner(ETCD_USER)?.ok_or(SystemdError::NoUser)?;
+        let etcd_user = user(ETCD_USER)?;
         let bus = Connection::system().await.map_err(SystemdError::Bus)?;
         let manager = Proxy::new(&bus, BUS, OBJECT, MANAGER).await.map_err(SystemdError::Bus)?;
         Ok(Self { manager, etcd_user })
     }
 
-    /// Who etcd runs as.
+    /// The user that etcd runs as, and its tools.
     pub fn etcd_user(&self) -> Owner {
         self.etcd_user
     }
@@ -276,6 +276,11 @@ pub fn owner(user: &str) -> Result<Option<Owner>, FileError> {
         (name == user).then_some(Owner { user: user_id.parse().ok()?, group: group_id.parse().ok()? })
     };
     Ok(text.lines().find_map(numbers))
+}
+
+/// A user that must be there.
+pub fn user(name: &'static str) -> Result<Owner, SystemdError> {
+    owner(name)?.ok_or(SystemdError::NoUser(name))
 }
 
 /// Gives a directory and all that is in it to this user.

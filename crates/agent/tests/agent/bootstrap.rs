@@ -16,7 +16,7 @@ use crate::harness::{
 const EXISTING: &str = "# raftsman: data\ninitial-cluster-state: existing\n";
 
 fn config(machine: &Machine) -> String {
-    fs::read_to_string(machine.root().config()).unwrap()
+    fs::read_to_string(machine.etcd_files().config()).unwrap()
 }
 
 async fn ready(fleet: &Fleet) -> (Machine, Client) {

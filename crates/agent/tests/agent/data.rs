@@ -136,7 +136,7 @@ async fn lost_data_is_forgotten_when_it_is_cleared() {
     let member = running(&mut client).await.data.unwrap().member_id;
     machine.serves().await;
     // Both die and the directory is lost: the agent does not start etcd again, also after its own restart.
-    while !fs::read_to_string(machine.root().service()).unwrap().contains("\"member\"") {
+    while !fs::read_to_string(machine.etcd_files().record()).unwrap().contains("\"member\"") {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     machine.kill_agent();

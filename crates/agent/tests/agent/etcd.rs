@@ -36,7 +36,7 @@ async fn bytes_are_asked_for_and_checked() {
 
     let outside = tokio_stream::iter([install_head("../../x", &digest)]);
     assert_eq!(client.install_etcd(stamp(outside)).await.unwrap_err().code(), Code::InvalidArgument);
-    assert_eq!(fs::read_dir(machine.root().versions()).unwrap().count(), 1, "no leftovers");
+    assert_eq!(fs::read_dir(machine.etcd_files().versions()).unwrap().count(), 1, "no leftovers");
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use raftsman_agent::root::Root;
 use raftsman_agent::supervisor::process;
+use raftsman_agent::supervisor::program::{Files, Program};
 use raftsman_api::claim::{self, JoinToken};
 use raftsman_api::roles::Role;
 use raftsman_api::tls::{ClientTls, ConnectError, Connected, Identity, connect, machine_name};
@@ -165,12 +166,16 @@ impl Machine {
         Root::open(self.path()).unwrap()
     }
 
+    pub(crate) fn etcd_files(&self) -> Files {
+        Program::Etcd.files(&self.root())
+    }
+
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.path().join("agent.log")).unwrap_or_default()
     }
 
     pub(crate) fn etcd_pid(&self) -> Option<u32> {
-        process::ours(&self.root().config_argument(), &self.root().versions()).map(|etcd| etcd.pid())
+        process::of(&self.root(), Program::Etcd).map(|etcd| etcd.pid())
     }
 
     pub(crate) async fn unclaimed(&self, fleet: &Fleet) -> Result<Connected, ConnectError> {
@@ -320,7 +325,7 @@ impl Drop for Machine {
         }
         if std::thread::panicking() {
             let log = self.log();
-            let etcd = fs::read_to_string(self.root().etcd_log()).unwrap_or_default();
+            let etcd = fs::read_to_string(self.etcd_files().log()).unwrap_or_default();
             let last: Vec<&str> = etcd.lines().rev().take(5).collect();
             eprintln_lines(&format!("agent.log:\n{log}\nend of etcd.log:\n{}", last.join("\n")));
         }

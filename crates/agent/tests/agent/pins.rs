@@ -53,7 +53,7 @@ async fn an_operator_runs_no_program_of_its_own() {
     let refused = operator.pin_binaries(stamp(pin)).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
     assert!(refused.message().contains("needs the role admin"), "{refused:?}");
-    assert!(!machine.root().versions().join(VERSION).join("etcdutl").exists());
+    assert!(!machine.etcd_files().versions().join(VERSION).join("etcdutl").exists());
     assert_eq!(report(&mut operator).await.etcd.unwrap().installed[0].sha256, etcd_digest(VERSION));
 
     // What root's programs read is an admin's too.
@@ -76,7 +76,7 @@ async fn a_swapped_binary_is_not_started_and_the_report_says_why() {
     machine.serves().await;
 
     // Its file is exchanged under it, with the note of its digest.
-    let dir = machine.root().versions().join(VERSION);
+    let dir = machine.etcd_files().versions().join(VERSION);
     let good = fs::read(dir.join("etcd")).unwrap();
     let swap = |bytes: &[u8]| {
         fs::remove_file(dir.join("etcd")).unwrap();
@@ -113,7 +113,7 @@ async fn a_swapped_tool_restores_nothing() {
     let mut client = machine.client(&fleet, Role::Operator).await;
     machine.pin(&fleet, "etcdutl", VERSION, &hex::sha256(b"tool")).await;
     client.install_etcd(stamp(tokio_stream::iter([tool(b"tool"), chunk(b"tool")]))).await.unwrap();
-    let path = machine.root().versions().join(VERSION).join("etcdutl");
+    let path = machine.etcd_files().versions().join(VERSION).join("etcdutl");
     fs::write(&path, EVIL).unwrap();
     let refused = restore(&mut client).await;
     assert!(refused.message().contains("it was changed on this machine"), "{refused:?}");

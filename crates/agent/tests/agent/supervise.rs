@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use raftsman_agent::supervisor::program::Program;
 use raftsman_api::roles::Role;
 use raftsman_api::v1::{self, ServiceState};
 use tokio::time::sleep;
@@ -142,7 +143,7 @@ async fn a_process_that_only_has_the_argument_is_not_taken_for_etcd() {
     let fleet = Fleet::new("f5");
     let (mut machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
-    let argument = machine.root().config_argument();
+    let argument = Program::Etcd.known_by(&machine.root());
     // Of the agent's own user, with another program.
     let own = Impostor::new(std::process::Command::new("sh"), &argument);
     let mut impostors = vec![own];
@@ -186,7 +187,7 @@ async fn a_member_without_its_data_is_not_started_again() {
     running(&mut client).await;
     // The agent records the member id of the data within a moment.
     let begun = Instant::now();
-    while !fs::read_to_string(machine.root().service()).unwrap().contains("\"member\"") {
+    while !fs::read_to_string(machine.etcd_files().record()).unwrap().contains("\"member\"") {
         assert!(begun.elapsed() < Duration::from_secs(5));
         sleep(Duration::from_millis(20)).await;
     }
@@ -286,7 +287,7 @@ async fn a_restart_is_finished_by_the_next_agent() {
     machine.start_agent().await;
     let mut client = machine.client(&fleet, Role::Operator).await;
     assert_eq!(running(&mut client).await.running_version, VERSION);
-    let kept = fs::read_to_string(machine.root().service()).unwrap();
+    let kept = fs::read_to_string(machine.etcd_files().record()).unwrap();
     assert!(kept.contains("\"restarting\": null"), "{kept}");
 }
 

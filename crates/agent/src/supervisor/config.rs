@@ -1,0 +1,92 @@
+//! a configuration as it was sent ↔ a program's configuration file, with its digest.
+
+use raftsman_api::hex;
+
+use crate::files::{self, FileError};
+use crate::root::Root;
+use crate::supervisor::program::Program;
+
+/// Begins the first line of a configuration file. A comment in every program's format so far.
+const DIGEST_COMMENT: &str = "# raftsman: config ";
+
+/// Why a program was not configured.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A configuration other than was promised.
+    #[error("the configuration's SHA-256 is {found}, the call says {expected}: nothing was written")]
+    OtherConfig {
+        /// What was promised.
+        expected: String,
+        /// What came.
+        found: String,
+    },
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Writes a program's configuration. Its digest stands in the file's first line, so that the two cannot part. What the last
+/// start added stays.
+pub fn write(root: &Root, program: Program, config: &str, expected: &str) -> Result<(), ConfigError> {
+    let found = hex::sha256(config.as_bytes());
+    if found != expected.to_ascii_lowercase() {
+        return Err(ConfigError::OtherConfig { expected: expected.to_owned(), found });
+    }
+    let rooted = config.replace("{root}", &root.path().display().to_string());
+    let text = format!("{DIGEST_COMMENT}{found}\n{rooted}");
+    let old = files::read(&program.files(root).config())?.unwrap_or_default();
+    Ok(write_file(root, program, &program.reconfigured(&text, &old))?)
+}
+
+/// A program's configuration file as it is, with the digest of the text as sent.
+pub fn read(root: &Root, program: Program) -> Result<Option<(String, String)>, FileError> {
+    let Some(text) = files::read(&program.files(root).config())? else { return Ok(None) };
+    let digest = text
+        .lines()
+        .next()
+        .and_then(|line| line.strip_prefix(DIGEST_COMMENT))
+        // A file that the agent did not write: a digest that no plan expects.
+        .map_or_else(|| hex::sha256(program.configured(&text).as_bytes()), ToOwned::to_owned);
+    Ok(Some((digest, text)))
+}
+
+/// The text that [`write`] was given, out of the file that it wrote.
+pub fn as_sent(root: &Root, program: Program, text: &str) -> String {
+    let configured = program.configured(text);
+    let configured = match configured.split_once('\n') {
+        Some((first, rest)) if first.starts_with(DIGEST_COMMENT) => rest,
+        _ => configured,
+    };
+    configured.replace(&root.path().display().to_string(), "{root}")
+}
+
+/// Replaces a program's configuration file.
+pub fn write_file(root: &Root, program: Program, text: &str) -> Result<(), FileError> {
+    files::write(&program.files(root).config(), text.as_bytes(), files::FOR_ETCD)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn root() -> (tempfile::TempDir, Root) {
+        let dir = tempfile::tempdir().expect("dir");
+        let root = Root::open(dir.path()).expect("root");
+        root.prepare().expect("prepare");
+        (dir, root)
+    }
+
+    #[test]
+    fn configuration_keeps_its_digest() {
+        let (_dir, root) = root();
+        assert!(read(&root, Program::Etcd).expect("read").is_none());
+        let config = "data-dir: {root}/etcd/data\n";
+        assert!(write(&root, Program::Etcd, config, "00").is_err());
+        write(&root, Program::Etcd, config, &hex::sha256(config.as_bytes())).expect("write");
+        let (digest, text) = read(&root, Program::Etcd).expect("read").expect("some");
+        assert_eq!(digest, hex::sha256(config.as_bytes()));
+        assert!(text.contains(&format!("data-dir: {}/etcd/data\n", root.path().display())));
+        assert_eq!(as_sent(&root, Program::Etcd, &text), config);
+        assert_eq!(as_sent(&root, Program::Etcd, "name: somebody's own\n"), "name: somebody's own\n");
+    }
+}

@@ -1,0 +1,282 @@
+//! a program of the closed list → what the supervisor has to know of it: its files, user, unit, arguments, environment,
+//! listeners, and what must hold before it starts.
+//!
+//! A further program is a variant here and a module of its own beside `etcd`; the compiler lists the arms that are
+//! missing.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::etcd;
+use crate::etcd::prestart::PrestartError;
+use crate::root::Root;
+use crate::supervisor::binaries::Binary;
+use crate::supervisor::systemd;
+
+/// All that a program finds in its environment: where it finds other programs.
+pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A program that the agent supervises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Program {
+    /// etcd.
+    Etcd,
+}
+
+impl Program {
+    /// All of them.
+    pub const ALL: [Self; 1] = [Self::Etcd];
+
+    /// Its name, as messages and logs say it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Etcd => "etcd",
+        }
+    }
+
+    /// Its unit, where systemd runs it.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Self::Etcd => systemd::ETCD_UNIT,
+        }
+    }
+
+    /// The user that it runs as, where systemd runs it.
+    pub fn user(self) -> &'static str {
+        match self {
+            Self::Etcd => systemd::ETCD_USER,
+        }
+    }
+
+    /// The binary that is started.
+    pub fn binary(self) -> Binary {
+        match self {
+            Self::Etcd => Binary::Etcd,
+        }
+    }
+
+    /// Where its files are.
+    pub fn files(self, root: &Root) -> Files {
+        match self {
+            Self::Etcd => Files { dir: root.etcd(), config: "etcd.yaml", log: "etcd.log" },
+        }
+    }
+
+    /// Directories that belong to its user: the agent may have made or filled them.
+    pub fn writes(self, root: &Root) -> Vec<PathBuf> {
+        match self {
+            Self::Etcd => vec![root.data()],
+        }
+    }
+
+    /// What it is started with.
+    pub fn arguments(self, root: &Root) -> Vec<String> {
+        match self {
+            Self::Etcd => vec![self.known_by(root)],
+        }
+    }
+
+    /// The argument that only the agent's own process of this program has.
+    pub fn known_by(self, root: &Root) -> String {
+        match self {
+            Self::Etcd => format!("--config-file={}", self.files(root).config().display()),
+        }
+    }
+
+    /// All that is in its environment. etcd would take variables that begin with `ETCD_` for settings.
+    pub fn environment(self) -> [(&'static str, &'static str); 1] {
+        match self {
+            Self::Etcd => [("PATH", PATH)],
+        }
+    }
+
+    /// The addresses that it listens on with this configuration.
+    pub fn listeners(self, config: &str, address: IpAddr) -> Vec<SocketAddr> {
+        match self {
+            Self::Etcd => etcd::listeners(config, address),
+        }
+    }
+
+    /// The bytes that must be free on the machine's disk before it is started.
+    pub fn least_free(self) -> u64 {
+        match self {
+            Self::Etcd => etcd::LEAST_FREE,
+        }
+    }
+
+    /// Why it ended by its own account: what its log says last of that.
+    pub fn fatal(self, log: &[String]) -> Option<String> {
+        match self {
+            Self::Etcd => etcd::fatal(log),
+        }
+    }
+
+    /// The part of its configuration file that was sent: without what the last start added.
+    pub fn configured(self, file: &str) -> &str {
+        match self {
+            Self::Etcd => etcd::bootstrap::split(file).0,
+        }
+    }
+
+    /// Its configuration file with another configuration: what the last start added stays.
+    pub fn reconfigured(self, configured: &str, old_file: &str) -> String {
+        match self {
+            Self::Etcd => etcd::bootstrap::reconfigured(configured, old_file),
+        }
+    }
+
+    /// What its record says of it before it was ever started.
+    pub fn unknown(self) -> Own {
+        match self {
+            Self::Etcd => Own::Etcd(etcd::prestart::Started::default()),
+        }
+    }
+
+    /// Its own part of its record.
+    pub fn read_own(self, record: &str) -> Result<Own, serde_json::Error> {
+        match self {
+            Self::Etcd => serde_json::from_str(record).map(Own::Etcd),
+        }
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where the files of one program are.
+#[derive(Clone, Debug)]
+pub struct Files {
+    dir: PathBuf,
+    config: &'static str,
+    log: &'static str,
+}
+
+impl Files {
+    /// The directory that all of them are in.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Installed versions, a directory each.
+    pub fn versions(&self) -> PathBuf {
+        self.dir.join("versions")
+    }
+
+    /// The link to the version that the next start uses.
+    pub fn current(&self) -> PathBuf {
+        self.dir.join("current")
+    }
+
+    /// Its configuration file.
+    pub fn config(&self) -> PathBuf {
+        self.dir.join(self.config)
+    }
+
+    /// Its log, where it runs as a child.
+    pub fn log(&self) -> PathBuf {
+        self.dir.join(self.log)
+    }
+
+    /// What it was last asked to do, and with what it was started.
+    pub fn record(&self) -> PathBuf {
+        self.dir.join("service.json")
+    }
+}
+
+/// What a caller believes of a program's data before a start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// Of etcd's.
+    Etcd(etcd::prestart::Expected),
+}
+
+impl Expected {
+    /// The program that is started.
+    pub fn program(&self) -> Program {
+        match self {
+            Self::Etcd(_) => Program::Etcd,
+        }
+    }
+
+    /// All of the program's own that can be known to go wrong before anything is changed. The configuration file as this
+    /// start needs it, and what the record says of the program then.
+    pub fn check(&self, root: &Root, config: &str) -> Result<(String, Own), PrestartError> {
+        match self {
+            Self::Etcd(expected) => {
+                etcd::prestart::check(root, config, expected).map(|(config, started)| (config, Own::Etcd(started)))
+            }
+        }
+    }
+
+    /// Whether a process that runs already is what this start asks for.
+    pub fn fits(&self, running: &Own) -> Result<(), PrestartError> {
+        match (self, running) {
+            (Self::Etcd(expected), Own::Etcd(started)) => etcd::prestart::fits(expected, started),
+        }
+    }
+}
+
+/// What the record says of one program beside what it says of all of them.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub enum Own {
+    /// Of etcd.
+    Etcd(etcd::prestart::Started),
+}
+
+impl Own {
+    /// Whether the program may be started again as it was; otherwise why not.
+    pub fn resume(&self, root: &Root) -> Result<Resume, String> {
+        match self {
+            Self::Etcd(started) => etcd::prestart::resume(root, started).map(Resume::Etcd),
+        }
+    }
+
+    /// The configuration file as a start as it was needs it.
+    pub fn resumed(&mut self, resume: &Resume, config: &str) -> Result<String, PrestartError> {
+        match (self, resume) {
+            (Self::Etcd(started), Resume::Etcd(resume)) => etcd::prestart::resumed(started, resume, config),
+        }
+    }
+
+    /// Notes what the process reads from the disk when it starts.
+    pub fn note_files(&mut self, root: &Root) -> Result<(), PrestartError> {
+        match self {
+            Self::Etcd(started) => started.note_files(root),
+        }
+    }
+
+    /// Whether there is something to learn while it runs.
+    pub fn has_to_learn(&self) -> bool {
+        match self {
+            Self::Etcd(started) => started.ids.is_none(),
+        }
+    }
+
+    /// Learns it; whether there was something.
+    pub fn learn(&mut self, root: &Root) -> bool {
+        match self {
+            Self::Etcd(started) => started.learn(root),
+        }
+    }
+
+    /// Its data was put away.
+    pub fn forget_data(&mut self) {
+        match self {
+            Self::Etcd(started) => started.ids = None,
+        }
+    }
+}
+
+/// How a program is started again as it was.
+#[derive(Debug)]
+pub enum Resume {
+    /// etcd.
+    Etcd(etcd::prestart::Resume),
+}
