@@ -37,6 +37,7 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         Launcher::Unit(_) => (firewall::rules()?.unwrap_or_default(), delivery::stamp()?.unwrap_or_default()),
         Launcher::Child => Default::default(),
     };
+    let (etcd, program) = etcd_report(agent, into_data)?;
     Ok(v1::ReportReply {
         fleet_id: boot.fleet_id,
         machine: boot.machine,
@@ -45,67 +46,99 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         generation: agent.fence.newest(),
         now: Some(moment(Timestamp::now())),
         agent_certificate: agent.claim.describe()?,
-        etcd: Some(etcd_report(agent, into_data)?),
+        etcd: Some(etcd),
         disk: Some(v1::Disk { free_bytes, total_bytes }),
         firewall_digest,
         delivery_stamp,
         backups: agent.backup_scheduler.report(&agent.root),
         access_digest: agent.claim.access_digest().unwrap_or_default(),
+        programs: vec![program],
     })
 }
 
-fn etcd_report(agent: &Agent, into_data: bool) -> Result<v1::EtcdReport, ReportError> {
+/// What is said of every program alike, with the view and the configuration file that it was taken from.
+fn program_report(agent: &Agent, program: Program) -> Result<(v1::ProgramReport, View, String), ReportError> {
     let root = &agent.root;
-    let config = config::read(root, Program::Etcd)?;
-    let mut certificates = Vec::new();
-    for (purpose, dir) in [(v1::Purpose::EtcdPeer, root.peer_tls()), (v1::Purpose::EtcdServer, root.server_tls())] {
-        certificates.extend(Store::new(dir).describe(purpose, "")?);
-    }
-    // Looked at last, so that the ports are not taken for another's while etcd starts.
-    let mut view = agent.supervisor.of(Program::Etcd).view();
+    let service = agent.supervisor.of(program);
+    let (config_digest, config) = config::read(root, program)?.unwrap_or_default();
+    // Looked at last, so that the ports are not taken for another's while the program starts.
+    let mut view = service.view();
     let mut ports_taken = Vec::new();
-    if let (Some((_, text)), false) = (&config, matches!(view.state, State::Running(_))) {
-        ports_taken = ports::taken(&Program::Etcd.listeners(text, agent.claim.boot().address));
-        // A start may have come in between: then etcd itself holds them.
-        view = agent.supervisor.of(Program::Etcd).view();
+    let listeners = match config.as_str() {
+        "" => Vec::new(),
+        config => program.listeners(config, agent.claim.boot().address),
+    };
+    if !matches!(view.state, State::Running(_)) {
+        ports_taken = ports::taken(&listeners);
+        // A start may have come in between: then the program itself holds them.
+        view = service.view();
         if matches!(view.state, State::Running(_)) {
             ports_taken.clear();
         }
     }
-    let View { record, own: Own::Etcd(started), state } = view;
+    let View { record, state, .. } = &view;
     let runs = matches!(state, State::Running(_));
     let (service_state, pid) = match state {
         State::Stopped => (v1::ServiceState::Stopped, 0),
-        State::Running(pid) => (v1::ServiceState::Running, pid),
+        State::Running(pid) => (v1::ServiceState::Running, *pid),
         State::Backoff => (v1::ServiceState::Backoff, 0),
     };
-    let data = data(agent, !runs || into_data);
-    Ok(v1::EtcdReport {
-        installed: binaries::installed(root, Program::Etcd)
-            .into_iter()
-            .map(|(version, sha256)| v1::InstalledVersion { version, sha256 })
-            .collect(),
-        current_version: binaries::current(root, Program::Etcd).unwrap_or_default(),
-        config: config.as_ref().map(|(_, text)| config::as_sent(root, Program::Etcd, text)).unwrap_or_default(),
-        config_digest: config.map(|(digest, _)| digest).unwrap_or_default(),
-        running_config_digest: if runs { record.config_digest } else { String::new() },
-        running_version: if runs { record.version } else { String::new() },
-        certificates,
+    let installed = binaries::installed(root, program).into_iter();
+    let ports_taken = ports_taken.into_iter();
+    let report = v1::ProgramReport {
+        program: wire(program).into(),
+        installed: installed.map(|(version, sha256)| v1::InstalledVersion { version, sha256 }).collect(),
+        current_version: binaries::current(root, program).unwrap_or_default(),
+        config_digest,
+        running_config_digest: if runs { record.config_digest.clone() } else { String::new() },
+        running_version: if runs { record.version.clone() } else { String::new() },
         service: Some(v1::Service {
             state: service_state.into(),
             pid,
             since: record.since.map(moment),
             restarts: record.restarts,
-            last_exit: record.last_exit,
+            last_exit: record.last_exit.clone(),
         }),
-        had_data: started.ids.is_some() || data.state() == v1::DataState::Present,
-        data: Some(data),
         ports_taken: ports_taken
-            .into_iter()
             .map(|taken| v1::PortTaken { port: u32::from(taken.port), holder: taken.holder })
             .collect(),
+        listening: runs && !listeners.is_empty() && ports::listening(&listeners),
+    };
+    Ok((report, view, config))
+}
+
+/// How a program is named in the protocol.
+fn wire(program: Program) -> v1::Program {
+    match program {
+        Program::Etcd => v1::Program::Etcd,
+    }
+}
+
+fn etcd_report(agent: &Agent, into_data: bool) -> Result<(v1::EtcdReport, v1::ProgramReport), ReportError> {
+    let root = &agent.root;
+    let mut certificates = Vec::new();
+    for (purpose, dir) in [(v1::Purpose::EtcdPeer, root.peer_tls()), (v1::Purpose::EtcdServer, root.server_tls())] {
+        certificates.extend(Store::new(dir).describe(purpose, "")?);
+    }
+    let (program, view, config) = program_report(agent, Program::Etcd)?;
+    let View { own: Own::Etcd(started), state, .. } = view;
+    let runs = matches!(state, State::Running(_));
+    let data = data(agent, !runs || into_data);
+    let report = v1::EtcdReport {
+        installed: program.installed.clone(),
+        current_version: program.current_version.clone(),
+        config: config::as_sent(root, Program::Etcd, &config),
+        config_digest: program.config_digest.clone(),
+        running_config_digest: program.running_config_digest.clone(),
+        running_version: program.running_version.clone(),
+        certificates,
+        service: program.service.clone(),
+        had_data: started.ids.is_some() || data.state() == v1::DataState::Present,
+        data: Some(data),
+        ports_taken: program.ports_taken.clone(),
         running_trust: if runs { running_trust(started.trust) } else { Vec::new() },
-    })
+    };
+    Ok((report, program))
 }
 
 fn running_trust(trust: Trust) -> Vec<v1::RunningTrust> {

@@ -1,21 +1,16 @@
 //! a call → admitted by role and fence, then handed to the topic that it is about.
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt as _;
 use raftsman_api::fence;
 use raftsman_api::roles::Role;
 use raftsman_api::tls::Peer;
 use raftsman_api::v1::agent_server::Agent as AgentService;
-use raftsman_api::v1::take_backup_reply::What;
 use raftsman_api::v1::{self, Purpose};
-use raftsman_api::v1::{install_etcd_request, rehearse_request, restore_data_request};
-use raftsman_backup::full::Moved;
-use raftsman_core::backup::{Hashed, Lines};
+use raftsman_api::v1::{install_etcd_request, install_program_request, rehearse_request, restore_data_request};
 use raftsman_core::render::delivery::{Deliverable, Delivered};
-use tokio::sync::mpsc::{self, Sender};
+use tokio::sync::mpsc;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
@@ -25,32 +20,31 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::Agent;
 use crate::access::certs::Store;
 use crate::access::{Access, AccessError};
-use crate::backup::{self, BackupError, Order, Stored};
+use crate::backup::{self, BackupError, Order};
 use crate::etcd::data;
 use crate::etcd::handshake;
-use crate::etcd::prestart;
 use crate::etcd::restore::{Restore, RestoreError};
-use crate::etcd::restore_test::{RestoreTest, RestoreTestError, Room};
+use crate::etcd::restore_test::Room;
 use crate::machine::delivery::{self, DeliveryError};
 use crate::machine::firewall::{self, FirewallError};
 use crate::machine::install;
 use crate::machine::measure;
 use crate::report;
 use crate::root::Root;
+use crate::server::programs::{Piece, grace};
+use crate::server::streams::{serve_backup, serve_restore_test, wire};
 use crate::status::{Coded, describe};
-use crate::supervisor::binaries::{self, Binary, BinaryError, Download, Wanted};
-use crate::supervisor::config::{self, ConfigError};
+use crate::supervisor::binaries::{Binary, BinaryError, Wanted};
 use crate::supervisor::launch::{LaunchError, Launcher};
 use crate::supervisor::pins;
-use crate::supervisor::program::{Expected, Program};
+use crate::supervisor::program::Program;
 use crate::supervisor::service::ServiceError;
+
+mod programs;
+mod streams;
 
 /// A stream of bytes that stands still longer than this ends; it holds up every other change.
 const CHUNK_LIMIT: Duration = Duration::from_secs(30);
-/// How often somebody who watches a backup is told.
-const TELL: Duration = Duration::from_millis(500);
-const USUAL_GRACE: u32 = 10;
-const LONGEST_GRACE: u32 = 600;
 const MOST_LINES: usize = 1000;
 
 /// The agent as a gRPC service.
@@ -154,12 +148,6 @@ async fn finish<R, E: Coded>(task: JoinHandle<Result<R, E>>) -> Result<Response<
     }
 }
 
-/// How long etcd may take to end, as a call says.
-fn grace(seconds: u32) -> Duration {
-    let seconds = if seconds == 0 { USUAL_GRACE } else { seconds.min(LONGEST_GRACE) };
-    Duration::from_secs(seconds.into())
-}
-
 /// How many lines of a log a call gets.
 fn most_lines(wanted: u32) -> usize {
     usize::try_from(wanted).unwrap_or(MOST_LINES).min(MOST_LINES)
@@ -235,48 +223,21 @@ impl AgentService for Server {
         &self,
         request: Request<Streaming<v1::InstallEtcdRequest>>,
     ) -> Result<Response<v1::InstallEtcdReply>, Status> {
+        use install_etcd_request::Part;
         let turn = self.admit(&request).await?;
         let mut parts = request.into_inner();
-        let head = match next(&mut parts, |message| message.part).await? {
-            Some(install_etcd_request::Part::Head(head)) => head,
-            _ => return Err(no_head()),
-        };
+        let Some(Part::Head(head)) = next(&mut parts, |message| message.part).await? else { return Err(no_head()) };
         let wanted = Binary::new(&head.program)
             .and_then(|binary| Wanted::new(binary, &head.version, &head.sha256))
             .map_err(|error| error.status())?;
-        pins::check(&self.agent.root, &wanted).map_err(|error| error.status())?;
-        let version = head.version;
-        let reply = |bytes_needed| Ok(Response::new(v1::InstallEtcdReply { bytes_needed }));
-
-        let (agent, local) = (Arc::clone(&self.agent), wanted.clone());
-        let there = finish(spawn_blocking(move || {
-            binaries::clean(&agent.root, local.binary().program());
-            Ok::<_, BinaryError>(local.is_installed(&agent.root)? || local.install_artifact(&agent.root)?)
-        }))
-        .await?
-        .into_inner();
-        if there {
-            tracing::info!(version, program = head.program, "etcd installed");
-            return reply(false);
-        }
-        let Some(mut part) = next(&mut parts, |message| message.part).await? else { return reply(true) };
-
-        let root = self.agent.root.clone();
-        let mut download = finish(spawn_blocking(move || Download::begin(&root, wanted))).await?.into_inner();
-        loop {
-            let install_etcd_request::Part::Chunk(bytes) = part else { return Err(second_head()) };
-            download = finish(spawn_blocking(move || download.write(&bytes).map(|()| download))).await?.into_inner();
-            match next(&mut parts, |message| message.part).await? {
-                Some(more) => part = more,
-                None => break,
-            }
-        }
-        self.change(turn, move |agent| {
-            download.finish(&agent.root)?;
-            tracing::info!(version, program = head.program, "etcd installed from the bytes that were sent");
-            Ok::<_, BinaryError>(v1::InstallEtcdReply { bytes_needed: false })
-        })
-        .await
+        let piece = |message: v1::InstallEtcdRequest| {
+            message.part.map(|part| match part {
+                Part::Head(_) => Piece::Head,
+                Part::Chunk(bytes) => Piece::Chunk(bytes),
+            })
+        };
+        let bytes_needed = self.install(turn, parts, wanted, piece).await?;
+        Ok(Response::new(v1::InstallEtcdReply { bytes_needed }))
     }
 
     async fn request_certificate(
@@ -323,12 +284,8 @@ impl AgentService for Server {
     ) -> Result<Response<v1::ConfigureEtcdReply>, Status> {
         let turn = self.admit(&request).await?;
         let v1::ConfigureEtcdRequest { config, digest } = request.into_inner();
-        self.change(turn, move |agent| {
-            config::write(&agent.root, Program::Etcd, &config, &digest)?;
-            tracing::info!(digest, "etcd configured");
-            Ok::<_, ConfigError>(v1::ConfigureEtcdReply {})
-        })
-        .await
+        self.configure(turn, Program::Etcd, config, digest).await?;
+        Ok(Response::new(v1::ConfigureEtcdReply {}))
     }
 
     async fn set_firewall(
@@ -446,26 +403,14 @@ impl AgentService for Server {
     async fn start_etcd(&self, request: Request<v1::StartEtcdRequest>) -> Result<Response<v1::StartEtcdReply>, Status> {
         let turn = self.admit(&request).await?;
         let request = request.into_inner();
-        let alone = request.force_new_cluster;
-        let expected = match (request.expected_data(), request.expected_cluster_id) {
-            (v1::DataState::Empty, _) if alone => {
-                return Err(Status::invalid_argument(
-                    "force_new_cluster goes with data that is there: there is nothing to go on with",
-                ));
-            }
-            (v1::DataState::Empty, _) => prestart::Expected::Empty { bootstrap: request.birth },
-            (v1::DataState::Present, id) if id != 0 => prestart::Expected::Cluster { id, alone },
-            (v1::DataState::Present, _) => {
-                return Err(Status::invalid_argument("say which cluster the data must belong to: expected_cluster_id"));
-            }
-            _ => return Err(Status::invalid_argument("say what data is expected: empty or present")),
-        };
-        let service = self.agent.supervisor.of(Program::Etcd).clone();
-        finish(tokio::spawn(async move {
-            let _turn = turn;
-            service.start(request.version, Expected::Etcd(expected)).await.map(|pid| v1::StartEtcdReply { pid })
-        }))
-        .await
+        let expected = programs::etcd_expected(v1::EtcdExpected {
+            data: request.expected_data,
+            cluster_id: request.expected_cluster_id,
+            bootstrap: request.birth,
+            force_new_cluster: request.force_new_cluster,
+        })?;
+        let pid = self.start(turn, request.version, expected).await?;
+        Ok(Response::new(v1::StartEtcdReply { pid }))
     }
 
     async fn restart_etcd(
@@ -474,30 +419,20 @@ impl AgentService for Server {
     ) -> Result<Response<v1::RestartEtcdReply>, Status> {
         let turn = self.admit(&request).await?;
         let v1::RestartEtcdRequest { version, expected_cluster_id, grace_seconds } = request.into_inner();
-        if expected_cluster_id == 0 {
-            return Err(Status::invalid_argument("say which cluster the data must belong to: expected_cluster_id"));
-        }
-        let service = self.agent.supervisor.of(Program::Etcd).clone();
-        finish(tokio::spawn(async move {
-            let _turn = turn;
-            let expected = prestart::Expected::Cluster { id: expected_cluster_id, alone: false };
-            let restarted = service.restart(version, Expected::Etcd(expected), grace(grace_seconds)).await;
-            restarted.map(|pid| v1::RestartEtcdReply { pid })
-        }))
-        .await
+        let expected = programs::etcd_expected(v1::EtcdExpected {
+            data: v1::DataState::Present.into(),
+            cluster_id: expected_cluster_id,
+            ..v1::EtcdExpected::default()
+        })?;
+        let pid = self.restart(turn, version, expected, grace(grace_seconds)).await?;
+        Ok(Response::new(v1::RestartEtcdReply { pid }))
     }
 
     async fn stop_etcd(&self, request: Request<v1::StopEtcdRequest>) -> Result<Response<v1::StopEtcdReply>, Status> {
         let turn = self.admit(&request).await?;
         let v1::StopEtcdRequest { grace_seconds, resume_after_seconds } = request.into_inner();
-        let resume = Some(resume_after_seconds).filter(|seconds| *seconds > 0);
-        let resume = resume.map(|seconds| Duration::from_secs(seconds.into()));
-        let service = self.agent.supervisor.of(Program::Etcd).clone();
-        finish(tokio::spawn(async move {
-            let _turn = turn;
-            service.stop(grace(grace_seconds), resume).await.map(|()| v1::StopEtcdReply {})
-        }))
-        .await
+        self.stop(turn, Program::Etcd, grace(grace_seconds), resume_after_seconds).await?;
+        Ok(Response::new(v1::StopEtcdReply {}))
     }
 
     async fn store_trust(
@@ -590,11 +525,13 @@ impl AgentService for Server {
         let Launcher::Unit(systemd) = self.agent.launcher.clone() else {
             return Err(Status::failed_precondition("this agent was not installed: delete its machine instead"));
         };
-        let service = self.agent.supervisor.of(Program::Etcd).clone();
+        let supervisor = self.agent.supervisor.clone();
         finish(tokio::spawn(async move {
             let _turn = turn;
-            // Before anything is removed: an agent that is asked to leave does not start it again.
-            service.stop(grace(0), None).await?;
+            // Before anything is removed: an agent that is asked to leave does not start them again.
+            for program in Program::ALL {
+                supervisor.of(program).stop(grace(0), None).await?;
+            }
             tracing::info!("leaves this machine");
             install::leave(&systemd).await.map_err(LaunchError::from)?;
             Ok::<_, ServiceError>(v1::LeaveReply {})
@@ -614,120 +551,78 @@ impl AgentService for Server {
         };
         Ok(Response::new(v1::LogsReply { lines: lines.map_err(|error| error.status())? }))
     }
-}
 
-/// Makes a backup, and tells how far it is and how it ended to whoever still listens.
-async fn serve_backup(agent: &Agent, order: Order, told: &Sender<Result<v1::TakeBackupReply, Status>>) {
-    let moved = Moved::default();
-    let reply = |what| Ok(v1::TakeBackupReply { what: Some(what) });
-    let mut taking = pin!(backup::take(agent, &order, &moved));
-    let mut tick = tokio::time::interval(TELL);
-    let taken = loop {
-        tokio::select! {
-            taken = &mut taking => break taken,
-            _ = tick.tick() => {
-                // Nobody needs to listen, or to keep up.
-                let _ = told.try_send(reply(What::Moved(moved_so_far(&moved))));
-            }
-        }
-    };
-    let text = taken.and_then(|manifest| {
-        tracing::info!(backup = %manifest.about.name, bytes = manifest.object.bytes, "backup made");
-        serde_json::to_string(&manifest).map_err(|error| BackupError::Full(error.into()))
-    });
-    let last = text.map(What::Manifest).map_or_else(
-        |error| {
-            let status = error.status();
-            tracing::warn!(error = status.message(), "backup failed");
-            Err(status)
-        },
-        reply,
-    );
-    let _ = told.send(last).await;
-}
-
-/// Goes on as long as somebody listens.
-async fn serve_restore_test(
-    agent: &Agent,
-    head: &v1::RehearseHead,
-    mut parts: Streaming<v1::RehearseRequest>,
-    told: &Sender<Result<v1::RehearseReply, Status>>,
-) -> Result<(), Status> {
-    use v1::rehearse_reply::What;
-    let coded = |error: RestoreTestError| error.status();
-    let tell = async |what| {
-        let sent = told.send(Ok(v1::RehearseReply { what: Some(what) })).await;
-        sent.map_err(|_| Status::cancelled("nobody listens any more"))
-    };
-    let mut coming = RestoreTest::begin(agent, &head.version).await.map_err(coded)?;
-    let from = head.from.as_ref().map(Stored::new).transpose().map_err(|error| coded(error.into()))?;
-    if let Some(from) = &from {
-        let moved = Moved::default();
-        let mut fetching = pin!(coming.fetch(from, &moved));
-        let mut tick = tokio::time::interval(TELL);
-        loop {
-            tokio::select! {
-                fetched = &mut fetching => break fetched.map_err(coded)?,
-                _ = tick.tick() => tell(What::Moved(moved_so_far(&moved))).await?,
-            }
-        }
-    }
-    let first = loop {
-        match next(&mut parts, |message| message.part).await? {
-            Some(_) if from.is_some() => return Err(Status::invalid_argument("it is read from the store")),
-            Some(rehearse_request::Part::Snapshot(bytes)) => coming.write(&bytes).await.map_err(coded)?,
-            Some(rehearse_request::Part::Head(_)) => return Err(second_head()),
-            Some(rehearse_request::Part::Changes(lines)) => break Some(lines),
-            None => break None,
-        }
-    };
-    let mut running = coming.start(agent).await.map_err(coded)?;
-    tell(What::Revision(running.revision().await.map_err(coded)?)).await?;
-    let base = match head.hash_at {
-        0 => None,
-        revision => Some(wire(running.hashed(revision).await.map_err(coded)?)),
-    };
-    if let Some(from) = &from {
-        running.replay_from(from).await.map_err(coded)?;
-    }
-    let mut lines = first;
-    let mut rest: Vec<u8> = Vec::new();
-    while let Some(bytes) = lines {
-        rest.extend(bytes);
-        let whole = rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-        let changes = Lines::read(&rest[..whole]).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        rest.drain(..whole);
-        running.replay(&changes, head.upto).await.map_err(coded)?;
-        tell(What::Revision(running.revision().await.map_err(coded)?)).await?;
-        lines = match next(&mut parts, |message| message.part).await? {
-            Some(rehearse_request::Part::Changes(lines)) => Some(lines),
-            Some(_) => return Err(Status::invalid_argument("only changes may follow changes")),
-            None => None,
+    async fn install_program(
+        &self,
+        request: Request<Streaming<v1::InstallProgramRequest>>,
+    ) -> Result<Response<v1::InstallProgramReply>, Status> {
+        use install_program_request::Part;
+        let turn = self.admit(&request).await?;
+        let mut parts = request.into_inner();
+        let Some(Part::Head(head)) = next(&mut parts, |message| message.part).await? else { return Err(no_head()) };
+        let wanted = programs::wanted(&head)?;
+        let piece = |message: v1::InstallProgramRequest| {
+            message.part.map(|part| match part {
+                Part::Head(_) => Piece::Head,
+                Part::Chunk(bytes) => Piece::Chunk(bytes),
+            })
         };
+        let bytes_needed = self.install(turn, parts, wanted, piece).await?;
+        Ok(Response::new(v1::InstallProgramReply { bytes_needed }))
     }
-    if !rest.is_empty() {
-        return Err(Status::invalid_argument("the last change is not whole"));
-    }
-    let (revision, keys) = running.ended(head.upto).await.map_err(coded)?;
-    tell(What::Rehearsed(v1::Rehearsed { base, revision, keys })).await?;
-    if head.snapshot {
-        let unavailable = |error: raftsman_etcd::EtcdError| Status::unavailable(error.to_string());
-        let snapshot = running.client().snapshot().await.map_err(|error| unavailable(error.into()))?;
-        let mut pieces = pin!(backup::pieces(snapshot));
-        while let Some(piece) = pieces.next().await {
-            tell(What::Snapshot(piece.map_err(unavailable)?.to_vec())).await?;
-        }
-    }
-    Ok(())
-}
 
-fn moved_so_far(moved: &Moved) -> v1::Moved {
-    v1::Moved { received: moved.received(), stored: moved.stored(), checked: moved.checked() }
-}
+    async fn configure_program(
+        &self,
+        request: Request<v1::ConfigureProgramRequest>,
+    ) -> Result<Response<v1::ConfigureProgramReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let v1::ConfigureProgramRequest { program, config, digest } = request.into_inner();
+        self.configure(turn, programs::named(program)?, config, digest).await?;
+        Ok(Response::new(v1::ConfigureProgramReply {}))
+    }
 
-fn wire(contents: Hashed) -> v1::Contents {
-    let Hashed { hash, compacted, keys } = contents;
-    v1::Contents { hash, compacted, keys }
+    async fn start_program(
+        &self,
+        request: Request<v1::StartProgramRequest>,
+    ) -> Result<Response<v1::StartProgramReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let v1::StartProgramRequest { program, version, expected } = request.into_inner();
+        let expected = programs::start_expected(programs::named(program)?, expected)?;
+        let pid = self.start(turn, version, expected).await?;
+        Ok(Response::new(v1::StartProgramReply { pid }))
+    }
+
+    async fn restart_program(
+        &self,
+        request: Request<v1::RestartProgramRequest>,
+    ) -> Result<Response<v1::RestartProgramReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let v1::RestartProgramRequest { program, version, expected, grace_seconds } = request.into_inner();
+        let expected = programs::restart_expected(programs::named(program)?, expected)?;
+        let pid = self.restart(turn, version, expected, grace(grace_seconds)).await?;
+        Ok(Response::new(v1::RestartProgramReply { pid }))
+    }
+
+    async fn stop_program(
+        &self,
+        request: Request<v1::StopProgramRequest>,
+    ) -> Result<Response<v1::StopProgramReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let v1::StopProgramRequest { program, grace_seconds, resume_after_seconds } = request.into_inner();
+        self.stop(turn, programs::named(program)?, grace(grace_seconds), resume_after_seconds).await?;
+        Ok(Response::new(v1::StopProgramReply {}))
+    }
+
+    async fn program_logs(
+        &self,
+        request: Request<v1::ProgramLogsRequest>,
+    ) -> Result<Response<v1::ProgramLogsReply>, Status> {
+        self.allow(&request, Role::Reader)?;
+        let v1::ProgramLogsRequest { program, lines } = request.into_inner();
+        let Agent { root, launcher, .. } = &*self.agent;
+        let lines = launcher.log(root, programs::named(program)?, most_lines(lines)).await;
+        Ok(Response::new(v1::ProgramLogsReply { lines: lines.map_err(|error| error.status())? }))
+    }
 }
 
 fn no_head() -> Status {

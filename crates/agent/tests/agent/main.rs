@@ -10,5 +10,6 @@ mod etcd;
 mod harness;
 mod measure;
 mod pins;
+mod programs;
 mod supervise;
 mod trust;

@@ -24,12 +24,13 @@ pub(crate) fn of_agent(call: &str) -> Limit {
 
 fn known(call: &str) -> Option<Limit> {
     Some(match call {
-        "Claim" | "Report" | "Logs" | "PassFence" => prompt(LOOK),
+        "Claim" | "Report" | "Logs" | "ProgramLogs" | "PassFence" => prompt(LOOK),
         "FinishClaim" | "RequestCertificate" | "StoreCertificate" | "StoreTrust" | "SetAccess" | "PinBinaries"
-        | "ConfigureEtcd" | "SetBackups" | "Handshake" => prompt(WRITE),
+        | "ConfigureEtcd" | "ConfigureProgram" | "SetBackups" | "Handshake" => prompt(WRITE),
         // Counted from the last piece that was sent.
-        "InstallEtcd" => prompt(PROCESS),
+        "InstallEtcd" | "InstallProgram" => prompt(PROCESS),
         "StartEtcd" | "RestartEtcd" | "StopEtcd" | "ClearData" => prompt(PROCESS),
+        "StartProgram" | "RestartProgram" | "StopProgram" => prompt(PROCESS),
         "SetFirewall" | "Deliver" | "Leave" => prompt(SYSTEM),
         "Measure" => prompt(MEASURE),
         "RestoreData" | "Compare" => Limit { prompt: false, ..prompt(DATABASE) },
