@@ -314,6 +314,9 @@ async fn strangers(fleet: &Arc<Fleet>) -> Result<Vec<String>, OpError> {
     Ok(inventory.into_iter().map(|m| m.name).filter(|name| !named.contains(name.as_str())).collect())
 }
 
+/// So many clusters at a time: a thousand do not exhaust this computer.
+const CLUSTERS_AT_A_TIME: usize = 64;
+
 /// Looks at every cluster of the fleet, several at a time, and makes something of each.
 async fn for_each_cluster<T, F, W>(fleet: &Arc<Fleet>, only: &[Name], work: W) -> Result<Vec<T>, OpError>
 where
@@ -321,14 +324,50 @@ where
     F: Future<Output = Result<T, OpError>> + Send + 'static,
     W: Fn(Arc<ClusterAt>) -> F,
 {
-    use futures::StreamExt as _;
-    /// One that is stuck holds up no other, and a thousand do not exhaust this computer.
-    const AT_A_TIME: usize = 64;
     let mut tasks = Vec::new();
     for desired in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
         tasks.push(work(Arc::new(ClusterAt::open(fleet, desired)?)));
     }
-    let spawned = futures::stream::iter(tasks).map(|task| async move { tokio::spawn(task).await? });
-    let results: Vec<Result<T, OpError>> = spawned.buffered(AT_A_TIME).collect().await;
-    results.into_iter().collect()
+    let spawned = tasks.into_iter().map(|task| async move { tokio::spawn(task).await? });
+    in_order(CLUSTERS_AT_A_TIME, spawned).await.into_iter().collect()
+}
+
+/// The results of all tasks in the order of the tasks, however they end: one that is stuck keeps its own place and no
+/// other's, so that the tasks behind the first `at_a_time` do not wait for it.
+async fn in_order<T, F: Future<Output = T>>(at_a_time: usize, tasks: impl Iterator<Item = F>) -> Vec<T> {
+    use futures::StreamExt as _;
+    let numbered = tasks.enumerate().map(|(number, task)| async move { (number, task.await) });
+    let mut done: Vec<(usize, T)> = futures::stream::iter(numbered).buffer_unordered(at_a_time).collect().await;
+    done.sort_by_key(|(number, _)| *number);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// The first task ends when the last one has run: kept in order, the last ones of more than 64 would wait for it.
+    #[tokio::test]
+    async fn a_stuck_cluster_delays_none_of_the_clusters_behind_the_first_64() {
+        const CLUSTERS: usize = 72;
+        let (all_others, ran) = (Notify::new(), AtomicUsize::new(1));
+        let tasks = (0..CLUSTERS).map(|number| {
+            let (all_others, ran) = (&all_others, &ran);
+            async move {
+                match number {
+                    0 => all_others.notified().await,
+                    _ if ran.fetch_add(1, Ordering::Relaxed) + 1 == CLUSTERS => all_others.notify_one(),
+                    _ => {}
+                }
+                number
+            }
+        });
+        let done = tokio::time::timeout(Duration::from_secs(10), in_order(CLUSTERS_AT_A_TIME, tasks)).await;
+        assert_eq!(done.expect("no task waits for the first"), (0..CLUSTERS).collect::<Vec<_>>());
+    }
 }
