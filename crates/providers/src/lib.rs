@@ -49,6 +49,21 @@ pub trait Provider: fmt::Debug + Send + Sync {
     /// The fleet's machines, by name.
     async fn inventory(&self) -> Result<Vec<MachineRecord>, ProviderError>;
 
+    /// The names of its connections: a server, a daemon or a zone each. Most providers have one, without a name.
+    fn connections(&self) -> Vec<String> {
+        vec![String::new()]
+    }
+
+    /// The connection that the machine of this name is on, or is to be made on; none where it may be on any of them.
+    fn connection_of(&self, _name: &str) -> Option<String> {
+        Some(String::new())
+    }
+
+    /// The fleet's machines on one connection, by name: another connection that does not answer is not waited for.
+    async fn inventory_of(&self, _connection: &str) -> Result<Vec<MachineRecord>, ProviderError> {
+        self.inventory().await
+    }
+
     /// The machine of this name, if there is one: looking at a cluster must not cost a look at the whole fleet.
     async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, ProviderError>;
 

@@ -8,7 +8,7 @@ use raftsman_core::model::{MachineModel, forecast};
 use raftsman_core::observed::{Fact, Observed, Password, Problem, Root, User};
 use raftsman_core::plan::{Plan, plan};
 use raftsman_core::spec::Name;
-use raftsman_tests::fixtures::{Scene, cluster, tell};
+use raftsman_tests::fixtures::{Hidden, Scene, cluster, tell};
 
 const PASSWORD: &str = "auth: { mode: password, root_password: { file: root.password } }";
 
@@ -118,4 +118,16 @@ fn a_superuser_that_the_file_does_not_know_is_named() {
     let mut scene = Scene::settled_with(3, &["users: {}"]);
     scene.agreed().access.users.insert("mallory".to_owned(), mallory);
     assert!(scene.to_the_end().contains("delete user mallory"));
+}
+
+#[test]
+fn users_are_forecast_once_while_the_provider_does_not_answer() {
+    let mut scene = Scene::settled(3);
+    scene.desired = cluster(3, &["users: { app: {} }"]);
+    (1..=3).for_each(|i| scene.hide(i, Hidden::Machine));
+    let foreseen = forecast(&scene.desired, &scene.look(), scene.world.now);
+    let steps: Vec<String> = foreseen.steps().map(|step| step.action.describe()).collect();
+    assert_eq!(steps.len(), 1, "{steps:?}");
+    assert_eq!(foreseen.waiting.len(), 3, "{:?}", foreseen.waiting);
+    assert!(!foreseen.converges);
 }

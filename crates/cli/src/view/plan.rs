@@ -14,6 +14,9 @@ pub(crate) fn render(plan: &FleetPlan, paint: Paint) -> String {
         out.push_str(&one(cluster, paint));
         out.push('\n');
     }
+    for silent in &plan.provider_unreachable {
+        out.push_str(&format!("{} {silent}\n", paint.yellow("provider:")));
+    }
     if !plan.strangers.is_empty() {
         let names = plan.strangers.join(", ");
         out.push_str(&format!(

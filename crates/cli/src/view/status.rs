@@ -14,6 +14,9 @@ pub(crate) fn render(status: &FleetStatus, now: Timestamp, paint: Paint) -> Stri
         out.push_str(&one(cluster, now, paint));
         out.push('\n');
     }
+    for silent in &status.provider_unreachable {
+        out.push_str(&format!("{} {silent}\n", paint.yellow("provider:")));
+    }
     if !status.strangers.is_empty() {
         let names = status.strangers.join(", ");
         out.push_str(&format!("{} machines that the file does not name: {names}\n", paint.yellow("note:")));

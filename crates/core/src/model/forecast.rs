@@ -140,7 +140,14 @@ fn still_unreachable(mut seen: Observed, observed: &Observed) -> Observed {
     for (name, member) in &mut seen.members {
         let Some(before) = observed.members.get(name) else { continue };
         if let Fact::Unreachable { .. } = before.machine {
-            *member = before.clone();
+            member.machine = before.machine.clone();
+            // Its agent and its etcd may answer though its provider does not: steps on them have their effect.
+            if before.agent.seen().is_none() {
+                member.agent = before.agent.clone();
+            }
+            if before.etcd.seen().is_none() {
+                (member.etcd, member.problem) = (before.etcd.clone(), before.problem);
+            }
         }
         // What no step of ours and no waiting mends stays as it is.
         if let Some(Problem::Denied | Problem::Unclear) = before.problem {

@@ -282,6 +282,14 @@ impl World {
                 machine.address = m.address;
                 machine.shape.clone_from(&m.shape);
                 machine.incarnation = format!("seen-{name}");
+            } else if seen.agent.seen().is_some() || seen.etcd.seen().is_some() {
+                // Its provider cannot be asked, but what runs on it answers.
+                machine.exists = true;
+                machine.power = Power::Running;
+                let known = observed.ledger.members.get(name).and_then(|url| address_of(url));
+                let address = known.or_else(|| desired.member(name).map(|m| m.address));
+                machine.address = address.unwrap_or(machine.address);
+                machine.incarnation = format!("seen-{name}");
             }
             machine.agent_up = seen.agent.seen().is_some();
             if let Some(Agent::Claimed(report)) = seen.agent.seen() {
@@ -336,7 +344,7 @@ impl World {
         for (name, incarnation) in &observed.ledger.started {
             let (Some(seen), Some(member)) = (observed.members.get(name), desired.member(name)) else { continue };
             let answers = seen.etcd.seen().is_some();
-            let stopped = seen.machine.seen().is_some_and(|m| m.power == Power::Stopped || answers);
+            let stopped = answers || seen.machine.seen().is_some_and(|m| m.power == Power::Stopped);
             if seen.agent.seen().is_some() || !stopped {
                 continue;
             }

@@ -13,7 +13,6 @@ mod users;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
 use jiff::Timestamp;
@@ -26,7 +25,6 @@ use raftsman_core::observed::{
 use raftsman_core::plan::trust::to_be_proven;
 use raftsman_core::spec::{AuthMode, Name};
 use raftsman_etcd::Endpoint;
-use raftsman_providers::{MachineRecord, ProviderError};
 use tokio::sync::Mutex;
 
 pub use agent::{AgentCalls, AgentLink, LinkError};
@@ -36,11 +34,9 @@ pub(crate) use http::get as http_get;
 pub(crate) use users::{read as read_access, try_password};
 
 use crate::cluster::{ClusterAt, ClusterCredentials, ClusterError};
+use crate::machines::Found;
 use crate::pki::PkiError;
 use crate::store::{Lock, StoreError};
-
-/// How long a provider may take to say which machines there are; over SSH, virsh needs several seconds.
-const PROVIDER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Looks at one cluster again and again, keeping its connections open in between.
 #[derive(Debug)]
@@ -291,22 +287,17 @@ impl Observer {
         join_all(tries).await.into_iter().collect()
     }
 
-    /// The machines of all members, asked for at once. Adopted clusters have none.
+    /// The machines of all members, asked for at once, each connection of the provider by itself. Adopted clusters have none.
     async fn machines(&self, places: &BTreeMap<Name, IpAddr>, now: Timestamp) -> BTreeMap<Name, Fact<Machine>> {
         if self.cluster.ledger().adopted.is_some() {
             return BTreeMap::new();
         }
-        let names: Vec<String> = places.keys().map(ToString::to_string).collect();
-        let asked = tokio::time::timeout(PROVIDER_LIMIT, self.cluster.fleet.provider.machines(&names)).await;
-        let Ok(found) = asked else {
-            let error = format!("where machines come from has not answered within {} s", PROVIDER_LIMIT.as_secs());
-            let silent = |name: &Name| (name.clone(), Fact::Unreachable { error: error.clone(), since: now });
-            return places.keys().map(silent).collect();
-        };
-        let id = |found: &Result<Option<MachineRecord>, ProviderError>| found.as_ref().ok()?.as_ref()?.id.clone();
-        let ids = places.keys().zip(&found).filter_map(|(name, found)| Some((name.clone(), id(found)?))).collect();
+        let names: Vec<Name> = places.keys().cloned().collect();
+        let found = self.cluster.fleet.machine_records(&names).await;
+        let id = |found: &Found| found.as_ref().ok()?.as_ref()?.id.clone();
+        let ids = found.iter().filter_map(|(name, found)| Some((name.clone(), id(found)?))).collect();
         *self.ids.lock().unwrap_or_else(PoisonError::into_inner) = ids;
-        places.keys().cloned().zip(found.into_iter().map(|found| machine_fact(found, now))).collect()
+        found.into_iter().map(|(name, found)| (name, machine_fact(found, now))).collect()
     }
 
     async fn look_at(
@@ -326,8 +317,14 @@ impl Observer {
             etcd: Fact::Absent { at: now },
             problem: None,
         };
-        let Some(seen) = machine.seen() else { return (name.clone(), nothing()) };
-        let links = match self.connect(name, seen.address, place) {
+        // A provider that cannot be asked says nothing about the machine: its agent and its etcd are asked where they were
+        // last, or should be.
+        let (address, power) = match &machine {
+            Fact::Seen { value, .. } => (value.address, value.power),
+            Fact::Unreachable { .. } => (self.links(name).map_or(place, |l| l.agent.address()), Power::Running),
+            Fact::Absent { .. } => return (name.clone(), nothing()),
+        };
+        let links = match self.connect(name, address, place) {
             Ok(links) => links,
             Err(error) => {
                 let agent = Fact::Unreachable { error: error.to_string(), since: now };
@@ -336,7 +333,7 @@ impl Observer {
         };
         // On this computer a stopped machine is one whose agent is gone: its etcd may well run on.
         let agent = async {
-            match seen.power {
+            match power {
                 Power::Running => links.agent.look(&self.cluster, self.into_data, now).await,
                 Power::Stopped => Fact::Absent { at: now },
             }
@@ -378,9 +375,9 @@ impl Observer {
     }
 }
 
-fn machine_fact(found: Result<Option<MachineRecord>, ProviderError>, at: Timestamp) -> Fact<Machine> {
+fn machine_fact(found: Found, at: Timestamp) -> Fact<Machine> {
     match found {
-        Err(error) => Fact::Unreachable { error: crate::error_chain(&error), since: at },
+        Err(error) => Fact::Unreachable { error, since: at },
         Ok(None) => Fact::Absent { at },
         Ok(Some(record)) => {
             let power = match record.power {

@@ -8,7 +8,7 @@ use raftsman_providers::networks::Networks;
 use serde_json::json;
 
 use super::destroy::remove_dir;
-use super::needs::agent;
+use super::needs::{agent, provider_answers};
 use super::{OpError, for_each_cluster, lock_info};
 use crate::apply::{self, ApplyError, Event, Outcome};
 use crate::cluster::ClusterAt;
@@ -47,10 +47,15 @@ pub fn begin(spec: &Spec, setting: &Setting, verb: &str) -> Result<Begun, OpErro
 /// Finds every binary, authority and secret that will be needed: what is missing is said before anything is changed.
 pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError> {
     agent(&fleet.setting)?;
-    // Somebody else's machines in our place are an error of it.
-    fleet.provider.inventory().await?;
-    for cluster in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
-        let at = ClusterAt::open(fleet, cluster)?;
+    let silent = fleet.inventory().await.silent;
+    let chosen = || fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
+    let clusters = chosen().map(|cluster| Ok((cluster, ClusterAt::open(fleet, cluster)?)));
+    let clusters = clusters.collect::<Result<Vec<_>, OpError>>()?;
+    // What runs is maintained without its provider, as far as that goes. Where nothing runs yet, all waits for machines.
+    if clusters.iter().all(|(_, at)| at.ledger().started.is_empty() && at.ledger().adopted.is_none()) {
+        provider_answers(fleet, &silent, chosen().flat_map(|c| &c.members).map(|m| &m.name))?;
+    }
+    for (cluster, at) in clusters {
         // Nothing is installed where others run etcd.
         if at.ledger().adopted.is_none() {
             fleet.artifacts.fetch(&cluster.source, cluster.version).await?;

@@ -14,9 +14,13 @@ use super::OpError;
 use crate::authorities::sweep;
 use crate::cluster::{ClusterAt, adopted_name, earlier_passwords_name, root_password_name};
 use crate::fleet::{Fleet, HOSTS};
-use crate::machines::GiveBackError;
+use crate::machines::{GiveBackError, Inventory, SilentConnection};
 use crate::store::Lock;
 use crate::tokens::token_name;
+
+/// Why nothing is destroyed without the provider.
+const LEFT_BEHIND: &str = "nothing was destroyed, because its machines would be left behind without their state; see that \
+    it answers, or name clusters whose machines are elsewhere";
 
 /// What would be, or was, destroyed.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -36,12 +40,19 @@ pub struct Destruction {
 
 /// What `destroy` would destroy: everything, or these clusters only.
 pub async fn survey(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Destruction, OpError> {
-    let inventory = fleet.provider.inventory().await?;
+    let Inventory { machines: inventory, silent } = fleet.inventory().await;
     let chosen = || fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
     let mut named: BTreeSet<Name> = chosen().flat_map(|c| &c.members).map(|m| m.name.clone()).collect();
     for cluster in chosen() {
         // A lost or damaged ledger may name machines that the file does not: what goes would be a guess.
         named.extend(ClusterAt::open(fleet, cluster)?.ledger().members.into_keys());
+    }
+    let concerned: BTreeSet<SilentConnection> = match only.is_empty() {
+        true => silent.into_iter().collect(),
+        false => named.iter().flat_map(|name| fleet.silent_for(&silent, name)).cloned().collect(),
+    };
+    if !concerned.is_empty() {
+        return Err(OpError::ProviderSilent { silent: concerned, consequence: LEFT_BEHIND });
     }
     let goes = |name: &str| only.is_empty() || named.contains(name);
     let ids = inventory.iter().filter_map(|m| Some((m.name.clone(), m.id.clone()?))).collect();

@@ -37,6 +37,7 @@ use crate::artifacts::ArtifactError;
 use crate::backup::BackupError;
 use crate::cluster::{ClusterAt, ClusterError};
 use crate::fleet::{Fleet, FleetError, Setting};
+use crate::machines::{Inventory, SilentConnection};
 use crate::observe::LinkError;
 use crate::pki::PkiError;
 use crate::store::{LockInfo, StoreError};
@@ -77,6 +78,14 @@ pub enum OpError {
     /// An action.
     #[error(transparent)]
     Act(#[from] ActError),
+    /// The provider cannot be asked, and it cannot be done without.
+    #[error("{}: {consequence}", silent.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    ProviderSilent {
+        /// Its connections that cannot be asked.
+        silent: BTreeSet<SilentConnection>,
+        /// What was not done, and what to do.
+        consequence: &'static str,
+    },
     /// The provider.
     #[error("{}", crate::error_chain(.0))]
     Provider(#[from] raftsman_providers::ProviderError),
@@ -302,16 +311,26 @@ fn pick_member(fleet: &Arc<Fleet>, cluster: Option<&str>, member: &str) -> Resul
     }
 }
 
-/// Machines of the fleet that the file does not name.
-async fn strangers(fleet: &Arc<Fleet>) -> Result<Vec<String>, OpError> {
-    let inventory = fleet.provider.inventory().await?;
+/// What the provider says of the fleet's machines beside those of the file.
+#[derive(Debug, Default)]
+struct Surroundings {
+    /// Machines of the fleet that the file does not name.
+    unnamed: Vec<String>,
+    /// Connections of the provider that cannot be asked.
+    silent: Vec<SilentConnection>,
+}
+
+/// Machines of the fleet that the file does not name, as far as the provider answers.
+async fn surroundings(fleet: &Arc<Fleet>) -> Result<Surroundings, OpError> {
+    let Inventory { machines, silent } = fleet.inventory().await;
     let mut named: BTreeSet<Name> =
         fleet.desired.clusters.iter().flat_map(|c| &c.members).map(|m| m.name.clone()).collect();
-    // Members that are about to go are no strangers.
+    // The file may have dropped members that are still to be removed.
     for cluster in &fleet.desired.clusters {
         named.extend(ClusterAt::open(fleet, cluster)?.ledger().members.into_keys());
     }
-    Ok(inventory.into_iter().map(|m| m.name).filter(|name| !named.contains(name.as_str())).collect())
+    let unnamed = machines.into_iter().map(|m| m.name).filter(|name| !named.contains(name.as_str())).collect();
+    Ok(Surroundings { unnamed, silent })
 }
 
 /// So many clusters at a time: a thousand do not exhaust this computer.

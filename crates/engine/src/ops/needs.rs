@@ -2,6 +2,7 @@
 //!
 //! `plan` says it without changing anything and without downloading; `apply` stops there before it asks.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,12 +16,13 @@ use raftsman_providers::networks::{Networks, taken};
 use serde::Serialize;
 
 use super::OpError;
-use super::plan::ClusterPlan;
+use super::plan::FleetPlan;
 use crate::artifacts::Artifacts;
 use crate::authorities::brought;
 use crate::cluster::{ClusterAt, ClusterError};
 use crate::error_chain;
 use crate::fleet::{Fleet, FleetError, Setting};
+use crate::machines::SilentConnection;
 
 /// Something that `apply` needs and would not find.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -81,7 +83,8 @@ pub(super) fn of_new(spec: &Spec, setting: &Setting, desired: &Desired, only: &[
 }
 
 /// What a fleet with a state would not find for these plans.
-pub(super) async fn of_fleet(fleet: &Arc<Fleet>, plans: &[ClusterPlan], only: &[Name], now: Timestamp) -> Vec<Unmet> {
+pub(super) fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name], now: Timestamp) -> Vec<Unmet> {
+    let plans = &plan.clusters;
     let mut unmet = Vec::new();
     let mut note = |cluster: Option<&Cluster>, need, outcome: Result<(), OpError>| {
         if let Err(error) = outcome {
@@ -89,7 +92,9 @@ pub(super) async fn of_fleet(fleet: &Arc<Fleet>, plans: &[ClusterPlan], only: &[
         }
     };
     note(None, Need::AgentBinary, agent(&fleet.setting));
-    note(None, Need::Machines, fleet.provider.inventory().await.map(|_| ()).map_err(OpError::from));
+    let machines =
+        plans.iter().flat_map(|plan| plan.forecast.steps()).filter_map(|step| through_provider(&step.action));
+    note(None, Need::Machines, provider_answers(fleet, &plan.provider_unreachable, machines));
     for cluster in wanted(&fleet.desired, only) {
         let at = match ClusterAt::open(fleet, cluster) {
             Ok(at) => at,
@@ -112,6 +117,32 @@ pub(super) async fn of_fleet(fleet: &Arc<Fleet>, plans: &[ClusterPlan], only: &[
         }
     }
     unmet
+}
+
+/// The machine that a step has the provider make, start, move or delete.
+fn through_provider(action: &Action) -> Option<&Name> {
+    if let Action::CreateMachine { machine }
+    | Action::StartMachine { machine }
+    | Action::MoveMachine { machine, .. }
+    | Action::RebuildMachine { machine }
+    | Action::DeleteMachine { machine } = action
+    {
+        Some(machine)
+    } else {
+        None
+    }
+}
+
+/// Whether the provider can be asked for what these machines are on.
+pub(super) fn provider_answers<'a>(
+    fleet: &Fleet,
+    silent: &[SilentConnection],
+    machines: impl Iterator<Item = &'a Name>,
+) -> Result<(), OpError> {
+    let needed: BTreeSet<SilentConnection> =
+        machines.flat_map(|machine| fleet.silent_for(silent, machine)).cloned().collect();
+    let consequence = "its machines cannot be made or changed: see that it answers, then run the command again";
+    if needed.is_empty() { Ok(()) } else { Err(OpError::ProviderSilent { silent: needed, consequence }) }
 }
 
 fn wanted<'a>(desired: &'a Desired, only: &'a [Name]) -> impl Iterator<Item = &'a Cluster> {

@@ -13,8 +13,9 @@ use raftsman_core::spec::{EtcdVersion, Name, Pace, Spec};
 use serde::Serialize;
 
 use super::needs::{self, Need, Unmet};
-use super::{OpError, for_each_cluster, strangers};
+use super::{OpError, Surroundings, for_each_cluster, surroundings};
 use crate::fleet::{Fleet, FleetError, Setting};
+use crate::machines::SilentConnection;
 use crate::observe::Observer;
 
 /// The forecast of one cluster.
@@ -71,6 +72,9 @@ pub struct FleetPlan {
     pub clusters: Vec<ClusterPlan>,
     /// Machines of the fleet that the file does not name. Nothing is done to them.
     pub strangers: Vec<String>,
+    /// Connections of the provider that cannot be asked: their machines are neither made nor changed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub provider_unreachable: Vec<SilentConnection>,
     /// What the steps delete for good.
     pub deletions: Vec<Deletion>,
     /// What `apply` needs and would not find: it does not begin.
@@ -95,7 +99,8 @@ impl FleetPlan {
             what.map(|what| Deletion { cluster: cluster.clone(), what }).collect::<Vec<_>>()
         };
         let deletions = clusters.iter().flat_map(of_cluster).collect();
-        Self { fleet, clusters, strangers: Vec::new(), deletions, unmet: Vec::new() }
+        let (strangers, provider_unreachable, unmet) = (Vec::new(), Vec::new(), Vec::new());
+        Self { fleet, clusters, strangers, provider_unreachable, deletions, unmet }
     }
 
     /// Whether there is anything to do.
@@ -124,11 +129,14 @@ pub async fn plan(fleet: &Arc<Fleet>, only: &[Name], detail: Detail) -> Result<F
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
         Ok(detailed_plan(&cluster.desired, &observed, detail))
     });
-    let mut plan = FleetPlan::new(fleet.spec.fleet.clone(), clusters.await?);
-    plan.strangers = strangers(fleet).await?;
+    // At the same time: a provider that does not answer takes up its time limit once.
+    let (clusters, around) = tokio::join!(clusters, surroundings(fleet));
+    let Surroundings { unnamed, silent } = around?;
+    let mut plan = FleetPlan::new(fleet.spec.fleet.clone(), clusters?);
+    (plan.strangers, plan.provider_unreachable) = (unnamed, silent);
     // Where nothing is to be done, nothing is needed.
     if plan.has_steps() || !plan.converges() {
-        plan.unmet = needs::of_fleet(fleet, &plan.clusters, only, Timestamp::now()).await;
+        plan.unmet = needs::of_fleet(fleet, &plan, only, Timestamp::now());
     }
     Ok(plan)
 }

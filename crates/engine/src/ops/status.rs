@@ -14,8 +14,9 @@ use raftsman_core::plan::{Drift, Waiting, drift, plan};
 use raftsman_core::spec::{EtcdVersion, Name};
 use serde::Serialize;
 
-use super::{OpError, for_each_cluster, strangers};
+use super::{OpError, Surroundings, for_each_cluster, surroundings};
 use crate::fleet::Fleet;
+use crate::machines::SilentConnection;
 use crate::observe::Observer;
 
 /// How a fleet fares.
@@ -27,6 +28,9 @@ pub struct FleetStatus {
     pub clusters: Vec<ClusterStatus>,
     /// Machines of the fleet that the file does not name.
     pub strangers: Vec<String>,
+    /// Connections of the provider that cannot be asked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub provider_unreachable: Vec<SilentConnection>,
 }
 
 /// How a cluster fares.
@@ -127,7 +131,7 @@ pub struct MemberStatus {
 impl FleetStatus {
     /// Whether every cluster is as it should be.
     pub fn settled(&self) -> bool {
-        self.clusters.iter().all(|c| c.settled)
+        self.clusters.iter().all(|c| c.settled) && self.provider_unreachable.is_empty()
     }
 }
 
@@ -170,7 +174,10 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
             members,
         })
     });
-    Ok(FleetStatus { clusters: clusters.await?, strangers: strangers(fleet).await?, fleet: fleet.spec.fleet.clone() })
+    // At the same time: a provider that does not answer takes up its time limit once.
+    let (clusters, around) = tokio::join!(clusters, surroundings(fleet));
+    let Surroundings { unnamed: strangers, silent: provider_unreachable } = around?;
+    Ok(FleetStatus { clusters: clusters?, strangers, provider_unreachable, fleet: fleet.spec.fleet.clone() })
 }
 
 fn first_leaf(desired: &Cluster, members: &[MemberStatus], now: Timestamp) -> Option<Expiry> {
