@@ -1,9 +1,10 @@
 //! How a command ends → its exit code and its last words.
 
+use std::error::Error;
 use std::process::ExitCode;
 
 use raftsman_engine::error_chain;
-use raftsman_engine::store::StoreError;
+use raftsman_engine::ops::OpError;
 
 use crate::view::{self, Paint};
 
@@ -20,14 +21,14 @@ pub(crate) struct Failure {
     message: String,
     /// Printed already: nothing more to say.
     said: bool,
-    /// Somebody else changes the fleet.
-    locked: bool,
+    /// Another process holds the lock: of this stack, or of the whole fleet.
+    locked: Option<Option<String>>,
     code: u8,
 }
 
 impl Failure {
     pub(crate) fn other(message: impl Into<String>) -> Self {
-        Self { message: message.into(), said: false, locked: false, code: 1 }
+        Self { message: message.into(), said: false, locked: None, code: 1 }
     }
 
     /// The value of an option is wrong, which clap could not know.
@@ -40,14 +41,9 @@ impl Failure {
         Self { said: true, ..Self::other(String::new()) }
     }
 
-    /// Somebody else changes the fleet.
-    pub(crate) fn locked(error: &StoreError) -> Self {
-        Self { locked: true, ..Self::other(error_chain(error)) }
-    }
-
-    /// Why it has to wait, where that is because somebody else changes the fleet.
-    pub(crate) fn waits(&self) -> Option<&str> {
-        self.locked.then_some(&self.message)
+    /// Why it has to wait, and for the lock of which stack, where that is because another process changes it.
+    pub(crate) fn waits(&self) -> Option<(&str, Option<&str>)> {
+        self.locked.as_ref().map(|stack| (self.message.as_str(), stack.as_deref()))
     }
 
     /// The same with another exit code.
@@ -56,9 +52,14 @@ impl Failure {
     }
 }
 
-impl<E: std::error::Error + 'static> From<E> for Failure {
+impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self::other(error_chain(&error))
+        let failure = Self::other(error_chain(&error));
+        let Some(error) = (&error as &(dyn Error + 'static)).downcast_ref::<OpError>() else { return failure };
+        let locked = error.locked().map(|stack| stack.map(str::to_owned));
+        // What stopped each cluster was shown as it happened.
+        let said = matches!(error, OpError::NotConverged(_));
+        Self { locked, said, ..failure }
     }
 }
 

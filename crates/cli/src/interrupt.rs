@@ -9,6 +9,7 @@ use raftsman_engine::apply::Event;
 use raftsman_engine::interrupt::Interrupt;
 use raftsman_engine::ops::apply::Tell;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Notify;
 
 use crate::exit::Failure;
 use crate::view::Paint;
@@ -68,6 +69,17 @@ pub(crate) async fn interruptible<T>(
     tell: Tell,
     work: impl AsyncFnOnce(Tell, Interrupt) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
+    let begun = Notify::new();
+    begun.notify_one();
+    interruptible_once(&begun, tell, work).await
+}
+
+/// The same, once the operator has approved: until then a signal ends the command at once, also while it asks.
+pub(crate) async fn interruptible_once<T>(
+    begun: &Notify,
+    tell: Tell,
+    work: impl AsyncFnOnce(Tell, Interrupt) -> Result<T, Failure>,
+) -> Result<T, Failure> {
     let steps = Arc::new(Mutex::new(Steps::default()));
     let seen = Arc::clone(&steps);
     let tell: Tell = Arc::new(move |cluster, event| {
@@ -75,8 +87,14 @@ pub(crate) async fn interruptible<T>(
         tell(cluster, event);
     });
     let (trigger, interrupt) = Interrupt::new();
-    let mut signals = Signals::new().map_err(|error| Failure::other(format!("cannot watch for signals: {error}")))?;
     let mut work = std::pin::pin!(work(tell, interrupt));
+    tokio::select! {
+        // In this order, so that signals are watched before the work begins where it needs no approval.
+        biased;
+        () = begun.notified() => {}
+        outcome = &mut work => return outcome,
+    }
+    let mut signals = Signals::new().map_err(|error| Failure::other(format!("cannot watch for signals: {error}")))?;
     let first = tokio::select! {
         outcome = &mut work => return outcome,
         first = signals.next() => first,

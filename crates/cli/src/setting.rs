@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use raftsman_core::spec::{self, Name, Reading, Spec};
 use raftsman_engine::authorities::public_key;
 use raftsman_engine::fleet::{Fleet, Setting, directory_of};
-use raftsman_engine::ops::apply::Begun;
-use raftsman_engine::ops::{self, OpError};
-use raftsman_engine::store::{IdentityPlace, Lock, Store, StoreError};
+use raftsman_engine::ops::begin;
 use secrecy::SecretString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -100,6 +98,7 @@ pub(crate) fn setting(common: &Common) -> Result<Setting, Failure> {
         registry: registry(),
         identity: common.identity.clone(),
         passphrase,
+        ask_passphrase: Some(ask_passphrase),
         user: std::env::var("USER")
             .or_else(|_| std::env::var("LOGNAME"))
             .unwrap_or_else(|_| format!("uid {}", rustix::process::getuid().as_raw())),
@@ -107,49 +106,25 @@ pub(crate) fn setting(common: &Common) -> Result<Setting, Failure> {
     })
 }
 
-/// Opens the fleet to read it, asking for the passphrase where it takes one.
+/// Opens the fleet of the file to read it, asking for the passphrase where it takes one.
 pub(crate) fn open(spec: Spec, setting: Setting) -> Result<Arc<Fleet>, Failure> {
-    let setting = with_passphrase(&spec, setting)?;
-    Ok(Fleet::open(spec, setting, jiff::Timestamp::now())?)
-}
-
-/// Opens the fleet to change it, under the lock.
-pub(crate) fn open_locked(spec: Spec, setting: Setting, lock: &Lock) -> Result<Arc<Fleet>, Failure> {
-    let setting = with_passphrase(&spec, setting)?;
-    Ok(Fleet::open_locked(spec, setting, lock, jiff::Timestamp::now())?)
-}
-
-fn with_passphrase(spec: &Spec, mut setting: Setting) -> Result<Setting, Failure> {
-    let store = Store::open(&setting.state_dir(spec), spec.fleet.as_str())?;
-    if store.identity_place() == IdentityPlace::EncryptedFile
-        && setting.passphrase.is_none()
-        && setting.identity.is_none()
-    {
-        setting.passphrase = Some(ask_passphrase("Passphrase of the state: ")?);
-    }
-    Ok(setting)
+    Ok(begin::open(spec, setting)?)
 }
 
 /// How often it is looked whether the lock is free.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Takes the lock of the state, which is made where there is none.
-pub(crate) fn begin(spec: &Spec, setting: &Setting, verb: &str) -> Result<Begun, Failure> {
-    ops::apply::begin(spec, setting, verb).map_err(|error| match error {
-        OpError::Store(error @ StoreError::Locked { .. }) => Failure::locked(&error),
-        error => error.into(),
-    })
-}
-
-/// Comes back when nobody changes the fleet any more, or when it is too late.
-pub(crate) async fn unlocked(common: &Common, until: Instant) -> Result<(), Failure> {
+/// Comes back when no other process holds the lock any more, of this stack or of the whole fleet, or when it is too late.
+pub(crate) async fn unlocked(common: &Common, stack: Option<&str>, until: Instant) -> Result<(), Failure> {
     let (spec, setting) = (read_file(common)?, setting(common)?);
-    while Instant::now() < until {
-        match Store::open(&setting.state_dir(&spec), spec.fleet.as_str()).map(|store| store.lock_holder()) {
-            Ok(Ok(Some(_))) => tokio::time::sleep(LOOK_AGAIN).await,
-            // Whatever else is the matter, the verb finds it.
-            _ => break,
-        }
+    let held = || match (begin::state(&spec, &setting), stack) {
+        (Ok(Some(store)), Some(stack)) => store.stack_holder(stack).is_ok_and(|holder| holder.is_some()),
+        (Ok(Some(store)), None) => store.lock_holder().is_ok_and(|holder| holder.is_some()),
+        // Whatever else is the matter, the verb finds it.
+        (Ok(None) | Err(_), _) => false,
+    };
+    while Instant::now() < until && held() {
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
     Ok(())
 }
@@ -165,11 +140,10 @@ pub(crate) fn clusters(spec: &Spec, names: &[String]) -> Result<Vec<Name>, Failu
 }
 
 /// Asks for a secret on the terminal, without showing it.
-pub(crate) fn ask_passphrase(prompt: &str) -> Result<SecretString, Failure> {
+pub(crate) fn ask_passphrase(prompt: &str) -> Result<SecretString, String> {
     use std::io::{BufRead as _, Write as _};
-    let failed = |error: std::io::Error| {
-        Failure::other(format!("no terminal to ask for the passphrase ({error}): give --passphrase-file"))
-    };
+    let failed =
+        |error: std::io::Error| format!("no terminal to ask for the passphrase ({error}): give --passphrase-file");
     let tty = std::fs::OpenOptions::new().read(true).write(true).open("/dev/tty").map_err(failed)?;
     (&tty).write_all(prompt.as_bytes()).map_err(failed)?;
     let shown = rustix::termios::tcgetattr(&tty).map_err(|e| failed(e.into()))?;

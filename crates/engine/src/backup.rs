@@ -1,7 +1,6 @@
 //! What the file says of backups → the store with all that is needed to get in, and where one cluster's backups lie in it.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use raftsman_api::v1::{SetBackupsRequest, StoredPoint, TakeBackupRequest};
 use raftsman_backup::full::FullError;
@@ -111,7 +110,6 @@ pub enum BackupError {
 
 /// The fleet's secret that the keys of its clusters' backups follow from, as the state names it.
 const SIGNING: &str = "backup-signing";
-static MAKING: Mutex<()> = Mutex::new(());
 
 /// Which backups an operator accepts beyond those that are signed with the cluster's own key.
 #[derive(Debug, Clone, Default)]
@@ -130,11 +128,7 @@ fn seed(fleet: &Fleet, cluster: &Name) -> Result<Option<Vec<u8>>, BackupError> {
 
 /// Makes the fleet's secret for signing backups, unless there is one.
 pub fn make_signing_key(fleet: &Fleet, lock: &Lock) -> Result<(), BackupError> {
-    // Machines are given theirs at the same time, and it is made once.
-    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    if fleet.secrets.get(SIGNING)?.is_none() {
-        fleet.secrets.put(lock, SIGNING, &secrets::random_token()?)?;
-    }
+    fleet.secrets.get_or_put(lock, SIGNING, secrets::random_token()?)?;
     Ok(())
 }
 

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 
 use aws_lc_rs::hmac;
 use jiff::Timestamp;
@@ -24,7 +23,6 @@ use crate::store::{Lock, StoreError};
 /// The key of the marks that agents keep of what they were given, as the state names it. Nobody who sees a mark can try
 /// passwords against it.
 const KEY: &str = "delivery";
-static MAKING: Mutex<()> = Mutex::new(());
 
 /// Why the files for a machine cannot be put together.
 #[derive(Debug, thiserror::Error)]
@@ -66,17 +64,7 @@ impl Parcel {
     /// For this machine, read from where the file says.
     pub fn pack(cluster: &ClusterAt, lock: &Lock, machine: &Name) -> Result<Self, DeliveryError> {
         let fleet = &cluster.fleet;
-        // Machines are given theirs at the same time, and the key is made once.
-        let making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = match fleet.secrets.get(KEY)? {
-            Some(key) => key,
-            None => {
-                let key = secrets::random_token()?;
-                fleet.secrets.put(lock, KEY, &key)?;
-                key
-            }
-        };
-        drop(making);
+        let key = fleet.secrets.get_or_put(lock, KEY, secrets::random_token()?)?;
         if fleet.spec.backups.as_ref().is_some_and(|backups| backups.every.is_some()) {
             backup::make_signing_key(fleet, lock)?;
         }

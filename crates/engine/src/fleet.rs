@@ -20,7 +20,7 @@ use crate::authorities::kept_numbers;
 use crate::cluster::{adopted_name, root_password_name};
 use crate::fleet_access::{self, FleetAccess};
 use crate::pki::{Authority, AuthorityKind, PkiError};
-use crate::store::{IdentitySource, Lock, LockInfo, Protection, Secrets, Store, StoreError};
+use crate::store::{IdentityPlace, IdentitySource, Lock, LockInfo, Protection, Secrets, Store, StoreError};
 
 /// A command's own certificate lives no longer than this: it is made anew by every run.
 const OPERATOR_VALIDITY: Duration = Duration::from_secs(24 * 3600);
@@ -40,6 +40,8 @@ pub struct Setting {
     pub identity: Option<PathBuf>,
     /// The passphrase of the identity, when the user gave one.
     pub passphrase: Option<SecretString>,
+    /// Asks a person for the passphrase, with this prompt, where one is needed; nothing where no person is there.
+    pub ask_passphrase: Option<fn(&str) -> Result<SecretString, String>>,
     /// Who runs the command.
     pub user: String,
     /// Where.
@@ -63,6 +65,18 @@ impl Setting {
     /// Where the state of this fleet is.
     pub fn state_dir(&self, spec: &Spec) -> PathBuf {
         self.base().join(&spec.state)
+    }
+
+    /// Asks for the passphrase where the state takes one and none is given.
+    fn complete_passphrase(&mut self, store: &Store) -> Result<(), FleetError> {
+        if store.identity_place() == IdentityPlace::EncryptedFile
+            && self.passphrase.is_none()
+            && self.identity.is_none()
+            && let Some(ask) = self.ask_passphrase
+        {
+            self.passphrase = Some(ask("Passphrase of the state: ").map_err(FleetError::NoPassphrase)?);
+        }
+        Ok(())
     }
 
     pub(crate) fn identity_source(&self) -> IdentitySource {
@@ -102,6 +116,9 @@ pub enum FleetError {
     /// The file cannot be carried out as it is.
     #[error(transparent)]
     Desire(#[from] DesireError),
+    /// The passphrase was not given.
+    #[error("{0}")]
+    NoPassphrase(String),
     /// Not in this version.
     #[error("this version has no such provider: run `raftsman check`")]
     NoProvider,
@@ -192,15 +209,25 @@ impl Fleet {
         Self::opened(store, spec, setting, now)
     }
 
-    /// Opens the state to change it, completing what an earlier, killed run left half made.
-    pub fn open_locked(spec: Spec, setting: Setting, lock: &Lock, now: Timestamp) -> Result<Arc<Self>, FleetError> {
-        let mut store = Store::open(&setting.state_dir(&spec), spec.fleet.as_str())?;
-        complete(&mut store, lock, &spec, &setting, now)?;
-        Self::opened(store, spec, setting, now)
+    /// Whether something of the state that every state has is not made yet, or is to follow the file.
+    pub fn is_to_be_completed(store: &Store, spec: &Spec) -> Result<bool, StoreError> {
+        let network = match (&store.fleet().network, &spec.machines.network) {
+            (None, _) => true,
+            (Some(has), Some(wanted)) => has != wanted,
+            (Some(_), None) => false,
+        };
+        Ok(!Self::is_complete(store)? || (spec.machines.provider == Provider::Local && network))
     }
 
-    fn opened(store: Store, spec: Spec, setting: Setting, now: Timestamp) -> Result<Arc<Self>, FleetError> {
+    /// Makes what an earlier, killed run left unmade, under the lock of the whole fleet.
+    pub fn complete(spec: &Spec, setting: &Setting, lock: &Lock, now: Timestamp) -> Result<(), FleetError> {
+        let mut store = Store::open(&setting.state_dir(spec), spec.fleet.as_str())?;
+        complete(&mut store, lock, spec, setting, now)
+    }
+
+    fn opened(store: Store, spec: Spec, mut setting: Setting, now: Timestamp) -> Result<Arc<Self>, FleetError> {
         let dir = store.dir().to_owned();
+        setting.complete_passphrase(&store)?;
         let secrets = store.unlock(setting.identity_source())?;
         if !Self::is_complete(&store)? {
             return Err(FleetError::Unfinished { dir });

@@ -2,13 +2,17 @@
 //!
 //! Everything is read and written by key, one file a key, each replaced as a whole: what a killed process leaves
 //! behind is either the old file or the new one. Reading takes no lock; whatever writes takes a reference to the
-//! [`Lock`], and a ledger is replaced only by the successor of the version that was read.
+//! [`Lock`] of its stack or of the whole fleet, and a ledger is replaced only by the successor of the version that was
+//! read.
 
 mod error;
 mod files;
+#[cfg(test)]
+pub(crate) mod fixture;
 mod journal;
 mod ledgers;
 mod lock;
+mod migrate;
 mod secrets;
 #[cfg(test)]
 mod tests;
@@ -24,15 +28,16 @@ use serde::{Deserialize, Serialize};
 pub use error::StoreError;
 pub use journal::{Entry, Filter};
 pub use ledgers::{Kept, Version};
-pub use lock::{Lock, LockInfo};
+pub use lock::{Holder, Lock, LockInfo, LockScope};
 pub use secrets::{IdentitySource, Secrets};
 
 pub(crate) use files::write as write_file;
 use files::{PRIVATE, PUBLIC};
 
 /// The format that this version writes, and the newest that it reads.
-/// 1 had ledgers without a version.
-const FORMAT: u32 = 2;
+/// 1 had ledgers without a version. 2 had one lock for the whole fleet: a raftsman of that format takes no heed of the
+/// locks of single stacks.
+const FORMAT: u32 = 3;
 
 const FLEET: &str = "fleet.json";
 const IDENTITY: &str = "identity.txt";
@@ -48,6 +53,9 @@ const CERTIFICATES: Shelf = Shelf { directory: "certificates", ending: "pem", mo
 const CLUSTERS: Shelf = Shelf { directory: "clusters", ending: "json", mode: PRIVATE };
 /// The last versions of each ledger: what `raftsman state repair` brings back.
 const HISTORY: Shelf = Shelf { directory: "history", ending: "json", mode: PRIVATE };
+
+/// The locks of single stacks.
+const LOCKS: Shelf = Shelf { directory: "locks", ending: "lock", mode: PRIVATE };
 
 /// One directory of the state: files by name.
 #[derive(Debug, Clone, Copy)]
@@ -160,12 +168,8 @@ impl Store {
                 StoreError::Missing { dir: dir.to_owned() }
             });
         };
-        #[derive(Deserialize)]
-        struct Format {
-            format: u32,
-        }
         // The format alone first: a newer one may look different in all the rest.
-        let Format { format } = files::parse_json(&path, &bytes)?;
+        let format = format_of(&path, &bytes)?;
         if format > FORMAT {
             return Err(StoreError::NewerFormat { dir: dir.to_owned(), found: format, known: FORMAT });
         }
@@ -192,7 +196,7 @@ impl Store {
 
     /// Keeps the network of the local provider.
     pub fn set_network(&mut self, lock: &Lock, network: Option<String>) -> Result<(), StoreError> {
-        lock.covers(&self.dir)?;
+        lock.covers_fleet(&self.dir)?;
         let fleet = Fleet { network, format: FORMAT, ..self.fleet.clone() };
         files::write_json(&self.dir.join(FLEET), &fleet)?;
         self.fleet = fleet;
@@ -226,32 +230,44 @@ impl Store {
         Secrets::unlock(&self.dir, source)
     }
 
-    /// Takes the lock that all who change anything must hold, with a generation greater than every one before.
+    /// Takes the lock of the whole fleet, with a generation greater than every one before: for its own entries.
     pub fn lock(&self, info: LockInfo) -> Result<Lock, StoreError> {
-        let lock = Lock::take(&self.dir, info)?;
-        self.migrate(&lock)?;
-        Ok(lock)
+        self.lock_for(&LockScope::Fleet, info)
     }
 
-    /// Brings a state of an earlier format to today's: ledgers first, the format last, so that a killed migration is
-    /// done again.
-    fn migrate(&self, lock: &Lock) -> Result<(), StoreError> {
+    /// Takes the lock of what is to be changed, with a generation greater than every one before. A state of an earlier
+    /// format is migrated first.
+    pub fn lock_for(&self, scope: &LockScope, info: LockInfo) -> Result<Lock, StoreError> {
+        if self.format_now()? < FORMAT {
+            migrate::migrate(&self.dir, &Lock::take(&self.dir, &LockScope::Fleet, info.clone())?)?;
+        }
+        let lock = Lock::take(&self.dir, scope, info)?;
+        // Under the lock once more: since the state was opened, a newer raftsman may have migrated it.
+        match self.format_now()? {
+            FORMAT => Ok(lock),
+            found => Err(StoreError::NewerFormat { dir: self.dir.clone(), found, known: FORMAT }),
+        }
+    }
+
+    /// The format that the state has by now.
+    fn format_now(&self) -> Result<u32, StoreError> {
         let path = self.dir.join(FLEET);
         let bytes = files::read(&path)?.ok_or_else(|| StoreError::Missing { dir: self.dir.clone() })?;
-        let fleet: Fleet = files::parse_json(&path, &bytes)?;
-        if fleet.format >= FORMAT {
-            return Ok(());
-        }
-        files::make_directory(&self.dir.join(HISTORY.directory))?;
-        for name in self.clusters()? {
-            ledgers::migrate(&self.dir, lock, &name)?;
-        }
-        files::write_json(&path, &Fleet { format: FORMAT, ..fleet })
+        format_of(&path, &bytes)
     }
 
-    /// Who holds the lock now, if someone does and said so.
-    pub fn lock_holder(&self) -> Result<Option<LockInfo>, StoreError> {
+    /// Who holds a lock now, if a process does and left its name.
+    pub fn lock_holder(&self) -> Result<Option<Holder>, StoreError> {
         lock::holder(&self.dir)
+    }
+
+    /// Who holds the lock of this stack, or that of the whole fleet.
+    pub fn stack_holder(&self, stack: &str) -> Result<Option<Holder>, StoreError> {
+        let of_stack = lock::stack_holder(&self.dir, stack)?.map(|info| Holder { stack: Some(stack.to_owned()), info });
+        match of_stack {
+            Some(holder) => Ok(Some(holder)),
+            None => Ok(lock::holder(&self.dir)?.filter(|holder| holder.stack.is_none())),
+        }
     }
 
     /// The certificate of this name.
@@ -337,7 +353,7 @@ impl Store {
 
     /// Deletes everything that raftsman made here, and nothing else. The directory goes too, if nothing is left in it.
     pub fn remove(self, lock: Lock) -> Result<Removal, StoreError> {
-        lock.covers(&self.dir)?;
+        lock.covers_fleet(&self.dir)?;
         let removal = clear(&self.dir);
         drop(lock);
         removal
@@ -355,6 +371,14 @@ impl Store {
         check_worthless(dir)?;
         clear(dir)
     }
+}
+
+fn format_of(path: &Path, bytes: &[u8]) -> Result<u32, StoreError> {
+    #[derive(Deserialize)]
+    struct Format {
+        format: u32,
+    }
+    files::parse_json(path, bytes).map(|Format { format }| format)
 }
 
 /// Without `fleet.json` a killed `create` or `remove` leaves no secret, no cluster and no journal. If there is one,
@@ -380,12 +404,14 @@ const FILES: [&str; 7] = [JOURNAL, FLEET, IDENTITY, IDENTITY_ENCRYPTED, RECIPIEN
 /// A kill at any point leaves less than there was, and a state that can be opened and removed again, or none.
 fn clear(dir: &Path) -> Result<Removal, StoreError> {
     files::sweep(dir)?;
+    migrate::remove_copies(dir)?;
     for shelf in SHELVES {
         for name in shelf.names(dir)? {
             files::remove_if_there(&shelf.path(dir, &name)?)?;
         }
         files::remove_directory_if_empty(&dir.join(shelf.directory))?;
     }
+    lock::remove_stacks(dir)?;
     for file in FILES {
         files::remove_if_there(&dir.join(file))?;
     }

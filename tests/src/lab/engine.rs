@@ -17,6 +17,7 @@ pub fn fleet(lab: &Lab) -> Arc<Fleet> {
         registry: home().join("raftsman/networks"),
         identity: None,
         passphrase: None,
+        ask_passphrase: None,
         user: "test".to_owned(),
         host: "here".to_owned(),
     };

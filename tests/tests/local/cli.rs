@@ -604,7 +604,7 @@ fn compacting(lab: &Lab) {
 fn waiting_for_the_lock(lab: &Lab) {
     lab.write_file(&format!("{}    log_level: warn\n", lab.file()));
     let mut first = lab.spawn(&["apply", "--yes", "--timeout", "60s"]);
-    let lock = lab.path().join(".raftsman/lock");
+    let lock = lab.path().join(".raftsman/locks/main.lock");
     eventually("the lock is taken", || std::fs::read_to_string(&lock).is_ok_and(|t| t.contains("apply")).then_some(()));
     kill(first.id(), Signal::STOP);
     let at_once = lab.run(&["compact", "--yes"]);

@@ -189,13 +189,14 @@ impl Moment {
 }
 
 /// Everything that a bring-up makes, about in the order in which it is made.
-const APPEARANCES: [&str; 26] = [
+const APPEARANCES: [&str; 27] = [
     ".raftsman",
     ".raftsman/lock",
     ".raftsman/identity.txt",
     ".raftsman/fleet.json",
     ".raftsman/generation",
     ".raftsman/secrets/fleet.age",
+    ".raftsman/locks/main.lock",
     ".raftsman/journal.jsonl",
     ".raftsman/secrets/main-peers.age",
     ".raftsman/secrets/main-clients.age",

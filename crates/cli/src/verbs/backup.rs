@@ -6,9 +6,9 @@ use raftsman_engine::backup::{Accepted, keys};
 use raftsman_engine::fleet::directory_of;
 use raftsman_engine::ops::OpError;
 use raftsman_engine::ops::backup::{Target, Which, copy, keys as verifying_keys, list, now, prune, show, verify};
+use raftsman_engine::ops::begin::locked_cluster;
 use serde_json::json;
 
-use super::upkeep::locked;
 use crate::args::{Accept, Backup, Common, Unsigned};
 use crate::exit::{Failure, OK};
 use crate::moving::Moving;
@@ -33,7 +33,7 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
     let fleet = || -> Result<_, Failure> { open(read_file(common)?, setting(common)?) };
     match args {
         Backup::Now { cluster, json } => {
-            let (fleet, lock) = locked(common, "backup")?;
+            let (fleet, lock) = locked_cluster(read_file(common)?, &setting(common)?, "backup", cluster.as_deref())?;
             let moving = Moving::new(*json);
             let taken = now(&fleet, lock, cluster.as_deref(), &|progress| moving.hear(progress)).await;
             moving.end();
@@ -106,7 +106,8 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
             }
         }
         Backup::Prune { cluster, show, unsigned: accept, json } => {
-            let (fleet, lock) = locked(common, "backup prune")?;
+            let (spec, setting) = (read_file(common)?, setting(common)?);
+            let (fleet, lock) = locked_cluster(spec, &setting, "backup prune", cluster.as_deref())?;
             let accepted = unsigned(accept);
             let pruned = prune(&fleet, &lock, cluster.as_deref(), &accepted, *show).await?;
             match json {

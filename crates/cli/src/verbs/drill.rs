@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use raftsman_engine::backup::keys;
 use raftsman_engine::ops::OpError;
 use raftsman_engine::ops::backup::Progress;
+use raftsman_engine::ops::begin::locked_cluster;
 use raftsman_engine::ops::drill::{drill, history};
 use serde_json::json;
 
 use super::backup::accepted;
-use super::upkeep::locked;
 use crate::args::{Common, Drill};
 use crate::exit::{Failure, OK};
 use crate::moving::Moving;
@@ -26,7 +26,7 @@ pub(super) async fn run(common: &Common, args: &Drill) -> Result<ExitCode, Failu
         }
         return Ok(OK);
     }
-    let (fleet, lock) = locked(common, "drill")?;
+    let (fleet, lock) = locked_cluster(read_file(common)?, &setting(common)?, "drill", args.cluster.as_deref())?;
     let keys = keys(&args.key).map_err(OpError::from)?;
     let moving = Moving::new(args.json);
     let watch = |checked, total| moving.hear(Progress { received: 0, stored: 0, checked, total });

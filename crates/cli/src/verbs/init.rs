@@ -63,8 +63,9 @@ fn new_passphrase(common: &Common) -> Result<secrecy::SecretString, Failure> {
     if let Some(given) = setting(common)?.passphrase {
         return Ok(given);
     }
-    let first = ask_passphrase("New passphrase of the state: ")?;
-    let second = ask_passphrase("Once more: ")?;
+    let ask = |prompt| ask_passphrase(prompt).map_err(Failure::other);
+    let first = ask("New passphrase of the state: ")?;
+    let second = ask("Once more: ")?;
     if first.expose_secret() != second.expose_secret() {
         return Err(Failure::other("the two are not the same"));
     }

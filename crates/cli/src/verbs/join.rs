@@ -2,20 +2,15 @@
 
 use std::process::ExitCode;
 
-use raftsman_engine::ops::join::{Invitation, check, join};
+use raftsman_engine::ops::join::{Invitation, run as join};
 
 use crate::args::{Common, Join};
 use crate::exit::{Failure, OK};
-use crate::setting::{begin, open_locked, read_file, setting};
+use crate::setting::{read_file, setting};
 use crate::view;
 
 pub(super) fn run(common: &Common, args: &Join) -> Result<ExitCode, Failure> {
-    let spec = read_file(common)?;
-    check(&spec)?;
-    let setting = setting(common)?;
-    let lock = begin(&spec, &setting, "join")?.lock;
-    let fleet = open_locked(spec, setting, &lock)?;
-    let invitation = join(&fleet, &lock, &args.host, args.valid_for)?;
+    let invitation = join(read_file(common)?, &setting(common)?, &args.host, args.valid_for)?;
     if args.json {
         view::print_json(&invitation)?;
     } else {

@@ -29,6 +29,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use raftsman_core::spec;
+use raftsman_engine::apply::Outcome;
+use tokio::sync::Notify;
 
 use crate::args::{Arguments, Common, Verb};
 use crate::exit::{Failure, OK, say};
@@ -45,13 +47,13 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     loop {
         let outcome = once(&common, &verb).await;
         match outcome.as_ref().err().and_then(Failure::waits) {
-            Some(error) if Instant::now() < until => {
+            Some((error, stack)) if Instant::now() < until => {
                 if !said {
                     let patience = spec::Duration::from_millis(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX));
                     say(&format!("waits up to {patience} for the lock: {error}\n"));
                 }
                 said = true;
-                unlocked(&common, until).await?;
+                unlocked(&common, stack, until).await?;
             }
             _ => return outcome,
         }
@@ -96,6 +98,25 @@ async fn once(common: &Common, verb: &Verb) -> Result<ExitCode, Failure> {
         Verb::Names { verb } => manual::names(common, verb),
         Verb::Man { directory } => manual::pages(directory),
     }
+}
+
+/// Whether the operator approves, by `--yes` or by an answer; signals are heeded from then on.
+fn approved(begun: &Notify, yes: bool, answered: impl FnOnce() -> bool, declined: &str) -> Result<(), String> {
+    if !yes && !answered() {
+        return Err(declined.to_owned());
+    }
+    begun.notify_one();
+    Ok(())
+}
+
+/// What is said where the operator's answer is not `yes`.
+const DECLINED: &str = "nothing was done: answer `yes`, or give --yes";
+/// What is said where the operator's answer is not the cluster's name.
+const NOT_NAMED: &str = "nothing was done: type the cluster's name, or give --yes";
+
+/// The exit code of an operation that applies: what stopped a cluster was shown as it happened.
+fn ended(outcomes: &[Outcome]) -> Result<ExitCode, Failure> {
+    if outcomes.iter().any(|outcome| outcome.error.is_some()) { Err(Failure::said()) } else { Ok(OK) }
 }
 
 /// Asks a question that only `yes` answers with yes. Without a terminal the answer is no.

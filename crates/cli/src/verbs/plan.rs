@@ -2,10 +2,9 @@
 
 use std::process::ExitCode;
 
-use raftsman_engine::fleet::{Fleet, Setting};
-use raftsman_engine::ops::needs::Unmet;
+use raftsman_engine::ops::OpError;
+use raftsman_engine::ops::begin::is_new;
 use raftsman_engine::ops::plan::{Detail, FleetPlan, plan, plan_of_new};
-use raftsman_engine::store::{Store, StoreError};
 
 use crate::args::{Common, Plan};
 use crate::exit::{CHANGES, Failure, OK};
@@ -22,38 +21,14 @@ pub(super) async fn run(common: &Common, args: &Plan) -> Result<ExitCode, Failur
         false => plan(&open(spec, setting)?, &only, detail).await?,
     };
     show(&plan, args.json)?;
-    complain(&plan.unmet.iter().collect::<Vec<_>>())?;
+    if !plan.unmet.is_empty() {
+        return Err(OpError::Unmet(plan.unmet).into());
+    }
     Ok(match args.detailed_exitcode {
         true if plan.has_steps() => ExitCode::from(CHANGES),
         true if !plan.converges() => ExitCode::FAILURE,
         _ => OK,
     })
-}
-
-/// Whether this fleet has no state yet, or one whose making was cut short.
-pub(super) fn is_new(spec: &raftsman_core::spec::Spec, setting: &Setting) -> Result<bool, Failure> {
-    Ok(match state(spec, setting)? {
-        Some(store) => !Fleet::is_complete(&store)?,
-        None => true,
-    })
-}
-
-/// The state of this fleet; none where there is none yet, or not even its identity was finished.
-pub(super) fn state(spec: &raftsman_core::spec::Spec, setting: &Setting) -> Result<Option<Store>, Failure> {
-    match Store::open(&setting.state_dir(spec), spec.fleet.as_str()) {
-        Ok(store) => Ok(Some(store)),
-        Err(StoreError::Missing { .. } | StoreError::Unfinished { .. }) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Fails where `apply` needs something that is not there.
-pub(super) fn complain(unmet: &[&Unmet]) -> Result<(), Failure> {
-    match unmet {
-        [] => Ok(()),
-        [one] => Err(Failure::other(one.message.clone())),
-        [one, rest @ ..] => Err(Failure::other(format!("{}, and {} more: see above", one.message, rest.len()))),
-    }
 }
 
 fn show(plan: &FleetPlan, json: bool) -> Result<(), Failure> {

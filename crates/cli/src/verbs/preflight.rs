@@ -2,17 +2,18 @@
 
 use std::process::ExitCode;
 
+use raftsman_engine::ops::begin::locked;
 use raftsman_engine::ops::preflight::preflight;
 
-use super::upkeep::locked;
 use crate::args::{Common, Preflight};
 use crate::exit::{CHANGES, Failure, OK};
-use crate::setting::{clusters, read_file};
+use crate::setting::{clusters, read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Preflight) -> Result<ExitCode, Failure> {
-    let only = clusters(&read_file(common)?, &args.clusters)?;
-    let (fleet, lock) = locked(common, "preflight")?;
+    let spec = read_file(common)?;
+    let only = clusters(&spec, &args.clusters)?;
+    let (fleet, lock) = locked(spec, &setting(common)?, "preflight", &only)?;
     let found = preflight(&fleet, &lock, &only, args.save).await?;
     if args.json {
         view::print_json(&found)?;

@@ -3,17 +3,20 @@
 use std::process::ExitCode;
 
 use raftsman_core::spec::Name;
-use raftsman_engine::ops::recover::{Wishes, mark, survey};
+use raftsman_engine::ops::apply::Execution;
+use raftsman_engine::ops::begin::Consent;
+use raftsman_engine::ops::recover::{Survey, Wishes, run as recover};
+use tokio::sync::Notify;
 
-use super::apply::carry_out;
-use super::asked;
-use super::upkeep::{locked, tell};
+use super::upkeep::tell;
+use super::{NOT_NAMED, approved, asked, ended};
 use crate::args::{Common, Recover};
-use crate::exit::{Failure, OK};
+use crate::exit::Failure;
+use crate::interrupt::interruptible_once;
+use crate::setting::{read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Recover) -> Result<ExitCode, Failure> {
-    let (fleet, lock) = locked(common, "recover")?;
     let member = |name: &String| {
         Name::parse(name).map_err(|_| Failure::other(format!("`{name}` is no member: look at `raftsman status`")))
     };
@@ -22,32 +25,31 @@ pub(super) async fn run(common: &Common, args: &Recover) -> Result<ExitCode, Fai
         from: args.from.as_ref().map(member).transpose()?,
         lost: args.lost.iter().map(member).collect::<Result<_, _>>()?,
     };
-    let found = survey(&fleet, &wishes).await?;
-    if args.json {
-        view::print_json_line(&serde_json::json!({ "event": "survey", "survey": found }));
-        if let Some(plan) = &found.plan {
-            view::print_json_line(&serde_json::json!({ "event": "plan", "plan": plan }));
-        }
-    } else {
-        view::print(&view::recover::survey(&found, Paint::of_stdout()));
-    }
-    if !found.under_way {
-        let proposal = match &found.remains.outcome {
-            Ok(proposal) => proposal,
-            Err(unclear) => return Err(Failure::other(unclear.to_string())),
+    let (spec, setting, begun) = (read_file(common)?, setting(common)?, Notify::new());
+    let approve = |found: &Survey| {
+        let answered = || {
+            let survivor = found.remains.outcome.as_ref().map(|proposal| proposal.survivor.to_string());
+            let question = format!("\nWhat the others had and `{}` has not is lost. ", survivor.unwrap_or_default());
+            let question = format!("{question}Type the cluster's name to go on: ");
+            asked(&question).as_deref() == Some(found.cluster.as_str())
         };
-        if args.show {
-            return Ok(OK);
-        }
-        let question = format!("\nWhat the others had and `{}` has not is lost. ", proposal.survivor);
-        let question = format!("{question}Type the cluster's name to go on: ");
-        if !args.yes && asked(&question).as_deref() != Some(found.cluster.as_str()) {
-            return Err(Failure::other("nothing was done: type the cluster's name, or give --yes"));
-        }
-        mark(&fleet, &lock, &wishes, proposal).await?;
-    } else if args.show {
-        return Ok(OK);
+        // What is under way was approved when it began.
+        approved(&begun, args.yes || found.under_way, answered, NOT_NAMED)
+    };
+    let outcomes = interruptible_once(&begun, tell(args.json), async |report, interrupt| {
+        let execution = Execution { timeout: args.timeout, report, interrupt };
+        let consent = Consent { show: &|found: &Survey| show(found, args.json), approve: &approve };
+        Ok(Box::pin(recover(spec, &setting, &wishes, args.show, consent, execution)).await?)
+    });
+    ended(&outcomes.await?)
+}
+
+fn show(found: &Survey, json: bool) {
+    if !json {
+        return view::print(&view::recover::survey(found, Paint::of_stdout()));
     }
-    let only = [found.cluster];
-    carry_out(&fleet, &lock, &only, args.timeout, tell(args.json)).await
+    view::print_json_line(&serde_json::json!({ "event": "survey", "survey": found }));
+    if let Some(plan) = &found.plan {
+        view::print_json_line(&serde_json::json!({ "event": "plan", "plan": plan }));
+    }
 }

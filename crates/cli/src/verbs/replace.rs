@@ -2,40 +2,39 @@
 
 use std::process::ExitCode;
 
-use raftsman_engine::ops::apply::preflight;
-use raftsman_engine::ops::replace::{mark, survey};
+use raftsman_engine::ops::apply::Execution;
+use raftsman_engine::ops::begin::Consent;
+use raftsman_engine::ops::replace::{Replacement, run as replace};
+use tokio::sync::Notify;
 
-use super::apply::carry_out;
-use super::confirmed;
-use super::upkeep::{locked, tell};
+use super::upkeep::tell;
+use super::{DECLINED, approved, confirmed, ended};
 use crate::args::{Common, Replace};
-use crate::exit::{Failure, OK};
+use crate::exit::Failure;
+use crate::interrupt::interruptible_once;
+use crate::setting::{read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Replace) -> Result<ExitCode, Failure> {
-    let (fleet, lock) = locked(common, "replace")?;
-    let what = survey(&fleet, &args.member).await?;
-    if args.json {
-        view::print_json_line(&serde_json::json!({ "event": "plan", "plan": what.plan }));
-    } else {
-        view::print(&view::upkeep::replacement(&what, Paint::of_stdout()));
+    let (spec, setting, begun) = (read_file(common)?, setting(common)?, Notify::new());
+    let show = |what: &Replacement| match args.json {
+        true => view::print_json_line(&serde_json::json!({ "event": "plan", "plan": what.plan })),
+        false => view::print(&view::upkeep::replacement(what, Paint::of_stdout())),
+    };
+    let approve = |what: &Replacement| {
+        let question = format!("\nGive `{}` up with the data that it has? [y/N] ", what.member);
+        approved(&begun, args.yes, || confirmed(&question), DECLINED)
+    };
+    let done = interruptible_once(&begun, tell(args.json), async |report, interrupt| {
+        let execution = Execution { timeout: args.timeout, report, interrupt };
+        let consent = Consent { show: &show, approve: &approve };
+        Ok(Box::pin(replace(spec, &setting, &args.member, args.mark_only, consent, execution)).await?)
+    });
+    let (Replacement { cluster, member, .. }, outcomes) = done.await?;
+    if args.mark_only && args.json {
+        view::print_json_line(&serde_json::json!({ "event": "marked", "cluster": cluster, "member": member }));
+    } else if args.mark_only {
+        view::print(&format!("{member} is marked: the next `raftsman apply {cluster}` replaces it\n"));
     }
-    let question = format!("\nGive `{}` up with the data that it has? [y/N] ", what.member);
-    if !args.yes && !confirmed(&question) {
-        return Err(Failure::other("nothing was done: answer `yes`, or give --yes"));
-    }
-    if !args.mark_only {
-        preflight(&fleet, std::slice::from_ref(&what.cluster)).await?;
-    }
-    let (cluster, member) = mark(&fleet, &lock, &args.member).await?;
-    if args.mark_only {
-        if args.json {
-            view::print_json_line(&serde_json::json!({ "event": "marked", "cluster": cluster, "member": member }));
-        } else {
-            view::print(&format!("{member} is marked: the next `raftsman apply {cluster}` replaces it\n"));
-        }
-        return Ok(OK);
-    }
-    let only = [cluster];
-    carry_out(&fleet, &lock, &only, args.timeout, tell(args.json)).await
+    ended(&outcomes)
 }

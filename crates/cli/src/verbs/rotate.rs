@@ -4,16 +4,18 @@ use std::process::ExitCode;
 
 use raftsman_core::observed::Side;
 use raftsman_engine::fleet_access::Phase;
-use raftsman_engine::ops::apply::preflight;
-use raftsman_engine::ops::fleet_access::{advance, key_to_revoke, proven, revoke as write_down};
-use raftsman_engine::ops::rotate::{Wish, mark, survey};
+use raftsman_engine::ops::apply::Execution;
+use raftsman_engine::ops::begin::Consent;
+use raftsman_engine::ops::fleet_access::{run_revocation, run_rotation};
+use raftsman_engine::ops::rotate::{Rotation, Wish, run as rotate};
+use tokio::sync::Notify;
 
-use super::apply::carry_out;
-use super::confirmed;
-use super::upkeep::{locked, tell};
+use super::upkeep::tell;
+use super::{DECLINED, approved, confirmed, ended};
 use crate::args::{Common, Revoke, Rotate, RotateSide};
 use crate::exit::{Failure, OK};
-use crate::setting::{open_locked, read_file, setting};
+use crate::interrupt::{interruptible, interruptible_once};
+use crate::setting::{read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Rotate) -> Result<ExitCode, Failure> {
@@ -23,53 +25,43 @@ pub(super) async fn run(common: &Common, args: &Rotate) -> Result<ExitCode, Fail
         RotateSide::Fleet => return fleet(common, args).await,
     };
     let wish = Wish { side, finish: args.finish, now: args.now };
-    let (fleet, lock) = locked(common, "cert rotate")?;
-    let what = survey(&fleet, args.cluster.as_deref(), wish).await?;
-    if args.json {
-        view::print_json_line(&serde_json::json!({ "event": "plan", "plan": what.plan }));
-    } else {
-        view::print(&view::plan::render(&what.plan, Paint::of_stdout()));
-    }
-    if !args.yes && !confirmed("\nCarry this out? [y/N] ") {
-        return Err(Failure::other("nothing was done: answer `yes`, or give --yes"));
-    }
-    let only = [what.cluster];
-    preflight(&fleet, &only).await?;
-    mark(&fleet, &lock, &only[0], wish)?;
-    let done = carry_out(&fleet, &lock, &only, args.timeout, tell(args.json)).await?;
+    let (spec, setting, begun) = (read_file(common)?, setting(common)?, Notify::new());
+    let show = |what: &Rotation| match args.json {
+        true => view::print_json_line(&serde_json::json!({ "event": "plan", "plan": what.plan })),
+        false => view::print(&view::plan::render(&what.plan, Paint::of_stdout())),
+    };
+    let approve = |_: &Rotation| approved(&begun, args.yes, || confirmed("\nCarry this out? [y/N] "), DECLINED);
+    let outcomes = interruptible_once(&begun, tell(args.json), async |report, interrupt| {
+        let execution = Execution { timeout: args.timeout, report, interrupt };
+        let consent = Consent { show: &show, approve: &approve };
+        Ok(Box::pin(rotate(spec, &setting, args.cluster.as_deref(), wish, consent, execution)).await?)
+    });
+    let done = ended(&outcomes.await?)?;
     if side == Side::Clients && !args.finish && !args.now && !args.json {
         view::print(view::cert::CLIENTS_NEXT);
     }
     Ok(done)
 }
 
-/// Phase by phase, each carried out on every machine and proven by every agent before the next begins.
 async fn fleet(common: &Common, args: &Rotate) -> Result<ExitCode, Failure> {
     if args.finish || args.now || args.cluster.is_some() {
         return Err(Failure::other(
             "the fleet's CA is changed for all clusters, in one go: give neither --cluster, --finish nor --now",
         ));
     }
-    let (mut fleet, lock) = locked(common, "cert rotate")?;
-    let mut phase = fleet.access.phase();
-    if phase == Phase::Settled {
-        if !args.yes && !confirmed("Change the CA of all agents and operators of this fleet? [y/N] ") {
-            return Err(Failure::other("nothing was done: answer `yes`, or give --yes"));
-        }
-        preflight(&fleet, &[]).await?;
-        phase = advance(&fleet, &lock)?;
-    }
-    loop {
-        say(args.json, phase);
-        fleet = open_locked(read_file(common)?, setting(common)?, &lock)?;
-        carry_out(&fleet, &lock, &[], args.timeout, tell(args.json)).await?;
-        proven(&fleet).await?;
-        if phase == Phase::Distrusting {
-            say(args.json, Phase::Settled);
-            return Ok(OK);
-        }
-        phase = advance(&fleet, &lock)?;
-    }
+    let (spec, setting, begun) = (read_file(common)?, setting(common)?, Notify::new());
+    let approve = |phase: &Phase| {
+        let answered = || confirmed("Change the CA of all agents and operators of this fleet? [y/N] ");
+        // What is under way was approved when it began.
+        approved(&begun, args.yes || *phase != Phase::Settled, answered, DECLINED)
+    };
+    interruptible_once(&begun, tell(args.json), async |report, interrupt| {
+        let execution = Execution { timeout: args.timeout, report, interrupt };
+        let consent = Consent { show: &|_: &Phase| {}, approve: &approve };
+        Ok(Box::pin(run_rotation(spec, &setting, consent, &|phase| say(args.json, phase), execution)).await?)
+    })
+    .await?;
+    Ok(OK)
 }
 
 fn say(json: bool, phase: Phase) {
@@ -88,12 +80,12 @@ fn say(json: bool, phase: Phase) {
 
 /// `raftsman cert revoke`.
 pub(super) async fn revoke(common: &Common, args: &Revoke) -> Result<ExitCode, Failure> {
-    let key = key_to_revoke(&args.certificate)?;
-    let (fleet, lock) = locked(common, "cert revoke")?;
-    write_down(&fleet, &lock, &key)?;
-    let fleet = open_locked(read_file(common)?, setting(common)?, &lock)?;
-    carry_out(&fleet, &lock, &[], args.timeout, tell(args.json)).await?;
-    proven(&fleet).await?;
+    let (spec, setting) = (read_file(common)?, setting(common)?);
+    let key = interruptible(tell(args.json), async |report, interrupt| {
+        let execution = Execution { timeout: args.timeout, report, interrupt };
+        Ok(Box::pin(run_revocation(spec, &setting, &args.certificate, execution)).await?)
+    })
+    .await?;
     if args.json {
         view::print_json_line(&serde_json::json!({ "event": "revoked", "key": key }));
     } else {

@@ -2,13 +2,14 @@
 
 use std::process::ExitCode;
 
-use raftsman_engine::ops::state::{check, repair};
+use raftsman_engine::ops::begin::Consent;
+use raftsman_engine::ops::state::{LedgerState, check, run_repair};
 use serde_json::json;
 
-use super::confirmed;
+use super::{DECLINED, confirmed};
 use crate::args::{Common, State};
 use crate::exit::{Failure, OK};
-use crate::setting::{begin, clusters, open, open_locked, read_file, setting};
+use crate::setting::{clusters, open, read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &State) -> Result<ExitCode, Failure> {
@@ -26,24 +27,20 @@ pub(super) async fn run(common: &Common, args: &State) -> Result<ExitCode, Failu
         }
         State::Repair { clusters: names, yes, json } => {
             let only = clusters(&spec, names)?;
-            let lock = begin(&spec, &setting, "state repair")?.lock;
-            let fleet = open_locked(spec, setting, &lock)?;
-            let found = check(&fleet, &only).await?;
-            if !json {
-                view::print(&view::state::check(&found, Paint::of_stdout()));
-            }
-            if found.iter().all(|one| one.problem.is_none()) {
-                if *json {
-                    view::print_json(&json!({ "repaired": [] }))?;
+            let show = |found: &Vec<LedgerState>| {
+                if !json {
+                    view::print(&view::state::check(found, Paint::of_stdout()));
                 }
-                return Ok(OK);
-            }
-            if !yes && !confirmed("\nBring these back? [y/N] ") {
-                return Err(Failure::other("nothing was done: answer `yes`, or give --yes"));
-            }
-            let done = repair(&fleet, &lock, &found).await?;
+            };
+            let approve = |_: &Vec<LedgerState>| match *yes || confirmed("\nBring these back? [y/N] ") {
+                true => Ok(()),
+                false => Err(DECLINED.to_owned()),
+            };
+            let consent = Consent { show: &show, approve: &approve };
+            let done = run_repair(spec, &setting, &only, consent).await?;
             match json {
                 true => view::print_json(&json!({ "repaired": done }))?,
+                false if done.is_empty() => {}
                 false => view::print(&view::state::repaired(&done)),
             }
             Ok(OK)

@@ -3,23 +3,25 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use raftsman_engine::fleet::Fleet;
 use raftsman_engine::ops::apply::Tell;
+use raftsman_engine::ops::begin::{locked_cluster, locked_member};
 use raftsman_engine::ops::upkeep::{Drop, Whose, compact, compactable, defrag, move_leader, verify};
-use raftsman_engine::store::Lock;
 
-use super::asked;
-use super::plan::is_new;
+use super::{NOT_NAMED, asked};
 use crate::args::{Common, Compact, Defrag, MoveLeader, Verify};
 use crate::exit::{CHANGES, Failure, OK};
 use crate::interrupt::interruptible;
 use crate::progress::Progress;
-use crate::setting::{begin, clusters, open, open_locked, read_file, setting};
+use crate::setting::{clusters, open, read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run_defrag(common: &Common, args: &Defrag) -> Result<ExitCode, Failure> {
-    let (fleet, lock) = locked(common, "defrag")?;
-    let tell = tell(args.json);
+    let (spec, setting, tell) = (read_file(common)?, setting(common)?, tell(args.json));
+    let cluster = args.cluster.as_deref();
+    let (fleet, lock) = match &args.member {
+        Some(member) => locked_member(spec, &setting, "defrag", cluster, member)?,
+        None => locked_cluster(spec, &setting, "defrag", cluster)?,
+    };
     let whose = match &args.member {
         Some(member) => Whose::Member(member),
         None if args.all => Whose::All,
@@ -40,7 +42,7 @@ pub(super) async fn run_defrag(common: &Common, args: &Defrag) -> Result<ExitCod
 }
 
 pub(super) async fn run_compact(common: &Common, args: &Compact) -> Result<ExitCode, Failure> {
-    let (fleet, lock) = locked(common, "compact")?;
+    let (fleet, lock) = locked_cluster(read_file(common)?, &setting(common)?, "compact", args.cluster.as_deref())?;
     let what = match (args.revision, args.keep) {
         (Some(revision), _) => Drop::Before(revision),
         (None, keep) => Drop::AllBut(keep.unwrap_or(0)),
@@ -53,7 +55,7 @@ pub(super) async fn run_compact(common: &Common, args: &Compact) -> Result<ExitC
             goes.cluster, goes.revision, goes.newest
         );
         if asked(&question).as_deref() != Some(goes.cluster.as_str()) {
-            return Err(Failure::other("nothing was done: type the cluster's name, or give --yes"));
+            return Err(Failure::other(NOT_NAMED));
         }
     }
     // What was agreed upon, however far the cluster has come meanwhile.
@@ -74,7 +76,7 @@ pub(super) async fn run_compact(common: &Common, args: &Compact) -> Result<ExitC
 }
 
 pub(super) async fn run_move_leader(common: &Common, args: &MoveLeader) -> Result<ExitCode, Failure> {
-    let (fleet, lock) = locked(common, "move-leader")?;
+    let (fleet, lock) = locked_member(read_file(common)?, &setting(common)?, "move-leader", None, &args.member)?;
     let leader =
         interruptible(tell(args.json), async |tell, _| Ok(move_leader(&fleet, &lock, &args.member, &tell).await?))
             .await?;
@@ -100,17 +102,6 @@ pub(super) async fn run_verify(common: &Common, args: &Verify) -> Result<ExitCod
         () if found.iter().any(|one| one.verdict != "same") => ExitCode::from(CHANGES),
         () => OK,
     })
-}
-
-/// The fleet, once nobody else changes it.
-pub(super) fn locked(common: &Common, verb: &str) -> Result<(Arc<Fleet>, Lock), Failure> {
-    let spec = read_file(common)?;
-    let setting = setting(common)?;
-    if is_new(&spec, &setting)? {
-        return Err(Failure::other("this fleet was never applied: run `raftsman apply` first"));
-    }
-    let lock = begin(&spec, &setting, verb)?.lock;
-    Ok((open_locked(spec, setting, &lock)?, lock))
 }
 
 pub(super) fn tell(json: bool) -> Tell {

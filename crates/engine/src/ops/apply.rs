@@ -4,44 +4,135 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raftsman_core::spec::{Name, Spec};
-use raftsman_providers::networks::Networks;
 use serde_json::json;
 
-use super::destroy::remove_dir;
-use super::needs::{agent, provider_answers};
-use super::{OpError, for_each_cluster, lock_info};
+use super::begin::{Begun, Consent, begin, clusters, is_new, open, withdraw};
+use super::needs::{Unmet, agent, provider_answers};
+use super::plan::{Detail, FleetPlan, plan, plan_of_new};
+use super::{OpError, for_each_cluster};
 use crate::apply::{self, ApplyError, Event, Outcome};
 use crate::cluster::ClusterAt;
 use crate::fleet::{Fleet, Setting};
 use crate::interrupt::Interrupt;
 use crate::journal::Journal;
-use crate::store::{Lock, Protection, Store, StoreError};
+use crate::store::Lock;
 
 /// Hears of everything that happens to a cluster, as it happens.
 pub type Tell = Arc<dyn Fn(&Name, Event) + Send + Sync>;
 
-/// A state, and the right to change it.
-pub struct Begun {
-    /// The state.
-    pub store: Store,
-    /// Its lock.
-    pub lock: Lock,
-    /// Whether there was none before.
-    pub made: bool,
+/// How steps are carried out.
+#[derive(Clone)]
+pub struct Execution {
+    /// It stops after this time without progress.
+    pub timeout: Duration,
+    /// Hears of every step.
+    pub report: Tell,
+    /// Ends it.
+    pub interrupt: Interrupt,
 }
 
-/// Makes the state where there is none yet, and takes its lock.
-pub fn begin(spec: &Spec, setting: &Setting, verb: &str) -> Result<Begun, OpError> {
-    let dir = setting.state_dir(spec);
-    let (store, made) = match Store::open(&dir, spec.fleet.as_str()) {
-        Ok(store) => (store, false),
-        Err(StoreError::Missing { .. } | StoreError::Unfinished { .. }) => {
-            (Fleet::create(spec, setting, Protection::IdentityFile, jiff::Timestamp::now())?, true)
+impl std::fmt::Debug for Execution {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Execution").field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+impl Execution {
+    /// What comes before the first step, unless the operator interrupts it: nothing is under way yet.
+    pub(super) async fn unless_interrupted<T>(
+        &self,
+        work: impl Future<Output = Result<T, OpError>>,
+    ) -> Result<T, OpError> {
+        tokio::select! {
+            outcome = work => outcome,
+            () = self.interrupt.wait() => Err(OpError::Interrupted { done: Vec::new(), left: Vec::new() }),
         }
-        Err(error) => return Err(error.into()),
+    }
+}
+
+/// Whether every cluster got to where it should be.
+pub(super) fn converged(outcomes: &[Outcome]) -> Result<(), OpError> {
+    let not: Vec<Name> = outcomes.iter().filter(|o| o.error.is_some()).map(|o| o.cluster.clone()).collect();
+    if not.is_empty() { Ok(()) } else { Err(OpError::NotConverged(not)) }
+}
+
+/// The whole of `raftsman apply`: plans, asks, takes the lock, checks what is needed, and carries it out. Where nothing can
+/// be begun, a state that was made for it is removed again.
+pub async fn run(
+    spec: Spec,
+    setting: &Setting,
+    only: &[Name],
+    consent: Consent<'_, FleetPlan>,
+    execution: Execution,
+) -> Result<Vec<Outcome>, OpError> {
+    let mut setting = setting.clone();
+    let scope = clusters(&spec, only);
+    // The operator is asked before anything is made, even the state.
+    let mut forecast = match is_new(&spec, &setting)? {
+        true => plan_of_new(&spec, &setting, only, Detail::default())?,
+        false => {
+            let fleet = open(spec.clone(), setting)?;
+            // A passphrase that the operator was asked for is not asked for again.
+            setting = fleet.setting.clone();
+            plan(&fleet, only, Detail::default()).await?
+        }
     };
-    let lock = store.lock(lock_info(setting, verb))?;
-    Ok(Begun { store, lock, made })
+    if !forecast.obstacles().is_empty() && !is_new(&spec, &setting)? {
+        // A port that is taken may be one that another command has just given to a machine: where one holds the lock, it
+        // is named, or waited for.
+        let begun = begin(spec.clone(), &setting, "apply", &scope)?;
+        drop(begun.lock);
+        forecast = plan(&begun.fleet, only, Detail::default()).await?;
+    }
+    (consent.show)(&forecast);
+    if !forecast.has_steps() && forecast.converges() {
+        return Ok(Vec::new());
+    }
+    let obstacles: Vec<Unmet> = forecast.obstacles().into_iter().cloned().collect();
+    if !obstacles.is_empty() {
+        return Err(OpError::Unmet(obstacles));
+    }
+    consent.ask(&forecast)?;
+    let Begun { fleet, lock, made } = begin(spec, &setting, "apply", &scope)?;
+    if let Err(error) = execution.unless_interrupted(preflight(&fleet, only)).await {
+        if made {
+            drop(lock);
+            withdraw(fleet.store.clone(), &setting)?;
+        }
+        return Err(error);
+    }
+    carry_out(&fleet, &lock, only, execution).await
+}
+
+/// Applies the clusters, each by itself, under this lock.
+pub async fn carry_out(
+    fleet: &Arc<Fleet>,
+    lock: &Lock,
+    only: &[Name],
+    execution: Execution,
+) -> Result<Vec<Outcome>, OpError> {
+    let Execution { timeout, report: tell, interrupt } = execution;
+    let journal = Arc::new(Journal::new(&fleet.store, &fleet.setting, lock));
+    for_each_cluster(fleet, only, |cluster| {
+        let (journal, tell, interrupt) = (Arc::clone(&journal), Arc::clone(&tell), interrupt.clone());
+        async move {
+            let name = cluster.desired.name.clone();
+            let tell = |event| tell(&name, event);
+            let outcome = Box::pin(apply::apply(Arc::clone(&cluster), &journal, timeout, &tell, &interrupt)).await;
+            if let Some(revision) = outcome.observed.as_ref().and_then(apply::last_revision) {
+                cluster.remember(journal.lock(), |ledger| ledger.last_revision = ledger.last_revision.max(revision))?;
+            }
+            match &outcome.error {
+                None => journal.note(Some(&name), "converged", json!({ "steps": outcome.steps.len() }))?,
+                Some(ApplyError::Interrupted(_)) => {
+                    journal.note(Some(&name), "interrupted", json!({ "steps": outcome.steps.len() }))?;
+                }
+                Some(error) => journal.note(Some(&name), "stopped", json!({ "error": error.to_string() }))?,
+            }
+            Ok(outcome)
+        }
+    })
+    .await
 }
 
 /// Finds every binary, authority and secret that will be needed: what is missing is said before anything is changed.
@@ -64,44 +155,4 @@ pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError>
         at.check_references(jiff::Timestamp::now())?;
     }
     Ok(())
-}
-
-/// Takes a state away again that this run made, when it turned out that nothing can be begun.
-pub fn withdraw(store: Store, setting: &Setting, lock: Lock) -> Result<(), OpError> {
-    Networks::new(setting.registry.clone()).release(&store.fleet().id)?;
-    remove_dir(&store.dir().join("artifacts"))?;
-    store.remove(lock)?;
-    Ok(())
-}
-
-/// Applies the clusters, each by itself, under this lock.
-pub async fn apply(
-    fleet: &Arc<Fleet>,
-    lock: &Lock,
-    only: &[Name],
-    timeout: Duration,
-    tell: Tell,
-    interrupt: &Interrupt,
-) -> Result<Vec<Outcome>, OpError> {
-    let journal = Arc::new(Journal::new(&fleet.store, &fleet.setting, lock));
-    for_each_cluster(fleet, only, |cluster| {
-        let (journal, tell, interrupt) = (Arc::clone(&journal), Arc::clone(&tell), interrupt.clone());
-        async move {
-            let name = cluster.desired.name.clone();
-            let tell = |event| tell(&name, event);
-            let outcome = Box::pin(apply::apply(Arc::clone(&cluster), &journal, timeout, &tell, &interrupt)).await;
-            if let Some(revision) = outcome.observed.as_ref().and_then(apply::last_revision) {
-                cluster.remember(journal.lock(), |ledger| ledger.last_revision = ledger.last_revision.max(revision))?;
-            }
-            match &outcome.error {
-                None => journal.note(Some(&name), "converged", json!({ "steps": outcome.steps.len() }))?,
-                Some(ApplyError::Interrupted(_)) => {
-                    journal.note(Some(&name), "interrupted", json!({ "steps": outcome.steps.len() }))?;
-                }
-                Some(error) => journal.note(Some(&name), "stopped", json!({ "error": error.to_string() }))?,
-            }
-            Ok(outcome)
-        }
-    })
-    .await
 }

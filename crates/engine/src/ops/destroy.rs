@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::future::join_all;
-use raftsman_core::spec::Name;
+use raftsman_core::spec::{self, EtcdCluster, Name, Spec, line_of};
 use raftsman_providers::networks::Networks;
 use serde::Serialize;
 
 use super::OpError;
+use super::begin::{Begun, Consent, begin, clusters, state};
 use crate::authorities::sweep;
 use crate::cluster::{ClusterAt, adopted_name, earlier_passwords_name, root_password_name};
-use crate::fleet::{Fleet, HOSTS};
+use crate::fleet::{Fleet, HOSTS, Setting};
 use crate::machines::{GiveBackError, Inventory, SilentConnection};
-use crate::store::Lock;
+use crate::store::{Lock, LockScope, Store};
 use crate::tokens::token_name;
 
 /// Why nothing is destroyed without the provider.
@@ -36,6 +37,39 @@ pub struct Destruction {
     /// The provider's ids of the machines, as far as they have some: another one of the same name is not destroyed.
     #[serde(skip)]
     pub ids: BTreeMap<String, String>,
+}
+
+/// The whole of `raftsman destroy`: looks, asks, and destroys. Nothing comes back where there was no state.
+pub async fn run(
+    mut spec: Spec,
+    setting: &Setting,
+    only: &[Name],
+    consent: Consent<'_, Destruction>,
+    tell: &(dyn Fn(&str) + Sync),
+) -> Result<Option<Destruction>, OpError> {
+    if state(&spec, setting)?.is_none() {
+        Store::remove_unfinished(&setting.state_dir(&spec))?;
+        return Ok(None);
+    }
+    allowed(&spec, &setting.file, only)?;
+    // What the fleet has counts, not what the file would rather have.
+    spec.machines.network = None;
+    let scope = if only.is_empty() { LockScope::Fleet } else { clusters(&spec, only) };
+    let Begun { fleet, lock, .. } = begin(spec, setting, "destroy", &scope)?;
+    let what = survey(&fleet, only).await?;
+    (consent.show)(&what);
+    consent.ask(&what)?;
+    Ok(Some(destroy(fleet, lock, what, tell).await?))
+}
+
+/// Whether the file lets these clusters go.
+fn allowed(spec: &Spec, file: &std::path::Path, only: &[Name]) -> Result<(), OpError> {
+    let kept =
+        |(name, cluster): &(&Name, &EtcdCluster)| cluster.prevent_destroy && (only.is_empty() || only.contains(name));
+    let Some((name, _)) = spec.etcd.iter().find(kept) else { return Ok(()) };
+    let path = spec::Path::of(&["etcd", name.as_str(), "prevent_destroy"]);
+    let line = std::fs::read_to_string(file).ok().and_then(|text| line_of(&text, &path));
+    Err(OpError::DestroyPrevented { cluster: name.clone(), file: file.to_owned(), line })
 }
 
 /// What `destroy` would destroy: everything, or these clusters only.

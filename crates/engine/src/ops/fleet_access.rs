@@ -5,16 +5,63 @@ use std::path::Path;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use raftsman_core::spec::Name;
+use raftsman_core::spec::{Name, Spec};
 use serde_json::json;
 
+use super::apply::{Execution, carry_out, converged, preflight};
+use super::begin::{Consent, locked_fleet, open};
 use super::{OpError, for_each_cluster};
 use crate::authorities::public_key;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Setting};
 use crate::fleet_access::Phase;
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
+
+/// The whole of `raftsman cert rotate fleet`: phase by phase, each carried out on every machine and proven by every agent
+/// before the next begins. One that was interrupted goes on where it is.
+pub async fn run_rotation(
+    spec: Spec,
+    setting: &Setting,
+    consent: Consent<'_, Phase>,
+    on_phase: &(dyn Fn(Phase) + Sync),
+    execution: Execution,
+) -> Result<(), OpError> {
+    let (mut fleet, lock) = locked_fleet(spec.clone(), setting, "cert rotate")?;
+    let mut phase = fleet.access.phase();
+    consent.ask(&phase)?;
+    if phase == Phase::Settled {
+        execution.unless_interrupted(preflight(&fleet, &[])).await?;
+        phase = advance(&fleet, &lock)?;
+    }
+    loop {
+        on_phase(phase);
+        fleet = open(spec.clone(), fleet.setting.clone())?;
+        converged(&carry_out(&fleet, &lock, &[], execution.clone()).await?)?;
+        proven(&fleet).await?;
+        if phase == Phase::Distrusting {
+            on_phase(Phase::Settled);
+            return Ok(());
+        }
+        phase = advance(&fleet, &lock)?;
+    }
+}
+
+/// The whole of `raftsman cert revoke`: writes it down, has every agent told, and sees that each refuses it.
+pub async fn run_revocation(
+    spec: Spec,
+    setting: &Setting,
+    certificate: &str,
+    execution: Execution,
+) -> Result<String, OpError> {
+    let key = key_to_revoke(certificate)?;
+    let (fleet, lock) = locked_fleet(spec.clone(), setting, "cert revoke")?;
+    revoke(&fleet, &lock, &key)?;
+    let fleet = open(spec, fleet.setting.clone())?;
+    converged(&carry_out(&fleet, &lock, &[], execution).await?)?;
+    proven(&fleet).await?;
+    Ok(key)
+}
 
 /// The key that somebody wants revoked: of a certificate file, or its SHA-256 in hexadecimal.
 pub fn key_to_revoke(what: &str) -> Result<String, OpError> {

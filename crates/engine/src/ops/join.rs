@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use raftsman_core::boot::Boot;
-use raftsman_core::spec::{Name, Provider, Spec};
+use raftsman_core::spec::{Members, Name, Provider, Spec};
 use serde::Serialize;
 
+use super::begin::{Begun, begin, clusters};
 use super::{OpError, pick_member};
 use crate::act;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Setting};
 use crate::store::Lock;
 use crate::tokens::KeptToken;
 
@@ -31,6 +32,20 @@ pub struct Invitation {
     pub until: Option<Timestamp>,
     /// What its agent reads, on one line. Of no value to anybody once the host is taken in.
     pub boot: Boot,
+}
+
+/// The whole of `raftsman join`: makes the state where there is none, and invites the host under its cluster's lock.
+pub fn run(spec: Spec, setting: &Setting, host: &str, valid_for: Duration) -> Result<Invitation, OpError> {
+    check(&spec)?;
+    // Hosts are listed in the file, by name.
+    let cluster = spec.etcd.iter().find(|(_, cluster)| match &cluster.members {
+        Members::List(list) => list.iter().any(|member| member.name.as_str() == host),
+        Members::Count(_) => false,
+    });
+    let only: Vec<Name> = cluster.map(|(name, _)| name.clone()).into_iter().collect();
+    let scope = clusters(&spec, &only);
+    let Begun { fleet, lock, .. } = begin(spec, setting, "join", &scope)?;
+    join(&fleet, &lock, host, valid_for)
 }
 
 /// Whether the file has hosts to invite: before anything is made.

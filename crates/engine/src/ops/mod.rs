@@ -3,6 +3,7 @@
 pub mod adopt;
 pub mod apply;
 pub mod backup;
+pub mod begin;
 pub mod cert;
 pub mod destroy;
 pub mod drill;
@@ -54,6 +55,31 @@ pub enum OpError {
          `raftsman apply` first"
     )]
     AuthOff(Name),
+    /// The operator did not approve.
+    #[error("{0}")]
+    Declined(String),
+    /// What is needed is not there.
+    #[error("{}", needs::listed(.0))]
+    Unmet(Vec<needs::Unmet>),
+    /// Some clusters did not get to where they should be; what stopped them was reported as it happened.
+    #[error("not as it should be yet: {}; what stopped it is named above", names(.0))]
+    NotConverged(Vec<Name>),
+    /// There is nothing yet.
+    #[error("this fleet was never applied: run `raftsman apply` first")]
+    NeverApplied,
+    /// The file keeps a cluster.
+    #[error(
+        "`prevent_destroy: true` in {}{} keeps cluster `{cluster}`: nothing was destroyed; remove that line if it is to go",
+        file.display(), line.map(|line| format!(":{line}")).unwrap_or_default()
+    )]
+    DestroyPrevented {
+        /// Which cluster.
+        cluster: Name,
+        /// Where that is written.
+        file: std::path::PathBuf,
+        /// In which line.
+        line: Option<usize>,
+    },
     /// The state.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -266,6 +292,17 @@ pub enum OpError {
     /// A task ended abnormally: a bug of ours.
     #[error("a task of raftsman ended abnormally, which is a bug: {0}")]
     Task(#[from] tokio::task::JoinError),
+}
+
+impl OpError {
+    /// The stack whose lock another process holds, where that is why; nothing inside where it holds that of the whole fleet.
+    pub fn locked(&self) -> Option<Option<&str>> {
+        match self {
+            Self::Store(StoreError::Locked { stack, .. })
+            | Self::Fleet(FleetError::Store(StoreError::Locked { stack, .. })) => Some(stack.as_deref()),
+            _ => None,
+        }
+    }
 }
 
 fn names(names: &[Name]) -> String {

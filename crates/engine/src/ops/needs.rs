@@ -53,6 +53,15 @@ pub enum Need {
     Port,
 }
 
+/// What is missing, in one line.
+pub(super) fn listed(unmet: &[Unmet]) -> String {
+    match unmet {
+        [] => "nothing is missing".to_owned(),
+        [one] => one.message.clone(),
+        [one, rest @ ..] => format!("{}, and {} more: see above", one.message, rest.len()),
+    }
+}
+
 /// What a fleet without a state would not find.
 pub(super) fn of_new(spec: &Spec, setting: &Setting, desired: &Desired, only: &[Name], now: Timestamp) -> Vec<Unmet> {
     let mut unmet = Vec::new();

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use raftsman_core::observed::Observed;
 use raftsman_core::plan::recovery::{self, Proposal, Remains};
-use raftsman_core::spec::Name;
+use raftsman_core::spec::{Name, Spec};
 use serde::Serialize;
 use serde_json::json;
 
+use super::apply::{Execution, carry_out};
+use super::begin::{Consent, locked_cluster};
 use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_cluster};
+use crate::apply::Outcome;
 use crate::cluster::ClusterAt;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Setting};
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
@@ -41,6 +44,34 @@ pub struct Survey {
     pub plan: Option<FleetPlan>,
     /// Somebody decided already: it goes on from where it is.
     pub under_way: bool,
+}
+
+/// The whole of `raftsman recover`: looks at what is left, asks, writes the decision down, and applies it. With `show` it
+/// only looks.
+pub async fn run(
+    spec: Spec,
+    setting: &Setting,
+    wishes: &Wishes,
+    show: bool,
+    consent: Consent<'_, Survey>,
+    execution: Execution,
+) -> Result<Vec<Outcome>, OpError> {
+    let (fleet, lock) = locked_cluster(spec, setting, "recover", wishes.cluster.as_deref())?;
+    let found = survey(&fleet, wishes).await?;
+    (consent.show)(&found);
+    let proposal = match &found.remains.outcome {
+        _ if found.under_way => None,
+        Ok(proposal) => Some(proposal),
+        Err(unclear) => return Err(OpError::Unclear(unclear.to_string())),
+    };
+    if show {
+        return Ok(Vec::new());
+    }
+    consent.ask(&found)?;
+    if let Some(proposal) = proposal {
+        execution.unless_interrupted(mark(&fleet, &lock, wishes, proposal)).await?;
+    }
+    carry_out(&fleet, &lock, &[found.cluster.clone()], execution).await
 }
 
 /// Looks at what is left. Nothing is changed.

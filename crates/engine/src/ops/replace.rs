@@ -3,14 +3,17 @@
 use std::sync::Arc;
 
 use raftsman_core::observed::{MemberId, Observed, View};
-use raftsman_core::spec::Name;
+use raftsman_core::spec::{Name, Spec};
 use serde::Serialize;
 use serde_json::json;
 
+use super::apply::{Execution, carry_out, preflight};
+use super::begin::{Consent, locked_member};
 use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_member};
+use crate::apply::Outcome;
 use crate::cluster::ClusterAt;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Setting};
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
@@ -26,6 +29,33 @@ pub struct Replacement {
     pub id: MemberId,
     /// What `apply` would do.
     pub plan: FleetPlan,
+}
+
+/// The whole of `raftsman replace`: looks, asks, checks what is needed, marks the member, and applies unless it is to be
+/// marked only.
+pub async fn run(
+    spec: Spec,
+    setting: &Setting,
+    member: &str,
+    mark_only: bool,
+    consent: Consent<'_, Replacement>,
+    execution: Execution,
+) -> Result<(Replacement, Vec<Outcome>), OpError> {
+    let (fleet, lock) = locked_member(spec, setting, "replace", None, member)?;
+    let what = survey(&fleet, member).await?;
+    (consent.show)(&what);
+    consent.ask(&what)?;
+    let only = [what.cluster.clone()];
+    if mark_only {
+        mark(&fleet, &lock, member).await?;
+        return Ok((what, Vec::new()));
+    }
+    let marked = async {
+        preflight(&fleet, &only).await?;
+        mark(&fleet, &lock, member).await
+    };
+    execution.unless_interrupted(marked).await?;
+    Ok((what, carry_out(&fleet, &lock, &only, execution).await?))
 }
 
 /// What replacing this member would do.

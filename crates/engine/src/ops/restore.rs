@@ -9,16 +9,19 @@ use raftsman_backup::{Keys, Point};
 use raftsman_core::backup::FullName;
 use raftsman_core::observed::{Observed, Restoration};
 use raftsman_core::plan::restore::{decide, untried};
-use raftsman_core::spec::Name;
+use raftsman_core::spec::{Name, Spec};
 use serde::Serialize;
 use serde_json::json;
 
+use super::apply::{Execution, carry_out};
+use super::begin::{Consent, locked_cluster};
 use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_cluster};
 use crate::act::Hands;
 use crate::act::restore::seen;
+use crate::apply::Outcome;
 use crate::backup::{Accepted, source};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Setting};
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::rehearsal::Rehearsed;
@@ -55,6 +58,63 @@ impl Survey {
     pub fn lost(&self) -> i64 {
         (self.seen - self.revision).max(0)
     }
+}
+
+/// What is to be restored, and from where.
+#[derive(Debug)]
+pub struct Request {
+    /// Into which cluster; the only one of the file when it is not named.
+    pub cluster: Option<String>,
+    /// From the backups of another cluster.
+    pub from: Option<String>,
+    /// Which backups are accepted beyond those that are signed with the cluster's own key.
+    pub accepted: Accepted,
+    /// Up to where.
+    pub wish: Wish,
+    /// What decrypts it.
+    pub keys: Keys,
+    /// Only look.
+    pub show: bool,
+}
+
+/// Hears of the restore test.
+pub struct Watch<'a> {
+    /// Bytes that were read, of how many.
+    pub progress: &'a (dyn Fn(u64, u64) + Send + Sync),
+    /// Its result.
+    pub tried: &'a (dyn Fn(&Rehearsed) + Sync),
+}
+
+impl std::fmt::Debug for Watch<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+/// The whole of `raftsman restore`: looks, asks, tests the backup, writes the decision down, and applies it.
+pub async fn run(
+    spec: Spec,
+    setting: &Setting,
+    request: Request,
+    consent: Consent<'_, Survey>,
+    watch: Watch<'_>,
+    execution: Execution,
+) -> Result<Vec<Outcome>, OpError> {
+    let Request { cluster, from, accepted, wish, keys, show } = request;
+    let (fleet, lock) = locked_cluster(spec, setting, "restore", cluster.as_deref())?;
+    let found = survey(&fleet, cluster.as_deref(), from.as_deref(), &accepted, wish, &keys).await?;
+    (consent.show)(&found);
+    if show {
+        return Ok(Vec::new());
+    }
+    consent.ask(&found)?;
+    let marked = async {
+        let tried = try_out(&fleet, &lock, &found, from.as_deref(), &keys, watch.progress).await?;
+        (watch.tried)(&tried.rehearsed);
+        mark(&fleet, &lock, &found, &tried).await
+    };
+    execution.unless_interrupted(marked).await?;
+    carry_out(&fleet, &lock, &[found.cluster.clone()], execution).await
 }
 
 /// Looks at what there is, and what would become of it. Nothing is changed.

@@ -4,14 +4,17 @@
 use std::sync::Arc;
 
 use raftsman_core::observed::{Side, Trust};
-use raftsman_core::spec::{self, Name};
+use raftsman_core::spec::{self, Name, Spec};
 use serde::Serialize;
 use serde_json::json;
 
+use super::apply::{Execution, carry_out, preflight};
+use super::begin::{Consent, locked_cluster};
 use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_cluster};
+use crate::apply::Outcome;
 use crate::cluster::ClusterAt;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Setting};
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
@@ -62,6 +65,25 @@ pub struct Rotation {
     pub cluster: Name,
     /// What `apply` would do.
     pub plan: FleetPlan,
+}
+
+/// The whole of `raftsman cert rotate` for one cluster: looks, asks, checks what is needed, marks, and applies.
+pub async fn run(
+    spec: Spec,
+    setting: &Setting,
+    cluster: Option<&str>,
+    wish: Wish,
+    consent: Consent<'_, Rotation>,
+    execution: Execution,
+) -> Result<Vec<Outcome>, OpError> {
+    let (fleet, lock) = locked_cluster(spec, setting, "cert rotate", cluster)?;
+    let what = survey(&fleet, cluster, wish).await?;
+    (consent.show)(&what);
+    consent.ask(&what)?;
+    let only = [what.cluster];
+    execution.unless_interrupted(preflight(&fleet, &only)).await?;
+    mark(&fleet, &lock, &only[0], wish)?;
+    carry_out(&fleet, &lock, &only, execution).await
 }
 
 /// What granting this wish would do.

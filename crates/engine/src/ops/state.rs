@@ -5,14 +5,15 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Ledger, Side};
-use raftsman_core::spec::Name;
+use raftsman_core::spec::{Name, Spec};
 use serde::Serialize;
 use serde_json::json;
 
 use super::OpError;
+use super::begin::{Begun, Consent, begin, clusters};
 use crate::authorities::only_kept;
 use crate::cluster::{ClusterAt, ClusterError};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Setting};
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::{Lock, StoreError};
@@ -111,6 +112,24 @@ fn lost(error: ClusterError) -> Result<String, OpError> {
         ClusterError::Store(StoreError::LedgerDamaged { detail, .. }) => Ok(format!("it is damaged: {detail}")),
         other => Err(other.into()),
     }
+}
+
+/// The whole of `raftsman state repair`: checks under the lock, asks, and brings back what is lost or damaged.
+pub async fn run_repair(
+    spec: Spec,
+    setting: &Setting,
+    only: &[Name],
+    consent: Consent<'_, Vec<LedgerState>>,
+) -> Result<Vec<Repaired>, OpError> {
+    let scope = clusters(&spec, only);
+    let Begun { fleet, lock, .. } = begin(spec, setting, "state repair", &scope)?;
+    let found = check(&fleet, only).await?;
+    (consent.show)(&found);
+    if found.iter().all(|one| one.problem.is_none()) {
+        return Ok(Vec::new());
+    }
+    consent.ask(&found)?;
+    repair(&fleet, &lock, &found).await
 }
 
 /// Brings back the ledgers that are lost or damaged.

@@ -145,9 +145,17 @@ pub enum StoreError {
         /// The link.
         dir: PathBuf,
     },
-    /// Someone else holds the lock.
-    #[error("{}", held(holder.as_deref()))]
+    /// It is not locked: a bug of ours.
+    #[error("{what} is not locked by this process: please report this as a bug of raftsman")]
+    NotLocked {
+        /// What was to be written.
+        what: String,
+    },
+    /// Another process holds the lock.
+    #[error("{}", held(stack.as_deref(), holder.as_deref()))]
     Locked {
+        /// Of which stack; nothing where it is all of the state.
+        stack: Option<String>,
         /// Who, if the lock says so.
         holder: Option<Box<LockInfo>>,
     },
@@ -261,12 +269,13 @@ impl StoreError {
     }
 }
 
-fn held(holder: Option<&LockInfo>) -> String {
+fn held(stack: Option<&str>, holder: Option<&LockInfo>) -> String {
+    let what = stack.map_or_else(|| "this state".to_owned(), |stack| format!("cluster `{stack}`"));
     match holder {
         Some(LockInfo { verb, user, host, pid, since }) => format!(
-            "{user}@{host} is running `raftsman {verb}` on this state since {since} (process {pid}); wait until it is done"
+            "{user}@{host} is running `raftsman {verb}` on {what} since {since} (process {pid}); wait until it is done"
         ),
-        None => "another raftsman is changing this state; wait until it is done".to_owned(),
+        None => format!("another raftsman is changing {what}; wait until it is done"),
     }
 }
 

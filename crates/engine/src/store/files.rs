@@ -36,6 +36,20 @@ pub(crate) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreErr
     sync_parent(path)
 }
 
+/// Writes a file that is not there yet; says whether it was written.
+pub(super) fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, StoreError> {
+    let failed = || StoreError::io("write", path);
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let mut file = unfinished(dir, mode).map_err(failed())?;
+    file.write_all(bytes).map_err(failed())?;
+    file.as_file().sync_all().map_err(failed())?;
+    match file.persist_noclobber(path) {
+        Ok(_) => sync_parent(path).map(|()| true),
+        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(failed()(error.error)),
+    }
+}
+
 /// Replaces a file that a power cut may take: one that is a copy of another.
 pub(super) fn write_unsynced(path: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreError> {
     let failed = || StoreError::io("write", path);
@@ -112,13 +126,27 @@ pub(super) fn list(path: &Path) -> Result<Vec<PathBuf>, StoreError> {
     Ok(paths)
 }
 
-/// Deletes the unfinished files that killed processes left. Only for who holds the lock: else they may be in use.
+/// A directory that is not finished yet: it is there once it is renamed.
+pub(super) fn unfinished_directory(dir: &Path) -> Result<PathBuf, StoreError> {
+    let made = tempfile::Builder::new().prefix(UNFINISHED).permissions(Permissions::from_mode(0o700)).tempdir_in(dir);
+    Ok(made.map_err(StoreError::io("make a directory in", dir))?.keep())
+}
+
+/// Deletes a directory with all that is in it.
+pub(super) fn remove_tree(path: &Path) -> Result<(), StoreError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io("delete", path)(error)),
+        _ => sync_parent(path),
+    }
+}
+
+/// Deletes the unfinished files that killed processes left. Only while no other process writes: else they may be in use.
 pub(super) fn sweep(dir: &Path) -> Result<(), StoreError> {
     let shelves = SHELVES.map(|shelf| dir.join(shelf.directory));
     for dir in shelves.iter().map(PathBuf::as_path).chain([dir]) {
         for path in list(dir)? {
             if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes())) {
-                remove_if_there(&path)?;
+                if path.is_dir() { remove_tree(&path)? } else { remove_if_there(&path).map(drop)? }
             }
         }
     }

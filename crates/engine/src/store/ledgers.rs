@@ -122,7 +122,7 @@ pub(super) fn put<T: Serialize>(
 
 /// Whether this version is still the newest one, which it stays as long as the lock is held.
 pub(super) fn compare(dir: &Path, lock: &Lock, name: &str, read: &Version) -> Result<(), StoreError> {
-    lock.covers(dir)?;
+    lock.covers_stack(dir, name)?;
     // What a format before has is migrated when the lock is taken.
     let newest = get::<Value>(dir, super::FORMAT, name)?.map(|kept| kept.version).unwrap_or_default();
     if newest == *read {
@@ -151,7 +151,7 @@ fn write<T: Serialize>(dir: &Path, name: &str, before: &Version, ledger: &T) -> 
 
 /// Puts a ledger in the place of one that is missing or damaged: its number is beyond all that the history knows.
 pub(super) fn replace<T: Serialize>(dir: &Path, lock: &Lock, name: &str, ledger: &T) -> Result<Version, StoreError> {
-    lock.covers(dir)?;
+    lock.covers_stack(dir, name)?;
     let before = match get::<Value>(dir, super::FORMAT, name) {
         Ok(Some(kept)) => kept.version,
         Ok(None) | Err(StoreError::LedgerDamaged { .. }) => {
@@ -164,7 +164,7 @@ pub(super) fn replace<T: Serialize>(dir: &Path, lock: &Lock, name: &str, ledger:
 }
 
 pub(super) fn delete(dir: &Path, lock: &Lock, name: &str) -> Result<bool, StoreError> {
-    lock.covers(dir)?;
+    lock.covers_stack(dir, name)?;
     for number in numbers(dir, name)? {
         files::remove_if_there(&history_path(dir, name, number)?)?;
     }
@@ -173,7 +173,7 @@ pub(super) fn delete(dir: &Path, lock: &Lock, name: &str) -> Result<bool, StoreE
 
 /// Gives a ledger of a format before a version.
 pub(super) fn migrate(dir: &Path, lock: &Lock, name: &str) -> Result<(), StoreError> {
-    lock.covers(dir)?;
+    lock.covers_stack(dir, name)?;
     match get::<Value>(dir, 1, name)? {
         Some(kept) if kept.version == Version::unversioned() => {
             write(dir, name, &Version::none(), &kept.value).map(drop)
@@ -343,7 +343,7 @@ mod tests {
         let (dir, fleet) = (store.dir().to_owned(), store.dir().join("fleet.json"));
         drop(lock);
         let text = fs::read_to_string(&fleet).unwrap();
-        fs::write(&fleet, text.replace("\"format\": 2", "\"format\": 1")).unwrap();
+        fs::write(&fleet, text.replace("\"format\": 3", "\"format\": 1")).unwrap();
         fs::write(dir.join("clusters/main.json"), r#"{"members": {"a": "b"}}"#).unwrap();
         fs::remove_dir(dir.join("history")).unwrap();
         let read = || Store::open(&dir, "lab").unwrap().get_cluster::<Value>("main").unwrap().unwrap();
@@ -351,7 +351,7 @@ mod tests {
         let store = Store::open(&dir, "lab").unwrap();
         let lock = store.lock(LockInfo::new("apply", "alice", "desk")).unwrap();
         assert_eq!((read().value, read().version.number()), (json!({"members": {"a": "b"}}), 1));
-        assert!(fs::read_to_string(&fleet).unwrap().contains("\"format\": 2"));
+        assert!(fs::read_to_string(&fleet).unwrap().contains("\"format\": 3"));
         store.put_cluster(&lock, "main", &read().version, &json!({})).unwrap();
     }
 }

@@ -1,5 +1,9 @@
-//! The file `lock` → one writer at a time, and for all others who that is.
+//! The files `lock` and `locks/<stack>.lock` → one writer of each stack at a time, and for all others who that is.
+//!
+//! A writer of some stacks holds `lock` shared and the files of its stacks exclusively; a writer of the fleet's own entries
+//! holds `lock` exclusively, and so excludes all others. The operating system releases both when the process ends.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -11,7 +15,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{GENERATION, LOCK, StoreError, files};
+use super::{GENERATION, LOCK, LOCKS, StoreError, files};
+
+/// How often a lock is tried before its holder is named. A process that only asks for the holder, or that sweeps, has it
+/// for a moment too, and a new holder has not written its name yet.
+const TRIES: u32 = 10;
+/// The lock of the generation's counter. No stack has such a name: they begin with a letter or a digit.
+const COUNTER: &str = ".generation";
+const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// Who holds the lock, and what for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +47,15 @@ impl LockInfo {
     }
 }
 
+/// What a lock is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LockScope {
+    /// All of the state: its own entries and every stack.
+    Fleet,
+    /// These stacks, by name: each etcd cluster is one.
+    Stacks(BTreeSet<String>),
+}
+
 /// The lock, held until its last clone is dropped or the process ends, however it ends.
 ///
 /// Everything that writes to the state takes a reference to it: without the lock there is nothing to write with.
@@ -45,25 +65,42 @@ pub struct Lock(Arc<Held>);
 #[derive(Debug)]
 struct Held {
     dir: PathBuf,
-    file: File,
+    fleet: File,
+    /// Nothing where all of the state is held.
+    stacks: Option<BTreeMap<String, File>>,
     info: LockInfo,
     generation: u64,
 }
 
 impl Lock {
-    pub(super) fn take(dir: &Path, info: LockInfo) -> Result<Self, StoreError> {
-        let mut file = guard(dir)?;
-        let path = dir.join(LOCK);
-        let failed = || StoreError::io("write", &path);
-        let mut text = serde_json::to_vec(&info).map_err(|source| StoreError::Encode { file: path.clone(), source })?;
-        text.push(b'\n');
-        // In place, not by rename: the lock is on this very file.
-        file.set_len(0).map_err(failed())?;
-        file.rewind().map_err(failed())?;
-        file.write_all(&text).map_err(failed())?;
-        files::sweep(dir)?;
+    pub(super) fn take(dir: &Path, scope: &LockScope, info: LockInfo) -> Result<Self, StoreError> {
+        let (fleet, stacks) = match scope {
+            LockScope::Fleet => {
+                let mut fleet = guard(dir)?;
+                write_info(&mut fleet, &dir.join(LOCK), &info)?;
+                files::sweep(dir)?;
+                (fleet, None)
+            }
+            LockScope::Stacks(names) => {
+                sweep_if_alone(dir)?;
+                let fleet = share(dir)?;
+                files::make_directory(&dir.join(LOCKS.directory))?;
+                let mut stacks = BTreeMap::new();
+                for name in names {
+                    let path = LOCKS.path(dir, name)?;
+                    let Some(mut file) = locked(&path, Mode::Exclusive)? else {
+                        let holder = File::open(&path).ok().and_then(|mut file| read_info(&mut file)).map(Box::new);
+                        return Err(StoreError::Locked { stack: Some(name.clone()), holder });
+                    };
+                    write_info(&mut file, &path, &info)?;
+                    stacks.insert(name.clone(), file);
+                }
+                (fleet, Some(stacks))
+            }
+        };
+        // Drawn only now: of two holders of one stack, the later one has the greater number.
         let generation = next_generation(dir)?;
-        Ok(Self(Arc::new(Held { dir: dir.to_owned(), file, info, generation })))
+        Ok(Self(Arc::new(Held { dir: dir.to_owned(), fleet, stacks, info, generation })))
     }
 
     /// Refuses to write to another state than the one that is locked.
@@ -71,6 +108,24 @@ impl Lock {
         match self.0.dir == dir {
             true => Ok(()),
             false => Err(StoreError::OtherLock { locked: self.0.dir.clone(), dir: dir.to_owned() }),
+        }
+    }
+
+    /// Refuses to write what belongs to a stack that is not locked.
+    pub(super) fn covers_stack(&self, dir: &Path, stack: &str) -> Result<(), StoreError> {
+        self.covers(dir)?;
+        match self.0.stacks.as_ref().is_none_or(|stacks| stacks.contains_key(stack)) {
+            true => Ok(()),
+            false => Err(StoreError::NotLocked { what: format!("cluster `{stack}`") }),
+        }
+    }
+
+    /// Refuses to write the fleet's own entries where only some stacks are locked.
+    pub(super) fn covers_fleet(&self, dir: &Path) -> Result<(), StoreError> {
+        self.covers(dir)?;
+        match self.0.stacks {
+            None => Ok(()),
+            Some(_) => Err(StoreError::NotLocked { what: "the fleet's own entries".to_owned() }),
         }
     }
 
@@ -87,61 +142,141 @@ impl Lock {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // The system releases the lock when the file is closed, right after this. A name that stays in it misleads
+        // The system releases the locks when the files are closed, right after this. A name that stays in them misleads
         // only people who read the file, so that a failure is of no consequence.
-        let _ = self.file.set_len(0);
+        match &self.stacks {
+            None => drop(self.fleet.set_len(0)),
+            Some(stacks) => stacks.values().for_each(|file| drop(file.set_len(0))),
+        }
     }
 }
 
-/// Locks the directory without a generation: for its making and its removal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Shared,
+    Exclusive,
+}
+
+/// Locks all of the state without a generation: for its making, its migration and its removal.
 pub(super) fn guard(dir: &Path) -> Result<File, StoreError> {
+    locked(&dir.join(LOCK), Mode::Exclusive)?.ok_or_else(|| refused(dir))
+}
+
+/// Holds all of the state together with others who do.
+fn share(dir: &Path) -> Result<File, StoreError> {
+    locked(&dir.join(LOCK), Mode::Shared)?.ok_or_else(|| refused(dir))
+}
+
+/// What killed processes left goes while no other writer is there: the unfinished files of a live one must stay.
+fn sweep_if_alone(dir: &Path) -> Result<(), StoreError> {
     let path = dir.join(LOCK);
+    let file = open(&path)?;
+    match file.try_lock() {
+        Ok(()) => files::sweep(dir),
+        Err(TryLockError::WouldBlock) => Ok(()),
+        Err(TryLockError::Error(error)) => Err(StoreError::io("lock", &path)(error)),
+    }
+}
+
+fn refused(dir: &Path) -> StoreError {
+    match holder(dir) {
+        Ok(Some(holder)) => StoreError::Locked { stack: holder.stack, holder: Some(Box::new(holder.info)) },
+        Ok(None) | Err(_) => StoreError::Locked { stack: None, holder: None },
+    }
+}
+
+fn open(path: &Path) -> Result<File, StoreError> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(false).mode(files::PRIVATE);
+    options.open(path).map_err(StoreError::io("open", path))
+}
+
+/// The file, locked; nothing where another process holds it.
+fn locked(path: &Path, mode: Mode) -> Result<Option<File>, StoreError> {
     let mut tries = 0;
     loop {
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(files::PRIVATE)
-            .open(&path)
-            .map_err(StoreError::io("open", &path))?;
-        match file.try_lock() {
+        let file = open(path)?;
+        let tried = match mode {
+            Mode::Shared => file.try_lock_shared(),
+            Mode::Exclusive => file.try_lock(),
+        };
+        match tried {
             Ok(()) => {}
-            // One who only asks who holds it has it for a moment too, and a new holder has not said its name yet.
-            Err(TryLockError::WouldBlock) if tries < 5 => {
+            Err(TryLockError::WouldBlock) if tries < TRIES => {
                 tries += 1;
-                thread::sleep(Duration::from_millis(10));
+                thread::sleep(TRY_AGAIN);
                 continue;
             }
-            Err(TryLockError::WouldBlock) => {
-                return Err(StoreError::Locked { holder: read_info(&mut file).map(Box::new) });
-            }
-            Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &path)(error)),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", path)(error)),
         }
-        // Whoever held it before may have removed the state: a lock on a file that is gone locks nothing.
-        let ours = file.metadata().map_err(StoreError::io("read", &path))?;
-        match std::fs::metadata(&path) {
-            Ok(there) if there.ino() == ours.ino() && there.dev() == ours.dev() => return Ok(file),
-            _ => continue,
+        // A holder before may have removed the state: a lock on a file that is gone locks nothing.
+        let ours = file.metadata().map_err(StoreError::io("read", path))?;
+        match std::fs::metadata(path) {
+            Ok(there) if there.ino() == ours.ino() && there.dev() == ours.dev() => return Ok(Some(file)),
+            _ => {}
         }
     }
 }
 
-/// Who holds the lock now; `None` when nobody does, or nobody that left a name.
-pub(super) fn holder(dir: &Path) -> Result<Option<LockInfo>, StoreError> {
-    let path = dir.join(LOCK);
-    let mut file = match File::open(&path) {
+fn write_info(file: &mut File, path: &Path, info: &LockInfo) -> Result<(), StoreError> {
+    let failed = || StoreError::io("write", path);
+    let mut text = serde_json::to_vec(info).map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
+    text.push(b'\n');
+    // In place, not by rename: the lock is on this very file.
+    file.set_len(0).map_err(failed())?;
+    file.rewind().map_err(failed())?;
+    file.write_all(&text).map_err(failed())
+}
+
+/// Who holds a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Of which stack; nothing where it is all of the state.
+    pub stack: Option<String>,
+    /// Who, and what for.
+    pub info: LockInfo,
+}
+
+/// Who holds a lock now, all of the state before single stacks; `None` when no process does, or none that left a name.
+pub(super) fn holder(dir: &Path) -> Result<Option<Holder>, StoreError> {
+    if let Some(info) = holder_of(&dir.join(LOCK))? {
+        return Ok(Some(Holder { stack: None, info }));
+    }
+    for name in LOCKS.names(dir)? {
+        if let Some(info) = stack_holder(dir, &name)? {
+            return Ok(Some(Holder { stack: Some(name), info }));
+        }
+    }
+    Ok(None)
+}
+
+/// Who holds the lock of this stack.
+pub(super) fn stack_holder(dir: &Path, stack: &str) -> Result<Option<LockInfo>, StoreError> {
+    holder_of(&LOCKS.path(dir, stack)?)
+}
+
+fn holder_of(path: &Path) -> Result<Option<LockInfo>, StoreError> {
+    let mut file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(StoreError::io("open", path)(error)),
     };
-    // Shared, so that two who ask do not take each other for the holder.
+    // Shared, so that two who ask do not take each other for the holder, nor those for one who hold it shared.
     match file.try_lock_shared() {
         Ok(()) => Ok(None),
         Err(TryLockError::WouldBlock) => Ok(read_info(&mut file)),
         Err(TryLockError::Error(error)) => Err(StoreError::io("lock", path)(error)),
     }
+}
+
+/// Deletes the locks of single stacks: for the holder of the whole state, which goes.
+pub(super) fn remove_stacks(dir: &Path) -> Result<(), StoreError> {
+    for name in LOCKS.names(dir)? {
+        files::remove_if_there(&LOCKS.path(dir, &name)?)?;
+    }
+    files::remove_if_there(&dir.join(LOCKS.directory).join(COUNTER))?;
+    files::remove_directory_if_empty(&dir.join(LOCKS.directory))
 }
 
 fn read_info(file: &mut File) -> Option<LockInfo> {
@@ -150,7 +285,13 @@ fn read_info(file: &mut File) -> Option<LockInfo> {
     serde_json::from_str(&text).ok()
 }
 
+/// One counter for all stacks, so that a later holder of whatever an agent belongs to always has the greater number. It has
+/// a lock of its own: holders of different stacks draw at the same time.
 fn next_generation(dir: &Path) -> Result<u64, StoreError> {
+    files::make_directory(&dir.join(LOCKS.directory))?;
+    let counter = dir.join(LOCKS.directory).join(COUNTER);
+    let counting = open(&counter)?;
+    counting.lock().map_err(StoreError::io("lock", &counter))?;
     let path = dir.join(GENERATION);
     let bytes = files::read(&path)?.ok_or_else(|| StoreError::damaged(path.clone(), "it is missing"))?;
     let generation: u64 = std::str::from_utf8(&bytes)

@@ -80,6 +80,20 @@ impl Secrets {
         put(&self.dir, &self.recipient, name, secret)
     }
 
+    /// The secret of this name; where there is none, this one is kept. Of several processes that make one at the same time,
+    /// one makes it, and all get the same.
+    pub fn get_or_put(&self, lock: &Lock, name: &str, new: SecretString) -> Result<SecretString, StoreError> {
+        lock.covers(&self.dir)?;
+        if let Some(secret) = self.get(name)? {
+            return Ok(secret);
+        }
+        let bytes = encrypt(&self.recipient, name, new.expose_secret().as_bytes())?;
+        match files::write_new(&SECRETS.path(&self.dir, name)?, &bytes, SECRETS.mode)? {
+            true => Ok(new),
+            false => Ok(self.get(name)?.unwrap_or(new)),
+        }
+    }
+
     /// Forgets a secret; says whether there was one.
     pub fn delete(&self, lock: &Lock, name: &str) -> Result<bool, StoreError> {
         lock.covers(&self.dir)?;

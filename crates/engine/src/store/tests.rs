@@ -1,6 +1,6 @@
 //! A directory, kills, crowds and canaries → a state that is whole, or an error that says what to do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 use secrecy::ExposeSecret;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
@@ -86,7 +86,7 @@ fn what_is_put_can_be_got_by_another_process() {
     assert_eq!(secrets.get("main-peers-ca").unwrap().unwrap().expose_secret(), CANARY);
     assert_eq!(secrets.names().unwrap(), ["main-peers-ca"]);
     assert!(secrets.get("none").unwrap().is_none());
-    assert_eq!(store.get_cluster::<serde_json::Value>("main").unwrap().unwrap().value, json!({"members": 3}));
+    assert_eq!(store.get_cluster::<Value>("main").unwrap().unwrap().value, json!({"members": 3}));
     assert_eq!(store.clusters().unwrap(), ["main"]);
     assert_eq!(store.get_certificate("main-peers").unwrap().unwrap(), "-----BEGIN CERTIFICATE-----");
     let lock = store.lock(info("apply")).unwrap();
@@ -94,7 +94,7 @@ fn what_is_put_can_be_got_by_another_process() {
     assert!(!secrets.delete(&lock, "main-peers-ca").unwrap());
     assert!(store.delete_cluster(&lock, "main").unwrap());
     assert!(store.history("main").unwrap().is_empty());
-    assert!(store.get_cluster::<serde_json::Value>("main").unwrap().is_none());
+    assert!(store.get_cluster::<Value>("main").unwrap().is_none());
 }
 
 #[test]
@@ -272,10 +272,10 @@ fn one_at_a_time_in_one_process() {
     let store = create(&dir).unwrap();
     assert_eq!(store.lock_holder().unwrap(), None);
     let lock = store.lock(info("apply")).unwrap();
-    assert_eq!(store.lock_holder().unwrap(), Some(info("apply")));
+    assert_eq!(store.lock_holder().unwrap(), Some(Holder { stack: None, info: info("apply") }));
     let other = store.clone();
     let refused = thread::spawn(move || other.lock(info("plan")).unwrap_err()).join().unwrap();
-    assert!(matches!(refused, StoreError::Locked { holder: Some(holder) } if *holder == info("apply")));
+    assert!(matches!(refused, StoreError::Locked { stack: None, holder: Some(holder) } if *holder == info("apply")));
     // Readers need none.
     Store::open(&dir, "lab").unwrap().clusters().unwrap();
     drop(lock);
@@ -349,7 +349,10 @@ fn a_killed_process_leaves_no_lock() {
         thread::sleep(std::time::Duration::from_millis(5));
     }
     let refused = store.lock(info("destroy")).unwrap_err();
-    assert!(matches!(&refused, StoreError::Locked { holder: Some(holder) } if holder.verb == "apply"), "{refused}");
+    assert!(
+        matches!(&refused, StoreError::Locked { stack: None, holder: Some(holder) } if holder.verb == "apply"),
+        "{refused}"
+    );
     other.kill().unwrap();
     other.wait().unwrap();
     assert_eq!(store.lock_holder().unwrap(), None);
@@ -466,7 +469,10 @@ fn messages() {
     show("other fleet", Store::open(&dir, "prod").unwrap_err());
     let lock = store.lock(info("apply")).unwrap();
     show("locked", store.lock(info("apply")).unwrap_err());
-    show("locked by nobody known", StoreError::Locked { holder: None });
+    show("locked by nobody known", StoreError::Locked { stack: None, holder: None });
+    let holder = Some(Box::new(info("apply")));
+    show("locked stack", StoreError::Locked { stack: Some("main".into()), holder });
+    show("not locked", StoreError::NotLocked { what: "cluster `main`".into() });
     show("name", store.put_cluster(&lock, "../x", &Version::none(), &1).unwrap_err());
     let first = store.put_cluster(&lock, "main", &Version::none(), &1).unwrap();
     show("ledger changed", store.put_cluster(&lock, "main", &Version::none(), &2).unwrap_err());
@@ -492,7 +498,7 @@ fn messages() {
     fs::write(dir.join("secrets/token.age"), "").unwrap();
     show("secret emptied", secrets.get("token").unwrap_err());
     fs::write(dir.join("clusters/main.json"), "{").unwrap();
-    show("cluster damaged", store.get_cluster::<serde_json::Value>("main").unwrap_err());
+    show("cluster damaged", store.get_cluster::<Value>("main").unwrap_err());
     fs::write(dir.join(JOURNAL), "{}\n").unwrap();
     show("journal damaged", store.journal(&Filter::default()).unwrap_err());
     drop(lock);
@@ -515,7 +521,7 @@ fn messages() {
     fs::write(dir.join(RECIPIENT), "age1nonsense").unwrap();
     show("recipient damaged", store.unlock(IdentitySource::State(None)).unwrap_err());
 
-    fs::write(dir.join(FLEET), r#"{"format": 3, "shape": "unknown"}"#).unwrap();
+    fs::write(dir.join(FLEET), r#"{"format": 4, "shape": "unknown"}"#).unwrap();
     show("newer format", Store::open(&dir, "lab").unwrap_err());
     fs::write(dir.join(FLEET), r#"{"format": 1, "name": "lab"}"#).unwrap();
     show("fleet damaged", Store::open(&dir, "lab").unwrap_err());
@@ -547,4 +553,79 @@ fn a_write_that_fails_leaves_nothing_behind() {
     let error = store.put_cluster(&lock, "other", &Version::none(), &1).unwrap_err();
     assert!(error.to_string().contains("clusters/other.json"), "{error}");
     assert_eq!(every_file(&dir).len(), before);
+}
+
+fn stacks(names: &[&str]) -> LockScope {
+    LockScope::Stacks(names.iter().map(|name| (*name).to_owned()).collect())
+}
+
+#[test]
+fn two_stacks_are_changed_at_once_and_one_stack_by_one_process() {
+    let (_scratch, dir) = fresh();
+    let store = create(&dir).unwrap();
+    let one = store.lock_for(&stacks(&["one"]), info("apply")).unwrap();
+    let two = store.lock_for(&stacks(&["two"]), info("backup")).unwrap();
+    assert!(two.generation() > one.generation());
+    store.put_cluster(&one, "one", &Version::none(), &json!({})).unwrap();
+    store.put_cluster(&two, "two", &Version::none(), &json!({})).unwrap();
+    for (lock, other) in [(&one, "two"), (&two, "one")] {
+        let refused = store.put_cluster(lock, other, &Version::none(), &json!({})).unwrap_err();
+        assert!(matches!(refused, StoreError::NotLocked { .. }), "{refused}");
+    }
+    let refused = store.clone().set_network(&one, None).unwrap_err();
+    assert!(matches!(refused, StoreError::NotLocked { .. }), "{refused}");
+
+    let refused = store.lock_for(&stacks(&["three", "two"]), info("apply")).unwrap_err();
+    let StoreError::Locked { stack, holder } = refused else { panic!("{refused}") };
+    assert_eq!((stack.as_deref(), holder.unwrap().verb.as_str()), (Some("two"), "backup"));
+    // What it had got before it was refused is free again.
+    drop(store.lock_for(&stacks(&["three"]), info("apply")).unwrap());
+    let refused = store.lock(info("destroy")).unwrap_err();
+    assert!(matches!(&refused, StoreError::Locked { stack: Some(_), holder: Some(_) }), "{refused}");
+    assert_eq!(store.stack_holder("two").unwrap().map(|holder| holder.info.verb), Some("backup".to_owned()));
+    assert_eq!(store.stack_holder("three").unwrap(), None);
+    drop((one, two));
+
+    let whole = store.lock(info("destroy")).unwrap();
+    let refused = store.lock_for(&stacks(&["one"]), info("apply")).unwrap_err();
+    let StoreError::Locked { stack, holder } = refused else { panic!("{refused}") };
+    assert_eq!((stack, holder.unwrap().verb.as_str()), (None, "destroy"));
+    let version = store.get_cluster::<Value>("one").unwrap().unwrap().version;
+    store.put_cluster(&whole, "one", &version, &json!({"all": "covered"})).unwrap();
+}
+
+#[test]
+fn unfinished_files_of_another_live_writer_stay() {
+    let (_scratch, dir) = fresh();
+    let store = create(&dir).unwrap();
+    let one = store.lock_for(&stacks(&["one"]), info("apply")).unwrap();
+    fs::write(dir.join("secrets/.tmp-1"), "half").unwrap();
+    let two = store.lock_for(&stacks(&["two"]), info("apply")).unwrap();
+    assert!(dir.join("secrets/.tmp-1").exists());
+    drop((one, two));
+    drop(store.lock_for(&stacks(&["two"]), info("apply")).unwrap());
+    assert!(!dir.join("secrets/.tmp-1").exists());
+}
+
+#[test]
+fn holders_of_different_stacks_draw_different_generations_and_make_one_secret() {
+    let (_scratch, dir) = fresh();
+    let store = create(&dir).unwrap();
+    let secrets = store.unlock(IdentitySource::State(None)).unwrap();
+    let drawn: Vec<(u64, String)> = thread::scope(|scope| {
+        let one = |number: usize| {
+            let (store, secrets) = (&store, &secrets);
+            move || {
+                let name = format!("stack-{number}");
+                let lock = store.lock_for(&stacks(&[name.as_str()]), info("apply")).unwrap();
+                let shared = secrets.get_or_put(&lock, "shared", secret(&name)).unwrap();
+                (lock.generation(), shared.expose_secret().to_owned())
+            }
+        };
+        let threads: Vec<_> = (0..8).map(|number| scope.spawn(one(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let generations: BTreeSet<u64> = drawn.iter().map(|(generation, _)| *generation).collect();
+    let shared: BTreeSet<&String> = drawn.iter().map(|(_, shared)| shared).collect();
+    assert_eq!((generations.len(), shared.len()), (8, 1), "{drawn:?}");
 }

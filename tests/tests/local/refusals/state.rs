@@ -32,8 +32,8 @@ fn the_state() {
         &mut story,
         "a state of a newer format",
         "fleet.json",
-        Some(&fleet.replace("\"format\": 2", "\"format\": 3")),
-        &["format 3", "newer raftsman"],
+        Some(&fleet.replace("\"format\": 3", "\"format\": 4")),
+        &["format 4", "newer raftsman"],
     );
     let ledger = "clusters/main.json";
     with_state(&mut story, "a lost ledger", ledger, None, &["is missing, though there is a history", "state repair"]);
@@ -115,7 +115,7 @@ fn the_state() {
     lab.write_file(&format!("{}    log_level: warn\n", lab.file()));
     let mut first = lab.spawn(&APPLY);
     eventually("the lock is taken", || {
-        std::fs::read_to_string(state("lock")).is_ok_and(|t| t.contains("apply")).then_some(())
+        std::fs::read_to_string(state("locks/main.lock")).is_ok_and(|t| t.contains("apply")).then_some(())
     });
     kill(first.id(), Signal::STOP);
     for verb in [&APPLY[..], &["destroy", "--yes"]] {

@@ -1,0 +1,167 @@
+//! A file and a context → the fleet, open, under the lock of what an operation changes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use raftsman_core::spec::{Name, Spec};
+use raftsman_providers::networks::Networks;
+
+use super::destroy::remove_dir;
+use super::{OpError, pick_member};
+use crate::fleet::{Fleet, Setting};
+use crate::store::{Lock, LockInfo, LockScope, Protection, Store, StoreError};
+
+/// A fleet, and the right to change it.
+#[derive(Debug)]
+pub struct Begun {
+    /// The fleet.
+    pub fleet: Arc<Fleet>,
+    /// The lock of what is changed.
+    pub lock: Lock,
+    /// Whether there was no state before.
+    pub made: bool,
+}
+
+/// Asks the operator before anything is changed.
+pub struct Consent<'a, T> {
+    /// Shows what is about to be done.
+    pub show: &'a (dyn Fn(&T) + Sync),
+    /// Whether it may be done; else, what the operator has to do for it.
+    pub approve: &'a (dyn Fn(&T) -> Result<(), String> + Sync),
+}
+
+impl<T> std::fmt::Debug for Consent<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Consent").finish_non_exhaustive()
+    }
+}
+
+impl<T> Consent<'_, T> {
+    pub(super) fn ask(&self, what: &T) -> Result<(), OpError> {
+        (self.approve)(what).map_err(OpError::Declined)
+    }
+}
+
+/// The state of this fleet; none where there is none yet, or not even its identity was finished.
+pub fn state(spec: &Spec, setting: &Setting) -> Result<Option<Store>, OpError> {
+    match Store::open(&setting.state_dir(spec), spec.fleet.as_str()) {
+        Ok(store) => Ok(Some(store)),
+        Err(StoreError::Missing { .. } | StoreError::Unfinished { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether this fleet has no state yet, or one whose making was cut short.
+pub fn is_new(spec: &Spec, setting: &Setting) -> Result<bool, OpError> {
+    Ok(match state(spec, setting)? {
+        Some(store) => !Fleet::is_complete(&store)?,
+        None => true,
+    })
+}
+
+/// Opens the fleet to read it.
+pub fn open(spec: Spec, setting: Setting) -> Result<Arc<Fleet>, OpError> {
+    Ok(Fleet::open(spec, setting, Timestamp::now())?)
+}
+
+/// Makes the state where there is none yet, completes one whose making was cut short, takes the lock and opens the fleet.
+pub fn begin(spec: Spec, setting: &Setting, verb: &str, scope: &LockScope) -> Result<Begun, OpError> {
+    let (store, made) = match state(&spec, setting)? {
+        Some(store) => (store, false),
+        None => (Fleet::create(&spec, setting, Protection::IdentityFile, Timestamp::now())?, true),
+    };
+    let info = LockInfo::new(verb, &setting.user, &setting.host);
+    let begun = (|| {
+        if Fleet::is_to_be_completed(&store, &spec)? {
+            // These are the fleet's own entries.
+            Fleet::complete(&spec, setting, &store.lock(info.clone())?, Timestamp::now())?;
+        }
+        let lock = store.lock_for(scope, info)?;
+        Ok::<_, OpError>((open(spec, setting.clone())?, lock))
+    })();
+    match begun {
+        Ok((fleet, lock)) => Ok(Begun { fleet, lock, made }),
+        Err(error) => {
+            if made {
+                withdraw(store, setting)?;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Removes a state that this operation made, when it turned out that nothing can be begun. One that another operator works
+/// with by now stays.
+pub(super) fn withdraw(store: Store, setting: &Setting) -> Result<(), OpError> {
+    let lock = match store.lock(LockInfo::new("withdraw", &setting.user, &setting.host)) {
+        Ok(lock) => lock,
+        Err(StoreError::Locked { .. }) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    Networks::new(setting.registry.clone()).release(&store.fleet().id)?;
+    remove_dir(&store.dir().join("artifacts"))?;
+    store.remove(lock)?;
+    Ok(())
+}
+
+/// The lock of these clusters; of all clusters of the file where none is named.
+pub fn clusters(spec: &Spec, only: &[Name]) -> LockScope {
+    let named = |name: &&Name| only.is_empty() || only.contains(name);
+    LockScope::Stacks(spec.etcd.keys().filter(named).map(ToString::to_string).collect())
+}
+
+/// A fleet that was applied before, under the lock of these clusters; of all of them where none is named.
+pub fn locked(spec: Spec, setting: &Setting, verb: &str, only: &[Name]) -> Result<(Arc<Fleet>, Lock), OpError> {
+    let scope = clusters(&spec, only);
+    locked_for(spec, setting, verb, &scope)
+}
+
+/// A fleet that was applied before, under the lock of the whole fleet.
+pub fn locked_fleet(spec: Spec, setting: &Setting, verb: &str) -> Result<(Arc<Fleet>, Lock), OpError> {
+    locked_for(spec, setting, verb, &LockScope::Fleet)
+}
+
+/// A fleet that was applied before, under the lock of the cluster of this name; without a name, of the only one.
+pub fn locked_cluster(
+    spec: Spec,
+    setting: &Setting,
+    verb: &str,
+    cluster: Option<&str>,
+) -> Result<(Arc<Fleet>, Lock), OpError> {
+    let known = || spec.etcd.keys().map(ToString::to_string).collect::<Vec<_>>();
+    let name = match cluster {
+        Some(name) if spec.etcd.keys().any(|one| one.as_str() == name) => name.to_owned(),
+        Some(name) => return Err(OpError::NoSuchCluster { name: name.to_owned(), known: known() }),
+        None => match known().as_slice() {
+            [only] => only.clone(),
+            several => return Err(OpError::WhichCluster(several.to_vec())),
+        },
+    };
+    locked_for(spec, setting, verb, &LockScope::Stacks(BTreeSet::from([name])))
+}
+
+/// A fleet that was applied before, under the lock of the cluster that this member is of.
+pub fn locked_member(
+    spec: Spec,
+    setting: &Setting,
+    verb: &str,
+    cluster: Option<&str>,
+    member: &str,
+) -> Result<(Arc<Fleet>, Lock), OpError> {
+    if is_new(&spec, setting)? {
+        return Err(OpError::NeverApplied);
+    }
+    let fleet = open(spec.clone(), setting.clone())?;
+    let cluster = pick_member(&fleet, cluster, member)?.0.desired.name;
+    // A passphrase that the operator was asked for is not asked for again.
+    locked_for(spec, &fleet.setting, verb, &LockScope::Stacks(BTreeSet::from([cluster.to_string()])))
+}
+
+fn locked_for(spec: Spec, setting: &Setting, verb: &str, scope: &LockScope) -> Result<(Arc<Fleet>, Lock), OpError> {
+    if is_new(&spec, setting)? {
+        return Err(OpError::NeverApplied);
+    }
+    let Begun { fleet, lock, .. } = begin(spec, setting, verb, scope)?;
+    Ok((fleet, lock))
+}

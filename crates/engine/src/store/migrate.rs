@@ -1,0 +1,144 @@
+//! A state of an earlier format → one of today's, with a copy of what it was before.
+
+use std::path::Path;
+
+use super::{FLEET, FORMAT, Fleet, HISTORY, Lock, PRIVATE, RECIPIENT, SHELVES, StoreError, files, ledgers};
+
+/// How the names of the copies begin.
+const BEFORE: &str = "before-format-";
+
+/// Brings a state of an earlier format to today's. The format is written last, so that a killed migration is done again.
+pub(super) fn migrate(dir: &Path, lock: &Lock) -> Result<(), StoreError> {
+    lock.covers_fleet(dir)?;
+    let path = dir.join(FLEET);
+    let bytes = files::read(&path)?.ok_or_else(|| StoreError::Missing { dir: dir.to_owned() })?;
+    let fleet: Fleet = files::parse_json(&path, &bytes)?;
+    // Another process may have been faster.
+    if fleet.format >= FORMAT {
+        return Ok(());
+    }
+    copy(dir)?;
+    files::make_directory(&dir.join(HISTORY.directory))?;
+    if fleet.format < 2 {
+        for name in super::CLUSTERS.names(dir)? {
+            ledgers::migrate(dir, lock, &name)?;
+        }
+    }
+    files::write_json(&path, &Fleet { format: FORMAT, ..fleet })
+}
+
+/// Copies what a migration may change. One that is there stays: a killed migration has made it, of the state before.
+///
+/// The generation is not in it: one that goes back would have agents refuse every change. Nor is the identity: it does
+/// not change, and one copy of it is enough to guard.
+fn copy(dir: &Path) -> Result<(), StoreError> {
+    let target = dir.join(format!("{BEFORE}{FORMAT}"));
+    if target.exists() {
+        return Ok(());
+    }
+    let making = files::unfinished_directory(dir)?;
+    for file in [FLEET, RECIPIENT] {
+        if let Some(bytes) = files::read(&dir.join(file))? {
+            files::write(&making.join(file), &bytes, PRIVATE)?;
+        }
+    }
+    for shelf in SHELVES {
+        files::make_directory(&making.join(shelf.directory))?;
+        for name in shelf.names(dir)? {
+            if let Some(bytes) = files::read(&shelf.path(dir, &name)?)? {
+                shelf.write(&making, &name, &bytes)?;
+            }
+        }
+    }
+    std::fs::rename(&making, &target).map_err(StoreError::io("rename", &making))?;
+    files::sync_parent(&target)
+}
+
+/// Deletes the copies.
+pub(super) fn remove_copies(dir: &Path) -> Result<(), StoreError> {
+    for path in files::list(dir)? {
+        let is_copy = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(BEFORE));
+        if is_copy.is_some_and(|format| format.parse::<u32>().is_ok()) {
+            files::remove_tree(&path)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use raftsman_core::observed::Ledger;
+
+    use super::super::{IdentitySource, Kept, LockInfo, LockScope, Store};
+    use super::*;
+    use crate::store::fixture::of_format_2;
+
+    fn info() -> LockInfo {
+        LockInfo::new("apply", "alice", "desk")
+    }
+
+    fn main() -> LockScope {
+        LockScope::Stacks(["main".to_owned()].into())
+    }
+
+    #[test]
+    fn a_state_of_format_2_is_read_as_it_is_and_migrated_once_by_the_first_writer() {
+        let (_scratch, dir) = of_format_2();
+        let store = Store::open(&dir, "lab").unwrap();
+        let read = || store.get_cluster::<Ledger>("main").unwrap().unwrap();
+        let before: Kept<Ledger> = read();
+        assert_eq!((before.version.number(), before.value.members.len()), (7, 1));
+        let secrets = store.unlock(IdentitySource::State(None)).unwrap();
+        let secret = || secrets.get("main-peers").unwrap().is_some();
+        assert!(secret() && !dir.join("before-format-3").exists(), "reading changes nothing");
+        let generation: u64 = fs::read_to_string(dir.join("generation")).unwrap().trim().parse().unwrap();
+
+        let lock = store.lock_for(&main(), info()).unwrap();
+        assert_eq!((read(), secret()), (before, true));
+        assert!(lock.generation() > generation);
+        assert!(fs::read_to_string(dir.join(FLEET)).unwrap().contains("\"format\": 3"));
+        let copy = dir.join("before-format-3");
+        assert!(fs::read_to_string(copy.join(FLEET)).unwrap().contains("\"format\": 2"));
+        for file in ["clusters/main.json", "secrets/main-peers.age", "certificates/fleet.pem"] {
+            assert_eq!(fs::read(copy.join(file)).unwrap(), fs::read(dir.join(file)).unwrap(), "{file}");
+        }
+        assert!(!copy.join("generation").exists() && !copy.join("identity.txt").exists());
+        store.put_cluster(&lock, "main", &read().version, &read().value).unwrap();
+        drop(lock);
+
+        fs::remove_dir_all(&copy).unwrap();
+        drop(store.lock_for(&main(), info()).unwrap());
+        assert!(!copy.exists(), "it is migrated once");
+    }
+
+    #[test]
+    fn a_killed_migration_is_done_again_and_keeps_the_first_copy() {
+        let (_scratch, dir) = of_format_2();
+        let store = Store::open(&dir, "lab").unwrap();
+        let before = fs::read(dir.join(FLEET)).unwrap();
+        fs::create_dir(dir.join(".tmp-half")).unwrap();
+        fs::write(dir.join(".tmp-half/fleet.json"), "{").unwrap();
+        drop(store.lock(info()).unwrap());
+        // Killed before the format was written.
+        fs::write(dir.join(FLEET), &before).unwrap();
+        fs::write(dir.join("before-format-3/mark"), "the first").unwrap();
+        drop(store.lock(info()).unwrap());
+        assert!(dir.join("before-format-3/mark").exists() && !dir.join(".tmp-half").exists());
+        let lock = store.lock(info()).unwrap();
+        let left = store.remove(lock).unwrap().left;
+        assert_eq!(left, Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn a_state_that_a_newer_raftsman_migrated_meanwhile_is_not_changed() {
+        let (_scratch, dir) = of_format_2();
+        let store = Store::open(&dir, "lab").unwrap();
+        let text = fs::read_to_string(dir.join(FLEET)).unwrap();
+        fs::write(dir.join(FLEET), text.replace("\"format\": 2", "\"format\": 4")).unwrap();
+        let refused = store.lock_for(&main(), info()).unwrap_err();
+        assert!(matches!(refused, StoreError::NewerFormat { found: 4, known: 3, .. }), "{refused}");
+    }
+}
