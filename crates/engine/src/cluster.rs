@@ -13,13 +13,10 @@ use raftsman_core::spec::{self, AuthMode, Name};
 use raftsman_etcd::{Credentials, Endpoint, EtcdError};
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, OWN_VALIDITY};
 use crate::pki::{self, Authority, AuthorityKind, PkiError, Usages};
 use crate::secrets::SecretError;
 use crate::store::{Lock, StoreError, Version};
-
-/// How long the certificate is valid with which this run speaks to etcd.
-const ROOT_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 
 /// Why a cluster's keys or memory cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -336,7 +333,7 @@ impl ClusterAt {
         let trust = self.trust(Side::Clients)?;
         let (authority, ca) = (self.kept(Side::Clients, &trust.current)?, &trust.bundle());
         let client = |authority: &Authority, user: &str| -> Result<TlsIdentity, ClusterError> {
-            let (chain, key) = authority.issue_client(user, Some(&self.desired.organization), ROOT_VALIDITY, now)?;
+            let (chain, key) = authority.issue_client(user, Some(&self.desired.organization), OWN_VALIDITY, now)?;
             Ok(TlsIdentity::from_pem(&chain, key.expose_secret())?)
         };
         let foreign = Authority::make(
@@ -345,7 +342,7 @@ impl ClusterAt {
             None,
             spec::KeyAlgorithm::EcdsaP256,
             now,
-            ROOT_VALIDITY,
+            OWN_VALIDITY,
         )?;
         let by_foreigner = client(&foreign, "root")?;
         let peers = self.trust(Side::Peers)?;

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use raftsman_api::roles::Role;
 use raftsman_api::tls::Identity as TlsIdentity;
 use raftsman_core::desired::{self, DesireError, Desired, LoopbackNetwork};
@@ -22,8 +22,11 @@ use crate::fleet_access::{self, FleetAccess};
 use crate::pki::{Authority, AuthorityKind, PkiError};
 use crate::store::{IdentityPlace, IdentitySource, Lock, LockInfo, Protection, Secrets, Store, StoreError};
 
-/// A command's own certificate lives no longer than this: it is made anew by every run.
-const OPERATOR_VALIDITY: Duration = Duration::from_secs(24 * 3600);
+/// How long the certificates are valid with which a process speaks to agents and to etcd: short, because none of them is
+/// ever revoked.
+pub(crate) const OWN_VALIDITY: Duration = Duration::from_secs(24 * 3600);
+/// A process that runs for longer has new ones after half of that: enough time to try again.
+pub(crate) const RENEW_AFTER: SignedDuration = SignedDuration::from_hours(12);
 /// How long the fleet's authority is valid.
 const FLEET_CA_VALIDITY: Duration = Duration::from_secs(3650 * 24 * 3600);
 
@@ -166,8 +169,13 @@ pub struct Fleet {
     pub access: FleetAccess,
     /// What agents' certificates are checked against, and what agents check clients against.
     pub trust_pem: String,
-    /// Our certificate for agents.
-    pub operator: TlsIdentity,
+    operator: Mutex<Issued>,
+}
+
+/// Our certificate for agents, and when it was issued.
+struct Issued {
+    identity: TlsIdentity,
+    at: Timestamp,
 }
 
 impl std::fmt::Debug for Fleet {
@@ -242,10 +250,7 @@ impl Fleet {
             cluster.agents = access.desired(&trust_pem, &authority);
         }
         let provider = raftsman_providers::connect(settings(&spec, &setting, &store)?);
-        let who = format!("{}@{}", setting.user, setting.host);
-        let role = Role::Admin.organization();
-        let (chain, key) = authority.issue_client(&shortened(&who), Some(role), OPERATOR_VALIDITY, now)?;
-        let operator = TlsIdentity::from_pem(&chain, key.expose_secret())?;
+        let operator = Mutex::new(Issued { identity: operator(&setting, &authority, now)?, at: now });
         let artifacts = Artifacts::new(dir.join("artifacts"));
         Ok(Arc::new(Self {
             setting,
@@ -277,10 +282,28 @@ impl Fleet {
         Ok(kept.into_iter().find(|name| secrets.contains(name)).map(|name| format!("a secret `{name}` in the state")))
     }
 
+    /// Our certificate for agents. A process that runs for days gets another one in time.
+    pub fn operator(&self, now: Timestamp) -> TlsIdentity {
+        let mut issued = self.operator.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.duration_since(issued.at) > RENEW_AFTER
+            && let Ok(identity) = operator(&self.setting, &self.authority, now)
+        {
+            *issued = Issued { identity, at: now };
+        }
+        issued.identity.clone()
+    }
+
     /// The fleet's id.
     pub fn id(&self) -> &str {
         &self.store.fleet().id
     }
+}
+
+fn operator(setting: &Setting, authority: &Authority, now: Timestamp) -> Result<TlsIdentity, FleetError> {
+    let who = format!("{}@{}", setting.user, setting.host);
+    let role = Role::Admin.organization();
+    let (chain, key) = authority.issue_client(&shortened(&who), Some(role), OWN_VALIDITY, now)?;
+    Ok(TlsIdentity::from_pem(&chain, key.expose_secret())?)
 }
 
 /// Where the file says that machines come from.

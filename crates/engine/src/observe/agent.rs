@@ -128,7 +128,8 @@ pub struct Proven {
 impl AgentLink {
     /// The way to the agent of this machine.
     pub fn new(fleet: &Fleet, machine: &Name, address: IpAddr) -> Result<Self, TlsError> {
-        let claimed = ClientTls::claimed(&fleet.operator, &fleet.trust_pem, machine.as_str(), fleet.id())?;
+        let claimed =
+            ClientTls::claimed(&fleet.operator(Timestamp::now()), &fleet.trust_pem, machine.as_str(), fleet.id())?;
         let revoked = fleet.access.revoked.clone();
         Ok(Self { machine: machine.clone(), address, claimed, revoked, open: Mutex::new(None) })
     }
@@ -199,7 +200,7 @@ impl AgentLink {
             return Err(LinkError::DeadToken { machine: self.machine.clone(), until });
         }
         let token = kept.token;
-        let tls = ClientTls::unclaimed(&fleet.operator, self.machine.as_str(), fleet.id())?;
+        let tls = ClientTls::unclaimed(&fleet.operator(Timestamp::now()), self.machine.as_str(), fleet.id())?;
         let connected = connect(ClusterAt::agent_at(self.address), &tls).await?;
         let mut client = self.calls(connected.channel, Duration::MAX);
         let nonce = claim::nonce()?;

@@ -34,6 +34,7 @@ pub(crate) use http::get as http_get;
 pub(crate) use users::{read as read_access, try_password};
 
 use crate::cluster::{ClusterAt, ClusterCredentials, ClusterError};
+use crate::fleet::RENEW_AFTER;
 use crate::machines::Found;
 use crate::pki::PkiError;
 use crate::store::{Lock, StoreError};
@@ -43,6 +44,8 @@ use crate::store::{Lock, StoreError};
 pub struct Observer {
     cluster: Arc<ClusterAt>,
     links: std::sync::Mutex<BTreeMap<Name, Arc<Links>>>,
+    /// When the links and the credentials were last made anew, because their certificates end.
+    renewed: std::sync::Mutex<Timestamp>,
     credentials: Mutex<Option<Known>>,
     brought: Mutex<Option<BTreeMap<Side, AuthorityRecord>>>,
     before: Mutex<Option<Observed>>,
@@ -83,6 +86,7 @@ impl Observer {
         let observer = Self {
             cluster,
             links: Default::default(),
+            renewed: std::sync::Mutex::new(Timestamp::now()),
             credentials: Mutex::new(None),
             brought: Mutex::new(None),
             before: Mutex::new(None),
@@ -155,6 +159,25 @@ impl Observer {
         Ok(Some(ClusterCredentials { root, root_before, ..credentials }))
     }
 
+    /// Makes credentials and links anew in time: an observer that lives for days outlives the certificates that it began
+    /// with. What is under way goes on with the links that it has.
+    async fn renew(&self, now: Timestamp) -> Result<(), TlsError> {
+        {
+            let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+            if now.duration_since(*renewed) <= RENEW_AFTER {
+                return Ok(());
+            }
+            *renewed = now;
+        }
+        *self.credentials.lock().await = None;
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, link) in links.iter_mut() {
+            let agent = AgentLink::new(&self.cluster.fleet, name, link.agent.address())?;
+            *link = Arc::new(Links { agent, etcd: EtcdLink::new(link.etcd.to().clone()) });
+        }
+        Ok(())
+    }
+
     /// What the file brings is read once a run.
     async fn brought(&self) -> Result<BTreeMap<Side, AuthorityRecord>, ClusterError> {
         let mut brought = self.brought.lock().await;
@@ -213,6 +236,7 @@ impl Observer {
 
     /// Every machine, agent and member, by what is remembered so far.
     async fn gather(&self, now: Timestamp) -> Result<Looked, ClusterError> {
+        self.renew(now).await?;
         let brought = self.brought().await?;
         let credentials = match self.credentials(now).await {
             Ok(Some(credentials)) => Ok(credentials),
@@ -395,5 +419,46 @@ fn carry_over(observed: &mut Observed, before: &Observed) {
         member.machine = member.machine.clone().since_before(Some(&old.machine));
         member.agent = member.agent.clone().since_before(Some(&old.agent));
         member.etcd = member.etcd.clone().since_before(Some(&old.etcd));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::SignedDuration;
+
+    use super::*;
+    use crate::fleet::{Fleet, Setting};
+    use crate::store::fixture;
+
+    #[tokio::test]
+    async fn an_observer_that_lives_for_days_renews_its_certificates_and_keeps_them_until_then() {
+        let (_scratch, dir) = fixture::of_format_2();
+        let file = "fleet: lab\nmachines: { provider: local }\netcd: { main: { members: 1, version: 3.6.15 } }\n";
+        let spec = raftsman_core::spec::read(file).spec.expect("a valid file");
+        let setting = Setting {
+            file: dir.parent().unwrap().join("raftsman.yaml"),
+            agent: "/none".into(),
+            registry: dir.join("none"),
+            identity: None,
+            passphrase: None,
+            ask_passphrase: None,
+            user: "alice".to_owned(),
+            host: "desk".to_owned(),
+        };
+        let begun = Timestamp::now();
+        let fleet = Fleet::open(spec, setting, begun).unwrap();
+        let cluster = ClusterAt::open(&fleet, &fleet.desired.clusters[0]).unwrap();
+        let observer = Observer::new(Arc::new(cluster)).unwrap();
+        let name = fleet.desired.clusters[0].members[0].name.clone();
+        let link = || observer.links(&name).unwrap();
+        observer.credentials(begun).await.unwrap().expect("it has authorities");
+        let first = link();
+        observer.renew(begun + SignedDuration::from_hours(11)).await.unwrap();
+        assert!(Arc::ptr_eq(&first, &link()) && observer.credentials.lock().await.is_some());
+        observer.renew(begun + SignedDuration::from_hours(13)).await.unwrap();
+        assert!(!Arc::ptr_eq(&first, &link()) && observer.credentials.lock().await.is_none());
+        let again = link();
+        observer.renew(begun + SignedDuration::from_hours(14)).await.unwrap();
+        assert!(Arc::ptr_eq(&again, &link()), "not again before it is time");
     }
 }
