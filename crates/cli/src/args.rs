@@ -88,6 +88,8 @@ pub(crate) enum Verb {
     Preflight(Preflight),
     /// Show the versions that run, those that the file wants, and the way there.
     Versions(Versions),
+    /// Show the version of this program, and of every agent where there is a file.
+    Version(Version),
     /// Delete the machines with their data, and the state.
     Destroy(Destroy),
     /// Check the state's memory of every cluster, or repair it.
@@ -313,6 +315,13 @@ pub(crate) struct Versions {
     /// Only these clusters.
     #[arg(value_name = "CLUSTER")]
     pub(crate) clusters: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Version {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

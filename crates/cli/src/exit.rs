@@ -41,6 +41,11 @@ impl Failure {
         Self { said: true, ..Self::other(String::new()) }
     }
 
+    /// What is said of it; nothing where it was said already.
+    pub(crate) fn message(&self) -> Option<&str> {
+        (!self.said).then_some(&self.message)
+    }
+
     /// Why it has to wait, and for the lock of which stack, where that is because another process changes it.
     pub(crate) fn waits(&self) -> Option<(&str, Option<&str>)> {
         self.locked.as_ref().map(|stack| (self.message.as_str(), stack.as_deref()))

@@ -23,6 +23,7 @@ mod rotate;
 mod state;
 mod status;
 mod upkeep;
+pub(crate) mod version;
 mod versions;
 
 use std::process::ExitCode;
@@ -75,6 +76,7 @@ async fn once(common: &Common, verb: &Verb) -> Result<ExitCode, Failure> {
         Verb::Status(args) => status::run(common, args).await,
         Verb::Preflight(args) => Box::pin(preflight::run(common, args)).await,
         Verb::Versions(args) => versions::run(common, args).await,
+        Verb::Version(args) => Box::pin(version::run(common, args)).await,
         Verb::State(args) => state::run(common, args).await,
         Verb::Destroy(args) => destroy::run(common, args).await,
         Verb::Defrag(args) => upkeep::run_defrag(common, args).await,

@@ -14,6 +14,7 @@ pub(crate) mod state;
 pub(crate) mod status;
 mod table;
 pub(crate) mod upkeep;
+pub(crate) mod version;
 pub(crate) mod versions;
 
 use std::io::IsTerminal as _;

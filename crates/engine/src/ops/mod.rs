@@ -22,6 +22,7 @@ pub mod rotate;
 pub mod state;
 pub mod status;
 pub mod upkeep;
+pub mod version;
 pub mod versions;
 
 use std::collections::BTreeSet;
