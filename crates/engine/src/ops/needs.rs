@@ -130,15 +130,18 @@ pub(super) fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name], now:
 
 /// The machine that a step has the provider make, start, move or delete.
 fn through_provider(action: &Action) -> Option<&Name> {
-    if let Action::CreateMachine { machine }
-    | Action::StartMachine { machine }
-    | Action::MoveMachine { machine, .. }
-    | Action::RebuildMachine { machine }
-    | Action::DeleteMachine { machine } = action
-    {
-        Some(machine)
-    } else {
-        None
+    let Action::Machine(action) = action else { return None };
+    match action {
+        MachineAction::CreateMachine { machine }
+        | MachineAction::StartMachine { machine }
+        | MachineAction::MoveMachine { machine, .. }
+        | MachineAction::RebuildMachine { machine }
+        | MachineAction::DeleteMachine { machine } => Some(machine),
+        MachineAction::Enroll { .. }
+        | MachineAction::SetFirewall { .. }
+        | MachineAction::SetAccess { .. }
+        | MachineAction::RenewAgent { .. }
+        | MachineAction::Deliver { .. } => None,
     }
 }
 
