@@ -6,11 +6,11 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The mode of a file that etcd reads and others do not. Where etcd has a user of its own, the directory above says
-/// which group that is; elsewhere it is the agent's own user, below a directory that nobody else may enter.
-pub const FOR_ETCD: u32 = 0o640;
+/// The mode of a file that a program reads and others do not. Where it has a user of its own, the directory above says
+/// which group that is; elsewhere it is the agent's own user, below a directory that no other user may enter.
+pub const FOR_PROGRAM: u32 = 0o640;
 /// The same of a directory: what is made in it later has its group.
-pub const DIR_FOR_ETCD: u32 = 0o2750;
+pub const DIR_FOR_PROGRAM: u32 = 0o2750;
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
 

@@ -23,10 +23,10 @@ impl Root {
     pub fn prepare(&self) -> Result<(), FileError> {
         let programs = Program::ALL.into_iter().flat_map(|program| {
             let files = program.files(self);
-            [files.dir().to_path_buf(), files.versions()].map(|dir| (dir, files::DIR_FOR_ETCD))
+            [files.dir().to_path_buf(), files.versions()].map(|dir| (dir, files::DIR_FOR_PROGRAM))
         });
         let own = [self.0.join("agent"), self.agent_tls()].map(|dir| (dir, 0o700));
-        for (dir, mode) in own.into_iter().chain(programs).chain([(self.etcd().join("tls"), files::DIR_FOR_ETCD)]) {
+        for (dir, mode) in own.into_iter().chain(programs).chain([(self.etcd().join("tls"), files::DIR_FOR_PROGRAM)]) {
             if !dir.is_dir() {
                 files::make_dir(&dir, mode)?;
             }

@@ -78,15 +78,15 @@ impl Store {
 
     /// Makes a new key and drops an older one that still waits; returns a signing request for it.
     pub fn request(&self) -> Result<Vec<u8>, CertsError> {
-        files::make_dir(&self.dir, files::DIR_FOR_ETCD)?;
+        files::make_dir(&self.dir, files::DIR_FOR_PROGRAM)?;
         let (newest, waiting) = self.generations()?;
         for number in waiting {
             files::remove_dir(&self.waiting(number))?;
         }
         let dir = self.waiting(newest + 1);
-        files::make_dir(&dir, files::DIR_FOR_ETCD)?;
+        files::make_dir(&dir, files::DIR_FOR_PROGRAM)?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CertsError::Key)?;
-        files::write(&dir.join("tls.key"), key.serialize_pem().as_bytes(), files::FOR_ETCD)?;
+        files::write(&dir.join("tls.key"), key.serialize_pem().as_bytes(), files::FOR_PROGRAM)?;
         signing_request(&key)
     }
 
@@ -134,8 +134,8 @@ impl Store {
         let number = newest + 1;
         // Not `.new`: no certificate is waited for, and a key that does wait stays as it is.
         let dir = files::beside(&self.complete(number));
-        files::make_dir(&dir, files::DIR_FOR_ETCD)?;
-        let copied = [("tls.key", files::FOR_ETCD), ("tls.crt", 0o644)].into_iter().try_for_each(|(name, mode)| {
+        files::make_dir(&dir, files::DIR_FOR_PROGRAM)?;
+        let copied = [("tls.key", files::FOR_PROGRAM), ("tls.crt", 0o644)].into_iter().try_for_each(|(name, mode)| {
             let text = files::read(&old.join(name))?.unwrap_or_default();
             files::write(&dir.join(name), text.as_bytes(), mode)
         });
@@ -382,7 +382,7 @@ mod tests {
         assert_eq!(described.trust_digest, hex::sha256(ca.pem.as_bytes()));
         assert_eq!(described.issuer_key.len(), 64);
         let key = dir.path().join("peer/current/tls.key");
-        assert_eq!(fs::metadata(key).expect("key").permissions().mode() & 0o777, files::FOR_ETCD);
+        assert_eq!(fs::metadata(key).expect("key").permissions().mode() & 0o777, files::FOR_PROGRAM);
     }
 
     #[test]
@@ -421,7 +421,7 @@ mod tests {
         assert_eq!(store.trust_digest().expect("digest"), Some(after.trust_digest));
         assert_eq!(fs::read(dir.path().join("current/tls.key")).expect("key"), key);
         let mode = fs::metadata(dir.path().join("current/tls.key")).expect("key").permissions().mode();
-        assert_eq!(mode & 0o777, files::FOR_ETCD);
+        assert_eq!(mode & 0o777, files::FOR_PROGRAM);
         assert!(matches!(store.store_trust(" "), Err(CertsError::NoTrust)));
         assert!(matches!(store.store_trust("junk"), Err(CertsError::Sent(_))));
 

@@ -204,7 +204,7 @@ fn lay_out(owner: Owner) -> Result<(), InstallError> {
     files::make_dir(root, 0o711)?;
     files::make_dir(&root.join("agent"), 0o700)?;
     let etcd = root.join("etcd");
-    files::make_dir(&etcd, files::DIR_FOR_ETCD)?;
+    files::make_dir(&etcd, files::DIR_FOR_PROGRAM)?;
     std::os::unix::fs::chown(&etcd, None, Some(owner.group)).map_err(FileError::of("change the group of", &etcd))?;
     Ok(())
 }

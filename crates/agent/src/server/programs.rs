@@ -124,11 +124,12 @@ impl Server {
         let resume = Some(resume_after_seconds).filter(|seconds| *seconds > 0);
         let resume = resume.map(|seconds| Duration::from_secs(seconds.into()));
         let service = self.agent.supervisor.of(program).clone();
-        let stopped = finish(tokio::spawn(async move {
+        finish(tokio::spawn(async move {
             let _turn = turn;
             service.stop(grace, resume).await
-        }));
-        Ok(stopped.await?.into_inner())
+        }))
+        .await?;
+        Ok(())
     }
 }
 

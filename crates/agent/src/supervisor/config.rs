@@ -50,7 +50,7 @@ pub fn read(root: &Root, program: Program) -> Result<Option<(String, String)>, F
     Ok(Some((digest, text)))
 }
 
-/// The text that [`write`] was given, out of the file that it wrote.
+/// The text that [`write()`] was given, out of the file that it wrote.
 pub fn as_sent(root: &Root, program: Program, text: &str) -> String {
     let configured = program.configured(text);
     let configured = match configured.split_once('\n') {
@@ -62,7 +62,7 @@ pub fn as_sent(root: &Root, program: Program, text: &str) -> String {
 
 /// Replaces a program's configuration file.
 pub fn write_file(root: &Root, program: Program, text: &str) -> Result<(), FileError> {
-    files::write(&program.files(root).config(), text.as_bytes(), files::FOR_ETCD)
+    files::write(&program.files(root).config(), text.as_bytes(), files::FOR_PROGRAM)
 }
 
 #[cfg(test)]

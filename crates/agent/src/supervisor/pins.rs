@@ -1,7 +1,7 @@
 //! the SHA-256 that an admin pinned → which binaries may be installed and run.
 //!
-//! An operator may install what is pinned, and nothing else: otherwise a role that may restart a program could run any binary. The
-//! file is the agent's own; what it says is checked when bytes are installed, and again before each run.
+//! An operator may install what is pinned, and nothing else: otherwise a role that may restart a program could run any
+//! binary. The file is the agent's own; what it says is checked when bytes are installed, and again before each run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
