@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "the rule is for core itself")]
 
 use raftsman_core::action::Action;
+use raftsman_core::ledger::Ledger;
 
 /// Every action, as the journal and `plan --json` have them.
 const ACTIONS: &str = include_str!("stored/actions.jsonl");
@@ -34,4 +35,20 @@ fn what_is_no_action_is_refused() {
     // A field of a later version is passed over.
     assert!(serde_json::from_str::<Action>(r#"{"do":"enroll","machine":"main-1","zone":"a"}"#).is_ok());
     assert!(serde_json::from_str::<Action>(r#"{"do":"measure","deep":true}"#).is_ok());
+}
+
+/// A ledger of each kind, as the state keeps them.
+const LEDGERS: &str = include_str!("stored/ledgers.jsonl");
+
+#[test]
+fn every_ledger_is_read_back_and_written_as_it_was() {
+    for line in LEDGERS.lines() {
+        let ledger: Ledger = serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+        assert_eq!(serde_json::to_string(&ledger).expect("JSON"), line);
+        let value = serde_json::to_value(&ledger).expect("JSON");
+        assert_eq!(serde_json::from_value::<Ledger>(value).expect("a ledger"), ledger, "{line}");
+    }
+    // Of an older version, or of a later one.
+    assert_eq!(serde_json::from_str::<Ledger>("{}").expect("a ledger"), Ledger::default());
+    assert_eq!(serde_json::from_str::<Ledger>(r#"{"zones":{}}"#).expect("a ledger"), Ledger::default());
 }
