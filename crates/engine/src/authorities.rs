@@ -204,7 +204,7 @@ impl ClusterAt {
                 }
             }
             // What others sign with is theirs.
-            if let Some(trust) = trust.filter(|_| ledger.adopted.is_none()) {
+            if let Some(trust) = trust.filter(|_| ledger.adopted().is_none()) {
                 self.kept(side, &trust.current)?;
             }
         }
@@ -220,7 +220,7 @@ impl ClusterAt {
     /// The authority of this record, with its key.
     pub fn kept(&self, side: Side, record: &AuthorityRecord) -> Result<Authority, ClusterError> {
         let place = place(&self.desired.name, side, record.number);
-        let missing = || match self.ledger().adopted {
+        let missing = || match self.ledger().adopted() {
             Some(_) => ClusterError::ForeignAuthority { cluster: self.desired.name.clone(), kind: side.into() },
             None => ClusterError::AuthorityMissing(side.into()),
         };

@@ -192,8 +192,8 @@ impl ClusterAt {
 
     /// Where a member with this address listens for clients: others may have chosen another port.
     pub fn endpoint(&self, name: &Name, address: IpAddr) -> Endpoint {
-        let adopted = self.ledger().adopted;
-        let url = adopted.as_ref().and_then(|adopted| adopted.clients.get(name));
+        let ledger = self.ledger();
+        let url = ledger.adopted().and_then(|adopted| adopted.clients.get(name));
         url.and_then(|url| crate::adopt::endpoint(url).ok()).unwrap_or_else(|| Endpoint::from(address))
     }
 
@@ -327,7 +327,7 @@ impl ClusterAt {
 
     /// Who we are to this cluster's etcd: `root`, nobody, and somebody whom a foreign authority vouches for.
     pub fn credentials(&self, now: Timestamp) -> Result<ClusterCredentials, ClusterError> {
-        if self.ledger().adopted.is_some() {
+        if self.ledger().adopted().is_some() {
             return self.adopted_credentials();
         }
         let trust = self.trust(Side::Clients)?;

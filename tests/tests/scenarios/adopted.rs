@@ -6,7 +6,7 @@ use insta::assert_snapshot;
 use raftsman_core::action::{Action, AuthAction, EtcdAction, MachineAction, MemberAction, PkiAction, StartData};
 use raftsman_core::adopt;
 use raftsman_core::model::forecast;
-use raftsman_core::observed::{Adopted, Alarm, Fact, MemberId, Observed, Purpose};
+use raftsman_core::observed::{Adopted, Alarm, Fact, MemberId, Mode, Observed, Purpose};
 use raftsman_core::plan::{Plan, plan, safety};
 use raftsman_core::spec::EtcdVersion;
 use raftsman_tests::fixtures::{Scene, cluster, tell};
@@ -20,7 +20,7 @@ fn adopted(further: &[&str]) -> (Scene, Observed) {
     assert!(told.ends_with("done\n"), "{told}");
     let mut observed = scene.look();
     let clients = scene.desired.members.iter().map(|m| (m.name.clone(), m.client_url())).collect();
-    observed.ledger.adopted = Some(Adopted { clients });
+    observed.ledger.mode = Mode::Adopted(Adopted { clients });
     observed.ledger.started.clear();
     let settings = adopt::wanted(&scene.desired);
     for member in observed.members.values_mut() {

@@ -62,7 +62,7 @@ fn two_of_three_are_gone() {
     * promote main-3: caught up; 0 1 1
     done
     ");
-    assert_eq!(scene.world.ledger.recovery, None);
+    assert_eq!(scene.world.ledger.recovery(), None);
 }
 
 #[test]

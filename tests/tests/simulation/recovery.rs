@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use raftsman_core::action::{Action, EtcdAction, MachineAction, MemberAction, StartData};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::MachineModel;
-use raftsman_core::observed::{Agent, ClusterId, Data, Fact, Observed, Power, Recovery, ServiceState, quorum};
+use raftsman_core::observed::{Agent, ClusterId, Data, Fact, Mode, Observed, Power, Recovery, ServiceState, quorum};
 use raftsman_core::plan::recovery::{self, survey};
 use raftsman_core::plan::{Plan, plan};
 use raftsman_core::spec::Name;
@@ -203,7 +203,7 @@ impl Life {
 
     fn end(self) -> Result<usize, String> {
         let world = &self.scene.world;
-        if world.ledger.cluster == Some(self.of) || world.ledger.recovery.is_some() {
+        if world.ledger.cluster == Some(self.of) || world.ledger.recovery().is_some() {
             return Err(format!("seed {}: it ended, and was not built anew", self.seed));
         }
         Ok(self.plans)
@@ -234,7 +234,7 @@ fn a_majority_is_lost_and_nothing_more() {
 /// A planner that sees something else in the ledger.
 fn with(observed: &Observed, change: impl FnMut(&mut Recovery)) -> Observed {
     let mut observed = observed.clone();
-    observed.ledger.recovery.iter_mut().for_each(change);
+    observed.ledger.recovery_mut().into_iter().for_each(change);
     observed
 }
 
@@ -246,7 +246,7 @@ fn impatient(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 /// Does not see that others run.
 fn blind(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut seen = observed.clone();
-    let survivor = seen.ledger.recovery.as_ref().map(|recovery| recovery.survivor.clone());
+    let survivor = seen.ledger.recovery().map(|recovery| recovery.survivor.clone());
     for (_, member) in seen.members.iter_mut().filter(|(name, _)| Some(*name) != survivor.as_ref()) {
         if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut member.agent {
             report.etcd.service.state = ServiceState::Stopped;
@@ -264,8 +264,8 @@ fn credulous(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 /// Forgets the approved recovery as soon as the survivor serves: it grows the old cluster.
 fn forgetful(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut seen = observed.clone();
-    if seen.ledger.recovery.as_ref().is_some_and(|recovery| recovery.settled) {
-        seen.ledger.recovery = None;
+    if seen.ledger.recovery().is_some_and(|recovery| recovery.settled) {
+        seen.ledger.mode = Mode::Normal;
     }
     plan(desired, &seen, now)
 }

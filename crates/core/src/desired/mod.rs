@@ -225,7 +225,7 @@ impl Cluster {
     /// Which clients members accept now. Where auth is wanted, every client that is accepted before it is on is a
     /// superuser: it is seen on first, in this very cluster, and then members are opened to clients.
     pub fn client_access(&self, ledger: &Ledger) -> ClientAccess {
-        let rebuilt = ledger.recovery.is_some() || ledger.restoration.is_some();
+        let rebuilt = ledger.is_built_anew();
         let secured = !rebuilt && ledger.secured.is_some() && ledger.secured == ledger.cluster;
         match self.auth {
             AuthMode::None => ClientAccess::Open,

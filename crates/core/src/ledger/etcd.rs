@@ -11,7 +11,9 @@ pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, observed: &Observed,
     match action {
         EtcdAction::StartEtcd { data: StartData::Alone(_), .. } => {
             ledger.reshaped = true;
-            ledger.recovery.iter_mut().for_each(|recovery| recovery.alone = true);
+            if let Some(recovery) = ledger.recovery_mut() {
+                recovery.alone = true;
+            }
         }
         EtcdAction::StartEtcd { machine, .. } => {
             if ledger.founders.is_empty() {
@@ -24,8 +26,9 @@ pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, observed: &Observed,
             }
         }
         EtcdAction::ClearData { machine, member } => {
-            let recovery = ledger.recovery.iter_mut().filter(|recovery| recovery.survivor == *machine);
-            recovery.for_each(|recovery| recovery.member = *member);
+            if let Some(recovery) = ledger.recovery_mut().filter(|recovery| recovery.survivor == *machine) {
+                recovery.member = *member;
+            }
         }
         // A look at the world tells whether it was done.
         EtcdAction::InstallEtcd { .. }

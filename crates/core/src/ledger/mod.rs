@@ -6,9 +6,11 @@ mod auth;
 mod etcd;
 mod machines;
 mod members;
+mod mode;
 mod rebuild;
 mod recovery;
 mod restore;
+mod stored;
 mod upkeep;
 mod versions;
 
@@ -18,11 +20,14 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use members::LearnerRecord;
+pub use mode::{Adopted, Mode};
 pub use rebuild::RebuildError;
 pub use recovery::Recovery;
 pub use restore::{Restoration, SnapshotSource};
 pub use upkeep::SpaceRecord;
 pub use versions::SnapshotRecord;
+
+use stored::Stored;
 
 use crate::action::Action;
 use crate::backup::history::begin;
@@ -37,83 +42,53 @@ use crate::spec::{AuthMode, Name};
 ///
 /// Every entry is written before the act that it speaks of, so that a crash in between is seen as 'may have happened'.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(from = "Stored", into = "Stored")]
 pub struct Ledger {
+    /// Who runs it, and whether all of it is built anew.
+    pub mode: Mode,
     /// The cluster's id, once it formed. A cluster never gets a second one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterId>,
     /// Every member that is, or whose machine still is, and where other members reach it.
     pub members: BTreeMap<Name, String>,
     /// The members that the cluster was first started with: each of them is born by this list.
     pub founders: BTreeMap<Name, String>,
     /// Whether the members are others by now than the founders.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub reshaped: bool,
     /// For each member that etcd was started on: the incarnation of its machine then.
     pub started: BTreeMap<Name, String>,
     /// How clients proved who they are when the cluster was first started: its superuser is made for this.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub auth: Option<AuthMode>,
     /// The cluster in which auth was last seen on. Before that, in another cluster or in none, members accept no client
     /// but raftsman where the file wants auth.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub secured: Option<ClusterId>,
     /// The authorities of the peers' certificates.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub peers: Option<Trust>,
     /// The authorities of the clients' certificates.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub clients: Option<Trust>,
     /// The highest revision ever seen: a restore must bump above it.
     pub last_revision: i64,
     /// Members that somebody wants replaced: the name, and the member of that name that it is about.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub replace: BTreeMap<Name, MemberId>,
     /// Since when each member that is not healthy has not been, as far as anybody looked.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub down_since: BTreeMap<Name, Timestamp>,
     /// How far the learner is.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub learner: Option<LearnerRecord>,
-    /// Set while others run the cluster: raftsman watches its members, and has no machine of it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub adopted: Option<Adopted>,
     /// Learners that did not get on and were taken out again.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub evicted: BTreeMap<Name, Timestamp>,
     /// While the quota is used up: the compaction that is to make room.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub space: Option<SpaceRecord>,
     /// The last snapshot that was taken before a change of versions.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotRecord>,
     /// What was measured last, and the heartbeat and election time-outs that follow from it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub preflight: Option<Preflight>,
     /// Set when the cluster was seen with members from before [`REQUESTS_OF_TODAY`](crate::versions::REQUESTS_OF_TODAY), until all are beyond it: the
     /// members whose logs begin after the last request of those.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub log_renewed: Option<BTreeSet<MemberId>>,
-    /// Set while the cluster is built anew around one that survived, because somebody decided so.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub recovery: Option<Recovery>,
     /// The last backup that was restored into a throwaway etcd, to see whether it can be.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub drill: Option<Drill>,
-    /// Set while a backup takes the place of all data, because somebody decided so.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub restoration: Option<Restoration>,
     /// The histories of the cluster's data before and after restores and recoveries, the oldest first; empty before the
     /// first of them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub histories: Vec<History>,
-}
-
-/// A cluster that others run.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Adopted {
-    /// Where clients reach each member: others may have given it another port than raftsman would.
-    pub clients: BTreeMap<Name, String>,
 }
 
 impl Ledger {
@@ -202,7 +177,7 @@ impl Ledger {
             list.iter().filter_map(|m| self.name_of(m).map(|name| (name, m))).collect();
         // Who is no member any more has no past that could be in the way.
         self.started.retain(|name, _| listed.contains_key(name));
-        let adopted = self.adopted.is_some();
+        let adopted = self.adopted().is_some();
         self.members.retain(|name, _| {
             let gone = || adopted || observed.members.get(name).is_none_or(|m| m.machine.is_absent());
             listed.contains_key(name) || desired.member(name).is_some() || !gone()

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::Ledger;
+use super::{Ledger, Mode};
 use crate::observed::{ClusterId, MemberId, Observed, View};
 use crate::spec::Name;
 
@@ -28,7 +28,7 @@ pub struct Recovery {
 impl Ledger {
     /// Once the survivor has the data of a cluster of its own, that one is ours, and nobody else is in it.
     pub(super) fn rebuilt(&mut self, observed: &Observed, now: Timestamp) {
-        let Some(recovery) = &mut self.recovery else { return };
+        let Mode::Recovering(recovery) = &mut self.mode else { return };
         recovery.settled |= recovery.alone && View::of(observed).is_alone(&recovery.survivor);
         let found = observed.members.get(&recovery.survivor).and_then(|m| m.cluster_on_disk());
         let Some(cluster) = found.filter(|found| *found != recovery.of) else { return };
@@ -40,7 +40,8 @@ impl Ledger {
         self.started.retain(|name, _| *name == survivor);
         self.down_since.clear();
         self.evicted.clear();
-        (self.learner, self.space, self.recovery) = (None, None, None);
+        (self.learner, self.space) = (None, None);
+        self.mode = Mode::Normal;
         // Its log begins anew.
         self.log_renewed = None;
     }

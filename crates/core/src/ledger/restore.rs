@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::Ledger;
+use super::{Ledger, Mode};
 use crate::action::RestoreAction;
 use crate::backup::{FullName, Manifest};
 use crate::observed::{ClusterId, Data, Observed};
@@ -71,7 +71,11 @@ impl Restoration {
 
 pub(super) fn after(ledger: &mut Ledger, action: &RestoreAction) {
     match action {
-        RestoreAction::CompareRestored { .. } => ledger.restoration.iter_mut().for_each(|it| it.agreed = true),
+        RestoreAction::CompareRestored { .. } => {
+            if let Some(restoration) = ledger.restoration_mut() {
+                restoration.agreed = true;
+            }
+        }
         RestoreAction::PrepareRestore | RestoreAction::RestoreBackup { .. } => {}
     }
 }
@@ -79,7 +83,7 @@ pub(super) fn after(ledger: &mut Ledger, action: &RestoreAction) {
 impl Ledger {
     /// Once all members have the same of a backup, they are the cluster.
     pub(super) fn restored(&mut self, observed: &Observed, now: Timestamp) {
-        let Some(restoration) = self.restoration.clone().filter(|restoration| restoration.agreed) else { return };
+        let Some(restoration) = self.restoration().cloned().filter(|restoration| restoration.agreed) else { return };
         let report = |name: &Name| observed.members.get(name).and_then(|member| member.report());
         let Some(cluster) = restoration.members.keys().find_map(|name| match report(name)?.etcd.data {
             Data::Present { cluster, .. } => Some(cluster).filter(|found| !restoration.old.contains(found)),
@@ -97,6 +101,7 @@ impl Ledger {
         self.down_since.clear();
         self.evicted.clear();
         self.replace.clear();
-        (self.learner, self.space, self.log_renewed, self.restoration) = (None, None, None, None);
+        (self.learner, self.space, self.log_renewed) = (None, None, None);
+        self.mode = Mode::Normal;
     }
 }

@@ -270,7 +270,7 @@ impl World {
         world.ledger = observed.ledger.clone();
         world.brought.clone_from(&observed.brought);
         world.note_bundles();
-        if observed.ledger.adopted.is_some() {
+        if observed.ledger.adopted().is_some() {
             world.watched = Some(observed.clone());
             return world;
         }

@@ -17,7 +17,7 @@ pub(super) fn act(world: &mut World, action: &RecoveryAction) -> Result<(), Impo
 impl World {
     /// A cluster of one, of what the last that had this machine for its member knew.
     fn restore_data(&mut self, name: &Name) -> Result<(), Impossible> {
-        let recovery = self.ledger.recovery.clone().ok_or_else(|| Impossible("nothing to restore".to_owned()))?;
+        let recovery = self.ledger.recovery().cloned().ok_or_else(|| Impossible("nothing to restore".to_owned()))?;
         recovery.member.ok_or_else(|| Impossible("nothing was put away".to_owned()))?;
         self.made += 1;
         let cluster = ClusterId(hash(&format!("{} {}", recovery.of, self.made)));

@@ -26,7 +26,7 @@ pub(super) fn act(
         }
         RestoreAction::RestoreBackup { machine, .. } => world.restore_backup(machine)?,
         RestoreAction::CompareRestored { machines } => {
-            let restoration = world.ledger.restoration.as_ref();
+            let restoration = world.ledger.restoration();
             let version = restoration.map_or(desired.version, |restoration| restoration.version);
             for machine in machines {
                 world.stop(machine, None)?;
@@ -48,7 +48,8 @@ pub(super) fn act(
 
 impl World {
     fn restore_backup(&mut self, name: &Name) -> Result<(), Impossible> {
-        let restoration = self.ledger.restoration.clone().ok_or_else(|| Impossible("nothing to restore".to_owned()))?;
+        let restoration =
+            self.ledger.restoration().cloned().ok_or_else(|| Impossible("nothing to restore".to_owned()))?;
         let mut ids = Ids::of(&restoration.members);
         ids.cluster = ClusterId(hash(&format!("{} {}", ids.cluster, restoration.since)));
         let list = ids.list(&restoration.members);

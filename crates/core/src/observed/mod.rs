@@ -29,7 +29,8 @@ pub use users::{Access, Granted, Password, ROOT, Role, User};
 pub use view::{Tolerance, View, quorum};
 
 pub use crate::ledger::{
-    Adopted, LearnerRecord, Ledger, RebuildError, Recovery, Restoration, SnapshotRecord, SnapshotSource, SpaceRecord,
+    Adopted, LearnerRecord, Ledger, Mode, RebuildError, Recovery, Restoration, SnapshotRecord, SnapshotSource,
+    SpaceRecord,
 };
 use crate::spec::{Name, Shape};
 

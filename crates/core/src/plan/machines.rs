@@ -132,7 +132,7 @@ fn prepare_one<'a>(
     let version = version(etcd, course);
     let pace = draft.desired.pace(&observed.ledger);
     // Who is no member has nothing to be closed for; what is restored is configured when it is compared.
-    let access = match outside || observed.ledger.restoration.is_some() {
+    let access = match outside || observed.ledger.restoration().is_some() {
         true => ClientAccess::Open,
         false => draft.desired.client_access(&observed.ledger),
     };

@@ -12,6 +12,7 @@ use super::{
     restore, shape, trust, upkeep, users, versions,
 };
 use crate::action::Action;
+use crate::ledger::Mode;
 
 /// What a pass says of itself. The steps and waits that it came to are in the draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -231,17 +232,12 @@ const BORN_FROM_A_BACKUP: &[Pass] = &[
 
 /// The passes for what goes on with this cluster.
 fn passes(draft: &Draft<'_>) -> &'static [Pass] {
-    let ledger = &draft.observed.ledger;
-    if ledger.recovery.is_some() {
-        RECOVERING
-    } else if ledger.restoration.is_some() {
-        RESTORING
-    } else if ledger.adopted.is_some() {
-        ADOPTED
-    } else if restore::awaited(draft) {
-        BORN_FROM_A_BACKUP
-    } else {
-        NORMAL
+    match draft.observed.ledger.mode {
+        Mode::Recovering(_) => RECOVERING,
+        Mode::Restoring(_) => RESTORING,
+        Mode::Adopted(_) => ADOPTED,
+        Mode::Normal if restore::awaited(draft) => BORN_FROM_A_BACKUP,
+        Mode::Normal => NORMAL,
     }
 }
 

@@ -15,7 +15,7 @@ use super::{Draft, Reason, Step, Waiting};
 use crate::action::{Action, EtcdAction, MachineAction, RecoveryAction, StartData};
 use crate::desired::{ClientAccess, Cluster};
 use crate::observed::{
-    Agent, AgentReport, ClusterId, Data, Fact, Ledger, MemberId, MemberObserved, Observed, Power, Recovery,
+    Agent, AgentReport, ClusterId, Data, Fact, Ledger, MemberId, MemberObserved, Mode, Observed, Power, Recovery,
     ServiceState, View, quorum,
 };
 use crate::spec::{EtcdVersion, Name};
@@ -163,8 +163,8 @@ pub fn survey(desired: &Cluster, observed: &Observed, lost: &[Name], from: Optio
     let view = View::of(observed);
     let members: Vec<Remnant> = ledger.members.keys().map(|name| remnant(observed, name, lost)).collect();
     let outcome = match ledger.cluster {
-        _ if ledger.adopted.is_some() => Err(Unclear::Adopted),
-        _ if ledger.restoration.is_some() => Err(Unclear::Restoring),
+        _ if ledger.adopted().is_some() => Err(Unclear::Adopted),
+        _ if ledger.restoration().is_some() => Err(Unclear::Restoring),
         _ if view.has_quorum() => Err(Unclear::HasQuorum),
         None => Err(Unclear::NeverFormed),
         Some(cluster) => propose(desired, observed, cluster, &members, from),
@@ -290,8 +290,9 @@ fn known(seen: &MemberObserved, report: &AgentReport) -> State {
 /// answers in their place.
 pub fn decide(ledger: &mut Ledger, remains: &Remains, now: Timestamp) {
     let Ok(Proposal { survivor, of, .. }) = &remains.outcome else { return };
-    ledger.recovery =
-        Some(Recovery { survivor: survivor.clone(), of: *of, since: now, alone: false, settled: false, member: None });
+    let survivor = survivor.clone();
+    let recovery = Recovery { survivor, of: *of, since: now, alone: false, settled: false, member: None };
+    ledger.mode = Mode::Recovering(recovery);
     let lost = remains.members.iter().filter(|m| matches!(m.state, State::Lost { .. }));
     ledger.replace.extend(lost.map(|m| (m.name.clone(), MemberId(0))));
 }
@@ -299,7 +300,7 @@ pub fn decide(ledger: &mut Ledger, remains: &Remains, now: Timestamp) {
 /// The next steps of a cluster that is built anew.
 pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
     let ledger = &draft.observed.ledger;
-    let Some(recovery) = &ledger.recovery else { return Report::Looked };
+    let Some(recovery) = ledger.recovery() else { return Report::Looked };
     let Recovery { survivor, of, alone, settled, member: away, .. } = recovery;
     let reason = || Reason::Recovery { survivor: survivor.clone() };
     let others = draft.observed.members.iter().filter(|(name, _)| *name != survivor);

@@ -15,7 +15,7 @@ use crate::action::{EtcdAction, RestoreAction};
 use crate::backup::FullName;
 use crate::desired::Cluster;
 use crate::observed::{
-    AgentReport, ClusterId, Data, Ledger, MemberObserved, Observed, Restoration, ServiceState, SnapshotSource,
+    AgentReport, ClusterId, Data, Ledger, MemberObserved, Mode, Observed, Restoration, ServiceState, SnapshotSource,
 };
 use crate::spec::Name;
 
@@ -43,8 +43,7 @@ pub fn decide(ledger: &mut Ledger, restoration: Restoration) {
     // What the machines were is no past that could be in the way.
     ledger.started.clear();
     ledger.members.extend(restoration.members.clone());
-    ledger.restoration = Some(restoration);
-    ledger.recovery = None;
+    ledger.mode = Mode::Restoring(Box::new(restoration));
 }
 
 /// All clusters that there is data of: what a backup takes the place of.
@@ -73,7 +72,7 @@ pub(super) fn prepare(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
 /// The next steps.
 pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     let (observed, now) = (draft.observed, draft.now);
-    let Some(restoration) = &observed.ledger.restoration else { return Report::Looked };
+    let Some(restoration) = observed.ledger.restoration() else { return Report::Looked };
     let lost = std::mem::take(&mut draft.lost);
     draft.waiting.extend(lost.into_iter().map(|(_, waiting)| waiting));
     if !draft.steps.is_empty() {
@@ -151,7 +150,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
 pub(super) fn same_members(draft: &mut Draft<'_>) -> Report {
     let members = draft.desired.members.iter();
     let wanted: BTreeMap<Name, String> = members.map(|member| (member.name.clone(), member.peer_url())).collect();
-    if let Some(restoration) = draft.observed.ledger.restoration.as_ref().filter(|it| it.members != wanted) {
+    if let Some(restoration) = draft.observed.ledger.restoration().filter(|it| it.members != wanted) {
         draft.wait(Waiting::RestoredOthers { members: restoration.members.keys().cloned().collect() });
     }
     Report::Looked

@@ -113,7 +113,12 @@ impl Hands<'_> {
         Ok(())
     }
 
-    pub(super) async fn restart_etcd(self, machine: &Name, version: EtcdVersion, cluster: ClusterId) -> Result<(), ActError> {
+    pub(super) async fn restart_etcd(
+        self,
+        machine: &Name,
+        version: EtcdVersion,
+        cluster: ClusterId,
+    ) -> Result<(), ActError> {
         // One order: its agent starts etcd again even if this command ends in between.
         let request = RestartEtcdRequest {
             version: version.to_string(),

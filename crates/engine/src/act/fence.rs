@@ -29,7 +29,7 @@ impl Hands<'_> {
     async fn majority_passed(self, client: &Client) -> Result<(), ActError> {
         let ledger = self.cluster().ledger();
         // There are no agents where others run etcd.
-        if ledger.adopted.is_some() {
+        if ledger.adopted().is_some() {
             return Ok(());
         }
         let listed = observe::members(client.clone()).await?;

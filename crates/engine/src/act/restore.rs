@@ -158,7 +158,8 @@ impl Hands<'_> {
     fn restoration(self) -> Result<Restoration, ActError> {
         self.cluster()
             .ledger()
-            .restoration
+            .restoration()
+            .cloned()
             .ok_or_else(|| ActError::NothingToRestore(self.cluster().desired.name.clone()))
     }
 
@@ -278,7 +279,7 @@ impl Hands<'_> {
         }))
         .await?;
         // Before anybody gets in: what clients write from now on is not to be compared any more.
-        let agreed = |ledger: &mut Ledger| ledger.restoration.iter_mut().for_each(|it| it.agreed = true);
+        let agreed = |ledger: &mut Ledger| ledger.restoration_mut().into_iter().for_each(|it| it.agreed = true);
         self.cluster().remember(self.lock, agreed)?;
         for (number, machine) in machines.iter().enumerate() {
             self.start_etcd(machine, restoration.version, StartData::Of(cluster)).await?;

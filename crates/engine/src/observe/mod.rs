@@ -139,8 +139,9 @@ impl Observer {
         let mut known = self.credentials.lock().await;
         let ledger = self.cluster.ledger();
         let access = self.cluster.desired.client_access(&ledger);
+        let adopted = ledger.adopted().is_some();
         let of = ([ledger.peers, ledger.clients], access);
-        if ledger.adopted.is_none() && of.0.iter().any(Option::is_none) {
+        if !adopted && of.0.iter().any(Option::is_none) {
             return Ok(None);
         }
         let credentials = match known.as_ref().filter(|known| known.of == of) {
@@ -266,7 +267,7 @@ impl Observer {
         let mut observed = Observed { ledger, members, brought, handshakes: BTreeMap::new(), upkeep };
         if let Ok(credentials) = &credentials {
             // What to do about somebody else's superuser and alarms is not for us to see to.
-            if observed.ledger.adopted.is_none() {
+            if observed.ledger.adopted().is_none() {
                 self.look_for_root(&mut observed, credentials).await;
                 observed.upkeep = Box::pin(self.look_into_alarms(&observed, credentials)).await;
             }
@@ -313,7 +314,7 @@ impl Observer {
 
     /// The machines of all members, asked for at once, each connection of the provider by itself. Adopted clusters have none.
     async fn machines(&self, places: &BTreeMap<Name, IpAddr>, now: Timestamp) -> BTreeMap<Name, Fact<Machine>> {
-        if self.cluster.ledger().adopted.is_some() {
+        if self.cluster.ledger().adopted().is_some() {
             return BTreeMap::new();
         }
         let names: Vec<Name> = places.keys().cloned().collect();
@@ -332,7 +333,7 @@ impl Observer {
         credentials: Result<&ClusterCredentials, &Fact<EtcdFacts>>,
         now: Timestamp,
     ) -> (Name, MemberObserved) {
-        if self.cluster.ledger().adopted.is_some() {
+        if self.cluster.ledger().adopted().is_some() {
             return (name.clone(), self.watch(name, place, credentials.ok(), now).await);
         }
         let nothing = || MemberObserved {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use raftsman_api::tls::Identity;
 use raftsman_core::adopt::{self, Finding, Found, Weight, draft, findings};
-use raftsman_core::observed::{Adopted, Ledger, Side};
+use raftsman_core::observed::{Adopted, Ledger, Mode, Side};
 use raftsman_core::spec::{self, Name, Reading, Secret};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
@@ -205,7 +205,7 @@ fn remember(store: &Store, choices: &Choices, setting: &Setting, way: &Way, foun
         peers: peers_trust,
         clients: Some(clients),
         last_revision: found.members.iter().filter_map(revision).max().unwrap_or(0),
-        adopted: Some(Adopted { clients: named().map(|(name, m)| (name, m.endpoint.clone())).collect() }),
+        mode: Mode::Adopted(Adopted { clients: named().map(|(name, m)| (name, m.endpoint.clone())).collect() }),
         ..Ledger::default()
     };
     store.put_cluster(&lock, cluster, &version, &ledger)?;

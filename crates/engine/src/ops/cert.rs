@@ -177,7 +177,7 @@ pub fn issue(fleet: &Arc<Fleet>, cluster: Option<&str>, request: IssueRequest<'_
     let trust = cluster.trust(Side::Clients)?;
     // Before auth is on, every client with a certificate is a superuser.
     let ledger = cluster.ledger();
-    let unsecured = ledger.adopted.is_none() && ledger.secured.is_none();
+    let unsecured = ledger.adopted().is_none() && ledger.secured.is_none();
     if cluster.desired.auth == AuthMode::Certificate && unsecured && user != "root" {
         return Err(OpError::AuthOff(cluster.desired.name.clone()));
     }

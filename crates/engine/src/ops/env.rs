@@ -41,8 +41,8 @@ pub fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpErro
     let state = std::path::absolute(fleet.store.dir());
     let state = state.map_err(|source| OpError::File { action: "find", path: fleet.store.dir().to_owned(), source })?;
     let dir = state.join("clients").join(name);
-    let endpoints = match at.ledger().adopted {
-        Some(adopted) => adopted.clients.into_values().collect(),
+    let endpoints = match at.ledger().adopted() {
+        Some(adopted) => adopted.clients.values().cloned().collect(),
         None => at.desired.members.iter().map(|m| m.client_url()).collect(),
     };
     // Also with passwords: it brings the CA, and the certificate does no harm.

@@ -109,7 +109,7 @@ pub fn advance(fleet: &Arc<Fleet>, lock: &Lock) -> Result<Phase, OpError> {
 /// Whether every agent says that it accepts whom it should, and shows what the signing authority signed.
 pub async fn proven(fleet: &Arc<Fleet>) -> Result<(), OpError> {
     let behind = for_each_cluster(fleet, &[], |cluster| async move {
-        if cluster.ledger().adopted.is_some() {
+        if cluster.ledger().adopted().is_some() {
             return Ok(Vec::new());
         }
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;

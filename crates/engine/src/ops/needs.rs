@@ -113,7 +113,7 @@ pub(super) fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name], now:
             }
         };
         // Nothing is installed in an adopted cluster.
-        if at.ledger().adopted.is_none() {
+        if at.ledger().adopted().is_none() {
             let binary = fleet.artifacts.check(&cluster.source, cluster.version, fleet.setting.base());
             note(Some(cluster), Need::EtcdBinary, binary.map_err(OpError::from));
         }

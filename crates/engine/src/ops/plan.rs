@@ -198,7 +198,9 @@ fn cluster_plan_at(desired: &Cluster, observed: &Observed, now: Timestamp) -> Cl
 /// The configuration file of every member as the file wants it, beside the one that its machine has.
 fn diffs(desired: &Cluster, observed: &Observed) -> Vec<ConfigDiff> {
     let mut diffs: Vec<ConfigDiff> = Vec::new();
-    let Some(pace) = desired.pace(&observed.ledger).filter(|_| observed.ledger.adopted.is_none()) else { return diffs };
+    let Some(pace) = desired.pace(&observed.ledger).filter(|_| observed.ledger.adopted().is_none()) else {
+        return diffs;
+    };
     for member in &desired.members {
         let seen = observed.members.get(&member.name);
         let has = match seen.map(|seen| (seen.report(), seen.machine.is_absent())) {

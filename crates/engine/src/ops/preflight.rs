@@ -80,7 +80,7 @@ pub async fn preflight(
 
 async fn one(cluster: Arc<ClusterAt>, journal: &Journal, save: bool) -> Result<ClusterPreflight, OpError> {
     let name = cluster.desired.name.clone();
-    if cluster.ledger().adopted.is_some() {
+    if cluster.ledger().adopted().is_some() {
         return Err(OpError::NobodyMeasures { cluster: name, why: "others run it, without an agent".to_owned() });
     }
     let observer = Observer::new(Arc::clone(&cluster))?;

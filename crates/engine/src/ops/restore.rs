@@ -129,7 +129,7 @@ pub async fn survey(
     let cluster = Arc::new(pick_cluster(fleet, cluster)?);
     let at = source(fleet, &cluster.desired.name, from, accepted)?;
     let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
-    if observed.ledger.adopted.is_some() {
+    if observed.ledger.adopted().is_some() {
         return Err(OpError::Unclear("others run this cluster: restore it where it is run".to_owned()));
     }
     if observed.ledger.cluster.is_none() {

@@ -21,6 +21,7 @@ mod versions;
 use super::{Draft, Pause, Plan, Waiting};
 use crate::action::{Action, Changes, Company, MemberAction, RestoreAction};
 use crate::desired::Cluster;
+use crate::ledger::Mode;
 use crate::observed::{AgentReport, ListedMember, MemberObserved, Observed, Tolerance, View, quorum};
 use crate::spec::Name;
 
@@ -76,7 +77,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
     let class = action.class();
     let in_company = match class.company {
         Company::Any => true,
-        Company::OneLoss => decided_for_all(observed) || losses(wave) <= 1,
+        Company::OneLoss => observed.ledger.is_built_anew() || losses(wave) <= 1,
         Company::Alike => wave
             .iter()
             .map(|other| other.class())
@@ -86,16 +87,18 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
     if !in_company {
         return Err(Refusal::NotAlone);
     }
-    if observed.ledger.adopted.is_some() && class.changes != Changes::Users {
-        return Err(Refusal::Otherwise("others run this cluster".into()));
-    }
-    if let Some(recovery) = &observed.ledger.recovery {
-        return recovery::meanwhile(&case, recovery, action).map(|()| case.not_serving());
-    }
-    if let Some(restoration) = &observed.ledger.restoration
-        && let Some(judged) = restore::meanwhile(&case, restoration, action)
-    {
-        return judged.map(|()| case.not_serving());
+    match &observed.ledger.mode {
+        Mode::Normal => {}
+        Mode::Adopted(_) if class.changes == Changes::Users => {}
+        Mode::Adopted(_) => return Err(otherwise("others run this cluster")),
+        Mode::Recovering(recovery) => {
+            return recovery::meanwhile(&case, recovery, action).map(|()| case.not_serving());
+        }
+        Mode::Restoring(restoration) => {
+            if let Some(judged) = restore::meanwhile(&case, restoration, action) {
+                return judged.map(|()| case.not_serving());
+            }
+        }
     }
     match action {
         Action::Machine(action) => machines::judge(&case, action),
@@ -110,11 +113,6 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         Action::Restore(action) => restore::judge(&case, action),
         Action::Recovery(action) => recovery::judge(action),
     }
-}
-
-/// Whether a restore or a recovery was decided upon: all members lose their data, and that was said.
-fn decided_for_all(observed: &Observed) -> bool {
-    observed.ledger.recovery.is_some() || observed.ledger.restoration.is_some()
 }
 
 /// How many steps of a wave take something of a machine away for good.
@@ -199,7 +197,7 @@ pub(super) fn gate(mut draft: Draft<'_>) -> Plan {
             let spare = machines.len().saturating_sub(quorum(machines.len()));
             Some(Tolerance::CanLose(u32::try_from(spare).unwrap_or(0)))
         }
-        _ if observed.ledger.restoration.is_some() => None,
+        _ if observed.ledger.restoration().is_some() => None,
         _ => Some(view.tolerance_with(&coming_up)),
     };
     let mut kept = Vec::with_capacity(steps.len());
@@ -220,7 +218,7 @@ pub(super) fn gate(mut draft: Draft<'_>) -> Plan {
 
 /// What takes something of a machine away for good is done one at a time, unless it was decided for all of them.
 fn one_loss_a_wave(draft: &mut Draft<'_>) {
-    if decided_for_all(draft.observed) {
+    if draft.observed.ledger.is_built_anew() {
         return;
     }
     let mut losses = 0;
