@@ -110,7 +110,7 @@ fn traced(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let turn = PLANS.fetch_add(1, Ordering::Relaxed);
     let mut hasher = DefaultHasher::new();
     serde_json::to_string(&plan).expect("JSON").hash(&mut hasher);
-    if turn % CLOSELY == 0 {
+    if turn.is_multiple_of(CLOSELY) {
         closely(desired, observed, now, turn / CLOSELY).hash(&mut hasher);
     }
     SUM.fetch_add(hasher.finish(), Ordering::Relaxed);

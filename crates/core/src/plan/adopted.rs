@@ -1,6 +1,6 @@
 //! A cluster that others run → how it differs from the file. Nothing is done to its members.
 
-use super::passes::Report;
+use super::report::Report;
 use super::{Draft, Waiting, users};
 use crate::adopt;
 use crate::desired::Member;

@@ -1,75 +1,10 @@
 //! A cluster that answers → its superuser, auth, and proof that strangers are refused.
 
-use std::collections::BTreeSet;
-
-use super::passes::Report;
+use super::report::Report;
 use super::{Draft, Reason, Step, Waiting, versions};
 use crate::action::AuthAction;
-use crate::desired::{ClientAccess, Cluster, address_of};
-use crate::observed::{ANONYMOUS, AgentReport, Door, Observed, Root, ServiceState};
-use crate::spec::{AuthMode, EtcdVersion, Name};
-
-/// The members to be opened to clients: auth is on, and none of those that run accepts clients yet, so that no client
-/// depends on one. Nothing where that is not so.
-pub(super) fn to_be_opened(desired: &Cluster, observed: &Observed) -> Option<BTreeSet<Name>> {
-    if desired.client_access(&observed.ledger) == ClientAccess::Closed {
-        return None;
-    }
-    let mut closed = BTreeSet::new();
-    for member in &desired.members {
-        let Some(seen) = observed.members.get(&member.name) else { continue };
-        let Some(report) = seen.report() else {
-            // One that cannot be asked may have been opened already.
-            if observed.ledger.started.contains_key(&member.name) && !seen.machine.is_absent() {
-                return None;
-            }
-            continue;
-        };
-        if report.etcd.service.state == ServiceState::Stopped {
-            continue;
-        }
-        if !runs(desired, observed, &member.name, report, ClientAccess::Closed) {
-            return None;
-        }
-        closed.insert(member.name.clone());
-    }
-    Some(closed).filter(|closed| !closed.is_empty())
-}
-
-/// Whether what runs on this machine was started with the configuration for this access.
-fn runs(desired: &Cluster, observed: &Observed, machine: &Name, report: &AgentReport, access: ClientAccess) -> bool {
-    let etcd = &report.etcd;
-    let version = etcd.running_version.or(etcd.last_version);
-    let digest = version.and_then(|version| digest(desired, observed, machine, version, access));
-    digest.is_some() && digest == etcd.running_config
-}
-
-/// The digest of a member's configuration for this access, where it is.
-fn digest(
-    desired: &Cluster,
-    observed: &Observed,
-    machine: &Name,
-    version: EtcdVersion,
-    access: ClientAccess,
-) -> Option<String> {
-    let (member, pace) = (desired.member(machine)?, desired.pace(&observed.ledger)?);
-    let address = observed.ledger.members.get(machine).and_then(|url| address_of(url)).unwrap_or(member.address);
-    Some(desired.config_at(member, version, address, pace, access).digest.clone())
-}
-
-/// Whether etcd on this machine, started now with this version, would accept clients before auth is on.
-pub(super) fn opens_too_early(
-    desired: &Cluster,
-    observed: &Observed,
-    machine: &Name,
-    version: EtcdVersion,
-    report: &AgentReport,
-) -> bool {
-    let config = &report.etcd.config;
-    desired.client_access(&observed.ledger) == ClientAccess::Closed
-        && config.is_some()
-        && *config == digest(desired, observed, machine, version, ClientAccess::Open)
-}
+use crate::observed::{ANONYMOUS, Door, Root};
+use crate::spec::AuthMode;
 
 /// Shuts the doors as soon as the cluster takes writes, and looks whether they are shut.
 pub(super) fn secure(draft: &mut Draft<'_>) -> Report {

@@ -1,6 +1,6 @@
 //! Machines whose secrets are not those that the file refers to → deliveries, once all else is as it should be.
 
-use super::passes::Report;
+use super::report::Report;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::MachineAction;
 use crate::observed::Delivery;

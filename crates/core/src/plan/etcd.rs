@@ -1,9 +1,9 @@
 //! Members that should run, members that run → first start, restarts, and whose cluster this is.
 
-use super::machines::Ready;
-use super::passes::{Because, Report};
+use super::report::{Because, Report};
 use super::safety::Case;
-use super::{Draft, Reason, Step, Waiting, auth, members, safety, trust, upkeep, versions};
+use super::situation::{Ready, left_behind, to_be_opened};
+use super::{Draft, Reason, Step, Waiting, members, safety, trust, upkeep, versions};
 use crate::action::{Action, EtcdAction, StartData, VersionAction};
 use crate::observed::{ClusterId, Data, Fact, Problem, ServiceState, Side, quorum};
 use crate::spec::{AuthMode, EtcdVersion, Name};
@@ -242,13 +242,13 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         return Report::Looked;
     }
     if !stale.is_empty()
-        && let Some(closed) = auth::to_be_opened(draft.desired, draft.observed)
+        && let Some(closed) = to_be_opened(draft.desired, draft.observed)
     {
         stale.retain(|r| closed.contains(&r.member.name));
         restart_together(draft, &stale, Reason::Secured);
         return Report::Looked;
     }
-    let left = trust::left_behind(draft.observed, &draft.view);
+    let left = left_behind(draft.observed, &draft.view);
     let rank = |r: &&Ready<'_>| {
         let name = &r.member.name;
         (draft.view.healthy.contains(name) && !left.contains(name), draft.view.leader == Some(name))

@@ -1,32 +1,18 @@
 //! Machines that should be, machines that are → machines to make, start, take in and equip.
 
-use super::members;
+use super::situation::{Ready, to_be_opened};
 use super::versions::Course;
-use super::{Draft, Reason, Step, Waiting, auth, pki};
+use super::{Draft, Reason, Step, Waiting, members, pki};
 use crate::action::{Action, EtcdAction, MachineAction};
 use crate::desired::{ClientAccess, Config, Member};
 use crate::observed::{Agent, AgentReport, Data, EtcdOnMachine, Fact, Power, ServiceState};
-use crate::render::changes::{Change, changes};
+use crate::render::changes::changes;
 use crate::spec::EtcdVersion;
 
 /// Certificates are trusted by the clock: more than this apart, a fresh certificate may not be valid yet over there.
 const MAX_CLOCK_OFFSET_MS: u64 = 60_000;
 /// etcd needs room for its first write-ahead log segment.
 const MIN_FREE_BYTES: u64 = 64 * 1024 * 1024;
-
-/// A member whose machine has all that etcd needs.
-pub(super) struct Ready<'a> {
-    pub(super) member: &'a Member,
-    pub(super) report: &'a AgentReport,
-    /// The version that it should run now.
-    pub(super) version: EtcdVersion,
-    /// The digest of its configuration at that version.
-    pub(super) digest: String,
-    /// While it is to be closed to clients: the digest of the same configuration, open.
-    pub(super) open: Option<String>,
-    /// What differs in it from the one that runs, where that is known.
-    pub(super) changes: Vec<Change>,
-}
 
 /// Steps that bring machines closer to running etcd; the answer is who is there already.
 pub(super) fn prepare<'a>(draft: &mut Draft<'a>, course: Course) -> Vec<Ready<'a>> {
@@ -37,8 +23,11 @@ pub(super) fn prepare<'a>(draft: &mut Draft<'a>, course: Course) -> Vec<Ready<'a
     // Members are opened to clients once new machines are enrolled: all of them are configured in one wave then, however
     // long the first one took until it was seen that auth is on.
     let enrolls = draft.steps.iter().any(|step| matches!(step.action, Action::Machine(MachineAction::Enroll { .. })));
-    if let Some(closed) = auth::to_be_opened(desired, draft.observed).filter(|_| enrolls) {
-        let opens = |action: &Action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { machine, .. }) if closed.contains(machine));
+    if let Some(closed) = to_be_opened(desired, draft.observed).filter(|_| enrolls) {
+        let opens = |action: &Action| {
+            let Action::Etcd(EtcdAction::ConfigureEtcd { machine, .. }) = action else { return false };
+            closed.contains(machine)
+        };
         draft.steps.retain(|step| !opens(&step.action));
     }
     ready

@@ -7,9 +7,9 @@ use std::net::IpAddr;
 
 use jiff::SignedDuration;
 
-use super::machines::Ready;
-use super::passes::{Because, Report};
-use super::{Draft, Patience, Reason, Step, Waiting, trust, upkeep};
+use super::report::{Because, Report};
+use super::situation::{Ready, may_lead, trusted_target};
+use super::{Draft, Patience, Reason, Step, Waiting};
 use crate::action::{Action, EtcdAction, MachineAction, MemberAction, StartData};
 use crate::desired::{self, Member};
 use crate::observed::{Data, Fact, ListedMember, MemberId, Power, ServiceState, quorum};
@@ -97,7 +97,7 @@ impl Draft<'_> {
 }
 
 /// Puts right what is broken: a learner on its way, members that are lost, and those that are down and to go anyway.
-pub(super) fn mend(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
+pub(super) fn repair(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     learners(draft);
     replace(draft);
     let down = draft.unhealthy_beside(None);
@@ -203,11 +203,11 @@ pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
     if !draft.quiet(Some(from)) {
         return;
     }
-    let reason = match trust::may_lead(draft.observed, &draft.view, from) {
+    let reason = match may_lead(draft.observed, &draft.view, from) {
         true => Reason::LeaderGoes { from: from.clone() },
         false => Reason::LeaderLeftBehind { from: from.clone() },
     };
-    match heir(draft, from) {
+    match transfer_target(draft, from) {
         Some(action) => draft.steps.push(Step::new(action, reason)),
         None => {
             let others = draft.desired.members.iter().filter(|m| m.name != *from && !draft.to_be_replaced(&m.name));
@@ -217,28 +217,28 @@ pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
     }
 }
 
-/// Leadership goes to another before its holder restarts, where another can take it. A restart needs no heir: etcd hands
+/// Leadership goes to another before its holder restarts, where another can take it. A restart needs no target: etcd hands
 /// over by itself when it stops, only not before it has closed its clients' connections.
 pub(super) fn hand_over_to_restart(draft: &Draft<'_>, from: &Name) -> Option<Step> {
     if draft.view.leader != Some(from) || !draft.quiet(Some(from)) {
         return None;
     }
-    Some(Step::new(heir(draft, from)?, Reason::LeaderRestarts { from: from.clone() }))
+    Some(Step::new(transfer_target(draft, from)?, Reason::LeaderRestarts { from: from.clone() }))
 }
 
-fn heir(draft: &Draft<'_>, from: &Name) -> Option<Action> {
+fn transfer_target(draft: &Draft<'_>, from: &Name) -> Option<Action> {
     let agreement = draft.observed.agreement(&draft.view);
-    let heirs = draft.desired.members.iter().map(|m| &m.name);
-    let heirs = heirs.filter(|n| *n != from && draft.view.healthy.contains(n) && !draft.to_be_replaced(n));
-    let heirs = heirs.filter(|n| upkeep::trusted_heir(&draft.view, &agreement, n));
-    let heirs = heirs.filter(|n| trust::may_lead(draft.observed, &draft.view, n));
-    let facts = heirs.filter_map(|n| draft.view.answering.get(n).map(|e| (n, e)));
-    let heir = facts.max_by_key(|(name, e)| (e.raft_index, std::cmp::Reverse(*name)));
-    heir.map(|(name, e)| Action::Member(MemberAction::MoveLeader { machine: name.clone(), member: e.member }))
+    let others = draft.desired.members.iter().map(|m| &m.name);
+    let others = others.filter(|n| *n != from && draft.view.healthy.contains(n) && !draft.to_be_replaced(n));
+    let others = others.filter(|n| trusted_target(&draft.view, &agreement, n));
+    let others = others.filter(|n| may_lead(draft.observed, &draft.view, n));
+    let facts = others.filter_map(|n| draft.view.answering.get(n).map(|e| (n, e)));
+    let target = facts.max_by_key(|(name, e)| (e.raft_index, std::cmp::Reverse(*name)));
+    target.map(|(name, e)| Action::Member(MemberAction::MoveLeader { machine: name.clone(), member: e.member }))
 }
 
 /// Grows, moves and shrinks, once everything that is there is as it should be.
-pub(super) fn reshape(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
+pub(super) fn change_membership(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     let missing: Vec<&Member> = draft.desired.members.iter().filter(|m| draft.standing(&m.name).outside()).collect();
     let surplus = surplus(draft);
     let moved = moved(draft);
@@ -362,7 +362,7 @@ pub(super) fn misplaced(draft: &Draft<'_>, member: &Member) -> Option<IpAddr> {
 }
 
 /// Brings members up that are to go and that the cluster cannot do without yet: without a majority nobody can be removed.
-pub(super) fn sustain(draft: &mut Draft<'_>) -> Report {
+pub(super) fn keep_quorum(draft: &mut Draft<'_>) -> Report {
     for (name, seen) in &draft.observed.members {
         if draft.desired.member(name).is_some() || !draft.observed.ledger.started.contains_key(name) {
             continue;

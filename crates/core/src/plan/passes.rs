@@ -1,11 +1,10 @@
 //! A plan in the making → every pass in its order, each with its condition, and what it came to.
 
-use std::fmt;
-
 use serde::Serialize;
 
 use super::Reason;
-use super::machines::Ready;
+use super::report::{Because, Report};
+use super::situation::Ready;
 use super::versions::Course;
 use super::{
     Draft, Patience, Step, Waiting, adopted, auth, delivery, etcd, machines, members, pki, preflight, recovery,
@@ -13,74 +12,6 @@ use super::{
 };
 use crate::action::Action;
 use crate::ledger::Mode;
-
-/// What a pass says of itself. The steps and waits that it came to are in the draft.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use]
-pub(super) enum Report {
-    /// It looked at all that it is about.
-    Looked,
-    /// It left what it is about for later.
-    Left(Because),
-}
-
-/// Why a pass leaves something for later.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Because {
-    /// Steps that come before it are planned.
-    StepsFirst,
-    /// A step is planned that is alone in its wave.
-    AloneFirst,
-    /// The cluster has not formed.
-    NotFormed,
-    /// The cluster has formed.
-    Formed,
-    /// There is no quorum.
-    NoQuorum,
-    /// There is quorum.
-    HasQuorum,
-    /// The member list is not known.
-    NotListed,
-    /// A member's data is corrupt.
-    Corrupt,
-    /// An alarm is raised.
-    Alarmed,
-    /// A member is unhealthy.
-    Unhealthy,
-    /// A learner is on its way.
-    Learner,
-    /// What is waited for changes it.
-    Awaited,
-    /// Auth is not on.
-    NoAuth,
-    /// The file does not ask for it.
-    NotAsked,
-    /// The maintenance window is closed.
-    WindowClosed,
-}
-
-impl fmt::Display for Because {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::StepsFirst => "the steps above come first",
-            Self::AloneFirst => "a step above must run alone",
-            Self::NotFormed => "the cluster has not formed yet",
-            Self::Formed => "only before the first start",
-            Self::NoQuorum => "no quorum",
-            Self::HasQuorum => "only without quorum",
-            Self::NotListed => "no healthy member tells the member list",
-            Self::Corrupt => "the CORRUPT alarm is raised",
-            Self::Alarmed => "an alarm is raised",
-            Self::Unhealthy => "a member is unhealthy",
-            Self::Learner => "a learner is still catching up",
-            Self::Awaited => "what the cluster waits for comes first",
-            Self::NoAuth => "auth is not on",
-            Self::NotAsked => "the file does not ask for it",
-            Self::WindowClosed => "outside the maintenance window",
-        })
-    }
-}
 
 /// What must hold for a pass to be made.
 #[derive(Debug, Clone, Copy)]
@@ -148,7 +79,7 @@ impl Pass {
         Self { decides: true, ..Self::new("the cluster's id, and data of others", &[], |d, _| etcd::identity(d)) };
     const AUTHORITIES: Self = Self::new("CAs", &[], |d, _| pki::authorities(d));
     const MACHINES: Self = Self::new("machines, certificates, binaries and configuration", &[], |d, found| {
-        let course = versions::course(d);
+        let course = versions::upgrade_path(d);
         *found = Found { course: Some(course), ready: machines::prepare(d, course) };
         Report::Looked
     });
@@ -173,15 +104,15 @@ const NORMAL: &[Pass] = &[
     Pass::MACHINES,
     Pass::FIRST_MEASUREMENT,
     Pass::new("stopped members", &[], |d, found| etcd::run(d, &found.ready)),
-    Pass::new("members not in the file, needed for quorum", &[Condition::NoQuorum], |d, _| members::sustain(d)),
+    Pass::new("members not in the file, needed for quorum", &[Condition::NoQuorum], |d, _| members::keep_quorum(d)),
     // What is broken comes first: no healthy member is restarted beside a lost one.
-    Pass::new("learners, lost and replaced members", &[], |d, found| members::mend(d, &found.ready)),
-    Pass::new("alarms", &[Condition::Quorum], |d, _| upkeep::relieve(d)),
+    Pass::new("learners, lost and replaced members", &[], |d, found| members::repair(d, &found.ready)),
+    Pass::new("alarms", &[Condition::Quorum], |d, _| upkeep::clear_alarms(d)),
     Pass::new("measuring timers", &[Condition::NothingPlanned, Condition::Formed], |d, _| preflight::measure(d)),
     Pass::new("downgrade", &[Condition::NothingPlanned, Condition::Quorum], |d, found| {
-        found.course.map_or(Report::Looked, |course| versions::steer(d, course))
+        found.course.map_or(Report::Looked, |course| versions::follow_upgrade_path(d, course))
     }),
-    Pass::new("a leader that the others could not follow", &[], |d, _| trust::entrust(d)),
+    Pass::new("a leader that the others could not follow", &[], |d, _| trust::hand_over_left_behind(d)),
     Pass::new(
         "rolling restart: settings, version, CAs",
         &[Condition::NothingPlanned, Condition::Formed, Condition::Intact],
@@ -189,7 +120,7 @@ const NORMAL: &[Pass] = &[
     ),
     Pass::new("CA rotation", &[], |d, _| trust::rotate(d)),
     Pass::new("members to add, remove or move", &[Condition::Listed, Condition::NothingPlanned], |d, found| {
-        members::reshape(d, &found.ready)
+        members::change_membership(d, &found.ready)
     }),
     Pass::new("machines of former members", &[], |d, _| members::retire(d)),
     Pass::new("machines to make anew", &[Condition::NothingPlanned, Condition::Formed], |d, _| shape::renew(d)),

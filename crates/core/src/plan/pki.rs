@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::passes::Report;
+use super::report::Report;
 use super::{Draft, Reason, Step, Waiting, members, trust};
 use crate::action::{MachineAction, PkiAction};
 use crate::desired::{AGENT_RENEW_BEFORE, LeafProfile, Member};

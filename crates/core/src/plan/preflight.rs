@@ -1,7 +1,7 @@
 //! Timers that are to be measured → a measurement, once enough machines are there for it; timers that do not suit what
 //! was measured → said.
 
-use super::passes::Report;
+use super::report::Report;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::PreflightAction;
 use crate::desired::Cluster;

@@ -10,7 +10,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::passes::Report;
+use super::report::Report;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::{Action, EtcdAction, MachineAction, RecoveryAction, StartData};
 use crate::desired::{ClientAccess, Cluster};

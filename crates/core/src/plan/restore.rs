@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::machines::Ready;
-use super::passes::{Because, Report};
+use super::report::{Because, Report};
+use super::situation::Ready;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::{EtcdAction, RestoreAction};
 use crate::backup::FullName;

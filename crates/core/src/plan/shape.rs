@@ -3,7 +3,7 @@
 //! Where etcd's data has a disk of its own, the machine is rebuilt around it, and the same member comes back. Elsewhere
 //! the member leaves first, and comes back on its new machine as a learner.
 
-use super::passes::{Because, Report};
+use super::report::{Because, Report};
 use super::{Draft, Reason, Step, Waiting, members, safety};
 use crate::action::{Action, MachineAction};
 use crate::spec::{Name, Shape};

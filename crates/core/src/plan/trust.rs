@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 
-use super::passes::Report;
+use super::report::Report;
+use super::situation::{Participant, emergency, left_behind, may_lead, participants};
 use super::{Draft, Reason, Step, Waiting, members};
 use crate::action::PkiAction;
 use crate::desired::Cluster;
@@ -66,19 +67,6 @@ pub(super) fn phase(desired: &Cluster, observed: &Observed, side: Side, now: Tim
     }
 }
 
-/// A member of the cluster, and its machine's word.
-type Participant<'a> = (&'a Name, Option<&'a AgentReport>);
-
-/// Members of the cluster as it lists them; those that etcd was started on while nobody can be asked.
-fn participants<'a>(observed: &'a Observed, view: &View<'_>) -> Vec<Participant<'a>> {
-    let ledger = &observed.ledger;
-    let counts = |name: &Name| match view.listed {
-        Some(list) => list.iter().any(|m| ledger.name_of(m).as_ref() == Some(name)),
-        None => ledger.started.contains_key(name),
-    };
-    observed.members.iter().filter(|(name, _)| counts(name)).map(|(name, m)| (name, m.report())).collect()
-}
-
 /// Those who must be ready before a phase: everybody, in an emergency everybody who can be reached. Nobody is left behind
 /// where the others would be no majority while one of them is restarted.
 fn needed<'a>(observed: &'a Observed, view: &View<'_>, trust: &Trust) -> Vec<Participant<'a>> {
@@ -127,37 +115,8 @@ fn laggards(desired: &Cluster, observed: &Observed, view: &View<'_>, side: Side,
     late.into_iter().cloned().collect()
 }
 
-/// Members whose etcd may not know the authority that signs now: one that runs with other trust, in an emergency one that
-/// cannot be asked. They talk to others over connections that they have; none could be made anew.
-pub(super) fn left_behind(observed: &Observed, view: &View<'_>) -> BTreeSet<Name> {
-    let Some(trust) = observed.ledger.trust(Side::Peers) else { return BTreeSet::new() };
-    let (digest, changed) = (trust.digest(), !trust.old.is_empty() || !trust.retired.is_empty());
-    let knows = |running: &String| {
-        *running == digest || trust.keys_of(running).is_some_and(|keys| keys.contains(&trust.current.key))
-    };
-    let left = |report: Option<&AgentReport>| match report {
-        None => trust.now && changed,
-        // Of an etcd that an older agent started nothing is known.
-        Some(report) => report.etcd.running_trust.get(&Side::Peers.purpose()).is_some_and(|running| !knows(running)),
-    };
-    let left = participants(observed, view).into_iter().filter(|(_, report)| left(*report));
-    left.map(|(name, _)| name.clone()).collect()
-}
-
-/// Whether somebody wants the authority of the peers changed without waiting for anybody.
-pub(super) fn emergency(observed: &Observed) -> bool {
-    observed.ledger.trust(Side::Peers).is_some_and(|trust| trust.now && trust.rotates())
-}
-
-/// Whether others could follow this member, were they restarted: not one that is left behind, or about to be.
-pub(super) fn may_lead(observed: &Observed, view: &View<'_>, name: &Name) -> bool {
-    let silent = observed.members.get(name).is_none_or(|m| m.report().is_none());
-    let about_to_be = emergency(observed) && silent;
-    !about_to_be && !left_behind(observed, view).contains(name)
-}
-
 /// Takes leadership from a member that others could not follow once they are restarted. Its agent is not needed for it.
-pub(super) fn entrust(draft: &mut Draft<'_>) -> Report {
+pub(super) fn hand_over_left_behind(draft: &mut Draft<'_>) -> Report {
     let leads = |name: &Name| may_lead(draft.observed, &draft.view, name);
     let Some(leader) = draft.view.leader.filter(|leader| !leads(leader)).cloned() else { return Report::Looked };
     if draft.view.healthy.iter().any(|name| leads(name)) {

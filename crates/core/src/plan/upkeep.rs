@@ -3,27 +3,16 @@
 //! Nothing of this heals by itself in etcd. A full database is compacted once, its members are rewritten one by one, and
 //! only then is the alarm taken back. Which member is corrupt is for the members' own hashes to say.
 
-use super::passes::{Because, Report};
+use super::report::{Because, Report};
 use super::safety::Case;
+use super::situation::{at_part, has_room};
 use super::{Draft, Reason, Step, Waiting, members, safety};
 use crate::action::{Action, MemberAction, UpkeepAction};
-use crate::observed::{Agreement, Alarm, EtcdFacts, Filling, View};
+use crate::observed::{Agreement, Alarm, EtcdFacts, Filling};
 use crate::spec::Name;
 
-/// An alarm is taken back once every member is below this part of its quota.
-const ROOM_PERCENT: i64 = 90;
 /// A database that has this part of its quota in use after compaction is full: rewriting it would not help for long.
 const FULL_PERCENT: i64 = 85;
-
-/// Whether a size is at this part of the quota, or above.
-fn at_part(size: i64, quota: i64, percent: i64) -> bool {
-    i128::from(size) * 100 >= i128::from(quota) * i128::from(percent)
-}
-
-/// Whether there is room again in a member's database.
-pub(super) fn has_room(etcd: &EtcdFacts, quota: i64) -> bool {
-    !at_part(etcd.db_size, quota, ROOM_PERCENT)
-}
 
 impl Draft<'_> {
     /// Healthy voters with what they say, in order.
@@ -47,7 +36,7 @@ impl Draft<'_> {
 }
 
 /// Sees to alarms: what has to go before anything else can.
-pub(super) fn relieve(draft: &mut Draft<'_>) -> Report {
+pub(super) fn clear_alarms(draft: &mut Draft<'_>) -> Report {
     if draft.view.corrupt() {
         corruption(draft);
     } else if draft.view.alarmed(Alarm::NoSpace) {
@@ -216,9 +205,4 @@ pub(super) fn routine(draft: &mut Draft<'_>) -> Report {
     let who: Vec<Name> = draft.sized().into_iter().filter_map(pays).collect();
     defragment(draft, who);
     Report::Looked
-}
-
-/// Whether the leader and its heir may be trusted to hand over: neither alarm nor hash speaks against the heir.
-pub(super) fn trusted_heir(view: &View<'_>, agreement: &Agreement, heir: &Name) -> bool {
-    !view.corrupt() || matches!(agreement, Agreement::Differ(names) if !names.contains(heir))
 }

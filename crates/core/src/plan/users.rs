@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::passes::{Because, Report};
+use super::report::{Because, Report};
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::{Account, Action, UserAction};
 use crate::desired;

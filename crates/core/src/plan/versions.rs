@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
 
-use super::passes::Report;
+use super::report::Report;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::VersionAction;
 use crate::desired::Cluster;
@@ -66,8 +66,8 @@ fn of(member: &MemberObserved) -> Option<EtcdVersion> {
     member.etcd.seen().map(|e| e.version).or_else(last)
 }
 
-/// Sets the course.
-pub(super) fn course(draft: &mut Draft<'_>) -> Course {
+/// Finds the version that is next on the upgrade path.
+pub(super) fn upgrade_path(draft: &mut Draft<'_>) -> Course {
     let wanted = draft.desired.version;
     let now = versions(draft.desired, draft.observed, &draft.view);
     let Some(running) = now.running.values().min().copied() else { return Course::To(wanted) };
@@ -117,7 +117,7 @@ fn understood(desired: &Cluster, now: &Versions, version: EtcdVersion) -> Result
 }
 
 /// Tells etcd of a downgrade, or calls it off.
-pub(super) fn steer(draft: &mut Draft<'_>, course: Course) -> Report {
+pub(super) fn follow_upgrade_path(draft: &mut Draft<'_>, course: Course) -> Report {
     let Course::Hold(running, Some(hop)) = course else { return Report::Looked };
     match hop {
         Hop::Enable(line) | Hop::Renew(line) => {

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::{Case, Cost, Refusal, corrupt, not_decided, otherwise};
 use crate::action::{EtcdAction, StartData};
 use crate::observed::{ClusterId, Data, MemberId, Problem, ServiceState, Tolerance};
-use crate::plan::{Pause, auth, trust};
+use crate::plan::situation::{emergency, left_behind, opens_too_early, to_be_opened};
+use crate::plan::{Pause, trust};
 use crate::spec::{EtcdVersion, Name};
 
 pub(super) fn judge(case: &Case<'_>, action: &EtcdAction) -> Result<Cost, Refusal> {
@@ -17,7 +18,7 @@ pub(super) fn judge(case: &Case<'_>, action: &EtcdAction) -> Result<Cost, Refusa
         EtcdAction::StartEtcd { data: StartData::Alone(_), .. } => Err(not_decided()),
         EtcdAction::StartEtcd { machine, data, version } => {
             start(case, machine, *data)?;
-            if auth::opens_too_early(case.desired, case.observed, machine, *version, case.report(machine)?) {
+            if opens_too_early(case.desired, case.observed, machine, *version, case.report(machine)?) {
                 return Err(otherwise("it would accept clients before auth is on"));
             }
             case.may_run(machine, *version)?;
@@ -99,7 +100,7 @@ fn restart_together(
     if trust::locked_out(desired, observed, view, observed.at()) {
         return Ok(case.not_serving());
     }
-    match auth::to_be_opened(desired, observed) {
+    match to_be_opened(desired, observed) {
         // To clients it does not serve yet.
         Some(closed) if machines.keys().all(|machine| closed.contains(machine)) => {
             Ok(Cost { before: Tolerance::NoQuorum, ..case.not_serving() })
@@ -129,7 +130,7 @@ impl Case<'_> {
             return Err(corrupt());
         }
         // Who could not shake hands anew is healthy by what it is connected with, and that may be the one that goes.
-        let left = trust::left_behind(observed, view);
+        let left = left_behind(observed, view);
         let in_touch = |name: &Name| view.healthy.contains(name) && !left.contains(name);
         let others = view.healthy.iter().filter(|name| **name != machine && in_touch(name)).count();
         let (before, during) = (view.tolerance(), Tolerance::of(others, view.voters));
@@ -140,7 +141,7 @@ impl Case<'_> {
         let voter = |name: &Name| view.listed.is_none_or(|l| l.iter().any(|m| !m.learner && m.name == name.as_str()));
         let others = desired.members.iter().map(|m| &m.name).filter(|name| *name != machine && voter(name));
         // In an emergency no restart waits for those that are left behind.
-        let ignored = |name: &Name| trust::emergency(observed) && left.contains(name);
+        let ignored = |name: &Name| emergency(observed) && left.contains(name);
         let others_healthy = others.into_iter().all(|name| view.healthy.contains(name) || ignored(name));
         if !others_suffice || (was_healthy && !others_healthy) {
             return Err(self.costs_quorum());

@@ -3,7 +3,8 @@
 use super::{Case, Cost, Refusal, corrupt, otherwise};
 use crate::action::MemberAction;
 use crate::observed::{Agreement, ListedMember, MemberId, Tolerance};
-use crate::plan::{Pause, trust, upkeep};
+use crate::plan::Pause;
+use crate::plan::situation::{may_lead, trusted_target};
 use crate::spec::Name;
 
 pub(super) fn judge(case: &Case<'_>, action: &MemberAction) -> Result<Cost, Refusal> {
@@ -108,12 +109,12 @@ impl<'a> Membership<'a> {
     fn move_leader(&self, machine: &Name, member: MemberId) -> Result<Cost, Refusal> {
         let (observed, view) = (self.case.observed, self.case.view);
         // Leadership goes from one that differs to one of the majority.
-        self.sound_unless(upkeep::trusted_heir(view, &observed.agreement(view), machine))?;
+        self.sound_unless(trusted_target(view, &observed.agreement(view), machine))?;
         if !self.healthy(member) || self.entry(member)?.learner {
             return Err(Refusal::NotSeen("the heir in good health"));
         }
         let target = observed.ledger.name_of(self.entry(member)?);
-        if target.is_some_and(|name| !trust::may_lead(observed, view, &name)) {
+        if target.is_some_and(|name| !may_lead(observed, view, &name)) {
             return Err(otherwise("others could not follow it while the peers CA changes"));
         }
         Ok(Cost { pause: Pause::LEADER_MOVED, ..self.case.unharmed })

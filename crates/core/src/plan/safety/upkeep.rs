@@ -3,7 +3,8 @@
 use super::{Case, Cost, Refusal, corrupt, otherwise};
 use crate::action::UpkeepAction;
 use crate::observed::{Agreement, Alarm, EtcdFacts, ListedMember, Tolerance, size};
-use crate::plan::{Pause, upkeep};
+use crate::plan::Pause;
+use crate::plan::situation::has_room;
 use crate::spec::{EtcdVersion, Name};
 
 pub(super) fn judge(case: &Case<'_>, action: &UpkeepAction) -> Result<Cost, Refusal> {
@@ -74,7 +75,7 @@ fn disarm(case: &Case<'_>, list: &[ListedMember], alarm: Alarm) -> Result<(), Re
         },
         Alarm::NoSpace => {
             let file = i64::try_from(case.desired.settings.quota.bytes()).unwrap_or(i64::MAX);
-            let room = |e: &&EtcdFacts| upkeep::has_room(e, e.quota.unwrap_or(file));
+            let room = |e: &&EtcdFacts| has_room(e, e.quota.unwrap_or(file));
             match voters(case, list) {
                 Some(voters) if voters.iter().all(room) => Ok(()),
                 Some(_) => Err(otherwise("a member's database is still near its quota")),

@@ -1,0 +1,73 @@
+//! What a pass says of itself: that it looked, or why it left its subject for later.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// What a pass says of itself. The steps and waits that it came to are in the draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Report {
+    /// It looked at all that it is about.
+    Looked,
+    /// It left what it is about for later.
+    Left(Because),
+}
+
+/// Why a pass leaves something for later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Because {
+    /// Steps that come before it are planned.
+    StepsFirst,
+    /// A step is planned that is alone in its wave.
+    AloneFirst,
+    /// The cluster has not formed.
+    NotFormed,
+    /// The cluster has formed.
+    Formed,
+    /// There is no quorum.
+    NoQuorum,
+    /// There is quorum.
+    HasQuorum,
+    /// The member list is not known.
+    NotListed,
+    /// A member's data is corrupt.
+    Corrupt,
+    /// An alarm is raised.
+    Alarmed,
+    /// A member is unhealthy.
+    Unhealthy,
+    /// A learner is on its way.
+    Learner,
+    /// What is waited for changes it.
+    Awaited,
+    /// Auth is not on.
+    NoAuth,
+    /// The file does not ask for it.
+    NotAsked,
+    /// The maintenance window is closed.
+    WindowClosed,
+}
+
+impl fmt::Display for Because {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::StepsFirst => "the steps above come first",
+            Self::AloneFirst => "a step above must run alone",
+            Self::NotFormed => "the cluster has not formed yet",
+            Self::Formed => "only before the first start",
+            Self::NoQuorum => "no quorum",
+            Self::HasQuorum => "only without quorum",
+            Self::NotListed => "no healthy member tells the member list",
+            Self::Corrupt => "the CORRUPT alarm is raised",
+            Self::Alarmed => "an alarm is raised",
+            Self::Unhealthy => "a member is unhealthy",
+            Self::Learner => "a learner is still catching up",
+            Self::Awaited => "what the cluster waits for comes first",
+            Self::NoAuth => "auth is not on",
+            Self::NotAsked => "the file does not ask for it",
+            Self::WindowClosed => "outside the maintenance window",
+        })
+    }
+}
