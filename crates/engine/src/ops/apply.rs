@@ -143,12 +143,12 @@ pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError>
     let clusters = chosen().map(|cluster| Ok((cluster, ClusterAt::open(fleet, cluster)?)));
     let clusters = clusters.collect::<Result<Vec<_>, OpError>>()?;
     // What runs is maintained without its provider, as far as that goes. Where nothing runs yet, all waits for machines.
-    if clusters.iter().all(|(_, at)| at.ledger().started.is_empty() && at.ledger().adopted.is_none()) {
+    if clusters.iter().all(|(_, at)| at.ledger().started.is_empty() && at.ledger().adopted().is_none()) {
         provider_answers(fleet, &silent, chosen().flat_map(|c| &c.members).map(|m| &m.name))?;
     }
     for (cluster, at) in clusters {
         // Nothing is installed where others run etcd.
-        if at.ledger().adopted.is_none() {
+        if at.ledger().adopted().is_none() {
             fleet.artifacts.fetch(&cluster.source, cluster.version).await?;
             fleet.artifacts.found(&cluster.source, cluster.version, fleet.setting.base()).await?;
         }
