@@ -105,9 +105,17 @@ impl Incus {
         client
     }
 
+    /// What the server calls a machine of raftsman's; another instance is called as it is.
+    pub fn called(&self, machine: &str) -> String {
+        let all = self.query("GET", "/1.0/instances?recursion=1", None).unwrap_or_default();
+        let ours = |found: &&Value| found["config"]["user.raftsman.machine"] == machine;
+        let called = all.as_array().into_iter().flatten().find(ours).and_then(|found| found["name"].as_str());
+        called.unwrap_or(machine).to_owned()
+    }
+
     /// Runs a command in a machine, as root.
     pub fn exec(&self, instance: &str, command: &str) -> Output {
-        let mut exec = self.client(&["exec", instance, "--", "sh", "-c", command]);
+        let mut exec = self.client(&["exec", &self.called(instance), "--", "sh", "-c", command]);
         text(exec.output().expect("incus: run `just lab-machines` first"))
     }
 
@@ -127,7 +135,7 @@ impl Incus {
     }
 
     fn state(&self, instance: &str, change: Value) {
-        let path = format!("/1.0/instances/{instance}/state");
+        let path = format!("/1.0/instances/{}/state", self.called(instance));
         self.query("PUT", &path, Some(&change)).unwrap_or_else(|e| panic!("{change} of {instance}: {e}"));
     }
 
@@ -142,7 +150,8 @@ impl Incus {
     }
 
     fn link(&self, instance: &str) -> String {
-        let state = self.query("GET", &format!("/1.0/instances/{instance}/state"), None).expect("it runs");
+        let state =
+            self.query("GET", &format!("/1.0/instances/{}/state", self.called(instance)), None).expect("it runs");
         state["network"]["eth0"]["host_name"].as_str().expect("a link to the bridge").to_owned()
     }
 

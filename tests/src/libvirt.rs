@@ -204,9 +204,16 @@ impl Host {
         all
     }
 
+    /// What libvirt calls a machine of raftsman's: the fleet's name comes first. Another domain is called as it is.
+    pub fn called(&self, machine: &str) -> String {
+        let all = self.virsh(&["list", "--all", "--name"]).ok().stdout;
+        let mut names = all.lines().map(str::trim);
+        names.find(|name| name.ends_with(&format!("-{machine}"))).unwrap_or(machine).to_owned()
+    }
+
     /// A machine loses its power; its disks stay.
     pub fn power_cut(&self, domain: &str) {
-        self.virsh(&["destroy", domain]).ok();
+        self.virsh(&["destroy", &self.called(domain)]).ok();
     }
 
     /// What a machine says on its serial line, for one whose line is a file of the lab.

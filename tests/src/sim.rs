@@ -599,7 +599,7 @@ impl Run {
                 }
                 let name = named(entry);
                 let renewed = |n: &Name| {
-                    shape::outdated(&self.desired, self.world.machines.get(n)) && shape::others_healthy(observed, n)
+                    shape::outdated(&self.desired, n, self.world.machines.get(n)) && shape::others_healthy(observed, n)
                 };
                 let in_file = |n: &Name| self.desired.member(n).is_some();
                 if name.as_ref().is_some_and(|n| in_file(n) && !wanted_gone(n) && !renewed(n)) {

@@ -68,7 +68,7 @@ impl Parcel {
         if fleet.spec.backups.as_ref().is_some_and(|backups| backups.every.is_some()) {
             backup::make_signing_key(fleet, lock)?;
         }
-        let files = files(fleet, machine)?;
+        let files = files(cluster, machine)?;
         let backups = match backup::charge(cluster)? {
             Some(charge) => SetBackupsRequest { stamp: stamp(&key, &told(cluster, &charge)?), ..charge },
             None => SetBackupsRequest::default(),
@@ -81,7 +81,7 @@ impl Parcel {
 pub fn compare(cluster: &ClusterAt, machine: &Name, reported: &ReportReply, now: Timestamp) -> Delivery {
     let compare = || -> Result<bool, DeliveryError> {
         let key = || cluster.fleet.secrets.get(KEY);
-        let files = files(&cluster.fleet, machine)?;
+        let files = files(cluster, machine)?;
         // Most fleets have nothing to deliver: the state is not asked for a key at every look.
         let has_files = match files.is_empty() {
             true => reported.delivery_stamp.is_empty(),
@@ -146,8 +146,10 @@ fn stamp(key: &SecretString, parts: &[Vec<u8>]) -> String {
     raftsman_api::hex::encode(mark.sign().as_ref())
 }
 
-fn files(fleet: &Fleet, machine: &Name) -> Result<Vec<Delivered>, DeliveryError> {
-    let machines = &fleet.spec.machines;
+fn files(cluster: &ClusterAt, machine: &Name) -> Result<Vec<Delivered>, DeliveryError> {
+    let fleet = &cluster.fleet;
+    // One that is not in the file any more is given nothing else than the fleet's machines.
+    let machines = cluster.desired.machine(machine).map_or(&fleet.spec.machines, |machine| &machine.settings);
     if !Capabilities::of(machines.provider).boots {
         return Ok(Vec::new());
     }

@@ -335,6 +335,7 @@ fn settings(spec: &Spec, setting: &Setting, store: &Store) -> Result<Settings, F
         Provider::Incus => {
             let Incus { certificate, key, server_certificate, .. } = incus.clone().unwrap_or_default();
             Ok(Settings::Incus(IncusSettings {
+                fleet: spec.fleet.to_string(),
                 fleet_id,
                 agent,
                 machines: spec.machines.clone(),
@@ -344,7 +345,8 @@ fn settings(spec: &Spec, setting: &Setting, store: &Store) -> Result<Settings, F
             }))
         }
         Provider::Libvirt => {
-            Ok(Settings::Libvirt(LibvirtSettings { fleet_id, agent, machines: spec.machines.clone() }))
+            let (fleet, machines) = (spec.fleet.to_string(), spec.machines.clone());
+            Ok(Settings::Libvirt(LibvirtSettings { fleet, fleet_id, agent, machines }))
         }
         Provider::Openstack | Provider::Aws => Err(FleetError::NoProvider),
     }

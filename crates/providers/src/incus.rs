@@ -6,7 +6,7 @@ mod api;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,11 +21,13 @@ use serde_json::{Map, Value, json};
 
 use crate::files::{FileError, failed};
 use crate::reach::{self, Tries};
-use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError, hardware_address};
+use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError, hardware_address, server_name};
 use api::{Content, Server};
 
 /// Whose it is.
 const FLEET: &str = "user.raftsman.fleet";
+/// Its name in the fleet. Machines of versions before this key are called by it on the server, too.
+const MACHINE: &str = "user.raftsman.machine";
 /// The cluster that it is for.
 const CLUSTER: &str = "user.raftsman.cluster";
 /// Where it is reached.
@@ -54,6 +56,8 @@ const INSTALL_LIMIT: Duration = Duration::from_secs(900);
 /// Which server, and what machines there are made of.
 #[derive(Clone, Debug)]
 pub struct IncusSettings {
+    /// The fleet's name, which names of instances begin with.
+    pub fleet: String,
     /// The fleet's id: the tag of everything that is made.
     pub fleet_id: String,
     /// The agent's program on this computer.
@@ -73,7 +77,7 @@ pub struct IncusSettings {
 pub struct Incus {
     settings: IncusSettings,
     incus: spec::Incus,
-    server: OnceLock<Server>,
+    server: Arc<OnceLock<Server>>,
 }
 
 /// Why the Incus provider did not do what it was asked.
@@ -193,8 +197,10 @@ impl IncusError {
     }
 }
 
-/// An instance of this fleet.
+/// An instance or a volume of this fleet.
 struct Found {
+    /// What the server calls it.
+    called: String,
     status: String,
     config: Map<String, Value>,
 }
@@ -202,6 +208,19 @@ struct Found {
 impl Found {
     fn text(&self, key: &str) -> Option<&str> {
         self.config.get(key)?.as_str()
+    }
+
+    /// The machine that it is, or is a disk of.
+    fn machine(&self) -> &str {
+        let named = self.text(MACHINE);
+        named.unwrap_or_else(|| {
+            self.called.strip_suffix(VOLUME_SUFFIX).filter(|_| self.is_volume()).unwrap_or(&self.called)
+        })
+    }
+
+    /// Only instances have a status.
+    fn is_volume(&self) -> bool {
+        self.status.is_empty()
     }
 
     fn runs(&self) -> bool {
@@ -238,18 +257,18 @@ impl Provider for Incus {
         let server = self.server()?;
         match self.instance(server, name).await? {
             Some(found) => Ok(found.record(name)),
-            None => Ok(self.kept(server, name).await?),
+            None => Ok(self.kept(server, name).await?.and_then(|disk| disk.disk(name))),
         }
     }
 
     async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError> {
-        Ok(self.make(order).await?)
+        Ok(self.for_order(order).make(order).await?)
     }
 
     async fn start(&self, name: &str) -> Result<(), ProviderError> {
         let server = self.server()?;
         let found = self.instance(server, name).await?.ok_or_else(|| IncusError::Vanished(name.to_owned()))?;
-        Ok(switch_on(server, name, &found).await?)
+        Ok(switch_on(server, &found).await?)
     }
 
     async fn readdress(&self, name: &str, _: IpAddr) -> Result<(), ProviderError> {
@@ -263,7 +282,7 @@ impl Provider for Incus {
             return Err(ProviderError::NoDataDisk(name.to_owned()));
         }
         if let Some(found) = self.instance(server, name).await? {
-            remove(server, name, &found).await?;
+            remove(server, &found).await?;
         }
         Ok(())
     }
@@ -272,10 +291,10 @@ impl Provider for Incus {
         self.is_the_same(name, seen).await?;
         let server = self.server()?;
         if let Some(found) = self.instance(server, name).await? {
-            remove(server, name, &found).await?;
+            remove(server, &found).await?;
         }
-        if self.kept(server, name).await?.is_some()
-            && let Some(path) = self.volume_path(name)
+        if let Some(disk) = self.kept(server, name).await?
+            && let Some(path) = self.volume_path(&disk.called)
         {
             gone(server.change(Method::DELETE, &path, None).await)?;
         }
@@ -284,8 +303,8 @@ impl Provider for Incus {
 }
 
 /// Off, and away.
-async fn remove(server: &Server, name: &str, found: &Found) -> Result<(), IncusError> {
-    let path = format!("/1.0/instances/{name}");
+async fn remove(server: &Server, found: &Found) -> Result<(), IncusError> {
+    let path = format!("/1.0/instances/{}", found.called);
     if found.status != "Stopped" {
         let stop = json!({"action": "stop", "force": true, "timeout": 30});
         match server.change(Method::PUT, &format!("{path}/state"), Some(&stop)).await {
@@ -301,12 +320,12 @@ fn gone(removed: Result<(), IncusError>) -> Result<(), IncusError> {
     removed.or_else(|error| if error.is_absent() { Ok(()) } else { Err(error) })
 }
 
-async fn switch_on(server: &Server, name: &str, found: &Found) -> Result<(), IncusError> {
+async fn switch_on(server: &Server, found: &Found) -> Result<(), IncusError> {
     if found.runs() {
         return Ok(());
     }
     let action = if found.status == "Frozen" { "unfreeze" } else { "start" };
-    let path = format!("/1.0/instances/{name}/state");
+    let path = format!("/1.0/instances/{}/state", found.called);
     match server.change(Method::PUT, &path, Some(&json!({ "action": action }))).await {
         Err(IncusError::Refused { words, .. }) if words.contains("already running") => Ok(()),
         started => started,
@@ -317,7 +336,26 @@ impl Incus {
     /// The provider with these settings. Nothing is touched.
     pub fn new(settings: IncusSettings) -> Self {
         let incus = settings.machines.incus.clone().unwrap_or_default();
-        Self { settings, incus, server: OnceLock::new() }
+        Self { settings, incus, server: Arc::default() }
+    }
+
+    /// The same server, with what the file says of the ordered machine.
+    fn for_order(&self, order: &MachineOrder) -> Self {
+        let machines = order.machines.as_deref().unwrap_or(&self.settings.machines).clone();
+        let incus = machines.incus.clone().unwrap_or_default();
+        let settings = IncusSettings { machines, ..self.settings.clone() };
+        Self { settings, incus, server: Arc::clone(&self.server) }
+    }
+
+    /// Whether an instance is called as a machine of ours is, now or by earlier versions. A copy of one is not.
+    fn is_named(&self, found: &Found) -> bool {
+        let machine = found.machine();
+        found.called == machine || found.called == self.called(machine)
+    }
+
+    /// What the server calls a machine that is made now.
+    fn called(&self, machine: &str) -> String {
+        server_name(&self.settings.fleet, machine)
     }
 
     /// Certificates are read once, when they are first needed.
@@ -331,35 +369,51 @@ impl Incus {
         }
     }
 
-    /// The instance of this name, if there is one; an error when it is not ours.
-    async fn instance(&self, server: &Server, name: &str) -> Result<Option<Found>, IncusError> {
-        let Some(found) = server.get(&format!("/1.0/instances/{name}")).await? else { return Ok(None) };
-        self.ours(&found, "the instance", name).map(Some)
+    /// The instance of this machine, if there is one; an error when another's has its name. Versions before the fleet's
+    /// name came first called it by the machine's name alone.
+    async fn instance(&self, server: &Server, machine: &str) -> Result<Option<Found>, IncusError> {
+        let called = self.called(machine);
+        if let Some(found) = server.get(&format!("/1.0/instances/{called}")).await? {
+            let found = self.ours(&found, "the instance", &called)?;
+            if found.machine() == machine {
+                return Ok(Some(found));
+            }
+        }
+        let found = server.get(&format!("/1.0/instances/{machine}")).await?;
+        Ok(found.and_then(|found| self.ours(&found, "the instance", machine).ok()).filter(|it| it.machine() == machine))
     }
 
     fn ours(&self, found: &Value, what: &'static str, name: &str) -> Result<Found, IncusError> {
         let config = found["config"].as_object().cloned().unwrap_or_default();
-        let found = Found { status: found["status"].as_str().unwrap_or_default().to_owned(), config };
+        let status = found["status"].as_str().unwrap_or_default().to_owned();
+        let found = Found { called: name.to_owned(), status, config };
         match found.text(FLEET) == Some(&self.settings.fleet_id) {
             true => Ok(found),
             false => Err(IncusError::NotOurs { what, name: name.to_owned() }),
         }
     }
 
-    fn volume_path(&self, name: &str) -> Option<String> {
+    fn volume_path(&self, called: &str) -> Option<String> {
         let pool = self.incus.pool.as_ref()?;
-        Some(format!("/1.0/storage-pools/{pool}/volumes/custom/{}", volume_name(name)))
+        Some(format!("/1.0/storage-pools/{pool}/volumes/custom/{called}"))
     }
 
-    /// A machine of which there is nothing but its data disk: it waits to be completed.
-    async fn kept(&self, server: &Server, name: &str) -> Result<Option<MachineRecord>, IncusError> {
-        let Some(path) = self.volume_path(name) else { return Ok(None) };
-        let Some(found) = server.get(&path).await? else { return Ok(None) };
-        match self.ours(&found, "the volume", &volume_name(name)) {
-            // Somebody else's is in nobody's way where there are no data disks.
-            Err(IncusError::NotOurs { .. }) if self.settings.machines.data_disk.is_none() => Ok(None),
-            ours => Ok(ours?.disk(name)),
+    /// The machine's data disk, if there is one.
+    async fn kept(&self, server: &Server, machine: &str) -> Result<Option<Found>, IncusError> {
+        for called in [volume_name(&self.called(machine)), volume_name(machine)] {
+            let Some(path) = self.volume_path(&called) else { return Ok(None) };
+            let Some(found) = server.get(&path).await? else { continue };
+            match self.ours(&found, "the volume", &called) {
+                // One of this fleet's, of a machine whose name is longer.
+                Ok(found) if found.machine() != machine => {}
+                Ok(found) => return Ok(Some(found)),
+                // Another's is not in the way where there are no data disks, nor where ours is called otherwise.
+                Err(IncusError::NotOurs { .. })
+                    if self.settings.machines.data_disk.is_none() || called == volume_name(machine) => {}
+                Err(error) => return Err(error),
+            }
         }
+        Ok(None)
     }
 
     async fn list(&self) -> Result<Vec<MachineRecord>, IncusError> {
@@ -367,16 +421,18 @@ impl Incus {
         let mut machines = Vec::new();
         let instances = server.get("/1.0/instances?recursion=1").await?;
         for found in instances.as_ref().and_then(Value::as_array).into_iter().flatten() {
-            let name = found["name"].as_str().unwrap_or_default();
-            machines.extend(self.ours(found, "the instance", name).ok().and_then(|found| found.record(name)));
+            let called = found["name"].as_str().unwrap_or_default();
+            let ours = self.ours(found, "the instance", called).ok().filter(|found| self.is_named(found));
+            machines.extend(ours.and_then(|found| found.record(found.machine())));
         }
         if let Some(pool) = &self.incus.pool {
             let volumes = server.get(&format!("/1.0/storage-pools/{pool}/volumes/custom?recursion=1")).await?;
             for found in volumes.as_ref().and_then(Value::as_array).into_iter().flatten() {
-                let volume = found["name"].as_str().unwrap_or_default();
-                let Some(name) = volume.strip_suffix(VOLUME_SUFFIX) else { continue };
-                if machines.iter().all(|machine: &MachineRecord| machine.name != name) {
-                    machines.extend(self.ours(found, "the volume", volume).ok().and_then(|found| found.disk(name)));
+                let called = found["name"].as_str().unwrap_or_default();
+                let Ok(disk) = self.ours(found, "the volume", called) else { continue };
+                let name = disk.machine();
+                if called.ends_with(VOLUME_SUFFIX) && machines.iter().all(|found: &MachineRecord| found.name != name) {
+                    machines.extend(disk.disk(name));
                 }
             }
         }
@@ -395,14 +451,14 @@ impl Incus {
             (true, false) => self.tell_again(server, order, &told, &found).await?,
             // It was never started. Once it is, nothing removes it but an order to delete it: somebody may have claimed it.
             (false, _) => {
-                self.equip(server, order, &told).await?;
+                self.equip(server, order, &told, &found.called).await?;
                 let finished = json!({"config": {FINISHED: found.text(NUMBER)}});
-                server.change(Method::PATCH, &format!("/1.0/instances/{name}"), Some(&finished)).await?;
+                server.change(Method::PATCH, &format!("/1.0/instances/{}", found.called), Some(&finished)).await?;
             }
         }
         let found = self.instance(server, name).await?.ok_or_else(vanished)?;
-        switch_on(server, name, &found).await?;
-        self.await_agent(order).await?;
+        switch_on(server, &found).await?;
+        self.await_agent(order, &found.called).await?;
         self.instance(server, name).await?.and_then(|found| found.record(name)).ok_or_else(vanished)
     }
 
@@ -415,7 +471,7 @@ impl Incus {
                 Some(found) if found.finished() || (found.text(BOOT) == Some(told) && !self.outdated(&found)) => {
                     return Ok(found);
                 }
-                Some(half) => remove(server, name, &half).await?,
+                Some(half) => remove(server, &half).await?,
                 None => self.make_instance(server, order, told).await?,
             }
         }
@@ -423,10 +479,11 @@ impl Incus {
     }
 
     async fn make_instance(&self, server: &Server, order: &MachineOrder, told: &str) -> Result<(), IncusError> {
-        if self.settings.machines.data_disk.is_some() {
-            self.make_volume(server, order).await?;
-        }
-        let instance = self.instance_of(order, told)?;
+        let data = match self.settings.machines.data_disk {
+            Some(_) => self.make_volume(server, order).await?,
+            None => None,
+        };
+        let instance = self.instance_of(order, told, data.as_deref())?;
         let target = self.target(server, order).await?;
         let path =
             target.map_or_else(|| "/1.0/instances".to_owned(), |target| format!("/1.0/instances?target={target}"));
@@ -440,29 +497,32 @@ impl Incus {
         }
     }
 
-    async fn make_volume(&self, server: &Server, order: &MachineOrder) -> Result<(), IncusError> {
-        let Some(path) = self.volume_path(&order.name) else { return Ok(()) };
-        if let Some(found) = server.get(&path).await? {
-            return self.ours(&found, "the volume", &volume_name(&order.name)).map(|_| ());
+    /// The name of the machine's data disk, made where there is none.
+    async fn make_volume(&self, server: &Server, order: &MachineOrder) -> Result<Option<String>, IncusError> {
+        if let Some(kept) = self.kept(server, &order.name).await? {
+            return Ok(Some(kept.called));
         }
+        let called = volume_name(&self.called(&order.name));
+        let Some(path) = self.volume_path(&called) else { return Ok(None) };
         let size = self.settings.machines.data_disk.map(|size| size.bytes().to_string());
         let content = match self.incus.kind {
             IncusKind::Container => "filesystem",
             IncusKind::VirtualMachine => "block",
         };
         let volume = json!({
-            "name": volume_name(&order.name),
+            "name": called,
             "content_type": content,
             "config": {
-                "size": size, FLEET: self.settings.fleet_id, CLUSTER: order.cluster,
+                "size": size, FLEET: self.settings.fleet_id, MACHINE: order.name, CLUSTER: order.cluster,
                 ADDRESS: order.address.to_string(),
             },
         });
         let volumes = path.rsplit_once('/').map_or(path.as_str(), |(volumes, _)| volumes);
         match server.change(Method::POST, volumes, Some(&volume)).await {
-            Err(error) if error.exists_already() => Ok(()),
-            made => made,
+            Err(error) if error.exists_already() => {}
+            made => made?,
         }
+        Ok(Some(called))
     }
 
     fn outdated(&self, found: &Found) -> bool {
@@ -494,7 +554,7 @@ impl Incus {
     }
 
     /// What is asked for; off at first.
-    fn instance_of(&self, order: &MachineOrder, told: &str) -> Result<Value, IncusError> {
+    fn instance_of(&self, order: &MachineOrder, told: &str, data: Option<&str>) -> Result<Value, IncusError> {
         let machines = &self.settings.machines;
         let container = self.container();
         let mac = hardware_address(&self.settings.fleet_id, &order.name);
@@ -502,6 +562,7 @@ impl Incus {
         let first = self.first_boot(order, &mac, &program);
         let mut config = json!({
             FLEET: self.settings.fleet_id,
+            MACHINE: order.name,
             CLUSTER: order.cluster,
             ADDRESS: order.address.to_string(),
             BOOT: told,
@@ -536,8 +597,8 @@ impl Incus {
                 root["size"] = size.bytes().to_string().into();
             }
             devices.insert("root".to_owned(), root);
-            if machines.data_disk.is_some() {
-                let mut data = json!({"type": "disk", "pool": pool, "source": volume_name(&order.name)});
+            if let Some(volume) = data {
+                let mut data = json!({"type": "disk", "pool": pool, "source": volume});
                 if container {
                     data["path"] = ROOT.into();
                 }
@@ -547,7 +608,7 @@ impl Incus {
         let image = machines.image.as_deref().unwrap_or_default();
         let by = if is_fingerprint(image) { "fingerprint" } else { "alias" };
         let mut instance = json!({
-            "name": order.name,
+            "name": self.called(&order.name),
             "type": if container { "container" } else { "virtual-machine" },
             "source": {"type": "image", by: image},
             "config": config,
@@ -584,14 +645,14 @@ impl Incus {
 
     /// The agent's program gets to where the first boot finds it, and the first boot's files to theirs. A virtual machine has
     /// the agent in its image.
-    async fn equip(&self, server: &Server, order: &MachineOrder, told: &str) -> Result<(), IncusError> {
+    async fn equip(&self, server: &Server, order: &MachineOrder, told: &str, called: &str) -> Result<(), IncusError> {
         if !self.container() {
             return Ok(());
         }
         let name = &order.name;
         let (ours, program) = (&self.settings.agent, program(told));
         let bytes = tokio::fs::read(ours).await.map_err(failed("read", ours))?;
-        server.put(name, &program, Content::File { mode: 0o755, bytes: bytes.into() }).await?;
+        server.put(called, &program, Content::File { mode: 0o755, bytes: bytes.into() }).await?;
         let mac = hardware_address(&self.settings.fleet_id, name);
         let first = self.first_boot(order, &mac, &program);
         if !first.files_in_place {
@@ -599,10 +660,10 @@ impl Incus {
         }
         let failed = |source| UserDataError::Boot { machine: name.clone(), source };
         for file in first.files().map_err(failed)? {
-            server.put(name, &file.path, Content::File { mode: file.mode, bytes: file.contents.into() }).await?;
+            server.put(called, &file.path, Content::File { mode: file.mode, bytes: file.contents.into() }).await?;
         }
         for (link, target) in first.links() {
-            server.put(name, &link, Content::Link(target)).await?;
+            server.put(called, &link, Content::Link(target)).await?;
         }
         Ok(())
     }
@@ -615,10 +676,9 @@ impl Incus {
         told: &str,
         found: &Found,
     ) -> Result<(), IncusError> {
-        let name = &order.name;
-        let path = format!("/1.0/instances/{name}");
+        let path = format!("/1.0/instances/{}", found.called);
         let boot = boot_text(order)?;
-        server.put(name, first_boot::BOOT, Content::File { mode: 0o600, bytes: boot.into() }).await?;
+        server.put(&found.called, first_boot::BOOT, Content::File { mode: 0o600, bytes: boot.into() }).await?;
         if found.runs() {
             let stop = json!({"action": "stop", "timeout": 30});
             server.change(Method::PUT, &format!("{path}/state"), Some(&stop)).await?;
@@ -626,18 +686,18 @@ impl Incus {
         server.change(Method::PATCH, &path, Some(&json!({"config": {BOOT: told}}))).await
     }
 
-    async fn await_agent(&self, order: &MachineOrder) -> Result<(), IncusError> {
+    async fn await_agent(&self, order: &MachineOrder, called: &str) -> Result<(), IncusError> {
         let at = SocketAddr::new(order.address, order.agent_port);
         let limit = if self.settings.machines.installs() { INSTALL_LIMIT } else { BOOT_LIMIT };
         let served = reach::await_answer(at, TRIES, limit).await;
-        served.map_err(|waited| IncusError::NoAgent { name: order.name.clone(), at, waited })
+        served.map_err(|waited| IncusError::NoAgent { name: called.to_owned(), at, waited })
     }
 }
 
 const VOLUME_SUFFIX: &str = "-data";
 
-fn volume_name(machine: &str) -> String {
-    format!("{machine}{VOLUME_SUFFIX}")
+fn volume_name(called: &str) -> String {
+    format!("{called}{VOLUME_SUFFIX}")
 }
 
 fn is_fingerprint(image: &str) -> bool {

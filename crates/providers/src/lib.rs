@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use raftsman_core::boot::Boot;
-use raftsman_core::spec::Shape;
+use raftsman_core::spec::{Machines, Name, Shape};
 use serde::{Deserialize, Serialize};
 
 pub mod hosts;
@@ -165,6 +165,8 @@ pub struct MachineOrder {
     pub members: Vec<IpAddr>,
     /// What its agent is told.
     pub boot: Boot,
+    /// The section `machines` of the file as it holds for this machine; the fleet's where nothing is given.
+    pub machines: Option<Arc<Machines>>,
     /// Binaries that come with it.
     pub artifacts: Vec<Artifact>,
     /// Somebody has installed its agent, which has proven its token: of a host that exists, nothing is left to be done.
@@ -210,6 +212,21 @@ pub struct MachineRecord {
     pub shape: Option<Shape>,
 }
 
+/// What a server calls a machine. Machines' names are unique in their fleet, and a server has machines of many fleets: the
+/// fleet's name comes first. One that would be too long for a host name ends in a digest instead.
+pub(crate) fn server_name(fleet: &str, machine: &str) -> String {
+    let whole = format!("{fleet}-{machine}");
+    if whole.len() <= Name::LONGEST {
+        return whole;
+    }
+    let digest = raftsman_core::render::digest(&whole);
+    let begin: String = whole.chars().take(Name::LONGEST - DIGEST_LENGTH - 1).collect();
+    format!("{}-{}", begin.trim_end_matches('-'), digest.chars().take(DIGEST_LENGTH).collect::<String>())
+}
+
+/// 32 bits tell the machines of a server apart.
+const DIGEST_LENGTH: usize = 8;
+
 /// An id for a machine that no server gives one.
 pub(crate) fn new_id() -> String {
     use std::hash::{BuildHasher as _, RandomState};
@@ -233,5 +250,20 @@ pub fn connect(settings: Settings) -> Connection {
         Settings::Hosts(settings) => Arc::new(Hosts::new(settings)),
         Settings::Incus(settings) => Arc::new(Incus::new(settings)),
         Settings::Libvirt(settings) => Arc::new(Libvirt::new(settings)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_tell_machines_of_two_fleets_apart() {
+        assert_eq!(server_name("shop", "etcd-1"), "shop-etcd-1");
+        assert_ne!(server_name("shop", "etcd-1"), server_name("bank", "etcd-1"));
+        let long = "a".repeat(63);
+        let (one, two) = (server_name(&long, "etcd-1"), server_name(&long, "etcd-2"));
+        assert!(one.len() <= 63 && two.len() <= 63 && one != two, "{one} {two}");
+        assert!(Name::parse(&one).is_ok());
     }
 }

@@ -22,7 +22,7 @@ use self::virsh::Virsh;
 use self::xml::{Card, Disk, Domain, Tag, Volume};
 use crate::files::failed;
 use crate::reach::{self, Tries};
-use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError, hardware_address};
+use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError, hardware_address, server_name};
 
 pub use self::virsh::LibvirtError;
 
@@ -34,12 +34,16 @@ const SEED_LABEL: &str = "cidata";
 /// The data disk's serial number, and how the machine finds it by that.
 const DATA_SERIAL: &str = "raftsman-data";
 const DATA_DISK: &str = "/dev/disk/by-id/virtio-raftsman-data";
+/// How a shape begins to name the interface of a machine that is on no network of libvirt's.
+const MACVTAP: &str = "macvtap ";
 const VCPUS: u32 = 2;
 const MEMORY: ByteSize = ByteSize::gib(8);
 
 /// Where virtual machines are made, and what they are like.
 #[derive(Clone, Debug)]
 pub struct LibvirtSettings {
+    /// The fleet's name, which names of domains begin with.
+    pub fleet: String,
     /// The fleet that the machines belong to.
     pub fleet_id: String,
     /// The `raftsman-agent` program that is put on them.
@@ -82,7 +86,7 @@ impl Provider for Libvirt {
         for domain in self.domains().await? {
             let running = domain.running;
             let Domain { name, uuid, tag, .. } = domain;
-            let ours = tag.filter(|tag| tag.fleet == self.settings.fleet_id && tag.machine == name);
+            let ours = tag.filter(|tag| self.is_ours(tag, &name));
             machines.extend(ours.map(|tag| (tag.machine.clone(), record(&tag, &uuid, running))));
         }
         for volume in self.volumes().await? {
@@ -117,7 +121,7 @@ impl Provider for Libvirt {
     }
 
     async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError> {
-        Ok(self.make(order).await?)
+        Ok(self.for_order(order).make(order).await?)
     }
 
     async fn start(&self, name: &str) -> Result<(), ProviderError> {
@@ -212,6 +216,23 @@ impl Libvirt {
         Self { settings, spec, virsh }
     }
 
+    /// The same libvirt, with what the file says of the ordered machine.
+    fn for_order(&self, order: &MachineOrder) -> Self {
+        let machines = order.machines.as_deref().unwrap_or(&self.settings.machines).clone();
+        Self::new(LibvirtSettings { machines, ..self.settings.clone() })
+    }
+
+    /// What libvirt calls a machine that is made now.
+    fn called(&self, machine: &str) -> String {
+        server_name(&self.settings.fleet, machine)
+    }
+
+    /// Whether a domain of this name with this tag is this fleet's. A copy of one has another name, and is not. Versions
+    /// before the fleet's name came first called domains by the machine's name alone.
+    fn is_ours(&self, tag: &Tag, called: &str) -> bool {
+        tag.fleet == self.settings.fleet_id && (called == tag.machine || called == self.called(&tag.machine))
+    }
+
     fn uri(&self) -> String {
         self.spec.uri.clone()
     }
@@ -234,16 +255,21 @@ impl Libvirt {
         Ok((domain.name == name).then_some(domain))
     }
 
-    /// The domain of this name and what it says of itself, if it is this fleet's. Another's is an error.
-    async fn ours(&self, name: &str) -> Result<Option<(Domain, Tag)>, LibvirtError> {
-        let Some(domain) = self.domain(name).await? else { return Ok(None) };
-        match &domain.tag {
-            Some(tag) if tag.fleet == self.settings.fleet_id && tag.machine == name => {
-                let tag = tag.clone();
-                Ok(Some((domain, tag)))
+    /// The domain of this machine and what it says of itself. Another's of its name is an error.
+    async fn ours(&self, machine: &str) -> Result<Option<(Domain, Tag)>, LibvirtError> {
+        for called in [self.called(machine), machine.to_owned()] {
+            let Some(domain) = self.domain(&called).await? else { continue };
+            match &domain.tag {
+                Some(tag) if self.is_ours(tag, &called) && tag.machine == machine => {
+                    let tag = tag.clone();
+                    return Ok(Some((domain, tag)));
+                }
+                // What is called like the machine alone is another's, and not in the way.
+                _ if called == machine => {}
+                _ => return Err(LibvirtError::NotOurs { uri: self.uri(), name: called }),
             }
-            _ => Err(LibvirtError::NotOurs { uri: self.uri(), name: name.to_owned() }),
         }
+        Ok(None)
     }
 
     /// All domains. One way to libvirt for all of them: over SSH each costs a login.
@@ -415,7 +441,9 @@ impl Libvirt {
             .map(|(known, link, mac)| Card { link: known.as_deref().map_or(*link, Link::Network), mac })
             .collect();
         let machines = &self.settings.machines;
+        let called = self.called(name);
         let description = xml::Order {
+            name: &called,
             tag: &tag,
             host: &host,
             vcpus: machines.vcpus.unwrap_or(VCPUS),
@@ -425,7 +453,7 @@ impl Libvirt {
             cards: &cards,
         };
         let defined = self.virsh.tell(&["define", "/dev/stdin"], &description.render()).await;
-        defined.map_err(|error| self.of_start(name, error))?;
+        defined.map_err(|error| self.of_start(&called, error))?;
         self.ours(name).await?.ok_or_else(|| LibvirtError::Missing(name.clone()))
     }
 
@@ -569,7 +597,7 @@ impl Libvirt {
         if kept {
             return Ok(());
         }
-        let host = xml::lease(&mac, &order.name, order.address);
+        let host = xml::lease(&mac, &self.called(&order.name), order.address);
         self.update_lease(&network, "add-last", &host).await.map_err(|error| match error {
             LibvirtError::Refused { words, .. } if words.contains("is not active") => {
                 LibvirtError::NoNetwork { uri: self.uri(), network, words }
@@ -581,14 +609,16 @@ impl Libvirt {
         })
     }
 
-    async fn drop_lease(&self, name: &str, address: IpAddr) -> Result<(), LibvirtError> {
+    /// The network gives the machine's address back. It may be another than a machine that is made now would be on.
+    async fn drop_lease(&self, name: &str, address: IpAddr, on: Option<&str>) -> Result<(), LibvirtError> {
         let Some((network, mac)) = self.leased(name) else { return Ok(()) };
+        let network = on.filter(|on| !on.starts_with(MACVTAP)).unwrap_or(network);
         match self.network(network, &mac, address).await {
             // Gone with its network.
             Err(LibvirtError::NoNetwork { .. }) => Ok(()),
             Err(error) => Err(error),
             Ok((_, false)) => Ok(()),
-            Ok((network, true)) => self.update_lease(&network, "delete", &xml::lease(&mac, name, address)).await,
+            Ok((network, true)) => self.update_lease(&network, "delete", &xml::held(&mac, address)).await,
         }
     }
 
@@ -684,9 +714,9 @@ impl Libvirt {
 
     // Giving back.
 
-    /// Switches it off and has libvirt forget it; its address, if there was one. Its volumes stay: those but for the data
+    /// Switches it off and has libvirt forget it; what it said of itself, if it was there. Its volumes stay: those but for the data
     /// disk go before it is made anew.
-    async fn undefine(&self, name: &str) -> Result<Option<IpAddr>, LibvirtError> {
+    async fn undefine(&self, name: &str) -> Result<Option<Tag>, LibvirtError> {
         let Some((domain, tag)) = self.ours(name).await? else { return Ok(None) };
         self.switch_off(&domain).await?;
         let all = ["--managed-save", "--snapshots-metadata", "--checkpoints-metadata", "--nvram"];
@@ -694,16 +724,18 @@ impl Libvirt {
             Err(error) if error.says("Domain not found") => {}
             undefined => drop(undefined?),
         }
-        Ok(Some(tag.address))
+        Ok(Some(tag))
     }
 
     async fn remove(&self, name: &str) -> Result<(), LibvirtError> {
-        let address = self.undefine(name).await?;
+        let tag = self.undefine(name).await?;
         let mut volumes: Vec<Owned> =
             self.volumes().await?.into_iter().filter(|volume| volume.machine == name).collect();
         volumes.sort_by_key(|volume| volume.part);
+        let address = tag.as_ref().map(|tag| tag.address);
         if let Some(address) = address.or_else(|| volumes.first().map(|volume| volume.address)) {
-            self.drop_lease(name, address).await?;
+            let network = tag.as_ref().and_then(|tag| tag.shape.as_ref()?.part("network"));
+            self.drop_lease(name, address, network).await?;
         }
         for volume in volumes {
             self.delete_volume(&volume.pool, &volume.name).await?;

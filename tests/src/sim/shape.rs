@@ -15,9 +15,11 @@ pub(super) const FILES: [&[&str]; 4] = [
 ];
 
 /// Whether the file has this machine made otherwise.
-pub(super) fn outdated(desired: &Cluster, machine: Option<&MachineModel>) -> bool {
+pub(super) fn outdated(desired: &Cluster, name: &Name, machine: Option<&MachineModel>) -> bool {
     let found = machine.and_then(|machine| machine.shape.as_ref());
-    found.zip(desired.shape.as_ref()).is_some_and(|(found, wanted)| found.change_to(wanted).is_some())
+    found
+        .zip(desired.machine(name).and_then(|wanted| wanted.shape.as_ref()))
+        .is_some_and(|(found, wanted)| found.change_to(wanted).is_some())
 }
 
 /// The rule that is broken by making a machine anew like this.
@@ -41,6 +43,6 @@ pub(super) fn others_healthy(observed: &Observed, machine: &Name) -> bool {
 /// What is not as the file says.
 pub(super) fn unfinished(desired: &Cluster, world: &World) -> Option<String> {
     let mut machines = desired.members.iter().map(|member| (&member.name, world.machines.get(&member.name)));
-    let old = machines.find(|(_, machine)| outdated(desired, *machine))?;
+    let old = machines.find(|(name, machine)| outdated(desired, name, *machine))?;
     Some(format!("{} is made otherwise", old.0))
 }

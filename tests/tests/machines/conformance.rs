@@ -85,6 +85,7 @@ fn machines_at(server: &str, further: &str) -> Machines {
 /// The server at this socket, for this fleet.
 fn incus_at(socket: &Path, fleet: &str) -> Connection {
     connect(Settings::Incus(IncusSettings {
+        fleet: "conformance".to_owned(),
         fleet_id: fleet.to_owned(),
         agent: binary("raftsman-agent"),
         machines: machines_at(&socket.to_string_lossy(), ""),
@@ -114,6 +115,7 @@ fn incus_by_network() {
     let named = ", certificate: c, key: k, server_certificate: s";
     let at = |shown: &str| {
         connect(Settings::Incus(IncusSettings {
+            fleet: "conformance".to_owned(),
             fleet_id: "fleet-a".to_owned(),
             agent: binary("raftsman-agent"),
             machines: machines_at(&url, named),
@@ -209,7 +211,7 @@ fn a_late_request_finishes_nothing_on_incus() {
     let proxy = Proxy::start(&incus.path().join("proxy"), &incus.socket(), |_| Fault::None);
     let provider = incus_at(proxy.socket(), "fleet-a");
     let address = IpAddr::V4(Ipv4Addr::new(10, 78, 0, 11));
-    let config = || incus.query("GET", "/1.0/instances/m1", None).expect("an instance")["config"].clone();
+    let config = || incus.query("GET", "/1.0/instances/conformance-m1", None).expect("an instance")["config"].clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         // The last word on the first machine is lost; of the second there is nothing but a bare system.
@@ -220,7 +222,7 @@ fn a_late_request_finishes_nothing_on_incus() {
         bring(&provider, "m1", address, 1).await.expect_err("not equipped");
         assert_ne!(config()["volatile.uuid"], first["volatile.uuid"], "another machine");
         let late = json!({"config": {"user.raftsman.finished": first["volatile.uuid"]}});
-        incus.query("PATCH", "/1.0/instances/m1", Some(&late)).expect("a late request");
+        incus.query("PATCH", "/1.0/instances/conformance-m1", Some(&late)).expect("a late request");
         proxy.plan(|_| Fault::None);
         assert!(bring(&provider, "m1", address, 2).await.expect("a machine with an agent"));
         let found = provider.machine("m1").await.expect("an answer").expect("a machine");
@@ -266,9 +268,9 @@ fn incus_with_faults() {
     let (first, runs) = (number("RAFTSMAN_FAULT_FIRST", 1), number("RAFTSMAN_FAULT_RUNS", 9));
     let incus = Incus::up();
     // Foreign machines, with names that ours could have.
-    let foreign = json!({"name": "f0", "type": "container", "source": {"type": "image", "alias": IMAGE}});
+    let foreign = json!({"name": "conformance-f0", "type": "container", "source": {"type": "image", "alias": IMAGE}});
     incus.query("POST", "/1.0/instances", Some(&foreign)).expect("a machine");
-    let volume = json!({"name": "f0-data", "config": {}});
+    let volume = json!({"name": "conformance-f0-data", "config": {}});
     incus.query("POST", "/1.0/storage-pools/default/volumes/custom", Some(&volume)).expect("a volume");
     let before = incus.inventory();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -305,7 +307,8 @@ fn libvirt_at(libvirt: &Libvirt, fleet: &str) -> Connection {
     assert_eq!(reading.errors(), 0, "{}", reading.render("raftsman.yaml", &text, false));
     let machines = reading.spec.expect("a spec").machines;
     let agent = binary("raftsman-agent");
-    connect(Settings::Libvirt(LibvirtSettings { fleet_id: fleet.to_owned(), agent, machines }))
+    let (fleet, fleet_id) = ("conformance".to_owned(), fleet.to_owned());
+    connect(Settings::Libvirt(LibvirtSettings { fleet, fleet_id, agent, machines }))
 }
 
 #[test]

@@ -93,8 +93,8 @@ fn connection(libvirt: &Libvirt, machines: &str, settings: &str) -> Connection {
     let reading = read(&text);
     assert_eq!(reading.errors(), 0, "{}", reading.render("raftsman.yaml", &text, false));
     let machines = reading.spec.expect("a spec").machines;
-    let settings = LibvirtSettings { fleet_id: "fleet-a".to_owned(), agent: binary("raftsman-agent"), machines };
-    connect(Settings::Libvirt(settings))
+    let (fleet, fleet_id, agent) = ("lab".to_owned(), "fleet-a".to_owned(), binary("raftsman-agent"));
+    connect(Settings::Libvirt(LibvirtSettings { fleet, fleet_id, agent, machines }))
 }
 
 const SUBNET: &str = "subnet: 10.79.0.0/24";
@@ -131,14 +131,15 @@ fn what_is_in_the_way_is_said_and_what_was_made_by_halves_is_known() {
     libvirt.virsh(&["vol-delete", "other.qcow2", "--pool", POOL]).ok();
 
     // A foreign machine of that name stays as it is.
-    let theirs = "<domain type='qemu'><name>m1</name><memory unit='MiB'>64</memory><os><type>hvm</type></os></domain>";
+    let theirs =
+        "<domain type='qemu'><name>lab-m1</name><memory unit='MiB'>64</memory><os><type>hvm</type></os></domain>";
     libvirt.define("define", theirs);
     let ours = connection(&libvirt, SUBNET, &settings);
     let said = refusal(&runtime, &ours);
     assert!(said.contains("is not of this fleet's making"), "{said}");
     assert!(runtime.block_on(ours.delete("m1", None)).expect_err("it is theirs").is_foreign());
     assert!(runtime.block_on(ours.inventory()).expect("an inventory").is_empty());
-    libvirt.virsh(&["undefine", "m1"]).ok();
+    libvirt.virsh(&["undefine", "lab-m1"]).ok();
     assert_eq!(libvirt.everything(), before);
 
     // A network that is off, and an interface that the host has not: said when the machine starts, and the machine is
@@ -168,7 +169,7 @@ fn what_is_in_the_way_is_said_and_what_was_made_by_halves_is_known() {
     let large = format!("{TOO_LARGE}\n  disk: 3GiB\n  data_disk: 1GiB\n  vcpus: 3");
     let whole = connection(&libvirt, &large, &all);
     println!("{}", refusal(&runtime, &whole));
-    let described = libvirt.virsh(&["dumpxml", "m1"]).ok().stdout;
+    let described = libvirt.virsh(&["dumpxml", "lab-m1"]).ok().stdout;
     for wanted in [
         "<mac address='52:54:00:de:e3:65'/>",
         "<source network='lab'",
@@ -181,7 +182,7 @@ fn what_is_in_the_way_is_said_and_what_was_made_by_halves_is_known() {
         assert!(described.contains(wanted), "{wanted} in {described}");
     }
     let made = libvirt.everything();
-    let kept = "lab <host mac='52:54:00:de:e3:65' name='m1' ip='10.79.0.11'/>";
+    let kept = "lab <host mac='52:54:00:de:e3:65' name='lab-m1' ip='10.79.0.11'/>";
     assert!(made.contains(kept), "{made:?}");
     let system =
         made.iter().find_map(|thing| thing.strip_prefix("volume machines/").filter(|it| it.ends_with("_system")));
@@ -208,7 +209,7 @@ fn an_order_that_is_broken_off_anywhere_is_taken_up_again() {
     let large = format!("{TOO_LARGE}\n  data_disk: 1GiB\n  vcpus: 1");
     let provider = connection(&libvirt, &large, &format!("pool: {POOL}\n    network: {NETWORK}"));
     let whole = [
-        "domain m1",
+        "domain lab-m1",
         "volume machines/raftsman_fleet-a_m1_10.79.0.11_data",
         "volume machines/raftsman_fleet-a_m1_10.79.0.11_seed.iso",
         "volume machines/raftsman_fleet-a_m1_10.79.0.11_system",

@@ -41,14 +41,14 @@ fn apply(lab: &Lab) {
 }
 
 fn state(incus: &Incus, machine: &str, change: Value) {
-    let path = format!("/1.0/instances/{machine}/state");
+    let path = format!("/1.0/instances/{}/state", incus.called(machine));
     incus.query("PUT", &path, Some(&change)).unwrap_or_else(|error| panic!("{machine}: {error}"));
 }
 
 /// Deletes the instance behind raftsman's back; its data disk stays.
 fn delete(incus: &Incus, machine: &str) {
     state(incus, machine, json!({"action": "stop", "force": true}));
-    incus.query("DELETE", &format!("/1.0/instances/{machine}"), None).expect("the instance goes");
+    incus.query("DELETE", &format!("/1.0/instances/{}", incus.called(machine)), None).expect("the instance goes");
 }
 
 fn member_ids(lab: &Lab) -> BTreeMap<String, u64> {

@@ -47,7 +47,7 @@ fn members(lab: &Lab) -> Vec<(String, String)> {
 /// An operator deletes a machine's domain, and those of its disks whose names end so.
 fn take(libvirt: &Libvirt, machine: &str, disks: &[&str]) {
     libvirt.power_cut(machine);
-    libvirt.virsh(&["undefine", machine]).ok();
+    libvirt.virsh(&["undefine", &libvirt.called(machine)]).ok();
     let of_machine = format!("_{machine}_");
     for volume in libvirt.everything().iter().filter_map(|thing| thing.strip_prefix("volume machines/")) {
         if volume.contains(&of_machine) && disks.iter().any(|disk| volume.ends_with(disk)) {
@@ -121,7 +121,8 @@ fn three_machines_become_a_cluster_that_survives_losses_and_nothing_again() {
     timed("three machines of another size", || apply(&lab));
     lab.settled();
     assert_eq!(members(&lab), second);
-    let sizes = ["main-1", "main-2", "main-3"].map(|machine| libvirt.virsh(&["dominfo", machine]).ok().stdout);
+    let sizes =
+        ["main-1", "main-2", "main-3"].map(|machine| libvirt.virsh(&["dominfo", &libvirt.called(machine)]).ok().stdout);
     assert!(sizes.iter().all(|told| told.contains("655360 KiB")), "{sizes:?}");
     lab.nothing_to_do();
 

@@ -63,7 +63,8 @@ fn careless(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let old = |name: &Name| {
         let member = observed.members.get(name).filter(|member| member.report().is_some());
         let found = member.and_then(|member| member.machine.seen()?.shape.clone());
-        found.zip(desired.shape.clone()).is_some_and(|(found, wanted)| {
+        let wanted = desired.machine(name).and_then(|machine| machine.shape.clone());
+        found.zip(wanted).is_some_and(|(found, wanted)| {
             found.keeps_data() && wanted.keeps_data() && found.change_to(&wanted).is_some()
         })
     };

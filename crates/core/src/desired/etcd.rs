@@ -1,14 +1,14 @@
 //! One cluster of the file → its members with their configuration and certificates.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use jiff::SignedDuration;
 
 use super::addresses::Allotment;
-use super::{Agents, Capabilities, Cluster, Config, DesireError, Member};
+use super::{Agents, Cluster, Config, DesireError, Machine, Member, machines};
 use crate::render;
 use crate::render::etcd::ClientAccess;
 use crate::spec::{Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Machines, Members, Name, Pace, Source};
@@ -143,10 +143,9 @@ pub(super) fn resolve(
     fleet: &Name,
     name: &Name,
     spec: &EtcdCluster,
-    machines: &Machines,
+    machines: &Arc<Machines>,
     addresses: &mut Allotment,
 ) -> Result<Cluster, DesireError> {
-    let capabilities = Capabilities::of(machines.provider);
     let mut places: Vec<(Name, IpAddr)> = Vec::new();
     match &spec.members {
         Members::Count(count) => {
@@ -169,6 +168,12 @@ pub(super) fn resolve(
     }
     let token = spec.token.clone().unwrap_or_else(|| format!("{fleet}-{name}"));
     let organization = spec.certificates.organization.clone().unwrap_or_else(|| fleet.to_string());
+    let ours = machines::of_cluster(machines, spec);
+    let machine = |(index, (name, address)): (usize, &(Name, IpAddr))| {
+        let settings = machines::of_member(&ours, spec.listed().get(index));
+        (name.clone(), Machine::new(name.clone(), *address, settings))
+    };
+    let machines: BTreeMap<Name, Machine> = places.iter().enumerate().map(machine).collect();
     let members = places
         .into_iter()
         .map(|(member, address)| {
@@ -204,6 +209,7 @@ pub(super) fn resolve(
                 config,
                 peer: profile(Usage::ServerAndClient, vec![member.to_string()], peer_addresses),
                 server: profile(Usage::Server, server_names, server_addresses),
+                machine: member.clone(),
                 name: member,
                 address,
             }
@@ -216,11 +222,7 @@ pub(super) fn resolve(
         token,
         learner_patience_ms: spec.learner_patience.as_millis(),
         access: super::users::resolve(spec),
-        doors: machines.doors().filter(|_| capabilities.boots),
-        shape: machines.shape(),
-        metrics: machines.node_exporter == Some(true),
-        delivers: capabilities.boots && machines.has_deliveries(),
-        machines: capabilities,
+        machines,
         replace_after_ms: spec.replace_after.map(|after| after.as_millis()),
         version: spec.version,
         source: spec.source.clone(),

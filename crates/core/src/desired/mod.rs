@@ -17,15 +17,14 @@ use crate::observed::{Ledger, Origin, Side};
 use crate::render;
 use crate::render::nftables::{self, Firewall};
 use crate::spec::{
-    AuthMode, Authorities, Authority, Doors, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Pace, Secret, Shape, Source,
-    Spec,
+    AuthMode, Authorities, Authority, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Pace, Secret, Source, Spec,
 };
 
 pub use crate::render::etcd::ClientAccess;
 pub use addresses::{LoopbackNetwork, NetworkError};
 pub use agents::{AGENT_RENEW_BEFORE, AGENT_VALIDITY, Agents};
 pub use etcd::{AGENT_PORT, CLIENT_PORT, CLOSED_PORT, HTTP_PORT, LeafProfile, PEER_PORT, Usage};
-pub use machines::Capabilities;
+pub use machines::{Address, Capabilities, Machine, Place};
 pub use users::{Access, User};
 
 /// What the state adds to the file: who this fleet is.
@@ -79,30 +78,24 @@ pub struct Cluster {
     pub learner_patience_ms: u64,
     /// Who may do what.
     pub access: Access,
-    /// What can be done with its machines.
-    pub machines: Capabilities,
     /// Whom its agents accept, and who signs for them.
     pub agents: Agents,
-    /// From where its machines may be reached, where they have a firewall that is ours.
-    pub doors: Option<Doors>,
-    /// What its machines are made of, where they are made for it.
-    pub shape: Option<Shape>,
-    /// Whether its machines tell figures of their own.
-    pub metrics: bool,
-    /// Whether its machines are given secrets, or files that go with them, once they run.
-    pub delivers: bool,
     /// The cluster's section of the file, for configurations of versions on the way.
     pub settings: Arc<EtcdCluster>,
     /// Its members, in order.
     pub members: Vec<Member>,
+    /// The machines that its members run on, by name.
+    pub machines: BTreeMap<Name, Machine>,
 }
 
 /// One member that should be.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
-    /// Its name, and its machine's.
+    /// Its name.
     pub name: Name,
-    /// Its machine's address.
+    /// The machine that it runs on: of the same name.
+    pub machine: Name,
+    /// Where it serves: its machine's address.
     pub address: IpAddr,
     /// etcd's configuration file at the version of the file, with etcd's own time-outs where they are to be measured.
     pub config: Config,
@@ -154,13 +147,15 @@ pub enum DesireError {
 /// Makes every choice that the file leaves open.
 pub fn resolve(spec: &Spec, identity: &Identity) -> Result<Desired, DesireError> {
     let mut addresses = addresses::Allotment::new(spec, identity);
+    let machines = Arc::new(spec.machines.clone());
     let clusters = spec
         .etcd
         .iter()
         .map(|(name, cluster)| {
-            let cluster = etcd::resolve(&spec.fleet, name, cluster, &spec.machines, &mut addresses)?;
+            let mut cluster = etcd::resolve(&spec.fleet, name, cluster, &machines, &mut addresses)?;
             let entrusts = spec.backups.as_ref().is_some_and(|backups| backups.every.is_some());
-            Ok(Cluster { delivers: cluster.delivers || entrusts, ..cluster })
+            cluster.machines.values_mut().for_each(|machine| machine.delivers |= entrusts);
+            Ok(cluster)
         })
         .collect::<Result<_, _>>()?;
     Ok(Desired { fleet: spec.fleet.clone(), clusters })
@@ -170,6 +165,11 @@ impl Cluster {
     /// The member of this name.
     pub fn member(&self, name: &Name) -> Option<&Member> {
         self.members.iter().find(|m| m.name == *name)
+    }
+
+    /// The machine of this name.
+    pub fn machine(&self, name: &Name) -> Option<&Machine> {
+        self.machines.get(name)
     }
 
     /// The authority of this side, as the file says.
@@ -193,26 +193,22 @@ impl Cluster {
         self.members.iter().map(|member| member.address).chain(here).collect()
     }
 
-    /// The rules of who may reach what on each of its machines; nothing where that is not ours to say.
-    pub fn firewall(&self, ledger: &Ledger) -> Option<Config> {
-        self.rules(ledger, etcd::serves_http_apart(&self.settings))
+    /// The firewall's rules on this machine; nothing where raftsman writes none.
+    pub fn firewall(&self, machine: &Name, ledger: &Ledger) -> Option<Config> {
+        self.rules(machine, ledger, etcd::serves_http_apart(&self.settings))
     }
 
-    /// The rules that a machine boots with for the first time.
-    pub fn first_firewall(&self, ledger: &Ledger) -> Option<Config> {
-        self.rules(ledger, false)
+    /// The rules that the machine boots with for the first time.
+    pub fn first_firewall(&self, machine: &Name, ledger: &Ledger) -> Option<Config> {
+        self.rules(machine, ledger, false)
     }
 
-    fn rules(&self, ledger: &Ledger, etcd_metrics: bool) -> Option<Config> {
-        let doors = self.doors.as_ref()?;
+    fn rules(&self, machine: &Name, ledger: &Ledger, etcd_metrics: bool) -> Option<Config> {
+        let machine = self.machine(machine)?;
+        let doors = machine.firewall.as_ref()?;
         let members: Vec<IpAddr> = self.neighbours(ledger).into_iter().collect();
-        let text = nftables::rules(&Firewall {
-            doors,
-            agent_port: AGENT_PORT,
-            members: &members,
-            metrics: self.metrics,
-            etcd_metrics,
-        });
+        let (agent_port, metrics) = (AGENT_PORT, machine.metrics);
+        let text = nftables::rules(&Firewall { doors, agent_port, members: &members, metrics, etcd_metrics });
         Some(Config { digest: render::digest(&text), text })
     }
 

@@ -7,13 +7,13 @@ use super::{MachineModel, World};
 use crate::action::MachineAction;
 use crate::desired::Cluster;
 use crate::observed::{Delivery, Power, ServiceState};
-use crate::spec::Shape;
+use crate::spec::{Name, Shape};
 
 pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) -> Result<(), Impossible> {
     match action {
         MachineAction::CreateMachine { machine } => {
             world.made += 1;
-            let firewall = desired.first_firewall(&world.ledger).map(|rules| rules.digest);
+            let firewall = desired.first_firewall(machine, &world.ledger).map(|rules| rules.digest);
             let incarnation = format!("made-{}", world.made);
             let member = desired.member(machine);
             let address = member.ok_or_else(|| Impossible(format!("{machine} is not in the file")))?.address;
@@ -21,16 +21,18 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) 
             if !new.exists {
                 let ports_taken = std::mem::take(&mut new.ports_taken);
                 let made = MachineModel { exists: true, incarnation, address, ports_taken, ..MachineModel::none() };
-                *new = MachineModel { firewall, shape: desired.shape.clone(), delivery: undelivered(desired), ..made };
+                let shape = desired.machine(machine).and_then(|wanted| wanted.shape.clone());
+                *new = MachineModel { firewall, shape, delivery: undelivered(desired, machine), ..made };
             }
             power_on(new);
         }
         MachineAction::StartMachine { machine } => {
             let started = world.existing(machine)?;
             // One of which there is nothing but its data disk is made anew around it.
-            if started.shape.is_none() && desired.shape.is_some() {
-                started.delivery = undelivered(desired);
-                started.shape.clone_from(&desired.shape);
+            let shape = desired.machine(machine).and_then(|wanted| wanted.shape.clone());
+            if started.shape.is_none() && shape.is_some() {
+                started.delivery = undelivered(desired, machine);
+                started.shape = shape;
             }
             power_on(started);
         }
@@ -63,8 +65,9 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) 
 }
 
 /// A new machine was given nothing yet.
-pub(super) fn undelivered(desired: &Cluster) -> Delivery {
-    if desired.delivers { Delivery::Outdated } else { Delivery::Current }
+pub(super) fn undelivered(desired: &Cluster, machine: &Name) -> Delivery {
+    let delivers = desired.machine(machine).is_some_and(|wanted| wanted.delivers);
+    if delivers { Delivery::Outdated } else { Delivery::Current }
 }
 
 fn power_on(machine: &mut MachineModel) {

@@ -39,7 +39,7 @@ pub(super) fn act(
                 world.claimed(machine)?.config = config.map(|config| config.digest.clone());
                 world.start(machine, version, StartData::Of(cluster), warm_up)?;
                 // Machines that make backups by themselves are told of the history that begins.
-                world.claimed(machine)?.delivery = undelivered(desired);
+                world.claimed(machine)?.delivery = undelivered(desired, machine);
             }
         }
     }

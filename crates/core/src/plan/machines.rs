@@ -17,9 +17,7 @@ const MIN_FREE_BYTES: u64 = 64 * 1024 * 1024;
 /// Steps that bring machines closer to running etcd; the answer is who is there already.
 pub(super) fn prepare<'a>(draft: &mut Draft<'a>, course: Course) -> Vec<Ready<'a>> {
     let desired = draft.desired;
-    let rules = desired.firewall(&draft.observed.ledger).map(|rules| rules.digest);
-    let ready =
-        desired.members.iter().filter_map(|member| prepare_one(draft, member, course, rules.as_ref())).collect();
+    let ready = desired.members.iter().filter_map(|member| prepare_one(draft, member, course)).collect();
     // Members are opened to clients once new machines are enrolled: all of them are configured in one wave then, however
     // long the first one took until it was seen that auth is on.
     let enrolls = draft.steps.iter().any(|step| matches!(step.action, Action::Machine(MachineAction::Enroll { .. })));
@@ -33,12 +31,7 @@ pub(super) fn prepare<'a>(draft: &mut Draft<'a>, course: Course) -> Vec<Ready<'a
     ready
 }
 
-fn prepare_one<'a>(
-    draft: &mut Draft<'a>,
-    member: &'a Member,
-    course: Course,
-    rules: Option<&String>,
-) -> Option<Ready<'a>> {
+fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) -> Option<Ready<'a>> {
     let name = &member.name;
     let observed = draft.observed;
     let seen = observed.members.get(name)?;
@@ -109,7 +102,7 @@ fn prepare_one<'a>(
         return None;
     }
     if let Some(from) = members::misplaced(draft, member) {
-        if !draft.desired.machines.moves {
+        if !draft.desired.machine(&member.machine).is_some_and(|machine| machine.capabilities.moves) {
             draft.wait(Waiting::CannotMove { machine: name.clone(), from, to: member.address });
             return None;
         }
@@ -133,7 +126,7 @@ fn prepare_one<'a>(
     // Before the timers are measured, nobody gets others than those that he has.
     let stays = matches!(course, Course::Stay(_)) || pace.is_none();
     let kept = etcd.running_config.as_ref().or(etcd.config.as_ref()).filter(|_| stays);
-    let equipped = equip(draft, member, report, version, config.as_deref().filter(|_| kept.is_none()), rules);
+    let equipped = equip(draft, member, report, version, config.as_deref().filter(|_| kept.is_none()));
     let digest = kept.or(config.as_ref().map(|config| &config.digest)).filter(|_| equipped)?.clone();
     let stale = etcd.running_config_text.as_ref().filter(|_| etcd.running_config.as_ref() != Some(&digest));
     let changes = stale.zip(config.as_deref()).map(|(from, to)| changes(from, &to.text)).unwrap_or_default();
@@ -177,7 +170,6 @@ fn equip(
     report: &AgentReport,
     version: EtcdVersion,
     config: Option<&Config>,
-    rules: Option<&String>,
 ) -> bool {
     let name = &member.name;
     let etcd = &report.etcd;
@@ -198,8 +190,9 @@ fn equip(
         return false;
     }
     // Before anybody new is let into the cluster: members that cannot reach each other are none.
-    if let Some(rules) = rules.filter(|rules| report.firewall.as_ref() != Some(rules)) {
-        let action = MachineAction::SetFirewall { machine: name.clone(), digest: rules.clone() };
+    let rules = draft.desired.firewall(&member.machine, &draft.observed.ledger);
+    if let Some(rules) = rules.filter(|rules| report.firewall.as_ref() != Some(&rules.digest)) {
+        let action = MachineAction::SetFirewall { machine: name.clone(), digest: rules.digest };
         draft.steps.push(Step::new(action, Reason::Changed));
     }
     pki::agent(draft, name, report);

@@ -17,7 +17,7 @@ impl Draft<'_> {
     /// What it is made of, and what it should be made of, where both are known.
     fn shapes(&self, machine: &Name) -> Option<(&Shape, &Shape)> {
         let found = self.observed.members.get(machine)?.machine.seen()?.shape.as_ref()?;
-        Some((found, self.desired.shape.as_ref()?))
+        Some((found, self.desired.machine(machine)?.shape.as_ref()?))
     }
 }
 

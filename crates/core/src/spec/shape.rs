@@ -68,6 +68,11 @@ impl Machines {
 }
 
 impl Shape {
+    /// What it says of this key, such as `network`.
+    pub fn part(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
     /// One line, to be written on the machine.
     pub fn text(&self) -> String {
         serde_json::Value::from_iter(self.0.clone()).to_string()

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::backups::{Backups, RestoreFrom};
 use super::machines::Machines;
+use super::overrides::{ClusterMachines, MemberMachine};
 use super::units::{ByteSize, Duration, EtcdVersion, Name};
 use super::upkeep::Maintenance;
 use super::users::{Roles, Users};
@@ -54,6 +55,9 @@ pub enum Secret {
 pub struct EtcdCluster {
     /// How many members, or each of them.
     pub members: Members,
+    /// In what the cluster's machines differ from those that the fleet's section `machines` describes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machines: Option<ClusterMachines>,
     /// The version of etcd.
     #[serde(default)]
     pub version: EtcdVersion,
@@ -145,6 +149,9 @@ pub struct Member {
     /// Hosts: what SSH calls it, a name of your configuration of SSH for example. Its address by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
+    /// In what the member's machine differs from those of its cluster: its size, its image, its disks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MemberMachine>,
 }
 
 /// Where the etcd binary comes from.

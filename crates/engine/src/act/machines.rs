@@ -1,6 +1,7 @@
 //! Machines: make, start, take into the fleet.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use raftsman_api::tls::machine_name;
@@ -91,6 +92,7 @@ impl Hands<'_> {
             cluster: cluster.desired.name.to_string(),
             members: cluster.desired.neighbours(&cluster.ledger()).into_iter().collect(),
             boot: boot(fleet, self.lock, machine, member.address, now)?,
+            machines: cluster.desired.machine(machine).map(|machine| Arc::clone(&machine.settings)),
             artifacts: vec![Artifact { version: etcd.version.to_string(), path: etcd.path }],
             joined,
         };
@@ -132,7 +134,7 @@ impl Hands<'_> {
 
     async fn set_firewall(self, machine: &Name) -> Result<(), ActError> {
         let cluster = self.cluster();
-        let Some(Config { text, digest }) = cluster.desired.firewall(&cluster.ledger()) else { return Ok(()) };
+        let Some(Config { text, digest }) = cluster.desired.firewall(machine, &cluster.ledger()) else { return Ok(()) };
         let request = SetFirewallRequest { rules: text, digest };
         self.agent(machine).await?.set_firewall(self.stamped(request)).await?;
         Ok(())

@@ -68,6 +68,8 @@ pub(super) struct Card<'a> {
 
 /// A domain to be defined.
 pub(super) struct Order<'a> {
+    /// What libvirt calls it.
+    pub(super) name: &'a str,
     pub(super) tag: &'a Tag,
     pub(super) host: &'a Host,
     pub(super) vcpus: u32,
@@ -128,7 +130,7 @@ impl Tag {
 impl Order<'_> {
     /// The domain's description.
     pub(super) fn render(&self) -> String {
-        let Self { tag, host, vcpus, memory, firmware, disks, cards } = self;
+        let Self { name, tag, host, vcpus, memory, firmware, disks, cards } = self;
         let mut out = String::new();
         let x86 = host.arch == "x86_64";
         // Arm's virtual machines have no other firmware.
@@ -144,7 +146,7 @@ impl Order<'_> {
              <memory unit='b'>{memory}</memory>\n<vcpu>{vcpus}</vcpu>\n\
              <os{}><type arch='{}'{machine}>hvm</type><boot dev='hd'/></os>\n",
             escaped(&host.domain),
-            escaped(&tag.machine),
+            escaped(name),
             tag.attributes(),
             if efi { " firmware='efi'" } else { "" },
             escaped(&host.arch),
@@ -234,6 +236,14 @@ pub(super) fn lease(mac: &str, name: &str, address: IpAddr) -> String {
         IpAddr::V4(v4) => format!("<host mac='{}' name='{}' ip='{v4}'/>", escaped(mac), escaped(name)),
         // Of DHCP for IPv6 machines are known by name.
         IpAddr::V6(v6) => format!("<host name='{}' ip='{v6}'/>", escaped(name)),
+    }
+}
+
+/// The same for a network that is to give the address back: by whatever name it keeps it.
+pub(super) fn held(mac: &str, address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(v4) => format!("<host mac='{}' ip='{v4}'/>", escaped(mac)),
+        IpAddr::V6(v6) => format!("<host ip='{v6}'/>"),
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
         dns(findings, settings);
     }
     if let Some(Firewall::Doors(settings)) = &machines.firewall {
-        doors(findings, machines, settings);
+        doors(findings, &at, machines.node_exporter == Some(true), settings);
     }
     if let Some(settings) = &machines.mirror {
         mirror(findings, settings);
@@ -173,7 +173,8 @@ fn dns(findings: &mut Findings<'_>, dns: &Dns) {
     }
 }
 
-fn doors(findings: &mut Findings<'_>, machines: &Machines, doors: &Doors) {
+/// The firewall of the fleet or of a cluster.
+pub(super) fn doors(findings: &mut Findings<'_>, at: &dyn Fn(&str) -> Path, exporter: bool, doors: &Doors) {
     let here = |key: &str| at("firewall").key(key);
     if doors.operators_from.as_ref().is_some_and(Vec::is_empty) {
         findings.add(
@@ -189,7 +190,7 @@ fn doors(findings: &mut Findings<'_>, machines: &Machines, doors: &Doors) {
                 .help("list the networks of etcd's clients and of raftsman, or leave it out to let everybody knock"),
         );
     }
-    if doors.metrics_from.is_some() && machines.node_exporter != Some(true) {
+    if doors.metrics_from.is_some() && !exporter {
         findings.add(
             Finding::warning("metrics-none", here("metrics_from"), "there is nothing behind this door")
                 .on_key()

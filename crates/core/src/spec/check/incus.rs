@@ -2,9 +2,9 @@
 
 use super::super::diagnostic::Path;
 use super::super::incus::Incus;
-use super::super::machines::Provider;
+use super::super::machines::{Machines, Provider};
 use super::super::units::quoted;
-use super::{Finding, Findings};
+use super::{Finding, Findings, overrides};
 
 fn at(key: &str) -> Path {
     Path::of(&["machines", "incus"]).key(key)
@@ -16,16 +16,18 @@ pub(super) fn check(findings: &mut Findings<'_>) {
         return;
     }
     let provider = || Path::of(&["machines", "provider"]);
-    if machines.image.is_none() {
+    if !overrides::every_machine(findings.spec, |machines| machines.image.is_some()) {
         findings.add(
             Finding::error("image-none", provider(), "machines on Incus are made of an image, and none is named")
                 .uses(Path::of(&["machines", "image"]))
+                .uses(Path::of(&["etcd"]))
                 .help("add `image`, an alias or a fingerprint as in `incus image list`"),
         );
     }
     let none = Incus::default();
     let incus = machines.incus.as_ref().unwrap_or(&none);
-    if incus.network.is_none() {
+    let connected = |machines: &Machines| machines.incus.as_ref().is_some_and(|incus| incus.network.is_some());
+    if !overrides::every_machine(findings.spec, connected) {
         findings.add(
             Finding::error(
                 "network-none",
@@ -33,34 +35,15 @@ pub(super) fn check(findings: &mut Findings<'_>) {
                 "machines on Incus have an address in a network, and none is named",
             )
             .uses(at("network"))
+            .uses(Path::of(&["etcd"]))
             .help("add `incus: { network: incusbr0 }`, or another as in `incus network list`"),
         );
     }
-    for (key, given) in [("disk", machines.disk.is_some()), ("data_disk", machines.data_disk.is_some())] {
-        if !given || incus.pool.is_some() {
-            continue;
-        }
-        findings.add(
-            Finding::error(
-                "pool-none",
-                Path::of(&["machines", key]),
-                format!("a {} needs a storage pool", key.replace('_', " ")),
-            )
-            .on_key()
-            .uses(at("pool"))
-            .help("add `incus: { pool: default }`, or another as in `incus storage list`"),
-        );
-    }
+    pooled(findings, &|key| Path::of(&["machines", key]), machines.disk.is_some(), machines.data_disk.is_some());
     server(findings, incus);
-    for (key, names) in [
-        ("profiles", incus.profiles.as_deref().unwrap_or_default()),
-        ("acls", &incus.acls),
-        ("targets", &incus.targets),
-    ] {
-        for (index, name) in names.iter().enumerate() {
-            named(findings, || at(key).index(index), name);
-        }
-    }
+    names(findings, &at, incus.profiles.as_deref().unwrap_or_default(), "profiles");
+    names(findings, &at, &incus.acls, "acls");
+    names(findings, &at, &incus.targets, "targets");
     for (key, name) in [("project", &incus.project), ("network", &incus.network), ("pool", &incus.pool)] {
         if let Some(name) = name {
             named(findings, || at(key), name);
@@ -68,7 +51,33 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     }
 }
 
-fn named(findings: &mut Findings<'_>, path: impl Fn() -> Path, name: &str) {
+/// Disks of a size need a storage pool to be made in.
+pub(super) fn pooled(findings: &mut Findings<'_>, here: &dyn Fn(&str) -> Path, disk: bool, data_disk: bool) {
+    let machines = &findings.spec.machines;
+    let pool = machines.incus.as_ref().is_some_and(|incus| incus.pool.is_some());
+    if machines.provider != Provider::Incus || pool {
+        return;
+    }
+    for (key, _) in [("disk", disk), ("data_disk", data_disk)].iter().filter(|(_, given)| *given) {
+        findings.add(
+            Finding::error("pool-none", here(key), format!("a {} needs a storage pool", key.replace('_', " ")))
+                .on_key()
+                .uses(at("pool"))
+                .help(
+                    "add `incus: { pool: default }` to the fleet's `machines`, or another as in `incus storage list`",
+                ),
+        );
+    }
+}
+
+/// Names of a list, as Incus knows them.
+pub(super) fn names(findings: &mut Findings<'_>, at: &dyn Fn(&str) -> Path, names: &[String], key: &str) {
+    for (index, name) in names.iter().enumerate() {
+        named(findings, || at(key).index(index), name);
+    }
+}
+
+pub(super) fn named(findings: &mut Findings<'_>, path: impl Fn() -> Path, name: &str) {
     if name.is_empty()
         || name.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | '?' | '&' | '%'))
     {

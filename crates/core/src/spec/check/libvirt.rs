@@ -8,7 +8,7 @@ use super::super::libvirt::{Interface, Libvirt, Link};
 use super::super::machines::Provider;
 use super::super::types::{Members, Spec};
 use super::super::units::{Name, quoted};
-use super::{Finding, Findings};
+use super::{Finding, Findings, overrides};
 
 fn at(key: &str) -> Path {
     Path::of(&["machines", "libvirt", key])
@@ -23,10 +23,11 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     if machines.provider != Provider::Libvirt {
         return;
     }
-    if machines.image.is_none() {
+    if !overrides::every_machine(findings.spec, |machines| machines.image.is_some()) {
         findings.add(
             Finding::error("image-none", above("provider"), "no image is named that virtual machines boot from")
                 .uses(above("image"))
+                .uses(Path::of(&["etcd"]))
                 .why("a machine's system disk is made from a volume of a libvirt pool, such as a cloud image of Debian")
                 .help("add `image`, the volume's name; docs/guide/libvirt.md says how to put one there"),
         );
@@ -34,12 +35,22 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     let default = Libvirt::default();
     let settings = machines.libvirt.as_ref().unwrap_or(&default);
     texts(findings, settings);
-    first(findings, settings);
+    linked(findings, settings, &at);
     let known = members(findings.spec);
     for (index, interface) in settings.interfaces.iter().enumerate() {
         further(findings, interface, &known, || at("interfaces").index(index));
     }
     hardware(findings, settings, &known);
+}
+
+/// A name that libvirt can know something by.
+pub(super) fn named(findings: &mut Findings<'_>, path: Path, text: &str) {
+    if text.trim().is_empty() || text.starts_with('-') || text.contains(|c: char| c.is_control()) {
+        findings.add(
+            Finding::error("libvirt-name-invalid", path, format!("{} cannot be a name of libvirt's", quoted(text)))
+                .help("write it as libvirt knows it, or leave it out"),
+        );
+    }
 }
 
 /// Names that libvirt knows nothing by.
@@ -49,16 +60,7 @@ fn texts(findings: &mut Findings<'_>, settings: &Libvirt) {
     let optional = pools.into_iter().chain([("network", &settings.network), ("macvtap", &settings.macvtap)]);
     let given = optional.filter_map(|(key, text)| Some((key, text.as_ref()?)));
     for (key, text) in given.chain([("uri", &settings.uri), ("pool", &settings.pool)]) {
-        if text.trim().is_empty() || text.starts_with('-') || text.contains(|c: char| c.is_control()) {
-            findings.add(
-                Finding::error(
-                    "libvirt-name-invalid",
-                    at(key),
-                    format!("{} cannot be a name of libvirt's", quoted(text)),
-                )
-                .help("write it as libvirt knows it, or leave it out"),
-            );
-        }
+        named(findings, at(key), text);
     }
     // An empty one, or one with control characters, has been reported.
     if settings.uri.trim().is_empty() || settings.uri.contains(|c: char| c.is_control()) {
@@ -187,8 +189,8 @@ fn uri(text: &str) -> Result<Transport, Refused> {
     Ok(transport)
 }
 
-/// The interface that etcd listens on.
-fn first(findings: &mut Findings<'_>, settings: &Libvirt) {
+/// The interface that etcd listens on, as the fleet or a cluster says.
+pub(super) fn linked(findings: &mut Findings<'_>, settings: &Libvirt, at: &dyn Fn(&str) -> Path) {
     one_link(findings, settings.network.is_some(), settings.macvtap.is_some(), at("network"), at("macvtap"));
     let machines = &findings.spec.machines;
     if let Link::Macvtap(_) = settings.link() {
@@ -205,7 +207,7 @@ fn first(findings: &mut Findings<'_>, settings: &Libvirt) {
             findings.add(
                 Finding::warning("macvtap-host", at("macvtap"), "the host of a macvtap does not reach its machines, nor they it")
                     .on_key()
-                    .uses(at("uri"))
+                    .uses(Path::of(&["machines", "libvirt", "uri"]))
                     .why("in bridge mode, what a machine sends goes out by the interface and never to the host itself; raftsman must reach every machine's agent")
                     .help("run raftsman on another computer of that network, with `uri: qemu+ssh://<host>/system`, or use a libvirt network"),
             );

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::super::diagnostic::Path;
 use super::super::machines::{Admin, LogDynamic, LogForward, Logs, Machines, Provider, Ssh, Time, TimeSource};
+use super::super::overrides::Size;
 use super::super::units::{ByteSize, quoted};
 use super::{Finding, Findings};
 
@@ -80,29 +81,46 @@ pub(super) fn check(findings: &mut Findings<'_>) {
             Ok(_) => {}
         }
     }
-    if machines.vcpus == Some(0) {
+    size(findings, &at, &machines.size());
+    if let Some(settings) = &machines.ssh {
+        ssh(findings, settings);
+    }
+    if let Some(settings) = &machines.admin {
+        admin(findings, settings);
+    }
+    if let Some(settings) = &machines.time {
+        time(findings, settings);
+    }
+    if let Some(settings) = &machines.logs {
+        logs(findings, settings);
+    }
+}
+
+/// What the fleet, a cluster or a member says of a machine's size.
+pub(super) fn size(findings: &mut Findings<'_>, at: &dyn Fn(&str) -> Path, size: &Size<'_>) {
+    if size.vcpus == Some(0) {
         findings.add(
             Finding::error("size-zero", at("vcpus"), "a machine needs at least one CPU")
                 .help("`2` is a good start for etcd"),
         );
     }
-    for (key, size, least) in [
-        ("memory", machines.memory, ByteSize::mib(512)),
-        ("disk", machines.disk, ByteSize::gib(2)),
-        ("data_disk", machines.data_disk, ByteSize::gib(1)),
+    for (key, given, least) in [
+        ("memory", size.memory, ByteSize::mib(512)),
+        ("disk", size.disk, ByteSize::gib(2)),
+        ("data_disk", size.data_disk, ByteSize::gib(1)),
     ] {
-        if let Some(size) = size.filter(|size| *size < least) {
+        if let Some(given) = given.filter(|given| *given < least) {
             findings.add(
                 Finding::error(
                     "size-small",
                     at(key),
-                    format!("{size} of {} is too little for a machine", key.replace('_', " ")),
+                    format!("{given} of {} is too little for a machine", key.replace('_', " ")),
                 )
                 .help(format!("at least `{least}`")),
             );
         }
     }
-    if let Some(image) = &machines.image {
+    if let Some(image) = size.image {
         if image.trim().is_empty() {
             findings.add(
                 Finding::error("image-empty", at("image"), "the image's name is empty")
@@ -115,18 +133,6 @@ pub(super) fn check(findings: &mut Findings<'_>) {
                     .help("name an image as the provider knows it"),
             );
         }
-    }
-    if let Some(settings) = &machines.ssh {
-        ssh(findings, settings);
-    }
-    if let Some(settings) = &machines.admin {
-        admin(findings, settings);
-    }
-    if let Some(settings) = &machines.time {
-        time(findings, settings);
-    }
-    if let Some(settings) = &machines.logs {
-        logs(findings, settings);
     }
 }
 
@@ -159,29 +165,11 @@ fn provider(findings: &mut Findings<'_>, machines: &Machines) {
         ("libvirt", machines.libvirt.is_some(), Provider::Libvirt),
     ] {
         if given && machines.provider != whose {
-            let whose = format!("{whose:?}").to_lowercase();
-            findings.add(
-                Finding::warning("ignored-by-provider", at(key), format!("only the provider `{whose}` uses `{key}`"))
-                    .on_key()
-                    .uses(at("provider"))
-                    .help(format!("remove it, or set `provider: {whose}`")),
-            );
+            of_another_provider(findings, at(key), key, whose);
         }
     }
-    let (who, why) = match machines.provider {
-        Provider::Local => (
-            "the local provider",
-            "its machines are directories and processes of this computer, not machines that boot",
-        ),
-        Provider::Hosts => ("the provider `hosts`", "hosts that exist are set up already, and stay as they are"),
-        _ => return not_fetched(findings, machines),
-    };
-    for (key, given) in [
-        ("vcpus", machines.vcpus.is_some()),
-        ("memory", machines.memory.is_some()),
-        ("disk", machines.disk.is_some()),
-        ("data_disk", machines.data_disk.is_some()),
-        ("image", machines.image.is_some()),
+    let Some(ignorant) = ignorant(machines.provider) else { return not_fetched(findings, machines) };
+    let further = [
         ("admin", machines.admin.is_some()),
         ("time", machines.time.is_some()),
         ("logs", machines.logs.is_some()),
@@ -193,17 +181,44 @@ fn provider(findings: &mut Findings<'_>, machines: &Machines) {
         ("updates", machines.updates.is_some()),
         ("install_dependencies", machines.install_dependencies.is_some()),
         ("mirror", machines.mirror.is_some()),
-    ] {
-        if given {
-            findings.add(
-                Finding::warning("ignored-by-provider", at(key), format!("{who} ignores `{key}`"))
-                    .on_key()
-                    .uses(at("provider"))
-                    .why(why)
-                    .help("remove it, or keep it for another provider"),
-            );
-        }
+    ];
+    for (key, _) in machines.size().keys().iter().chain(&further).filter(|(_, given)| *given) {
+        is_ignored(findings, at(key), key, ignorant);
     }
+}
+
+/// A provider that makes no machines from an image: how it is called, and why it ignores what machines are made of.
+pub(super) fn ignorant(provider: Provider) -> Option<(&'static str, &'static str)> {
+    match provider {
+        Provider::Local => Some((
+            "the local provider",
+            "its machines are directories and processes of this computer, not machines that boot",
+        )),
+        Provider::Hosts => Some(("the provider `hosts`", "hosts that exist are set up already, and stay as they are")),
+        Provider::Incus | Provider::Libvirt | Provider::Openstack | Provider::Aws => None,
+    }
+}
+
+/// The warning of a key that this provider ignores.
+pub(super) fn is_ignored(findings: &mut Findings<'_>, path: Path, key: &str, (who, why): (&str, &str)) {
+    findings.add(
+        Finding::warning("ignored-by-provider", path, format!("{who} ignores `{key}`"))
+            .on_key()
+            .uses(at("provider"))
+            .why(why)
+            .help("remove it, or keep it for another provider"),
+    );
+}
+
+/// The warning of a key that belongs to another provider.
+pub(super) fn of_another_provider(findings: &mut Findings<'_>, path: Path, key: &str, whose: Provider) {
+    let whose = format!("{whose:?}").to_lowercase();
+    findings.add(
+        Finding::warning("ignored-by-provider", path, format!("only the provider `{whose}` uses `{key}`"))
+            .on_key()
+            .uses(at("provider"))
+            .help(format!("remove it, or set `provider: {whose}`")),
+    );
 }
 
 /// Where fluent-bit's configuration is to come from is delivered; nothing of raftsman's fetches it.

@@ -8,6 +8,7 @@ mod incus;
 mod libvirt;
 mod machines;
 mod members;
+mod overrides;
 mod pki;
 mod source;
 mod upkeep;
@@ -180,6 +181,7 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], keys: PublicKeys
     incus::check(&mut findings);
     libvirt::check(&mut findings);
     members::check(&mut findings);
+    overrides::check(&mut findings);
     source::check(&mut findings);
     pki::shared(&mut findings);
     for (name, cluster) in &spec.etcd {

@@ -1,0 +1,82 @@
+//! What clusters and members say of their machines → sizes too small, keys that the provider ignores, links that cannot be.
+
+use super::super::diagnostic::Path;
+use super::super::machines::{Firewall, Machines, Provider};
+use super::super::overrides::{ClusterMachines, Size};
+use super::super::types::Spec;
+use super::super::units::Name;
+use super::{Findings, boot, incus, libvirt, machines};
+
+pub(super) fn check(findings: &mut Findings<'_>) {
+    let spec = findings.spec;
+    for (name, cluster) in &spec.etcd {
+        if let Some(ours) = &cluster.machines {
+            of_cluster(findings, name, ours);
+        }
+        for (index, member) in cluster.listed().iter().enumerate() {
+            let Some(ours) = &member.machine else { continue };
+            let here = |key: &str| Path::of(&["etcd", name.as_str(), "members"]).index(index).key("machine").key(key);
+            of_size(findings, &here, &ours.size());
+        }
+    }
+}
+
+fn of_cluster(findings: &mut Findings<'_>, name: &Name, ours: &ClusterMachines) {
+    let here = |key: &str| Path::of(&["etcd", name.as_str(), "machines"]).key(key);
+    of_size(findings, &here, &ours.size());
+    let fleet = &findings.spec.machines;
+    let further = [("firewall", ours.firewall.is_some()), ("node_exporter", ours.node_exporter.is_some())];
+    ignored(findings, &here, &further);
+    for (key, given, whose) in
+        [("incus", ours.incus.is_some(), Provider::Incus), ("libvirt", ours.libvirt.is_some(), Provider::Libvirt)]
+    {
+        if given && fleet.provider != whose {
+            machines::of_another_provider(findings, here(key), key, whose);
+        }
+    }
+    let merged = fleet.with_cluster(Some(ours));
+    if let Some(Firewall::Doors(doors)) = &ours.firewall {
+        boot::doors(findings, &here, merged.node_exporter == Some(true), doors);
+    }
+    if let Some(settings) = ours.incus.as_ref().filter(|_| fleet.provider == Provider::Incus) {
+        let at = |key: &str| here("incus").key(key);
+        incus::names(findings, &at, settings.profiles.as_deref().unwrap_or_default(), "profiles");
+        incus::names(findings, &at, settings.acls.as_deref().unwrap_or_default(), "acls");
+        if let Some(network) = &settings.network {
+            incus::named(findings, || at("network"), network);
+        }
+    }
+    if let Some(settings) = ours.libvirt.as_ref().filter(|_| fleet.provider == Provider::Libvirt) {
+        let at = |key: &str| here("libvirt").key(key);
+        for (key, text) in [("network", &settings.network), ("macvtap", &settings.macvtap)] {
+            if let Some(text) = text {
+                libvirt::named(findings, at(key), text);
+            }
+        }
+        let merged = merged.libvirt.clone().unwrap_or_default();
+        libvirt::linked(findings, &merged, &at);
+    }
+}
+
+fn of_size(findings: &mut Findings<'_>, here: &dyn Fn(&str) -> Path, size: &Size<'_>) {
+    machines::size(findings, here, size);
+    ignored(findings, here, &size.keys());
+    incus::pooled(findings, here, size.disk.is_some(), size.data_disk.is_some());
+}
+
+fn ignored(findings: &mut Findings<'_>, here: &dyn Fn(&str) -> Path, keys: &[(&'static str, bool)]) {
+    if let Some(ignorant) = machines::ignorant(findings.spec.machines.provider) {
+        for (key, _) in keys.iter().filter(|(_, given)| *given) {
+            machines::is_ignored(findings, here(key), key, ignorant);
+        }
+    }
+}
+
+/// Whether every machine of the file has what this looks for, be it the fleet's, its cluster's or its own.
+pub(super) fn every_machine(spec: &Spec, has: impl Fn(&Machines) -> bool) -> bool {
+    spec.etcd.values().all(|cluster| {
+        let ours = spec.machines.with_cluster(cluster.machines.as_ref());
+        let listed = cluster.listed();
+        has(&ours) || !listed.is_empty() && listed.iter().all(|member| has(&ours.with_member(member.machine.as_ref())))
+    })
+}
