@@ -42,6 +42,7 @@ pub fn order(fleet: &str, name: &str, address: IpAddr) -> MachineOrder {
         cluster: "main".to_owned(),
         members: vec![address],
         boot,
+        zone: None,
         machines: None,
         artifacts: Vec::new(),
         joined: false,

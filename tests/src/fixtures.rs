@@ -25,7 +25,7 @@ pub fn spec(text: &str) -> Spec {
 /// What should be, by that file.
 pub fn desired(text: &str) -> Desired {
     let network = Some(LoopbackNetwork::new(0, 42));
-    let identity = Identity { id: "f1ee7".to_owned(), network, places: BTreeMap::new() };
+    let identity = Identity { id: "f1ee7".to_owned(), network, places: BTreeMap::new(), zones: BTreeMap::new() };
     resolve(&spec(text), &identity).expect("a resolvable file")
 }
 
@@ -50,6 +50,18 @@ pub fn on_machines(members: usize, machines: &[&str]) -> Cluster {
         .to_owned();
     machines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     text.push_str(&format!("etcd:\n  main:\n    members: {members}\n"));
+    desired(&text).clusters.remove(0)
+}
+
+/// The cluster `main` of a file with these lines below `machines`, where it and its machines are made as its own lines say.
+pub fn machines_of(machines: &[&str], main: &[&str]) -> Cluster {
+    let mut text =
+        "fleet: lab\nmachines:\n  provider: incus\n  image: a\n  subnet: 10.78.0.0/24\n  firewall: false\n  \
+                    incus: { network: raft, pool: default }\n"
+            .to_owned();
+    machines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
+    text.push_str("etcd:\n  main:\n");
+    main.iter().for_each(|line| text.push_str(&format!("    {line}\n")));
     desired(&text).clusters.remove(0)
 }
 

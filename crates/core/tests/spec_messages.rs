@@ -436,3 +436,54 @@ fn accepted_warnings_are_silent() {
     let wrong = "fleet: shop\naccept_warnings: [members-none]\netcd:\n  main: { members: 0 }\n";
     assert!(read(wrong).errors() > 0 && read(wrong).warnings() == 0, "an unused acceptance waits for the errors");
 }
+
+/// A file on libvirt with these lines under `machines`, and one cluster, `main`, with these.
+fn on_kvm(machines: &str, main: &str) -> String {
+    let indented = |lines: &str, by: &str| lines.lines().map(|line| format!("{by}{line}\n")).collect::<String>();
+    format!(
+        "fleet: shop\nmachines:\n  provider: libvirt\n  image: debian\n  subnet: 10.0.0.0/24\n  \
+         install_dependencies: false\n{}etcd:\n  main:\n{}",
+        indented(machines, "  "),
+        indented(main, "    ")
+    )
+}
+
+macro_rules! kvm_cases {
+    ($($name:ident: $machines:expr, $main:expr;)*) => {
+        $(#[test] fn $name() { snapshot(stringify!($name), &on_kvm($machines, $main)); })*
+    };
+}
+
+const KVM: &str = "zones:
+  kvm1: { libvirt: { uri: qemu+ssh://kvm1/system } }
+  kvm2: { libvirt: { uri: qemu+ssh://kvm2/system } }
+  kvm3: { libvirt: { uri: qemu+ssh://kvm3/system } }";
+
+// What clusters and members say of their machines.
+cases! {
+    machines_provider_of_cluster: cluster("machines: { provider: incus }");
+    machines_size_of_cluster: cluster("machines: { vcpus: 0, memory: 1MiB }");
+    machines_size_of_member: members("- { name: a, machine: { disk: 1MiB } }\n- { name: b }\n- { name: c }");
+}
+kvm_cases! {
+    machines_of_cluster: "", "members: 1\nmachines: { memory: 64MiB, image: '', libvirt: { network: a, macvtap: b }, incus: { network: c } }";
+    machines_doors_of_cluster: "", "members: 1\nmachines: { firewall: { operators_from: [], metrics_from: [10.0.0.0/8] } }";
+}
+
+// Zones.
+kvm_cases! {
+    zones_one_host: "", "members: 3";
+    zones_two_hosts: "zones:\n  kvm1: { libvirt: { uri: qemu+ssh://kvm1/system } }\n  kvm2: { libvirt: { uri: qemu+ssh://kvm2/system } }", "members: 5";
+    zones_all_in_one: KVM, "members: 3\nmachines: { zones: [kvm2] }";
+    zones_pinned: KVM, "members: [{ name: a, zone: kvm1 }, { name: b, zone: kvm1 }, { name: c }]";
+    zones_unknown: KVM, "members: [{ name: a, zone: kvm4 }, { name: b }, { name: c }]\nmachines: { zones: [kvm1, kvm2, kvm2, kvm5] }";
+    zones_unknown_without_zones: "", "members: [{ name: a, zone: kvm4 }, { name: b }, { name: c }]";
+    zones_outside: KVM, "members: [{ name: a, zone: kvm3 }, { name: b }, { name: c }]\nmachines: { zones: [kvm1, kvm2] }";
+    zones_empty: KVM, "members: 3\nmachines: { zones: [] }";
+    zones_same: "zones:\n  a: { libvirt: { uri: qemu+ssh://kvm1/system } }\n  b: { libvirt: { uri: qemu+ssh://kvm1/system } }", "members: 3";
+    zones_other_provider: "zones:\n  a: { incus: { server: /run/incus } }", "members: 1";
+    zones_uri: "zones:\n  a: { libvirt: { uri: \"qemu+ext:///system?command=/bin/sh\", pool: -x } }", "members: 1";
+}
+cases! {
+    zones_of_hosts: whole("fleet: shop\nmachines: { provider: hosts, zones: { rack-a: {}, rack-b: {}, rack-c: {} } }\netcd:\n  main:\n    members:\n    - { name: a, address: 10.0.0.1, zone: rack-a }\n    - { name: b, address: 10.0.0.2 }\n    - { name: c, address: 10.0.0.3, zone: rack-c }\n");
+}

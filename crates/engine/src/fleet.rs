@@ -12,7 +12,9 @@ use raftsman_core::desired::{self, DesireError, Desired, LoopbackNetwork};
 use raftsman_core::observed::{Ledger, Side};
 use raftsman_core::spec::{Incus, Machines, Member, Members, Name, Provider, Spec, Ssh};
 use raftsman_providers::networks::{NetworkError, Networks};
-use raftsman_providers::{Connection, HostsSettings, IncusSettings, LibvirtSettings, LocalSettings, Settings};
+use raftsman_providers::{
+    Connection, HostsSettings, IncusSettings, LibvirtSettings, LocalSettings, Part, Settings, Zoned,
+};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::artifacts::Artifacts;
@@ -249,7 +251,7 @@ impl Fleet {
             cluster.available.extend(crate::artifacts::available(&cluster.source, setting.base()));
             cluster.agents = access.desired(&trust_pem, &authority);
         }
-        let provider = raftsman_providers::connect(settings(&spec, &setting, &store)?);
+        let provider = connection(&spec, &setting, &store, &desired)?;
         let operator = Mutex::new(Issued { identity: operator(&setting, &authority, now)?, at: now });
         let artifacts = Artifacts::new(dir.join("artifacts"));
         Ok(Arc::new(Self {
@@ -306,9 +308,52 @@ fn operator(setting: &Setting, authority: &Authority, now: Timestamp) -> Result<
     Ok(TlsIdentity::from_pem(&chain, key.expose_secret())?)
 }
 
+/// A connection to where machines come from: one for each server that the file's zones name, as one.
+fn connection(spec: &Spec, setting: &Setting, store: &Store, desired: &Desired) -> Result<Connection, FleetError> {
+    let machines = &spec.machines;
+    let servers = match machines.provider {
+        Provider::Incus | Provider::Libvirt if !machines.zones.is_empty() => servers(machines),
+        _ => return Ok(raftsman_providers::connect(settings(spec, machines, setting, store)?)),
+    };
+    let mut parts = Vec::new();
+    for zones in servers {
+        let Some(first) = zones.first() else { continue };
+        let mut settings = settings(spec, &machines.with_zone(Some(first)), setting, store)?;
+        if let Settings::Incus(incus) = &mut settings {
+            let target = |zone: &Name| Some((machines.zones.get(zone)?.incus.as_ref()?.target.clone()?, zone.clone()));
+            incus.zones = zones.iter().filter_map(target).collect();
+        }
+        parts.push(Part { zones, connection: raftsman_providers::connect(settings) });
+    }
+    let mut placement = BTreeMap::new();
+    for machine in desired.clusters.iter().flat_map(|cluster| cluster.machines.values()) {
+        let zone = machine.place.home.as_ref().or(machine.place.zone.as_ref());
+        placement.extend(zone.map(|zone| (machine.name.to_string(), zone.clone())));
+    }
+    Ok(Arc::new(Zoned::new(parts, placement)))
+}
+
+/// The zones of each server, in the order of the file. Members of an Incus cluster are zones of one server.
+fn servers(machines: &Machines) -> Vec<Vec<Name>> {
+    let mut servers: Vec<(String, Vec<Name>)> = Vec::new();
+    for zone in machines.zones.keys() {
+        let settings = machines.with_zone(Some(zone));
+        let incus = settings.incus.clone().unwrap_or_default();
+        let server = match machines.provider {
+            Provider::Incus => format!("{} {}", incus.server(), incus.project.as_deref().unwrap_or("default")),
+            _ => settings.libvirt.clone().unwrap_or_default().uri,
+        };
+        match servers.iter_mut().find(|(known, _)| *known == server) {
+            Some((_, zones)) => zones.push(zone.clone()),
+            None => servers.push((server, vec![zone.clone()])),
+        }
+    }
+    servers.into_iter().map(|(_, zones)| zones).collect()
+}
+
 /// Where the file says that machines come from.
-fn settings(spec: &Spec, setting: &Setting, store: &Store) -> Result<Settings, FleetError> {
-    let Machines { provider, directory, ssh, incus, .. } = &spec.machines;
+fn settings(spec: &Spec, machines: &Machines, setting: &Setting, store: &Store) -> Result<Settings, FleetError> {
+    let Machines { provider, directory, ssh, incus, .. } = machines;
     let fleet_id = store.fleet().id.clone();
     let agent = setting.agent.clone();
     let below = |path: &String| setting.base().join(path);
@@ -338,14 +383,15 @@ fn settings(spec: &Spec, setting: &Setting, store: &Store) -> Result<Settings, F
                 fleet: spec.fleet.to_string(),
                 fleet_id,
                 agent,
-                machines: spec.machines.clone(),
+                machines: machines.clone(),
+                zones: BTreeMap::new(),
                 certificate: certificate.as_ref().map(below),
                 key: key.as_ref().map(below),
                 server_certificate: server_certificate.as_ref().map(below),
             }))
         }
         Provider::Libvirt => {
-            let (fleet, machines) = (spec.fleet.to_string(), spec.machines.clone());
+            let (fleet, machines) = (spec.fleet.to_string(), machines.clone());
             Ok(Settings::Libvirt(LibvirtSettings { fleet, fleet_id, agent, machines }))
         }
         Provider::Openstack | Provider::Aws => Err(FleetError::NoProvider),
@@ -404,7 +450,7 @@ fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError> {
     let incomplete = || FleetError::Incomplete { dir: store.dir().to_owned(), what: "readable network" };
     let network = store.fleet().network.as_deref().map(str::parse::<LoopbackNetwork>);
     let network = network.transpose().map_err(|_| incomplete())?;
-    let mut places = BTreeMap::new();
+    let (mut places, mut zones) = (BTreeMap::new(), BTreeMap::new());
     for name in store.clusters()? {
         // A damaged ledger is refused where its cluster is opened; the others are not concerned.
         let ledger = match store.get_cluster::<Ledger>(&name) {
@@ -414,10 +460,11 @@ fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError> {
         };
         let place = |(member, url): (&Name, &String)| Some((member.clone(), desired::address_of(url)?));
         if let Ok(cluster) = Name::parse(&name) {
-            places.insert(cluster, ledger.members.iter().filter_map(place).collect());
+            places.insert(cluster.clone(), ledger.members.iter().filter_map(place).collect());
+            zones.insert(cluster, ledger.zones);
         }
     }
-    Ok(desired::Identity { id: store.fleet().id.clone(), network, places })
+    Ok(desired::Identity { id: store.fleet().id.clone(), network, places, zones })
 }
 
 /// Makes the fleet's authority where there is none. The certificate is written last: without it the key has signed

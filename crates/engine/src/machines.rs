@@ -198,6 +198,7 @@ mod tests {
             power: Power::Running,
             finished: true,
             shape: None,
+            zone: None,
         }
     }
 

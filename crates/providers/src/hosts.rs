@@ -201,7 +201,7 @@ impl Known {
     fn record(self) -> MachineRecord {
         let Self { name, address, agent_port, installed, id } = self;
         let power = if installed { Power::Running } else { Power::Stopped };
-        MachineRecord { name, id, address, agent_port, power, finished: installed, shape: None }
+        MachineRecord { name, id, address, agent_port, power, finished: installed, shape: None, zone: None }
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod api;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -16,7 +17,7 @@ use raftsman_core::render::cloud_init::{self, UserDataError};
 use raftsman_core::render::digest;
 use raftsman_core::render::first_boot::{self, AgentFrom, FirstBoot};
 use raftsman_core::render::systemd::{AGENT_PROGRAM, ROOT};
-use raftsman_core::spec::{self, IncusKind, Machines, Shape};
+use raftsman_core::spec::{self, IncusKind, Machines, Name, Shape};
 use serde_json::{Map, Value, json};
 
 use crate::files::{FileError, failed};
@@ -64,6 +65,8 @@ pub struct IncusSettings {
     pub agent: PathBuf,
     /// What the file says of machines.
     pub machines: Machines,
+    /// Where the server is a cluster: the zones that its members are.
+    pub zones: BTreeMap<String, Name>,
     /// With https: our certificate.
     pub certificate: Option<PathBuf>,
     /// With https: its key.
@@ -201,6 +204,8 @@ impl IncusError {
 struct Found {
     /// What the server calls it.
     called: String,
+    /// The zone of the cluster member that it is on, where the file has one for it.
+    zone: Option<Name>,
     status: String,
     config: Map<String, Value>,
 }
@@ -243,7 +248,8 @@ impl Found {
         let finished = self.finished();
         let shape = self.text(SHAPE).and_then(Shape::parse);
         let id = self.text(ID).map(ToOwned::to_owned);
-        Some(MachineRecord { name: name.to_owned(), id, address, agent_port: AGENT_PORT, power, finished, shape })
+        let zone = self.zone.clone();
+        Some(MachineRecord { name: name.to_owned(), id, address, agent_port: AGENT_PORT, power, finished, shape, zone })
     }
 }
 
@@ -386,7 +392,9 @@ impl Incus {
     fn ours(&self, found: &Value, what: &'static str, name: &str) -> Result<Found, IncusError> {
         let config = found["config"].as_object().cloned().unwrap_or_default();
         let status = found["status"].as_str().unwrap_or_default().to_owned();
-        let found = Found { called: name.to_owned(), status, config };
+        let location = found["location"].as_str().unwrap_or_default();
+        let zone = self.settings.zones.get(location).cloned();
+        let found = Found { called: name.to_owned(), zone, status, config };
         match found.text(FLEET) == Some(&self.settings.fleet_id) {
             true => Ok(found),
             false => Err(IncusError::NotOurs { what, name: name.to_owned() }),

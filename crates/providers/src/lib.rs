@@ -20,12 +20,14 @@ mod files;
 mod process;
 mod program;
 mod reach;
+mod zoned;
 
 pub use files::FileError;
 pub use hosts::{Hosts, HostsError, HostsSettings, Ssh};
 pub use incus::{Incus, IncusError, IncusSettings};
 pub use libvirt::{Libvirt, LibvirtError, LibvirtSettings};
 pub use local::{Local, LocalError, LocalSettings};
+pub use zoned::{Part, Zoned};
 
 /// Where machines come from.
 #[derive(Clone, Debug)]
@@ -132,6 +134,35 @@ pub enum ProviderError {
         /// The id of the one that is there.
         found: String,
     },
+    /// A zone did not answer.
+    #[error(
+        "the zone {zones} has not answered within {} s: see whether its host is up and reached; if it is lost for good, \
+         remove it from `machines.zones`",
+        limit.as_secs()
+    )]
+    Silent {
+        /// The zones that are reached by that connection.
+        zones: String,
+        /// For how long it was asked.
+        limit: std::time::Duration,
+    },
+    /// Two machines of one name.
+    #[error(
+        "the machine `{name}` is in two zones, {zones}: one of them was lost and replaced; delete the one that is no \
+         member any more"
+    )]
+    Twice {
+        /// Its name.
+        name: String,
+        /// Where.
+        zones: String,
+    },
+    /// In no zone of the file.
+    #[error("the machine `{name}` is in no zone of the file: run `raftsman plan`")]
+    Nowhere {
+        /// Its name.
+        name: String,
+    },
     /// Nothing would be left of it.
     #[error("the machine `{0}` has no data disk around which it could be made anew: replace the member")]
     NoDataDisk(String),
@@ -143,7 +174,12 @@ impl ProviderError {
         match self {
             Self::Local(error) => matches!(error, LocalError::NotOurs { .. }),
             // What is not ours is not in the state.
-            Self::Hosts(_) | Self::NoDataDisk(_) | Self::AnotherMachine { .. } => false,
+            Self::Hosts(_)
+            | Self::NoDataDisk(_)
+            | Self::AnotherMachine { .. }
+            | Self::Silent { .. }
+            | Self::Twice { .. }
+            | Self::Nowhere { .. } => false,
             Self::Incus(error) => matches!(error, IncusError::NotOurs { .. }),
             Self::Libvirt(error) => matches!(error, LibvirtError::NotOurs { .. }),
         }
@@ -165,6 +201,8 @@ pub struct MachineOrder {
     pub members: Vec<IpAddr>,
     /// What its agent is told.
     pub boot: Boot,
+    /// The zone that it is made in, where the file has zones.
+    pub zone: Option<Name>,
     /// The section `machines` of the file as it holds for this machine; the fleet's where nothing is given.
     pub machines: Option<Arc<Machines>>,
     /// Binaries that come with it.
@@ -210,6 +248,8 @@ pub struct MachineRecord {
     pub finished: bool,
     /// What it is made of, where that is written on it.
     pub shape: Option<Shape>,
+    /// The zone that it is in, where that is known.
+    pub zone: Option<Name>,
 }
 
 /// What a server calls a machine. Machines' names are unique in their fleet, and a server has machines of many fleets: the

@@ -160,6 +160,7 @@ fn record(tag: &Tag, uuid: &str, running: bool) -> MachineRecord {
         power: if running { Power::Running } else { Power::Stopped },
         finished: tag.started || running,
         shape: tag.shape.clone(),
+        zone: None,
     }
 }
 
@@ -173,6 +174,7 @@ impl Owned {
             power: Power::Stopped,
             finished: false,
             shape: None,
+            zone: None,
         }
     }
 }

@@ -193,7 +193,7 @@ impl Tag {
 
     fn record(self, power: Power, finished: bool) -> MachineRecord {
         let Self { name, address, agent_port, id, .. } = self;
-        MachineRecord { name, id, address, agent_port, power, finished, shape: None }
+        MachineRecord { name, id, address, agent_port, power, finished, shape: None, zone: None }
     }
 }
 

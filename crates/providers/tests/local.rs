@@ -44,6 +44,7 @@ fn order(name: &str, address: &str) -> MachineOrder {
             join_token: Some("00112233445566778899aabbccddeeff".to_owned()),
             join_deadline: None,
         },
+        zone: None,
         machines: None,
         artifacts: Vec::new(),
         joined: false,

@@ -14,3 +14,4 @@ mod shape;
 mod upkeep;
 mod users;
 mod versions;
+mod zones;

@@ -22,7 +22,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anstyle::{AnsiColor, Style};
-use raftsman_core::observed::Tolerance;
+use raftsman_core::observed::{Tolerance, Zones};
 use raftsman_core::plan::Patience;
 
 pub(crate) use table::Table;
@@ -168,6 +168,21 @@ pub(crate) fn tolerance(tolerance: Tolerance) -> String {
     match tolerance {
         Tolerance::NoQuorum => "no quorum".to_owned(),
         Tolerance::CanLose(n) => format!("can lose {n}"),
+    }
+}
+
+/// What a cluster can lose, in members and, where it has zones, in zones.
+pub(crate) fn tolerances(members: Tolerance, zones: Option<&Zones>) -> String {
+    let count = |n: u32, what: &str| match n {
+        0 => format!("no {what}"),
+        1 => format!("1 {what}"),
+        n => format!("{n} {what}s"),
+    };
+    match (members, zones.map(|zones| zones.tolerance)) {
+        (Tolerance::CanLose(members), Some(Tolerance::CanLose(zones))) => {
+            format!("can lose {} or {}", count(members, "member"), count(zones, "zone"))
+        }
+        (members, _) => tolerance(members),
     }
 }
 

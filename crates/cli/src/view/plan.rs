@@ -5,7 +5,7 @@ use raftsman_core::observed::Tolerance;
 use raftsman_core::plan::{Considered, Outcome, Pause, Step};
 use raftsman_engine::ops::plan::{ClusterPlan, ConfigDiff, Deletion, FleetPlan};
 
-use super::{Paint, Table, preflight, tolerance};
+use super::{Paint, Table, preflight, tolerance, tolerances};
 
 /// The whole text.
 pub(crate) fn render(plan: &FleetPlan, paint: Paint) -> String {
@@ -53,7 +53,7 @@ fn one(plan: &ClusterPlan, paint: Paint) -> String {
     let forecast = &plan.forecast;
     let members = if plan.members == 1 { "1 member".to_owned() } else { format!("{} members", plan.members) };
     let name = paint.bold(&format!("etcd {}", plan.cluster));
-    let mut out = format!("{name}   {members}, {}, {}\n", plan.version, tolerance(forecast.now));
+    let mut out = format!("{name}   {members}, {}, {}\n", plan.version, tolerances(forecast.now, plan.zones.as_ref()));
     if let Some(kept) = &plan.preflight {
         out.push_str(&preflight::line(kept, plan.timers, plan.timers_by_measurement, paint));
     }

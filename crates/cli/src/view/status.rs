@@ -5,7 +5,7 @@ use raftsman_core::backup::Health;
 use raftsman_core::observed::{Alarm, Door, Tolerance};
 use raftsman_engine::ops::status::{ClusterStatus, Expiry, FleetStatus, MemberStatus};
 
-use super::{Paint, Table, bytes, span, tolerance};
+use super::{Paint, Table, bytes, span, tolerances};
 
 /// The whole text.
 pub(crate) fn render(status: &FleetStatus, now: Timestamp, paint: Paint) -> String {
@@ -36,20 +36,25 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
         None => "auth unknown",
     };
     let id = cluster.id.map(|id| format!(", id {id}")).unwrap_or_default();
+    let zones = cluster.zones.as_ref();
     let tolerance = match cluster.tolerance {
         Tolerance::NoQuorum => String::new(),
-        can_lose => format!(", {}", tolerance(can_lose)),
+        can_lose => format!(", {}", tolerances(can_lose, zones)),
     };
     let name = paint.bold(&format!("etcd {}", cluster.cluster));
     let mut out = format!("{name}   {state}{tolerance}, {auth}{id}\n");
     let mut table = Table::indented(2);
-    table.row(
-        ["MEMBER", "ADDRESS", "STATE", "VERSION", "DB", "REVISION", "RESTARTS", "STRANGERS"].map(|h| paint.dim(h)),
-    );
+    let heads = ["ADDRESS", "STATE", "VERSION", "DB", "REVISION", "RESTARTS", "STRANGERS"];
+    let zone = zones.map(|_| "ZONE");
+    table.row(["MEMBER"].into_iter().chain(zone).chain(heads).map(|head| paint.dim(head)));
     for member in &cluster.members {
-        table.row(row(member, paint));
+        let zone = zones.map(|zones| zones.zone_of(&member.name).map_or("-", |zone| zone.as_str()).to_owned());
+        table.row([member.name.to_string()].into_iter().chain(zone).chain(row(member, paint)));
     }
     out.push_str(&table.render());
+    for zone in zones.iter().flat_map(|zones| &zones.down) {
+        out.push_str(&format!("  {} zone {zone}: none of its members is healthy\n", paint.red("down:")));
+    }
     for member in &cluster.members {
         if let Some(problem) = &member.problem {
             out.push_str(&format!("  {}: {problem}\n", member.name));
@@ -126,7 +131,7 @@ fn left(expiry: &Expiry, now: Timestamp, paint: Paint) -> String {
     if expiry.due { paint.yellow(&left) } else { left }
 }
 
-fn row(member: &MemberStatus, paint: Paint) -> [String; 8] {
+fn row(member: &MemberStatus, paint: Paint) -> [String; 7] {
     let dash = || "-".to_owned();
     let state = match member.state {
         "leader" | "follower" => paint.green(member.state),
@@ -143,7 +148,6 @@ fn row(member: &MemberStatus, paint: Paint) -> [String; 8] {
         }
     });
     [
-        member.name.to_string(),
         member.address.to_string(),
         state,
         member.version.map_or_else(dash, |v| v.to_string()),

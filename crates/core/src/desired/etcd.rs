@@ -8,7 +8,7 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 
 use super::addresses::Allotment;
-use super::{Agents, Cluster, Config, DesireError, Machine, Member, machines};
+use super::{Agents, Cluster, Config, DesireError, Member, machines};
 use crate::render;
 use crate::render::etcd::ClientAccess;
 use crate::spec::{Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Machines, Members, Name, Pace, Source};
@@ -144,6 +144,7 @@ pub(super) fn resolve(
     name: &Name,
     spec: &EtcdCluster,
     machines: &Arc<Machines>,
+    zones: Option<&BTreeMap<Name, Name>>,
     addresses: &mut Allotment,
 ) -> Result<Cluster, DesireError> {
     let mut places: Vec<(Name, IpAddr)> = Vec::new();
@@ -168,12 +169,7 @@ pub(super) fn resolve(
     }
     let token = spec.token.clone().unwrap_or_else(|| format!("{fleet}-{name}"));
     let organization = spec.certificates.organization.clone().unwrap_or_else(|| fleet.to_string());
-    let ours = machines::of_cluster(machines, spec);
-    let machine = |(index, (name, address)): (usize, &(Name, IpAddr))| {
-        let settings = machines::of_member(&ours, spec.listed().get(index));
-        (name.clone(), Machine::new(name.clone(), *address, settings))
-    };
-    let machines: BTreeMap<Name, Machine> = places.iter().enumerate().map(machine).collect();
+    let machines = machines::resolve(machines, spec, &places, zones);
     let members = places
         .into_iter()
         .map(|(member, address)| {

@@ -1,10 +1,12 @@
 //! The section `machines` → each machine that should be: its place, its shape, its address, what it is given.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::spec::{Doors, EtcdCluster, Machines, Member, Name, Provider, Shape};
+use crate::spec::zones::spread;
+use crate::spec::{Doors, EtcdCluster, Machines, Name, Provider, Shape};
 
 /// One machine that should be. What runs on it names it: a member of etcd by its field `machine`.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,6 +38,12 @@ pub struct Place {
     pub provider: Provider,
     /// The server of the provider, where the provider has one: libvirt's URI, Incus's socket or URL.
     pub connection: Option<String>,
+    /// The zone that it is in, where the file has zones.
+    pub zone: Option<Name>,
+    /// The zone that it is in as far as the state remembers, also where the file names another one by now.
+    pub home: Option<Name>,
+    /// Whether the file names the zone of this machine. Elsewhere it was chosen, and a machine that is in another one stays.
+    pub pinned: bool,
 }
 
 /// Where a machine is reached.
@@ -58,12 +66,11 @@ impl Address {
 }
 
 impl Machine {
-    /// The machine of this name at this address, as this section describes it.
-    pub(super) fn new(name: Name, address: IpAddr, settings: Arc<Machines>) -> Self {
+    fn new(name: Name, address: IpAddr, settings: Arc<Machines>, place: Place) -> Self {
         let capabilities = Capabilities::of(settings.provider);
         Self {
             name,
-            place: Place { provider: settings.provider, connection: connection(&settings) },
+            place,
             address: Address::Given(address),
             shape: settings.shape(),
             capabilities,
@@ -75,14 +82,54 @@ impl Machine {
     }
 }
 
-/// The fleet's section as it holds for this cluster. Clusters that say nothing of it share one.
-pub(super) fn of_cluster(fleet: &Arc<Machines>, cluster: &EtcdCluster) -> Arc<Machines> {
-    merged(fleet, fleet.with_cluster(cluster.machines.as_ref()))
+/// The machines of a cluster's members, in the order of `members`: the fleet's section, overridden by the zone, the cluster
+/// and the member. Those that are overridden alike share one section.
+pub(super) fn resolve(
+    fleet: &Arc<Machines>,
+    cluster: &EtcdCluster,
+    members: &[(Name, IpAddr)],
+    remembered: Option<&BTreeMap<Name, Name>>,
+) -> BTreeMap<Name, Machine> {
+    let named = |index: usize| cluster.listed().get(index).and_then(|member| member.zone.as_ref());
+    let mut sections: BTreeMap<Option<Name>, Arc<Machines>> = BTreeMap::new();
+    let zones = placed(fleet, cluster, members, remembered);
+    let machine = |(index, ((name, address), zone)): (usize, (&(Name, IpAddr), Option<Name>))| {
+        let section = sections.entry(zone.clone()).or_insert_with(|| {
+            let in_zone = merged(fleet, fleet.with_zone(zone.as_ref()));
+            merged(&in_zone, in_zone.with_cluster(cluster.machines.as_ref()))
+        });
+        let ours = cluster.listed().get(index).and_then(|member| member.machine.as_ref());
+        let settings = merged(section, section.with_member(ours));
+        let home = remembered.and_then(|zones| zones.get(name)).filter(|zone| fleet.zones.contains_key(*zone)).cloned();
+        let (provider, connection) = (settings.provider, connection(&settings));
+        let place = Place { provider, connection, zone, home, pinned: named(index).is_some() };
+        (name.clone(), Machine::new(name.clone(), *address, settings, place))
+    };
+    members.iter().zip(zones).enumerate().map(machine).collect()
 }
 
-/// A cluster's section as it holds for the machine of this member.
-pub(super) fn of_member(cluster: &Arc<Machines>, member: Option<&Member>) -> Arc<Machines> {
-    merged(cluster, cluster.with_member(member.and_then(|member| member.machine.as_ref())))
+/// The zone of each member: the one that the file names for it, the one that it is in, or the emptiest.
+fn placed(
+    fleet: &Machines,
+    cluster: &EtcdCluster,
+    members: &[(Name, IpAddr)],
+    remembered: Option<&BTreeMap<Name, Name>>,
+) -> Vec<Option<Name>> {
+    let ours = cluster.machines.as_ref().and_then(|ours| ours.zones.as_ref());
+    let zones: Vec<&Name> = ours.map_or_else(|| fleet.zones.keys().collect(), |ours| ours.iter().collect());
+    let given = |(index, (name, _)): (usize, &(Name, IpAddr))| {
+        let named = cluster.listed().get(index).and_then(|member| member.zone.as_ref());
+        let kept = || remembered.and_then(|zones| zones.get(name)).filter(|zone| fleet.zones.contains_key(*zone));
+        named.or_else(kept).cloned()
+    };
+    let given: Vec<Option<Name>> = members.iter().enumerate().map(given).collect();
+    match fleet.provider {
+        // Where a host is cannot be chosen.
+        Provider::Hosts => given,
+        Provider::Local | Provider::Incus | Provider::Libvirt | Provider::Openstack | Provider::Aws => {
+            spread(&zones, &given)
+        }
+    }
 }
 
 fn merged(below: &Arc<Machines>, merged: Cow<'_, Machines>) -> Arc<Machines> {

@@ -36,6 +36,8 @@ pub struct Identity {
     pub network: Option<LoopbackNetwork>,
     /// Where the members are that have a place already: a file that changes moves nobody by itself.
     pub places: BTreeMap<Name, BTreeMap<Name, IpAddr>>,
+    /// The zones that members' machines are in already.
+    pub zones: BTreeMap<Name, BTreeMap<Name, Name>>,
 }
 
 /// Everything that should be.
@@ -152,7 +154,8 @@ pub fn resolve(spec: &Spec, identity: &Identity) -> Result<Desired, DesireError>
         .etcd
         .iter()
         .map(|(name, cluster)| {
-            let mut cluster = etcd::resolve(&spec.fleet, name, cluster, &machines, &mut addresses)?;
+            let mut cluster =
+                etcd::resolve(&spec.fleet, name, cluster, &machines, identity.zones.get(name), &mut addresses)?;
             let entrusts = spec.backups.as_ref().is_some_and(|backups| backups.every.is_some());
             cluster.machines.values_mut().for_each(|machine| machine.delivers |= entrusts);
             Ok(cluster)

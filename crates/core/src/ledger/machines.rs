@@ -5,6 +5,8 @@
 use super::Ledger;
 use crate::action::MachineAction;
 use crate::desired::Cluster;
+use crate::observed::Observed;
+use crate::spec::Name;
 
 pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, action: &MachineAction) {
     match action {
@@ -24,5 +26,20 @@ pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, action: &MachineActi
         | MachineAction::MoveMachine { .. }
         | MachineAction::RebuildMachine { .. }
         | MachineAction::DeleteMachine { .. } => {}
+    }
+}
+
+impl Ledger {
+    /// Remembers where machines are: as their provider reports it, else as the file had it when they were seen.
+    pub(super) fn place(&mut self, desired: &Cluster, observed: &Observed) {
+        let seen = |name: &Name| observed.members.get(name).and_then(|member| member.machine.seen());
+        for machine in desired.machines.values() {
+            let Some(found) = seen(&machine.name) else { continue };
+            if let Some(zone) = found.zone.as_ref().or(machine.place.zone.as_ref()) {
+                self.zones.insert(machine.name.clone(), zone.clone());
+            }
+        }
+        let known = |name: &Name| self.members.contains_key(name) || desired.machine(name).is_some();
+        self.zones.retain(|name, _| known(name));
     }
 }

@@ -56,6 +56,8 @@ pub struct Ledger {
     pub reshaped: bool,
     /// For each member that etcd was started on: the incarnation of its machine then.
     pub started: BTreeMap<Name, String>,
+    /// The zone of each member's machine, where the file has zones: a changed file moves none of them.
+    pub zones: BTreeMap<Name, Name>,
     /// How clients proved who they are when the cluster was first started: its superuser is made for this.
     pub auth: Option<AuthMode>,
     /// The cluster in which auth was last seen on. Before that, in another cluster or in none, members accept no client
@@ -156,6 +158,7 @@ impl Ledger {
 
     /// Takes in what a look at the world showed and a later one may not show.
     pub fn learn(&mut self, desired: &Cluster, observed: &Observed, now: Timestamp) {
+        self.place(desired, observed);
         self.rebuilt(observed, now);
         self.restored(observed, now);
         let view = View::of(observed);

@@ -21,6 +21,8 @@ pub(super) struct Stored {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     reshaped: bool,
     started: BTreeMap<Name, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    zones: BTreeMap<Name, Name>,
     #[serde(skip_serializing_if = "Option::is_none")]
     auth: Option<AuthMode>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,6 +69,7 @@ impl From<Ledger> for Stored {
             founders,
             reshaped,
             started,
+            zones,
             auth,
             secured,
             peers,
@@ -95,6 +98,7 @@ impl From<Ledger> for Stored {
             founders,
             reshaped,
             started,
+            zones,
             auth,
             secured,
             peers,
@@ -125,6 +129,7 @@ impl From<Stored> for Ledger {
             founders,
             reshaped,
             started,
+            zones,
             auth,
             secured,
             peers,
@@ -159,6 +164,7 @@ impl From<Stored> for Ledger {
             founders,
             reshaped,
             started,
+            zones,
             auth,
             secured,
             peers,

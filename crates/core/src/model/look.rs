@@ -60,6 +60,7 @@ impl World {
                     address: machine.address,
                     foreign: false,
                     shape: machine.shape.clone(),
+                    zone: machine.zone.clone(),
                 },
                 at,
             },

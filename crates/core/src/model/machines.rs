@@ -21,8 +21,10 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) 
             if !new.exists {
                 let ports_taken = std::mem::take(&mut new.ports_taken);
                 let made = MachineModel { exists: true, incarnation, address, ports_taken, ..MachineModel::none() };
-                let shape = desired.machine(machine).and_then(|wanted| wanted.shape.clone());
-                *new = MachineModel { firewall, shape, delivery: undelivered(desired, machine), ..made };
+                let wanted = desired.machine(machine);
+                let shape = wanted.and_then(|wanted| wanted.shape.clone());
+                let zone = wanted.and_then(|wanted| wanted.place.zone.clone());
+                *new = MachineModel { firewall, shape, zone, delivery: undelivered(desired, machine), ..made };
             }
             power_on(new);
         }

@@ -80,6 +80,8 @@ pub struct MachineModel {
     pub disk: Disk,
     /// What it is made of.
     pub shape: Option<Shape>,
+    /// The zone that it is in.
+    pub zone: Option<Name>,
     /// Digest of its firewall's rules.
     pub firewall: Option<String>,
     /// Digest of which clients its agent accepts.
@@ -181,6 +183,7 @@ impl MachineModel {
             clock_offset_ms: 0,
             disk: Disk { free: 1 << 34, total: 1 << 35 },
             shape: None,
+            zone: None,
             firewall: None,
             access: None,
             agent_certificate: None,

@@ -9,6 +9,7 @@ mod trust;
 mod upkeep;
 mod users;
 mod view;
+mod zones;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,6 +28,7 @@ pub use trust::{AuthorityRecord, Greeting, Handshakes, Origin, Side, Trust};
 pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally, Upkeep, size};
 pub use users::{Access, Granted, Password, ROOT, Role, User};
 pub use view::{Tolerance, View, quorum};
+pub use zones::Zones;
 
 pub use crate::ledger::{
     Adopted, LearnerRecord, Ledger, Mode, RebuildError, Recovery, Restoration, SnapshotRecord, SnapshotSource,
@@ -87,6 +89,9 @@ pub struct Machine {
     /// What it is made of, where that is written on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<Shape>,
+    /// The zone that it is in, where its provider reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<Name>,
 }
 
 /// Whether a machine runs.

@@ -11,7 +11,19 @@ use crate::spec::{Name, Shape};
 impl Draft<'_> {
     /// What would have to change of this machine, in words.
     pub(super) fn outdated(&self, machine: &Name) -> Option<String> {
-        self.shapes(machine).and_then(|(found, wanted)| found.change_to(wanted))
+        let shape = self.shapes(machine).and_then(|(found, wanted)| found.change_to(wanted));
+        let zone = self.zones(machine).map(|(found, wanted)| format!("zone: {found} → {wanted}"));
+        let changes: Vec<String> = zone.into_iter().chain(shape).collect();
+        (!changes.is_empty()).then(|| changes.join(", "))
+    }
+
+    /// The zone that it is in, and the other one that the file names for it.
+    fn zones(&self, machine: &Name) -> Option<(&Name, &Name)> {
+        let found = self.observed.members.get(machine)?.machine.seen()?.zone.as_ref()?;
+        let place = &self.desired.machine(machine)?.place;
+        // Where the file names none, a machine stays where it is.
+        let wanted = place.zone.as_ref().filter(|wanted| place.pinned && *wanted != found)?;
+        Some((found, wanted))
     }
 
     /// What it is made of, and what it should be made of, where both are known.
@@ -38,7 +50,9 @@ pub(super) fn renew(draft: &mut Draft<'_>) -> Report {
         return Report::Looked;
     }
     let reason = Reason::OtherShape { change };
-    if draft.shapes(&name).is_some_and(|(found, wanted)| found.keeps_data() && wanted.keeps_data()) {
+    // A data disk does not leave its zone.
+    let around_data = draft.shapes(&name).is_some_and(|(found, wanted)| found.keeps_data() && wanted.keeps_data());
+    if around_data && draft.zones(&name).is_none() {
         let action = Action::from(MachineAction::RebuildMachine { machine: name.clone() });
         match safety::judge(draft.desired, draft.observed, &[&action], &action) {
             Ok(_) => draft.steps.push(Step::new(action, reason)),

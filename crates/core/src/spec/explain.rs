@@ -44,7 +44,12 @@ pub struct NoSuchKey {
 }
 
 /// Explains a key; an empty one is the whole file. Names of clusters, users and roles, and indices, may be any.
+///
+/// The code of a warning of which there is more to say than its message does is explained, too.
 pub fn explain(key: &str) -> Result<Explanation, NoSuchKey> {
+    if let Some(warning) = warning(key) {
+        return Ok(warning);
+    }
     let schema = super::schema();
     let book = Book { schema: &schema };
     let segments: Vec<&str> =
@@ -73,6 +78,31 @@ pub fn explain(key: &str) -> Result<Explanation, NoSuchKey> {
         values: book.values(node),
         keys: book.keys(node),
         example: example(&segments, &book, node),
+    })
+}
+
+/// What a warning means, by its code.
+fn warning(code: &str) -> Option<Explanation> {
+    let (meaning, example) = match code {
+        "zones-quorum" => (
+            "The loss of one zone takes the cluster down: the members in all other zones are no majority. A zone is what \
+             fails together: a KVM host, an Incus server, a rack. With libvirt and no zones, all members are on one host. \
+             Two zones are never enough, because one of them holds half of the members or more; three are, with members \
+             spread evenly.",
+            "machines:\n  provider: libvirt\n  zones:\n    kvm1: { libvirt: { uri: qemu+ssh://root@kvm1/system } }\n    \
+             kvm2: { libvirt: { uri: qemu+ssh://root@kvm2/system } }\n    \
+             kvm3: { libvirt: { uri: qemu+ssh://root@kvm3/system } }\n",
+        ),
+        _ => return None,
+    };
+    Some(Explanation {
+        key: code.to_owned(),
+        meaning: meaning.to_owned(),
+        kind: "warning".to_owned(),
+        default: None,
+        values: Vec::new(),
+        keys: Vec::new(),
+        example: example.to_owned(),
     })
 }
 

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +11,7 @@ use super::libvirt::Libvirt;
 use super::subnet::Subnet;
 use super::types::Secret;
 use super::units::{ByteSize, Name};
+use super::zones::Zone;
 
 /// Where machines come from, and what they have in common.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -33,6 +35,9 @@ pub struct Machines {
     /// libvirt: where virtual machines are made, from what, and what they are connected to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub libvirt: Option<Libvirt>,
+    /// Failure domains, by name: what fails together. Members of a cluster are spread over them.
+    #[serde(skip_serializing_if = "IndexMap::is_empty")]
+    pub zones: IndexMap<Name, Zone>,
     /// Virtual CPUs of a machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u32>,

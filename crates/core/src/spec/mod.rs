@@ -19,6 +19,7 @@ pub mod units;
 pub mod upkeep;
 pub mod users;
 mod values;
+pub mod zones;
 
 pub use backups::*;
 pub use check::PublicKeys;
@@ -34,6 +35,7 @@ pub use types::*;
 pub use units::{ByteSize, Duration, EtcdVersion, Name, UnitError};
 pub use upkeep::{Day, Defragmentation, Maintenance, Percent, TimeOfDay, Window};
 pub use users::{KeyRange, KeySpan, Keys, Level, Permission, Roles, User, Users};
+pub use zones::{Zone, ZoneIncus, ZoneLibvirt};
 
 use std::collections::BTreeMap;
 

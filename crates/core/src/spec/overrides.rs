@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::incus::IncusKind;
 use super::machines::{Firewall, Machines};
 use super::types::{EtcdCluster, Member, Members};
-use super::units::ByteSize;
+use super::units::{ByteSize, Name};
 
 /// In what the machines of a cluster differ from the fleet's. Everything else is the same for the whole fleet.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -29,6 +29,9 @@ pub struct ClusterMachines {
     /// The image that machines boot from: a name or id as the provider knows it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
+    /// The zones that the cluster's members are spread over. All of them by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zones: Option<Vec<Name>>,
     /// The firewall of the cluster's machines: `false`, or from where each service is reached. Replaces the fleet's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub firewall: Option<Firewall>,

@@ -149,6 +149,9 @@ pub struct Member {
     /// Hosts: what SSH calls it, a name of your configuration of SSH for example. Its address by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
+    /// The zone that the machine is in. Chosen by raftsman by default, so that members are spread evenly; hosts name theirs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zone: Option<Name>,
     /// In what the member's machine differs from those of its cluster: its size, its image, its disks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<MemberMachine>,

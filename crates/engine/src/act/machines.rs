@@ -92,6 +92,7 @@ impl Hands<'_> {
             cluster: cluster.desired.name.to_string(),
             members: cluster.desired.neighbours(&cluster.ledger()).into_iter().collect(),
             boot: boot(fleet, self.lock, machine, member.address, now)?,
+            zone: cluster.desired.machine(machine).and_then(|machine| machine.place.zone.clone()),
             machines: cluster.desired.machine(machine).map(|machine| Arc::clone(&machine.settings)),
             artifacts: vec![Artifact { version: etcd.version.to_string(), path: etcd.path }],
             joined,

@@ -21,7 +21,7 @@ impl Observer {
         credentials: Option<&ClusterCredentials>,
         now: Timestamp,
     ) -> MemberObserved {
-        let machine = Machine { power: Power::Running, address: place, foreign: true, shape: None };
+        let machine = Machine { power: Power::Running, address: place, foreign: true, shape: None, zone: None };
         let etcd = match (credentials, self.connect(name, place, place)) {
             (Some(credentials), Ok(links)) => Box::pin(links.etcd.watch(credentials, now)).await,
             (_, Err(error)) => Fact::Unreachable { error: error.to_string(), since: now },

@@ -409,7 +409,8 @@ fn machine_fact(found: Found, at: Timestamp) -> Fact<Machine> {
                 raftsman_providers::Power::Running => Power::Running,
                 raftsman_providers::Power::Stopped => Power::Stopped,
             };
-            Fact::Seen { value: Machine { power, address: record.address, foreign: false, shape: record.shape }, at }
+            let MachineRecord { address, shape, zone, .. } = record;
+            Fact::Seen { value: Machine { power, address, foreign: false, shape, zone }, at }
         }
     }
 }

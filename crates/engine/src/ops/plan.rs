@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use raftsman_core::desired::{ClientAccess, Cluster, Identity, LoopbackNetwork, resolve};
 use raftsman_core::model::{Forecast, forecast};
-use raftsman_core::observed::{Fact, Ledger, MemberObserved, Observed, Preflight, Upkeep};
+use raftsman_core::observed::{Fact, Ledger, MemberObserved, Observed, Preflight, Upkeep, View, Zones};
 use raftsman_core::plan::{Considered, deletion, explain};
 use raftsman_core::render::changes::diff;
 use raftsman_core::spec::{EtcdVersion, Name, Pace, Spec};
@@ -27,6 +27,9 @@ pub struct ClusterPlan {
     pub members: usize,
     /// Its version.
     pub version: EtcdVersion,
+    /// Its zones, and how many of them it can lose, where zones are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zones: Option<Zones>,
     /// Its heartbeat and election time-outs; nothing while they are to be measured.
     pub timers: Option<Pace>,
     /// Whether the file wants them measured.
@@ -146,7 +149,7 @@ pub fn plan_of_new(spec: &Spec, setting: &Setting, only: &[Name], detail: Detail
     // Which network it will be is chosen by the first apply; the plan does not depend on it.
     let network = spec.machines.network.as_deref().and_then(|n| n.parse().ok());
     let network = network.or_else(|| Some(LoopbackNetwork::new(0, 1)));
-    let identity = Identity { id: "new".to_owned(), network, places: BTreeMap::new() };
+    let identity = Identity { id: "new".to_owned(), network, places: BTreeMap::new(), zones: BTreeMap::new() };
     let desired = resolve(spec, &identity).map_err(FleetError::from)?;
     let at = Timestamp::now();
     let absent = || MemberObserved {
@@ -186,6 +189,7 @@ fn cluster_plan_at(desired: &Cluster, observed: &Observed, now: Timestamp) -> Cl
         cluster: desired.name.clone(),
         members: desired.members.len(),
         version: desired.version,
+        zones: Zones::of(desired, observed, &View::of(observed)),
         timers: desired.pace(&observed.ledger),
         timers_by_measurement: desired.settings.timers.given().is_none(),
         preflight: observed.ledger.preflight.clone(),

@@ -8,7 +8,7 @@ use raftsman_core::backup::{Drill, Health, health, last_drill};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::forecast;
 use raftsman_core::observed::{
-    Alarm, CertificateFacts, ClusterId, Doors, Filling, Keeping, Observed, Purpose, Side, Tolerance, View,
+    Alarm, CertificateFacts, ClusterId, Doors, Filling, Keeping, Observed, Purpose, Side, Tolerance, View, Zones,
 };
 use raftsman_core::plan::{Drift, Waiting, drift, plan};
 use raftsman_core::spec::{EtcdVersion, Name};
@@ -44,6 +44,9 @@ pub struct ClusterStatus {
     pub settled: bool,
     /// What it can lose.
     pub tolerance: Tolerance,
+    /// Its zones, and how many of them it can lose, where zones are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zones: Option<Zones>,
     /// The leader's name.
     pub leader: Option<Name>,
     /// Whether auth is on.
@@ -156,6 +159,7 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
             backups,
             drill: drills.max_by_key(|drill| drill.at).cloned(),
             tolerance: view.tolerance(),
+            zones: Zones::of(&cluster.desired, &observed, &view),
             leader: view.leader.cloned(),
             auth: view.answering.values().find_map(|e| e.auth),
             alarms: [Alarm::NoSpace, Alarm::Corrupt].into_iter().filter(|alarm| view.alarmed(*alarm)).collect(),

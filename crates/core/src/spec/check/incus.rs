@@ -40,7 +40,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
         );
     }
     pooled(findings, &|key| Path::of(&["machines", key]), machines.disk.is_some(), machines.data_disk.is_some());
-    server(findings, incus);
+    server(findings, &at, incus);
     names(findings, &at, incus.profiles.as_deref().unwrap_or_default(), "profiles");
     names(findings, &at, &incus.acls, "acls");
     names(findings, &at, &incus.targets, "targets");
@@ -54,7 +54,8 @@ pub(super) fn check(findings: &mut Findings<'_>) {
 /// Disks of a size need a storage pool to be made in.
 pub(super) fn pooled(findings: &mut Findings<'_>, here: &dyn Fn(&str) -> Path, disk: bool, data_disk: bool) {
     let machines = &findings.spec.machines;
-    let pool = machines.incus.as_ref().is_some_and(|incus| incus.pool.is_some());
+    let pooled = |machines: &Machines| machines.incus.as_ref().is_some_and(|incus| incus.pool.is_some());
+    let pool = overrides::every_machine(findings.spec, pooled);
     if machines.provider != Provider::Incus || pool {
         return;
     }
@@ -88,7 +89,8 @@ pub(super) fn named(findings: &mut Findings<'_>, path: impl Fn() -> Path, name: 
     }
 }
 
-fn server(findings: &mut Findings<'_>, incus: &Incus) {
+/// The server, as the fleet or a zone says.
+pub(super) fn server(findings: &mut Findings<'_>, at: &dyn Fn(&str) -> Path, incus: &Incus) {
     let files =
         [("certificate", &incus.certificate), ("key", &incus.key), ("server_certificate", &incus.server_certificate)];
     for (key, file) in files {

@@ -59,48 +59,45 @@ fn texts(findings: &mut Findings<'_>, settings: &Libvirt) {
         [("image_pool", &settings.image_pool), ("data_pool", &settings.data_pool), ("seed_pool", &settings.seed_pool)];
     let optional = pools.into_iter().chain([("network", &settings.network), ("macvtap", &settings.macvtap)]);
     let given = optional.filter_map(|(key, text)| Some((key, text.as_ref()?)));
-    for (key, text) in given.chain([("uri", &settings.uri), ("pool", &settings.pool)]) {
+    for (key, text) in given.chain([("pool", &settings.pool)]) {
         named(findings, at(key), text);
     }
-    // An empty one, or one with control characters, has been reported.
-    if settings.uri.trim().is_empty() || settings.uri.contains(|c: char| c.is_control()) {
+    connection(findings, || at("uri"), &settings.uri);
+}
+
+/// How libvirt is reached, as the fleet or a zone says.
+pub(super) fn connection(findings: &mut Findings<'_>, at: impl Fn() -> Path, text: &str) {
+    named(findings, at(), text);
+    if text.trim().is_empty() || text.contains(|c: char| c.is_control()) {
         return;
     }
-    match uri(&settings.uri) {
+    match uri(text) {
         Ok(Transport::Local | Transport::Protected) => {}
         Ok(Transport::Plain) => findings.add(
-            Finding::warning("libvirt-uri-plain", at("uri"), "this connection is neither encrypted nor authenticated")
+            Finding::warning("libvirt-uri-plain", at(), "this connection is neither encrypted nor authenticated")
                 .why("what machines boot with, and their join tokens, can be read and changed on the way")
                 .help("use `qemu+ssh://` or `qemu+tls://`"),
         ),
         Err(Refused::Shape) => findings.add(
-            Finding::error(
-                "libvirt-uri-invalid",
-                at("uri"),
-                format!("{} is no address of libvirt's", quoted(&settings.uri)),
-            )
-            .help("such as `qemu:///system`, or `qemu+ssh://root@kvm1.example.com/system`"),
+            Finding::error("libvirt-uri-invalid", at(), format!("{} is no address of libvirt's", quoted(text)))
+                .help("such as `qemu:///system`, or `qemu+ssh://root@kvm1.example.com/system`"),
         ),
         Err(Refused::Runs(what)) => findings.add(
-            Finding::error("libvirt-uri-command", at("uri"), format!("{what} in a libvirt URI runs a program"))
+            Finding::error("libvirt-uri-command", at(), format!("{what} in a libvirt URI runs a program"))
                 .why("whoever writes this file would run it as the user who applies it, or on the libvirt host")
                 .help(
                     "such as `qemu:///system`, or `qemu+ssh://root@kvm1.example.com/system?keyfile=/home/me/.ssh/kvm`",
                 ),
         ),
         Err(Refused::Unverified(what)) => findings.add(
-            Finding::error(
-                "libvirt-uri-unverified",
-                at("uri"),
-                format!("{what} accepts any server as the libvirt host"),
-            )
-            .why("that server would get what machines boot with, and their join tokens")
-            .help("remove it, and put the host's key or certificate where SSH or libvirt looks for it"),
+            Finding::error("libvirt-uri-unverified", at(), format!("{what} accepts any server as the libvirt host"))
+                .why("that server would get what machines boot with, and their join tokens")
+                .help("remove it, and put the host's key or certificate where SSH or libvirt looks for it"),
         ),
         Err(Refused::Unknown(parameter)) => findings.add(
             Finding::error(
                 "libvirt-uri-parameter",
-                at("uri"),
+                at(),
                 format!("the parameter {} of a libvirt URI is not supported", quoted(&parameter)),
             )
             .help(format!("remove it; supported are {}", PARAMETERS.map(|name| format!("`{name}`")).join(", "))),

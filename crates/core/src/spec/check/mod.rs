@@ -13,6 +13,7 @@ mod pki;
 mod source;
 mod upkeep;
 mod users;
+mod zones;
 
 use std::collections::BTreeSet;
 
@@ -182,6 +183,7 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], keys: PublicKeys
     libvirt::check(&mut findings);
     members::check(&mut findings);
     overrides::check(&mut findings);
+    zones::check(&mut findings);
     source::check(&mut findings);
     pki::shared(&mut findings);
     for (name, cluster) in &spec.etcd {
@@ -191,6 +193,7 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], keys: PublicKeys
         upkeep::check(&mut findings, name, cluster);
         users::check(&mut findings, name, cluster);
     }
+    zones::advise(&mut findings);
     acceptances(&mut findings);
     findings.found.into_iter().map(|finding| placed(finding, root)).collect()
 }

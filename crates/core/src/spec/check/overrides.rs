@@ -74,9 +74,17 @@ fn ignored(findings: &mut Findings<'_>, here: &dyn Fn(&str) -> Path, keys: &[(&'
 
 /// Whether every machine of the file has what this looks for, be it the fleet's, its cluster's or its own.
 pub(super) fn every_machine(spec: &Spec, has: impl Fn(&Machines) -> bool) -> bool {
+    let zones: Vec<Option<&Name>> = match spec.machines.zones.is_empty() {
+        true => vec![None],
+        false => spec.machines.zones.keys().map(Some).collect(),
+    };
     spec.etcd.values().all(|cluster| {
-        let ours = spec.machines.with_cluster(cluster.machines.as_ref());
-        let listed = cluster.listed();
-        has(&ours) || !listed.is_empty() && listed.iter().all(|member| has(&ours.with_member(member.machine.as_ref())))
+        zones.iter().all(|zone| {
+            let machines = spec.machines.with_zone(*zone);
+            let ours = machines.with_cluster(cluster.machines.as_ref());
+            let listed = cluster.listed();
+            has(&ours)
+                || !listed.is_empty() && listed.iter().all(|member| has(&ours.with_member(member.machine.as_ref())))
+        })
     })
 }
