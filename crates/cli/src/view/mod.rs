@@ -201,3 +201,19 @@ pub(crate) fn span(seconds: i64) -> String {
 pub(crate) fn bytes(bytes: i64) -> String {
     raftsman_core::observed::size(bytes.unsigned_abs())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    #[test]
+    fn what_can_be_lost_is_said_in_members_and_in_zones() {
+        let zones = |n| Zones { tolerance: Tolerance::CanLose(n), members: BTreeMap::new(), down: BTreeSet::new() };
+        assert_eq!(tolerances(Tolerance::CanLose(1), None), "can lose 1");
+        assert_eq!(tolerances(Tolerance::CanLose(2), Some(&zones(1))), "can lose 2 members or 1 zone");
+        assert_eq!(tolerances(Tolerance::CanLose(1), Some(&zones(0))), "can lose 1 member or no zone");
+        assert_eq!(tolerances(Tolerance::NoQuorum, Some(&zones(0))), "no quorum");
+    }
+}

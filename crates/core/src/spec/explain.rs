@@ -300,6 +300,14 @@ mod tests {
     }
 
     #[test]
+    fn a_warning_is_explained() {
+        let zones = explain("zones-quorum").unwrap();
+        assert_eq!(zones.kind, "warning");
+        assert!(zones.meaning.contains("no majority") && zones.example.contains("kvm3"));
+        assert!(explain("machines.zones.kvm1.libvirt.uri").is_ok() && explain("etcd.main.members.zone").is_ok());
+    }
+
+    #[test]
     fn a_section_lists_its_keys() {
         let names = |key: &str| explain(key).unwrap().keys.into_iter().map(|k| k.name).collect::<Vec<_>>();
         assert_eq!(names(""), ["fleet", "state", "machines", "etcd", "backups", "accept_warnings"]);

@@ -128,7 +128,7 @@ fn overwrite(to: &mut Option<String>, from: &Option<String>) {
 pub fn spread(zones: &[&Name], given: &[Option<Name>]) -> Vec<Option<Name>> {
     let mut counts: Vec<usize> =
         zones.iter().map(|zone| given.iter().flatten().filter(|given| given == zone).count()).collect();
-    let mut place = |given: &Option<Name>| {
+    let place = |given: &Option<Name>| {
         if given.is_some() {
             return given.clone();
         }
@@ -137,7 +137,7 @@ pub fn spread(zones: &[&Name], given: &[Option<Name>]) -> Vec<Option<Name>> {
         counts[fewest] += 1;
         Some(zones[fewest].clone())
     };
-    given.iter().map(|given| place(given)).collect()
+    given.iter().map(place).collect()
 }
 
 #[cfg(test)]
