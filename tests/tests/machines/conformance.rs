@@ -166,7 +166,7 @@ async fn through_faults(incus: &Incus, number: u64, seed: u64) {
     let proxy = Proxy::start(&incus.path().join(format!("p{number}")), &incus.socket(), |_| Fault::None);
     let provider = incus_at(proxy.socket(), "fleet-a");
     let mut dice = Dice::new(seed);
-    let own = [format!("/{name}"), format!("/{name}-data")];
+    let own = [format!("/conformance-{name}"), format!("/conformance-{name}-data")];
     let all = || {
         let ours = incus.inventory().into_iter().filter(|url| own.iter().any(|name| url.ends_with(name)));
         ours.collect::<BTreeSet<_>>()
