@@ -139,7 +139,7 @@ fn machines_heal_under_load() {
 
     // Deleted with its disk: another member takes its place, once the operator asks for it.
     delete(&incus, "main-2");
-    incus.query("DELETE", "/1.0/storage-pools/default/volumes/custom/main-2-data", None).expect("the volume goes");
+    incus.query("DELETE", "/1.0/storage-pools/default/volumes/custom/lab-main-2-data", None).expect("the volume goes");
     let refused = lab.run(&["apply", "--yes", "--timeout", "5s"]).failed().all();
     assert!(refused.contains("raftsman replace main-2"), "{refused}");
     lab.run(&["replace", "main-2", "--yes", "--timeout", "120s"]).ok();
