@@ -409,7 +409,7 @@ fn machine_fact(found: Found, at: Timestamp) -> Fact<Machine> {
                 raftsman_providers::Power::Running => Power::Running,
                 raftsman_providers::Power::Stopped => Power::Stopped,
             };
-            let MachineRecord { address, shape, zone, .. } = record;
+            let raftsman_providers::MachineRecord { address, shape, zone, .. } = record;
             Fact::Seen { value: Machine { power, address, foreign: false, shape, zone }, at }
         }
     }
