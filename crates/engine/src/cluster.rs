@@ -73,6 +73,19 @@ pub enum ClusterError {
         /// Which authority.
         kind: AuthorityKind,
     },
+    /// Whether it has machines cannot be told, and the state has no ledger of it.
+    #[error(
+        "cluster `{cluster}` has no ledger yet, and the provider cannot be asked whether its machine `{machine}` exists: \
+         {error}; nothing was made: see that the provider answers, then run the command again"
+    )]
+    MachineUnknown {
+        /// Which cluster.
+        cluster: Name,
+        /// Which machine.
+        machine: Name,
+        /// Why the provider cannot be asked.
+        error: String,
+    },
     /// The state has lost what `adopt` put there.
     #[error(
         "the credentials with which `{0}` was adopted are not in the state: bring the state's directory back from a copy"

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use raftsman_tests::lab::{Lab, eventually, kill};
+use raftsman_tests::lab::{Lab, etcd_dir, eventually, kill};
 use raftsman_tests::readers::{beside, one_chain};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -174,5 +174,74 @@ fn a_stale_copy_of_the_state_changes_nothing() {
     assert!(refused.contains("has changed since it was read"), "{refused}");
     drop(lock);
     assert_eq!(lab.ledger()["last_revision"], 4711);
+    lab.destroy();
+}
+
+/// A file with two clusters.
+fn two_clusters(further: &str) -> String {
+    let cluster = |name: &str| {
+        let source = etcd_dir();
+        format!("  {name}:\n    members: 3\n    version: 3.6.15\n    source: {{ directory: {source:?} }}\n{further}")
+    };
+    format!("fleet: lab\netcd:\n{}{}", cluster("one"), cluster("two"))
+}
+
+#[test]
+fn two_operators_change_two_clusters_at_once() {
+    let lab = Lab::new(&two_clusters(""));
+    lab.apply();
+    let versions = lab.run(&["version", "--json"]).ok().json();
+    let agents = versions["agents"].as_array().expect("agents").iter();
+    let machines: Vec<&str> = agents.clone().filter_map(|agent| agent["machine"].as_str()).collect();
+    assert_eq!(machines, ["one-1", "one-2", "one-3", "two-1", "two-2", "two-3"], "{versions}");
+    assert!(agents.clone().all(|agent| agent["version"] == versions["version"]), "{versions}");
+
+    // The first operator stands still in the middle of its work on one cluster.
+    lab.write_file(&two_clusters("    log_level: warn\n"));
+    let journal =
+        || std::fs::read_to_string(lab.path().join(".raftsman/journal.jsonl")).expect("a journal").lines().count();
+    let before = journal();
+    let mut first = lab.spawn(&["apply", "one", "--yes", "--timeout", "60s"]);
+    let lock = lab.path().join(".raftsman/locks/one.lock");
+    eventually("the lock is taken", || std::fs::read_to_string(&lock).is_ok_and(|t| t.contains("apply")).then_some(()));
+    eventually("it has begun", || (journal() > before).then_some(()));
+    kill(first.id(), Signal::STOP);
+    for refused in [&["apply", "one", "--yes"][..], &["apply", "--yes"], &["destroy", "--yes"], &["defrag", "one"]] {
+        let said = lab.run(refused).failed().all();
+        assert!(said.contains("is running `raftsman apply` on cluster `one`"), "{refused:?}: {said}");
+    }
+    lab.run(&["apply", "two", "--yes", "--timeout", "60s"]).ok();
+    kill(first.id(), Signal::CONT);
+    assert!(first.wait().expect("it ends").success(), "the first operator was not disturbed");
+    lab.settled();
+    lab.nothing_to_do();
+    lab.destroy();
+}
+
+#[test]
+fn a_provider_that_cannot_be_asked_hides_neither_agents_nor_etcd() {
+    let lab = Lab::cluster(3, "3.6.15", &[]);
+    lab.apply();
+    let tag = lab.machine("main-2").join("machine.json");
+    let whole = std::fs::read(&tag).expect("the machine's tag");
+    std::fs::write(&tag, "{").expect("damaged");
+    let status = lab.status();
+    assert_eq!(status["provider_unreachable"].as_array().map(Vec::len), Some(1), "{status}");
+    let cluster = &status["clusters"][0];
+    let states: Vec<&str> =
+        cluster["members"].as_array().expect("members").iter().filter_map(|m| m["state"].as_str()).collect();
+    assert!(states.iter().all(|state| ["leader", "follower"].contains(state)), "{status}");
+    assert_eq!((&cluster["settled"], &cluster["tolerance"]["can_lose"]), (&false.into(), &1.into()), "{status}");
+    assert!(lab.run(&["status"]).all().contains("provider: the provider cannot be asked for machines"));
+    assert!(lab.run(&["plan"]).ok().all().contains("provider: the provider cannot be asked for machines"));
+    let refused = lab.run(&["destroy", "--yes"]).failed().all();
+    assert!(refused.contains("nothing was destroyed, because its machines would be left behind"), "{refused}");
+    // What needs no machine is done.
+    lab.write_file(&format!("{}    users: {{ app: {{ roles: [] }} }}\n", lab.file()));
+    let applied = lab.run(&["apply", "--yes", "--timeout", "5s"]).failed().all();
+    assert!(applied.contains("set user") && applied.contains("main-2: the provider could not be asked"), "{applied}");
+    std::fs::write(&tag, whole).expect("whole again");
+    lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+    lab.settled();
     lab.destroy();
 }

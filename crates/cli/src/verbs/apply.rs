@@ -24,10 +24,10 @@ pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failu
         false => view::print(&view::plan::render(plan, Paint::of_stdout())),
     };
     let approve = |_: &FleetPlan| approved(&begun, args.yes, || confirmed("\nCarry this out? [y/N] "), DECLINED);
-    let outcomes = interruptible_once(&begun, tell(args.json), async |report, interrupt| {
+    interruptible_once(&begun, tell(args.json), async |report, interrupt| {
         let execution = Execution { timeout: args.timeout, report, interrupt };
         let consent = Consent { show: &show, approve: &approve };
-        Ok(Box::pin(apply(spec, &setting, &only, consent, execution)).await?)
-    });
-    ended(&outcomes.await?)
+        ended(&Box::pin(apply(spec, &setting, &only, consent, execution)).await?)
+    })
+    .await
 }

@@ -116,7 +116,8 @@ const DECLINED: &str = "nothing was done: answer `yes`, or give --yes";
 /// What is said where the operator's answer is not the cluster's name.
 const NOT_NAMED: &str = "nothing was done: type the cluster's name, or give --yes";
 
-/// The exit code of an operation that applies: what stopped a cluster was shown as it happened.
+/// The exit code of an operation that applies: what stopped a cluster was shown as it happened. Inside what is
+/// interruptible, so that an interruption has its own code.
 fn ended(outcomes: &[Outcome]) -> Result<ExitCode, Failure> {
     if outcomes.iter().any(|outcome| outcome.error.is_some()) { Err(Failure::said()) } else { Ok(OK) }
 }

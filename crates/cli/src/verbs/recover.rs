@@ -36,12 +36,12 @@ pub(super) async fn run(common: &Common, args: &Recover) -> Result<ExitCode, Fai
         // What is under way was approved when it began.
         approved(&begun, args.yes || found.under_way, answered, NOT_NAMED)
     };
-    let outcomes = interruptible_once(&begun, tell(args.json), async |report, interrupt| {
+    interruptible_once(&begun, tell(args.json), async |report, interrupt| {
         let execution = Execution { timeout: args.timeout, report, interrupt };
         let consent = Consent { show: &|found: &Survey| show(found, args.json), approve: &approve };
-        Ok(Box::pin(recover(spec, &setting, &wishes, args.show, consent, execution)).await?)
-    });
-    ended(&outcomes.await?)
+        ended(&Box::pin(recover(spec, &setting, &wishes, args.show, consent, execution)).await?)
+    })
+    .await
 }
 
 fn show(found: &Survey, json: bool) {

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::upkeep::tell;
 use super::{DECLINED, approved, confirmed, ended};
 use crate::args::{Common, Replace};
-use crate::exit::Failure;
+use crate::exit::{Failure, OK};
 use crate::interrupt::interruptible_once;
 use crate::setting::{read_file, setting};
 use crate::view::{self, Paint};
@@ -28,13 +28,15 @@ pub(super) async fn run(common: &Common, args: &Replace) -> Result<ExitCode, Fai
     let done = interruptible_once(&begun, tell(args.json), async |report, interrupt| {
         let execution = Execution { timeout: args.timeout, report, interrupt };
         let consent = Consent { show: &show, approve: &approve };
-        Ok(Box::pin(replace(spec, &setting, &args.member, args.mark_only, consent, execution)).await?)
+        let replaced = replace(spec, &setting, &args.member, args.mark_only, consent, execution);
+        let (what, outcomes) = Box::pin(replaced).await?;
+        ended(&outcomes).map(|_| what)
     });
-    let (Replacement { cluster, member, .. }, outcomes) = done.await?;
+    let Replacement { cluster, member, .. } = done.await?;
     if args.mark_only && args.json {
         view::print_json_line(&serde_json::json!({ "event": "marked", "cluster": cluster, "member": member }));
     } else if args.mark_only {
         view::print(&format!("{member} is marked: the next `raftsman apply {cluster}` replaces it\n"));
     }
-    ended(&outcomes)
+    Ok(OK)
 }

@@ -58,13 +58,13 @@ pub(super) async fn run(common: &Common, args: &Restore) -> Result<ExitCode, Fai
             false => view::print(&view::restore::tried(tried)),
         }
     };
-    let outcomes = interruptible_once(&begun, tell(args.json), async |report, interrupt| {
+    let done = interruptible_once(&begun, tell(args.json), async |report, interrupt| {
         let execution = Execution { timeout: args.timeout, report, interrupt };
         let (consent, watch) =
             (Consent { show: &show, approve: &approve }, Watch { progress: &progress, tried: &tried });
-        Ok(Box::pin(restore(spec, &setting, request, consent, watch, execution)).await?)
+        ended(&Box::pin(restore(spec, &setting, request, consent, watch, execution)).await?)
     })
     .await;
     moving.end();
-    ended(&outcomes?)
+    done
 }

@@ -31,12 +31,12 @@ pub(super) async fn run(common: &Common, args: &Rotate) -> Result<ExitCode, Fail
         false => view::print(&view::plan::render(&what.plan, Paint::of_stdout())),
     };
     let approve = |_: &Rotation| approved(&begun, args.yes, || confirmed("\nCarry this out? [y/N] "), DECLINED);
-    let outcomes = interruptible_once(&begun, tell(args.json), async |report, interrupt| {
+    let done = interruptible_once(&begun, tell(args.json), async |report, interrupt| {
         let execution = Execution { timeout: args.timeout, report, interrupt };
         let consent = Consent { show: &show, approve: &approve };
-        Ok(Box::pin(rotate(spec, &setting, args.cluster.as_deref(), wish, consent, execution)).await?)
-    });
-    let done = ended(&outcomes.await?)?;
+        ended(&Box::pin(rotate(spec, &setting, args.cluster.as_deref(), wish, consent, execution)).await?)
+    })
+    .await?;
     if side == Side::Clients && !args.finish && !args.now && !args.json {
         view::print(view::cert::CLIENTS_NEXT);
     }

@@ -209,6 +209,7 @@ impl Observer {
         Box::pin(async move {
             let now = Timestamp::now();
             let mut looked = self.gather(now).await?;
+            self.is_new_or_known(&looked.observed)?;
             self.cluster.begin(lock)?;
             self.cluster.compare(lock)?;
             let before = self.cluster.ledger();
@@ -217,6 +218,20 @@ impl Observer {
             self.retell(&mut looked.observed, &before);
             Ok(self.prove(looked, now).await)
         })
+    }
+
+    /// A ledger is made only where it is certain that there is no machine yet: else it may have been lost.
+    fn is_new_or_known(&self, observed: &Observed) -> Result<(), ClusterError> {
+        let unknown = |(name, member): (&Name, &MemberObserved)| match &member.machine {
+            Fact::Unreachable { error, .. } => Some((name.clone(), error.clone())),
+            Fact::Seen { .. } | Fact::Absent { .. } => None,
+        };
+        match observed.members.iter().find_map(unknown).filter(|_| !self.cluster.has_ledger()) {
+            Some((machine, error)) => {
+                Err(ClusterError::MachineUnknown { cluster: self.cluster.desired.name.clone(), machine, error })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Machines that make backups by themselves are told of a history that was just learnt of: what they have was compared
@@ -256,7 +271,9 @@ impl Observer {
         });
         let members: BTreeMap<Name, MemberObserved> = join_all(looks).await.into_iter().collect();
         // The ledger is made before the first machine: one without it has lost it.
-        let ours = |(_, member): &(&Name, &MemberObserved)| member.machine.seen().is_some_and(|m| !m.foreign);
+        let ours = |(_, member): &(&Name, &MemberObserved)| {
+            member.machine.seen().is_some_and(|m| !m.foreign) || member.report().is_some()
+        };
         if !self.cluster.has_ledger()
             && let Some((name, _)) = members.iter().find(ours)
         {
@@ -435,7 +452,7 @@ mod tests {
     #[tokio::test]
     async fn an_observer_that_lives_for_days_renews_its_certificates_and_keeps_them_until_then() {
         let (_scratch, dir) = fixture::of_format_2();
-        let file = "fleet: lab\nmachines: { provider: local }\netcd: { main: { members: 1, version: 3.6.15 } }\n";
+        let file = "fleet: lab\nstate: state\nmachines: { provider: local }\netcd: { main: { members: 1, version: 3.6.15 } }\n";
         let spec = raftsman_core::spec::read(file).spec.expect("a valid file");
         let setting = Setting {
             file: dir.parent().unwrap().join("raftsman.yaml"),

@@ -106,7 +106,7 @@ pub enum OpError {
     #[error(transparent)]
     Act(#[from] ActError),
     /// The provider cannot be asked, and it cannot be done without.
-    #[error("{}: {consequence}", silent.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("{}; {consequence}", silent.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     ProviderSilent {
         /// Its connections that cannot be asked.
         silent: BTreeSet<SilentConnection>,

@@ -76,7 +76,6 @@ pub struct FleetPlan {
     /// Machines of the fleet that the file does not name. Nothing is done to them.
     pub strangers: Vec<String>,
     /// Connections of the provider that cannot be asked: their machines are neither made nor changed.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub provider_unreachable: Vec<SilentConnection>,
     /// What the steps delete for good.
     pub deletions: Vec<Deletion>,

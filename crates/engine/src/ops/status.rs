@@ -29,7 +29,6 @@ pub struct FleetStatus {
     /// Machines of the fleet that the file does not name.
     pub strangers: Vec<String>,
     /// Connections of the provider that cannot be asked.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub provider_unreachable: Vec<SilentConnection>,
 }
 

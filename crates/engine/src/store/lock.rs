@@ -19,7 +19,7 @@ use super::{GENERATION, LOCK, LOCKS, StoreError, files};
 
 /// How often a lock is tried before its holder is named. A process that only asks for the holder, or that sweeps, has it
 /// for a moment too, and a new holder has not written its name yet.
-const TRIES: u32 = 10;
+const TRIES: u32 = 20;
 /// The lock of the generation's counter. No stack has such a name: they begin with a letter or a digit.
 const COUNTER: &str = ".generation";
 const TRY_AGAIN: Duration = Duration::from_millis(10);
@@ -290,8 +290,9 @@ fn read_info(file: &mut File) -> Option<LockInfo> {
 fn next_generation(dir: &Path) -> Result<u64, StoreError> {
     files::make_directory(&dir.join(LOCKS.directory))?;
     let counter = dir.join(LOCKS.directory).join(COUNTER);
-    let counting = open(&counter)?;
-    counting.lock().map_err(StoreError::io("lock", &counter))?;
+    // For a moment only; a process that was suspended in it is not waited for.
+    let counting = locked(&counter, Mode::Exclusive)?;
+    let _counting = counting.ok_or(StoreError::Locked { stack: None, holder: None })?;
     let path = dir.join(GENERATION);
     let bytes = files::read(&path)?.ok_or_else(|| StoreError::damaged(path.clone(), "it is missing"))?;
     let generation: u64 = std::str::from_utf8(&bytes)
