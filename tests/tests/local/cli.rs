@@ -10,7 +10,7 @@ use serde_json::Value;
 const APPLY: [&str; 5] = ["apply", "--yes", "--json", "--timeout", "30s"];
 
 /// Every verb, as written on the command line.
-const VERBS: [&str; 41] = [
+const VERBS: [&str; 42] = [
     "init",
     "adopt",
     "check",
@@ -21,6 +21,7 @@ const VERBS: [&str; 41] = [
     "status",
     "preflight",
     "versions",
+    "version",
     "destroy",
     "state",
     "state check",
