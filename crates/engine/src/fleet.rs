@@ -32,6 +32,9 @@ pub(crate) const RENEW_AFTER: SignedDuration = SignedDuration::from_hours(12);
 /// How long the fleet's authority is valid.
 const FLEET_CA_VALIDITY: Duration = Duration::from_secs(3650 * 24 * 3600);
 
+/// Asks a person for a passphrase, with this prompt; else says why it was not given.
+pub type AskPassphrase = fn(&str) -> Result<SecretString, String>;
+
 /// What the command line knows and the engine needs.
 #[derive(Debug, Clone)]
 pub struct Setting {
@@ -45,8 +48,8 @@ pub struct Setting {
     pub identity: Option<PathBuf>,
     /// The passphrase of the identity, when the user gave one.
     pub passphrase: Option<SecretString>,
-    /// Asks a person for the passphrase, with this prompt, where one is needed; nothing where no person is there.
-    pub ask_passphrase: Option<fn(&str) -> Result<SecretString, String>>,
+    /// Asks for the passphrase where one is needed; nothing where no person is there.
+    pub ask_passphrase: Option<AskPassphrase>,
     /// Who runs the command.
     pub user: String,
     /// Where.

@@ -71,7 +71,7 @@ pub async fn run(
     if let Some(proposal) = proposal {
         execution.unless_interrupted(mark(&fleet, &lock, wishes, proposal)).await?;
     }
-    carry_out(&fleet, &lock, &[found.cluster.clone()], execution).await
+    carry_out(&fleet, &lock, std::slice::from_ref(&found.cluster), execution).await
 }
 
 /// Looks at what is left. Nothing is changed.

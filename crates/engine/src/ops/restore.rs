@@ -108,13 +108,13 @@ pub async fn run(
         return Ok(Vec::new());
     }
     consent.ask(&found)?;
-    let marked = async {
+    let marked = Box::pin(async {
         let tried = try_out(&fleet, &lock, &found, from.as_deref(), &keys, watch.progress).await?;
         (watch.tried)(&tried.rehearsed);
         mark(&fleet, &lock, &found, &tried).await
-    };
+    });
     execution.unless_interrupted(marked).await?;
-    carry_out(&fleet, &lock, &[found.cluster.clone()], execution).await
+    carry_out(&fleet, &lock, std::slice::from_ref(&found.cluster), execution).await
 }
 
 /// Looks at what there is, and what would become of it. Nothing is changed.
