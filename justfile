@@ -81,6 +81,10 @@ bench-restore *args: everything lab
 doors: everything lab lab-machines
     RAFTSMAN_SOAK=1 cargo nextest run --release --workspace --test machines --no-capture -E 'test(/^on_incus::.*answers/)'
 
+# Three members on three libvirt daemons, one of them lost; needs root, some ten minutes
+zones: everything lab lab-vms
+    RAFTSMAN_SOAK=1 cargo nextest run --release --workspace --test machines --no-capture -E 'test(/^on_libvirt::.*kvm_hosts/)'
+
 # Clients at work while something is done to a cluster: just under-load -- apply --yes
 [positional-arguments]
 under-load *args: everything lab

@@ -129,3 +129,58 @@ fn three_machines_become_a_cluster_that_survives_losses_and_nothing_again() {
     timed("destroy", || lab.run(&["destroy", "--yes"]).ok());
     assert_eq!(libvirt.everything(), before);
 }
+
+/// Four boots without KVM, three of them at the same time: some ten minutes.
+#[test]
+fn a_cluster_on_three_kvm_hosts_survives_the_loss_of_one() {
+    if !soak() {
+        return;
+    }
+    let libvirt = Libvirt::hosts(3);
+    let before: Vec<_> = (0..3).map(|number| libvirt.host(number).everything()).collect();
+    let zone =
+        |number: usize| format!("    kvm{}: {{ libvirt: {{ uri: {:?} }} }}\n", number + 1, libvirt.host(number).uri());
+    let zones: Vec<String> = (0..3).map(zone).collect();
+    let text = |zones: String| {
+        format!(
+            "fleet: lab\nmachines:\n  provider: libvirt\n  image: {BASE}\n  vcpus: 1\n  memory: 512MiB\n  \
+             data_disk: 1GiB\n  install_dependencies: false\n  subnet: {SUBNET}\n  \
+             libvirt: {{ pool: {POOL}, network: {NETWORK} }}\n  zones:\n{zones}etcd:\n  main:\n    version: 3.6.15\n    \
+             source: {{ directory: {:?} }}\n    members: 3\n    timers: {{ heartbeat: 500ms, election: 5s }}\n",
+            etcd_dir()
+        )
+    };
+    let lab = Lab::new(&text(zones.concat()));
+    timed("three members on three hosts", || apply(&lab));
+    lab.settled();
+    let on =
+        |number: usize, machine: &str| libvirt.host(number).everything().contains(&format!("domain lab-{machine}"));
+    assert!(on(0, "main-1") && on(1, "main-2") && on(2, "main-3"));
+    let healthy = lab.run(&["status"]).ok().stdout;
+    assert!(healthy.contains("can lose 1 member or 1 zone"), "{healthy}");
+    lab.etcdctl(&["put", "kept", "all the time"]).ok();
+    let first = members(&lab);
+
+    // The zone is named, and what can be lost; the other two go on.
+    libvirt.lose(1);
+    let status = timed("status with a host lost", || lab.run(&["status"]));
+    assert_eq!(status.code, 2, "{status:?}");
+    assert!(status.stdout.contains("can lose 0 members") && status.stdout.contains("kvm2"), "{}", status.stdout);
+    lab.etcdctl(&["put", "kept", "also then"]).ok();
+
+    // It is gone for good: the file says so, and the member is made in another zone.
+    lab.write_file(&text(zones[0].clone() + &zones[2]));
+    timed("a member replaced in another zone", || {
+        lab.run(&["replace", "main-2", "--yes", "--timeout", "10m"]).ok();
+    });
+    lab.settled();
+    assert!(on(0, "main-2") || on(2, "main-2"));
+    let second = members(&lab);
+    assert_eq!((&second[0], &second[2]), (&first[0], &first[2]));
+    assert_ne!(second[1].1, first[1].1);
+    assert!(lab.etcdctl(&["get", "kept"]).ok().stdout.contains("also then"));
+
+    timed("destroy", || lab.run(&["destroy", "--yes"]).ok());
+    assert_eq!(libvirt.host(0).everything(), before[0]);
+    assert_eq!(libvirt.host(2).everything(), before[2]);
+}
