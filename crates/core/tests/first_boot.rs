@@ -230,8 +230,14 @@ fn rules_let_in_the_members_of_the_list() {
     let machines = full();
     let doors = machines.doors().expect("doors");
     let members = addresses(&["10.77.0.11"]);
-    let firewall =
-        nftables::Firewall { doors: &doors, agent_port: 2378, members: &members, metrics: false, etcd_metrics: false };
+    let firewall = nftables::Firewall {
+        doors: &doors,
+        agent_port: 2378,
+        members: &members,
+        metrics: false,
+        etcd_metrics: false,
+        balancers: &std::collections::BTreeSet::new(),
+    };
     let rules = nftables::rules(&firewall);
     assert!(rules.contains("ip saddr { 10.77.0.11 } tcp dport 2380 accept"));
     assert!(!rules.contains("9100"));
@@ -577,9 +583,12 @@ fn laid_out(scratch: &Scratch) -> Vec<String> {
         "bin/sh",
         "usr/local/lib/raftsman/raftsman-agent",
         "var/lib/raftsman/etcd/current/etcd",
+        "usr/sbin/haproxy",
+        "usr/sbin/keepalived",
         "usr/sbin/nft",
         "usr/sbin/chpasswd",
         "bin/rm",
+        "bin/kill",
     ] {
         let path = scratch.write(program, "#!/bin/sh\n");
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("permissions");
@@ -624,6 +633,8 @@ fn long_running_units_are_confined() {
     let units = [
         ("raftsman-agent.service", systemd::agent_unit(), "35"),
         ("raftsman-etcd.service", systemd::etcd_unit(), "20"),
+        ("raftsman-haproxy.service", systemd::haproxy_unit(), "20"),
+        ("raftsman-keepalived.service", systemd::keepalived_unit(), "40"),
     ];
     for (name, text, most) in units {
         let path = scratch.write(&format!("etc/systemd/system/{name}"), &text);

@@ -26,6 +26,25 @@ fn backups(lines: &str) -> String {
     format!("fleet: shop\netcd: {{ main: {{ members: 3 }} }}\nbackups:\n{}\n", lines.join("\n"))
 }
 
+/// A file with these lines under `balancers`, and a cluster `main` on hosts.
+fn balancers(lines: &str) -> String {
+    let lines: Vec<String> = lines.lines().map(|line| format!("  {line}")).collect();
+    format!(
+        "fleet: shop
+machines: {{ provider: hosts }}
+etcd:
+  main:
+    members:
+      - {{ name: db1, address: 10.0.0.11 }}
+      - {{ name: db2, address: 10.0.0.12 }}
+      - {{ name: db3, address: 10.0.0.13 }}
+balancers:
+{}
+",
+        lines.join("\n")
+    )
+}
+
 fn whole(text: &str) -> String {
     text.to_owned()
 }
@@ -486,4 +505,69 @@ kvm_cases! {
 }
 cases! {
     zones_of_hosts: whole("fleet: shop\nmachines: { provider: hosts, zones: { rack-a: {}, rack-b: {}, rack-c: {} } }\netcd:\n  main:\n    members:\n    - { name: a, address: 10.0.0.1, zone: rack-a }\n    - { name: b, address: 10.0.0.2 }\n    - { name: c, address: 10.0.0.3, zone: rack-c }\n");
+}
+
+// Balancers.
+cases! {
+    balancers_not_yet: whole(concat!(
+        "fleet: shop\netcd: { main: { members: 3 } }\n",
+        "balancers: { front: { etcd: main, instances: 2 } }\n",
+    ));
+    balancers_as_list: whole("fleet: shop\netcd: { main: { members: 3 } }\nbalancers:\n  - etcd: main\n");
+    balancer_missing_keys: balancers("front: { port: 2379 }");
+    balancer_instances_shape: balancers("front: { etcd: main, instances: { lb1: 10.0.0.21 } }");
+    balancer_instances_word: balancers("front: { etcd: main, instances: two }");
+    balancer_cluster: balancers("front:\n  etcd: mian\n  instances: members\n  port: 12379");
+    balancer_name: balancers("main: { etcd: main, instances: members, port: 12379 }");
+    balancer_none: balancers("front: { etcd: main, instances: 0 }");
+    balancer_single: whole(concat!(
+        "fleet: shop\netcd: { main: { members: 3 } }\n",
+        "balancers:\n  front:\n    etcd: main\n    instances: 1\n",
+    ));
+    balancer_many: whole(concat!(
+        "fleet: shop\netcd: { main: { members: 3 } }\n",
+        "balancers:\n  front:\n    etcd: main\n    instances: 12\n",
+    ));
+    balancer_nowhere: balancers("front:\n  etcd: main\n  instances: 2\nback:\n  etcd: main\n  instances:\n    - name: lb1\n    - { name: lb2, address: 10.0.0.22 }");
+    balancer_no_subnet: whole(concat!(
+        "fleet: shop\nmachines: { provider: incus, incus: { network: lab } }\netcd:\n  main:\n    members:\n",
+        "      - { name: db1, address: 10.0.0.11 }\n      - { name: db2, address: 10.0.0.12 }\n",
+        "      - { name: db3, address: 10.0.0.13 }\nbalancers:\n  front: { etcd: main, instances: 2 }\n",
+    ));
+    balancer_taken: balancers(
+        "front:\n  etcd: main\n  instances:\n    - { name: db1, address: 10.0.0.21 }\n    - { name: lb2, address: 10.0.0.12, host: -oProxyCommand=x }"
+    );
+    balancer_beside_port: balancers("front:\n  etcd: main\n  instances: members");
+    balancer_beside_ports: balancers(
+        "a: { etcd: main, instances: members, port: 2383 }\nb: { etcd: main, instances: members, port: 12379 }\nc: { etcd: main, instances: members, port: 12379 }"
+    );
+    balancer_ports: balancers(
+        "a:\n  etcd: main\n  port: 443\n  instances: members\nb:\n  etcd: main\n  port: 2378\n  instances: members"
+    );
+    balancer_virtual_local: whole(concat!(
+        "fleet: shop\netcd: { main: { members: 3 } }\n",
+        "balancers:\n  front:\n    etcd: main\n    instances: 2\n    virtual_address: 10.0.0.100\n",
+    ));
+    balancer_virtual_single: balancers(
+        "front:\n  etcd: main\n  virtual_address: 10.0.0.100\n  instances: [{ name: lb1, address: 10.0.0.21 }]"
+    );
+    balancer_virtual_taken: balancers("front:\n  etcd: main\n  instances: members\n  virtual_address: 10.0.0.12");
+    balancer_virtual_outside: whole(concat!(
+        "fleet: shop\nmachines:\n  provider: incus\n  incus: { network: lab }\n  subnet: 10.77.0.0/24\n",
+        "etcd: { main: { members: 3 } }\n",
+        "balancers:\n  front:\n    etcd: main\n    instances: 2\n    virtual_address: 10.78.0.100\n",
+    ));
+    balancer_virtual_family: balancers(
+        "front:\n  etcd: main\n  virtual_address: fd00::99\n  instances:\n    - { name: lb1, address: 10.0.0.21 }\n    - { name: lb2, address: 10.0.0.22 }"
+    );
+    balancer_router_ids: balancers(
+        "a: { etcd: main, instances: members, virtual_address: 10.0.0.100 }\nb: { etcd: main, instances: members, virtual_address: 10.0.1.100 }\nc: { etcd: main, instances: members, virtual_address: 10.0.1.101, vrrp: { router_id: 0, interface: eth0 up } }"
+    );
+    balancer_vrrp_unused: balancers("front:\n  etcd: main\n  instances: members\n  port: 12379\n  vrrp: { router_id: 7 }");
+    balancer_names: balancers(
+        "front:\n  etcd: main\n  instances: members\n  port: 12379\n  names: [https://etcd.example.com, 10.0.0.5, a.example.com, a.example.com]"
+    );
+    balancer_limits: balancers(
+        "front:\n  etcd: main\n  instances: members\n  port: 12379\n  max_connections: 0\n  timeouts: { connect: 0s, idle: 10m }"
+    );
 }

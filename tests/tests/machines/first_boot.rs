@@ -103,7 +103,15 @@ fn a_machine_boots_for_the_first_time() {
     let mut doors = machines.doors().expect("doors");
     doors.metrics_from = None;
     let members = [address.into(), HERE];
-    let firewall = Firewall { doors: &doors, agent_port: 2378, members: &members, metrics: true, etcd_metrics: true };
+    let balancers = std::collections::BTreeSet::new();
+    let firewall = Firewall {
+        doors: &doors,
+        agent_port: 2378,
+        members: &members,
+        metrics: true,
+        etcd_metrics: true,
+        balancers: &balancers,
+    };
     put(&hosts, nftables::PATH, &nftables::rules(&firewall));
     hosts.console(0, "systemctl reload raftsman-firewall.service").ok();
     assert!(open(address, 9100) && !open(address, STRANGE));

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::{DesireError, Identity};
-use crate::spec::{Members, Name, Provider, Spec, Subnet};
+use crate::spec::{Instances, Members, Name, Provider, Spec, Subnet};
 
 /// Routers and the like are at the beginning of a subnet.
 const FIRST_IN_SUBNET: u32 = 11;
@@ -91,8 +91,15 @@ impl Allotment {
                 Members::List(list) => list.as_slice(),
             })
             .filter_map(|member| member.address);
+        let balancers = spec.balancers.values().flat_map(|balancer| {
+            let instances: &[_] = match &balancer.instances {
+                Instances::Count(_) | Instances::Beside(_) => &[],
+                Instances::List(list) => list,
+            };
+            instances.iter().filter_map(|instance| instance.address).chain(balancer.virtual_address)
+        });
         let held = identity.places.values().flat_map(|places| places.values().copied());
-        let given = written.chain(held).chain(spec.machines.gateway).collect();
+        let given = written.chain(balancers).chain(held).chain(spec.machines.gateway).collect();
         let single = spec.machines.network.is_some();
         let places = identity.places.clone();
         let subnet = spec.machines.subnet.filter(|_| spec.machines.provider != Provider::Local);

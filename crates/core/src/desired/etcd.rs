@@ -8,7 +8,7 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 
 use super::addresses::Allotment;
-use super::{Agents, Cluster, Config, DesireError, Member, machines};
+use super::{Agents, Cluster, Config, DesireError, HEALTH_PORT, Member, machines};
 use crate::render;
 use crate::render::etcd::ClientAccess;
 use crate::spec::{Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Machines, Members, Name, Pace, Source};
@@ -103,6 +103,7 @@ pub(super) fn config(
     version: EtcdVersion,
     pace: Pace,
     access: ClientAccess,
+    fronted: bool,
 ) -> Config {
     // The gateway is a client of its own member, with a certificate that a closed listener does not accept.
     let gateway = access == ClientAccess::Open && spec.gateway.unwrap_or(spec.auth.mode == AuthMode::Password);
@@ -110,6 +111,7 @@ pub(super) fn config(
         name: member,
         client_url: url(address, CLIENT_PORT),
         http_url: serves_http_apart(spec).then(|| url(address, HTTP_PORT)),
+        health_url: fronted.then(|| format!("http://{}", std::net::SocketAddr::new(address, HEALTH_PORT))),
         peer_url: url(address, PEER_PORT),
         version,
         gateway,
@@ -129,6 +131,7 @@ pub(super) fn closed(spec: &EtcdCluster, member: &Name, address: IpAddr, version
         name: member,
         client_url: url(address, CLOSED_PORT),
         http_url: None,
+        health_url: None,
         peer_url: url(address, PEER_PORT),
         version,
         gateway: false,
@@ -145,6 +148,7 @@ pub(super) fn resolve(
     spec: &EtcdCluster,
     machines: &Arc<Machines>,
     zones: Option<&BTreeMap<Name, Name>>,
+    fronted: bool,
     addresses: &mut Allotment,
 ) -> Result<Cluster, DesireError> {
     let mut places: Vec<(Name, IpAddr)> = Vec::new();
@@ -174,7 +178,7 @@ pub(super) fn resolve(
         .into_iter()
         .map(|(member, address)| {
             let pace = spec.timers.given().unwrap_or_default();
-            let config = config(spec, &member, address, spec.version, pace, ClientAccess::Open);
+            let config = config(spec, &member, address, spec.version, pace, ClientAccess::Open, fronted);
             let profile = |usage, names: Vec<String>, addresses: Vec<IpAddr>| {
                 let (mut names, mut addresses) = (names, addresses);
                 names.sort();
@@ -213,6 +217,7 @@ pub(super) fn resolve(
         .collect();
     Ok(Cluster {
         agents: Agents::default(),
+        balancers: BTreeSet::new(),
         name: name.clone(),
         settings: Arc::new(spec.clone()),
         token,

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod agents;
+mod balancer;
 mod etcd;
 mod machines;
 mod users;
@@ -23,6 +24,7 @@ use crate::spec::{
 pub use crate::render::etcd::ClientAccess;
 pub use addresses::{LoopbackNetwork, NetworkError};
 pub use agents::{AGENT_RENEW_BEFORE, AGENT_VALIDITY, Agents};
+pub use balancer::{Balancer, HEALTH_PORT, Instance};
 pub use etcd::{AGENT_PORT, CLIENT_PORT, CLOSED_PORT, HTTP_PORT, LeafProfile, PEER_PORT, Usage};
 pub use machines::{Address, Capabilities, Machine, Place};
 pub use users::{Access, User};
@@ -47,6 +49,8 @@ pub struct Desired {
     pub fleet: Name,
     /// Its clusters, in the order of the file.
     pub clusters: Vec<Cluster>,
+    /// Its balancers, in the order of the file.
+    pub balancers: Vec<Balancer>,
 }
 
 /// One cluster that should be.
@@ -82,6 +86,8 @@ pub struct Cluster {
     pub access: Access,
     /// Whom its agents accept, and who signs for them.
     pub agents: Agents,
+    /// The addresses of instances of its balancers, which check its members' health.
+    pub balancers: BTreeSet<IpAddr>,
     /// The cluster's section of the file, for configurations of versions on the way.
     pub settings: Arc<EtcdCluster>,
     /// Its members, in order.
@@ -150,18 +156,28 @@ pub enum DesireError {
 pub fn resolve(spec: &Spec, identity: &Identity) -> Result<Desired, DesireError> {
     let mut addresses = addresses::Allotment::new(spec, identity);
     let machines = Arc::new(spec.machines.clone());
-    let clusters = spec
+    let mut clusters = spec
         .etcd
         .iter()
         .map(|(name, cluster)| {
-            let mut cluster =
-                etcd::resolve(&spec.fleet, name, cluster, &machines, identity.zones.get(name), &mut addresses)?;
+            let fronted = spec.balancers.values().any(|balancer| balancer.etcd == *name);
+            let zones = identity.zones.get(name);
+            let mut cluster = etcd::resolve(&spec.fleet, name, cluster, &machines, zones, fronted, &mut addresses)?;
             let entrusts = spec.backups.as_ref().is_some_and(|backups| backups.every.is_some());
             cluster.machines.values_mut().for_each(|machine| machine.delivers |= entrusts);
             Ok(cluster)
         })
-        .collect::<Result<_, _>>()?;
-    Ok(Desired { fleet: spec.fleet.clone(), clusters })
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut balancers = Vec::with_capacity(spec.balancers.len());
+    for name in spec.balancers.keys() {
+        balancers.extend(balancer::resolve(spec, name, &clusters, &mut addresses)?);
+    }
+    for balancer in &balancers {
+        for cluster in clusters.iter_mut().filter(|cluster| cluster.name == balancer.cluster) {
+            cluster.stand_behind(balancer);
+        }
+    }
+    Ok(Desired { fleet: spec.fleet.clone(), clusters, balancers })
 }
 
 impl Cluster {
@@ -173,6 +189,19 @@ impl Cluster {
     /// The machine of this name.
     pub fn machine(&self, name: &Name) -> Option<&Machine> {
         self.machines.get(name)
+    }
+
+    /// Clients of a balancer check the member's certificate against the balancer's name and addresses.
+    fn stand_behind(&mut self, balancer: &Balancer) {
+        self.balancers.extend(balancer.sources());
+        for LeafProfile { names, addresses, .. } in self.members.iter_mut().map(|member| &mut member.server) {
+            names.extend(balancer.names.iter().cloned());
+            names.sort();
+            names.dedup();
+            addresses.extend(balancer.addresses());
+            addresses.sort();
+            addresses.dedup();
+        }
     }
 
     /// The authority of this side, as the file says.
@@ -198,20 +227,27 @@ impl Cluster {
 
     /// The firewall's rules on this machine; nothing where raftsman writes none.
     pub fn firewall(&self, machine: &Name, ledger: &Ledger) -> Option<Config> {
-        self.rules(machine, ledger, etcd::serves_http_apart(&self.settings))
+        self.rules(machine, ledger, etcd::serves_http_apart(&self.settings), &self.balancers)
     }
 
     /// The rules that the machine boots with for the first time.
     pub fn first_firewall(&self, machine: &Name, ledger: &Ledger) -> Option<Config> {
-        self.rules(machine, ledger, false)
+        self.rules(machine, ledger, false, &BTreeSet::new())
     }
 
-    fn rules(&self, machine: &Name, ledger: &Ledger, etcd_metrics: bool) -> Option<Config> {
+    fn rules(
+        &self,
+        machine: &Name,
+        ledger: &Ledger,
+        etcd_metrics: bool,
+        balancers: &BTreeSet<IpAddr>,
+    ) -> Option<Config> {
         let machine = self.machine(machine)?;
         let doors = machine.firewall.as_ref()?;
         let members: Vec<IpAddr> = self.neighbours(ledger).into_iter().collect();
         let (agent_port, metrics) = (AGENT_PORT, machine.metrics);
-        let text = nftables::rules(&Firewall { doors, agent_port, members: &members, metrics, etcd_metrics });
+        let text =
+            nftables::rules(&Firewall { doors, agent_port, members: &members, metrics, etcd_metrics, balancers });
         Some(Config { digest: render::digest(&text), text })
     }
 
@@ -270,7 +306,15 @@ impl Cluster {
         if same && access == ClientAccess::Open {
             return Cow::Borrowed(&member.config);
         }
-        Cow::Owned(etcd::config(&self.settings, &member.name, address, version, pace, access))
+        Cow::Owned(etcd::config(
+            &self.settings,
+            &member.name,
+            address,
+            version,
+            pace,
+            access,
+            !self.balancers.is_empty(),
+        ))
     }
 
     /// A member's configuration while it is compared with the others: it listens at [`CLOSED_PORT`].

@@ -1,6 +1,7 @@
 //! The world, as far as it was seen → facts with their age, and what follows from them.
 
 mod agent;
+mod balancer;
 mod etcd;
 mod fact;
 mod member;
@@ -21,6 +22,7 @@ pub use agent::{
     Agent, AgentReport, CertificateFacts, Data, Delivery, Disk, EtcdOnMachine, Keeping, LogEnd, PortTaken, Purpose,
     Service, ServiceState,
 };
+pub use balancer::{BalancerFacts, ServerFacts, ServerState, StatError};
 pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Problem, Root};
 pub use fact::Fact;
 pub use preflight::{Concern, Measured, Measurement, Preflight, Worst, judge, recommend, time};

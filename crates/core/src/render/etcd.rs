@@ -23,6 +23,8 @@ pub struct Member<'a> {
     pub client_url: String,
     /// Where it serves metrics and the like, apart from clients: at its client URL where there is none.
     pub http_url: Option<String>,
+    /// Where balancers ask for its health, where there are any.
+    pub health_url: Option<String>,
     /// Where other members reach it.
     pub peer_url: String,
     /// The version that reads it.
@@ -63,6 +65,9 @@ pub fn config(member: &Member<'_>) -> String {
     set("advertise-client-urls", &quoted(&member.client_url));
     if let Some(http_url) = &member.http_url {
         set("listen-client-http-urls", &quoted(http_url));
+    }
+    if let Some(health_url) = &member.health_url {
+        set("listen-metrics-urls", &quoted(health_url));
     }
     set("listen-peer-urls", &quoted(&member.peer_url));
     set("initial-advertise-peer-urls", &quoted(&member.peer_url));

@@ -4,6 +4,7 @@
 //! same order: packages, files, commands. Nothing in it is of lasting value to a thief: the join token is dead once the
 //! machine was claimed. What stays secret comes later, from raftsman over mutual TLS ([`super::delivery`]).
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -91,7 +92,9 @@ impl FirstBoot<'_> {
         let agent_port = self.boot.agent_port;
         // Which listeners etcd has is not known yet: the agent is told before etcd starts.
         let etcd_metrics = false;
-        Some(nftables::rules(&Firewall { doors: &doors, agent_port, members: self.members, metrics, etcd_metrics }))
+        // A member that is not there yet has no health to be asked for.
+        let (members, balancers) = (self.members, &BTreeSet::new());
+        Some(nftables::rules(&Firewall { doors: &doors, agent_port, members, metrics, etcd_metrics, balancers }))
     }
 
     /// What the distribution has to have installed; nothing where the image carries everything.

@@ -7,6 +7,8 @@ pub mod delivery;
 pub mod etcd;
 pub mod first_boot;
 pub mod fluent_bit;
+pub mod haproxy;
+pub mod keepalived;
 pub mod nftables;
 pub mod systemd;
 pub mod units;

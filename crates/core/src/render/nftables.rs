@@ -1,9 +1,10 @@
 //! doors and members → nftables rules: what each service of a machine lets in, and nothing else.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use crate::desired::{CLIENT_PORT, HTTP_PORT, PEER_PORT};
+use crate::desired::{CLIENT_PORT, HEALTH_PORT, HTTP_PORT, PEER_PORT};
 use crate::spec::{Doors, Subnet};
 
 /// Where the rules are on the machine.
@@ -26,14 +27,18 @@ pub struct Firewall<'a> {
     pub metrics: bool,
     /// Whether etcd's metrics have a listener of their own.
     pub etcd_metrics: bool,
+    /// The addresses of the instances of the cluster's balancers.
+    pub balancers: &'a BTreeSet<IpAddr>,
 }
 
 /// The rules, a table of their own: others on the machine stay as they are. Loaded as a whole or not at all.
 pub fn rules(firewall: &Firewall<'_>) -> String {
     let doors = firewall.doors;
     let members: Vec<Subnet> = firewall.members.iter().copied().map(Subnet::single).collect();
-    // Members may ask each other as clients do, wherever clients may come from.
-    let clients = doors.clients_from.as_ref().map(|from| [from.as_slice(), members.as_slice()].concat());
+    let balancers: Vec<Subnet> = firewall.balancers.iter().copied().map(Subnet::single).collect();
+    // Members may ask each other as clients do, wherever clients may come from, and balancers pass on what clients ask.
+    let near = || members.iter().chain(&balancers).copied();
+    let clients = doors.clients_from.as_ref().map(|from| from.iter().copied().chain(near()).collect::<Vec<_>>());
     let mut out = String::with_capacity(2048);
     out.push_str(HEAD);
     door(&mut out, "raftsman's operators", firewall.agent_port, doors.operators_from.as_deref());
@@ -44,7 +49,47 @@ pub fn rules(firewall: &Firewall<'_>) -> String {
         let from = doors.metrics_from.as_ref().map(|from| from.iter().copied().chain(operators).collect::<Vec<_>>());
         door(&mut out, "etcd's metrics", HTTP_PORT, from.as_deref());
     }
+    if !balancers.is_empty() {
+        door(&mut out, "balancers that check etcd's health", HEALTH_PORT, Some(&balancers));
+    }
     door(&mut out, "etcd's members", PEER_PORT, Some(&members));
+    door(&mut out, "SSH", SSH_PORT, doors.ssh_from.as_deref());
+    if firewall.metrics {
+        door(&mut out, "the node exporter", METRICS_PORT, doors.metrics_from.as_deref());
+    }
+    out.push_str("    }\n}\n");
+    out
+}
+
+/// What the rules of a machine are made of that a balancer has to itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BalancerFirewall<'a> {
+    /// From where the others may come.
+    pub doors: &'a Doors,
+    /// The port that the agent serves on.
+    pub agent_port: u16,
+    /// The port that clients connect to.
+    pub port: u16,
+    /// The addresses of the other instances, with which it agrees on the virtual address; none where there is none.
+    pub peers: &'a [IpAddr],
+    /// Whether there is a node exporter.
+    pub metrics: bool,
+}
+
+/// The rules of a machine that a balancer has to itself.
+pub fn balancer_rules(firewall: &BalancerFirewall<'_>) -> String {
+    let doors = firewall.doors;
+    let mut out = String::with_capacity(2048);
+    out.push_str(HEAD);
+    door(&mut out, "raftsman's operators", firewall.agent_port, doors.operators_from.as_deref());
+    door(&mut out, "etcd's clients", firewall.port, doors.clients_from.as_deref());
+    if !firewall.peers.is_empty() {
+        out.push_str("        # instances that agree on the virtual address\n");
+    }
+    for peer in firewall.peers {
+        let family = if peer.is_ipv4() { "ip" } else { "ip6" };
+        let _ = writeln!(out, "        {family} saddr {peer} meta l4proto vrrp accept");
+    }
     door(&mut out, "SSH", SSH_PORT, doors.ssh_from.as_deref());
     if firewall.metrics {
         door(&mut out, "the node exporter", METRICS_PORT, doors.metrics_from.as_deref());
@@ -114,6 +159,30 @@ mod tests {
 
     fn subnets(list: &[&str]) -> Vec<Subnet> {
         list.iter().map(|text| Subnet::parse(text).expect("a network")).collect()
+    }
+
+    #[test]
+    fn a_balancer_lets_in_clients_and_its_peers() {
+        let doors = Doors { clients_from: Some(subnets(&["10.0.0.0/8"])), ..Doors::default() };
+        let peers = [IpAddr::from([10, 0, 0, 22]), "fd00::22".parse().expect("an address")];
+        let firewall = BalancerFirewall { doors: &doors, agent_port: 2378, port: 2379, peers: &peers, metrics: false };
+        insta::assert_snapshot!("balancer", balancer_rules(&firewall));
+    }
+
+    #[test]
+    fn members_let_in_the_balancers_that_check_them() {
+        let doors = Doors { clients_from: Some(subnets(&["10.9.0.0/16"])), ..Doors::default() };
+        let (members, balancers) = ([IpAddr::from([10, 0, 0, 11])], BTreeSet::from([IpAddr::from([10, 0, 0, 21])]));
+        let rules = rules(&Firewall {
+            doors: &doors,
+            agent_port: 2378,
+            members: &members,
+            metrics: false,
+            etcd_metrics: false,
+            balancers: &balancers,
+        });
+        assert!(rules.contains("ip saddr { 10.0.0.21 } tcp dport 2383 accept\n"), "{rules}");
+        assert!(rules.contains("ip saddr { 10.0.0.11, 10.0.0.21, 10.9.0.0/16 } tcp dport 2379 accept\n"), "{rules}");
     }
 
     #[test]

@@ -95,6 +95,75 @@ IOSchedulingPriority=0
     )
 }
 
+/// The user that HAProxy runs as, and its group.
+pub const HAPROXY_USER: &str = "raftsman-haproxy";
+
+/// HAProxy's unit. The agent starts it, and stops the one of Debian's package. The directory of its socket is all that it
+/// may write to.
+pub fn haproxy_unit() -> String {
+    let program = super::haproxy::PROGRAM;
+    format!(
+        "\
+# Written by raftsman-agent, which starts, reloads and stops this unit: do not enable it.
+[Unit]
+Description=HAProxy in front of etcd, operated by raftsman
+After=network-online.target
+Conflicts=haproxy.service
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+User={HAPROXY_USER}
+Group={HAPROXY_USER}
+ExecStart={program} -Ws -f {ROOT}/haproxy/haproxy.cfg
+# A file that HAProxy refuses leaves the running process as it is.
+ExecReload={program} -Ws -c -q -f {ROOT}/haproxy/haproxy.cfg
+ExecReload=/bin/kill -USR2 $MAINPID
+KillMode=mixed
+Restart=no
+SuccessExitStatus=143
+TimeoutStopSec=30
+UMask=0077
+ReadWritePaths={ROOT}/haproxy/run
+CapabilityBoundingSet=
+RestrictSUIDSGID=yes
+LimitNOFILE=262144
+OOMScoreAdjust=-500
+{CONFINED}"
+    )
+}
+
+/// keepalived's unit. It is stopped when HAProxy ends, for whatever reason, so that another instance takes the virtual
+/// address over. Of root's powers it keeps those for addresses and raw packets.
+pub fn keepalived_unit() -> String {
+    let program = super::keepalived::PROGRAM;
+    let run = "/run/raftsman-keepalived";
+    format!(
+        "\
+# Written by raftsman-agent, which starts and stops this unit: do not enable it.
+[Unit]
+Description=keepalived for the virtual address of a balancer, operated by raftsman
+BindsTo=raftsman-haproxy.service
+After=network-online.target raftsman-haproxy.service
+Conflicts=keepalived.service
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+ExecStart={program} --dont-fork --log-console --vrrp --use-file={ROOT}/keepalived/keepalived.conf --pid={run}/main.pid --vrrp_pid={run}/vrrp.pid
+ExecReload=/bin/kill -HUP $MAINPID
+KillMode=process
+Restart=no
+TimeoutStopSec=30
+UMask=0077
+RuntimeDirectory=raftsman-keepalived
+CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW CAP_NET_BROADCAST
+RestrictSUIDSGID=yes
+RestrictAddressFamilies=AF_NETLINK AF_PACKET
+{CONFINED}"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,5 +172,7 @@ mod tests {
     fn units() {
         insta::assert_snapshot!("agent_unit", agent_unit());
         insta::assert_snapshot!("etcd_unit", etcd_unit());
+        insta::assert_snapshot!("haproxy_unit", haproxy_unit());
+        insta::assert_snapshot!("keepalived_unit", keepalived_unit());
     }
 }

@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn a_section_lists_its_keys() {
         let names = |key: &str| explain(key).unwrap().keys.into_iter().map(|k| k.name).collect::<Vec<_>>();
-        assert_eq!(names(""), ["fleet", "state", "machines", "etcd", "backups", "accept_warnings"]);
+        assert_eq!(names(""), ["fleet", "state", "machines", "etcd", "balancers", "backups", "accept_warnings"]);
         assert!(names("etcd.main").contains(&"prevent_destroy".to_owned()));
         assert!(names("etcd.main.members").contains(&"address".to_owned()));
         let meaning = |key: &str| explain(key).unwrap().meaning;
@@ -331,7 +331,7 @@ mod tests {
         );
         assert_eq!(
             no("zzz"),
-            "the file has no key `zzz`: the keys there are `fleet`, `state`, `machines`, `etcd`, `backups`, `accept_warnings`"
+            "the file has no key `zzz`: the keys there are `fleet`, `state`, `machines`, `etcd`, `balancers`, `backups`, `accept_warnings`"
         );
     }
 

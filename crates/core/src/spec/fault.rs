@@ -144,6 +144,8 @@ fn example(key: &str) -> String {
     let value = match key {
         "fleet" => "shop",
         "members" => "3",
+        "etcd" => "main",
+        "instances" => "2",
         "name" => "etcd-1",
         "file" => "etcd-v3.6.15-linux-amd64.tar.gz",
         "sha256" => "<64 hex digits>",

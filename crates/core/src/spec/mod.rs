@@ -1,6 +1,7 @@
 //! `raftsman.yaml` as text → a checked [`Spec`], or everything that is wrong with it and where.
 
 pub mod backups;
+pub mod balancers;
 mod check;
 mod decode;
 mod diagnostic;
@@ -22,6 +23,7 @@ mod values;
 pub mod zones;
 
 pub use backups::*;
+pub use balancers::*;
 pub use check::PublicKeys;
 pub(crate) use check::ignored_by;
 pub use diagnostic::{Diagnostic, Path, Segment, Severity};
@@ -197,7 +199,7 @@ fn finish(mut diagnostics: Vec<Diagnostic>, text: &str) -> Vec<Diagnostic> {
     diagnostics
 }
 
-const TOP: [&str; 6] = ["fleet", "state", "machines", "etcd", "backups", "accept_warnings"];
+const TOP: [&str; 7] = ["fleet", "state", "machines", "etcd", "balancers", "backups", "accept_warnings"];
 
 /// Decodes section by section and cluster by cluster, so that an error costs no more than its section.
 fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut Vec<Path>) -> Option<Spec> {
@@ -210,14 +212,14 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
         let message = "the file must be a mapping: `key: value` on each line";
         diagnostics.push(
             Diagnostic::error("wrong-type", Path::root(), head, message)
-                .help("the keys are `fleet`, `state`, `machines`, `etcd`, `backups`, `accept_warnings`"),
+                .help(format!("the keys are `{}`", TOP.join("`, `"))),
         );
         return None;
     };
     // One more than is listed, so that it shows when there are more.
     let limit = LISTED + 1;
     let (mut fleet, mut state, mut machines, mut etcd, mut backups) = (None, None, None, IndexMap::new(), None);
-    let mut accepted = None;
+    let (mut balancers, mut accepted) = (IndexMap::new(), None);
     let mut lost = Vec::new();
     for entry in map.entries.iter_mut().filter(|entry| !entry.value.pruned) {
         let path = Path::root().key(&entry.key);
@@ -225,7 +227,8 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
             "fleet" => fleet = Some(value::<Name>(entry, &path, limit, diagnostics, tainted)),
             "state" => state = Some(value::<String>(entry, &path, limit, diagnostics, tainted)),
             "machines" => machines = value::<Machines>(entry, &path, limit, diagnostics, tainted),
-            "etcd" => etcd = clusters(entry, &path, limit, diagnostics, tainted),
+            "etcd" => etcd = by_name(entry, &path, CLUSTERS, limit, diagnostics, tainted),
+            "balancers" => balancers = by_name(entry, &path, BALANCERS, limit, diagnostics, tainted),
             "backups" => backups = value::<Backups>(entry, &path, limit, diagnostics, tainted),
             "accept_warnings" => accepted = value::<Vec<String>>(entry, &path, limit, diagnostics, tainted),
             unknown => {
@@ -235,8 +238,7 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
                 tainted.extend(meant.map(|meant| Path::root().key(meant)));
                 let help = match meant {
                     Some(meant) => format!("did you mean `{meant}`?"),
-                    None => "the keys here are `fleet`, `state`, `machines`, `etcd`, `backups`, `accept_warnings`"
-                        .to_owned(),
+                    None => format!("the keys here are `{}`", TOP.join("`, `")),
                 };
                 let message = format!("unknown key {}", quoted(unknown));
                 diagnostics.push(Diagnostic::error("unknown-key", path, entry.key_span.clone(), message).help(help));
@@ -254,12 +256,14 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
         tainted.push(Path::of(&["fleet"]));
         Name::fixed("fleet")
     });
-    let accept_warnings = accepted.unwrap_or_default();
-    let default = Spec { fleet, state: default_state(), machines: Machines::default(), etcd, backups, accept_warnings };
     Some(Spec {
-        state: state.flatten().unwrap_or_else(|| default.state.clone()),
+        fleet,
+        state: state.flatten().unwrap_or_else(default_state),
         machines: machines.unwrap_or_default(),
-        ..default
+        etcd,
+        balancers,
+        backups,
+        accept_warnings: accepted.unwrap_or_default(),
     })
 }
 
@@ -282,44 +286,50 @@ fn value<T: for<'x> serde::Deserialize<'x>>(
     decoded
 }
 
-fn clusters(
+/// What a section holds by name: the word for it, and how it is written.
+type Section = (&'static str, &'static str);
+const CLUSTERS: Section = ("cluster", "etcd:\n  main:\n    members: 3");
+const BALANCERS: Section = ("balancer", "balancers:\n  front:\n    etcd: main\n    instances: 2");
+
+fn by_name<T: for<'x> serde::Deserialize<'x>>(
     entry: &mut Entry,
     path: &Path,
+    (what, example): Section,
     limit: usize,
     diagnostics: &mut Vec<Diagnostic>,
     tainted: &mut Vec<Path>,
-) -> IndexMap<Name, EtcdCluster> {
-    let mut clusters = IndexMap::new();
+) -> IndexMap<Name, T> {
+    let mut found = IndexMap::new();
     if entry.value.is_null() {
-        return clusters;
+        return found;
     }
     let Kind::Map(map) = &mut entry.value.kind else {
         tainted.push(path.clone());
-        let message = "expected the clusters by name, found something else";
+        let message = format!("expected the {what}s by name, found something else");
         diagnostics.push(
             Diagnostic::error("wrong-type", path.clone(), entry.key_span.clone(), message)
-                .help("write each cluster as a key of its own:\n\netcd:\n  main:\n    members: 3"),
+                .help(format!("write each {what} as a key of its own:\n\n{example}")),
         );
-        return clusters;
+        return found;
     };
-    for cluster in map.entries.iter_mut().filter(|entry| !entry.value.pruned) {
+    for named in map.entries.iter_mut().filter(|entry| !entry.value.pruned) {
         if diagnostics.len() >= limit {
             break;
         }
-        let path = path.clone().key(&cluster.key);
-        let decoded = value::<EtcdCluster>(cluster, &path, limit, diagnostics, tainted);
-        match (Name::parse(&cluster.key), decoded) {
+        let path = path.clone().key(&named.key);
+        let decoded = value::<T>(named, &path, limit, diagnostics, tainted);
+        match (Name::parse(&named.key), decoded) {
             (Ok(name), Some(decoded)) => {
-                clusters.insert(name, decoded);
+                found.insert(name, decoded);
             }
             (Ok(_), None) => tainted.push(path),
             (Err(error), _) => {
                 tainted.push(path.clone());
-                let mut diagnostic = Diagnostic::error("invalid-value", path, cluster.key_span.clone(), error.what);
+                let mut diagnostic = Diagnostic::error("invalid-value", path, named.key_span.clone(), error.what);
                 diagnostic.help = error.help;
                 diagnostics.push(diagnostic);
             }
         }
     }
-    clusters
+    found
 }

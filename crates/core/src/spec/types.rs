@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::backups::{Backups, RestoreFrom};
+use super::balancers::Balancer;
 use super::machines::Machines;
 use super::overrides::{ClusterMachines, MemberMachine};
 use super::units::{ByteSize, Duration, EtcdVersion, Name};
@@ -31,6 +32,9 @@ pub struct Spec {
     /// The etcd clusters, by name.
     #[serde(default)]
     pub etcd: IndexMap<Name, EtcdCluster>,
+    /// Load balancers in front of etcd clusters, by name.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub balancers: IndexMap<Name, Balancer>,
     /// Where backups are kept, and how they are made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backups: Option<Backups>,

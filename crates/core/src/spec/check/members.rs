@@ -82,7 +82,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
                         );
                     }
                     if let Some(address) = member.address {
-                        one_address(findings, place, address, local, network.as_ref());
+                        one_address(findings, || place.path("address"), address, local, network.as_ref());
                         if let Some(first) = addresses.insert(address, place) {
                             findings.add(
                                 Finding::error(
@@ -219,8 +219,14 @@ fn taken<'s>(
     findings.add(Finding::error(code, place.path("name"), message).also(first.path("name"), "also here").help(help));
 }
 
-fn one_address(findings: &mut Findings<'_>, place: Place<'_>, address: IpAddr, local: bool, network: Option<&Network>) {
-    let at = || place.path("address");
+/// An address that a machine can have.
+pub(super) fn one_address(
+    findings: &mut Findings<'_>,
+    at: impl Fn() -> Path,
+    address: IpAddr,
+    local: bool,
+    network: Option<&Network>,
+) {
     let provider = || Path::of(&["machines", "provider"]);
     let impossible = match address {
         _ if address.is_unspecified() => Some("stands for every address, not for one machine"),

@@ -1,6 +1,7 @@
 //! A decoded file → what is impossible, unwise or without effect in it.
 
 mod backups;
+mod balancers;
 mod boot;
 mod cluster;
 mod flags;
@@ -184,6 +185,7 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], keys: PublicKeys
     members::check(&mut findings);
     overrides::check(&mut findings);
     zones::check(&mut findings);
+    balancers::check(&mut findings);
     source::check(&mut findings);
     pki::shared(&mut findings);
     for (name, cluster) in &spec.etcd {

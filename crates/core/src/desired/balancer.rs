@@ -1,0 +1,162 @@
+//! One balancer of the file and the members behind it → its instances with their configuration.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use super::addresses::Allotment;
+use super::{CLIENT_PORT, Cluster, Config, DesireError, Member};
+use crate::render;
+use crate::render::haproxy::{self, Backend, Haproxy};
+use crate::render::keepalived::{self, Keepalived};
+use crate::spec::{Balancer as Section, Beside, Instances, Name, Spec};
+
+/// Where etcd says whether it is healthy: over plain HTTP, `/health` and `/metrics`, and nothing else. Only members behind
+/// a balancer listen there.
+pub const HEALTH_PORT: u16 = 2383;
+/// Of the first instance; each further one has one less. keepalived's highest is 254.
+const FIRST_PRIORITY: u8 = 200;
+
+/// One balancer that should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Balancer {
+    /// Its name.
+    pub name: Name,
+    /// The etcd cluster that it is in front of.
+    pub cluster: Name,
+    /// The port that clients connect to.
+    pub port: u16,
+    /// The address that one of its instances has at a time.
+    pub virtual_address: Option<IpAddr>,
+    /// Its instances, in order.
+    pub instances: Vec<Instance>,
+    /// The members of its cluster, once all of them vote: those that connections are passed to.
+    pub backends: Vec<Backend>,
+    /// The DNS names that clients know it by, sorted: its own among them.
+    pub names: Vec<String>,
+    section: Section,
+}
+
+/// One instance of a balancer that should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// Its name: its machine's.
+    pub name: Name,
+    /// Its machine's address.
+    pub address: IpAddr,
+    /// Whether its machine is a member's.
+    pub beside_member: bool,
+    /// keepalived's configuration file, where there is a virtual address.
+    pub keepalived: Option<Config>,
+}
+
+impl Balancer {
+    /// The addresses that clients connect to, sorted. They are in the members' certificates.
+    pub fn addresses(&self) -> BTreeSet<IpAddr> {
+        let instances = self.instances.iter().filter(|instance| self.listens_at_own(instance));
+        instances.map(|instance| instance.address).chain(self.virtual_address).collect()
+    }
+
+    /// The addresses that connections and health checks come from.
+    pub fn sources(&self) -> BTreeSet<IpAddr> {
+        self.instances.iter().map(|instance| instance.address).collect()
+    }
+
+    /// What clients that know only the balancer are configured with: the virtual address, or every instance's.
+    pub fn endpoints(&self) -> Vec<SocketAddr> {
+        let own = self.instances.iter().filter(|instance| self.listens_at_own(instance));
+        match self.virtual_address {
+            Some(address) => vec![SocketAddr::new(address, self.port)],
+            None => own.map(|instance| SocketAddr::new(instance.address, self.port)).collect(),
+        }
+    }
+
+    /// HAProxy's configuration file of an instance that passes connections to these members.
+    ///
+    /// A learner answers `/health` as other members do, and refuses what clients ask: it is no backend before it votes.
+    pub fn haproxy(&self, instance: &Instance, backends: &[Backend]) -> Config {
+        let text = haproxy::config(&Haproxy {
+            address: Some(instance.address).filter(|_| self.listens_at_own(instance)),
+            virtual_address: self.virtual_address,
+            port: self.port,
+            backends,
+            max_connections: self.section.max_connections,
+            connect_ms: self.section.timeouts.connect.as_millis(),
+            idle_ms: self.section.timeouts.idle.as_millis(),
+        });
+        Config { digest: render::digest(&text), text }
+    }
+
+    /// On a member's machine, etcd has its port of the machine's address.
+    fn listens_at_own(&self, instance: &Instance) -> bool {
+        !instance.beside_member || self.port != CLIENT_PORT
+    }
+}
+
+/// A member behind a balancer.
+pub(super) fn backend(member: &Member) -> Backend {
+    let at = |port| SocketAddr::new(member.address, port);
+    Backend { name: member.name.clone(), client: at(CLIENT_PORT), health: at(HEALTH_PORT) }
+}
+
+/// Makes every choice that the file leaves open about a balancer; nothing for one whose cluster is not there.
+pub(super) fn resolve(
+    spec: &Spec,
+    name: &Name,
+    clusters: &[Cluster],
+    addresses: &mut Allotment,
+) -> Result<Option<Balancer>, DesireError> {
+    let section = &spec.balancers[name];
+    let Some(cluster) = clusters.iter().find(|cluster| cluster.name == section.etcd) else { return Ok(None) };
+    let mut places: Vec<(Name, IpAddr)> = Vec::new();
+    match &section.instances {
+        Instances::Beside(Beside::Members) => {
+            places.extend(cluster.members.iter().map(|member| (member.name.clone(), member.address)));
+        }
+        Instances::Count(count) => {
+            for index in 1..=*count {
+                let instance = Name::parse(&format!("{name}-{index}"))
+                    .map_err(|_| DesireError::NameTooLong { cluster: name.clone() })?;
+                let address = addresses.allot(name, &instance)?;
+                places.push((instance, address));
+            }
+        }
+        Instances::List(list) => {
+            for instance in list {
+                let address = match instance.address {
+                    Some(address) => address,
+                    None => addresses.allot(name, &instance.name)?,
+                };
+                places.push((instance.name.clone(), address));
+            }
+        }
+    }
+    let all: Vec<IpAddr> = places.iter().map(|(_, address)| *address).collect();
+    let instances = places.into_iter().enumerate().map(|(index, (instance, address))| {
+        let peers: Vec<IpAddr> = all.iter().copied().filter(|other| *other != address).collect();
+        let keepalived = section.virtual_address.zip(section.router_id()).map(|(virtual_address, router_id)| {
+            let text = keepalived::config(&Keepalived {
+                balancer: name,
+                instance: &instance,
+                interface: section.vrrp.interface.as_deref(),
+                router_id,
+                priority: FIRST_PRIORITY.saturating_sub(u8::try_from(index).unwrap_or(u8::MAX)).max(1),
+                address,
+                peers: &peers,
+                virtual_address,
+            });
+            Config { digest: render::digest(&text), text }
+        });
+        Instance { name: instance, address, beside_member: section.is_beside_members(), keepalived }
+    });
+    let names: BTreeSet<String> = section.names.iter().cloned().chain([name.to_string()]).collect();
+    Ok(Some(Balancer {
+        name: name.clone(),
+        cluster: section.etcd.clone(),
+        port: section.port,
+        virtual_address: section.virtual_address,
+        instances: instances.collect(),
+        backends: cluster.members.iter().map(backend).collect(),
+        names: names.into_iter().collect(),
+        section: section.clone(),
+    }))
+}

@@ -1,0 +1,146 @@
+//! What HAProxy reports over its admin socket (`show stat`) → each member's state at one instance of a balancer.
+
+use std::collections::BTreeMap;
+
+use crate::render::haproxy::BACKEND;
+use crate::spec::Name;
+
+/// What one instance reports about the members behind it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BalancerFacts {
+    /// Each member that it passes connections to, by name.
+    pub servers: BTreeMap<Name, ServerFacts>,
+}
+
+/// What one instance reports about one member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServerFacts {
+    /// Whether the member gets new connections, and why not.
+    pub state: ServerState,
+    /// How many connections it has through this instance.
+    pub connections: u64,
+}
+
+/// Whether a member gets new connections, and why not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerState {
+    /// It is healthy and gets new connections.
+    Up,
+    /// It is healthy, and was drained: it keeps its connections and gets no new ones.
+    Draining,
+    /// Its health checks fail.
+    Down,
+    /// It was taken out, and is not checked.
+    Maintenance,
+}
+
+/// Why a report could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StatError {
+    /// The first line does not name the columns.
+    #[error("HAProxy's report has no column `{0}`: its version is not one that raftsman knows (2.2 or later)")]
+    NoColumn(&'static str),
+    /// A column has a value that it cannot have.
+    #[error("HAProxy reports `{value}` as the {column} of `{server}`")]
+    Value {
+        /// The member.
+        server: String,
+        /// The column.
+        column: &'static str,
+        /// What stands there.
+        value: String,
+    },
+}
+
+impl BalancerFacts {
+    /// Reads what `show stat` printed.
+    pub fn parse(report: &str) -> Result<Self, StatError> {
+        let mut lines = report.lines().map(str::trim).filter(|line| !line.is_empty());
+        let header: Vec<&str> = lines.next().unwrap_or_default().trim_start_matches("# ").split(',').collect();
+        let column =
+            |name: &'static str| header.iter().position(|column| *column == name).ok_or(StatError::NoColumn(name));
+        let (proxy, server, status, connections) =
+            (column("pxname")?, column("svname")?, column("status")?, column("scur")?);
+        let mut servers = BTreeMap::new();
+        for line in lines {
+            let columns: Vec<&str> = line.split(',').collect();
+            let at = |index: usize| columns.get(index).copied().unwrap_or_default();
+            // Besides servers, there is a line for the backend as a whole.
+            let Some(name) = Name::parse(at(server)).ok().filter(|_| at(proxy) == BACKEND) else { continue };
+            let wrong = |column: &'static str, value: &str| StatError::Value {
+                server: name.to_string(),
+                column,
+                value: value.to_owned(),
+            };
+            let state = ServerState::parse(at(status)).ok_or_else(|| wrong("status", at(status)))?;
+            let connections = at(connections).parse().map_err(|_| wrong("scur", at(connections)))?;
+            servers.insert(name, ServerFacts { state, connections });
+        }
+        Ok(Self { servers })
+    }
+
+    /// Whether this member can be drained at this instance: another one gets new connections.
+    pub fn can_drain(&self, member: &Name) -> bool {
+        self.servers.iter().any(|(name, server)| name != member && server.state == ServerState::Up)
+    }
+}
+
+impl ServerState {
+    /// HAProxy counts beside the word while a state is about to change: `UP 1/3` gets connections, `DOWN 1/2` does not.
+    fn parse(status: &str) -> Option<Self> {
+        match status.split(' ').next()? {
+            "UP" | "no" => Some(Self::Up),
+            "DRAIN" | "NOLB" => Some(Self::Draining),
+            "DOWN" => Some(Self::Down),
+            "MAINT" => Some(Self::Maintenance),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::parse(text).expect("a name")
+    }
+
+    const REPORT: &str = "\
+# pxname,svname,qcur,qmax,scur,smax,slim,stot,bin,bout,dreq,dresp,ereq,econ,eresp,wretr,wredis,status,weight
+clients,FRONTEND,,,3,4,1000,9,0,0,0,0,0,,,,,OPEN,
+etcd,main-1,0,0,2,3,,7,0,0,,0,,0,0,0,0,UP,1
+etcd,main-2,0,0,1,3,,7,0,0,,0,,0,0,0,0,DRAIN,1
+etcd,main-3,0,0,0,3,,7,0,0,,0,,0,0,0,0,DOWN 1/2,1
+etcd,BACKEND,0,0,3,3,100,7,0,0,0,0,,0,0,0,0,UP,1
+any,main-1,0,0,0,0,,0,0,0,,0,,0,0,0,0,UP,1
+";
+
+    #[test]
+    fn members_are_told_from_the_other_lines() {
+        let facts = BalancerFacts::parse(REPORT).expect("a report");
+        let server = |state, connections| ServerFacts { state, connections };
+        let expected = BTreeMap::from([
+            (name("main-1"), server(ServerState::Up, 2)),
+            (name("main-2"), server(ServerState::Draining, 1)),
+            (name("main-3"), server(ServerState::Down, 0)),
+        ]);
+        assert_eq!(facts.servers, expected);
+    }
+
+    #[test]
+    fn the_last_member_that_gets_connections_is_not_drained() {
+        let facts = BalancerFacts::parse(REPORT).expect("a report");
+        assert!(!facts.can_drain(&name("main-1")), "the others are draining or down");
+        assert!(facts.can_drain(&name("main-3")));
+        assert!(!BalancerFacts::default().can_drain(&name("main-1")), "nothing is known");
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_read_is_an_error() {
+        assert_eq!(BalancerFacts::parse(""), Err(StatError::NoColumn("pxname")));
+        let odd = REPORT.replace("DRAIN", "BORED");
+        let error = BalancerFacts::parse(&odd).expect_err("an unknown state");
+        assert_eq!(error.to_string(), "HAProxy reports `BORED` as the status of `main-2`");
+    }
+}

@@ -1,0 +1,182 @@
+//! One instance of a balancer and the members behind it → HAProxy's configuration file.
+//!
+//! TCP is passed through, so that mutual TLS is between client and member, and etcd sees the client's certificate.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::spec::Name;
+
+/// Debian's HAProxy.
+pub const PROGRAM: &str = "/usr/sbin/haproxy";
+/// The backend with the members that are healthy.
+pub const BACKEND: &str = "etcd";
+/// The backend with all members that accept connections, for when none is healthy.
+pub const FALLBACK: &str = "any";
+/// Where members are drained and admitted, below the machine's root.
+pub const SOCKET: &str = "haproxy/run/admin.sock";
+
+/// What etcd says about itself: whether it has a leader, and a linearizable read succeeds. A database that is full still
+/// serves reads and deletions, which is how space is freed. etcd up to 3.4 does not know the exception; see [`FALLBACK`].
+const HEALTH: &str = "/health?exclude=NOSPACE";
+
+/// What an instance's configuration is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Haproxy<'a> {
+    /// The machine's own address, unless etcd has the port there.
+    pub address: Option<IpAddr>,
+    /// The address that the instance has at times.
+    pub virtual_address: Option<IpAddr>,
+    /// The port that clients connect to.
+    pub port: u16,
+    /// The members that connections are passed to.
+    pub backends: &'a [Backend],
+    /// How many connections are accepted.
+    pub max_connections: u32,
+    /// How long a connection to a member may take to be made, in milliseconds.
+    pub connect_ms: u64,
+    /// How long a connection may be without traffic, in milliseconds.
+    pub idle_ms: u64,
+}
+
+/// A member behind a balancer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backend {
+    /// The member's name.
+    pub name: Name,
+    /// Where clients' connections go.
+    pub client: SocketAddr,
+    /// Where the member's health is asked for.
+    pub health: SocketAddr,
+}
+
+/// HAProxy's configuration file. `{root}` stands for the machine's own directory, which only its agent knows.
+pub fn config(haproxy: &Haproxy<'_>) -> String {
+    let mut out = String::with_capacity(3072);
+    let Haproxy { max_connections, connect_ms, idle_ms, .. } = haproxy;
+    let _ = write!(
+        out,
+        "\
+# Written by raftsman: changes are lost when the balancer is configured again.
+global
+    log stdout format raw local0
+    maxconn {max_connections}
+    # After a reload, the process before it keeps its connections for this long.
+    hard-stop-after 5m
+    stats socket {{root}}/{SOCKET} mode 600 level admin expose-fd listeners
+    stats timeout 30s
+
+defaults
+    mode tcp
+    log global
+    option tcplog
+    option dontlog-normal
+    # Watches may be without traffic for hours. Peers that are gone are noticed within a minute.
+    option clitcpka
+    option srvtcpka
+    clitcpka-idle 30s
+    clitcpka-intvl 10s
+    clitcpka-cnt 3
+    srvtcpka-idle 30s
+    srvtcpka-intvl 10s
+    srvtcpka-cnt 3
+    timeout client {idle_ms}ms
+    timeout server {idle_ms}ms
+    timeout tunnel {idle_ms}ms
+    timeout connect {connect_ms}ms
+    timeout queue {connect_ms}ms
+    timeout check 2s
+    # A member that refuses a connection is not tried again: the next one is.
+    retries 3
+    option redispatch 1
+
+frontend clients
+"
+    );
+    if let Some(address) = haproxy.address {
+        let _ = writeln!(out, "    bind {} tcp-ut 30s", SocketAddr::new(address, haproxy.port));
+    }
+    if let Some(address) = haproxy.virtual_address {
+        // It listens there before the machine has the address.
+        let _ = writeln!(out, "    bind {} tcp-ut 30s transparent", SocketAddr::new(address, haproxy.port));
+    }
+    let _ = write!(
+        out,
+        "\
+    # Without quorum no member is healthy. Clients that read from one member, and etcdctl, still get through.
+    use_backend {FALLBACK} if {{ nbsrv({BACKEND}) eq 0 }}
+    default_backend {BACKEND}
+
+backend {BACKEND}
+    # Connections last for days: new ones go to the member with the fewest.
+    balance leastconn
+    option httpchk
+    http-check send meth GET uri {HEALTH} ver HTTP/1.1 hdr Host etcd
+    http-check expect status 200
+    # An election is over before a member is unhealthy, with the default timers. A member that is cut off from the majority
+    # loses its clients, which would wait there for ever.
+    default-server check inter 1s fall 3 rise 2 on-marked-down shutdown-sessions tcp-ut 30s
+"
+    );
+    for backend in haproxy.backends {
+        let Backend { name, client, health } = backend;
+        // The machine is the same: only the port differs.
+        let _ = writeln!(out, "    server {name} {client} port {}", health.port());
+    }
+    let _ = write!(
+        out,
+        "\nbackend {FALLBACK}\n    balance leastconn\n    default-server check inter 1s fall 2 rise 1 tcp-ut 30s\n"
+    );
+    for Backend { name, client, .. } in haproxy.backends {
+        let _ = writeln!(out, "    server {name} {client}");
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    fn backends() -> Vec<Backend> {
+        (1..=3_u8)
+            .map(|number| {
+                let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 10 + number));
+                let name = Name::parse(&format!("etcd-{number}")).expect("a name");
+                Backend { name, client: SocketAddr::new(address, 2379), health: SocketAddr::new(address, 2383) }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn an_instance_with_a_virtual_address() {
+        let text = config(&Haproxy {
+            address: Some(IpAddr::from([10, 0, 0, 21])),
+            virtual_address: Some(IpAddr::from([10, 0, 0, 100])),
+            port: 2379,
+            backends: &backends(),
+            max_connections: 10_000,
+            connect_ms: 1000,
+            idle_ms: 86_400_000,
+        });
+        insta::assert_snapshot!("haproxy", text);
+    }
+
+    #[test]
+    fn addresses_of_ipv6_are_in_brackets() {
+        let address: IpAddr = "fd00::11".parse().expect("an address");
+        let name = Name::parse("etcd-1").expect("a name");
+        let one = Backend { name, client: SocketAddr::new(address, 2379), health: SocketAddr::new(address, 2383) };
+        let text = config(&Haproxy {
+            address: None,
+            virtual_address: Some("fd00::99".parse().expect("an address")),
+            port: 2379,
+            backends: &[one],
+            max_connections: 100,
+            connect_ms: 1000,
+            idle_ms: 1000,
+        });
+        assert!(text.contains("    bind [fd00::99]:2379 tcp-ut 30s transparent\n"), "{text}");
+        assert!(text.contains("    server etcd-1 [fd00::11]:2379 port 2383\n"), "{text}");
+    }
+}
