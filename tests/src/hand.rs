@@ -93,6 +93,16 @@ impl Hand {
         self.start(index);
     }
 
+    /// A member's name.
+    pub fn name(&self, index: usize) -> &str {
+        &self.members[index].name
+    }
+
+    /// A member's address.
+    pub fn address(&self, index: usize) -> IpAddr {
+        self.members[index].address
+    }
+
     /// Where a member keeps its data.
     pub fn data(&self, index: usize) -> PathBuf {
         self.lab.machine(&self.members[index].name).join("etcd/data")
@@ -100,8 +110,17 @@ impl Hand {
 
     /// Ends a member with SIGTERM.
     pub fn stop(&mut self, index: usize) {
+        self.end(index, Signal::TERM);
+    }
+
+    /// Kills a member.
+    pub fn kill(&mut self, index: usize) {
+        self.end(index, Signal::KILL);
+    }
+
+    fn end(&mut self, index: usize, signal: Signal) {
         let member = &mut self.members[index];
-        kill(member.pid, Signal::TERM);
+        kill(member.pid, signal);
         match member.own.take() {
             Some(mut child) => {
                 child.wait().expect("it was ours");

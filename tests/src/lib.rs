@@ -1,6 +1,7 @@
 //! What the tests share: files to start from, seeded dice, the simulator, the lab of real servers,
 //! the load on them, real machines.
 
+pub mod balancer;
 pub mod bare;
 pub mod bulk;
 pub mod ceph;

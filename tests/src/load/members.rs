@@ -86,9 +86,11 @@ impl Members {
         if !others.is_empty() {
             return others.get(turn % others.len()).map(|link| (*link).clone());
         }
-        // The same member again only over a new connection: the old one has just failed.
+        // The same member again only over a new connection: the old one has just failed. A client that knows one address
+        // only, a balancer's, uses a connection again over which a member itself refused.
         let failed = failed?;
-        inner.live.get(&failed.address).filter(|link| link.generation != failed.generation).cloned()
+        let only = inner.wanted.len() == 1;
+        inner.live.get(&failed.address).filter(|link| only || link.generation != failed.generation).cloned()
     }
 
     /// Waits for a connection, as a client does that waits for a server to be ready; or says why there is none.

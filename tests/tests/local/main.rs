@@ -3,6 +3,7 @@
 mod adopt;
 mod backup;
 mod backup_store;
+mod balancer;
 mod cli;
 mod deadlines;
 mod drill;
