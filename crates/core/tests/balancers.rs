@@ -29,6 +29,7 @@ fn desired(machines: Value, members: Value, balancers: Value) -> Desired {
         id: "0f1e".to_owned(),
         network: Some("127.0.42.0/24".parse().expect("a network")),
         places: BTreeMap::new(),
+        zones: BTreeMap::new(),
     };
     resolve(&spec(machines, members, balancers), &identity).expect("addresses")
 }
@@ -72,7 +73,8 @@ fn members_behind_a_balancer_say_how_they_are() {
     let listener = "listen-metrics-urls: \"http://10.77.0.11:2383\"\n";
     assert!(behind.clusters[0].members[0].config.text.contains(listener));
     assert!(!alone.clusters[0].members[0].config.text.contains("listen-metrics-urls"));
-    let rules = behind.clusters[0].firewall(&Ledger::default()).expect("a firewall").text;
+    let main = &behind.clusters[0];
+    let rules = main.firewall(&main.members[0].machine, &Ledger::default()).expect("a firewall").text;
     assert!(rules.contains("ip saddr { 10.77.0.14, 10.77.0.15 } tcp dport 2383 accept\n"), "{rules}");
 }
 
