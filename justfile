@@ -94,6 +94,10 @@ under-load *args: everything lab
 bench-pause *args: everything lab
     ./target/release/measure bench-pause {{args}}
 
+# Agents upgraded under load, each upgrade killed at a random moment: the next apply finishes it, and clients notice nothing
+upgrades runs="50": everything lab
+    RAFTSMAN_UPGRADES={{runs}} cargo nextest run --release --workspace --test local --no-capture -E 'test(/^agents::/)'
+
 # Planned operations in mixed order under load, one seed each: clients notice nothing
 notice operations="100": everything lab
     RAFTSMAN_OPERATIONS={{operations}} cargo nextest run --release --workspace --test local --no-capture -E 'test(/^notice::/)'

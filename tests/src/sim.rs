@@ -4,6 +4,7 @@
 //! safety judge: a flaw that both share would otherwise pass.
 
 mod access;
+pub mod agents;
 mod pki;
 mod shape;
 mod upkeep;
@@ -185,6 +186,12 @@ impl Cast {
         Self { sizes: sizes.collect(), rotates: false }
     }
 
+    /// Sizes 1, 3 and 5 that are operated with one raftsman and then with another, newer or older.
+    pub fn with_agents() -> Self {
+        let of = |n: usize| agents::SHIPPED.map(|ships| agents::shipping(fixtures::cluster(n, &[]), ships)).to_vec();
+        Self { sizes: [1, 3, 5].map(of).to_vec(), rotates: false }
+    }
+
     /// Sizes 1, 3 and 5 on machines that the file has made otherwise now and then.
     pub fn with_shapes() -> Self {
         let sizes = [1, 3, 5].map(|n| shape::FILES.map(|file| fixtures::on_machines(n, file)).to_vec());
@@ -302,6 +309,10 @@ impl Run {
             if stuck && upkeep::obey(&mut self.world, &plan) {
                 continue;
             }
+            if stuck && let Some(newer) = agents::obey(&self.variants, &plan) {
+                self.desired = newer;
+                continue;
+            }
             if stuck && !evicted {
                 // Where some members are lost and one is corrupt, no majority shows which data is right.
                 let disputed = self.lost && upkeep::damaged(&self.world);
@@ -394,6 +405,9 @@ impl Run {
         let formed = self.world.agreed.values().find(|a| a.formed);
         if let Some(difference) = formed.and_then(|agreed| users::differs(&self.desired, &agreed.access)) {
             return Err(self.violation("done means done", difference));
+        }
+        if let Some(unfinished) = agents::unfinished(&self.desired, &self.world) {
+            return Err(self.violation("done means done", unfinished));
         }
         if let Some(unfinished) = shape::unfinished(&self.desired, &self.world) {
             return Err(self.violation("done means done", unfinished));
@@ -512,7 +526,9 @@ impl Run {
             }
             _ => self.membership(observed, action)?,
         }
-        if let Some(rule) = upkeep::broken(&self.world, action).or_else(|| shape::broken(&self.world, observed, action))
+        if let Some(rule) = upkeep::broken(&self.world, action)
+            .or_else(|| shape::broken(&self.world, observed, action))
+            .or_else(|| agents::broken(&self.desired, &self.world, action))
         {
             return Err(self.violation(rule, format!("{action:?}")));
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use raftsman_api::hex;
 use raftsman_api::v1::agent_server::AgentServer;
 use tokio::net::TcpListener;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::access::accept;
@@ -25,6 +25,8 @@ use crate::etcd::restore_test;
 use crate::files::FileError;
 use crate::machine::boot::{self, BootError};
 use crate::machine::metrics;
+use crate::machine::upgrade::trial::{self, Next};
+use crate::machine::upgrade::{self, Settled, Upgrade, UpgradeError};
 use crate::root::Root;
 use crate::supervisor::binaries::BinaryError;
 use crate::supervisor::launch::Launcher;
@@ -47,6 +49,8 @@ pub mod supervisor;
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
+/// What calls have for their last answers before another program of the agent takes over.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// Why the agent does not run.
 #[derive(Debug, thiserror::Error)]
@@ -89,6 +93,9 @@ pub enum AgentError {
     /// What may be run cannot be told.
     #[error(transparent)]
     Pins(#[from] BinaryError),
+    /// Which program of the agent is to run cannot be told.
+    #[error(transparent)]
+    Upgrade(#[from] UpgradeError),
     /// The server ended.
     #[error("the gRPC server failed")]
     Serve(#[from] tonic::transport::Error),
@@ -117,6 +124,8 @@ pub struct Agent {
     pub backup_scheduler: BackupScheduler,
     /// For what can wait.
     pub background: Background,
+    /// Its own program, and the next one.
+    pub upgrade: Upgrade,
 }
 
 /// How programs are run on this machine.
@@ -128,12 +137,20 @@ pub enum LaunchMode {
     Systemd,
 }
 
-/// Runs the agent until it fails or is killed.
-pub async fn run(root: &Path, mode: LaunchMode) -> Result<(), AgentError> {
+/// Runs the agent until it fails or is killed, or until another program is to take over this process. `guardian` is the
+/// process that watches this program while it is on trial.
+pub async fn run(root: &Path, mode: LaunchMode, guardian: Option<u32>) -> Result<Option<Next>, AgentError> {
     let root = Root::open(root)?;
     let mut lock = lock(&root).await?;
     restore_test::sweep(&root);
     root.prepare()?;
+    let upgrade = match upgrade::settle(&root, guardian)? {
+        Settled::Run(upgrade) => upgrade,
+        Settled::HandOver(program) => return Ok(Some(Next::Confirmed(program))),
+    };
+    if let Some(guardian) = guardian {
+        trial::watch_guardian(root.clone(), mode, guardian);
+    }
     pins::begin(&root)?;
     let boot = boot::read(&root)?;
     // The machine may have got another address while no agent lived.
@@ -159,19 +176,38 @@ pub async fn run(root: &Path, mode: LaunchMode) -> Result<(), AgentError> {
     tracing::info!(%listen, root = %root.path().display(), claimed = claim.is_claimed(), "agent serves");
     let backup_scheduler = BackupScheduler::open(&root)?;
     let background = Background::start().map_err(AgentError::Threads)?;
-    let agent = Arc::new(Agent { root, claim, fence, supervisor, launcher, backup_scheduler, background });
+    let agent = Arc::new(Agent { root, claim, fence, supervisor, launcher, backup_scheduler, background, upgrade });
     tokio::spawn(scheduler::run(Arc::clone(&agent)));
+    let hashed = Arc::clone(&agent);
+    agent.background.spawn(async move { hashed.upgrade.own_digest().is_some() });
     if mode == LaunchMode::Systemd {
         tokio::spawn(metrics::keep_writing(Arc::clone(&agent)));
     }
-    let server = server::Server::new(agent);
-    tonic::transport::Server::builder()
+    agent.upgrade.serves(&agent.root)?;
+    let server = server::Server::new(Arc::clone(&agent));
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let serving = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .add_service(AgentServer::new(server))
-        .serve_with_incoming(ReceiverStream::new(accept::accept(listener, tls)))
-        .await?;
-    Ok(())
+        .serve_with_incoming_shutdown(ReceiverStream::new(accept::accept(listener, tls)), async {
+            // Dropped without a word, it means nothing.
+            if ended.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        });
+    let mut serving = std::pin::pin!(serving);
+    let (program, held) = tokio::select! {
+        served = &mut serving => return Ok(served.map(|()| None)?),
+        ordered = agent.upgrade.ordered() => ordered,
+    };
+    tracing::info!(sha256 = program.sha256, version = program.version, "another program of the agent takes over");
+    let _ = end.send(());
+    if timeout(LAST_ANSWERS, serving).await.is_err() {
+        tracing::info!("calls that are not answered yet are broken off");
+    }
+    drop(held);
+    Ok(Some(Next::OnTrial(program)))
 }
 
 /// The lock that says that an agent lives here, its number not in it yet; released by the system when the agent ends, however it ends.

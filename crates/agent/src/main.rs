@@ -3,10 +3,12 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use raftsman_agent::LaunchMode;
 use raftsman_agent::machine::install;
+use raftsman_agent::machine::upgrade::trial;
 use raftsman_agent::status::describe;
 use tracing_subscriber::EnvFilter;
 
@@ -23,6 +25,9 @@ struct Arguments {
     /// Run etcd as a unit of systemd, with a user of its own.
     #[arg(long, conflicts_with = "detach")]
     systemd: bool,
+    /// The process that watches this program while it is on trial.
+    #[arg(long, value_name = "PID", hide = true)]
+    guardian: Option<u32>,
     #[command(subcommand)]
     task: Option<Task>,
 }
@@ -42,7 +47,20 @@ enum Task {
         #[arg(long, hide = true)]
         leaving: bool,
     },
+    /// Watch the process that started this one while it tries a new program of the agent.
+    #[command(hide = true)]
+    Guard {
+        /// The directory below which everything of this machine lives.
+        #[arg(long, value_name = "DIR")]
+        root: PathBuf,
+        /// systemd starts the agent again.
+        #[arg(long)]
+        systemd: bool,
+    },
 }
+
+/// The runtime's threads end within this time before another program takes over.
+const LAST_TASKS: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -59,14 +77,7 @@ fn main() -> ExitCode {
         // It leads a process group already, so that its starter's end does not reach it either.
         tracing::debug!(%error, "no session of its own");
     }
-    // Two workers, so that a slow disk under one does not hold up the report.
-    let ended = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(|error| format!("the runtime cannot be started: {error}"))
-        .and_then(|runtime| runtime.block_on(carry_out(arguments)));
-    match ended {
+    match carry_out(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_task => {
             // For whoever runs it by hand or over SSH: no time, no level.
@@ -80,18 +91,31 @@ fn main() -> ExitCode {
     }
 }
 
-async fn carry_out(arguments: Arguments) -> Result<(), String> {
+fn carry_out(arguments: Arguments) -> Result<(), String> {
+    // Two workers, so that a slow disk under one does not hold up the report.
+    let runtime = || {
+        let built = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        built.map_err(|error| format!("the runtime cannot be started: {error}"))
+    };
+    let mode = |systemd| if systemd { LaunchMode::Systemd } else { LaunchMode::Child };
     match (arguments.task, arguments.root) {
         (Some(Task::Install), _) => {
             let boot = std::io::read_to_string(std::io::stdin()).map_err(|error| describe(&error))?;
-            install::install(&boot).await.map_err(|error| describe(&error))
+            runtime()?.block_on(install::install(&boot)).map_err(|error| describe(&error))
         }
         (Some(Task::Uninstall { fleet, leaving }), _) => {
-            install::uninstall(fleet.as_deref(), leaving).await.map_err(|error| describe(&error))
+            runtime()?.block_on(install::uninstall(fleet.as_deref(), leaving)).map_err(|error| describe(&error))
+        }
+        (Some(Task::Guard { root, systemd }), _) => {
+            trial::guard(&root, mode(systemd)).map_err(|error| describe(&error))
         }
         (None, Some(root)) => {
-            let mode = if arguments.systemd { LaunchMode::Systemd } else { LaunchMode::Child };
-            raftsman_agent::run(&root, mode).await.map_err(|error| describe(&error))
+            let mode = mode(arguments.systemd);
+            let runtime = runtime()?;
+            let next = runtime.block_on(raftsman_agent::run(&root, mode, arguments.guardian));
+            let Some(next) = next.map_err(|error| describe(&error))? else { return Ok(()) };
+            runtime.shutdown_timeout(LAST_TASKS);
+            Err(describe(&next.run(&root, mode)))
         }
         (None, None) => Err("say where everything of this machine lives: --root".to_owned()),
     }

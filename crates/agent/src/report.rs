@@ -12,6 +12,7 @@ use crate::files::FileError;
 use crate::machine::delivery;
 use crate::machine::disk;
 use crate::machine::firewall;
+use crate::machine::upgrade::UpgradeError;
 use crate::supervisor::launch::Launcher;
 use crate::supervisor::ports;
 use crate::supervisor::program::{Own, Program};
@@ -27,6 +28,9 @@ pub enum ReportError {
     /// A file could not be read.
     #[error(transparent)]
     File(#[from] FileError),
+    /// This program was on trial, and could not be confirmed.
+    #[error(transparent)]
+    Upgrade(#[from] UpgradeError),
 }
 
 /// All facts about the machine.
@@ -52,6 +56,7 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         delivery_stamp,
         backups: agent.backup_scheduler.report(&agent.root),
         access_digest: agent.claim.access_digest().unwrap_or_default(),
+        agent_program: Some(agent.upgrade.report(&agent.root)),
         programs: vec![program],
     })
 }

@@ -17,6 +17,7 @@ use crate::machine::boot::BootError;
 use crate::machine::delivery::DeliveryError;
 use crate::machine::firewall::FirewallError;
 use crate::machine::measure::MeasureError;
+use crate::machine::upgrade::UpgradeError;
 use crate::report::ReportError;
 use crate::supervisor::binaries::BinaryError;
 use crate::supervisor::config::ConfigError;
@@ -204,6 +205,25 @@ impl Coded for ReportError {
         match self {
             Self::Certs(error) => error.code(),
             Self::File(error) => error.code(),
+            Self::Upgrade(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for UpgradeError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Digest(_)
+            | Self::Version(_)
+            | Self::OtherSize { .. }
+            | Self::OtherBytes { .. }
+            | Self::OtherProgram { .. } => Code::InvalidArgument,
+            Self::Older { .. } | Self::DoesNotRun(_) | Self::OnTrial => Code::FailedPrecondition,
+            Self::NoRoom { .. } => Code::ResourceExhausted,
+            // The program before is about to serve again.
+            Self::Reverted => Code::Unavailable,
+            Self::File(error) => error.code(),
+            Self::Exec { .. } | Self::NoGuardian | Self::Process(_) | Self::Malformed { .. } => Code::Internal,
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! All of it blocks (files are hashed, `etcd --version` is run): call it where that does no harm.
 
+mod agent;
 mod archive;
 mod download;
 mod error;
@@ -20,6 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use raftsman_core::spec::{Archive, EtcdVersion, Source};
 
+pub(crate) use agent::shipped;
 pub use download::DownloadError;
 pub use error::ArtifactError;
 

@@ -240,6 +240,11 @@ impl Fleet {
 
     fn opened(store: Store, spec: Spec, mut setting: Setting, now: Timestamp) -> Result<Arc<Self>, FleetError> {
         let dir = store.dir().to_owned();
+        // It is read beside all else that is read here.
+        let shipped = {
+            let agent = setting.agent.clone();
+            std::thread::spawn(move || crate::artifacts::shipped(&agent))
+        };
         setting.complete_passphrase(&store)?;
         let secrets = store.unlock(setting.identity_source())?;
         if !Self::is_complete(&store)? {
@@ -250,9 +255,11 @@ impl Fleet {
         let trust_pem = access.trust_pem(&store)?;
         let identity = desired_identity(&store)?;
         let mut desired = desired::resolve(&spec, &identity)?;
+        let shipped = shipped.join().ok().flatten();
         for cluster in &mut desired.clusters {
             cluster.available.extend(crate::artifacts::available(&cluster.source, setting.base()));
             cluster.agents = access.desired(&trust_pem, &authority);
+            cluster.agents.shipped.clone_from(&shipped);
         }
         let provider = connection(&spec, &setting, &store, &desired)?;
         let operator = Mutex::new(Issued { identity: operator(&setting, &authority, now)?, at: now });

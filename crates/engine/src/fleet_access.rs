@@ -114,6 +114,7 @@ impl FleetAccess {
             access: told.then(|| access_digest(trust_pem, &self.revoked)),
             signer: Some(authority.facts().public_key_sha256.clone()),
             signer_until: Some(authority.facts().not_after),
+            shipped: None,
         }
     }
 

@@ -477,7 +477,24 @@ impl Local {
             .map_err(|source| LocalError::Spawn { path: self.settings.agent.clone(), source })
     }
 
+    /// Ends the process that watches an upgrade of the agent: it would start the old program again.
+    fn end_guardian(&self, root: &Path) -> Result<(), LocalError> {
+        let of_root = root.as_os_str().as_encoded_bytes();
+        for pid in process::all() {
+            let proved = Proved::open(pid, |arguments| {
+                arguments.get(1).is_some_and(|task| task == b"guard")
+                    && arguments.windows(2).any(|pair| pair[0] == b"--root" && pair[1] == of_root)
+                    && self.is_agent(pid)
+            });
+            if let Some(guardian) = proved.map_err(failed("look at the processes of", root))? {
+                guardian.kill().map_err(failed("kill a process of", root))?;
+            }
+        }
+        Ok(())
+    }
+
     async fn end_agent(&self, name: &str, root: &Path) -> Result<(), LocalError> {
+        self.end_guardian(root)?;
         let lock = root.join("agent.lock");
         let begun = Instant::now();
         let mut killed: Option<Proved> = None;

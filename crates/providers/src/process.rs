@@ -64,11 +64,15 @@ pub(crate) fn arguments(pid: u32) -> Vec<Vec<u8>> {
     line.split(|byte| *byte == 0).filter(|argument| !argument.is_empty()).map(<[u8]>::to_vec).collect()
 }
 
+/// The numbers of all processes.
+pub(crate) fn all() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
 /// All processes with exactly this argument that run a program from below this directory as this user.
 pub(crate) fn with_argument(argument: &[u8], programs: &Path) -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    all()
         .filter(|pid| arguments(*pid).iter().skip(1).any(|found| found == argument) && is_ours(*pid, programs))
         .collect()
 }

@@ -103,6 +103,9 @@ async fn roles_of_agents() {
     refused("an operator opens the firewall", status, Code::PermissionDenied);
     let status = client.set_backups(stamp(Request::new(v1::SetBackupsRequest::default()), newest)).await.unwrap_err();
     refused("an operator sends backups elsewhere", status, Code::PermissionDenied);
+    let program = futures::stream::iter([v1::UpgradeAgentRequest::default()]);
+    let status = client.upgrade_agent(stamp(Request::new(program), newest)).await.unwrap_err();
+    refused("an operator replaces the agent's program", status, Code::PermissionDenied);
     // The fence has not moved: raftsman's own calls are accepted.
     lab.nothing_to_do();
 
@@ -134,7 +137,7 @@ async fn roles_of_agents() {
     let list = lab.run(&["cert", "list", "--json"]).ok().json();
     let agents = list["certificates"].as_array().expect("a list").iter().filter(|it| it["what"] == "agent");
     assert!(agents.clone().count() == 1 && agents.clone().all(|it| it["renewal"].is_string()), "{list}");
-    assert_eq!(refusals.len(), 12, "{refusals:?}");
+    assert_eq!(refusals.len(), 13, "{refusals:?}");
     assert!(!Path::new("/tmp/raftsman-was-here").exists());
 }
 

@@ -72,6 +72,7 @@ fn called(agent: &AgentCalls) -> Vec<(&'static str, Duration, Said<'_>)> {
     let prompt = [
         ("FinishClaim", told(async move { agent().finish_claim(v1::FinishClaimRequest::default()).await })),
         ("InstallEtcd", told(async move { agent().install_etcd(iter([v1::InstallEtcdRequest::default()])).await })),
+        ("UpgradeAgent", told(async move { agent().upgrade_agent(iter([v1::UpgradeAgentRequest::default()])).await })),
         (
             "StoreCertificate",
             told(async move { agent().store_certificate(v1::StoreCertificateRequest::default()).await }),

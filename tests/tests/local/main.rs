@@ -1,6 +1,7 @@
 //! The commands and real etcd on this computer → what the commands promise.
 
 mod adopt;
+mod agents;
 mod backup;
 mod backup_store;
 mod balancer;

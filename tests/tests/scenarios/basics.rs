@@ -755,6 +755,7 @@ fn every_pass_reports_its_result() {
     scene.desired = cluster(3, &["quota: 4GiB"]);
     assert_snapshot!(explained(&scene), @"
     the cluster's id, and data of others: nothing
+    agents newer than this raftsman: nothing
     CAs: nothing
     machines, certificates, binaries and configuration: configure etcd main-1, configure etcd main-2, configure etcd main-3
     measuring timers before the first start: left, only before the first start
@@ -774,8 +775,10 @@ fn every_pass_reports_its_result() {
     users with the role root that the file does not name: nothing
     users and roles: left, the file does not ask for it
     scheduled defragmentation: left, the steps above come first
+    agents' programs: left, the steps above come first
     secrets and backup settings on machines: left, the steps above come first
     timers against the last measurement: nothing
+    agents that are not upgraded: nothing
     ");
     scene.until(|action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { .. })));
     let told = explained(&scene);

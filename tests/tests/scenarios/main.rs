@@ -2,6 +2,7 @@
 
 mod access;
 mod adopted;
+mod agents;
 mod basics;
 mod delivery;
 mod pki;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use insta::assert_snapshot;
 use raftsman_core::action::{
-    Account, Action, AuthAction, Company, EtcdAction, MachineAction, MemberAction, PkiAction, PreflightAction,
-    RecoveryAction, RestoreAction, StartData, UpkeepAction, UserAction, VersionAction,
+    Account, Action, AgentAction, AuthAction, Company, EtcdAction, MachineAction, MemberAction, PkiAction,
+    PreflightAction, RecoveryAction, RestoreAction, StartData, UpkeepAction, UserAction, VersionAction,
 };
 use raftsman_core::observed::{Alarm, ClusterId, Data, ListedMember, MemberId, Observed, Purpose, ServiceState, Side};
 use raftsman_core::plan::safety::{self, Refusal};
@@ -44,6 +44,7 @@ fn every_action() -> Vec<Action> {
         Action::Machine(MachineAction::SetFirewall { machine: at(), digest: digest() }),
         Action::Machine(MachineAction::SetAccess { machine: at(), digest: digest() }),
         Action::Machine(MachineAction::RenewAgent { machine: at() }),
+        Action::Agent(AgentAction::UpgradeAgent { machine: at(), digest: digest() }),
         Action::Machine(MachineAction::Deliver { machine: at() }),
         start(StartData::Empty),
         start(StartData::Joining(cluster)),

@@ -15,6 +15,7 @@ use tokio::process::Command;
 use crate::files::{self, FileError};
 use crate::machine::boot::{self, BootError};
 use crate::machine::metrics;
+use crate::machine::upgrade;
 use crate::root::Root;
 use crate::supervisor::systemd::{self, AGENT_UNIT, ETCD_UNIT, ETCD_USER, Owner, Systemd, SystemdError};
 
@@ -96,6 +97,8 @@ pub async fn install(given: &str) -> Result<(), InstallError> {
     systemd.enable(AGENT_UNIT).await?;
     // One that runs may run an older program, or wait with boot data whose token was lost.
     systemd.stop(AGENT_UNIT).await?;
+    // An upgrade of before gives way to the program that is installed now.
+    upgrade::forget(Path::new(ROOT))?;
     systemd.start(AGENT_UNIT).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! the machine itself → its boot data, disk, firewall, delivered files, metrics; the agent installed on it or removed.
+//! the machine itself → its boot data, disk, firewall, delivered files, metrics; the agent installed on it, upgraded or removed.
 
 pub mod boot;
 pub mod delivery;
@@ -7,3 +7,4 @@ pub mod firewall;
 pub mod install;
 pub mod measure;
 pub mod metrics;
+pub mod upgrade;

@@ -8,7 +8,9 @@ use raftsman_api::roles::Role;
 use raftsman_api::tls::Peer;
 use raftsman_api::v1::agent_server::Agent as AgentService;
 use raftsman_api::v1::{self, Purpose};
-use raftsman_api::v1::{install_etcd_request, install_program_request, rehearse_request, restore_data_request};
+use raftsman_api::v1::{
+    install_etcd_request, install_program_request, rehearse_request, restore_data_request, upgrade_agent_request,
+};
 use raftsman_core::render::delivery::{Deliverable, Delivered};
 use tokio::sync::mpsc;
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -29,6 +31,7 @@ use crate::machine::delivery::{self, DeliveryError};
 use crate::machine::firewall::{self, FirewallError};
 use crate::machine::install;
 use crate::machine::measure;
+use crate::machine::upgrade::{self, Staging, UpgradeError};
 use crate::report;
 use crate::root::Root;
 use crate::server::programs::{Piece, grace};
@@ -187,7 +190,48 @@ impl AgentService for Server {
     async fn report(&self, request: Request<v1::ReportRequest>) -> Result<Response<v1::ReportReply>, Status> {
         self.allow(&request, Role::Reader)?;
         let (agent, into_data) = (Arc::clone(&self.agent), request.into_inner().into_data);
-        finish(spawn_blocking(move || report::report(&agent, into_data))).await
+        finish(spawn_blocking(move || {
+            let mut report = report::report(&agent, into_data)?;
+            // A program on trial has shown by it that it serves.
+            if agent.upgrade.is_on_trial() {
+                agent.upgrade.confirm(&agent.root)?;
+                report.agent_program = Some(agent.upgrade.report(&agent.root));
+            }
+            Ok::<_, report::ReportError>(report)
+        }))
+        .await
+    }
+
+    async fn upgrade_agent(
+        &self,
+        request: Request<Streaming<v1::UpgradeAgentRequest>>,
+    ) -> Result<Response<v1::UpgradeAgentReply>, Status> {
+        let turn = self.admit_as(&request, Role::Admin).await?;
+        let mut parts = request.into_inner();
+        let head = match next(&mut parts, |message| message.part).await? {
+            Some(upgrade_agent_request::Part::Head(head)) => head,
+            _ => return Err(no_head()),
+        };
+        if self.agent.upgrade.is_on_trial() {
+            return Err(UpgradeError::OnTrial.status());
+        }
+        let agent = Arc::clone(&self.agent);
+        let begun = finish(spawn_blocking(move || {
+            let unchanged = agent.upgrade.own_digest() == Some(head.sha256.to_ascii_lowercase().as_str());
+            if unchanged { Ok::<_, UpgradeError>(None) } else { Staging::begin(&agent.root, &head).map(Some) }
+        }));
+        let Some(mut staging) = begun.await?.into_inner() else {
+            return Ok(Response::new(v1::UpgradeAgentReply { unchanged: true }));
+        };
+        while let Some(part) = next(&mut parts, |message| message.part).await? {
+            let upgrade_agent_request::Part::Chunk(bytes) = part else { return Err(second_head()) };
+            staging = finish(spawn_blocking(move || staging.write(&bytes).map(|()| staging))).await?.into_inner();
+        }
+        let root = self.agent.root.clone();
+        let program = finish(spawn_blocking(move || staging.finish(&root))).await?.into_inner();
+        upgrade::probe(&self.agent.root, &program).await.map_err(|error| error.status())?;
+        self.agent.upgrade.order(program, turn);
+        Ok(Response::new(v1::UpgradeAgentReply { unchanged: false }))
     }
 
     async fn pin_binaries(

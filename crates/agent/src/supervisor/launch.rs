@@ -7,6 +7,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+use rustix::process::{Pid, WaitOptions, waitpid};
 use tokio::task::spawn_blocking;
 
 use crate::files::{self, FileError};
@@ -69,8 +70,10 @@ impl LaunchError {
 /// A run of a program.
 #[derive(Debug)]
 pub struct Run {
-    /// The process, when it is our child.
+    /// The process, when this program started it.
     child: Option<Child>,
+    /// Its number, when an agent before this one started it. It is this process' child if that agent was upgraded.
+    adopted: Option<u32>,
     /// Where this run begins in the log.
     log: Mark,
 }
@@ -98,7 +101,7 @@ impl Launcher {
                 }
                 let pid = systemd.start(program.unit()).await?;
                 let log = Mark::Invocation(systemd.invocation(program.unit()).await);
-                Ok((pid, Run { child: None, log }))
+                Ok((pid, Run { child: None, adopted: None, log }))
             }
         }
     }
@@ -125,12 +128,12 @@ impl Launcher {
     }
 
     /// A run that an agent before this one began.
-    pub async fn adopted(&self, root: &Root, program: Program) -> Run {
+    pub async fn adopted(&self, root: &Root, program: Program, pid: u32) -> Run {
         let log = match self {
             Self::Child => Mark::Offset(fs::metadata(program.files(root).log()).map_or(0, |found| found.len())),
             Self::Unit(systemd) => Mark::Invocation(systemd.invocation(program.unit()).await),
         };
-        Run { child: None, log }
+        Run { child: None, adopted: Some(pid), log }
     }
 
     /// How a run ended, with the reason that the program's own log gives.
@@ -146,7 +149,10 @@ impl Launcher {
                 let how = match run.child.map(|mut child| child.wait()) {
                     Some(Ok(status)) => exit(status),
                     Some(Err(error)) => format!("unknown: {error}"),
-                    None => "unknown: it was started by an agent before this one".to_owned(),
+                    None => run
+                        .adopted
+                        .and_then(reaped)
+                        .unwrap_or_else(|| "unknown: it was started by an agent before this one".to_owned()),
                 };
                 (how, files::tail(&program.files(root).log(), most, bytes, from).unwrap_or_default())
             }
@@ -206,7 +212,14 @@ fn spawn(root: &Root, program: Program) -> Result<(u32, Run), LaunchError> {
         .process_group(0)
         .spawn()
         .map_err(|source| LaunchError::Spawn { program, source })?;
-    Ok((child.id(), Run { child: Some(child), log: Mark::Offset(from) }))
+    Ok((child.id(), Run { child: Some(child), adopted: None, log: Mark::Offset(from) }))
+}
+
+/// How a process ended that the program before this one started in this very process; none for any other.
+fn reaped(pid: u32) -> Option<String> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    let (_, status) = waitpid(Some(pid), WaitOptions::NOHANG).ok()??;
+    Some(exit(ExitStatus::from_raw(status.as_raw())))
 }
 
 fn exit(status: ExitStatus) -> String {

@@ -486,7 +486,7 @@ impl Task {
     async fn adopt(&mut self) {
         let Some(handle) = self.launcher.running(&self.root, self.program).await else { return };
         tracing::info!(pid = handle.pid(), "{} runs already: adopted", self.program);
-        let run = self.launcher.adopted(&self.root, self.program).await;
+        let run = self.launcher.adopted(&self.root, self.program, handle.pid()).await;
         self.phase = Phase::Running(Running { handle, run, since: Instant::now() });
     }
 

@@ -158,6 +158,28 @@ impl Machine {
         child.wait().unwrap();
     }
 
+    /// The process of the agent that serves. After an upgrade that was reverted it is another than the one that the test
+    /// started.
+    pub(crate) fn agent_pid(&self) -> Option<u32> {
+        fs::read_to_string(self.root().lock()).ok()?.trim().parse().ok()
+    }
+
+    /// Processes of this machine, by their command line.
+    pub(crate) fn processes(&self, containing: &str) -> Vec<u32> {
+        let root = self.root().path().display().to_string();
+        let line = |pid: u32| {
+            let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).replace('\0', " ")
+        };
+        fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .filter(|pid| *pid != std::process::id())
+            .filter(|pid| line(*pid).contains(&format!("--root {root}")) && line(*pid).contains(containing))
+            .collect()
+    }
+
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
@@ -315,6 +337,10 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        // Those that watch an upgrade first: they would start the agent again.
+        for of in ["guard", ""] {
+            self.processes(of).into_iter().for_each(kill);
+        }
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();

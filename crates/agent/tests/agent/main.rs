@@ -13,3 +13,4 @@ mod pins;
 mod programs;
 mod supervise;
 mod trust;
+mod upgrade;

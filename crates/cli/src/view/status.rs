@@ -60,6 +60,13 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
             out.push_str(&format!("  {}: {problem}\n", member.name));
         }
     }
+    for member in &cluster.members {
+        if let Some(agent) = member.agent.as_ref().filter(|agent| agent.shipped == Some(false)) {
+            let digest: String = agent.sha256.iter().flat_map(|sha256| sha256.chars()).take(12).collect();
+            let text = format!("its agent is {} ({digest}), not the one that this raftsman ships", agent.version);
+            out.push_str(&format!("  {}: {text}\n", member.name));
+        }
+    }
     for alarm in &cluster.alarms {
         out.push_str(&format!("  {} {}\n", paint.red("alarm:"), words(*alarm)));
     }

@@ -10,6 +10,9 @@ pub(crate) fn render(versions: &Versions) -> String {
     let mut table = Table::indented(2);
     for agent in versions.agents.iter().flatten() {
         let version = match (&agent.version, &agent.error) {
+            (Some(version), _) if agent.shipped == Some(false) => {
+                format!("{version}, not the one that this raftsman ships")
+            }
             (Some(version), _) => version.clone(),
             (None, error) => format!("unknown: {}", error.as_deref().unwrap_or_default()),
         };
@@ -30,21 +33,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silent_agent_has_no_version() {
+    fn a_silent_agent_has_no_version_and_another_program_is_told_apart() {
         let agent = |name: &str, version: Option<&str>, error: Option<&str>| AgentVersion {
             cluster: Name::parse("main").unwrap(),
             machine: Name::parse(name).unwrap(),
             version: version.map(str::to_owned),
+            sha256: None,
+            shipped: version.map(|version| version == "0.1.0"),
             error: error.map(str::to_owned),
         };
-        let agents = vec![agent("main-1", Some("0.1.0"), None), agent("main-2", None, Some("connection refused"))];
+        let agents = vec![
+            agent("main-1", Some("0.1.0"), None),
+            agent("main-2", None, Some("connection refused")),
+            agent("main-3", Some("0.0.9"), None),
+        ];
         let target = "x86_64-linux-gnu".to_owned();
         let versions =
             Versions { version: "0.1.0", commit: Some("5fe09f3"), target, agents: Some(agents), agents_error: None };
         assert_eq!(
             render(&versions),
             "raftsman 0.1.0, commit 5fe09f3, x86_64-linux-gnu\n  main-1  agent  0.1.0\n  main-2  agent  unknown: \
-             connection refused\n"
+             connection refused\n  main-3  agent  0.0.9, not the one that this raftsman ships\n"
         );
     }
 }

@@ -5,6 +5,7 @@
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
+mod agents;
 mod auth;
 mod etcd;
 mod machines;
@@ -19,6 +20,7 @@ mod versions;
 
 use serde::{Deserialize, Serialize};
 
+pub use agents::AgentAction;
 pub use auth::AuthAction;
 pub use etcd::{EtcdAction, StartData};
 pub use machines::MachineAction;
@@ -39,6 +41,8 @@ use crate::spec::Name;
 pub enum Action {
     /// On a machine or its agent.
     Machine(MachineAction),
+    /// On an agent's own program.
+    Agent(AgentAction),
     /// On authorities, certificates or trust.
     Pki(PkiAction),
     /// A measurement before the first start.
@@ -66,6 +70,7 @@ macro_rules! ask {
     ($action:expr, $topic:ident => $answer:expr) => {
         match $action {
             Action::Machine($topic) => $answer,
+            Action::Agent($topic) => $answer,
             Action::Pki($topic) => $answer,
             Action::Preflight($topic) => $answer,
             Action::Etcd($topic) => $answer,
@@ -93,6 +98,7 @@ macro_rules! topics {
 
 topics! {
     Machine(MachineAction),
+    Agent(AgentAction),
     Pki(PkiAction),
     Preflight(PreflightAction),
     Etcd(EtcdAction),
@@ -225,6 +231,7 @@ impl Action {
             Self::Etcd(action) => action.brings_up(),
             Self::Restore(action) => action.brings_up(),
             Self::Machine(_)
+            | Self::Agent(_)
             | Self::Pki(_)
             | Self::Preflight(_)
             | Self::Member(_)

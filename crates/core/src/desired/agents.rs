@@ -1,5 +1,7 @@
 //! Who signs for agents, whom they accept, and for how long: the same for every machine of a fleet.
 
+use std::fmt;
+
 use jiff::{SignedDuration, Timestamp};
 
 /// How long an agent's own certificate is valid. Nobody need be there to renew it for eight months.
@@ -17,6 +19,43 @@ pub struct Agents {
     pub signer: Option<String>,
     /// When that CA ends.
     pub signer_until: Option<Timestamp>,
+    /// The agent that this raftsman ships; none where it was not found, and agents are left as they are.
+    pub shipped: Option<Shipped>,
+}
+
+/// The program of the agent that a raftsman ships.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shipped {
+    /// Its version.
+    pub version: AgentVersion,
+    /// Hex SHA-256 of its bytes.
+    pub digest: String,
+    /// How many bytes it has.
+    pub size: u64,
+}
+
+/// A version of raftsman and its agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AgentVersion {
+    major: u64,
+    minor: u64,
+    patch: u64,
+}
+
+impl AgentVersion {
+    /// `1.2.3`; what follows a `-` or a `+` does not count.
+    pub fn parse(text: &str) -> Option<Self> {
+        let plain = text.split(['-', '+']).next()?;
+        let mut numbers = plain.split('.').map(str::parse::<u64>);
+        let version = Self { major: numbers.next()?.ok()?, minor: numbers.next()?.ok()?, patch: numbers.next()?.ok()? };
+        numbers.next().is_none().then_some(version)
+    }
+}
+
+impl fmt::Display for AgentVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
+    }
 }
 
 impl Agents {

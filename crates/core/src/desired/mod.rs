@@ -23,7 +23,7 @@ use crate::spec::{
 
 pub use crate::render::etcd::ClientAccess;
 pub use addresses::{LoopbackNetwork, NetworkError};
-pub use agents::{AGENT_RENEW_BEFORE, AGENT_VALIDITY, Agents};
+pub use agents::{AGENT_RENEW_BEFORE, AGENT_VALIDITY, AgentVersion, Agents, Shipped};
 pub use balancer::{Balancer, HEALTH_PORT, Instance};
 pub use etcd::{AGENT_PORT, CLIENT_PORT, CLOSED_PORT, HTTP_PORT, LeafProfile, PEER_PORT, Usage};
 pub use machines::{Address, Capabilities, Machine, Place};

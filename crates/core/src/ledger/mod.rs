@@ -130,6 +130,7 @@ impl Ledger {
             Action::Auth(action) => auth::ahead(self, desired, action),
             // A look at the world tells whether it was done, or what carries it out writes it down.
             Action::Pki(_)
+            | Action::Agent(_)
             | Action::Preflight(_)
             | Action::Version(_)
             | Action::User(_)
@@ -145,6 +146,7 @@ impl Ledger {
             Action::Restore(action) => restore::after(self, action),
             // The next look shows it.
             Action::Machine(_)
+            | Action::Agent(_)
             | Action::Pki(_)
             | Action::Preflight(_)
             | Action::Etcd(_)

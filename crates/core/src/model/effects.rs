@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    Agreed, MachineModel, Stored, World, auth, etcd, machines, members, pki, preflight, recovery, restore, upkeep,
-    users, versions,
+    Agreed, MachineModel, Stored, World, agents, auth, etcd, machines, members, pki, preflight, recovery, restore,
+    upkeep, users, versions,
 };
 use crate::action::Action;
 use crate::desired::Cluster;
@@ -51,6 +51,7 @@ impl World {
         }
         match action {
             Action::Machine(action) => machines::act(self, desired, action)?,
+            Action::Agent(action) => agents::act(self, desired, action)?,
             Action::Pki(action) => pki::act(self, desired, action)?,
             Action::Preflight(action) => preflight::act(self, desired, action)?,
             Action::Etcd(action) => etcd::act(self, desired, action, warm_up)?,

@@ -117,7 +117,7 @@ fn report(name: &Name, machine: &MachineModel) -> AgentReport {
     AgentReport {
         machine: name.clone(),
         incarnation: machine.incarnation.clone(),
-        version: "model".to_owned(),
+        version: machine.agent_version.clone(),
         generation: 0,
         clock_offset_ms: machine.clock_offset_ms,
         certificate: machine.agent_certificate.clone(),
@@ -126,6 +126,7 @@ fn report(name: &Name, machine: &MachineModel) -> AgentReport {
         access: machine.access.clone(),
         delivery: machine.delivery.clone(),
         backups: None,
+        program: machine.program.clone(),
         etcd: EtcdOnMachine {
             installed: machine.installed.iter().map(|v| (*v, String::new())).collect::<BTreeMap<_, _>>(),
             config_text: machine.config.as_ref().and_then(|digest| machine.texts.get(digest)).cloned(),

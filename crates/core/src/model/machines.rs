@@ -38,7 +38,7 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) 
             }
             power_on(started);
         }
-        MachineAction::Enroll { machine } => world.with_agent(machine)?.claimed = true,
+        MachineAction::Enroll { machine } => world.enroll(desired, machine)?,
         MachineAction::SetFirewall { machine, digest } => world.claimed(machine)?.firewall = Some(digest.clone()),
         MachineAction::SetAccess { machine, digest } => world.claimed(machine)?.access = Some(digest.clone()),
         MachineAction::RenewAgent { machine } => {

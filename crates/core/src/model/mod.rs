@@ -1,5 +1,6 @@
 //! A simulated world: every action has its predicted effect on it. The forecast runs on it, and so do the simulations.
 
+mod agents;
 mod auth;
 mod effects;
 mod etcd;
@@ -28,8 +29,8 @@ pub use upkeep::Stored;
 
 use crate::desired::{Cluster, address_of};
 use crate::observed::{
-    Access, Agent, Alarm, AuthorityRecord, CertificateFacts, ClusterId, Data, Delivery, Disk, Doors, EtcdFacts, Ledger,
-    ListedMember, MemberId, Observed, PortTaken, Power, Purpose, Root, ServiceState, Side,
+    Access, Agent, AgentProgram, Alarm, AuthorityRecord, CertificateFacts, ClusterId, Data, Delivery, Disk, Doors,
+    EtcdFacts, Ledger, ListedMember, MemberId, Observed, PortTaken, Power, Purpose, Root, ServiceState, Side,
 };
 use crate::spec::{EtcdVersion, Name, Shape};
 use crate::versions::{Line, REQUESTS_OF_TODAY};
@@ -88,6 +89,12 @@ pub struct MachineModel {
     pub access: Option<String>,
     /// Its agent's own certificate, where that is of interest.
     pub agent_certificate: Option<CertificateFacts>,
+    /// Its agent's version.
+    pub agent_version: String,
+    /// Its agent's program; none where that is too old to be upgraded by a call.
+    pub program: Option<AgentProgram>,
+    /// Digests of programs that do not run on it.
+    pub reverts: BTreeSet<String>,
     /// Whether it has the secrets that the file refers to.
     pub delivery: Delivery,
     /// Installed versions.
@@ -187,6 +194,9 @@ impl MachineModel {
             firewall: None,
             access: None,
             agent_certificate: None,
+            agent_version: "model".to_owned(),
+            program: None,
+            reverts: BTreeSet::new(),
             delivery: Delivery::Current,
             installed: BTreeSet::new(),
             certificates: BTreeMap::new(),
@@ -304,6 +314,8 @@ impl World {
                 machine.firewall.clone_from(&report.firewall);
                 machine.access.clone_from(&report.access);
                 machine.agent_certificate.clone_from(&report.certificate);
+                machine.agent_version.clone_from(&report.version);
+                machine.program.clone_from(&report.program);
                 machine.delivery.clone_from(&report.delivery);
                 machine.installed = etcd.installed.keys().copied().collect();
                 machine.certificates.clone_from(&etcd.certificates);

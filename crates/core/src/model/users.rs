@@ -44,6 +44,7 @@ pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: 
             return match action {
                 Action::User(action) => change(access, desired, action),
                 Action::Machine(_)
+                | Action::Agent(_)
                 | Action::Pki(_)
                 | Action::Preflight(_)
                 | Action::Etcd(_)

@@ -48,8 +48,39 @@ pub struct AgentReport {
     /// Its part in making backups, where machines make them by themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backups: Option<Keeping>,
+    /// The program of the agent; none where it is too old to be upgraded by a call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<AgentProgram>,
     /// etcd on this machine.
     pub etcd: EtcdOnMachine,
+}
+
+/// The program of an agent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentProgram {
+    /// Hex SHA-256; not known in the first moments after its start.
+    pub digest: Option<String>,
+    /// The last upgrade that the machine reverted, unless one succeeded since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<FailedUpgrade>,
+    /// Why it runs instead of the one that was confirmed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// An upgrade of an agent that its machine reverted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedUpgrade {
+    /// Hex SHA-256 of the program.
+    pub digest: String,
+    /// Its version.
+    pub version: String,
+    /// Why.
+    pub reason: String,
+    /// When.
+    pub at: Option<Timestamp>,
+    /// The program is not to blame: it may be tried again.
+    pub retriable: bool,
 }
 
 /// A machine's part in making backups: one of a cluster makes them, and the others stand by.

@@ -19,8 +19,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use agent::{
-    Agent, AgentReport, CertificateFacts, Data, Delivery, Disk, EtcdOnMachine, Keeping, LogEnd, PortTaken, Purpose,
-    Service, ServiceState,
+    Agent, AgentProgram, AgentReport, CertificateFacts, Data, Delivery, Disk, EtcdOnMachine, FailedUpgrade, Keeping,
+    LogEnd, PortTaken, Purpose, Service, ServiceState,
 };
 pub use balancer::{BalancerFacts, ServerFacts, ServerState, StatError};
 pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Problem, Root};

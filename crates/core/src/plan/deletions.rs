@@ -41,7 +41,8 @@ pub fn deletion(action: &Action) -> Option<String> {
             UserAction::DeleteUser { user } => Some(format!("user {user}")),
             UserAction::SetRole { .. } | UserAction::SetUser { .. } => None,
         },
-        Action::Preflight(_)
+        Action::Agent(_)
+        | Action::Preflight(_)
         | Action::Etcd(_)
         | Action::Member(_)
         | Action::Version(_)

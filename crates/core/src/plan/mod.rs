@@ -1,6 +1,7 @@
 //! (Desired, Observed, now) → Plan: what to do next, and for all that is not done, why not.
 
 mod adopted;
+mod agents;
 mod auth;
 mod deletions;
 mod delivery;
@@ -32,7 +33,7 @@ pub use report::Because;
 pub use step::{Pause, Reason, Step};
 pub use users::{Drift, drift};
 pub use versions::{route, versions};
-pub use waiting::{Patience, Waiting};
+pub use waiting::{Patience, Remedy, Waiting};
 
 use crate::desired::Cluster;
 use crate::observed::{Observed, View};

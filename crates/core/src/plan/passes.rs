@@ -7,7 +7,7 @@ use super::report::{Because, Report};
 use super::situation::Ready;
 use super::versions::Course;
 use super::{
-    Draft, Patience, Step, Waiting, adopted, auth, delivery, etcd, machines, members, pki, preflight, recovery,
+    Draft, Patience, Step, Waiting, adopted, agents, auth, delivery, etcd, machines, members, pki, preflight, recovery,
     restore, shape, trust, upkeep, users, versions,
 };
 use crate::action::Action;
@@ -77,6 +77,9 @@ impl Pass {
     /// Before it is clear whose cluster this is, nothing is touched.
     const IDENTITY: Self =
         Self { decides: true, ..Self::new("the cluster's id, and data of others", &[], |d, _| etcd::identity(d)) };
+    /// What a newer agent does is not known here: nothing is touched.
+    const NEWER_AGENTS: Self =
+        Self { decides: true, ..Self::new("agents newer than this raftsman", &[], |d, _| agents::newer(d)) };
     const AUTHORITIES: Self = Self::new("CAs", &[], |d, _| pki::authorities(d));
     const MACHINES: Self = Self::new("machines, certificates, binaries and configuration", &[], |d, found| {
         let course = versions::upgrade_path(d);
@@ -100,6 +103,7 @@ impl Pass {
 /// All of it, for a cluster that goes its way.
 const NORMAL: &[Pass] = &[
     Pass::IDENTITY,
+    Pass::NEWER_AGENTS,
     Pass::AUTHORITIES,
     Pass::MACHINES,
     Pass::FIRST_MEASUREMENT,
@@ -128,6 +132,9 @@ const NORMAL: &[Pass] = &[
     Pass::SUPERUSERS,
     Pass::USERS,
     Pass::new("scheduled defragmentation", &[Condition::NothingPlanned, Condition::Quorum], |d, _| upkeep::routine(d)),
+    // Late: this raftsman works with agents of the version before, and an upgrade that fails must keep no operator from
+    // mending a cluster. Before deliveries, which only a newer agent may know.
+    Pass::new("agents' programs", &[Condition::NothingPlanned, Condition::NothingAwaited], |d, _| agents::upgrade(d)),
     // Last of all, so that a password that cannot be read keeps no operator from mending a cluster.
     Pass::new(
         "secrets and backup settings on machines",
@@ -135,11 +142,13 @@ const NORMAL: &[Pass] = &[
         |d, _| delivery::deliver(d),
     ),
     Pass::new("timers against the last measurement", &[], |d, _| preflight::note(d)),
+    Pass::new("agents that are not upgraded", &[], |d, _| agents::note(d)),
 ];
 
-const RECOVERING: &[Pass] = &[Pass::new("the recovery", &[], |d, _| recovery::rebuild(d))];
+const RECOVERING: &[Pass] = &[Pass::NEWER_AGENTS, Pass::new("the recovery", &[], |d, _| recovery::rebuild(d))];
 
 const RESTORING: &[Pass] = &[
+    Pass::NEWER_AGENTS,
     Pass {
         decides: true,
         ..Pass::new("whether the file still has the restore's members", &[], |d, _| restore::same_members(d))
@@ -155,6 +164,7 @@ const ADOPTED: &[Pass] =
 
 const BORN_FROM_A_BACKUP: &[Pass] = &[
     Pass::IDENTITY,
+    Pass::NEWER_AGENTS,
     Pass::AUTHORITIES,
     Pass::MACHINES,
     Pass::FIRST_MEASUREMENT,

@@ -56,6 +56,13 @@ pub enum Reason {
     },
     /// What the file refers to is not what the machine was given.
     OtherSecrets,
+    /// The agent runs another program than the one that this raftsman ships.
+    OtherAgent {
+        /// The version that runs.
+        from: String,
+        /// The version that is shipped.
+        to: String,
+    },
     /// Heartbeat and election time-outs rest on it.
     NotMeasured,
     /// Another version comes.
@@ -201,6 +208,8 @@ impl fmt::Display for Reason {
                 }
             }
             Self::OtherSecrets => f.write_str("the machine does not have the secrets of the file"),
+            Self::OtherAgent { from, to } if from == to => write!(f, "another program of {to}"),
+            Self::OtherAgent { from, to } => write!(f, "{from} → {to}"),
             Self::NotMeasured => f.write_str("heartbeat and election rest on it"),
             Self::Version { from, to } => write!(f, "{from} → {to}"),
             Self::OldRequests { line } => write!(f, "for a moment: the log holds requests of {line}"),

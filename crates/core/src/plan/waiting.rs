@@ -398,6 +398,44 @@ pub enum Waiting {
         /// For whom.
         members: Vec<Name>,
     },
+    /// An agent is newer than this raftsman, which then changes nothing.
+    AgentNewer {
+        /// Where.
+        machine: Name,
+        /// Its version.
+        version: String,
+        /// The version that this raftsman ships.
+        ours: String,
+    },
+    /// An agent is too old to be upgraded by a call.
+    AgentTooOld {
+        /// Where.
+        machine: Name,
+        /// Its version.
+        version: String,
+        /// What helps.
+        remedy: Remedy,
+    },
+    /// A machine has reverted the upgrade of its agent.
+    AgentReverted {
+        /// Where.
+        machine: Name,
+        /// The version that was tried.
+        version: String,
+        /// Why it was reverted.
+        reason: String,
+        /// What helps beside another raftsman.
+        remedy: Remedy,
+    },
+    /// A machine's disk has no room for another program of its agent.
+    AgentNoRoom {
+        /// Where.
+        machine: Name,
+        /// Free bytes.
+        free: u64,
+        /// Bytes of the program.
+        size: u64,
+    },
     /// Whether a user has the password of the file could not be told.
     PasswordUnknown {
         /// Whose.
@@ -405,6 +443,18 @@ pub enum Waiting {
         /// What stood in the way.
         error: String,
     },
+}
+
+/// How an agent that no call can upgrade gets another program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Remedy {
+    /// The machine is replaced.
+    Replace,
+    /// The agent is installed again, over SSH.
+    Install,
+    /// The agent's process is ended: it starts with the new program.
+    Restart,
 }
 
 /// Whether waiting helps.
@@ -442,11 +492,14 @@ impl Waiting {
             | Self::MemberSilent { .. }
             | Self::UsersUnknown { .. }
             | Self::PasswordUnknown { .. } => Patience::Soon,
-            Self::NotTakenOver { .. } | Self::TimersUnfit { .. } => Patience::Note,
+            Self::NotTakenOver { .. } | Self::TimersUnfit { .. } | Self::AgentTooOld { .. } => Patience::Note,
             // With one or two members no other can take over: waiting never helps.
             Self::WouldLoseQuorum { of, .. } if *of < 3 => Patience::Blocked,
             Self::WouldLoseQuorum { .. } => Patience::Soon,
             Self::Unsafe { .. }
+            | Self::AgentNewer { .. }
+            | Self::AgentReverted { .. }
+            | Self::AgentNoRoom { .. }
             | Self::EtcdUnclear { .. }
             | Self::AuthenticationFailed { .. }
             | Self::MajorityLost { .. }
@@ -520,6 +573,10 @@ impl Waiting {
             | Self::DoorOpen { machine, .. }
             | Self::MemberSilent { machine, .. }
             | Self::Undeliverable { machine, .. }
+            | Self::AgentNewer { machine, .. }
+            | Self::AgentTooOld { machine, .. }
+            | Self::AgentReverted { machine, .. }
+            | Self::AgentNoRoom { machine, .. }
             | Self::DoorUnclear { machine, .. } => Some(machine),
             Self::Unsafe { machine, .. } => machine.as_ref(),
             Self::TimersUnfit { concern } => concern.machine(),

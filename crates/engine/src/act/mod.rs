@@ -1,5 +1,6 @@
 //! One action → the world, and nothing beside it. Each topic is carried out in the file of its name.
 
+mod agents;
 mod auth;
 mod etcd;
 mod fence;
@@ -13,6 +14,7 @@ mod upkeep;
 mod users;
 mod versions;
 
+pub use agents::UpgradeError;
 pub use machines::{boot, boot_data};
 pub use versions::SnapshotError;
 
@@ -66,6 +68,9 @@ pub enum ActError {
     /// The snapshot.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
+    /// The agent's upgrade.
+    #[error(transparent)]
+    Upgrade(#[from] UpgradeError),
     /// What is to be delivered.
     #[error(transparent)]
     Delivery(#[from] Box<DeliveryError>),
@@ -168,6 +173,7 @@ impl<'h> Hands<'h> {
             let now = Timestamp::now();
             match action {
                 Action::Machine(action) => machines::act(self, action, now).await,
+                Action::Agent(action) => agents::act(self, action).await,
                 Action::Pki(action) => pki::act(self, action, now).await,
                 Action::Preflight(action) => preflight::act(self, action).await,
                 Action::Etcd(action) => etcd::act(self, action).await,

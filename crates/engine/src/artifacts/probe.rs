@@ -32,8 +32,19 @@ pub(super) fn sha256(path: &Path) -> Result<String, ArtifactError> {
     Ok(raftsman_api::hex::encode(context.finish().as_ref()))
 }
 
-/// Runs `etcd --version`, in an empty environment: etcd takes every flag from variables too.
+/// What `etcd --version` says.
 pub(super) fn version(path: &Path) -> Result<EtcdVersion, ArtifactError> {
+    answer(path, PATIENCE)?
+        .lines()
+        .find_map(|line| EtcdVersion::parse(line.strip_prefix("etcd Version:")?).ok())
+        .ok_or_else(|| {
+            let said = "its answer has no line `etcd Version: …`".to_owned();
+            ArtifactError::NotEtcd { path: path.to_owned(), said }
+        })
+}
+
+/// Runs `--version`, in an empty environment: etcd takes every flag from variables too.
+pub(super) fn answer(path: &Path, limit: Duration) -> Result<String, ArtifactError> {
     let mut child = start(path)?;
     let refused = |said: &str| ArtifactError::NotEtcd { path: path.to_owned(), said: said.to_owned() };
     let broken = |source| ArtifactError::CannotRun { path: path.to_owned(), source };
@@ -43,11 +54,11 @@ pub(super) fn version(path: &Path) -> Result<EtcdVersion, ArtifactError> {
         if let Some(status) = child.try_wait().map_err(broken)? {
             break status;
         }
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() > limit {
             // It may have ended just now; then there is nothing to kill, and nothing to say about it.
             let _ = child.kill();
             let _ = child.wait();
-            return Err(refused("no answer for 20 seconds"));
+            return Err(refused(&format!("no answer for {} seconds", limit.as_secs())));
         }
         thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(50));
@@ -60,9 +71,7 @@ pub(super) fn version(path: &Path) -> Result<EtcdVersion, ArtifactError> {
         // Whatever it is that is not text, or more than this, is not etcd's answer.
         let _ = out.take(4096).read_to_string(&mut text);
     }
-    text.lines()
-        .find_map(|line| EtcdVersion::parse(line.strip_prefix("etcd Version:")?).ok())
-        .ok_or_else(|| refused("its answer has no line `etcd Version: …`"))
+    Ok(text)
 }
 
 fn start(path: &Path) -> Result<Child, ArtifactError> {

@@ -13,8 +13,8 @@ use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_api::v1::{self, ClaimReply, ClaimRequest, ReportRequest};
 use raftsman_core::backup::Drill;
 use raftsman_core::observed::{
-    Agent, AgentReport, CertificateFacts, ClusterId, Data, Delivery, Disk, EtcdOnMachine, Fact, Keeping, LogEnd,
-    MemberId, PortTaken, Purpose, Service, ServiceState,
+    Agent, AgentProgram, AgentReport, CertificateFacts, ClusterId, Data, Delivery, Disk, EtcdOnMachine, Fact,
+    FailedUpgrade, Keeping, LogEnd, MemberId, PortTaken, Purpose, Service, ServiceState,
 };
 use raftsman_core::spec::{EtcdVersion, Name};
 use tokio::sync::Mutex;
@@ -243,7 +243,22 @@ fn understand(reply: v1::ReportReply, sent: Timestamp, delivery: Delivery) -> Re
         delivery,
         access: Some(reply.access_digest).filter(|digest| !digest.is_empty()),
         backups: reply.backups.map(keeping).transpose()?,
+        program: reply.agent_program.map(program).transpose()?,
         etcd: understand_etcd(etcd)?,
+    })
+}
+
+fn program(wire: v1::AgentProgram) -> Result<AgentProgram, String> {
+    let given = |text: String| Some(text).filter(|text| !text.is_empty());
+    let failed = |failed: v1::FailedUpgrade| {
+        let at = failed.at.map(timestamp).transpose()?;
+        let v1::FailedUpgrade { sha256: digest, version, reason, retriable, .. } = failed;
+        Ok::<_, String>(FailedUpgrade { digest, version, reason, at, retriable })
+    };
+    Ok(AgentProgram {
+        digest: given(wire.sha256),
+        failed: wire.failed.map(failed).transpose()?,
+        problem: given(wire.problem),
     })
 }
 

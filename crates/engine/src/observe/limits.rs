@@ -28,7 +28,7 @@ fn known(call: &str) -> Option<Limit> {
         "FinishClaim" | "RequestCertificate" | "StoreCertificate" | "StoreTrust" | "SetAccess" | "PinBinaries"
         | "ConfigureEtcd" | "ConfigureProgram" | "SetBackups" | "Handshake" => prompt(WRITE),
         // Counted from the last piece that was sent.
-        "InstallEtcd" | "InstallProgram" => prompt(PROCESS),
+        "InstallEtcd" | "InstallProgram" | "UpgradeAgent" => prompt(PROCESS),
         "StartEtcd" | "RestartEtcd" | "StopEtcd" | "ClearData" => prompt(PROCESS),
         "StartProgram" | "RestartProgram" | "StopProgram" => prompt(PROCESS),
         "SetFirewall" | "Deliver" | "Leave" => prompt(SYSTEM),

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use raftsman_core::backup::{Drill, Health, health, last_drill};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::{Cluster, Member};
 use raftsman_core::model::forecast;
 use raftsman_core::observed::{
-    Alarm, CertificateFacts, ClusterId, Doors, Filling, Keeping, Observed, Purpose, Side, Tolerance, View, Zones,
+    AgentReport, Alarm, CertificateFacts, ClusterId, Doors, Filling, Keeping, Observed, Purpose, Side, Tolerance, View,
+    Zones,
 };
 use raftsman_core::plan::{Drift, Waiting, drift, plan};
 use raftsman_core::spec::{EtcdVersion, Name};
@@ -128,6 +129,19 @@ pub struct MemberStatus {
     pub doors: Option<Doors>,
     /// Its certificates.
     pub certificates: BTreeMap<Purpose, CertificateFacts>,
+    /// Its machine's agent.
+    pub agent: Option<AgentStatus>,
+}
+
+/// Which agent runs on a machine.
+#[derive(Debug, Clone, Serialize)]
+pub struct AgentStatus {
+    /// Its version.
+    pub version: String,
+    /// SHA-256 of its program, where it is known.
+    pub sha256: Option<String>,
+    /// Whether that is the program that this raftsman ships, where both are known.
+    pub shipped: Option<bool>,
 }
 
 impl FleetStatus {
@@ -145,7 +159,7 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
         let next = plan(&cluster.desired, &observed, now);
         let view = View::of(&observed);
         let members: Vec<MemberStatus> =
-            cluster.desired.members.iter().map(|m| member(&observed, &view, &m.name, m.address)).collect();
+            cluster.desired.members.iter().map(|m| member(&cluster.desired, &observed, &view, m)).collect();
         let access = view.answering.values().find_map(|e| e.access.as_ref()).and_then(|access| access.as_ref().ok());
         let drift = access.map(|seen| drift(&cluster.desired.access, seen)).unwrap_or_default();
         let keeping = observed.members.iter().filter_map(|(name, seen)| Some((name, seen.report()?.backups.as_ref()?)));
@@ -212,7 +226,16 @@ fn awaits(observed: &Observed, side: Side, now: Timestamp) -> bool {
     observed.ledger.trust(side).is_some_and(|t| !t.old.is_empty() && !t.finishes(side, now))
 }
 
-fn member(observed: &Observed, view: &View<'_>, name: &Name, address: std::net::IpAddr) -> MemberStatus {
+impl AgentStatus {
+    pub(super) fn of(desired: &Cluster, report: &AgentReport) -> Self {
+        let sha256 = report.program.as_ref().and_then(|program| program.digest.clone());
+        let shipped = desired.agents.shipped.as_ref().zip(sha256.as_ref()).map(|(ours, theirs)| ours.digest == *theirs);
+        Self { version: report.version.clone(), sha256, shipped }
+    }
+}
+
+fn member(desired: &Cluster, observed: &Observed, view: &View<'_>, of: &Member) -> MemberStatus {
+    let (name, address) = (&of.name, of.address);
     use raftsman_core::observed::{Fact, Power, Problem, ServiceState};
     let seen = observed.members.get(name);
     let report = seen.and_then(|m| m.report());
@@ -261,5 +284,6 @@ fn member(observed: &Observed, view: &View<'_>, name: &Name, address: std::net::
         restarts: service.map(|s| s.restarts),
         doors: etcd.and_then(|e| e.doors.clone()),
         certificates: report.map(|r| r.etcd.certificates.clone()).unwrap_or_default(),
+        agent: report.map(|r| AgentStatus::of(desired, r)),
     }
 }

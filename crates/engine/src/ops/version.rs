@@ -6,6 +6,7 @@ use raftsman_core::observed::{Agent, Fact};
 use raftsman_core::spec::Name;
 use serde::Serialize;
 
+use super::status::AgentStatus;
 use super::{OpError, for_each_cluster};
 use crate::fleet::Fleet;
 use crate::observe::Observer;
@@ -19,7 +20,11 @@ pub struct AgentVersion {
     pub machine: Name,
     /// Its version, where it answers.
     pub version: Option<String>,
-    /// Why it is not known.
+    /// SHA-256 of its program, where it is known.
+    pub sha256: Option<String>,
+    /// Whether that is the program that this raftsman ships, where both are known.
+    pub shipped: Option<bool>,
+    /// Why its version is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -32,13 +37,20 @@ pub async fn agents(fleet: &Arc<Fleet>) -> Result<Vec<AgentVersion>, OpError> {
         }
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
         let of_machine = |(machine, seen): (&Name, &raftsman_core::observed::MemberObserved)| {
-            let (version, error) = match &seen.agent {
-                Fact::Seen { value: Agent::Claimed(report), .. } => (Some(report.version.clone()), None),
+            let (agent, error) = match &seen.agent {
+                Fact::Seen { value: Agent::Claimed(report), .. } => {
+                    (Some(AgentStatus::of(&cluster.desired, report)), None)
+                }
                 Fact::Seen { value: Agent::Unclaimed, .. } => (None, Some("it is not enrolled yet".to_owned())),
                 Fact::Unreachable { error, .. } => (None, Some(error.clone())),
                 Fact::Absent { .. } => (None, Some("there is none".to_owned())),
             };
-            AgentVersion { cluster: cluster.desired.name.clone(), machine: machine.clone(), version, error }
+            let (version, sha256, shipped) = match agent {
+                Some(AgentStatus { version, sha256, shipped }) => (Some(version), sha256, shipped),
+                None => (None, None, None),
+            };
+            let (cluster, machine) = (cluster.desired.name.clone(), machine.clone());
+            AgentVersion { cluster, machine, version, sha256, shipped, error }
         };
         Ok(observed.members.iter().map(of_machine).collect())
     });

@@ -6,6 +6,7 @@
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
+mod agents;
 mod auth;
 mod etcd;
 mod machines;
@@ -87,6 +88,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
     if !in_company {
         return Err(Refusal::NotAlone);
     }
+    agents::skew(desired, observed)?;
     match &observed.ledger.mode {
         Mode::Normal => {}
         Mode::Adopted(_) if class.changes == Changes::Users => {}
@@ -102,6 +104,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
     }
     match action {
         Action::Machine(action) => machines::judge(&case, action),
+        Action::Agent(action) => agents::judge(&case, action),
         Action::Pki(action) => pki::judge(&case, action),
         Action::Preflight(action) => preflight::judge(&case, action),
         Action::Etcd(action) => etcd::judge(&case, action),

@@ -54,6 +54,7 @@ pub(super) fn meanwhile(case: &Case<'_>, recovery: &Recovery, action: &Action) -
             }
         }
         Action::Machine(_)
+        | Action::Agent(_)
         | Action::Pki(_)
         | Action::Preflight(_)
         | Action::Member(_)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Waiting;
+use super::{Remedy, Waiting};
 use crate::observed::{Alarm, size};
 
 impl Waiting {
@@ -151,11 +151,36 @@ impl Waiting {
                 "put it where `backups`, or `admin` and `logs` below `machines`, say that it is, then apply again"
                     .to_owned()
             }
+            Self::AgentNewer { version, .. } => {
+                format!("install raftsman {version} or later on this computer: it changes nothing until then")
+            }
+            Self::AgentTooOld { machine, remedy, .. } => remedy.next(machine.as_str()),
+            Self::AgentReverted { machine, remedy, .. } => format!(
+                "read the agent's log: `raftsman logs {machine} --agent`; another version of raftsman is tried by itself, \
+                 this one only after you {}",
+                remedy.next(machine.as_str())
+            ),
+            Self::AgentNoRoom { machine, .. } => format!("make room on the disk of `{machine}`"),
             Self::RestoredOthers { .. } => {
                 "give the file the members that it had, or decide anew with `raftsman restore`".to_owned()
             }
             Self::PasswordUnknown { user, .. } => {
                 format!("see to it that the password of `{user}` can be read where the file says that it is")
+            }
+        }
+    }
+}
+
+impl Remedy {
+    fn next(self, machine: &str) -> String {
+        match self {
+            Self::Replace => format!("replace the machine: `raftsman replace {machine}`"),
+            Self::Install => format!(
+                "put the new `raftsman-agent` on the host and paste the line of `raftsman join {machine}` there: it installs \
+                 the agent again, and the member keeps its data"
+            ),
+            Self::Restart => {
+                format!("end the agent's process of `{machine}`: `raftsman apply` starts it with the new program")
             }
         }
     }
@@ -309,6 +334,19 @@ impl fmt::Display for Waiting {
             Self::UsersUnknown { error } => write!(f, "users and roles could not be asked for: {error}"),
             Self::Undeliverable { machine, error } => {
                 write!(f, "{machine}: its secrets cannot be delivered: {error}")
+            }
+            Self::AgentNewer { machine, version, ours } => {
+                write!(f, "{machine}: its agent is of version {version}, this raftsman is of version {ours}")
+            }
+            Self::AgentTooOld { machine, version, .. } => {
+                write!(f, "{machine}: its agent, of version {version}, is too old to be upgraded by `apply`")
+            }
+            Self::AgentReverted { machine, version, reason, .. } => {
+                write!(f, "{machine}: the upgrade of its agent to {version} was reverted: {reason}")
+            }
+            Self::AgentNoRoom { machine, free, size: needed } => {
+                let (free, needed) = (size(*free), size(*needed));
+                write!(f, "{machine}: its disk has {free} free, and the new program of its agent has {needed}")
             }
             Self::RestoredOthers { members } => {
                 write!(f, "a backup is being restored for {}, and the file has other members", join(members.iter()))

@@ -1,0 +1,88 @@
+//! Agents that run another program than the one that this raftsman ships → upgrades, one at a time.
+
+use super::report::Report;
+use super::{Draft, Reason, Remedy, Step, Waiting};
+use crate::action::AgentAction;
+use crate::desired::{AgentVersion, Capabilities, Shipped};
+use crate::observed::{AgentProgram, AgentReport, FailedUpgrade};
+
+/// What stays free on a machine's disk when its agent is upgraded: as much as the agent itself keeps.
+const RESERVE: u64 = 64 << 20;
+
+/// Whether an agent is of a newer version than the one that is shipped. One whose version cannot be read is not.
+pub(super) fn is_newer(report: &AgentReport, shipped: &Shipped) -> bool {
+    AgentVersion::parse(&report.version).is_some_and(|version| version > shipped.version)
+}
+
+/// The upgrade to this program that a machine has reverted, unless the program was not to blame.
+pub(super) fn reverted<'a>(program: &'a AgentProgram, shipped: &Shipped) -> Option<&'a FailedUpgrade> {
+    program.failed.as_ref().filter(|failed| failed.digest == shipped.digest && !failed.retriable)
+}
+
+/// Agents that are newer than this raftsman: it changes nothing then.
+pub(super) fn newer(draft: &mut Draft<'_>) -> Report {
+    let Some(shipped) = &draft.desired.agents.shipped else { return Report::Looked };
+    for (machine, seen) in &draft.observed.members {
+        let Some(report) = seen.report().filter(|report| is_newer(report, shipped)) else { continue };
+        let (version, ours) = (report.version.clone(), shipped.version.to_string());
+        draft.waiting.push(Waiting::AgentNewer { machine: machine.clone(), version, ours });
+    }
+    Report::Looked
+}
+
+/// The first agent, in the order of the file, that runs another program. What comes after it waits for how that went.
+pub(super) fn upgrade(draft: &mut Draft<'_>) -> Report {
+    let Some(shipped) = &draft.desired.agents.shipped else { return Report::Looked };
+    for member in &draft.desired.members {
+        let machine = &member.name;
+        let Some(report) = draft.observed.members.get(machine).and_then(|seen| seen.report()) else { continue };
+        let Some((program, from)) = report.program.as_ref().and_then(|p| Some((p, p.digest.as_ref()?))) else {
+            continue;
+        };
+        let room = report.disk.free >= shipped.size.saturating_add(RESERVE);
+        if *from == shipped.digest || reverted(program, shipped).is_some() || !room {
+            continue;
+        }
+        let action = AgentAction::UpgradeAgent { machine: machine.clone(), digest: shipped.digest.clone() };
+        let reason = Reason::OtherAgent { from: report.version.clone(), to: shipped.version.to_string() };
+        draft.steps.push(Step::new(action, reason));
+        return Report::Looked;
+    }
+    Report::Looked
+}
+
+/// Agents that stay as they are, and why. It holds up nothing.
+pub(super) fn note(draft: &mut Draft<'_>) -> Report {
+    let Some(shipped) = &draft.desired.agents.shipped else { return Report::Looked };
+    for member in &draft.desired.members {
+        let machine = member.name.clone();
+        let Some(report) = draft.observed.members.get(&machine).and_then(|seen| seen.report()) else { continue };
+        let Some(wanted) = draft.desired.machine(&machine) else { continue };
+        let Some(program) = &report.program else {
+            let (version, remedy) = (report.version.clone(), Remedy::of(wanted.capabilities));
+            draft.waiting.push(Waiting::AgentTooOld { machine, version, remedy });
+            continue;
+        };
+        if program.digest.as_ref() == Some(&shipped.digest) {
+            continue;
+        }
+        if let Some(failed) = reverted(program, shipped) {
+            let (version, reason) = (failed.version.clone(), failed.reason.clone());
+            let remedy = Remedy::of(wanted.capabilities);
+            draft.waiting.push(Waiting::AgentReverted { machine, version, reason, remedy });
+        } else if program.digest.is_some() && report.disk.free < shipped.size.saturating_add(RESERVE) {
+            draft.waiting.push(Waiting::AgentNoRoom { machine, free: report.disk.free, size: shipped.size });
+        }
+    }
+    Report::Looked
+}
+
+impl Remedy {
+    fn of(machines: Capabilities) -> Self {
+        match machines {
+            Capabilities { makes: false, .. } => Self::Install,
+            Capabilities { boots: true, .. } => Self::Replace,
+            Capabilities { .. } => Self::Restart,
+        }
+    }
+}
