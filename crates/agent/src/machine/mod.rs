@@ -1,4 +1,4 @@
-//! the machine itself → its boot data, disk, firewall, delivered files, metrics; the agent installed on it, upgraded or removed.
+//! the machine → its boot data, disk, firewall, delivered files, metrics; the agent installed on it, upgraded or removed.
 
 pub mod boot;
 pub mod delivery;
