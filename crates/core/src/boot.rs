@@ -8,12 +8,12 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// Written by whoever makes the machine, read by its agent.
+/// Written by the provider that makes the machine, read by its agent.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
     /// The fleet's id, the same for ever.
     pub fleet_id: String,
-    /// The fleet's name, for people.
+    /// The fleet's name, for operators.
     pub fleet: String,
     /// The machine's name.
     pub machine: String,

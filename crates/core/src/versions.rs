@@ -1,4 +1,4 @@
-//! The versions that run, the wanted one, those that can be had → the next hop for everybody, or why there is none.
+//! The versions that run, the wanted one, the available ones → the next hop for all members, or why there is none.
 //!
 //! The rules are etcd's own, and each was tried on real servers: a cluster goes up one line at a time, and down one
 //! line at a time after etcd was told; what goes half way may go back.
@@ -85,16 +85,16 @@ pub struct Versions {
 /// What comes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hop {
-    /// Everybody runs this version, or is brought to it now.
+    /// Every member runs this version, or is brought to it now.
     To(EtcdVersion),
     /// etcd must be told first that the cluster goes down to this line.
     Enable(Line),
     /// The members' logs must begin anew first. Nothing else makes all members of 3.6 write a snapshot of their log than
     /// a cluster that agrees on this older line: etcd is told to go down, and that is called off when it was done.
     Renew(Line),
-    /// Nobody wants the downgrade that etcd was told of: it is called off first.
+    /// The downgrade that etcd was told of is not wanted any more: it is cancelled first.
     Cancel(Line),
-    /// etcd is about to settle on this line: nobody changes before.
+    /// etcd is about to settle on this line: no member changes its version before.
     Settle(Line),
 }
 
@@ -148,7 +148,7 @@ pub enum VersionRefusal {
 }
 
 impl VersionRefusal {
-    /// What somebody can do about it; `running` is the oldest that runs.
+    /// What an operator can do about it; `running` is the oldest that runs.
     pub fn next(&self, running: EtcdVersion) -> String {
         match self {
             Self::SkipsLine { line } => format!(
@@ -226,8 +226,8 @@ pub fn next(
             Some(target) if target != low => Hop::Cancel(target),
             // etcd ends it by itself when it sees that all members are down.
             Some(_) => Hop::Settle(low),
-            // Where etcd writes its data for this line in a moment, nothing within the line has to wait for it: whoever
-            // leaves the line does.
+            // While etcd has yet to write its data for this line, hops within the line need not wait for it; only hops
+            // to another line do.
             None => Hop::To(wanted),
         },
     };
@@ -271,7 +271,7 @@ fn step(
     }
 }
 
-/// The rest of an upgrade that was begun, or of a downgrade that nobody wants any more.
+/// The rest of an upgrade that was begun, or of a downgrade that is not wanted any more.
 fn finish(
     now: &Versions,
     low: Line,

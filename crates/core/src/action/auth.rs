@@ -12,9 +12,9 @@ pub enum AuthAction {
     CreateRoot,
     /// Give `root` the password that the file refers to, in place of the one that the state knows of.
     ChangeRootPassword,
-    /// Turn auth on: from now on nobody gets in without credentials.
+    /// Turn auth on: from now on no client gets in without credentials.
     EnableAuth,
-    /// Turn auth off: whoever has a certificate of the clients' authority may do everything.
+    /// Turn auth off: every client with a certificate of the clients' authority may do everything.
     DisableAuth,
 }
 

@@ -81,7 +81,7 @@ pub enum StartData {
     Joining(ClusterId),
     /// This cluster's data: the member comes back.
     Of(ClusterId),
-    /// This cluster's data: the member forgets all others, who are lost, and goes on alone.
+    /// This cluster's data: the member removes all others, which are lost, from its list and continues alone.
     Alone(ClusterId),
 }
 

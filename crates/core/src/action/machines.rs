@@ -26,7 +26,7 @@ pub enum MachineAction {
         /// Which.
         machine: Name,
     },
-    /// Have other rules of who may reach what hold on a machine that raftsman made.
+    /// Replace the firewall rules of a machine that raftsman made.
     SetFirewall {
         /// Where.
         machine: Name,

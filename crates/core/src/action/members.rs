@@ -46,9 +46,9 @@ pub enum MemberAction {
     },
     /// Hand leadership over.
     MoveLeader {
-        /// To whom.
+        /// The machine of the new leader.
         machine: Name,
-        /// To whom.
+        /// The new leader.
         member: MemberId,
     },
 }

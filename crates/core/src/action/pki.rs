@@ -14,7 +14,7 @@ use crate::spec::Name;
 pub enum PkiAction {
     /// Make, or take in, the cluster's certificate authorities.
     MakeAuthorities,
-    /// Make, or take in, the authority that is to sign next. Nobody trusts it yet.
+    /// Make, or add, the authority that is to sign next. No member trusts it yet.
     NextAuthority {
         /// Whose.
         side: Side,
@@ -31,7 +31,7 @@ pub enum PkiAction {
         /// Not the old ones, but the one that was to be the next and is not wanted any more.
         unused: bool,
     },
-    /// Nobody lets certificates of the old authorities in any more: their keys go, too.
+    /// Delete the old authorities with their keys: no member accepts their certificates any more.
     ForgetAuthority {
         /// Whose.
         side: Side,

@@ -9,8 +9,8 @@ use crate::spec::{EtcdVersion, Name};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum RecoveryAction {
-    /// Fill the data directory of the one that survived from its own data, which was put away: a new cluster of one
-    /// member, with revisions above all that anybody saw.
+    /// Fill the survivor's data directory from its own data, which was put away: a new cluster of one member, with
+    /// revisions above every revision that a client saw.
     RestoreData {
         /// Where.
         machine: Name,

@@ -18,8 +18,8 @@ pub enum RestoreAction {
         /// The version whose tool does it.
         version: EtcdVersion,
     },
-    /// Start the members that were restored where no client finds them, see that all hold the same, then start them for
-    /// everybody.
+    /// Start the restored members where no client reaches them, check that all hold the same, then start them for
+    /// clients.
     CompareRestored {
         /// All of them.
         machines: Vec<Name>,

@@ -15,7 +15,7 @@ pub enum UpkeepAction {
         /// The oldest revision that can still be read.
         revision: i64,
     },
-    /// Write a member's database anew, without the room that is free in it. It answers nobody meanwhile.
+    /// Write a member's database anew, without the free space in it. The member answers no client meanwhile.
     Defragment {
         /// Where.
         machine: Name,

@@ -19,7 +19,7 @@ pub enum UserAction {
         /// What it may do no more.
         revoke: Vec<KeySpan>,
     },
-    /// Remove a role: nobody has it any more.
+    /// Remove a role, also from every user that has it.
     DeleteRole {
         /// Which.
         role: String,

@@ -50,7 +50,7 @@ pub fn draft(found: &Found, choices: &Choices) -> Drafted {
     let mut versions: Vec<EtcdVersion> =
         found.members.iter().filter_map(|m| m.status.as_ref().ok()).map(|status| status.version).collect();
     versions.sort();
-    // A file without a version would stand for the newest: nobody has said which one runs.
+    // A file without a version would stand for the newest, and no member has reported which one runs.
     let _ = match versions.first() {
         Some(version) => writeln!(text, "    version: {version}"),
         None => writeln!(text, "    version: # no member said which version it runs: write it here"),
@@ -83,7 +83,7 @@ pub fn draft(found: &Found, choices: &Choices) -> Drafted {
     Drafted { text, left_out }
 }
 
-/// The value that all have of whom it is known; nothing when some have another.
+/// The value that is the same wherever it is known; nothing where known values differ.
 fn the_same<T: PartialEq>(values: impl Iterator<Item = Option<T>>) -> Option<T> {
     let mut all = values.flatten();
     let first = all.next()?;
@@ -178,7 +178,7 @@ fn flags(text: &mut String, all: &[BTreeMap<String, String>], version: EtcdVersi
     let mut lines = String::new();
     for key in names {
         let name = key.trim_start_matches("flags.");
-        // Whose flags were seen and who has not this one, has its default.
+        // A member whose flags were seen, and that does not set this one, runs with its default.
         let known = all.iter().filter(|settings| settings.contains_key("timers.heartbeat"));
         let Some(value) = the_same(known.map(|settings| Some(settings.get(key)))).flatten() else {
             left_out.push(Finding::new(
@@ -267,7 +267,7 @@ fn users(text: &mut String, access: &Access, left_out: &mut Vec<Finding>) {
     let users = || access.users.iter().filter(|(name, _)| others(name));
     let open: Vec<&str> =
         users().filter(|(_, user)| user.password != Password::None).map(|(name, _)| name.as_str()).collect();
-    // A user whose password nobody knows cannot be told without taking it away.
+    // Listing a user without its password would take the password away, and etcd does not reveal it.
     let mark = if open.is_empty() { "" } else { "# " };
     if !open.is_empty() {
         text.push_str(

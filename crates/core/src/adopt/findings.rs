@@ -1,4 +1,4 @@
-//! What was seen of a cluster → what somebody who takes it on should know, the worst first.
+//! What was seen of a cluster → what an operator should know before adopting it, the worst first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -222,7 +222,7 @@ fn certificates(found: &Found, member: &Member, all: &mut Vec<Finding>) {
         };
         let certificate = match seen {
             Ok(certificate) => certificate,
-            // Whoever does not answer shows nothing either.
+            // A member that does not answer presents no certificate either.
             Err(_) if member.status.is_err() => continue,
             Err(error) => {
                 let next = "the port may be closed to this computer: look from a machine of the cluster";

@@ -26,15 +26,15 @@ pub struct Found {
     pub cluster: ClusterId,
     /// Its members, in the order of their names.
     pub members: Vec<Member>,
-    /// How clients prove who they are.
+    /// How clients authenticate.
     pub mode: AuthMode,
-    /// Whether who has no certificate gets no connection.
+    /// Whether a client without a certificate gets no connection.
     pub certificates_needed: bool,
-    /// Whether auth is on; none when nobody could tell.
+    /// Whether auth is on; none when no member could tell.
     pub auth: Option<bool>,
     /// Roles and users, where we may ask for them; else why not.
     pub access: Result<Access, String>,
-    /// Alarms, and whose.
+    /// Alarms, and the members that raised them.
     pub alarms: Vec<(MemberId, Alarm)>,
     /// What the members' data hashes to, at one revision.
     pub hashes: Hashes,
@@ -115,9 +115,9 @@ pub struct Status {
 /// A certificate that a member shows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Certificate {
-    /// Whom it is for.
+    /// Its subject.
     pub subject: String,
-    /// Who signed it.
+    /// Its issuer.
     pub issuer: String,
     /// Names and addresses in it.
     pub names: Vec<String>,

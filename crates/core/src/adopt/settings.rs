@@ -18,7 +18,7 @@ pub struct Difference {
     pub wanted: String,
 }
 
-/// Flags that say who and where a member is, or that raftsman sets itself: nothing of a cluster's settings.
+/// Flags for a member's identity and addresses, or that raftsman sets itself: none is a setting of the cluster.
 const OWN: [&str; 29] = [
     "name",
     "data-dir",
@@ -137,7 +137,7 @@ pub fn wanted(cluster: &Cluster) -> BTreeMap<String, String> {
     let mut settings = BTreeMap::new();
     let mut set = |key: &str, value: String| drop(settings.insert(key.to_owned(), value));
     set("quota", spec.quota.to_string());
-    // Nobody of ours is there to measure: what others run is taken as it is.
+    // No agent is there to measure: the timers that the members run with are taken as they are.
     if let Some(pace) = spec.timers.given() {
         set("timers.heartbeat", pace.heartbeat.to_string());
         set("timers.election", pace.election.to_string());

@@ -28,7 +28,8 @@ pub struct Batch {
     pub to: i64,
     /// When its last change was seen.
     pub until: Timestamp,
-    /// Changes up to this revision were seen after the fact, when somebody began to follow: they were made some time before.
+    /// Changes up to this revision were seen after the fact, when an agent began to watch: they were made some time
+    /// before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late: Option<i64>,
     /// The lines themselves.
@@ -97,8 +98,8 @@ pub enum ChainError {
 
 /// The batches that lead from a full backup to this revision, or as far as they go, in order.
 ///
-/// Each names the one before it. Where two follow the same one, because somebody was thought dead and was not, both are
-/// true: the one that others follow leads further.
+/// Each names the one before it. Two can follow the same one, when an agent was taken for dead and was not. Both are
+/// valid: the one that others follow leads further.
 pub fn chain(full: &Manifest, batches: &[Batch], to: Option<i64>) -> Result<Vec<Batch>, ChainError> {
     let base = full.about.name;
     let mut batches: Vec<(&Batch, String)> =
@@ -121,7 +122,7 @@ pub fn chain(full: &Manifest, batches: &[Batch], to: Option<i64>) -> Result<Vec<
     let beyond = batches.iter().find(|(batch, _)| batch.to > last);
     let mut way = match (to, beyond) {
         (Some(to), _) if to <= last => {
-            // The shortest way that goes far enough: what is behind it may be what somebody wants to get rid of.
+            // The shortest chain that reaches the revision: the operator may want to get rid of the changes behind it.
             let enough = batches.iter().filter(|(batch, _)| batch.to >= to).find_map(|(batch, _)| reached(batch));
             enough.or(whole).unwrap_or_default()
         }

@@ -28,7 +28,7 @@ pub struct Drill {
     pub keys: u64,
     /// How long it took until it was served and compared.
     pub took_ms: u64,
-    /// So many revisions were in the cluster and not in the store; not known where nobody answered.
+    /// So many revisions were in the cluster and not in the store; not known where no member answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub behind: Option<i64>,
     /// All that was written longer ago than this came back.

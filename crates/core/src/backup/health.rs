@@ -1,4 +1,4 @@
-//! What machines say of the backups that they make by themselves → whether somebody must look after them.
+//! Backup state as the machines report it → whether an operator must act.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,15 +11,15 @@ use super::name::FullName;
 use crate::observed::Keeping;
 use crate::spec::{Backups, Duration, Name};
 
-/// A full backup may take a while, and somebody else may have to take over first.
+/// A full backup may take a while, and another agent may have to take over first.
 const GRACE: SignedDuration = SignedDuration::from_mins(10);
-/// The same for changes, and for somebody who cannot: a member that was just started passes.
+/// The same for changes, and for an agent that cannot make backups: it passes for a member that was just started.
 const CHANGES_GRACE: SignedDuration = SignedDuration::from_mins(1);
 
 /// How a cluster's backups fare.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Health {
-    /// Who makes them.
+    /// The machine that makes them.
     pub keeper: Option<Name>,
     /// The newest full one that counts.
     pub full: Option<FullName>,
@@ -28,7 +28,7 @@ pub struct Health {
     /// All that was written until then is in the store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub covered: Option<Timestamp>,
-    /// What somebody must look at.
+    /// What an operator must look at.
     pub problems: Vec<Problem>,
 }
 
@@ -40,7 +40,7 @@ pub enum Problem {
     NobodyMakesThem,
     /// It cannot.
     Failing {
-        /// Who.
+        /// The machine.
         machine: Name,
         /// Why.
         error: String,

@@ -105,7 +105,7 @@ pub trait Signable: Serialize + DeserializeOwned + Clone {
         Ok(format!("raftsman {}\n{}", Self::KIND, serde_json::to_string(self)?).into_bytes())
     }
 
-    /// Its text in the store, for people too.
+    /// Its text in the store, also readable for operators.
     fn text(&self, signed: Option<Signature>) -> Result<String, serde_json::Error> {
         let written = Written { check: check(self)?, manifest: self.clone(), signed };
         Ok(serde_json::to_string_pretty(&written)? + "\n")

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! FLEET/CLUSTER/full/20261115T230000Z-0000000000012345678/
-//!     begun.json                first of all, by whoever makes it: nobody else takes this name
+//!     begun.json                written first, by the process that makes it: no other takes this name
 //!     snapshot.db[.zst][.age]   etcd's own snapshot, as `etcdutl` restores it once it is unpacked
 //!     manifest.json             written last, after the snapshot was read back: without it nothing counts
 //! FLEET/CLUSTER/changes/20261115T230000Z-0000000000012345678/

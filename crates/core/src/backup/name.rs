@@ -44,8 +44,8 @@ impl FullName {
         Timestamp::from_second(self.second).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
-    /// It holds every change up to this one. There may be more in it: etcd tells the revision of a snapshot to nobody, and
-    /// this one was asked for right before.
+    /// It holds every change up to this one. There may be more in it: etcd does not report the revision of a snapshot,
+    /// and this one was asked for right before.
     pub fn revision(self) -> i64 {
         self.revision
     }
@@ -129,7 +129,7 @@ impl BatchName {
 /// What an object is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Object {
-    /// The word of whoever makes a full backup that nobody else makes this one.
+    /// The claim of the process that makes a full backup: no other process makes this one.
     Begun(FullName),
     /// The snapshot of a full backup.
     Snapshot(FullName),
@@ -181,7 +181,7 @@ impl Layout {
         format!("{}/{FULL}/{full}/{SNAPSHOT}{}", self.root, coding.suffix())
     }
 
-    /// The word of whoever makes it.
+    /// The claim of the process that makes it.
     pub fn begun(&self, full: FullName) -> String {
         format!("{}/{FULL}/{full}/{BEGUN}", self.root)
     }

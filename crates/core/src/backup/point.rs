@@ -220,7 +220,8 @@ impl Catalog {
     /// that machines follow, and one that they have just begun to follow is not followed far yet.
     fn furthest(&self, evidence: &Evidence, now: Timestamp) -> Result<Lookup, LookupError> {
         let newest = self.newest(now)?;
-        // A snapshot may hold more than its name says, and nobody knows: what is sure counts.
+        // A snapshot may hold more than its name says, and how much is not known: only the revision of its name is
+        // certain.
         let mut best = (newest.about.name.revision(), newest, Vec::new());
         for full in self.of(newest.about.cluster_id).into_iter().rev() {
             let Some(batches) = evidence.batches.get(&full.about.name) else {
@@ -479,7 +480,7 @@ mod tests {
         for begun in [None, late()] {
             assert_eq!(find(begun.clone(), Wish::Newest), (10, 50));
             assert_eq!(find(begun.clone(), Wish::Revision(40)), (10, 40));
-            // Revision 31 was written at 110; whoever came later saw it at 500.
+            // Revision 31 was written at 110; an agent that began to watch later saw it at 500.
             assert_eq!(find(begun, Wish::Moment(at(110))), (10, 31));
         }
     }

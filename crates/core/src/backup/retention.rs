@@ -15,7 +15,7 @@ use super::name::FullName;
 use super::point::is_future;
 use crate::observed::ClusterId;
 
-/// What was begun and never finished is somebody's who still works on it, until it is this old.
+/// A backup that was begun and never finished may still be in progress until it is this old.
 const ABANDONED_AFTER: SignedDuration = SignedDuration::from_hours(24);
 
 /// How long backups are kept. Times are in UTC.

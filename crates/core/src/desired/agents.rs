@@ -1,10 +1,10 @@
-//! Who signs for agents, whom they accept, and for how long: the same for every machine of a fleet.
+//! The CA of agents, the clients that they accept, and for how long: the same for every machine of a fleet.
 
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// How long an agent's own certificate is valid. Nobody need be there to renew it for eight months.
+/// How long an agent's own certificate is valid. No operator has to renew it for eight months.
 pub const AGENT_VALIDITY: SignedDuration = SignedDuration::from_hours(365 * 24);
 /// It is renewed when this much is left.
 pub const AGENT_RENEW_BEFORE: SignedDuration = SignedDuration::from_hours(120 * 24);

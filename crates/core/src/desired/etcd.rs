@@ -200,7 +200,7 @@ pub(super) fn resolve(
             server_names.push(member.to_string());
             let mut server_addresses = extra.extra_addresses.clone();
             server_addresses.push(address);
-            // Peers are checked by the address that they come from, and on this computer everybody comes from here.
+            // Peers are checked by their source address, and on this computer every peer connects from 127.0.0.1.
             let mut peer_addresses = vec![address];
             if address.is_loopback() {
                 peer_addresses.push(IpAddr::V4(Ipv4Addr::LOCALHOST));

@@ -29,14 +29,14 @@ pub use etcd::{AGENT_PORT, CLIENT_PORT, CLOSED_PORT, HTTP_PORT, LeafProfile, PEE
 pub use machines::{Address, Capabilities, Machine, Place};
 pub use users::{Access, User};
 
-/// What the state adds to the file: who this fleet is.
+/// What the state adds to the file: the identity of this fleet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The fleet's id, which no other fleet has.
     pub id: String,
     /// Local provider: the network that addresses are taken from.
     pub network: Option<LoopbackNetwork>,
-    /// Where the members are that have a place already: a file that changes moves nobody by itself.
+    /// Where the members are that have an address already: a change of the file alone moves no member.
     pub places: BTreeMap<Name, BTreeMap<Name, IpAddr>>,
     /// The zones that members' machines are in already.
     pub zones: BTreeMap<Name, BTreeMap<Name, Name>>,
@@ -64,7 +64,7 @@ pub struct Cluster {
     pub source: Source,
     /// The versions that can be had from there, the wanted one among them.
     pub available: BTreeSet<EtcdVersion>,
-    /// How clients prove who they are.
+    /// How clients authenticate.
     pub auth: AuthMode,
     /// The password of `root`, when the file refers to one.
     pub root_password: Option<Secret>,
@@ -82,9 +82,9 @@ pub struct Cluster {
     pub replace_after_ms: Option<u64>,
     /// A learner that does not get on for so many milliseconds is taken out again.
     pub learner_patience_ms: u64,
-    /// Who may do what.
+    /// Roles and users.
     pub access: Access,
-    /// Whom its agents accept, and who signs for them.
+    /// Which clients its agents accept, and the CA that signs for them.
     pub agents: Agents,
     /// The addresses of instances of its balancers, which check its members' health.
     pub balancers: BTreeSet<IpAddr>,
@@ -219,7 +219,7 @@ impl Cluster {
         etcd::span(leaves.min(self.ca_validity_ms / 2))
     }
 
-    /// The addresses of everybody who is or will be a member: they reach each other.
+    /// The addresses of all present and future members: they reach each other.
     pub fn neighbours(&self, ledger: &Ledger) -> BTreeSet<IpAddr> {
         let here = ledger.members.values().filter_map(|url| address_of(url));
         self.members.iter().map(|member| member.address).chain(here).collect()

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::observed::{Granted, Role};
 use crate::spec::{EtcdCluster, Secret};
 
-/// Who may do what. Where the file does not speak of roles or users, they are left alone.
+/// Roles and users. Where the file does not speak of them, they are left alone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Access {
     /// Every role but `root`, by name.

@@ -44,7 +44,7 @@ use crate::spec::{AuthMode, Name};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Stored", into = "Stored")]
 pub struct Ledger {
-    /// Who runs it, and whether all of it is built anew.
+    /// Whether raftsman runs it or has adopted it read-only, and whether all of it is built anew.
     pub mode: Mode,
     /// The cluster's id, once it formed. A cluster never gets a second one.
     pub cluster: Option<ClusterId>,
@@ -58,7 +58,7 @@ pub struct Ledger {
     pub started: BTreeMap<Name, String>,
     /// The zone of each member's machine, where the file has zones: a changed file moves none of them.
     pub zones: BTreeMap<Name, Name>,
-    /// How clients proved who they are when the cluster was first started: its superuser is made for this.
+    /// How clients authenticated when the cluster was first started: its superuser is made for this.
     pub auth: Option<AuthMode>,
     /// The cluster in which auth was last seen on. Before that, in another cluster or in none, members accept no client
     /// but raftsman where the file wants auth.
@@ -69,9 +69,9 @@ pub struct Ledger {
     pub clients: Option<Trust>,
     /// The highest revision ever seen: a restore must bump above it.
     pub last_revision: i64,
-    /// Members that somebody wants replaced: the name, and the member of that name that it is about.
+    /// Members that an operator wants replaced: the name, and the id of the member that had it then.
     pub replace: BTreeMap<Name, MemberId>,
-    /// Since when each member that is not healthy has not been, as far as anybody looked.
+    /// Since when each member that is not healthy has not been, as far as raftsman observed it.
     pub down_since: BTreeMap<Name, Timestamp>,
     /// How far the learner is.
     pub learner: Option<LearnerRecord>,
@@ -110,8 +110,8 @@ impl Ledger {
         }
     }
 
-    /// Takes an authority in: the first of its side, or the next. Before etcd was ever started there is nobody who trusts
-    /// the one before.
+    /// Adds an authority: the first of its side, or the next. Before etcd was ever started no member trusts the
+    /// previous one, so that the new one replaces it at once.
     pub fn take_in(&mut self, side: Side, record: AuthorityRecord) {
         let nobody = self.started.is_empty() && self.cluster.is_none();
         match self.trust_mut(side) {
@@ -180,7 +180,7 @@ impl Ledger {
         }
         let listed: BTreeMap<Name, &ListedMember> =
             list.iter().filter_map(|m| self.name_of(m).map(|name| (name, m))).collect();
-        // Who is no member any more has no past that could be in the way.
+        // A name that is no longer a member has no data that its next start must find.
         self.started.retain(|name, _| listed.contains_key(name));
         let adopted = self.adopted().is_some();
         self.members.retain(|name, _| {

@@ -1,4 +1,4 @@
-//! Who runs a cluster, and whether all of it is built anew: one of these at a time.
+//! Whether raftsman runs a cluster, has adopted it, or builds all of it anew: one of these at a time.
 
 use std::collections::BTreeMap;
 

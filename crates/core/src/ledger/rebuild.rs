@@ -65,7 +65,8 @@ impl Ledger {
                     }
                     Data::Empty | Data::Unreadable { .. } => {}
                 },
-                // Members that agree by a majority know who is one of them; else a silent machine may hold anything.
+                // A majority's member list tells which machines are members; without it a silent machine may hold
+                // anything.
                 None if member.machine.is_absent() || listed.is_some() => {}
                 None => return Err(RebuildError::Silent(name.clone())),
             }

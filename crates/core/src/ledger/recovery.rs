@@ -26,7 +26,7 @@ pub struct Recovery {
 }
 
 impl Ledger {
-    /// Once the survivor has the data of a cluster of its own, that one is ours, and nobody else is in it.
+    /// Once the survivor has the data of a new cluster, that cluster is ours, and it has no other member.
     pub(super) fn rebuilt(&mut self, observed: &Observed, now: Timestamp) {
         let Mode::Recovering(recovery) = &mut self.mode else { return };
         recovery.settled |= recovery.alone && View::of(observed).is_alone(&recovery.survivor);

@@ -40,9 +40,9 @@ pub struct Restoration {
     pub source: SnapshotSource,
     /// SHA-256 of it.
     pub sha256: String,
-    /// Revisions begin so far above the last one in it: above all that anybody ever saw.
+    /// Revisions begin so far above the last one in it: above every revision that a client ever saw.
     pub bump: u64,
-    /// Whether all members were seen to hold the same, before anybody else could see them.
+    /// Whether all members were seen to hold the same, before clients could reach them.
     #[serde(default)]
     pub agreed: bool,
 }

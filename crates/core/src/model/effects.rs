@@ -82,7 +82,7 @@ impl World {
         Data::Present { member: member.unwrap_or(MemberId(0)), cluster: cluster.unwrap_or(ids.cluster) }
     }
 
-    /// What a cluster that formed once has agreed upon, where nobody can be asked: what apply sees to before it ends.
+    /// What a cluster that formed once has agreed upon, where no member answers: what apply completes before it ends.
     pub(super) fn remembered(&mut self, desired: &Cluster) {
         let Some(cluster) = self.ledger.cluster else { return };
         let founders = self.founders(desired);

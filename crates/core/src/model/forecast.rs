@@ -110,7 +110,8 @@ fn settling(waiting: &Waiting) -> bool {
     matches!(waiting, Waiting::VersionSettling { .. })
 }
 
-/// At the end of a forecast, what would mend itself has mended: only what nobody could reach still matters.
+/// Whether this still blocks at the end of a forecast. All that resolves by itself has done so by then: only what
+/// raftsman cannot reach remains.
 fn stuck(waiting: &Waiting) -> bool {
     matches!(
         waiting,

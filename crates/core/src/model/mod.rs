@@ -163,7 +163,7 @@ pub struct Agreed {
     pub formed: bool,
     /// Alarms.
     pub alarms: Vec<Alarm>,
-    /// Whether strangers are refused.
+    /// Whether unauthenticated clients are rejected.
     pub doors: Doors,
     /// What its members hold.
     pub stored: Stored,
@@ -438,13 +438,14 @@ impl World {
         machine.answers() && agreed.is_none_or(|agreed| !agreed.formed || listed(agreed))
     }
 
-    /// Whether it is where the state has it: nobody looks for it elsewhere.
+    /// Whether it serves at the address that the state has for it: the other members connect to no other.
     fn is_in_place(&self, name: &Name, machine: &MachineModel) -> bool {
         let place = self.ledger.members.get(name).and_then(|url| address_of(url));
         place.is_none_or(|place| machine.process.address.is_none_or(|address| address == place))
     }
 
-    /// Voters of this cluster that answer, where the others look for them, and are in touch with who leads, or could.
+    /// Voters of this cluster that answer at the addresses that the other members use, and are connected to the leader
+    /// or to a member that could lead.
     pub fn voters_answering(&self, cluster: ClusterId) -> impl Iterator<Item = MemberId> {
         self.following(cluster).1.into_iter()
     }

@@ -1,4 +1,4 @@
-//! Certificates and trust in the simulated world → who shakes hands with whom, and what somebody who tries would see.
+//! Certificates and trust in the simulated world → which members complete TLS handshakes, and what a test shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -68,8 +68,8 @@ impl World {
         most
     }
 
-    /// Who leads or could, and the voters that are in touch with it. A leader stays for as long as a majority is in touch
-    /// with it, whoever else is not.
+    /// The leader, or the member that could lead, and the voters that are connected to it. A leader stays for as long
+    /// as a majority is connected to it.
     pub(super) fn following(&self, cluster: ClusterId) -> (Option<MemberId>, Vec<MemberId>) {
         let up = self.voters_up(cluster);
         let voters = self.agreed.get(&cluster).map_or(0, |a| a.members.iter().filter(|m| !m.learner).count());
@@ -87,7 +87,7 @@ impl World {
         Self::most(&self.voters_up(cluster), |one, other| self.linked(one, other)).1
     }
 
-    /// Members connect with whom they can, and stay connected for as long as both run.
+    /// Members connect to every member that they can, and stay connected for as long as both run.
     pub(super) fn connect(&mut self) {
         let with = |one: &MachineModel| -> BTreeSet<MemberId> {
             let others =
@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// Who was seen to be healthy is in touch with the leader, whatever certificates they show by now.
+    /// Members that were seen healthy are connected to the leader, whatever certificates they present by now.
     pub(super) fn connect_the_healthy(&mut self, observed: &Observed) {
         let view = View::of(observed);
         let Some(leader) = view.leader else { return };
@@ -201,7 +201,7 @@ impl World {
         self.machines.iter().filter_map(one).collect()
     }
 
-    /// Voters of this cluster that answer where the others look for them, whether or not anybody trusts them.
+    /// Voters of this cluster that answer at the addresses that the other members use, trusted or not.
     pub(super) fn voters_up(&self, cluster: ClusterId) -> Vec<(MemberId, &MachineModel)> {
         let Some(agreed) = self.agreed.get(&cluster) else { return Vec::new() };
         let voter = |m: &MachineModel| -> Option<MemberId> {

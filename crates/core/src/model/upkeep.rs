@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// Somebody compacts up to now.
+    /// A client compacts every cluster up to its current revision.
     pub fn compact_everywhere(&mut self) {
         for agreed in self.agreed.values_mut() {
             agreed.stored.history = 0;
@@ -194,7 +194,7 @@ pub(super) fn grow(machines: &mut BTreeMap<Name, MachineModel>, agreed: &mut BTr
         machine.db_size = machine.db_size(agreed.stored);
         let listed = |id: MemberId| agreed.members.iter().any(|m| m.id == id);
         let full = machine.process.quota > 0 && machine.db_size >= machine.process.quota;
-        // Whoever writes next hears of it.
+        // The next write raises the alarm.
         if full && agreed.formed && agreed.alarms.is_empty() && machine.member().is_some_and(listed) {
             agreed.alarms = vec![Alarm::NoSpace];
         }

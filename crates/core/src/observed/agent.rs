@@ -36,7 +36,7 @@ pub struct AgentReport {
     pub certificate: Option<CertificateFacts>,
     /// Room on the disk.
     pub disk: Disk,
-    /// Digest of the rules of who may reach what, where raftsman made the machine.
+    /// Digest of the firewall rules, where raftsman made the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firewall: Option<String>,
     /// Digest of the fleet's CAs that it trusts and of what is revoked, where it was ever told other than at its start.
@@ -173,7 +173,7 @@ pub struct EtcdOnMachine {
     /// Whether a member's data was ever seen here: remembered outside the data directory, so that a wiped directory is
     /// told from one that never was.
     pub had_data: bool,
-    /// Where the log ends, read while etcd does not run, or because somebody wants to know.
+    /// Where the log ends, read while etcd does not run, or when raftsman asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogEnd>,
 }
@@ -290,11 +290,11 @@ pub enum Data {
     },
 }
 
-/// A port that somebody else holds.
+/// A port that another process holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortTaken {
     /// The port.
     pub port: u16,
-    /// Who, where it can be told.
+    /// The process that holds it, where it can be told.
     pub holder: String,
 }

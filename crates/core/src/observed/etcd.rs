@@ -1,4 +1,4 @@
-//! etcd's own answers → who is in the cluster, who leads, who may come in.
+//! etcd's own answers → the members of the cluster, its leader, and the clients that it accepts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -83,7 +83,7 @@ pub struct EtcdFacts {
     pub auth: Option<bool>,
     /// The superuser, looked at while auth is off.
     pub root: Root,
-    /// Whether strangers are refused, tried once auth is on.
+    /// Whether unauthenticated clients are rejected, tested once auth is on.
     pub doors: Option<Doors>,
     /// Roles and users, or why they could not be asked for. Looked at where the file speaks of them, once auth is on, at
     /// one member.
@@ -158,7 +158,7 @@ pub enum Root {
 /// How a client without credentials is called.
 pub const ANONYMOUS: &str = "an anonymous";
 
-/// Whether those who should be refused are refused.
+/// Whether clients that should be rejected are rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Doors {
     /// A client without credentials.
@@ -182,9 +182,9 @@ impl Doors {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Door {
-    /// The stranger was refused.
+    /// The client was rejected.
     Shut,
-    /// The stranger was let in.
+    /// The client was accepted.
     Open,
     /// It could not be told.
     Unclear(String),

@@ -16,12 +16,12 @@ pub enum Fact<T> {
         /// When.
         at: Timestamp,
     },
-    /// Somebody who knows said that it is not there.
+    /// The authoritative source answered that it does not exist.
     Absent {
         /// When.
         at: Timestamp,
     },
-    /// Nobody who knows could be asked.
+    /// The authoritative source could not be asked.
     Unreachable {
         /// What stood in the way.
         error: String,
@@ -46,7 +46,7 @@ impl<T> Fact<T> {
         }
     }
 
-    /// Whether somebody who knows said that it is not there.
+    /// Whether the authoritative source answered that it does not exist.
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::Absent { .. })
     }

@@ -51,7 +51,7 @@ pub struct Observed {
     /// The authorities that the file brings, as they are found where it says.
     #[serde(default)]
     pub brought: BTreeMap<Side, AuthorityRecord>,
-    /// Who is let in where. Tried while an authority changes, where something rests on it.
+    /// Which certificates each member accepts. Tested while an authority changes, where a phase depends on it.
     #[serde(default)]
     pub handshakes: BTreeMap<Name, Handshakes>,
 }

@@ -246,7 +246,7 @@ impl Concern {
         }
     }
 
-    /// What somebody can do about it.
+    /// What an operator can do about it.
     pub fn next(&self) -> String {
         match self {
             Self::WriteOutlastsHeartbeat { pace, better, .. }
@@ -303,7 +303,7 @@ impl fmt::Display for Concern {
     }
 }
 
-/// A short time, as people write it.
+/// A short time, with a unit that suits its size.
 pub fn time(us: u32) -> String {
     match us {
         0..1_000 => format!("{us} µs"),

@@ -102,13 +102,13 @@ pub struct Trust {
     pub retired: Vec<AuthorityRecord>,
     /// The highest number that an authority of this side ever had.
     pub numbered: u32,
-    /// Somebody wants another authority.
+    /// An operator wants another authority.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub asked: bool,
-    /// Somebody says that all clients have what they need: the old ones can go.
+    /// An operator confirms that all clients have what they need: the old authorities can go.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub finish: bool,
-    /// An emergency: nobody is waited for who is not needed.
+    /// An emergency: members that cannot be reached are not waited for, unless a majority needs them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub now: bool,
 }
@@ -129,7 +129,7 @@ impl Trust {
         }
     }
 
-    /// Everyone whose certificates are to be accepted, each once, in an order that no phase changes.
+    /// Every authority whose certificates are to be accepted, each once, in an order that no phase changes.
     pub fn trusted(&self) -> Vec<&AuthorityRecord> {
         ordered(std::iter::once(&self.current).chain(&self.next).chain(&self.old))
     }
@@ -154,7 +154,7 @@ impl Trust {
         certificate.not_after > now && self.trusts(&certificate.issuer_key)
     }
 
-    /// The certificates of everyone who is to be trusted, as one PEM text.
+    /// The certificates of every authority that is to be trusted, as one PEM text.
     pub fn bundle(&self) -> String {
         bundle(&self.trusted())
     }
@@ -184,15 +184,15 @@ impl Trust {
         self.next.is_some() || !self.old.is_empty() || !self.retired.is_empty()
     }
 
-    /// Whether the old ones are to go: those of the peers as soon as nobody needs them, those of the clients once
-    /// somebody says so, or when they have ended anyway.
+    /// Whether the old authorities are to go: those of the peers as soon as no member needs them, those of the clients
+    /// once an operator says so, in an emergency, or when they have expired.
     pub fn finishes(&self, side: Side, now: Timestamp) -> bool {
         !self.old.is_empty()
             && (side == Side::Peers || self.finish || self.now || self.old.iter().all(|a| a.not_after <= now))
     }
 
-    /// Who signs members' certificates now. What members show to clients is signed by the oldest authority for as long as
-    /// there are clients that may trust no other.
+    /// The authority that signs members' certificates now. What members present to clients is signed by the oldest
+    /// authority for as long as there are clients that may trust no other.
     pub fn signer(&self, side: Side, renew_before: jiff::SignedDuration, now: Timestamp) -> &AuthorityRecord {
         let serves = |a: &&AuthorityRecord| a.not_after.duration_since(now) > renew_before;
         match self.old.iter().find(serves) {
@@ -255,22 +255,22 @@ fn bundle(records: &[&AuthorityRecord]) -> String {
     text
 }
 
-/// Who is let in where while an authority changes, as it was tried.
+/// Which certificates are accepted where while an authority changes, as handshakes have shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handshakes {
     /// From this machine, with its own certificate, to other members' peer ports: what went wrong, if anything.
     pub peers: BTreeMap<Name, Option<String>>,
-    /// At this member's port of each side: what becomes of somebody with a certificate of the authority with this key.
+    /// At this member's port of each side: the result for a client with a certificate of the authority with this key.
     pub let_in: BTreeMap<Side, BTreeMap<String, Greeting>>,
 }
 
-/// How somebody with a certificate is received.
+/// The result of a handshake with a client certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Greeting {
-    /// He is let in.
+    /// The certificate was accepted.
     Accepted,
-    /// He is turned away, in these words.
+    /// The certificate was rejected, with this error.
     Refused(String),
     /// It could not be tried.
     Unclear(String),

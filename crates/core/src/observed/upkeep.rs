@@ -61,7 +61,7 @@ impl fmt::Display for FilledPrefix {
         let Self { prefix, keys, bytes, history } = self;
         let plural = if *keys == 1 { "" } else { "s" };
         write!(f, "`{prefix}` ({keys} key{plural}, about {}", size(*bytes))?;
-        // What does not show in the first digit helps nobody.
+        // History that takes less than a tenth of the bytes would not change the operator's picture.
         if *history >= (*bytes / 10).max(1024) {
             write!(f, ", and {} of old values", size(*history))?;
         }
@@ -69,7 +69,7 @@ impl fmt::Display for FilledPrefix {
     }
 }
 
-/// Bytes as people write them.
+/// Bytes, with a unit that suits their number.
 pub fn size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
@@ -231,7 +231,7 @@ pub enum Agreement {
     All,
     /// These differ from all others, which are a majority and hold the same.
     Differ(Vec<Name>),
-    /// It cannot be told: there is no majority that agrees, or not everybody could be compared.
+    /// It cannot be told: there is no majority that agrees, or not every voter could be compared.
     Unclear,
 }
 
@@ -302,7 +302,7 @@ impl Observed {
         self.upkeep.hashes.as_ref().is_some_and(|hashes| hashes.rest_agrees(&voters, but))
     }
 
-    /// Whether the voters hold the same, as far as anybody looked.
+    /// Whether the voters hold the same, as far as their hashes were compared.
     pub fn agreement(&self, view: &View<'_>) -> Agreement {
         match (&self.upkeep.hashes, self.voters(view)) {
             (Some(hashes), Some(names)) => hashes.agreement(&names),

@@ -1,4 +1,4 @@
-//! etcd's own answers → who there is, and who may do what.
+//! etcd's own answers → its users and roles, and what each of them may do.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Facts of single members → the cluster as a whole: its voters, who of them is healthy, what it can lose.
+//! Facts of single members → the cluster as a whole: its voters, the healthy ones, and its fault tolerance.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -96,7 +96,7 @@ impl<'a> View<'a> {
         Tolerance::of((self.healthy.len() + more).min(self.voters), self.voters)
     }
 
-    /// Whether it is healthy, and lists nobody but itself.
+    /// Whether it is healthy, and lists no member but itself.
     pub fn is_alone(&self, name: &Name) -> bool {
         let only = self.listed.is_some_and(|list| matches!(list, [one] if one.name == name.as_str()));
         only && self.healthy.contains(name)

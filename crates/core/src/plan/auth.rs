@@ -1,4 +1,4 @@
-//! A cluster that answers → its superuser, auth, and proof that strangers are refused.
+//! A cluster that answers → its superuser, auth, and proof that unauthenticated clients are rejected.
 
 use super::report::Report;
 use super::{Draft, Reason, Step, Waiting, versions};
@@ -28,7 +28,7 @@ pub(super) fn secure(draft: &mut Draft<'_>) -> Report {
         (Some(false), Root::Ready) => {
             draft.steps.push(Step::new(AuthAction::EnableAuth, Reason::NoAuth));
         }
-        // Whoever changed the file waits for it, and clients with the new password do.
+        // The operator who changed the file, and clients that already use the new password, wait for this.
         (Some(true), Root::Outdated) if draft.desired.auth == AuthMode::Password => {
             draft.steps.push(Step::new(AuthAction::ChangeRootPassword, Reason::OtherPassword));
         }

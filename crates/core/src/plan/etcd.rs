@@ -1,4 +1,4 @@
-//! Members that should run, members that run → first start, restarts, and whose cluster this is.
+//! Members that should run, members that run → first start, restarts, and the identity of the cluster.
 
 use super::report::{Because, Report};
 use super::safety::Case;
@@ -11,7 +11,7 @@ use crate::spec::{AuthMode, EtcdVersion, Name};
 /// After so many ends a process does not come up by itself any more.
 const CRASHES: u32 = 5;
 
-/// Whose cluster this is. Where that is not clear, nothing at all is done.
+/// Which cluster this is. Where that is not clear, nothing at all is done.
 pub(super) fn identity(draft: &mut Draft<'_>) -> Report {
     let ledger = &draft.observed.ledger;
     let expected = match (ledger.cluster, draft.view.clusters.len()) {
@@ -257,7 +257,8 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     let Some(first) = stale.first().copied() else { return Report::Looked };
     let Data::Present { cluster, .. } = first.report.etcd.data else { return Report::Looked };
     let name = &first.member.name;
-    // etcd hands over to whom it is connected with the longest: that would be one that is left behind.
+    // etcd transfers leadership to the member that it has been connected to the longest: that may be one that is left
+    // behind.
     if !left.is_empty() && draft.view.leader == Some(name) && draft.view.healthy.len() > 1 {
         members::hand_over(draft, name);
         return Report::Looked;

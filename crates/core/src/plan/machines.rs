@@ -14,7 +14,7 @@ const MAX_CLOCK_OFFSET_MS: u64 = 60_000;
 /// etcd needs room for its first write-ahead log segment.
 const MIN_FREE_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Steps that bring machines closer to running etcd; the answer is who is there already.
+/// Steps that bring machines closer to running etcd; returns the members that are ready.
 pub(super) fn prepare<'a>(draft: &mut Draft<'a>, course: Course) -> Vec<Ready<'a>> {
     let desired = draft.desired;
     let ready = desired.members.iter().filter_map(|member| prepare_one(draft, member, course)).collect();
@@ -36,7 +36,7 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
     let observed = draft.observed;
     let seen = observed.members.get(name)?;
     let outside = draft.standing(name).outside();
-    // Who is no member any more leaves nothing that could be lost.
+    // A name that is no longer a member holds no data that could be lost.
     let started = observed.ledger.started.get(name).filter(|_| !outside);
     match &seen.machine {
         Fact::Unreachable { error, .. } => {
@@ -55,7 +55,7 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
             draft.steps.push(Step::new(MachineAction::StartMachine { machine: name.clone() }, Reason::NotRunning));
             return None;
         }
-        // It is nobody's any more, or nobody's yet: another takes its place.
+        // It belongs to no member, no longer or not yet: a new machine takes its place.
         Fact::Seen { .. } if outside && draft.outdated(name).is_some() => {
             let step = members::discard(draft, name);
             draft.steps.extend(step);
@@ -64,7 +64,7 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
         Fact::Seen { .. } => {}
     }
     let report = match &seen.agent {
-        // A new machine takes the place of one that nobody can reach, once that one is no member any more.
+        // A new machine replaces one that cannot be reached, once that one is no longer a member.
         Fact::Unreachable { .. } | Fact::Absent { .. } if outside && draft.to_be_replaced(name) => {
             let step = members::discard(draft, name);
             draft.steps.extend(step);
@@ -113,7 +113,7 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
     let etcd = &report.etcd;
     let version = version(etcd, course);
     let pace = draft.desired.pace(&observed.ledger);
-    // Who is no member has nothing to be closed for; what is restored is configured when it is compared.
+    // A machine that is no member need not be closed to clients; a restored member is configured when it is compared.
     let access = match outside || observed.ledger.restoration().is_some() {
         true => ClientAccess::Open,
         false => draft.desired.client_access(&observed.ledger),
@@ -123,7 +123,7 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
     let config = configured(access);
     let open = (access == ClientAccess::Closed).then(|| configured(ClientAccess::Open)).flatten();
     let open = open.map(|config| config.digest.clone());
-    // Before the timers are measured, nobody gets others than those that he has.
+    // Before the timers are measured, every member keeps those that it has.
     let stays = matches!(course, Course::Stay(_)) || pace.is_none();
     let kept = etcd.running_config.as_ref().or(etcd.config.as_ref()).filter(|_| stays);
     let equipped = equip(draft, member, report, version, config.as_deref().filter(|_| kept.is_none()));
@@ -151,7 +151,7 @@ fn empty(draft: &mut Draft<'_>, member: &Member, report: &AgentReport) -> bool {
         Data::Empty if !etcd.had_data => return true,
         Data::Empty => None,
         Data::Present { member, .. } => Some(member),
-        // Nobody knows what it is: not ours to move away unless somebody says so.
+        // The data cannot be identified: raftsman moves it away only when an operator asks for the replacement.
         Data::Unreadable { .. } if !draft.to_be_replaced(&machine) => return true,
         Data::Unreadable { .. } => None,
     };
@@ -189,7 +189,7 @@ fn equip(
         draft.wait(Waiting::DiskFull { machine: name.clone(), free: report.disk.free });
         return false;
     }
-    // Before anybody new is let into the cluster: members that cannot reach each other are none.
+    // The firewall is set before a new member joins: members that cannot reach each other form no cluster.
     let rules = draft.desired.firewall(&member.machine, &draft.observed.ledger);
     if let Some(rules) = rules.filter(|rules| report.firewall.as_ref() != Some(&rules.digest)) {
         let action = MachineAction::SetFirewall { machine: name.clone(), digest: rules.digest };

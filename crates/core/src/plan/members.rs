@@ -29,7 +29,7 @@ pub(super) enum Standing {
     Learner(MemberId),
     /// A majority says that it is no member.
     Outside,
-    /// Nobody can be asked.
+    /// No member can be asked.
     Unknown,
 }
 
@@ -65,7 +65,7 @@ impl Draft<'_> {
         self.view.listed?.iter().find(named)
     }
 
-    /// Whether somebody, or the file's policy, wants the member of this name replaced.
+    /// Whether an operator, or the file's policy, wants the member of this name replaced.
     pub(super) fn to_be_replaced(&self, name: &Name) -> bool {
         let ledger = &self.observed.ledger;
         let marked = match (ledger.replace.get(name), self.standing(name)) {
@@ -157,7 +157,7 @@ pub(super) fn remove(draft: &mut Draft<'_>, member: &ListedMember, reason: Reaso
     }
 }
 
-/// Members that are lost, or that somebody wants replaced: out with them, so that others can come in.
+/// Removes members that are lost, or that an operator wants replaced, so that new ones can join.
 fn replace(draft: &mut Draft<'_>) {
     let lost = std::mem::take(&mut draft.lost);
     let of = draft.observed.ledger.members.len();
@@ -167,7 +167,7 @@ fn replace(draft: &mut Draft<'_>) {
         .filter(|w| w.patience() == Patience::Blocked)
         .map(ToString::to_string)
         .collect();
-    // Nobody can be replaced without a majority, and this one does not come back.
+    // No member can be replaced without a majority, and the members that are lost do not come back.
     if !draft.view.has_quorum() && for_good.len() < of && of - for_good.len() < quorum(of) {
         draft.wait(Waiting::MajorityLost { lost: for_good, of });
         draft.waiting.extend(lost.into_iter().map(|(_, w)| w).filter(|w| w.patience() != Patience::Blocked));
@@ -361,7 +361,8 @@ pub(super) fn misplaced(draft: &Draft<'_>, member: &Member) -> Option<IpAddr> {
     seen.map(|machine| machine.address).filter(|address| *address != member.address)
 }
 
-/// Brings members up that are to go and that the cluster cannot do without yet: without a majority nobody can be removed.
+/// Starts members that are to be removed while the cluster still needs them: without a majority no member can be
+/// removed.
 pub(super) fn keep_quorum(draft: &mut Draft<'_>) -> Report {
     for (name, seen) in &draft.observed.members {
         if draft.desired.member(name).is_some() || !draft.observed.ledger.started.contains_key(name) {
@@ -430,7 +431,7 @@ pub(super) fn discard(draft: &mut Draft<'_>, name: &Name) -> Option<Step> {
     }
 }
 
-/// The address at which a member serves now; where nobody can be asked, the one that the state remembers.
+/// The address at which a member serves now; where no member can be asked, the one in the state.
 pub(super) fn serves_at(draft: &Draft<'_>, member: &Member) -> IpAddr {
     let url = match draft.standing(&member.name) {
         Standing::Outside => None,

@@ -87,7 +87,7 @@ pub fn explain(desired: &Cluster, observed: &Observed, now: Timestamp) -> Vec<Co
     passes::explain(&mut Draft::new(desired, observed, now))
 }
 
-/// The next step for these members to be defragmented, which somebody asked for: followers first, never the leader.
+/// The next step of a defragmentation of these members that an operator asked for: followers first, never the leader.
 pub fn defragment(desired: &Cluster, observed: &Observed, members: Vec<Name>, now: Timestamp) -> Plan {
     let mut draft = Draft::new(desired, observed, now);
     upkeep::defragment(&mut draft, members);
@@ -102,7 +102,7 @@ struct Draft<'a> {
     now: Timestamp,
     steps: Vec<Step>,
     waiting: Vec<Waiting>,
-    /// Members that are lost, and what to wait for unless somebody wants them replaced.
+    /// Members that are lost, and what to wait for unless an operator wants them replaced.
     lost: Vec<(Name, Waiting)>,
 }
 

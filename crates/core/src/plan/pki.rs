@@ -45,7 +45,7 @@ fn successor(draft: &Draft<'_>, side: Side, authorities: &Trust) -> Option<Reaso
     if !trust::is_wanted(draft.desired, draft.observed, side, current) {
         return Some(Reason::Changed);
     }
-    // One that was brought lasts as long as those who brought it want it to.
+    // An authority that the file brings is replaced when its owner brings another one.
     if *draft.desired.authority(side) != Authority::Made {
         return None;
     }
@@ -56,8 +56,8 @@ fn successor(draft: &Draft<'_>, side: Side, authorities: &Trust) -> Option<Reaso
     (left < draft.desired.renew_authority_before()).then(|| Reason::Expires { hours: left.as_hours() })
 }
 
-/// Which clients an agent accepts, and what it shows them. Neither holds up anything else, and a new CA signs for nobody
-/// before it is trusted.
+/// Which clients an agent accepts, and which certificate it presents. Neither delays any other step, and a new CA signs
+/// nothing before it is trusted.
 pub(super) fn agent(draft: &mut Draft<'_>, name: &Name, report: &AgentReport) {
     let agents = &draft.desired.agents;
     if let Some(digest) = agents.access.clone().filter(|digest| report.access.as_ref() != Some(digest)) {
@@ -96,7 +96,7 @@ pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentRepor
         // A member on the move is reached at its old address until it is restarted.
         let also = Some(members::serves_at(draft, member)).filter(|address| *address != member.address);
         let flaw = flaw(seen, &member.profile(purpose).with(also), authorities, signer, side, draft.now);
-        // Nobody shows a certificate that others do not accept, unless what he shows is accepted by nobody anyway.
+        // No member presents a certificate that other members reject, unless they reject its present one anyway.
         let useless = seen.is_none_or(|seen| !authorities.accepts(seen, draft.now));
         let accepted = || trust::accepted(draft.observed, &draft.view, side, &signer.key, &member.name).is_ok();
         match flaw {

@@ -8,8 +8,8 @@ use crate::desired::Cluster;
 use crate::observed::{Ledger, Observed, judge, quorum};
 use crate::spec::Name;
 
-/// So many machines it takes: all before the cluster is there, later a majority, so that one that is lost holds up
-/// nobody.
+/// How many machines a measurement needs: all before the cluster exists, later a majority, so that a lost machine does
+/// not block it.
 pub fn needed(desired: &Cluster, ledger: &Ledger) -> usize {
     let all = desired.members.len();
     if ledger.cluster.is_some() { quorum(all) } else { all }

@@ -1,9 +1,9 @@
 //! A cluster whose majority is lost → what is left of it, what would be lost, and the steps that build it anew.
 //!
-//! Nothing here happens by itself: somebody has to decide upon it, which the ledger remembers. The survivor is started
-//! alone, so that etcd itself applies all that its log holds. Then it is stopped, so that no client's write slips in
-//! between, its data is put away, and of that a new cluster of one member is made, with revisions above all that anybody
-//! saw, so that watchers notice. Then it grows like any other.
+//! Nothing here happens by itself: an operator has to approve it, which the ledger remembers. The survivor is started
+//! alone, so that etcd itself applies all that its log holds. Then it is stopped, so that no client writes in between,
+//! its data is put away, and a new cluster of one member is made from it. Its revisions start above every revision that
+//! a client saw, so that watchers notice. Then it grows like any other cluster.
 
 use std::fmt;
 
@@ -60,7 +60,7 @@ pub enum State {
         /// How.
         how: String,
     },
-    /// Nobody can tell: it may live, and may know more than all others.
+    /// Its state is not known: it may run, and may hold more than all others.
     Unknown {
         /// Why not.
         why: String,
@@ -70,7 +70,7 @@ pub enum State {
 /// A cluster to be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proposal {
-    /// Around whom.
+    /// The member that the new cluster is built from.
     pub survivor: Name,
     /// The cluster that lost its majority.
     pub of: ClusterId,
@@ -99,12 +99,12 @@ pub enum Unclear {
         /// Of so many.
         of: usize,
     },
-    /// Members of which nobody knows.
+    /// Members whose state is not known.
     Unknown {
         /// Which.
         members: Vec<Name>,
     },
-    /// Nobody has data.
+    /// No member has data.
     NobodyLeft,
     /// The one that was asked for has no data.
     NoSurvivor {
@@ -156,8 +156,7 @@ impl fmt::Display for Unclear {
     }
 }
 
-/// Looks at what is left. Members that somebody knows to be gone for good are given by name, and so is the survivor where
-/// somebody knows better.
+/// Looks at what is left. The operator names the members that are gone for good, and may name the survivor.
 pub fn survey(desired: &Cluster, observed: &Observed, lost: &[Name], from: Option<&Name>) -> Remains {
     let ledger = &observed.ledger;
     let view = View::of(observed);
@@ -188,7 +187,7 @@ fn propose(
     if !unknown.is_empty() {
         return Err(Unclear::Unknown { members: unknown });
     }
-    // Who is not in the file has no place in the cluster to be.
+    // A member that is not in the file has no place in the new cluster.
     let mut candidates = survivors.iter().filter(|s| desired.member(s.name).is_some());
     let best = candidates.clone().max_by_key(|s| (s.index, std::cmp::Reverse(s.name))).ok_or(Unclear::NobodyLeft)?;
     let chosen = match from {
@@ -286,8 +285,8 @@ fn known(seen: &MemberObserved, report: &AgentReport) -> State {
     }
 }
 
-/// Writes down that somebody decided as is proposed: the cluster is built anew, and the lost are given up with whatever
-/// answers in their place.
+/// Records that the operator approved the proposal: the cluster is built anew, and the lost members are given up with
+/// whatever answers in their place.
 pub fn decide(ledger: &mut Ledger, remains: &Remains, now: Timestamp) {
     let Ok(Proposal { survivor, of, .. }) = &remains.outcome else { return };
     let survivor = survivor.clone();
@@ -306,7 +305,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
     let others = draft.observed.members.iter().filter(|(name, _)| *name != survivor);
     let others: Vec<(&Name, &AgentReport)> =
         others.filter_map(|(name, seen)| seen.report().map(|report| (name, report))).collect();
-    // Nobody may serve beside the one that goes on.
+    // No other member may serve beside the survivor.
     for (name, report) in &others {
         if report.etcd.service.state != ServiceState::Stopped {
             draft.steps.push(Step::new(EtcdAction::StopEtcd { machine: (*name).clone() }, reason()));
@@ -315,7 +314,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
     if !draft.steps.is_empty() {
         return Report::Looked;
     }
-    // One that nobody gave up and that cannot be reached may serve.
+    // A member that was not given up and that cannot be reached may still serve.
     let silent = draft.observed.members.iter().filter(|(name, seen)| {
         let given_up = ledger.replace.contains_key(*name) || !ledger.members.contains_key(*name);
         *name != survivor && !given_up && seen.report().is_none() && !seen.machine.is_absent()

@@ -1,8 +1,8 @@
-//! A backup that somebody decided upon → the steps that put it in the place of all data, on every member at once.
+//! A backup that an operator decided to restore → the steps that replace all data with it, on every member at once.
 //!
-//! Machines are made ready first. Then every member is stopped, so that nobody writes what nobody will have; what they
-//! hold is put away, and stays on the machines; all get the same snapshot; and before a client can reach them, they are
-//! seen to hold the same.
+//! Machines are made ready first. Then every member is stopped, so that no client writes data that the restore would
+//! lose. The old data is put away, and stays on the machines. All members get the same snapshot, and raftsman checks
+//! that they hold the same before a client can reach them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +38,7 @@ pub fn untried(desired: &Cluster, observed: &Observed, backup: FullName, revisio
     }
 }
 
-/// Writes down that somebody decided so.
+/// Records that an operator decided on this restore.
 pub fn decide(ledger: &mut Ledger, restoration: Restoration) {
     // What the machines were is no past that could be in the way.
     ledger.started.clear();
@@ -156,7 +156,7 @@ pub(super) fn same_members(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
-/// Of which cluster the members' new data is, and whose.
+/// The clusters that the members' new data belongs to, and which members hold it.
 pub(super) fn found<'a>(observed: &'a Observed, restoration: &'a Restoration) -> BTreeMap<ClusterId, Vec<&'a Name>> {
     let mut found: BTreeMap<ClusterId, Vec<&Name>> = BTreeMap::new();
     for name in restoration.members.keys() {

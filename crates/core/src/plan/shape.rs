@@ -39,7 +39,7 @@ pub(super) fn renew(draft: &mut Draft<'_>) -> Report {
     let mut outdated: Vec<(Name, String)> = names.filter_map(|name| draft.outdated(&name).map(|c| (name, c))).collect();
     outdated.sort_by_key(|(name, _)| draft.view.leader == Some(name));
     let Some((name, change)) = outdated.first().cloned() else { return Report::Looked };
-    // Who is on the way gets there first.
+    // A learner is promoted first: no machine is replaced while one catches up.
     let listed = draft.view.listed.unwrap_or_default();
     let Some(entry) = draft.entry(&name).cloned().filter(|_| listed.iter().all(|member| !member.learner)) else {
         return Report::Left(Because::Learner);

@@ -27,7 +27,7 @@ pub(super) struct Ready<'a> {
 /// A member of the cluster, and its machine's word.
 pub(super) type Participant<'a> = (&'a Name, Option<&'a AgentReport>);
 
-/// Members of the cluster as it lists them; those that etcd was started on while nobody can be asked.
+/// Members of the cluster as it lists them; where no member can be asked, those that etcd was started on.
 pub(super) fn participants<'a>(observed: &'a Observed, view: &View<'_>) -> Vec<Participant<'a>> {
     let ledger = &observed.ledger;
     let counts = |name: &Name| match view.listed {
@@ -54,7 +54,7 @@ pub(super) fn left_behind(observed: &Observed, view: &View<'_>) -> BTreeSet<Name
     left.map(|(name, _)| name.clone()).collect()
 }
 
-/// Whether somebody wants the authority of the peers changed without waiting for anybody.
+/// Whether an operator wants the authority of the peers changed without waiting for members that cannot be reached.
 pub(super) fn emergency(observed: &Observed) -> bool {
     observed.ledger.trust(Side::Peers).is_some_and(|trust| trust.now && trust.rotates())
 }

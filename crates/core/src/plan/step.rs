@@ -105,11 +105,11 @@ pub enum Reason {
     LockedOut,
     /// The file refers to another password than the one that is in force.
     OtherPassword,
-    /// Nobody may come in without credentials.
+    /// No client may connect without credentials.
     NoAuth,
     /// It is in the world and not in the file.
     NotInFile,
-    /// The member is lost, or somebody wants it replaced.
+    /// The member is lost, or an operator wants it replaced.
     Replaced,
     /// The learner has caught up with the leader.
     CaughtUp,
@@ -138,7 +138,7 @@ pub enum Reason {
     RoomAgain,
     /// All members hold the same.
     MembersAgree,
-    /// Somebody asked for it.
+    /// An operator asked for it.
     Asked,
     /// The majority is lost, and the cluster is built anew around this member.
     Recovery {
@@ -154,17 +154,17 @@ pub enum Reason {
     },
     /// The leader is about to go.
     LeaderGoes {
-        /// Who leads.
+        /// The leader.
         from: Name,
     },
     /// The leader is restarted next.
     LeaderRestarts {
-        /// Who leads.
+        /// The leader.
         from: Name,
     },
     /// The leader is left behind by a change of the peers' authority: others could not follow it any more.
     LeaderLeftBehind {
-        /// Who leads.
+        /// The leader.
         from: Name,
     },
     /// A role may do, or a user has, something else than the file says.

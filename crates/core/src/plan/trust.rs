@@ -1,4 +1,4 @@
-//! Authorities that follow each other, who trusts whom → the next phase of a change, once everybody is seen to be ready.
+//! A rotation of authorities, which members trust which → its next phase, once every member is seen to be ready.
 //!
 //! etcd reads certificates at every handshake, but the authorities that it trusts only when it starts. So the next
 //! authority is trusted by all before it signs anything, and the old one until nothing of it is shown any more; and no
@@ -67,8 +67,8 @@ pub(super) fn phase(desired: &Cluster, observed: &Observed, side: Side, now: Tim
     }
 }
 
-/// Those who must be ready before a phase: everybody, in an emergency everybody who can be reached. Nobody is left behind
-/// where the others would be no majority while one of them is restarted.
+/// The members that must be ready before a phase: all, in an emergency all that can be reached. An emergency leaves no
+/// member behind where the others would be no majority while one of them restarts.
 fn needed<'a>(observed: &'a Observed, view: &View<'_>, trust: &Trust) -> Vec<Participant<'a>> {
     let mut all = participants(observed, view);
     let of = all.len();
@@ -109,7 +109,7 @@ fn laggards(desired: &Cluster, observed: &Observed, view: &View<'_>, side: Side,
     };
     let needed = needed(observed, view, trust);
     let late = needed.iter().filter(|(_, r)| !r.is_some_and(ready)).map(|(name, _)| *name);
-    // Whoever is left behind must not be the one whom all others have to follow.
+    // A leader that is left behind must transfer leadership first: the others could not follow it.
     let leads = view.leader.filter(|leader| side == Side::Peers && !may_lead(observed, view, leader));
     let late: BTreeSet<&Name> = late.chain(leads).collect();
     late.into_iter().cloned().collect()
@@ -209,7 +209,7 @@ pub(super) fn hindrances(
     now: Timestamp,
 ) -> Vec<Waiting> {
     let view = View::of(observed);
-    // Nobody can shake hands any more: nothing is lost by going on.
+    // The current authority has expired, so no handshake succeeds any more: nothing is lost by going on.
     if phase == Phase::Switch && in_vain(observed, side, now) {
         return Vec::new();
     }
@@ -220,8 +220,8 @@ pub(super) fn hindrances(
     unproven(desired, observed, &view, side, phase, now)
 }
 
-/// Brings changes of authorities on by one phase, where everybody is ready for it. Both sides go hand in hand, so that
-/// members are restarted once for both.
+/// Advances rotations of authorities by one phase, where every member is ready for it. Both sides advance together, so
+/// that members are restarted once for both.
 pub(super) fn rotate(draft: &mut Draft<'_>) -> Report {
     let (desired, observed, now) = (draft.desired, draft.observed, draft.now);
     let phases = Side::ALL.into_iter().filter_map(|side| Some((phase(desired, observed, side, now)?, side)));
@@ -239,7 +239,7 @@ pub(super) fn rotate(draft: &mut Draft<'_>) -> Report {
             }
             continue;
         }
-        // Whoever lags for a reason has it told already.
+        // A member that lags for a known reason has that reported already.
         let told: Vec<Name> = draft.waiting.iter().filter_map(|w| w.machine().cloned()).collect();
         let known = |machine: &Name| told.contains(machine) || draft.has_step_for(machine);
         let new = |w: &Waiting| !matches!(w, Waiting::TrustLags { machine, .. } if known(machine));
@@ -257,7 +257,7 @@ pub(super) fn accepted(
     key: &str,
     machine: &Name,
 ) -> Result<(), Name> {
-    // Clients are told by those who run them; those of ours trust all that are trusted.
+    // The owners of clients distribute trust to them; raftsman's own clients accept every trusted authority.
     let Some(trust) = observed.ledger.trust(side).filter(|_| side == Side::Peers) else { return Ok(()) };
     let others = needed(observed, view, trust).into_iter().filter(|(name, _)| *name != machine);
     for (name, report) in others {
@@ -273,8 +273,8 @@ pub(super) fn accepted(
     Ok(())
 }
 
-/// Whether this member, started anew, and the healthy others will still shake hands: in an emergency at least with all
-/// that are not left behind, and with whoever leads.
+/// Whether this member, once restarted, and the healthy others will still complete handshakes: in an emergency at least
+/// with all that are not left behind, and with the leader.
 pub(super) fn stays_in_touch(observed: &Observed, view: &View<'_>, machine: &Name) -> Result<(), Name> {
     let Some(trust) = observed.ledger.trust(Side::Peers) else { return Ok(()) };
     let leaf = |report: &AgentReport| report.etcd.certificates.get(&Side::Peers.purpose()).cloned();
@@ -301,7 +301,7 @@ pub(super) fn stays_in_touch(observed: &Observed, view: &View<'_>, machine: &Nam
     Ok(())
 }
 
-/// Whether trust that is stored now would cut anybody off who shows a certificate of another authority.
+/// Whether the trust that is stored now covers every member, also one that presents a certificate of another authority.
 pub(super) fn covers(observed: &Observed, view: &View<'_>, side: Side) -> Result<(), Name> {
     let Some(trust) = observed.ledger.trust(side).filter(|_| side == Side::Peers) else { return Ok(()) };
     for (name, report) in needed(observed, view, trust) {
@@ -314,8 +314,8 @@ pub(super) fn covers(observed: &Observed, view: &View<'_>, side: Side) -> Result
     Ok(())
 }
 
-/// Whether most members trust nobody any more whose certificates are still valid: restarted one by one, each would be
-/// alone.
+/// Whether so many members trust only expired authorities that the others are no majority: restarted one by one, each
+/// would be alone.
 pub(super) fn locked_out(desired: &Cluster, observed: &Observed, view: &View<'_>, now: Timestamp) -> bool {
     Side::ALL.into_iter().filter(|side| checked(desired, observed, *side)).any(|side| {
         let Some(trust) = observed.ledger.trust(side) else { return false };

@@ -45,7 +45,7 @@ pub(super) fn clear_alarms(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
-/// The members' hashes tell which one is corrupt; to replace it is for somebody to say.
+/// The members' hashes tell which one is corrupt; only an operator decides to replace it.
 fn corruption(draft: &mut Draft<'_>) {
     match draft.observed.agreement(&draft.view) {
         Agreement::All if draft.steps.is_empty() => {
@@ -95,7 +95,7 @@ fn space(draft: &mut Draft<'_>) {
         return;
     }
     if tight.is_empty() {
-        // Whether the others have room is not known: nobody's history is dropped on a guess.
+        // Whether the other members have room is not known: no history is dropped on a guess.
         draft.wait(Waiting::HealFirst { change: "taking the alarm back".to_owned(), unhealthy });
         return;
     }
@@ -104,8 +104,8 @@ fn space(draft: &mut Draft<'_>) {
     let data = sized.iter().map(|(_, e)| e.db_in_use).min().unwrap_or(0);
     let quotas = sized.iter().filter(|(name, _)| tight.contains(name)).map(|(_, e)| draft.quota(e));
     let full = quotas.min().filter(|quota| at_part(data, *quota, FULL_PERCENT));
-    // Pages that compaction freed count as free only after further commits, and while nobody can write there may be none
-    // for long. Where the keys take far less than is said to be in use, rewriting the files shows what is true.
+    // Pages that compaction freed count as free only after further commits, and while no client can write there may be
+    // none for long. Where the keys take far less than is said to be in use, rewriting the files shows what is true.
     let counted =
         draft.observed.upkeep.filling.as_ref().filter(|filling| filling.complete).map(|filling| filling.bytes);
     let doubtful = counted.is_some_and(|counted| counted.saturating_mul(2) < data.unsigned_abs());
@@ -160,7 +160,7 @@ pub(super) fn defragment(draft: &mut Draft<'_>, mut who: Vec<Name>) {
         draft.waiting.extend(who.into_iter().map(turn));
         return;
     }
-    // One without room on its disk holds nobody else up, and waiting makes no room.
+    // A member without room on its disk does not delay the others, and waiting makes no room.
     who.retain(|machine| {
         let Some(etcd) = draft.view.answering.get(machine) else { return true };
         match Case::of(draft.desired, draft.observed, &draft.view).room_for_new_file(machine, etcd) {

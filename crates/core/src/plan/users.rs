@@ -1,7 +1,7 @@
 //! Roles and users that should be, roles and users that are → what differs, and the steps that mend it.
 //!
-//! First every role gets what it lacks, then every user, and only then is anything taken away: nobody loses in between
-//! what he should have.
+//! First every role gets what it lacks, then every user, and only then is anything taken away: no user loses access
+//! meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -63,7 +63,7 @@ pub fn drift(wanted: &desired::Access, seen: &Access) -> Vec<Drift> {
     found
 }
 
-/// Plans what the file says of roles and users, once nobody comes in without credentials.
+/// Plans what the file says of roles and users, once no client gets in without credentials.
 pub(super) fn manage(draft: &mut Draft<'_>) -> Report {
     let wanted = &draft.desired.access;
     if wanted.is_silent() {
@@ -95,8 +95,8 @@ pub(super) fn manage(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
-/// Where the file leaves users alone, nobody may have become a superuser beside `root`: while a cluster was made, say. A
-/// cluster that others set up has its own.
+/// Where the file does not manage users, no user beside `root` may have become a superuser, for example while the
+/// cluster was bootstrapped. An adopted cluster has its own superusers.
 pub(super) fn superusers(draft: &mut Draft<'_>) -> Report {
     // What the file does not name is removed with the others then.
     if draft.desired.access.users.is_some() {

@@ -20,9 +20,9 @@ const FRESH: SignedDuration = SignedDuration::from_hours(1);
 pub(super) enum Course {
     /// This one, for every member.
     To(EtcdVersion),
-    /// Nobody changes, unless this is done first; who comes in comes in with this one.
+    /// No member changes its version, unless this hop is done first; new members join with this version.
     Hold(EtcdVersion, Option<Hop>),
-    /// Nobody changes, in no way: the settings of the file are meant for a version that cannot be reached.
+    /// No member changes its version at all: the settings of the file are meant for a version that cannot be reached.
     Stay(EtcdVersion),
 }
 

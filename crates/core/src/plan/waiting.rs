@@ -1,4 +1,4 @@
-//! What a plan does not do → why not, and what somebody can do about it.
+//! What a plan does not do → why not, and what an operator can do about it.
 
 mod words;
 
@@ -78,18 +78,18 @@ pub enum Waiting {
     ForeignData {
         /// Which.
         machine: Name,
-        /// Whose data it is.
+        /// The cluster that the data belongs to.
         found: ClusterId,
-        /// Whose it should be.
+        /// The cluster that it should belong to.
         expected: ClusterId,
     },
     /// A member of another cluster answers at this member's address.
     ForeignMember {
         /// Which.
         machine: Name,
-        /// Whose member answers.
+        /// The cluster of the member that answers.
         found: ClusterId,
-        /// Whose should.
+        /// The cluster of the member that should answer.
         expected: ClusterId,
     },
     /// The machines hold the data of different clusters, and nothing says which is the right one.
@@ -116,13 +116,13 @@ pub enum Waiting {
         /// Free bytes.
         free: u64,
     },
-    /// Somebody else holds a port that etcd needs.
+    /// Another process holds a port that etcd needs.
     PortTaken {
         /// Where.
         machine: Name,
         /// Which port.
         port: u16,
-        /// Who.
+        /// The process that holds it.
         holder: String,
     },
     /// etcd ends again and again.
@@ -220,7 +220,7 @@ pub enum Waiting {
     },
     /// Another disruptive step goes first.
     Turn {
-        /// Who waits.
+        /// The machine whose step waits.
         machine: Name,
         /// What for.
         verb: String,
@@ -257,7 +257,7 @@ pub enum Waiting {
     HealFirst {
         /// What waits.
         change: String,
-        /// Who is not healthy.
+        /// The members that are not healthy.
         unhealthy: Vec<String>,
     },
     /// A member is lost, and the file has it replaced after a while.
@@ -267,9 +267,9 @@ pub enum Waiting {
         /// In so many seconds.
         seconds: u64,
     },
-    /// There is nobody to hand leadership to.
+    /// There is no member to transfer leadership to.
     NoHeir {
-        /// Who leads.
+        /// The leader.
         machine: Name,
         /// How many other members could become one.
         others: usize,
@@ -278,10 +278,10 @@ pub enum Waiting {
     AddressInUse {
         /// The new one.
         machine: Name,
-        /// Whose it is.
+        /// The member that has it.
         holder: String,
     },
-    /// The cluster was made for another way to prove who one is than the file says.
+    /// The cluster was bootstrapped for another auth mode than the file says.
     AuthDiffers {
         /// What it was made for.
         made_for: AuthMode,
@@ -300,16 +300,16 @@ pub enum Waiting {
         /// Of which side.
         side: Side,
     },
-    /// Two that must trust each other before an authority changes do not shake hands.
+    /// A client and a member that must trust each other before an authority changes do not complete a TLS handshake.
     HandshakeFailed {
-        /// Who came.
+        /// The client of the handshake.
         from: String,
-        /// To whom.
+        /// The member that it connected to.
         to: Name,
         /// What happened.
         error: String,
     },
-    /// A member lets somebody in with a certificate of an authority that it should not trust any more.
+    /// A member still accepts certificates of an authority that it should not trust any more.
     StillLetIn {
         /// Where.
         machine: Name,
@@ -339,28 +339,28 @@ pub enum Waiting {
         /// How it shows.
         how: String,
     },
-    /// A member does not start, because its data is not that of another, and nobody can tell whose is right.
+    /// A member does not start, because its data differs from another member's, and which one is right is not known.
     DataDisputed {
         /// Which.
         machine: Name,
     },
-    /// Somebody gets in who should not.
+    /// A client gets in that should be rejected.
     DoorOpen {
         /// Where.
         machine: Name,
-        /// Who.
+        /// The kind of client.
         who: String,
     },
-    /// Whether strangers are refused could not be told yet.
+    /// Rejection of unauthenticated clients could not be tested yet.
     DoorUnclear {
         /// Where.
         machine: Name,
         /// What was seen.
         error: String,
     },
-    /// Others run these members: raftsman only watches them.
+    /// These members are adopted read-only.
     NotTakenOver {
-        /// Who.
+        /// The members.
         members: Vec<Name>,
     },
     /// Something of a cluster that others run is not as the file says.
@@ -395,7 +395,7 @@ pub enum Waiting {
     },
     /// A backup is restored for other members than the file has now.
     RestoredOthers {
-        /// For whom.
+        /// The members that it is restored for.
         members: Vec<Name>,
     },
     /// An agent is newer than this raftsman, which then changes nothing.
@@ -438,7 +438,7 @@ pub enum Waiting {
     },
     /// Whether a user has the password of the file could not be told.
     PasswordUnknown {
-        /// Whose.
+        /// The user.
         user: String,
         /// What stood in the way.
         error: String,
@@ -463,7 +463,7 @@ pub enum Remedy {
 pub enum Patience {
     /// It mends itself: look again.
     Soon,
-    /// Somebody must do something.
+    /// An operator must act.
     Blocked,
     /// Good to know; nothing has to be done.
     Note,

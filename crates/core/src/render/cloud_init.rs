@@ -49,8 +49,8 @@ pub fn user_data(first: &FirstBoot<'_>) -> Result<String, UserDataError> {
     line(format!("hostname: {}", quoted(&first.boot.machine)));
     // So that sudo finds the machine's own name without a name server.
     line("manage_etc_hosts: localhost".to_owned());
-    // Making a locale takes a minute of a small machine's time, and nobody here reads it. A text, because cloud-init up to
-    // 23 wants one.
+    // Generating a locale takes a minute on a small machine, and no service here uses it. A text, because cloud-init up
+    // to 23 wants one.
     line("locale: \"false\"".to_owned());
     line("disable_root: true".to_owned());
     line("ssh_pwauth: false".to_owned());
@@ -115,7 +115,7 @@ pub struct FurtherInterface<'a> {
     pub subnet: Option<Subnet>,
     /// The way out, for what the first interface does not reach.
     pub gateway: Option<IpAddr>,
-    /// Who turns names into addresses.
+    /// Name servers and search domains.
     pub dns: Option<&'a Dns>,
 }
 

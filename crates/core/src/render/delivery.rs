@@ -1,6 +1,6 @@
 //! Secrets and what goes with them → files that a running agent is given over mutual TLS, and what each is good for.
 //!
-//! The list is closed: an agent writes these files, and no other, for whoever asks it to.
+//! The list is closed: an agent writes these files, and no other, for any client.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub const FLUENT_BIT: &str = "fluent-bit.service";
 /// A file that can be delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Deliverable {
-    /// The console's password, on its way to whoever sets it. The file is gone right after.
+    /// The console's password, for the unit that sets it. The unit removes the file right after.
     ConsolePassword,
     /// The CA of the receiver of logs.
     LogForwardCa,
@@ -77,7 +77,7 @@ impl Deliverable {
         Self::ALL.into_iter().find(|known| known.name() == name)
     }
 
-    /// Where it is on the machine; root's, and nobody else's.
+    /// Where it is on the machine; only root can read it.
     pub fn path(self) -> &'static str {
         match self {
             Self::ConsolePassword => "/etc/raftsman/console-password",

@@ -25,7 +25,7 @@ const DATA_DISK: &str = "/usr/local/lib/raftsman/data-disk";
 /// A machine to be made.
 #[derive(Debug, Clone, Copy)]
 pub struct FirstBoot<'a> {
-    /// Who it is, and what its agent is told.
+    /// Its identity, and what its agent is told.
     pub boot: &'a Boot,
     /// What all machines of the fleet have in common.
     pub machines: &'a Machines,
@@ -37,7 +37,7 @@ pub struct FirstBoot<'a> {
     pub data_disk: Option<&'a str>,
     /// Where the agent's program comes from.
     pub agent: AgentFrom<'a>,
-    /// Whether whoever makes the machine puts its files there itself, before its first start: it need not wait for the
+    /// Whether the provider puts the machine's files in place itself, before its first start: it need not wait for the
     /// end of cloud-init then.
     pub files_in_place: bool,
 }
@@ -85,7 +85,7 @@ fn word(text: &str) -> String {
 }
 
 impl FirstBoot<'_> {
-    /// The rules for who may reach what, or nothing where there is no firewall.
+    /// The firewall rules, or nothing where there is no firewall.
     pub fn firewall(&self) -> Option<String> {
         let doors = self.machines.doors()?;
         let metrics = self.machines.node_exporter == Some(true);
@@ -202,7 +202,7 @@ impl FirstBoot<'_> {
         let mut out = String::from("#!/bin/sh\n# Written by raftsman.\nset -eu\n");
         match self.agent {
             AgentFrom::InPlace => {}
-            // Its mode is set here: who writes into a file that is there already does not change that.
+            // Its mode is set here: writing into a file that exists already does not change its mode.
             AgentFrom::Uploaded(path) => out.push_str(&format!(
                 "if [ -e {path} ]; then\n    chmod 0755 {path}\n    mv {path} {AGENT}\nfi\nrm -f {AGENT}-*\n"
             )),

@@ -105,7 +105,7 @@ fn config(machine: &str, logs: &Logs, exporter: bool) -> String {
     out
 }
 
-/// From where configuration is fetched, for whoever fetches it.
+/// From where configuration is fetched, for the process that fetches it.
 fn source(dynamic: &LogDynamic, referred: &Referred<'_>) -> Result<String, DeliveryError> {
     let mut source = serde_json::json!({
         "key_prefix": dynamic.key_prefix,

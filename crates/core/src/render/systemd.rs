@@ -4,7 +4,7 @@
 pub const ROOT: &str = "/var/lib/raftsman";
 /// The agent's program there.
 pub const AGENT_PROGRAM: &str = "/usr/local/lib/raftsman/raftsman-agent";
-/// Who etcd runs as, and its group.
+/// The user that etcd runs as, and its group.
 pub const ETCD_USER: &str = "raftsman-etcd";
 
 /// Where Debian's node exporter looks for figures of others; the agent writes its own there.

@@ -1,7 +1,7 @@
 //! the name of a unit → its text: those that prepare a machine and do for the agent what it may not do itself.
 //!
 //! The agent and etcd have units of their own, which the agent writes when it is installed. The agent can write below
-//! `/etc/raftsman` and starts units over D-Bus; systemd lets root do so without asking anybody.
+//! `/etc/raftsman` and starts units over D-Bus; systemd lets root do so without further authorization.
 
 use super::first_boot::File;
 

@@ -1,4 +1,4 @@
-//! What is wrong with a file, and where → messages for people and for programs.
+//! What is wrong with a file, and where → messages for users and for programs.
 
 use std::fmt;
 use std::ops::Range;
@@ -234,7 +234,7 @@ fn snippet<'a>(window: &Window, file: &str) -> Snippet<'a, Annotation<'a>> {
     Snippet::source(window.source.clone()).line_start(window.line).path(file.to_owned())
 }
 
-/// Beyond this column a snippet shows nothing that a person could read.
+/// Beyond this column a snippet is not readable any more.
 const WIDEST: usize = 2000;
 
 fn window(lines: &Lines<'_>, masks: &[Span], span: &Span) -> Result<Window, (usize, usize)> {

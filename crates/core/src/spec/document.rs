@@ -24,7 +24,7 @@ pub(super) type Span = Range<usize>;
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) span: Span,
-    /// Set when the value was reported as wrong: whoever decodes the tree passes over it.
+    /// Set when the value was reported as wrong: the decoder skips it.
     pub(super) pruned: bool,
     pub(super) kind: Kind,
 }
@@ -457,7 +457,7 @@ fn too_deep(at: Span) -> Diagnostic {
         .help("nothing in this file goes deeper than 8: check the indentation")
 }
 
-/// The parser's words → what it means to someone who wrote the file.
+/// The parser's message → what it means to the author of the file.
 fn explain(info: &str) -> (String, Option<&'static str>) {
     let (message, help) = match info {
         "mapping values are not allowed in this context" | "illegal placement of ':' indicator" => (

@@ -170,7 +170,7 @@ fn listed(lead: &str, known: &[&str]) -> String {
     format!("{lead} {}", names.join(", "))
 }
 
-/// The known word that someone probably meant.
+/// The known word that the user probably meant.
 pub(super) fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     if word.len() > 40 {
         return None;

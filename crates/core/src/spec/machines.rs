@@ -1,4 +1,4 @@
-//! The section `machines:` → who makes machines, and what each of them is like.
+//! The section `machines:` → the provider of machines, and what each machine is like.
 
 use std::net::IpAddr;
 
@@ -106,7 +106,7 @@ impl Machines {
         match &self.firewall {
             Some(Firewall::Doors(doors)) => Some(doors.clone()),
             Some(Firewall::Switch(on)) => on.then(Doors::default),
-            // Others may run on a host that was there before: nobody is locked out of it unasked.
+            // A host that existed before may run other services: no firewall locks their clients out unasked.
             None => (self.provider != Provider::Hosts).then(Doors::default),
         }
     }

@@ -87,7 +87,7 @@ impl Subnet {
     }
 
     /// Whether a machine can have this address of it: not the first, which is the network's, and in IPv4 not the last,
-    /// to which everybody listens.
+    /// which is the broadcast address.
     pub fn has_room_for(self, address: IpAddr) -> bool {
         let last = match (self.first, address) {
             (IpAddr::V4(first), IpAddr::V4(v4)) => {

@@ -1,4 +1,4 @@
-//! Names, sizes, durations and versions as people write them → checked values.
+//! Names, sizes, durations and versions as users write them → checked values.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Who may do what, as the file says it → roles with their permissions, users with their roles.
+//! Access rights, as the file says them → roles with their permissions, users with their roles.
 
 use std::fmt;
 

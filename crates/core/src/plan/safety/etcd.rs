@@ -129,7 +129,8 @@ impl Case<'_> {
         if view.corrupt() {
             return Err(corrupt());
         }
-        // Who could not shake hands anew is healthy by what it is connected with, and that may be the one that goes.
+        // A member that could make no new connection is healthy by those that it has, and one of them may be to the
+        // member that stops.
         let left = left_behind(observed, view);
         let in_touch = |name: &Name| view.healthy.contains(name) && !left.contains(name);
         let others = view.healthy.iter().filter(|name| **name != machine && in_touch(name)).count();

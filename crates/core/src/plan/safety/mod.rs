@@ -1,8 +1,8 @@
-//! Every step, whoever thought of it → what it costs, or why it must not be done.
+//! Every step, from any pass → what it costs, or why it must not be done.
 //!
-//! The one place where safety is judged: the planner passes every wave through `gate`, and whoever carries a step out
-//! calls `judge` again, on a fresh look at the world, just before. What holds for all steps is here; each topic's judge
-//! is in the file of its name.
+//! The one place where safety is judged: the planner passes every wave through `gate`, and the executor of a step calls
+//! `judge` again, on a fresh observation, just before. What holds for all steps is here; each topic's judge is in the
+//! file of its name.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
@@ -51,7 +51,7 @@ pub enum Refusal {
     /// It needs a majority, and there is none.
     #[error("the cluster has no quorum")]
     NoQuorum,
-    /// It takes something away, or changes who has a say, and must be the only step of its wave.
+    /// It takes something away, or changes the voters, and must be the only step of its wave.
     #[error("it changes the cluster and is not alone in its wave")]
     NotAlone,
     /// What it rests on was not seen.

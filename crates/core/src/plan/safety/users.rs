@@ -1,4 +1,4 @@
-//! A change of roles or users → whether it keeps to the file, and takes nothing away that somebody should have.
+//! A change of roles or users → whether it follows the file, and takes no access away that a user should have.
 
 use super::{Case, Cost, Refusal, otherwise};
 use crate::action::{Account, UserAction};
@@ -113,7 +113,7 @@ fn roles_have_theirs(wanted: &desired::Access, seen: &Access) -> Result<(), Refu
     }
 }
 
-/// Before anything is taken from a role, everybody must have what he should have by other ways.
+/// Before anything is taken from a role, every role and every user must have what the file gives it.
 fn all_have_theirs(wanted: &desired::Access, seen: &Access) -> Result<(), Refusal> {
     roles_have_theirs(wanted, seen)?;
     let mut users = wanted.users.iter().flatten();

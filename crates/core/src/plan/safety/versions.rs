@@ -32,7 +32,7 @@ fn downgrade(case: &Case<'_>, version: EtcdVersion) -> Result<(), Refusal> {
 }
 
 impl Case<'_> {
-    /// Whether a member may be started with this version: judged again for every step, whoever thought of it.
+    /// Whether a member may be started with this version: judged again for every step, whichever pass planned it.
     pub(super) fn may_run(&self, machine: &Name, version: EtcdVersion) -> Result<(), Refusal> {
         let now = versions(self.desired, self.observed, self.view);
         let otherwise = |text: String| Err(Refusal::Otherwise(text));

@@ -1,4 +1,4 @@
-//! What is waited for → what is said of it, and what somebody can do.
+//! What is waited for → what is said of it, and what an operator can do.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use super::{Remedy, Waiting};
 use crate::observed::{Alarm, size};
 
 impl Waiting {
-    /// What somebody can do about it.
+    /// What an operator can do about it.
     pub fn next(&self) -> String {
         match self {
             Self::MachineUnknown { .. } => "check that the provider answers".to_owned(),

@@ -11,7 +11,7 @@ use crate::backup::FullName;
 /// What a public key of age is made of, after `age1`.
 const BECH32: &str = "qpzry9x8gf2tvdw0s3jn54khce6mua7l";
 
-/// All data is read and sent for a full backup: nobody wants that more often.
+/// A full backup reads and sends all data: a shorter interval would load the cluster all the time.
 const SHORTEST: Duration = Duration::from_millis(10_000);
 /// All data is read, restored and served for a drill.
 const SHORTEST_DRILL: Duration = Duration::from_millis(10_000);

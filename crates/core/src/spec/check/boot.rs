@@ -1,4 +1,4 @@
-//! What a machine is told at its first boot → networks it is not in, doors that nobody or everybody gets through, sources it cannot reach.
+//! Settings of a machine's first boot → networks it is not in, firewalls too open or too closed, unreachable sources.
 
 use std::net::IpAddr;
 

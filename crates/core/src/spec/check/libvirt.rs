@@ -1,4 +1,4 @@
-//! The section `machines.libvirt` → what libvirt would refuse, and what it would do to machines that nobody reaches.
+//! The section `machines.libvirt` → what libvirt would refuse, and what would leave machines unreachable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -118,7 +118,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     }
 }
 
-/// Where nobody can choose addresses, the file has to name them.
+/// Where raftsman has no subnet to choose addresses from, the file has to name them.
 fn located(findings: &mut Findings<'_>, path: &Path, members: &Members) {
     let machines = &findings.spec.machines;
     let hosts = match machines.provider {

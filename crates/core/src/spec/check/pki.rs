@@ -73,7 +73,7 @@ fn lifetimes(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster:
     }
 }
 
-/// A third, in whole days or hours: a number that someone would write.
+/// A third, rounded down to whole days, hours or minutes: a number that a user would write.
 fn third(validity: Duration) -> u64 {
     let third = validity.as_millis() / 3;
     [Duration::from_days(1), Duration::from_hours(1), Duration::from_millis(60_000)]

@@ -138,7 +138,7 @@ fn archive(findings: &mut Findings<'_>, name: &Name, cluster: &EtcdCluster, arch
     }
 }
 
-/// https; on this computer, where nobody is in between, http as well.
+/// https; on this computer, where no network is in between, http as well.
 fn trustworthy(url: &str) -> bool {
     let local = |rest: &str| rest.starts_with("127.") || rest.starts_with("localhost") || rest.starts_with("[::1]");
     url.strip_prefix("https://").is_some_and(|rest| !rest.is_empty()) || url.strip_prefix("http://").is_some_and(local)

@@ -1,4 +1,4 @@
-//! One cluster's roles and users → what etcd refuses, what gives too much, and who could never come in.
+//! One cluster's roles and users → what etcd refuses, what gives too much, and users that could never log in.
 
 use std::collections::HashMap;
 
