@@ -1,6 +1,6 @@
-//! What a new machine is told at its first boot: which machine of which fleet it is, and how it can prove that.
+//! The boot data of a new machine: which machine of which fleet it is, and how it can prove that.
 //!
-//! Nothing in it is of lasting value to a thief: the token is single-use, and dead once the machine was claimed.
+//! Nothing in it is a lasting secret: the token is single-use, and invalid once the machine was claimed.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Written by the provider that makes the machine, read by its agent.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
-    /// The fleet's id, the same for ever.
+    /// The fleet's id, which never changes.
     pub fleet_id: String,
     /// The fleet's name, for operators.
     pub fleet: String,

@@ -7,22 +7,22 @@
 //!                                                    model ◄── action ◄──┘
 //! ```
 //!
-//! | room | input → output |
+//! | module | input → output |
 //! |---|---|
 //! | [`spec`] | the text of `raftsman.yaml` → a valid [`spec::Spec`], or diagnostics that point at the line |
 //! | [`desired`] | Spec and the fleet's identity → every choice made |
 //! | [`observed`] | facts with their age → the cluster as a whole |
-//! | [`ledger`] | the state's memory of a cluster → what no look at the world can tell |
+//! | [`ledger`] | the state's memory of a cluster → what no observation can tell |
 //! | [`plan`] | (Desired, Observed, now) → what to do next, and for all that is not done, why not |
-//! | [`action`] | all that may be done |
+//! | [`action`] | the closed list of actions |
 //! | [`model`] | an action on a simulated world → its effect; the forecast |
 //! | [`versions`] | the versions that run and the wanted one → the next hop, or why there is none |
 //! | [`render`] | Desired → the text of files |
-//! | [`boot`] | what a new machine is told |
-//! | [`backup`] | what lies in a store of backups → what can be restored from it, and what may go |
-//! | [`adopt`] | a cluster that others set up, as it was seen → the file that describes it, and what to know of it |
+//! | [`boot`] | the boot data of a new machine |
+//! | [`backup`] | the objects of a backup store → what can be restored from them, and what may be deleted |
+//! | [`adopt`] | a cluster that raftsman did not make → the file that describes it, and findings about it |
 //!
-//! The engine gathers `Observed` and carries out `Action`s; nothing here touches the world.
+//! The engine gathers `Observed` and carries out `Action`s; nothing here does I/O.
 
 pub mod action;
 pub mod adopt;

@@ -1,7 +1,7 @@
 //! The versions that run, the wanted one, the available ones → the next hop for all members, or why there is none.
 //!
 //! The rules are etcd's own, and each was tried on real servers: a cluster goes up one line at a time, and down one
-//! line at a time after etcd was told; what goes half way may go back.
+//! line at a time after a downgrade was enabled; an upgrade that is half done may go back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -35,8 +35,8 @@ impl Line {
         EtcdVersion::new(self.0, self.1, 0)
     }
 
-    /// Whether a member of this line starts in a cluster that has agreed on that one: older ones end at once, and ones
-    /// that are two lines ahead do not understand the data.
+    /// Whether a member of this line starts in a cluster that has agreed on that one: older ones exit at once, and ones
+    /// that are two lines ahead cannot read the data.
     pub fn fits(self, cluster: Self) -> bool {
         cluster == self || cluster == self.below()
     }
@@ -74,7 +74,7 @@ pub struct Versions {
     pub running: BTreeMap<Name, EtcdVersion>,
     /// The lines that the members' data is written for, as far as they say: one, when all have settled.
     pub written_for: BTreeSet<Line>,
-    /// The line that etcd was told to go down to.
+    /// The line that a downgrade is enabled to.
     pub downgrade: Option<Line>,
     /// Whether auth is on, or is to be.
     pub auth: bool,
@@ -87,12 +87,13 @@ pub struct Versions {
 pub enum Hop {
     /// Every member runs this version, or is brought to it now.
     To(EtcdVersion),
-    /// etcd must be told first that the cluster goes down to this line.
+    /// A downgrade to this line must be enabled first.
     Enable(Line),
-    /// The members' logs must begin anew first. Nothing else makes all members of 3.6 write a snapshot of their log than
-    /// a cluster that agrees on this older line: etcd is told to go down, and that is called off when it was done.
+    /// The members' logs must begin anew first. Nothing else makes all members of 3.6 write a snapshot of their log
+    /// than a cluster that agrees on this older line: a downgrade is enabled, and cancelled when the snapshots are
+    /// written.
     Renew(Line),
-    /// The downgrade that etcd was told of is not wanted any more: it is cancelled first.
+    /// The downgrade that is enabled is not wanted any more: it is cancelled first.
     Cancel(Line),
     /// etcd is about to settle on this line: no member changes its version before.
     Settle(Line),
@@ -217,7 +218,8 @@ pub fn next(
         return Err(VersionRefusal::AuthOn { line: low });
     }
     let hop = match (half_way, want) {
-        // Half way is gone to its end first, whichever end is nearer to the goal.
+        // An upgrade or downgrade that is half done is completed or reverted first, whichever is nearer to the wanted
+        // version.
         (true, want) if want >= high => finish(now, low, step(want, high, wanted, available)?, available)?,
         (true, want) => go_back(now, low, step(want, low, wanted, available)?),
         (false, want) if want > low => go_up(now, low, wanted, available)?,
@@ -282,13 +284,13 @@ fn finish(
         return Ok(Hop::Cancel(target));
     }
     match now.too_old(low) {
-        // A member came in half way. All go back to where logs can begin anew.
+        // A member joined during the upgrade. All go back to the line where logs can begin anew.
         None if low == REQUESTS_OF_TODAY && now.old_requests => {
             let back = now.running.values().min().copied().unwrap_or(version);
             Ok(go_back(now, low, back))
         }
         None => Ok(Hop::To(version)),
-        // All go back to where the way up begins, in a version that may go it.
+        // All go back to the old line, to a version of it that may be upgraded.
         Some(refusal) => younger(low, available).map(|version| go_back(now, low, version)).ok_or(refusal),
     }
 }
@@ -322,7 +324,7 @@ fn go_up(
         return Err(VersionRefusal::AuthOn { line: low });
     }
     if let Some(refusal) = now.too_old(low) {
-        // A younger one of the same line comes first, where there is one.
+        // A newer version of the same line comes first, where there is one.
         return younger(low, available).map(Hop::To).ok_or(refusal);
     }
     let renew = low == REQUESTS_OF_TODAY && now.old_requests;
@@ -358,7 +360,8 @@ fn go_down(
     })
 }
 
-/// Every version on the way from what runs to what is wanted, if etcd behaves: the last one is the wanted one.
+/// Every version on the way from what runs to what is wanted, if etcd does as documented: the last one is the wanted
+/// one.
 pub fn path(
     now: &Versions,
     wanted: EtcdVersion,
@@ -366,7 +369,7 @@ pub fn path(
 ) -> Result<Vec<EtcdVersion>, VersionRefusal> {
     let mut now = now.clone();
     let mut path = Vec::new();
-    // Each hop brings the end nearer; the bound is for a mistake of ours.
+    // Each hop gets nearer to the wanted version; the bound protects against a bug here.
     for _ in 0..32 {
         let all_on = |version: EtcdVersion| now.running.values().all(|v| *v == version);
         match next(&now, wanted, available)? {

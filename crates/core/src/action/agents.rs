@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Changes, Class, Company, Subject};
 use crate::spec::Name;
 
-/// One deed on an agent's own program.
+/// One action on an agent's own program.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum AgentAction {
@@ -13,7 +13,7 @@ pub enum AgentAction {
     UpgradeAgent {
         /// Where.
         machine: Name,
-        /// SHA-256 of the program that comes.
+        /// SHA-256 of the new program.
         digest: String,
     },
 }

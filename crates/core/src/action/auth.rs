@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Changes, Class, Subject};
 
-/// One deed on auth.
+/// One action on auth.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum AuthAction {
@@ -23,7 +23,7 @@ impl AuthAction {
     pub fn class(&self) -> Class {
         match self {
             Self::CreateRoot | Self::EnableAuth => Class::of(Changes::Auth),
-            // The password that was in force goes; what clients read and write without auth is not taken back.
+            // The previous password is lost; what clients read and write without auth cannot be undone.
             Self::ChangeRootPassword | Self::DisableAuth => Class::of(Changes::Auth).irreversible(),
         }
     }

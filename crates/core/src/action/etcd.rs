@@ -9,11 +9,11 @@ use super::{Changes, Class, Company, Subject};
 use crate::observed::{ClusterId, MemberId};
 use crate::spec::{EtcdVersion, Name};
 
-/// One deed on etcd, where it runs.
+/// One action on etcd, where it runs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum EtcdAction {
-    /// Put a version of etcd beside those that are there.
+    /// Install a version of etcd beside those that are installed.
     InstallEtcd {
         /// Where.
         machine: Name,
@@ -49,8 +49,8 @@ pub enum EtcdAction {
         /// The cluster that its data must belong to.
         cluster: ClusterId,
     },
-    /// Stop and start all of them at the same time: none can shake hands with one that was not restarted, because the
-    /// authority that all of them trust has ended.
+    /// Stop and start all of them at the same time: none can complete a TLS handshake with one that was not restarted,
+    /// because the authority that all of them trust has expired.
     RestartTogether {
         /// Where, and which version.
         machines: BTreeMap<Name, EtcdVersion>,
@@ -62,11 +62,11 @@ pub enum EtcdAction {
         /// Where.
         machine: Name,
     },
-    /// Put the data of one that is no member any more out of the way.
+    /// Move the data of a removed member out of the way.
     ClearData {
         /// Where.
         machine: Name,
-        /// Whose data it must be; none when it cannot be read as a member's.
+        /// The member that the data must belong to; none when it cannot be read as a member's.
         member: Option<MemberId>,
     },
 }
@@ -75,11 +75,11 @@ pub enum EtcdAction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartData {
-    /// Nothing: the member is born together with its cluster.
+    /// Nothing: the member is bootstrapped together with its cluster.
     Empty,
     /// Nothing: the member joins this cluster, which lists it already.
     Joining(ClusterId),
-    /// This cluster's data: the member comes back.
+    /// This cluster's data: the member restarts.
     Of(ClusterId),
     /// This cluster's data: the member removes all others, which are lost, from its list and continues alone.
     Alone(ClusterId),
@@ -92,16 +92,16 @@ impl EtcdAction {
             // Without effect on what runs, or made again by the same action.
             Self::InstallEtcd { .. }
             | Self::ConfigureEtcd { .. }
-            // Founders start together. The agent looks at the data directory again.
+            // Founders start together. The agent checks the data directory again.
             | Self::StartEtcd { data: StartData::Empty | StartData::Joining(_) | StartData::Of(_), .. } => {
                 Class::of(Changes::Machine)
             }
-            // No member comes back under an identity that was removed.
+            // A removed member id never returns.
             Self::StartEtcd { data: StartData::Alone(_), .. } => {
                 Class::of(Changes::Membership).irreversible().beside(Company::Alone)
             }
             Self::RestartEtcd { .. } | Self::RestartTogether { .. } => Class::of(Changes::Machine).takes_member(),
-            // The member of this identity does not come back.
+            // The member with this id does not return.
             Self::StopEtcd { .. } => Class::of(Changes::Machine).irreversible().beside(Company::OneLoss),
             Self::ClearData { .. } => Class::of(Changes::Data).irreversible().beside(Company::OneLoss),
         }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Changes, Class, Company, Subject};
 use crate::spec::Name;
 
-/// One deed on a machine.
+/// One action on a machine.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum MachineAction {
@@ -21,7 +21,7 @@ pub enum MachineAction {
         /// Which.
         machine: Name,
     },
-    /// Take the new machine's agent into the fleet: it proves its join token and gets its certificate.
+    /// Enroll the new machine's agent in the fleet: it proves its join token and gets its certificate.
     Enroll {
         /// Which.
         machine: Name,
@@ -33,7 +33,7 @@ pub enum MachineAction {
         /// Digest of the rules.
         digest: String,
     },
-    /// Have an agent accept other clients: the fleet's CAs that it trusts, and the certificates that are revoked.
+    /// Change the clients that an agent accepts: the fleet's CAs that it trusts, and the certificates that are revoked.
     SetAccess {
         /// Where.
         machine: Name,
@@ -45,24 +45,25 @@ pub enum MachineAction {
         /// Where.
         machine: Name,
     },
-    /// Bring the secrets that the file refers to for machines, and what goes with them, to one that raftsman made.
+    /// Deliver the secrets that the file refers to for machines, and the files that go with them, to a machine that
+    /// raftsman made.
     Deliver {
         /// Where.
         machine: Name,
     },
-    /// Give the machine another address. etcd goes on at the old one until it is restarted.
+    /// Give the machine another address. etcd listens on the old one until it is restarted.
     MoveMachine {
         /// Which.
         machine: Name,
         /// Its new address.
         address: IpAddr,
     },
-    /// Take the machine away but for the disk with its data, around which it is made anew.
+    /// Delete the machine but keep its data disk, around which it is made anew.
     RebuildMachine {
         /// Which.
         machine: Name,
     },
-    /// Give the machine back, with its disk.
+    /// Delete the machine, with its disk.
     DeleteMachine {
         /// Which.
         machine: Name,
@@ -81,11 +82,11 @@ impl MachineAction {
             | Self::SetAccess { .. }
             | Self::RenewAgent { .. }
             | Self::Deliver { .. }
-            // etcd goes on at the old address.
+            // etcd listens on the old address until it is restarted.
             | Self::MoveMachine { .. } => Class::of(Changes::Machine),
-            // Its root disk goes.
+            // Its root disk is deleted.
             Self::RebuildMachine { .. } => Class::of(Changes::Machine).takes_member().irreversible(),
-            // The member of this identity does not come back.
+            // The member with this id does not return.
             Self::DeleteMachine { .. } => Class::of(Changes::Machine).irreversible().beside(Company::OneLoss),
         }
     }

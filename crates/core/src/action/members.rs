@@ -10,21 +10,21 @@ use crate::spec::{EtcdVersion, Name};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum MemberAction {
-    /// Take a member in as a learner: it gets all data before it has a vote.
+    /// Add a member as a learner: it gets all data before it has a vote.
     AddLearner {
         /// Its machine.
         machine: Name,
         /// Where other members will reach it.
         peer_url: String,
     },
-    /// Give a learner that has caught up its vote.
+    /// Promote a learner that has caught up.
     PromoteMember {
         /// Its machine.
         machine: Name,
         /// Which.
         member: MemberId,
     },
-    /// Take a member out of the cluster.
+    /// Remove a member from the cluster.
     RemoveMember {
         /// Its name, or where other members would reach it when it never had one.
         name: String,
@@ -44,7 +44,7 @@ pub enum MemberAction {
         /// The cluster that its data must belong to.
         cluster: ClusterId,
     },
-    /// Hand leadership over.
+    /// Transfer leadership.
     MoveLeader {
         /// The machine of the new leader.
         machine: Name,
@@ -60,7 +60,7 @@ impl MemberAction {
             Self::AddLearner { .. } | Self::PromoteMember { .. } => {
                 Class::of(Changes::Membership).beside(Company::Alone)
             }
-            // No member comes back under an identity that was removed.
+            // A removed member id never returns.
             Self::RemoveMember { .. } => Class::of(Changes::Membership).irreversible().beside(Company::Alone),
             Self::UpdateMember { .. } => Class::of(Changes::Membership).takes_member(),
             Self::MoveLeader { .. } => Class::of(Changes::Leadership).beside(Company::Alone),

@@ -1,4 +1,4 @@
-//! All that may be done to the world: a closed list, as data, and what each means for safety.
+//! Every action that raftsman can take: a closed list, as data, and what each means for safety.
 //!
 //! A topic has a file of the same name in every layer: its actions here, `plan/` and `plan/safety/`, `model/`, and
 //! `engine/act/`.
@@ -35,7 +35,7 @@ pub use versions::VersionAction;
 
 use crate::spec::Name;
 
-/// One deed, by its topic. In JSON the topic is not written: no two topics have an action of the same name.
+/// One action, by its topic. JSON leaves the topic out: no two topics have an action of the same name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Action {
@@ -127,7 +127,7 @@ enum Subject<'a> {
 pub struct Class {
     /// What it changes.
     pub changes: Changes,
-    /// Whether a member is away while it is done.
+    /// Whether a member is down while it is done.
     pub takes_member: bool,
     /// Whether no other action brings back what it takes away.
     pub irreversible: bool,
@@ -163,8 +163,8 @@ pub enum Changes {
 pub enum Company {
     /// Anything that is not alone.
     Any,
-    /// Nothing else that takes away for good: after one such step the cluster is looked at before the next. While all of
-    /// it is restored or recovered, that was decided for all members at once.
+    /// Nothing else that deletes for good: the cluster is observed again between two such steps. A restore or a
+    /// recovery was approved for all members at once.
     OneLoss,
     /// Only what changes the same.
     Alike,
@@ -189,7 +189,7 @@ impl Class {
         Self { company, ..self }
     }
 
-    /// Whether it is judged once more, on a fresh look, right before it is done.
+    /// Whether it is judged once more, on a fresh observation, right before it is done.
     pub fn judged_again(self) -> bool {
         match self.company {
             Company::Any => self.irreversible,
@@ -243,7 +243,7 @@ impl Action {
         }
     }
 
-    /// Whether it takes a member away while it is done.
+    /// Whether a member is down while it is done.
     pub fn disruptive(&self) -> bool {
         self.class().takes_member
     }

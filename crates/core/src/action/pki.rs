@@ -8,27 +8,27 @@ use super::{Changes, Class, Company, Subject};
 use crate::observed::{Purpose, Side};
 use crate::spec::Name;
 
-/// One deed on authorities, certificates or trust.
+/// One action on authorities, certificates or trust.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum PkiAction {
-    /// Make, or take in, the cluster's certificate authorities.
+    /// Make, or add, the cluster's certificate authorities.
     MakeAuthorities,
     /// Make, or add, the authority that is to sign next. No member trusts it yet.
     NextAuthority {
         /// Whose.
         side: Side,
     },
-    /// From now on the next authority signs.
+    /// Activate the next authority: from now on it signs.
     SwitchAuthority {
         /// Whose.
         side: Side,
     },
-    /// The old authorities are to be trusted no more.
+    /// Distrust the old authorities.
     RetireAuthority {
         /// Whose.
         side: Side,
-        /// Not the old ones, but the one that was to be the next and is not wanted any more.
+        /// Distrust the next authority, which is not wanted any more, instead of the old ones.
         unused: bool,
     },
     /// Delete the old authorities with their keys: no member accepts their certificates any more.
@@ -63,12 +63,12 @@ impl PkiAction {
             Self::StoreTrust { .. } | Self::IssueCertificate { .. } => Class::of(Changes::Machine),
             Self::MakeAuthorities
             | Self::NextAuthority { .. }
-            // No member was told of it yet, and the next one is made like it.
+            // It has signed nothing, and another one can be made.
             | Self::RetireAuthority { unused: true, .. } => Class::of(Changes::Trust),
             Self::SwitchAuthority { .. } | Self::RetireAuthority { unused: false, .. } => {
                 Class::of(Changes::Trust).beside(Company::Alike)
             }
-            // Its key goes.
+            // Its key is deleted.
             Self::ForgetAuthority { .. } => Class::of(Changes::Trust).irreversible().beside(Company::Alike),
         }
     }

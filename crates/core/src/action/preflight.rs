@@ -16,7 +16,7 @@ impl PreflightAction {
     /// What it means for safety.
     pub fn class(&self) -> Class {
         match self {
-            // Others would be measured with it.
+            // Other steps of the wave would distort the measurement.
             Self::Measure => Class::of(Changes::Nothing).beside(Company::Alone),
         }
     }

@@ -9,7 +9,8 @@ use crate::spec::{EtcdVersion, Name};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum RestoreAction {
-    /// Try the backup that a new cluster is born from in a throwaway etcd, and make one snapshot of it for all members.
+    /// Test the backup that a new cluster is bootstrapped from in a temporary etcd, and make one snapshot of it for all
+    /// members.
     PrepareRestore,
     /// Fill an empty data directory from the snapshot that all members are restored from.
     RestoreBackup {
@@ -30,7 +31,7 @@ impl RestoreAction {
     /// What it means for safety.
     pub fn class(&self) -> Class {
         match self {
-            // It decides what all data becomes.
+            // All members get the data that it makes.
             Self::PrepareRestore => Class::of(Changes::Nothing).beside(Company::Alone),
             Self::RestoreBackup { .. } => Class::of(Changes::Data).irreversible().beside(Company::OneLoss),
             // Clients see the restored data, and write on it.

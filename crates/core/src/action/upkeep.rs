@@ -1,4 +1,4 @@
-//! All that keeps databases small and takes alarms back, and what each means for safety.
+//! Compaction, defragmentation and disarming of alarms, and what each means for safety.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::{Changes, Class, Company, Subject};
 use crate::observed::Alarm;
 use crate::spec::Name;
 
-/// One deed on databases and alarms.
+/// One action on databases and alarms.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum UpkeepAction {
@@ -20,7 +20,7 @@ pub enum UpkeepAction {
         /// Where.
         machine: Name,
     },
-    /// Take back an alarm whose cause is gone.
+    /// Disarm an alarm whose cause is gone.
     DisarmAlarm {
         /// Which.
         alarm: Alarm,
@@ -31,7 +31,7 @@ impl UpkeepAction {
     /// What it means for safety.
     pub fn class(&self) -> Class {
         match self {
-            // Older revisions go.
+            // Older revisions are dropped.
             Self::Compact { .. } => Class::of(Changes::Data).irreversible().beside(Company::Alone),
             Self::Defragment { .. } => Class::of(Changes::Data).takes_member(),
             Self::DisarmAlarm { .. } => Class::of(Changes::Data).beside(Company::Alone),

@@ -35,7 +35,7 @@ pub enum UserAction {
         /// Roles that it loses.
         revoke: Vec<String>,
     },
-    /// Remove a user: it cannot come in any more.
+    /// Remove a user: it cannot authenticate any more.
     DeleteUser {
         /// Which.
         user: String,
@@ -64,7 +64,7 @@ impl UserAction {
             Self::SetRole { .. } | Self::SetUser { account: Account::Keep | Account::Make, .. } => {
                 Class::of(Changes::Users)
             }
-            // The password that was in force goes, and with a user or role what it was.
+            // The previous password is lost, and so are the grants of a user or role that is deleted.
             Self::SetUser { account: Account::Password | Account::Remake, .. }
             | Self::DeleteUser { .. }
             | Self::DeleteRole { .. } => Class::of(Changes::Users).irreversible(),

@@ -5,21 +5,21 @@ use serde::{Deserialize, Serialize};
 use super::{Changes, Class, Company, Subject};
 use crate::spec::EtcdVersion;
 
-/// One deed around a change of versions.
+/// One action around a change of versions.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum VersionAction {
-    /// Save all data in a file of the state, before a version comes that may not give it back.
+    /// Save a snapshot in the state, before a version starts that may not be downgraded from.
     TakeSnapshot {
-        /// The version that is about to come.
+        /// The version that is about to start.
         version: EtcdVersion,
     },
-    /// Tell etcd that the cluster goes down to this line: it rewrites its data for it.
+    /// Enable a downgrade to this line: etcd rewrites its data for it.
     EnableDowngrade {
         /// The first version of the line.
         version: EtcdVersion,
     },
-    /// Call off a downgrade that etcd was told of.
+    /// Cancel a downgrade that is enabled.
     CancelDowngrade,
 }
 

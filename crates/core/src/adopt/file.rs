@@ -93,7 +93,7 @@ fn the_same<T: PartialEq>(values: impl Iterator<Item = Option<T>>) -> Option<T> 
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
     let word = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') && text.chars().all(plain);
-    // What YAML takes for something else than a text.
+    // What YAML reads as something else than a string.
     let other = ["true", "false", "null", "yes", "no", "on", "off"].contains(&text.to_ascii_lowercase().as_str());
     if word && !other { text.to_owned() } else { serde_json::Value::String(text.to_owned()).to_string() }
 }
@@ -147,7 +147,7 @@ fn settings(text: &mut String, found: &Found, version: EtcdVersion, left_out: &m
         Some(format!("    corruption_checks: {{ initial: {initial}{} }}\n", hash.unwrap_or_default()))
     });
     say("log_level", &|value| Some(format!("    log_level: {value}\n")));
-    // Only where it is not what the file would mean without a word.
+    // Only where it differs from the file's default.
     say("gateway", &|value| {
         let default = found.mode == AuthMode::Password;
         (value != default.to_string()).then(|| format!("    gateway: {value}\n"))
@@ -192,7 +192,7 @@ fn flags(text: &mut String, all: &[BTreeMap<String, String>], version: EtcdVersi
         };
         let number = value.parse::<i64>().is_ok() || ["true", "false"].contains(&value.as_str());
         let line = format!("{name}: {}", if number { value.clone() } else { quoted(value) });
-        // Whether the file may say it is for the file's own rules to know.
+        // The checks of the file decide whether it may be there.
         let tried = format!("fleet: f\netcd: {{ m: {{ members: 3, version: {version}, flags: {{ {line} }} }} }}\n");
         let reading = spec::read(&tried);
         match reading.diagnostics.iter().find(|d| d.is_error()) {

@@ -15,7 +15,7 @@ use crate::spec::AuthMode;
 pub struct Finding {
     /// How much it matters.
     pub weight: Weight,
-    /// A word for it that stays.
+    /// A stable code for it.
     pub code: &'static str,
     /// Which member.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! A running cluster that others set up, as far as it was seen → the file that describes it, and what to know about it.
+//! A running cluster that raftsman did not make, as it was seen → the file that describes it, and findings about it.
 
 mod file;
 mod findings;
@@ -40,7 +40,7 @@ pub struct Found {
     pub hashes: Hashes,
     /// The authority of the clients' certificates.
     pub authority: Authority,
-    /// Whether the same authority vouches for peers: then every client can join as one.
+    /// Whether the same authority signs for peers: then every client can connect as a peer.
     pub shared_authority: Option<bool>,
 }
 
@@ -49,7 +49,7 @@ pub struct Found {
 pub struct Hashes {
     /// At this revision.
     pub revision: i64,
-    /// By member; equal hashes can only be expected of the same compaction, which is told beside it.
+    /// By member; equal hashes can only be expected of the same compaction, which is beside it.
     pub members: BTreeMap<String, Hash>,
 }
 
@@ -123,9 +123,9 @@ pub struct Certificate {
     pub names: Vec<String>,
     /// Valid until.
     pub not_after: Timestamp,
-    /// Whether it may be used to be connected to.
+    /// Whether it may be used as a server.
     pub server_auth: bool,
-    /// Whether it may be used to connect.
+    /// Whether it may be used as a client.
     pub client_auth: bool,
 }
 

@@ -181,7 +181,7 @@ pub fn wanted(cluster: &Cluster) -> BTreeMap<String, String> {
 
 /// What differs, of what is known on both sides.
 pub fn differences(wanted: &BTreeMap<String, String>, seen: &BTreeMap<String, String>) -> Vec<Difference> {
-    // Whose flags were not seen has perhaps others.
+    // A member whose flags were not seen may have other ones.
     let all_seen = seen.contains_key("timers.heartbeat");
     let difference = |key: &String, found: Option<&String>, wanted: Option<&String>| {
         let said = |value: Option<&String>| value.map_or("its default", |value| value).to_owned();

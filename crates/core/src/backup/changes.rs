@@ -9,18 +9,18 @@ use super::manifest::{self, Manifest, ManifestError, Signable, Stored, Unverifie
 use super::name::{BatchName, Coding, FullName};
 use crate::observed::ClusterId;
 
-/// A batch of changes that counts.
+/// A complete batch of changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
     /// The form of this file.
     pub format: u32,
     /// The backup that it is a change since.
     pub base: FullName,
-    /// Its number. One that was begun and never finished has used up its own.
+    /// Its number. A batch that was begun and never finished keeps its number.
     pub number: u64,
     /// etcd's id of the cluster.
     pub cluster_id: ClusterId,
-    /// What the manifest of the batch before it is known by, or that of the full backup.
+    /// The check of the manifest of the batch before it, or of the full backup.
     pub after: String,
     /// It begins after this revision.
     pub from: i64,
@@ -46,7 +46,7 @@ impl Batch {
         BatchName { base: self.base, number: self.number }
     }
 
-    /// Reads the manifest that lies with the batch of this name.
+    /// Reads the manifest that is stored with the batch of this name.
     pub fn read(name: BatchName, bytes: &[u8]) -> Result<Unverified<Self>, ManifestError> {
         let what = format!("the batch {} of changes since `{}`", name.number, name.base);
         let batch = manifest::read::<Self>(&what, bytes)?;
@@ -57,7 +57,7 @@ impl Batch {
         }
     }
 
-    /// What every word of its manifest is known by.
+    /// The check over its whole manifest.
     pub fn check(&self) -> Result<String, serde_json::Error> {
         manifest::check(self)
     }
@@ -88,17 +88,17 @@ pub enum ChainError {
         base: FullName,
         /// Which.
         number: u64,
-        /// Up to where it is whole.
+        /// The last revision before the gap.
         last: i64,
     },
-    /// This program is broken.
+    /// A bug in this program.
     #[error("a manifest cannot be written: {0}")]
     Text(#[from] serde_json::Error),
 }
 
 /// The batches that lead from a full backup to this revision, or as far as they go, in order.
 ///
-/// Each names the one before it. Two can follow the same one, when an agent was taken for dead and was not. Both are
+/// Each names the one before it. Two can follow the same one, when an agent lost the lease and still wrote. Both are
 /// valid: the one that others follow leads further.
 pub fn chain(full: &Manifest, batches: &[Batch], to: Option<i64>) -> Result<Vec<Batch>, ChainError> {
     let base = full.about.name;
@@ -107,7 +107,7 @@ pub fn chain(full: &Manifest, batches: &[Batch], to: Option<i64>) -> Result<Vec<
     batches.sort_by_key(|(batch, _)| (batch.to, batch.number));
     let root = full.check()?;
     let reached = |last: &Batch| {
-        // From the end to the beginning: whatever is on the way is there, and as it was.
+        // From the end to the beginning: every batch of the chain is there and unchanged.
         let mut way = vec![last];
         while way.last().is_some_and(|batch| batch.after != root) {
             let first = way.last()?;
@@ -139,7 +139,7 @@ pub fn chain(full: &Manifest, batches: &[Batch], to: Option<i64>) -> Result<Vec<
 pub struct Change {
     /// The revision.
     pub revision: i64,
-    /// When it was seen, by the clock of the machine that wrote it down.
+    /// When it was seen, by the clock of the machine that recorded it.
     pub at: Timestamp,
     /// What happened, each to another key.
     pub events: Vec<Event>,
@@ -160,7 +160,7 @@ pub enum Event {
         /// The lease that it goes with; 0 for none.
         #[serde(default, skip_serializing_if = "is_zero")]
         lease: i64,
-        /// For how many seconds that lease is granted each time, where it was still there to be asked.
+        /// The TTL that the lease was granted with, in seconds, where the lease still existed.
         #[serde(default, skip_serializing_if = "is_zero")]
         ttl: i64,
     },
@@ -190,7 +190,7 @@ impl Bytes {
     }
 }
 
-/// Changes on their way into a batch.
+/// Changes that are collected for a batch.
 #[derive(Debug, Clone, Default)]
 pub struct Lines {
     text: Vec<u8>,

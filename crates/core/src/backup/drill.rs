@@ -1,4 +1,4 @@
-//! What came of restoring a backup to see whether it can be ↔ its record in the store.
+//! The result of a restore drill ↔ its record in the store.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use super::manifest::{self, Manifest, ManifestError, Signable, Unverified};
 use super::name::FullName;
 use crate::spec::{EtcdVersion, Name};
 
-/// A backup was restored into a throwaway etcd, and holds what etcd said when it was made.
+/// A backup was restored into a temporary etcd, and holds what etcd said when it was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drill {
     /// The form of this file.
@@ -20,7 +20,7 @@ pub struct Drill {
     pub machine: Name,
     /// With which version of etcd.
     pub version: EtcdVersion,
-    /// So many batches of changes were made again.
+    /// So many batches of changes were replayed.
     pub batches: usize,
     /// The last revision that came back.
     pub revision: i64,

@@ -16,12 +16,12 @@ const GRACE: SignedDuration = SignedDuration::from_mins(10);
 /// The same for changes, and for an agent that cannot make backups: it passes for a member that was just started.
 const CHANGES_GRACE: SignedDuration = SignedDuration::from_mins(1);
 
-/// How a cluster's backups fare.
+/// The status of a cluster's backups.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Health {
     /// The machine that makes them.
     pub keeper: Option<Name>,
-    /// The newest full one that counts.
+    /// The newest complete full backup.
     pub full: Option<FullName>,
     /// Whether a machine has read the store: only then no full backup means that there is none.
     pub store_read: bool,
@@ -47,7 +47,7 @@ pub enum Problem {
         /// Since when.
         since: Timestamp,
     },
-    /// There is none that is young enough.
+    /// The newest full backup is too old.
     Late {
         /// The newest.
         full: FullName,
@@ -63,19 +63,19 @@ pub enum Problem {
         /// Since when.
         since: Timestamp,
     },
-    /// It is too long ago that one was.
+    /// The last successful drill is too old.
     DrillLate {
         /// The last.
         last: Timestamp,
         /// One is wanted so often.
         every: Duration,
     },
-    /// The store holds what is not a backup of this cluster, or cannot be shown to be one.
+    /// The store holds objects that are not, or cannot be verified as, backups of this cluster.
     Unverified {
         /// So many.
         count: u32,
     },
-    /// Changes are not written down in time.
+    /// Changes are not recorded in time.
     ChangesLate {
         /// All until then are.
         covered: Timestamp,
@@ -116,7 +116,7 @@ fn minute(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M UTC").to_string()
 }
 
-/// How they fare, as far as the machines that can be asked know; nothing where machines make none by themselves.
+/// Their status, as far as the machines that answer know; nothing where machines make none by themselves.
 pub fn health(settings: &Backups, machines: &BTreeMap<Name, Keeping>, now: Timestamp) -> Option<Health> {
     let every = settings.every?;
     let keeper = machines.iter().find(|(_, keeping)| keeping.keeps);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::observed::ClusterId;
 
-/// Manifests name so many histories; older ones are left out. No cluster is restored this often in a lifetime.
+/// Manifests name so many histories; older ones are left out. No cluster is restored this often.
 const MOST: usize = 200;
 
 /// A history of a cluster's data: from a bootstrap, a restore or a recovery to the next.
@@ -65,7 +65,7 @@ mod tests {
         }
         let found = |second| in_force(&histories, at(second)).map(|history| history.id.0);
         assert_eq!([0, 99, 100, 199, 200, 9999].map(found), [1, 1, 2, 2, 3, 3].map(Some));
-        // What is left out was there: nothing else takes its place.
+        // A history that was left out did exist: no other one is returned in its place.
         assert_eq!(in_force(&histories[1..], at(99)), None);
     }
 

@@ -13,14 +13,14 @@ use crate::spec::{EtcdVersion, Name};
 /// The form that this version writes, and the newest that it reads.
 const FORMAT: u32 = 2;
 
-/// Whose backup it is, and from when: all that is known before its first byte comes.
+/// The cluster and the time of a backup: all that is known before its first byte arrives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
     /// Its name: the moment and the revision are in it.
     pub name: FullName,
     /// The fleet's name.
     pub fleet: Name,
-    /// The fleet's own id: two fleets may bear one name.
+    /// The fleet's own id: two fleets may have one name.
     pub fleet_id: String,
     /// The cluster's name.
     pub cluster: Name,
@@ -55,12 +55,12 @@ pub struct Hashed {
     pub keys: u64,
 }
 
-/// A full backup that counts.
+/// A complete full backup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// The form of this file.
     pub format: u32,
-    /// Whose it is, and from when.
+    /// The cluster and the time.
     #[serde(flatten)]
     pub about: About,
     /// When it had been read back.
@@ -95,7 +95,7 @@ pub struct Signature {
     pub signature: String,
 }
 
-/// What can be signed: its kind is part of what is signed, so that one can never pass for another.
+/// What can be signed: its kind is part of what is signed, so that no kind is accepted in the place of another.
 pub trait Signable: Serialize + DeserializeOwned + Clone {
     /// The kind, as it is signed.
     const KIND: &'static str;
@@ -120,19 +120,19 @@ pub struct Unverified<T> {
 }
 
 impl<T: Signable> Unverified<T> {
-    /// What it claims to be, to hold it against where it lies.
+    /// What it claims to be, to compare with where it is stored.
     pub(super) fn claimed(&self) -> &T {
         &self.claimed
     }
 
-    /// Gives it out once `verify` has accepted its signature.
+    /// Returns it once `verify` has accepted its signature.
     pub fn verified<E>(self, verify: impl FnOnce(&T, Option<&Signature>) -> Result<(), E>) -> Result<T, E> {
         verify(&self.claimed, self.signed.as_ref())?;
         Ok(self.claimed)
     }
 }
 
-/// Bytes, and how they are known again.
+/// The size and the checksum of some bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stored {
     /// How many.
@@ -141,7 +141,7 @@ pub struct Stored {
     pub sha256: String,
 }
 
-/// Why a manifest does not count.
+/// Why a manifest is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
     /// Not one at all.
@@ -167,7 +167,7 @@ pub enum ManifestError {
         /// Of what.
         what: String,
     },
-    /// It lies elsewhere than it says.
+    /// It is stored under another name than it says.
     #[error("the manifest of {what} is that of another one, `{found}`: somebody has moved it")]
     Misplaced {
         /// What lies there.
@@ -177,12 +177,12 @@ pub enum ManifestError {
     },
 }
 
-/// What every word of a manifest is known by.
+/// The check over a whole manifest.
 pub(super) fn check<T: Serialize>(manifest: &T) -> Result<String, serde_json::Error> {
     Ok(digest(&serde_json::to_string(manifest)?))
 }
 
-/// A manifest as it was written, or not at all.
+/// Parses a manifest, and refuses one that was changed.
 pub(super) fn read<T: Signable>(what: &str, bytes: &[u8]) -> Result<Unverified<T>, ManifestError> {
     #[derive(Deserialize)]
     struct Form {
@@ -196,7 +196,7 @@ pub(super) fn read<T: Signable>(what: &str, bytes: &[u8]) -> Result<Unverified<T
         return Err(ManifestError::Newer { what: what(), found: format });
     }
     let Written::<T> { manifest: claimed, signed, .. } = serde_json::from_slice(bytes).map_err(unreadable)?;
-    // To the letter: what means the same in other letters was touched as well.
+    // Byte for byte: a manifest that was rewritten with the same meaning was changed as well.
     match claimed.text(signed.clone()).map_err(unreadable)?.as_bytes() == bytes {
         true => Ok(Unverified { claimed, signed }),
         false => Err(ManifestError::Changed { what: what() }),
@@ -211,7 +211,7 @@ impl Manifest {
     /// The form that this version writes.
     pub const FORMAT: u32 = FORMAT;
 
-    /// Reads the manifest that lies with the backup of this name.
+    /// Reads the manifest that is stored with the backup of this name.
     pub fn read(name: FullName, bytes: &[u8]) -> Result<Unverified<Self>, ManifestError> {
         let what = format!("the backup `{name}`");
         let manifest = read::<Self>(&what, bytes)?;
@@ -222,7 +222,7 @@ impl Manifest {
         }
     }
 
-    /// What every word of it is known by.
+    /// The check over all of it.
     pub fn check(&self) -> Result<String, serde_json::Error> {
         check(self)
     }

@@ -133,11 +133,11 @@ pub enum Object {
     Begun(FullName),
     /// The snapshot of a full backup.
     Snapshot(FullName),
-    /// Its manifest: it counts.
+    /// Its manifest, which makes it complete.
     Manifest(FullName),
     /// A batch of changes.
     Batch(BatchName),
-    /// Its manifest: it counts.
+    /// Its manifest, which makes it complete.
     BatchManifest(BatchName),
 }
 
@@ -155,7 +155,7 @@ impl Layout {
         Self { root: format!("{prefix}{slash}{fleet}/{cluster}") }
     }
 
-    /// All that there is of it begins so.
+    /// The prefix of all its objects.
     pub fn root(&self) -> &str {
         &self.root
     }
@@ -171,7 +171,7 @@ impl Layout {
         format!("{}/{FULL}", self.root)
     }
 
-    /// All that there is of a full backup.
+    /// The prefix of all objects of a full backup.
     pub fn full(&self, full: FullName) -> String {
         format!("{}/{FULL}/{full}", self.root)
     }

@@ -12,13 +12,13 @@ use super::manifest::Manifest;
 use super::name::{BatchName, FullName};
 use crate::observed::ClusterId;
 
-/// Clocks of machines differ by less: what is named later than this is from the future.
+/// Clocks of machines differ by less: a backup whose name is further ahead is from the future.
 pub const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(10);
 
 /// What is to be restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wish {
-    /// As much as there is.
+    /// The newest point that can be restored.
     Newest,
     /// This full backup, as it is.
     Backup(FullName),
@@ -93,7 +93,7 @@ pub enum LookupError {
         /// When the oldest began.
         began: Timestamp,
     },
-    /// Nothing shows what was written until then.
+    /// No backup shows what was written until then.
     #[error(
         "what was written between {known} and then is not in the store, or not when: `--revision {revision}` is the last that is known to be of that time"
     )]
@@ -151,7 +151,7 @@ pub enum Lookup {
     NeedsBatches(FullName),
     /// It needs the times in this batch.
     NeedsTimes(Box<Batch>),
-    /// There it is.
+    /// The point is found.
     Found(Box<Point>),
 }
 
@@ -216,8 +216,8 @@ impl Catalog {
         }
     }
 
-    /// As much as there is: of all chains of changes the one that leads furthest. An operator's backup is newer than the one
-    /// that machines follow, and one that they have just begun to follow is not followed far yet.
+    /// The newest point: of all chains of changes the one that leads furthest. An operator's backup is newer than the
+    /// one that machines follow, and one that they have just begun to follow is not followed far yet.
     fn furthest(&self, evidence: &Evidence, now: Timestamp) -> Result<Lookup, LookupError> {
         let newest = self.newest(now)?;
         // A snapshot may hold more than its name says, and how much is not known: only the revision of its name is
@@ -250,7 +250,7 @@ impl Catalog {
                 continue;
             }
             let mut missing = None;
-            // What it surely does not hold more than.
+            // A full backup may hold changes up to its upper bound: one that may hold later ones does not serve.
             for full in fulls.iter().rev().filter(|full| full.most() <= revision) {
                 let Some(batches) = evidence.batches.get(&full.about.name) else {
                     return Ok(Lookup::NeedsBatches(full.about.name));
@@ -287,7 +287,7 @@ impl Catalog {
                 return Ok(Lookup::NeedsBatches(full.about.name));
             };
             let whole = match chain(full, batches, None) {
-                // What is whole may reach far enough.
+                // The part without a gap may reach far enough.
                 Err(ChainError::Gap { last, .. }) => chain(full, batches, Some(last))?,
                 chain => chain?,
             };

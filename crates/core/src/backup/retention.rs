@@ -1,4 +1,4 @@
-//! Backups and how long they are to be kept → which may go.
+//! Backups and how long they are to be kept → which may be deleted.
 //!
 //! Only what was verified counts, and only that goes: what an attacker puts into a store neither pushes a backup out nor
 //! is removed. What goes must be needed by nothing that stays: batches of changes need their full backup and every batch

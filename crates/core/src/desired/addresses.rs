@@ -68,7 +68,7 @@ impl<'de> Deserialize<'de> for LoopbackNetwork {
     }
 }
 
-/// Hands out addresses in the order of the file, around those that have a holder and those that the file gives away.
+/// Assigns addresses in the order of the file, and skips those that a member has and those that the file assigns.
 ///
 /// A fleet that outgrows its network goes on in the one above it: 1,000 clusters in one file are a legitimate plan.
 pub(super) struct Allotment {

@@ -86,7 +86,7 @@ impl Balancer {
         Config { digest: render::digest(&text), text }
     }
 
-    /// On a member's machine, etcd has its port of the machine's address.
+    /// On a member's machine, etcd already listens on its port of the machine's address.
     fn listens_at_own(&self, instance: &Instance) -> bool {
         !instance.beside_member || self.port != CLIENT_PORT
     }

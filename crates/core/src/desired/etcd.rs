@@ -21,7 +21,7 @@ pub const CLIENT_PORT: u16 = 2379;
 pub const PEER_PORT: u16 = 2380;
 /// Where etcd serves metrics and the like, where they have a listener of their own.
 pub const HTTP_PORT: u16 = 2381;
-/// The port at which members are asked that no client is to see yet.
+/// The client port of members that no client may reach yet.
 pub const CLOSED_PORT: u16 = 2382;
 
 /// What a certificate must say.

@@ -78,9 +78,9 @@ pub struct Cluster {
     pub ca_validity_ms: u64,
     /// Tells clusters apart while they form.
     pub token: String,
-    /// A member that is down for so many milliseconds is replaced without being asked for.
+    /// A member that is down for so many milliseconds is replaced automatically.
     pub replace_after_ms: Option<u64>,
-    /// A learner that does not get on for so many milliseconds is taken out again.
+    /// A learner that makes no progress for so many milliseconds is removed again.
     pub learner_patience_ms: u64,
     /// Roles and users.
     pub access: Access,
@@ -107,9 +107,9 @@ pub struct Member {
     pub address: IpAddr,
     /// etcd's configuration file at the version of the file, with etcd's own time-outs where they are to be measured.
     pub config: Config,
-    /// The certificate that it shows to other members.
+    /// The certificate that it presents to other members.
     pub peer: LeafProfile,
-    /// The certificate that it shows to clients.
+    /// The certificate that it presents to clients.
     pub server: LeafProfile,
 }
 
@@ -258,7 +258,7 @@ impl Cluster {
     }
 
     /// Which clients members accept now. Where auth is wanted, every client that is accepted before it is on is a
-    /// superuser: it is seen on first, in this very cluster, and then members are opened to clients.
+    /// superuser: raftsman first sees that auth is on, in this very cluster, and then opens members to clients.
     pub fn client_access(&self, ledger: &Ledger) -> ClientAccess {
         let rebuilt = ledger.is_built_anew();
         let secured = !rebuilt && ledger.secured.is_some() && ledger.secured == ledger.cluster;
@@ -292,7 +292,7 @@ impl Cluster {
         self.config_at(member, version, member.address, pace, access)
     }
 
-    /// The same at this address: one on the move is configured for its new place when it goes there.
+    /// The same at this address: a member that changes its address is configured for the new one when it moves.
     pub fn config_at<'a>(
         &self,
         member: &'a Member,

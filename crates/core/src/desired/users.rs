@@ -19,7 +19,7 @@ pub struct Access {
 pub struct User {
     /// Its roles.
     pub roles: BTreeSet<String>,
-    /// Where its password is; none for a user that comes in by certificate only.
+    /// Where its password is; none for a user that authenticates by certificate only.
     pub password: Option<Secret>,
 }
 

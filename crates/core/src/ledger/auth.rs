@@ -9,7 +9,7 @@ use crate::desired::Cluster;
 pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, action: &AuthAction) {
     match action {
         AuthAction::EnableAuth | AuthAction::DisableAuth => ledger.auth = Some(desired.auth),
-        // A look at the world tells whether it was done.
+        // The next observation tells whether it was done.
         AuthAction::CreateRoot | AuthAction::ChangeRootPassword => {}
     }
 }

@@ -30,7 +30,7 @@ pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, observed: &Observed,
                 recovery.member = *member;
             }
         }
-        // A look at the world tells whether it was done.
+        // The next observation tells whether it was done.
         EtcdAction::InstallEtcd { .. }
         | EtcdAction::ConfigureEtcd { .. }
         | EtcdAction::RestartEtcd { .. }

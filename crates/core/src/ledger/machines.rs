@@ -15,7 +15,7 @@ pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, action: &MachineActi
                 ledger.members.entry(machine.clone()).or_insert_with(|| member.peer_url());
             }
         }
-        // A look at the world tells whether it was done.
+        // The next observation tells whether it was done.
         MachineAction::CreateMachine { .. }
         | MachineAction::StartMachine { .. }
         | MachineAction::Enroll { .. }

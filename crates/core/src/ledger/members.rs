@@ -1,4 +1,4 @@
-//! A change of members, a learner that is looked at → what is remembered of it.
+//! A change of members, a learner's progress → what is remembered of it.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
@@ -20,7 +20,7 @@ pub struct LearnerRecord {
     pub member: MemberId,
     /// The last index of its log.
     pub index: u64,
-    /// Since when it has not got on.
+    /// Since when it has made no progress.
     pub since: Timestamp,
 }
 
@@ -44,13 +44,13 @@ pub(super) fn ahead(
             let learner = listed.filter(|m| m.learner).and_then(|m| ledger.name_of(m));
             ledger.evicted.extend(learner.filter(|name| desired.member(name).is_some()).map(|name| (name, now)));
         }
-        // A look at the world tells whether it was done.
+        // The next observation tells whether it was done.
         MemberAction::PromoteMember { .. } | MemberAction::MoveLeader { .. } => {}
     }
 }
 
 impl Ledger {
-    /// Takes in how far the learner is.
+    /// Records how far the learner is.
     pub(super) fn follow(&mut self, list: &[ListedMember], view: &View<'_>, now: Timestamp) {
         let Some(learner) = list.iter().find(|m| m.learner) else {
             self.learner = None;

@@ -1,4 +1,4 @@
-//! The state's memory of a cluster → what no look at the world can tell.
+//! The state's memory of a cluster → what no observation can tell.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
@@ -40,7 +40,7 @@ use crate::spec::{AuthMode, Name};
 
 /// What the state remembers of one cluster.
 ///
-/// Every entry is written before the act that it speaks of, so that a crash in between is seen as 'may have happened'.
+/// Every entry is written before the action that it records, so that a crash in between reads as 'may have happened'.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Stored", into = "Stored")]
 pub struct Ledger {
@@ -50,9 +50,9 @@ pub struct Ledger {
     pub cluster: Option<ClusterId>,
     /// Every member that is, or whose machine still is, and where other members reach it.
     pub members: BTreeMap<Name, String>,
-    /// The members that the cluster was first started with: each of them is born by this list.
+    /// The members that the cluster was first started with: each of them is bootstrapped with this list.
     pub founders: BTreeMap<Name, String>,
-    /// Whether the members are others by now than the founders.
+    /// Whether the members differ from the founders by now.
     pub reshaped: bool,
     /// For each member that etcd was started on: the incarnation of its machine then.
     pub started: BTreeMap<Name, String>,
@@ -75,7 +75,7 @@ pub struct Ledger {
     pub down_since: BTreeMap<Name, Timestamp>,
     /// How far the learner is.
     pub learner: Option<LearnerRecord>,
-    /// Learners that did not get on and were taken out again.
+    /// Learners that made no progress and were removed again.
     pub evicted: BTreeMap<Name, Timestamp>,
     /// While the quota is used up: the compaction that is to make room.
     pub space: Option<SpaceRecord>,
@@ -86,7 +86,7 @@ pub struct Ledger {
     /// Set when the cluster was seen with members from before [`REQUESTS_OF_TODAY`](crate::versions::REQUESTS_OF_TODAY), until all are beyond it: the
     /// members whose logs begin after the last request of those.
     pub log_renewed: Option<BTreeSet<MemberId>>,
-    /// The last backup that was restored into a throwaway etcd, to see whether it can be.
+    /// The last backup that was restored into a temporary etcd, as a drill.
     pub drill: Option<Drill>,
     /// The histories of the cluster's data before and after restores and recoveries, the oldest first; empty before the
     /// first of them.
@@ -120,7 +120,7 @@ impl Ledger {
         }
     }
 
-    /// What a crash must not make us forget about an action, written down before it is done.
+    /// Records, before an action is done, what must survive a crash during it.
     pub fn ahead(&mut self, desired: &Cluster, observed: &Observed, action: &Action, now: Timestamp) {
         match action {
             Action::Machine(action) => machines::ahead(self, desired, action),
@@ -128,7 +128,7 @@ impl Ledger {
             Action::Member(action) => members::ahead(self, desired, observed, action, now),
             Action::Upkeep(action) => upkeep::ahead(self, observed, action),
             Action::Auth(action) => auth::ahead(self, desired, action),
-            // A look at the world tells whether it was done, or what carries it out writes it down.
+            // The next observation tells whether it was done, or the code that executes it records it.
             Action::Pki(_)
             | Action::Agent(_)
             | Action::Preflight(_)
@@ -144,7 +144,7 @@ impl Ledger {
         match action {
             Action::Upkeep(action) => upkeep::after(self, action),
             Action::Restore(action) => restore::after(self, action),
-            // The next look shows it.
+            // The next observation shows it.
             Action::Machine(_)
             | Action::Agent(_)
             | Action::Pki(_)
@@ -158,7 +158,7 @@ impl Ledger {
         }
     }
 
-    /// Takes in what a look at the world showed and a later one may not show.
+    /// Records what an observation showed and a later one may not show.
     pub fn learn(&mut self, desired: &Cluster, observed: &Observed, now: Timestamp) {
         self.place(desired, observed);
         self.rebuilt(observed, now);
@@ -169,7 +169,7 @@ impl Ledger {
             return;
         }
         self.cluster = self.cluster.or_else(|| view.clusters.keys().next().copied());
-        // What one member has applied is committed: no other member forgets it.
+        // What one member has applied is committed: no other member loses it.
         if view.answering.values().any(|etcd| etcd.auth == Some(true) && Some(etcd.cluster) == self.cluster) {
             self.secured = self.cluster;
         }
@@ -188,7 +188,7 @@ impl Ledger {
             listed.contains_key(name) || desired.member(name).is_some() || !gone()
         });
         let voter = |name: &Name| listed.get(name).is_some_and(|m| !m.learner);
-        // One whose answer is refused or makes no sense is up, whatever else is wrong with it.
+        // A member that denies our credentials or sends an invalid answer is up, whatever else is wrong with it.
         let answers = |name: &Name| {
             let problem = observed.members.get(name).and_then(|seen| seen.problem);
             matches!(problem, Some(Problem::Denied | Problem::Unclear))
@@ -198,7 +198,7 @@ impl Ledger {
         for name in listed.keys().filter(|name| down(name)) {
             self.down_since.entry(name.clone()).or_insert(now);
         }
-        // The mark is about the member that was: its successor has nothing to do with it.
+        // The mark is for the member with this id, not for its successor of the same name.
         self.replace.retain(|name, member| {
             listed.get(name).is_none_or(|m| m.id == *member || m.learner || !view.healthy.contains(name))
         });
@@ -220,7 +220,7 @@ impl Ledger {
         histories
     }
 
-    /// What is written from now on is another history than what was.
+    /// Begins another history: what is written from now on does not continue the previous one.
     fn begin_history(&mut self, id: ClusterId, parent: Option<ClusterId>, revision: Option<i64>, now: Timestamp) {
         let mut histories = self.lineage();
         begin(&mut histories, History { id, parent, revision, began: Some(now) });

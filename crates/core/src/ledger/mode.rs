@@ -13,7 +13,7 @@ pub enum Mode {
     /// raftsman runs it.
     #[default]
     Normal,
-    /// Others run it: raftsman watches its members, and has no machine of it.
+    /// It is adopted read-only: raftsman watches its members, and manages none of its machines.
     Adopted(Adopted),
     /// It is built anew around the member that survived, because an operator decided so.
     Recovering(Recovery),
@@ -21,15 +21,15 @@ pub enum Mode {
     Restoring(Box<Restoration>),
 }
 
-/// A cluster that others run.
+/// A cluster that is adopted read-only.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adopted {
-    /// Where clients reach each member: others may have given it another port than raftsman would.
+    /// Where clients reach each member: it may have another port than raftsman would use.
     pub clients: BTreeMap<Name, String>,
 }
 
 impl Ledger {
-    /// How others run it, where they do.
+    /// The record of an adopted cluster.
     pub fn adopted(&self) -> Option<&Adopted> {
         match &self.mode {
             Mode::Adopted(adopted) => Some(adopted),

@@ -1,4 +1,4 @@
-//! A lost ledger, what the state still keeps and what the world shows → a ledger that promises no less than the true one.
+//! A lost ledger, the rest of the state and an observation → a ledger that is no less careful than the lost one.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use crate::desired::Cluster;
 use crate::observed::{Data, Observed, Side, Trust, View};
 use crate::spec::Name;
 
-/// The incarnation of a machine that etcd was started on and that cannot be asked: no machine has it, so that one that
-/// comes without its data is never taken for the member that was.
+/// The incarnation of a machine that etcd was started on and that cannot be asked: no machine has it, so that a machine
+/// that returns without its data is never taken for the previous member.
 const UNKNOWN_INCARNATION: &str = "unknown";
 
 /// Why no ledger can be made of what is seen.
@@ -42,7 +42,8 @@ pub enum RebuildError {
 }
 
 impl Ledger {
-    /// A ledger of what is seen. Where the world leaves something open, it says that more may have happened, not less.
+    /// A ledger of what is seen. Where the observation leaves something open, the ledger assumes that more may have
+    /// happened, not less.
     pub fn rebuilt_from(
         desired: &Cluster,
         trust: (Option<Trust>, Option<Trust>),

@@ -10,13 +10,13 @@ use crate::spec::Name;
 /// A cluster that lost its majority for good, and the member around which it is built anew.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovery {
-    /// Whose data the new cluster has.
+    /// The member whose data the new cluster has.
     pub survivor: Name,
     /// The cluster that lost its majority.
     pub of: ClusterId,
     /// When it was decided.
     pub since: Timestamp,
-    /// Whether the survivor was told to forget the others.
+    /// Whether the survivor was started alone, without the other members.
     pub alone: bool,
     /// Whether it was seen to serve alone since: all that is committed in its log has been applied.
     pub settled: bool,

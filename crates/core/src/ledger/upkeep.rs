@@ -14,12 +14,12 @@ use crate::spec::Name;
 /// A compaction that is to make room.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpaceRecord {
-    /// Everything before this revision goes.
+    /// Everything before this revision is dropped.
     pub revision: i64,
     /// Whether it ended on every member: compacting goes on behind the call, so that a run that was killed in between
     /// does not know.
     pub done: bool,
-    /// Whose files were rewritten since: what those say is in use is true.
+    /// The members whose files were rewritten since: their size in use is exact.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub rewritten: BTreeSet<Name>,
 }
@@ -29,7 +29,7 @@ pub(super) fn ahead(ledger: &mut Ledger, observed: &Observed, action: &UpkeepAct
         UpkeepAction::Compact { revision } if View::of(observed).alarmed(Alarm::NoSpace) => {
             ledger.space = Some(SpaceRecord { revision: *revision, done: false, rewritten: BTreeSet::new() });
         }
-        // A look at the world tells whether it was done.
+        // The next observation tells whether it was done.
         UpkeepAction::Compact { .. } | UpkeepAction::Defragment { .. } | UpkeepAction::DisarmAlarm { .. } => {}
     }
 }

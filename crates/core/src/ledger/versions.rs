@@ -13,7 +13,7 @@ use crate::versions::{Line, REQUESTS_OF_TODAY};
 /// A snapshot of all data, taken before a change of versions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotRecord {
-    /// The version that was about to come.
+    /// The version that was about to start.
     pub before: EtcdVersion,
     /// The version that wrote it.
     pub from: EtcdVersion,
@@ -26,8 +26,9 @@ pub struct SnapshotRecord {
 }
 
 impl Ledger {
-    /// Whose log may still hold requests of an older line. A member that has followed the cluster down to the older line
-    /// has written a snapshot of its log then (etcd does so for nothing else), and one of the line beyond has read it all.
+    /// Learns which members' logs may still hold requests of an older line. A member that has followed the cluster down
+    /// to the older line has written a snapshot of its log then (etcd does so for nothing else), and one of the line
+    /// beyond has read it all.
     pub(super) fn learn_requests(&mut self, list: &[ListedMember], view: &View<'_>) {
         let answers = || view.answering.values().filter(|e| list.iter().any(|m| m.id == e.member));
         if answers().any(|e| Line::of(e.version) < REQUESTS_OF_TODAY) {

@@ -1,4 +1,4 @@
-//! An action on the simulated world → its predicted effect, or why it is impossible. Each topic has the file of its name.
+//! An action on the simulated world → its predicted effect, or why it is impossible. Each topic has its own file.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
@@ -41,7 +41,7 @@ impl Agreed {
 }
 
 impl World {
-    /// Does it. Processes that it starts need `warm_up` looks before they answer.
+    /// Applies it. Processes that it starts need `warm_up` observations before they answer.
     pub fn act(&mut self, desired: &Cluster, action: &Action, warm_up: u32) -> Result<(), Impossible> {
         let now = self.now;
         let observed = self.observe(desired);
@@ -67,7 +67,7 @@ impl World {
         Ok(())
     }
 
-    /// Remembers what a look at the world showed, as the engine does.
+    /// Records what an observation showed, as the engine does.
     pub fn remember(&mut self, desired: &Cluster) {
         let observed = self.observe(desired);
         self.ledger.learn(desired, &observed, self.now);

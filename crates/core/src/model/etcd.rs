@@ -58,7 +58,7 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &EtcdAction, war
 }
 
 impl World {
-    /// etcd hands its leadership over before it goes, and does not get it back by coming back.
+    /// etcd transfers leadership before it stops, and a restart does not bring it back.
     pub(super) fn stop(&mut self, machine: &Name, cluster: Option<ClusterId>) -> Result<(), Impossible> {
         let stopped = self.claimed(machine)?;
         stopped.process = Process::none();

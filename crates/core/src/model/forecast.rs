@@ -1,4 +1,4 @@
-//! (Desired, Observed, now) → every step until nothing is left to do, if the world behaves.
+//! (Desired, Observed, now) → every step until nothing is left to do, if every step succeeds.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use crate::desired::Cluster;
 use crate::observed::{Fact, Observed, Problem, Tolerance};
 use crate::plan::{Patience, Pause, Plan, Step, Waiting, plan};
 
-/// More waves than any sound plan has: a planner that goes round in circles is cut off here.
+/// More waves than any sound plan has: a planner that does not converge is stopped here.
 const MAX_WAVES: usize = 200;
 
 /// Longer than this no cluster takes to settle on a version.
@@ -21,7 +21,7 @@ pub struct Forecast {
     pub now: Tolerance,
     /// The waves of steps, in order.
     pub waves: Vec<Wave>,
-    /// What stands in the way at the end.
+    /// What is still waited for at the end.
     pub waiting: Vec<Waiting>,
     /// Whether the end is reached: nothing left to do or to wait for.
     pub converges: bool,
@@ -30,7 +30,7 @@ pub struct Forecast {
 /// Steps that are carried out at the same time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Wave {
-    /// They.
+    /// The steps.
     pub steps: Vec<Step>,
 }
 
@@ -64,7 +64,7 @@ fn forecast_by(
     let (mut settled, mut came_up) = (0, 0);
     loop {
         let next = planner(desired, &seen, now);
-        // What a step of ours has started comes up by itself: the agent of a machine starts its etcd.
+        // What a step has started comes up by itself: the agent of a machine starts its etcd.
         let comes_up = |w: &Waiting| matches!(w, Waiting::EtcdStarting { .. } | Waiting::NoQuorumYet { .. });
         if next.steps.is_empty() && !waves.is_empty() && came_up < MAX_SETTLING && next.waiting.iter().any(comes_up) {
             came_up += 1;
@@ -73,7 +73,7 @@ fn forecast_by(
             seen = still_unreachable(world.observe(desired), observed);
             continue;
         }
-        // What etcd is about to do by itself, it does: the way goes on behind it.
+        // etcd does by itself what it is about to do, and the plan continues after it.
         if next.steps.is_empty() && settled < MAX_SETTLING && next.waiting.iter().any(settling) {
             settled += 1;
             world.pass_time();
@@ -89,7 +89,7 @@ fn forecast_by(
         }
         for step in &next.steps {
             if world.act(desired, &step.action, 0).is_err() {
-                // What the model finds impossible is not forecast: it shows as whatever the planner waits for then.
+                // A step that the model finds impossible is not forecast: the planner then reports what it waits for.
                 let waiting = vec![Waiting::Unsafe {
                     verb: step.action.verb().to_owned(),
                     machine: step.action.machine().cloned(),
@@ -136,7 +136,8 @@ fn stuck(waiting: &Waiting) -> bool {
     )
 }
 
-/// What could not be reached now cannot be reached in the forecast either, except where a step of ours opens it up.
+/// What could not be reached now cannot be reached in the forecast either, except where a step of the plan makes it
+/// reachable.
 fn still_unreachable(mut seen: Observed, observed: &Observed) -> Observed {
     for (name, member) in &mut seen.members {
         let Some(before) = observed.members.get(name) else { continue };
@@ -150,7 +151,7 @@ fn still_unreachable(mut seen: Observed, observed: &Observed) -> Observed {
                 (member.etcd, member.problem) = (before.etcd.clone(), before.problem);
             }
         }
-        // What no step of ours and no waiting mends stays as it is.
+        // What neither a step nor waiting resolves stays as it is.
         if let Some(Problem::Denied | Problem::Unclear) = before.problem {
             (member.etcd, member.problem) = (before.etcd.clone(), before.problem);
         }

@@ -30,7 +30,7 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) 
         }
         MachineAction::StartMachine { machine } => {
             let started = world.existing(machine)?;
-            // One of which there is nothing but its data disk is made anew around it.
+            // A machine of which only the data disk is left is made anew around it.
             let shape = desired.machine(machine).and_then(|wanted| wanted.shape.clone());
             if started.shape.is_none() && shape.is_some() {
                 started.delivery = undelivered(desired, machine);
@@ -75,7 +75,7 @@ pub(super) fn undelivered(desired: &Cluster, machine: &Name) -> Delivery {
 fn power_on(machine: &mut MachineModel) {
     machine.power = Power::Running;
     machine.agent_up = true;
-    // The agent starts what ran before: etcd comes back with its machine.
+    // The agent starts what ran before: etcd restarts with its machine.
     if machine.process.config.is_some() && machine.process.state == ServiceState::Stopped && machine.had_data {
         machine.process.state = ServiceState::Backoff;
     }

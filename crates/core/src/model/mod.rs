@@ -35,7 +35,7 @@ use crate::observed::{
 use crate::spec::{EtcdVersion, Name, Shape};
 use crate::versions::{Line, REQUESTS_OF_TODAY};
 
-/// One cluster and its machines, as they truly are.
+/// One cluster and its machines: the ground truth.
 #[derive(Debug, Clone)]
 pub struct World {
     /// The clock of the world.
@@ -48,7 +48,7 @@ pub struct World {
     pub agreed: BTreeMap<ClusterId, Agreed>,
     /// The member that leads for as long as it answers; none while that is left to the model.
     pub leads: Option<MemberId>,
-    /// Counts machines, so that each has an incarnation of its own.
+    /// Counts machines, so that each has its own incarnation.
     pub made: u64,
     /// The authorities that the file brings.
     pub brought: BTreeMap<Side, AuthorityRecord>,
@@ -56,11 +56,11 @@ pub struct World {
     pub bundles: BTreeMap<String, BTreeSet<String>>,
     /// What disks and network take.
     pub latency: Latency,
-    /// A cluster that others run, as it was seen: only its roles and users change.
+    /// An adopted cluster, as it was seen: only its roles and users change.
     pub watched: Option<Observed>,
 }
 
-/// One machine, as it truly is.
+/// One machine: the ground truth.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MachineModel {
     /// Whether it exists.
@@ -115,7 +115,7 @@ pub struct MachineModel {
     pub last_version: Option<EtcdVersion>,
     /// The process.
     pub process: Process,
-    /// Ports that others hold.
+    /// Ports that other processes hold.
     pub ports_taken: Vec<PortTaken>,
     /// Size of its database file.
     pub db_size: i64,
@@ -136,7 +136,7 @@ pub struct Process {
     pub version: Option<EtcdVersion>,
     /// How often it ended by itself.
     pub restarts: u32,
-    /// Looks at the world that must pass before it answers: real processes take their time.
+    /// Observations that must pass before it answers: a real process takes time to start.
     pub warm_up: u32,
     /// The address in what it was started with.
     pub address: Option<IpAddr>,
@@ -144,7 +144,7 @@ pub struct Process {
     pub quota: i64,
     /// Digests of the trust that it has read, as far as its agent knows.
     pub trust: BTreeMap<Purpose, String>,
-    /// Digests of what it has really read, where its agent is mistaken.
+    /// Digests of the trust that it has really read, where its agent reports it wrongly.
     pub read: BTreeMap<Purpose, String>,
     /// Members that it is connected with: a connection outlives the certificates that it was made with.
     pub connected: BTreeSet<MemberId>,
@@ -171,7 +171,7 @@ pub struct Agreed {
     pub access: Access,
     /// The line that the data is written for: the lowest of all members' once all of them answer.
     pub line: Option<Line>,
-    /// The line that it was told to go down to.
+    /// The line that a downgrade is enabled to.
     pub downgrade: Option<Line>,
     /// Whether the members' logs hold requests from before [`REQUESTS_OF_TODAY`].
     pub old_requests: bool,
@@ -276,8 +276,8 @@ impl World {
         }
     }
 
-    /// The world that an observation shows. What could not be reached is modelled as it must be for nothing to be
-    /// done to it: it is marked unreachable again at every look.
+    /// The world that an observation shows. What could not be reached is modelled as it must be for nothing to be done
+    /// to it: it is marked unreachable again at every observation.
     pub fn from_observed(desired: &Cluster, observed: &Observed, now: Timestamp) -> Self {
         let mut world = Self::empty(desired, now);
         world.ledger = observed.ledger.clone();
@@ -349,8 +349,8 @@ impl World {
         world
     }
 
-    /// A stopped machine cannot be asked, nor one whose agent is silent while its etcd answers. It is taken to be as it
-    /// was left: what etcd was started on has etcd's data.
+    /// A stopped machine cannot be asked, nor one whose agent is silent while its etcd answers. It is assumed
+    /// unchanged: a machine that etcd was started on has etcd's data.
     fn trust_the_silent(&mut self, desired: &Cluster, observed: &Observed) {
         let others = observed.members.values().filter_map(|m| m.etcd.seen());
         let pace = desired.pace(&observed.ledger).unwrap_or_default();
@@ -431,7 +431,7 @@ impl World {
         }
     }
 
-    /// Whether this machine's etcd answers as a member: one that was taken out of its cluster ends by itself.
+    /// Whether this machine's etcd answers as a member: a removed member's process exits by itself.
     fn is_heard(&self, machine: &MachineModel) -> bool {
         let agreed = machine.cluster().and_then(|c| self.agreed.get(&c));
         let listed = |agreed: &Agreed| agreed.members.iter().any(|m| Some(m.id) == machine.member());
@@ -466,7 +466,7 @@ impl World {
         self.following(cluster).0
     }
 
-    /// Lets the processes get on with what they do by themselves: start up, elect, be restarted by their agent.
+    /// Advances what processes do by themselves: start up, elect a leader, be restarted by their agent.
     pub fn pass_time(&mut self) {
         let names: BTreeMap<MemberId, String> =
             self.machines.iter().filter_map(|(name, m)| m.member().map(|id| (id, name.to_string()))).collect();
@@ -474,7 +474,7 @@ impl World {
             let agreed = machine.cluster().and_then(|id| self.agreed.get_mut(&id));
             if let (Some(agreed), Some(id)) = (agreed.filter(|a| a.formed), machine.member()) {
                 match agreed.members.iter_mut().find(|m| m.id == id) {
-                    // It ends as soon as it learns that it is no member any more, however often it is started.
+                    // It exits as soon as it learns that it was removed, however often it is started.
                     None if machine.process.state == ServiceState::Running => {
                         machine.process.state = ServiceState::Backoff;
                         machine.process.restarts += 1;
@@ -492,7 +492,7 @@ impl World {
             match machine.process.state {
                 ServiceState::Running => {
                     machine.process.warm_up = machine.process.warm_up.saturating_sub(1);
-                    // As agents do after a while of good running.
+                    // Agents reset the count after a while without a crash.
                     machine.process.restarts = 0;
                     machine.had_data |= matches!(machine.data, Data::Present { .. });
                 }
@@ -535,8 +535,8 @@ impl World {
 }
 
 impl Agreed {
-    /// As etcd's leader does every few seconds: up when all members are, down when it was told, and done with it when
-    /// all members are down.
+    /// As etcd's leader does every few seconds: up when all members are, down when a downgrade is enabled, which ends
+    /// when all members are down.
     fn settle(&mut self, lines: &[Line]) {
         let lowest = lines.iter().min().copied();
         self.old_requests |= lowest.is_some_and(|line| line < REQUESTS_OF_TODAY);
@@ -555,7 +555,7 @@ impl Agreed {
 }
 
 impl Agreed {
-    /// Whether etcd of this version starts on the data of the cluster; else it ends at once.
+    /// Whether etcd of this version starts on the data of the cluster; else it exits at once.
     fn starts(&self, version: Option<EtcdVersion>) -> bool {
         let Some(line) = version.map(Line::of) else { return true };
         self.line.is_none_or(|cluster| line.fits(cluster)) && !(self.old_requests && line > REQUESTS_OF_TODAY)

@@ -1,4 +1,4 @@
-//! A step of a recovery, on the simulated world → a cluster of one, of the survivor's data.
+//! A step of a recovery, on the simulated world → a cluster of one member, with the survivor's data.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
@@ -15,7 +15,7 @@ pub(super) fn act(world: &mut World, action: &RecoveryAction) -> Result<(), Impo
 }
 
 impl World {
-    /// A cluster of one, of what the last that had this machine for its member knew.
+    /// A cluster of one member, with the data of the last cluster that this machine was a member of.
     fn restore_data(&mut self, name: &Name) -> Result<(), Impossible> {
         let recovery = self.ledger.recovery().cloned().ok_or_else(|| Impossible("nothing to restore".to_owned()))?;
         recovery.member.ok_or_else(|| Impossible("nothing was put away".to_owned()))?;

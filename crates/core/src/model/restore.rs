@@ -38,7 +38,7 @@ pub(super) fn act(
                 let config = desired.member(machine).map(|m| desired.config(m, version, pace, access));
                 world.claimed(machine)?.config = config.map(|config| config.digest.clone());
                 world.start(machine, version, StartData::Of(cluster), warm_up)?;
-                // Machines that make backups by themselves are told of the history that begins.
+                // Machines that make backups by themselves are given the new history.
                 world.claimed(machine)?.delivery = undelivered(desired, machine);
             }
         }
@@ -61,7 +61,7 @@ impl World {
         let member = member.ok_or_else(|| Impossible(format!("{name} is no member of what is restored")))?;
         machine.data = Data::Present { member, cluster: ids.cluster };
         machine.had_data = true;
-        // What it had agreed upon is in the backup.
+        // The backup holds what the cluster had agreed upon.
         let before = restoration.old.iter().find_map(|old| self.agreed.get(old)).cloned();
         let before = before.unwrap_or_else(|| Agreed::new(Vec::new()));
         self.agreed.entry(ids.cluster).or_insert_with(|| Agreed { members: list, ..before });

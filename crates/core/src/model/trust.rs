@@ -22,7 +22,7 @@ impl World {
     /// Whether etcd on this machine accepts what the authority with this key signed.
     pub fn accepts(&self, machine: &MachineModel, purpose: Purpose, key: &str) -> bool {
         match machine.process.read.get(&purpose).or_else(|| machine.process.trust.get(&purpose)) {
-            // Of some processes nothing is known: they are taken to be as they should be.
+            // Of some processes nothing is known: they are assumed to have the wanted trust.
             None => true,
             Some(digest) => self.bundles.get(digest).is_some_and(|keys| keys.contains(key)),
         }
@@ -167,7 +167,7 @@ impl World {
         self.ledger.trust_mut(side).as_mut().ok_or_else(|| Impossible("there is no authority".to_owned()))
     }
 
-    /// What shaking hands shows, where something rests on it.
+    /// What handshake tests show, where a phase depends on it.
     pub fn shake_hands(&self, desired: &Cluster, observed: &Observed) -> BTreeMap<Name, Handshakes> {
         let sides = to_be_proven(desired, observed, self.now);
         if sides.is_empty() {

@@ -1,4 +1,4 @@
-//! Databases that grow, are compacted and rewritten; alarms that are raised and taken back; members that differ.
+//! Databases that grow, are compacted and defragmented; alarms that are raised and disarmed; members that differ.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Nothing much.
+    /// A nearly empty database.
     pub(super) fn new() -> Self {
         Self { revision: 1, live: 20 << 10, history: 0, compacted: 0 }
     }
@@ -89,7 +89,7 @@ impl World {
         }
     }
 
-    /// A member's data is not what it was any more, and etcd noticed.
+    /// A member's data becomes corrupt, and etcd notices.
     pub fn corrupt(&mut self, name: &Name) {
         let Some(machine) = self.machines.get_mut(name) else { return };
         machine.corrupt = true;
@@ -127,7 +127,7 @@ impl World {
         self.agree(|agreed| agreed.alarms.retain(|raised| *raised != alarm))
     }
 
-    /// What a look for the reason of an alarm shows.
+    /// What an observation of the cause of an alarm shows.
     pub(super) fn observe_upkeep(&self, desired: &Cluster) -> Upkeep {
         let Some((id, agreed)) = self.agreed.iter().find(|(id, a)| !a.alarms.is_empty() && self.has_quorum(**id))
         else {
@@ -140,7 +140,7 @@ impl World {
         let names = desired.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
         let hash = |name: &Name| {
             let machine = self.machines.get(name).filter(|m| self.is_heard(m) && m.cluster() == Some(*id))?;
-            // No damage is like another.
+            // Two corrupt members have different hashes.
             let damage = machine.member().map_or(0, |id| id.0.to_le_bytes()[0]);
             let hash = if machine.corrupt { 0xbad00 + u32::from(damage) } else { 0x900d };
             Some((name.clone(), Hash::Known { hash, compacted: stored.compacted }))

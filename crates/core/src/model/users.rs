@@ -16,7 +16,7 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &UserAction) -> 
     outcome
 }
 
-/// There is a superuser, with its role.
+/// The superuser, with its role.
 pub(super) fn create_root(access: &mut Access) {
     access.roles.entry(ROOT.to_owned()).or_default();
     let root = User { roles: BTreeSet::from([ROOT.to_owned()]), password: Password::Untried };
@@ -35,7 +35,7 @@ pub(super) fn settled(desired: &Cluster) -> Access {
     access
 }
 
-/// Does it to a cluster that others run: nothing else can be done there.
+/// Applies it to an adopted cluster: nothing else can be changed there.
 pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: &Action) -> Result<(), Impossible> {
     for member in watched.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd
@@ -60,7 +60,7 @@ pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: 
     Err(Impossible("nobody who runs it can be asked".to_owned()))
 }
 
-/// Does it.
+/// Applies it.
 fn change(access: &mut Access, desired: &Cluster, action: &UserAction) -> Result<(), Impossible> {
     let refused = |why: &str| Err(Impossible(why.to_owned()));
     match action {

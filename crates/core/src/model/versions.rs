@@ -1,4 +1,4 @@
-//! A step around a change of versions, on the simulated world → the snapshot, or what etcd was told.
+//! A step around a change of versions, on the simulated world → the snapshot, or the downgrade that is enabled.
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
@@ -23,7 +23,7 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &VersionAction) 
             let target = Line::of(*version);
             let mut refused = false;
             world.agree(|agreed| {
-                // etcd knows no other than the line below the one that it has agreed upon.
+                // etcd accepts only the line below the one that it has agreed upon.
                 refused = agreed.line != Some(target.above());
                 if !refused {
                     agreed.downgrade = Some(target);

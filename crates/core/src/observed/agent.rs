@@ -19,16 +19,16 @@ pub enum Agent {
     Claimed(Box<AgentReport>),
 }
 
-/// An agent's word on its machine.
+/// An agent's report of its machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AgentReport {
-    /// The machine that the agent takes itself for.
+    /// The machine that the agent is configured for.
     pub machine: Name,
     /// Made at the agent's first start on an empty disk: a rebuilt machine has another.
     pub incarnation: String,
     /// The agent's version.
     pub version: String,
-    /// The newest generation of the lock that it has obeyed.
+    /// The newest generation of the lock that it has accepted.
     pub generation: u64,
     /// The machine's clock less ours, in milliseconds.
     pub clock_offset_ms: i64,
@@ -39,7 +39,7 @@ pub struct AgentReport {
     /// Digest of the firewall rules, where raftsman made the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firewall: Option<String>,
-    /// Digest of the fleet's CAs that it trusts and of what is revoked, where it was ever told other than at its start.
+    /// Digest of the fleet's CAs that it trusts and of what is revoked, where they were ever changed since its start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<String>,
     /// Whether it has the secrets that the file refers to for machines.
@@ -79,25 +79,25 @@ pub struct FailedUpgrade {
     pub reason: String,
     /// When.
     pub at: Option<Timestamp>,
-    /// The program is not to blame: it may be tried again.
+    /// The program was not the cause: it may be tried again.
     pub retriable: bool,
 }
 
-/// A machine's part in making backups: one of a cluster makes them, and the others stand by.
+/// A machine's role in making backups: one of a cluster makes them, and the others are on standby.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keeping {
-    /// Whether it is the one.
+    /// Whether it makes them.
     pub keeps: bool,
-    /// The newest full backup that counts, as far as it knows.
+    /// The newest complete full backup, as far as it knows.
     pub full: Option<FullName>,
     /// Whether it has read the store: only then no full backup means that there is none.
     #[serde(default)]
     pub store_read: bool,
-    /// All that was written until then is in the store; not known where changes are not written down.
+    /// All that was written until then is in the store; not known where changes are not recorded.
     pub covered: Option<Timestamp>,
-    /// When it last saw that some machine makes them, or began to look.
+    /// When it last saw a machine that makes them, or started to watch for one.
     pub held: Option<Timestamp>,
-    /// Why it cannot do what it should, and since when.
+    /// Why it cannot make backups, and since when.
     pub problem: Option<(String, Timestamp)>,
     /// The newest drill that it knows of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -110,8 +110,8 @@ pub struct Keeping {
     pub unverified: u32,
 }
 
-/// Whether a machine was given what the file refers to. What that is stays out of what is observed: no digest of a
-/// password is worth writing down.
+/// Whether a machine was given what the file refers to. The observation does not hold what that is: not even a digest
+/// of a password is stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Delivery {
@@ -168,10 +168,10 @@ pub struct EtcdOnMachine {
     pub service: Service,
     /// The data directory.
     pub data: Data,
-    /// Ports that etcd needs and others hold.
+    /// Ports that etcd needs and other processes hold.
     pub ports_taken: Vec<PortTaken>,
-    /// Whether a member's data was ever seen here: remembered outside the data directory, so that a wiped directory is
-    /// told from one that never was.
+    /// Whether a member's data was ever seen here: remembered outside the data directory, so that a wiped directory
+    /// differs from one that never held data.
     pub had_data: bool,
     /// Where the log ends, read while etcd does not run, or when raftsman asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -204,9 +204,9 @@ impl EtcdOnMachine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Purpose {
-    /// Members show it to each other.
+    /// Members present it to each other.
     Peer,
-    /// Members show it to clients.
+    /// Members present it to clients.
     Server,
 }
 
@@ -243,7 +243,7 @@ pub struct CertificateFacts {
     pub trust: Option<String>,
 }
 
-/// A service and how it fares.
+/// The status of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Service {
     /// Its state.
@@ -276,7 +276,7 @@ pub enum ServiceState {
 pub enum Data {
     /// Nothing there.
     Empty,
-    /// A member's data, and whose.
+    /// A member's data, with its member and its cluster.
     Present {
         /// The member.
         member: MemberId,
@@ -295,6 +295,6 @@ pub enum Data {
 pub struct PortTaken {
     /// The port.
     pub port: u16,
-    /// The process that holds it, where it can be told.
+    /// The process that holds it, where it is known.
     pub holder: String,
 }

@@ -30,7 +30,7 @@ pub enum ServerState {
     Draining,
     /// Its health checks fail.
     Down,
-    /// It was taken out, and is not checked.
+    /// It is in maintenance, and is not checked.
     Maintenance,
 }
 

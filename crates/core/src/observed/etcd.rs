@@ -63,7 +63,7 @@ pub struct EtcdFacts {
     /// The version that its data is written for: what it calls its storage's, or up to 3.5, which does not, the
     /// cluster's. It follows once all members run a line.
     pub storage_version: Option<EtcdVersion>,
-    /// The version that the cluster was told to go down to; up to 3.5 it is not told.
+    /// The target version of a downgrade that is enabled; etcd up to 3.5 does not report it.
     pub downgrade: Option<EtcdVersion>,
     /// Size of its database file.
     pub db_size: i64,
@@ -89,7 +89,7 @@ pub struct EtcdFacts {
     /// one member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Result<Access, String>>,
-    /// Settings in the file's words, as far as they can be seen of a member that others run.
+    /// Settings in the file's words, as far as they can be seen of an adopted member.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, String>,
 }
@@ -137,7 +137,7 @@ pub enum Problem {
     Silent,
     /// It does not accept our password.
     Denied,
-    /// It answers something that makes no sense.
+    /// It sends an invalid answer.
     Unclear,
 }
 
@@ -155,7 +155,7 @@ pub enum Root {
     Outdated,
 }
 
-/// How a client without credentials is called.
+/// How messages name a client without credentials.
 pub const ANONYMOUS: &str = "an anonymous";
 
 /// Whether clients that should be rejected are rejected.
@@ -170,7 +170,7 @@ pub struct Doors {
 }
 
 impl Doors {
-    /// The doors that are not shut, with what was seen there.
+    /// The probes that were not rejected, with their outcome.
     pub fn not_shut(&self) -> impl Iterator<Item = (&'static str, &Door)> {
         [(ANONYMOUS, &self.anonymous), ("a plaintext", &self.plaintext), ("a foreign-CA", &self.foreign)]
             .into_iter()
@@ -178,7 +178,7 @@ impl Doors {
     }
 }
 
-/// One door.
+/// The outcome of one probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Door {
@@ -186,6 +186,6 @@ pub enum Door {
     Shut,
     /// The client was accepted.
     Open,
-    /// It could not be told.
+    /// It could not be tested.
     Unclear(String),
 }

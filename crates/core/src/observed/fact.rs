@@ -1,9 +1,9 @@
-//! One look at one thing → seen, absent, or unreachable: three answers that are never confused.
+//! One observation of one thing → seen, absent, or unreachable: three distinct answers.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The outcome of looking at one thing.
+/// The outcome of observing one thing.
 ///
 /// `Unreachable` is not `Absent`: nothing may be created, replaced or destroyed because it could not be reached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub enum Fact<T> {
     },
     /// The authoritative source could not be asked.
     Unreachable {
-        /// What stood in the way.
+        /// The error.
         error: String,
         /// Since when it could not be reached, as far as this run knows.
         since: Timestamp,
@@ -39,7 +39,7 @@ impl<T> Fact<T> {
         }
     }
 
-    /// When it was looked at; since when in vain where it could not be reached.
+    /// When it was observed; where it is unreachable, since when.
     pub fn at(&self) -> Timestamp {
         match self {
             Self::Seen { at, .. } | Self::Absent { at } | Self::Unreachable { since: at, .. } => *at,
@@ -51,7 +51,7 @@ impl<T> Fact<T> {
         matches!(self, Self::Absent { .. })
     }
 
-    /// Carries the beginning of an outage over from the look before.
+    /// Carries the beginning of an outage over from the previous observation.
     pub fn since_before(self, before: Option<&Self>) -> Self {
         match (self, before) {
             (Self::Unreachable { error, .. }, Some(Self::Unreachable { since, .. })) => {

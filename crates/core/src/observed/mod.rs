@@ -1,4 +1,4 @@
-//! The world, as far as it was seen → facts with their age, and what follows from them.
+//! What was observed → facts with their age, and what follows from them.
 
 mod agent;
 mod balancer;
@@ -41,11 +41,11 @@ use crate::spec::{Name, Shape};
 /// All that was seen of one cluster at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
-    /// What the state remembers: what no look at the world can tell.
+    /// What the state remembers: what no observation can tell.
     pub ledger: Ledger,
     /// Every member's machine, bottom up: those of the file, and those that are to go.
     pub members: BTreeMap<Name, MemberObserved>,
-    /// What was looked for because of an alarm.
+    /// What was measured because of an alarm.
     #[serde(default)]
     pub upkeep: Upkeep,
     /// The authorities that the file brings, as they are found where it says.
@@ -57,7 +57,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// The moment of the look.
+    /// The time of the observation.
     pub fn at(&self) -> Timestamp {
         let at = |m: &MemberObserved| m.machine.at().max(m.agent.at()).max(m.etcd.at());
         self.members.values().map(at).max().unwrap_or(Timestamp::UNIX_EPOCH)
@@ -67,9 +67,9 @@ impl Observed {
 /// What was seen of one member: its machine, the agent there, and the etcd that answers at its address.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MemberObserved {
-    /// The provider's word on the machine.
+    /// The provider's report of the machine.
     pub machine: Fact<Machine>,
-    /// The agent's word on its machine.
+    /// The agent's report of its machine.
     pub agent: Fact<Agent>,
     /// The answer of etcd itself at the member's client address.
     pub etcd: Fact<EtcdFacts>,
@@ -78,14 +78,14 @@ pub struct MemberObserved {
     pub problem: Option<Problem>,
 }
 
-/// The provider's word on a machine.
+/// The provider's report of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Whether it runs.
     pub power: Power,
     /// Where it is reached.
     pub address: IpAddr,
-    /// Others made it and run it: it is there, and it is not ours to touch.
+    /// It belongs to an adopted cluster: raftsman does not change it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign: bool,
     /// What it is made of, where that is written on it.

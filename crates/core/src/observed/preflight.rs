@@ -14,7 +14,7 @@ use crate::spec::{Duration, Name, Pace};
 /// Heartbeats that the rule gives out, in milliseconds. Each is about twice the one before, so that no noise tells two
 /// of them apart; the first is etcd's default, the last the longest with an election time-out that etcd allows.
 const STEPS: [u64; 7] = [100, 200, 400, 800, 1600, 3200, 5000];
-/// So many heartbeats until a follower stands for election.
+/// So many heartbeats until a follower starts an election.
 const HEARTBEATS: u64 = 10;
 /// So many round trips at least must fit into an election time-out.
 const ROUND_TRIPS: u64 = 10;
@@ -34,7 +34,7 @@ pub struct Measured {
     pub samples: u32,
     /// The median of the round trips to each other machine, in microseconds.
     pub round_trips: BTreeMap<Name, u32>,
-    /// The machines to which there was none, and why.
+    /// The machines that did not answer, and why.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unreached: BTreeMap<Name, String>,
 }
@@ -57,7 +57,7 @@ pub struct Worst {
     pub round_trip: Option<(Name, Name, u32)>,
 }
 
-/// A measurement that is kept, and what follows from it. Planning rests on this, never on a new measurement: noise would
+/// A measurement that is kept, and what follows from it. Plans use this, never a new measurement: its noise would
 /// restart members.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Preflight {
@@ -127,7 +127,7 @@ fn needed_us(worst: &Worst) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "concern", rename_all = "snake_case")]
 pub enum Concern {
-    /// A durable write takes longer than a heartbeat: the leader is late, and followers take it for lost.
+    /// A durable write takes longer than a heartbeat: the leader's heartbeats are late, and followers start elections.
     WriteOutlastsHeartbeat {
         /// Where.
         machine: Name,
@@ -151,7 +151,7 @@ pub enum Concern {
         /// Those that suit.
         better: Pace,
     },
-    /// Fewer than ten round trips fit into the election time-out: members stand for election for no reason.
+    /// Fewer than ten round trips fit into the election time-out: members start elections without need.
     ElectionTooShort {
         /// From here.
         from: Name,

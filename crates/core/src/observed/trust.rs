@@ -1,7 +1,7 @@
 //! The authorities of one side of a cluster → which one signs, which ones are trusted, and the bundle that says so.
 //!
-//! An authority is changed in phases: the next one is trusted beside the one that signs, then signs itself, then the old
-//! one is trusted no more. Each phase is an entry here before anything in the world follows from it.
+//! An authority is changed in phases: the next one is trusted beside the one that signs, then signs itself, then the
+//! old one is trusted no more. Each phase is recorded here before any action follows from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,13 +13,13 @@ use super::{CertificateFacts, Purpose};
 use crate::render;
 use crate::spec::Name;
 
-/// Whose certificates an authority signs.
+/// Which certificates an authority signs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
-    /// What members show each other.
+    /// What members present to each other.
     Peers,
-    /// What clients show, and what members show to clients.
+    /// What clients present, and what members present to clients.
     Clients,
 }
 
@@ -201,7 +201,7 @@ impl Trust {
         }
     }
 
-    /// Takes the next authority in. One that was to be the next and never signed is trusted no more.
+    /// Adds the next authority. A previous next authority, which never signed, is not trusted any more.
     pub fn take_in(&mut self, next: AuthorityRecord) {
         self.numbered = self.numbered.max(next.number);
         self.retired.extend(self.next.take());
@@ -230,7 +230,7 @@ impl Trust {
         self.finish = false;
     }
 
-    /// Those that are trusted no more are refused everywhere: nothing of them is left.
+    /// Deletes the authorities that are not trusted any more: every member rejects them.
     pub fn forget(&mut self) {
         self.retired.clear();
         if self.next.is_none() && self.old.is_empty() {
@@ -272,7 +272,7 @@ pub enum Greeting {
     Accepted,
     /// The certificate was rejected, with this error.
     Refused(String),
-    /// It could not be tried.
+    /// It could not be tested.
     Unclear(String),
 }
 

@@ -1,4 +1,4 @@
-//! Looks that cost something, so that they are made for a reason only → what fills a database, whether members agree.
+//! Expensive observations, made only because of an alarm → what fills a database, whether members agree.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,23 +9,23 @@ use super::view::quorum;
 use super::{Observed, Service, ServiceState, View};
 use crate::spec::Name;
 
-/// So many prefixes are told of.
+/// So many prefixes are reported.
 const TOLD: usize = 5;
 /// Of every prefix so many keys are looked at closely at most.
 const SAMPLES: usize = 32;
-/// Prefixes are told apart down to this depth.
+/// Prefixes are distinguished down to this depth.
 const DEPTH: usize = 4;
-/// So many prefixes are told apart; further ones count for what is above them.
+/// So many prefixes are distinguished; further ones are counted in their parents.
 const GROUPS: usize = 4096;
 
-/// What was looked for because of an alarm.
+/// What was measured because of an alarm.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Upkeep {
     /// What fills the database; looked at while the quota is used up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filling: Option<Filling>,
-    /// Every member's data as one number; looked at while an alarm says that members differ.
+    /// Every member's hash; compared while an alarm says that members differ.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hashes: Option<Hashes>,
 }
@@ -85,7 +85,7 @@ pub fn size(bytes: u64) -> String {
 #[derive(Debug, Default)]
 pub struct Tally {
     keys: u64,
-    /// By depth, so that a prefix that has nearly all can be told apart further.
+    /// By depth, so that a prefix with nearly all values can be split further.
     groups: Vec<BTreeMap<String, Group>>,
 }
 
@@ -125,7 +125,7 @@ impl Tally {
         }
     }
 
-    /// The prefixes with most values, each told apart as far as one below it has not nearly all of it.
+    /// The prefixes with most values, each split until no child has nearly all of its values.
     pub fn top(&self) -> Vec<Sampled> {
         let Some(first) = self.groups.first() else { return Vec::new() };
         let mut top: Vec<Sampled> = first.keys().map(|prefix| self.narrowed(prefix, 0)).collect();
@@ -161,7 +161,7 @@ impl Tally {
             .collect();
         prefixes.sort_by_key(|p| std::cmp::Reverse(p.bytes + p.history));
         let (keys, bytes) = prefixes.iter().fold((0, 0), |(k, b), p| (k + p.keys, b + p.bytes));
-        // Whatever is not among them is taken to be like them.
+        // Keys outside the samples are assumed to be like them.
         let others = self.keys.saturating_sub(keys);
         let bytes = bytes + others * (bytes / keys.max(1));
         Filling { keys: self.keys, complete, bytes, prefixes }
@@ -200,7 +200,7 @@ fn prefix(key: &str, parts: usize) -> Option<&str> {
     }
 }
 
-/// Every member's data as one number, at one revision.
+/// Every member's hash, at one revision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hashes {
     /// The revision.
@@ -209,15 +209,15 @@ pub struct Hashes {
     pub members: BTreeMap<Name, Hash>,
 }
 
-/// One member's data as one number.
+/// One member's hash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hash {
     /// It answered.
     Known {
-        /// The number.
+        /// The hash.
         hash: u32,
-        /// What was compacted: only numbers with the same compaction can be compared.
+        /// The compacted revision: only hashes with the same one can be compared.
         compacted: i64,
     },
     /// It could not be asked.
@@ -231,7 +231,7 @@ pub enum Agreement {
     All,
     /// These differ from all others, which are a majority and hold the same.
     Differ(Vec<Name>),
-    /// It cannot be told: there is no majority that agrees, or not every voter could be compared.
+    /// It is not known: there is no majority that agrees, or not every voter could be compared.
     Unclear,
 }
 
@@ -268,7 +268,7 @@ impl Hashes {
         known.len() >= quorum(voters.len()) && known.windows(2).all(|pair| pair[0] == pair[1])
     }
 
-    /// Whether two of these are known to hold something else.
+    /// Whether two of these are known to differ.
     pub fn conflict(&self, voters: &[Name]) -> bool {
         let known = voters.iter().filter_map(|name| match self.members.get(name) {
             Some(Hash::Known { hash, compacted }) => Some((compacted, hash)),
@@ -283,7 +283,8 @@ impl Hashes {
 const INCONSISTENT: &str = "found data inconsistency with peers";
 
 impl Service {
-    /// Whether etcd does not start because its data is not that of another member. Whose is right, that does not tell.
+    /// Whether etcd does not start because its data is not that of another member. It does not tell which data is
+    /// right.
     pub fn finds_others_different(&self) -> bool {
         self.state != ServiceState::Running && self.last_exit.as_ref().is_some_and(|exit| exit.contains(INCONSISTENT))
     }

@@ -71,7 +71,7 @@ pub struct User {
     pub password: Password,
 }
 
-/// What is known of a password: etcd gives none away, it can only be tried.
+/// What is known of a password: etcd reveals none, so that it can only be tried.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Password {

@@ -51,13 +51,13 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Draws the conclusions.
+    /// Derives it from the facts.
     pub fn of(observed: &'a Observed) -> Self {
         let answering: BTreeMap<&Name, &EtcdFacts> =
             observed.members.iter().filter_map(|(name, m)| m.etcd.seen().map(|e| (name, e))).collect();
         let healthy: BTreeSet<&Name> =
             answering.iter().filter(|(_, e)| e.healthy() && !e.learner).map(|(name, _)| *name).collect();
-        // A healthy member's list went through quorum; the one with the newest term speaks for all.
+        // A healthy member's list went through quorum; the one with the newest term is used.
         let listed = healthy
             .iter()
             .filter_map(|name| answering.get(name))

@@ -20,7 +20,7 @@ pub struct Zones {
 }
 
 impl Zones {
-    /// Draws the conclusions; nothing where no member's zone is known.
+    /// Derives it from the facts; nothing where no member's zone is known.
     pub fn of(desired: &Cluster, observed: &Observed, view: &View<'_>) -> Option<Self> {
         let mut members: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
         // Of members in no known zone the worst is assumed: they fail together.

@@ -1,4 +1,4 @@
-//! A cluster that others run → how it differs from the file. Nothing is done to its members.
+//! A cluster that is adopted read-only → how it differs from the file. Nothing is done to its members.
 
 use super::report::Report;
 use super::{Draft, Waiting, users};
@@ -7,7 +7,7 @@ use crate::desired::Member;
 use crate::observed::{Fact, ListedMember, View};
 use crate::spec::{AuthMode, Name};
 
-/// Lists the differences, and says what taking the members over would need.
+/// Lists the differences, and says what it takes to manage the members.
 pub(super) fn compare(draft: &mut Draft<'_>) -> Report {
     let members: Vec<Name> = draft.observed.members.keys().cloned().collect();
     draft.wait(Waiting::NotTakenOver { members });
@@ -28,7 +28,7 @@ pub(super) fn compare(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
-/// A difference; the same on several members is told once.
+/// A difference; one that several members share is reported once.
 fn differs(draft: &mut Draft<'_>, machine: Option<&Name>, key: &str, found: &str, wanted: &str) {
     let told = draft.waiting.iter_mut().find_map(|waiting| match waiting {
         Waiting::Differs { machines, key: k, found: f, wanted: w } if (&**k, &**f, &**w) == (key, found, wanted) => {

@@ -14,7 +14,7 @@ pub(super) fn is_newer(report: &AgentReport, shipped: &Shipped) -> bool {
     AgentVersion::parse(&report.version).is_some_and(|version| version > shipped.version)
 }
 
-/// The upgrade to this program that a machine has reverted, unless the program was not to blame.
+/// The upgrade to this program that a machine has reverted, unless the program was not the cause.
 pub(super) fn reverted<'a>(program: &'a AgentProgram, shipped: &Shipped) -> Option<&'a FailedUpgrade> {
     program.failed.as_ref().filter(|failed| failed.digest == shipped.digest && !failed.retriable)
 }
@@ -30,7 +30,7 @@ pub(super) fn newer(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
-/// The first agent, in the order of the file, that runs another program. What comes after it waits for how that went.
+/// The first agent, in the order of the file, that runs another program. The others wait for the result of its upgrade.
 pub(super) fn upgrade(draft: &mut Draft<'_>) -> Report {
     let Some(shipped) = &draft.desired.agents.shipped else { return Report::Looked };
     for member in &draft.desired.members {
@@ -51,7 +51,7 @@ pub(super) fn upgrade(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
-/// Agents that stay as they are, and why. It holds up nothing.
+/// Agents that stay as they are, and why. This delays no other step.
 pub(super) fn note(draft: &mut Draft<'_>) -> Report {
     let Some(shipped) = &draft.desired.agents.shipped else { return Report::Looked };
     for member in &draft.desired.members {

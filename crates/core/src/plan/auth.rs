@@ -6,10 +6,10 @@ use crate::action::AuthAction;
 use crate::observed::{ANONYMOUS, Door, Root};
 use crate::spec::AuthMode;
 
-/// Shuts the doors as soon as the cluster takes writes, and looks whether they are shut.
+/// Turns auth on as soon as the cluster takes writes, and tests that unauthenticated clients are rejected.
 pub(super) fn secure(draft: &mut Draft<'_>) -> Report {
     let healthy = || draft.view.healthy.iter().filter_map(|name| draft.view.answering.get(name));
-    // Auth goes through the log: the member that is furthest ahead knows best.
+    // Auth goes through the log: the member that is furthest ahead has its newest state.
     let Some(newest) = healthy().max_by_key(|e| (e.raft_term, e.raft_index)).copied() else { return Report::Looked };
     // Looking for `root` costs a round through the log, so that not every member is asked.
     let root = healthy().map(|e| e.root).find(|r| *r != Root::Unknown).unwrap_or(Root::Unknown);
@@ -41,7 +41,7 @@ pub(super) fn secure(draft: &mut Draft<'_>) -> Report {
 fn prove(draft: &mut Draft<'_>) {
     for (name, etcd) in &draft.view.answering {
         for (who, door) in etcd.doors.iter().flat_map(|d| d.not_shut()) {
-            // Without auth, a client of ours needs no name.
+            // Without auth, raftsman's client needs no user name.
             if draft.desired.auth == AuthMode::None && who == ANONYMOUS {
                 continue;
             }

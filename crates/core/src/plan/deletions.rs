@@ -5,7 +5,7 @@
 use crate::action::{Action, MachineAction, PkiAction, UpkeepAction, UserAction};
 use crate::observed::Side;
 
-/// What is gone for good once the action is done, such as `user alice`; nothing where all can be had back.
+/// What is gone for good once the action is done, such as `user alice`; nothing where all can be restored.
 ///
 /// Data that is cleared or replaced by a backup is put aside on its machine, and so is not among them.
 pub fn deletion(action: &Action) -> Option<String> {

@@ -8,7 +8,7 @@ use crate::action::{Action, EtcdAction, StartData, VersionAction};
 use crate::observed::{ClusterId, Data, Fact, Problem, ServiceState, Side, quorum};
 use crate::spec::{AuthMode, EtcdVersion, Name};
 
-/// After so many ends a process does not come up by itself any more.
+/// After so many crashes a process is not expected to come up by itself any more.
 const CRASHES: u32 = 5;
 
 /// Which cluster this is. Where that is not clear, nothing at all is done.
@@ -57,7 +57,7 @@ pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     let mut startable: Vec<(&Ready<'_>, StartData)> = Vec::new();
     let mut up = 0;
     for r in ready {
-        // One that the cluster does not know has nothing to start for yet.
+        // A machine that the cluster does not list as a member has no reason to start etcd yet.
         if draft.standing(&r.member.name).outside() {
             continue;
         }
@@ -100,7 +100,7 @@ pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         }
         return Report::Looked;
     }
-    // Started one by one, members wait for each other for ever: a majority comes up together or not at all.
+    // Started one by one, members wait for each other for ever: a majority is started together.
     if up + startable.len() < quorum(of) {
         draft.wait(Waiting::NoMajority { ready: up + startable.len(), needed: quorum(of) });
         return Report::Looked;
@@ -140,7 +140,7 @@ fn may_start(draft: &mut Draft<'_>, ready: &Ready<'_>) -> Option<StartData> {
     }
     match etcd.data {
         Data::Present { cluster, .. } => Some(StartData::Of(cluster)),
-        // An empty member under an old id has forgotten what it voted for: it must never come back like this.
+        // An empty member under an old id has lost the record of its votes: it must never restart like this.
         Data::Empty if etcd.had_data => {
             draft.lose(name, Waiting::DataLost { machine: name.clone() });
             None
@@ -150,7 +150,8 @@ fn may_start(draft: &mut Draft<'_>, ready: &Ready<'_>) -> Option<StartData> {
     }
 }
 
-/// How a member is born: with its cluster, or into one that lists it. The founders' list serves until it changed.
+/// How a member is bootstrapped: with its cluster, or into one that lists it. The founders' list is valid until the
+/// members change.
 fn birth(draft: &mut Draft<'_>, name: &Name) -> Option<StartData> {
     let ledger = &draft.observed.ledger;
     match (draft.view.listed, ledger.cluster.or_else(|| draft.view.clusters.keys().next().copied())) {
@@ -167,7 +168,7 @@ fn birth(draft: &mut Draft<'_>, name: &Name) -> Option<StartData> {
 fn await_health(draft: &mut Draft<'_>, name: &Name) {
     let Some(member) = draft.observed.members.get(name) else { return };
     match &member.etcd {
-        // A learner answers no reads that need a majority.
+        // A learner answers no linearizable reads.
         Fact::Seen { value, .. } if value.learner => {}
         Fact::Seen { value, .. } => {
             if let Some(error) = &value.read_error {
@@ -189,7 +190,7 @@ fn await_health(draft: &mut Draft<'_>, name: &Name) {
     }
 }
 
-/// One thing to do, whatever the number of members.
+/// Failed authentication is reported once for all members, because the remedy is the same.
 fn denied(draft: &mut Draft<'_>, machine: Name) {
     let known = draft.waiting.iter_mut().find_map(|waiting| match waiting {
         Waiting::AuthenticationFailed { members } => Some(members),
@@ -219,8 +220,8 @@ fn await_restart(draft: &mut Draft<'_>, ready: &Ready<'_>) {
     draft.wait(waiting);
 }
 
-/// Carries a changed configuration, version or trust through the cluster: the unhealthy first, then followers, the leader
-/// last, when another has taken over.
+/// Carries a changed configuration, version or trust through the cluster: the unhealthy first, then followers, the
+/// leader last, after it has transferred leadership.
 pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     let mut stale: Vec<&Ready<'_>> = ready
         .iter()
@@ -232,7 +233,7 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
                 let configured = running == Some(&r.digest) || r.open.is_some() && running == r.open.as_ref();
                 !configured || changes(r).is_some() || distrusts(draft, r)
             }
-            // One that is down for a moment comes back on the new configuration by itself, and with its old version.
+            // A member that is down for a moment restarts by itself, with the new configuration and its old version.
             ServiceState::Backoff => changes(r).is_some(),
             ServiceState::Stopped => false,
         })
@@ -276,7 +277,7 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         true => Case::of(draft.desired, draft.observed, &draft.view).restart(name),
         false => safety::judge(draft.desired, draft.observed, &[&action], &action),
     };
-    // A cluster too small for it may be about to grow: what cannot go on holds nothing else up.
+    // A cluster too small for it may be about to grow: a restart that cannot be done delays nothing else.
     if let Err(refusal) = verdict {
         draft.wait(safety::refused(&action, refusal));
         return Report::Looked;
@@ -300,15 +301,15 @@ fn distrusts(draft: &Draft<'_>, ready: &Ready<'_>) -> bool {
     Side::ALL.into_iter().any(|side| !trust::in_effect(draft.desired, draft.observed, side, ready.report))
 }
 
-/// Restarts members together: those that no other can shake hands with any more, which would each stay alone, and those
-/// that no client depends on yet.
+/// Restarts members together: those that no other member can complete a TLS handshake with any more, which would each
+/// stay alone, and those that no client depends on yet.
 fn restart_together(draft: &mut Draft<'_>, stale: &[&Ready<'_>], reason: Reason) {
     let data = |r: &&Ready<'_>| match r.report.etcd.data {
         Data::Present { cluster, .. } => Some(cluster),
         Data::Empty | Data::Unreadable { .. } => None,
     };
     let Some(cluster) = stale.iter().find_map(data) else { return };
-    // Whatever version is to come can wait until they know each other again.
+    // A change of the version waits until they trust each other again.
     let machines = stale.iter().filter(|r| data(r).is_some());
     let machines = machines.map(|r| (r.member.name.clone(), changes(r).unwrap_or(r.version))).collect();
     draft.steps.push(Step::new(EtcdAction::RestartTogether { machines, cluster }, reason));

@@ -1,4 +1,4 @@
-//! Machines that should be, machines that are → machines to make, start, take in and equip.
+//! Machines that should be, machines that are → machines to make, start, enroll and equip.
 
 use super::situation::{Ready, to_be_opened};
 use super::versions::Course;
@@ -9,7 +9,8 @@ use crate::observed::{Agent, AgentReport, Data, EtcdOnMachine, Fact, Power, Serv
 use crate::render::changes::changes;
 use crate::spec::EtcdVersion;
 
-/// Certificates are trusted by the clock: more than this apart, a fresh certificate may not be valid yet over there.
+/// Certificates are checked against the clock: with a larger difference, a fresh certificate may not be valid yet on
+/// the machine.
 const MAX_CLOCK_OFFSET_MS: u64 = 60_000;
 /// etcd needs room for its first write-ahead log segment.
 const MIN_FREE_BYTES: u64 = 64 * 1024 * 1024;
@@ -133,8 +134,8 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
     Some(Ready { member, report, version, digest, open, changes })
 }
 
-/// The version that etcd should run on a machine now. One that is stopped comes back with the version that its data was
-/// last used with, and is brought to another like all others.
+/// The version that etcd should run on a machine now. A stopped member restarts with the version that its data was last
+/// used with, and is upgraded like all others.
 fn version(etcd: &EtcdOnMachine, course: Course) -> EtcdVersion {
     let last = etcd.used_with().filter(|last| etcd.installed.contains_key(last));
     match etcd.service.state {
@@ -143,7 +144,7 @@ fn version(etcd: &EtcdOnMachine, course: Course) -> EtcdVersion {
     }
 }
 
-/// Clears away what one that is no member any more has left on its machine; whether there is nothing left is the answer.
+/// Clears the data of a removed member from its machine; returns whether none is left.
 fn empty(draft: &mut Draft<'_>, member: &Member, report: &AgentReport) -> bool {
     let machine = member.name.clone();
     let etcd = &report.etcd;
@@ -163,7 +164,8 @@ fn empty(draft: &mut Draft<'_>, member: &Member, report: &AgentReport) -> bool {
     false
 }
 
-/// Steps that equip a machine of ours; whether it lacks nothing is the answer. Without a configuration it keeps its own.
+/// Steps that equip one of raftsman's machines; returns whether it lacks nothing. Without a configuration it keeps its
+/// own.
 fn equip(
     draft: &mut Draft<'_>,
     member: &Member,
@@ -178,7 +180,7 @@ fn equip(
         return false;
     }
     let running = etcd.service.state == ServiceState::Running;
-    // While etcd runs, it is etcd that judges its data: in its first moments it is not readable yet.
+    // While etcd runs, etcd itself validates its data: just after the first start the agent cannot read it yet.
     if let Data::Unreadable { problem } = &etcd.data
         && !running
     {

@@ -1,7 +1,7 @@
 //! Members that should be, members that are → one change at a time: replace, grow, move, shrink.
 //!
-//! A member comes in as a learner and gets its vote once it has caught up. What costs fault tolerance comes last: while
-//! a member can be added, none is taken away.
+//! A member joins as a learner and is promoted once it has caught up. What costs fault tolerance comes last: while a
+//! member can be added, none is removed.
 
 use std::net::IpAddr;
 
@@ -15,9 +15,9 @@ use crate::desired::{self, Member};
 use crate::observed::{Data, Fact, ListedMember, MemberId, Power, ServiceState, quorum};
 use crate::spec::Name;
 
-/// A learner may be so many entries behind the leader when it gets its vote.
+/// A learner may be so many entries behind the leader when it is promoted.
 const CLOSE: u64 = 5_000;
-/// A learner that was taken out again is not tried anew before this.
+/// A learner that was removed again is not added anew before this.
 const REST: SignedDuration = SignedDuration::from_mins(10);
 
 /// What a name is to the cluster.
@@ -82,7 +82,7 @@ impl Draft<'_> {
         Some(u64::try_from(left.as_millis()).unwrap_or(0).div_ceil(1000))
     }
 
-    /// Whether nothing else goes on that a change of members must not meet.
+    /// Whether nothing is under way that a change of members must not run beside.
     fn quiet(&self, about: Option<&Name>) -> bool {
         self.steps.is_empty() && self.view.has_quorum() && self.sound(about)
     }
@@ -96,12 +96,13 @@ impl Draft<'_> {
     }
 }
 
-/// Puts right what is broken: a learner on its way, members that are lost, and those that are down and to go anyway.
+/// Repairs members: a learner that catches up, members that are lost, and members that are down and to be removed
+/// anyway.
 pub(super) fn repair(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     learners(draft);
     replace(draft);
     let down = draft.unhealthy_beside(None);
-    // One on the move may be down because of it: the others look for it at its old place.
+    // A member that changes its address may be down because of it: the others still connect to its old one.
     let stray = moved(draft).into_iter().find(|(m, _)| down == [m.name.to_string()]);
     if let Some((member, id)) = stray.filter(|_| draft.steps.is_empty()) {
         relocate(draft, ready, member, id);
@@ -198,7 +199,7 @@ fn replace(draft: &mut Draft<'_>) {
     }
 }
 
-/// Leadership goes to the healthy member of the file that is furthest ahead.
+/// Transfers leadership to the healthy member of the file that is furthest ahead.
 pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
     if !draft.quiet(Some(from)) {
         return;
@@ -217,8 +218,8 @@ pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
     }
 }
 
-/// Leadership goes to another before its holder restarts, where another can take it. A restart needs no target: etcd hands
-/// over by itself when it stops, only not before it has closed its clients' connections.
+/// Transfers leadership before the leader restarts, where another member can take it. A restart does not depend on it:
+/// etcd transfers leadership by itself when it stops, but only after it has closed its clients' connections.
 pub(super) fn hand_over_to_restart(draft: &Draft<'_>, from: &Name) -> Option<Step> {
     if draft.view.leader != Some(from) || !draft.quiet(Some(from)) {
         return None;
@@ -237,7 +238,7 @@ fn transfer_target(draft: &Draft<'_>, from: &Name) -> Option<Action> {
     target.map(|(name, e)| Action::Member(MemberAction::MoveLeader { machine: name.clone(), member: e.member }))
 }
 
-/// Grows, moves and shrinks, once everything that is there is as it should be.
+/// Grows, moves and shrinks the cluster, once all that exists is as it should be.
 pub(super) fn change_membership(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     let missing: Vec<&Member> = draft.desired.members.iter().filter(|m| draft.standing(&m.name).outside()).collect();
     let surplus = surplus(draft);
@@ -333,7 +334,7 @@ fn shrink(draft: &mut Draft<'_>, surplus: &[(String, ListedMember)]) {
     }
 }
 
-/// Members that the cluster knows at another place than the file.
+/// Members that the cluster lists at another address than the file.
 fn moved<'a>(draft: &Draft<'a>) -> Vec<(&'a Member, MemberId)> {
     let elsewhere =
         |m: &&Member| draft.entry(&m.name).is_some_and(|e| !e.learner && !e.peer_urls.contains(&m.peer_url()));
@@ -385,7 +386,7 @@ pub(super) fn keep_quorum(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
-/// Gives machines back whose members are no members any more, and that the file does not have.
+/// Deletes machines of removed members that the file does not have.
 pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
     let surplus = draft.observed.members.keys().filter(|name| draft.desired.member(name).is_none());
     let surplus: Vec<Name> = surplus.filter(|name| draft.standing(name).outside()).cloned().collect();
@@ -397,7 +398,7 @@ pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
-/// The step that brings a machine that is no member's any more closer to its end.
+/// The next step of deleting a machine that belongs to no member.
 pub(super) fn discard(draft: &mut Draft<'_>, name: &Name) -> Option<Step> {
     let seen = draft.observed.members.get(name)?;
     let power = match &seen.machine {

@@ -42,7 +42,7 @@ use crate::spec::Name;
 /// What to do next with one cluster.
 ///
 /// `steps` is one wave: every step in it is safe beside every other, so they are carried out at the same time, and then
-/// the world is looked at again. A step that takes anything away is alone in its wave.
+/// the cluster is observed again. A step that takes anything away is alone in its wave.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// What to do now.
@@ -52,7 +52,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Whether nothing is left to do or to wait for. What is only to be known does not count.
+    /// Whether nothing is left to do or to wait for. Informational entries do not count.
     pub fn is_done(&self) -> bool {
         self.steps.is_empty() && self.waiting.iter().all(|w| w.patience() == Patience::Note)
     }
@@ -69,7 +69,7 @@ impl Plan {
         self.steps.is_empty() && self.waiting.iter().all(hopeless)
     }
 
-    /// What no waiting will mend.
+    /// What waiting does not resolve.
     pub fn blocked(&self) -> impl Iterator<Item = &Waiting> {
         self.waiting.iter().filter(|w| w.patience() == Patience::Blocked)
     }
@@ -94,7 +94,7 @@ pub fn defragment(desired: &Cluster, observed: &Observed, members: Vec<Name>, no
     safety::gate(draft)
 }
 
-/// A plan in the making.
+/// A plan that is being made.
 struct Draft<'a> {
     desired: &'a Cluster,
     observed: &'a Observed,

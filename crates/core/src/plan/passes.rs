@@ -1,4 +1,4 @@
-//! A plan in the making → every pass in its order, each with its condition, and what it came to.
+//! A draft of a plan → every pass in its order, each with its condition, and its result.
 
 use serde::Serialize;
 
@@ -13,10 +13,10 @@ use super::{
 use crate::action::Action;
 use crate::ledger::Mode;
 
-/// What must hold for a pass to be made.
+/// What must hold for a pass to run.
 #[derive(Debug, Clone, Copy)]
 enum Condition {
-    /// No step is planned: what is, is carried out and looked at first.
+    /// No step is planned: planned steps are carried out and observed first.
     NothingPlanned,
     /// No step is planned that is alone in its wave.
     NothingAlone,
@@ -25,9 +25,9 @@ enum Condition {
     Quorum,
     NoQuorum,
     Listed,
-    /// Which member is corrupt must be understood first: it may not come back.
+    /// No member is corrupt. Otherwise it must be known first which one is: it may not come back from a restart.
     Intact,
-    /// Nothing is waited for that comes by itself.
+    /// Nothing is waited for that resolves by itself.
     NothingAwaited,
 }
 
@@ -49,18 +49,18 @@ impl Condition {
     }
 }
 
-/// What passes find out for those that come after them.
+/// What passes find out for later passes.
 #[derive(Default)]
 struct Found<'a> {
     course: Option<Course>,
     ready: Vec<Ready<'a>>,
 }
 
-/// One question that is asked of a cluster.
+/// One pass over a cluster.
 struct Pass {
     about: &'static str,
     when: &'static [Condition],
-    /// Where it finds something, nothing after it is looked at.
+    /// Where it finds something, no later pass runs.
     decides: bool,
     look: for<'a> fn(&mut Draft<'a>, &mut Found<'a>) -> Report,
 }
@@ -74,10 +74,10 @@ impl Pass {
         Self { about, when, decides: false, look }
     }
 
-    /// Before it is clear whose cluster this is, nothing is touched.
+    /// Before the identity of the cluster is clear, nothing is changed.
     const IDENTITY: Self =
         Self { decides: true, ..Self::new("the cluster's id, and data of others", &[], |d, _| etcd::identity(d)) };
-    /// What a newer agent does is not known here: nothing is touched.
+    /// This raftsman does not know what a newer agent does: nothing is changed.
     const NEWER_AGENTS: Self =
         Self { decides: true, ..Self::new("agents newer than this raftsman", &[], |d, _| agents::newer(d)) };
     const AUTHORITIES: Self = Self::new("CAs", &[], |d, _| pki::authorities(d));
@@ -93,14 +93,14 @@ impl Pass {
     );
     const SUPERUSERS: Self =
         Self::new("users with the role root that the file does not name", &[], |d, _| users::superusers(d));
-    // Before corruption is understood, nothing is changed.
+    // Before it is known which member is corrupt, nothing is changed.
     const USERS: Self =
         Self::new("users and roles", &[Condition::NothingAlone, Condition::Quorum, Condition::Intact], |d, _| {
             users::manage(d)
         });
 }
 
-/// All of it, for a cluster that goes its way.
+/// All passes, for a cluster in normal operation.
 const NORMAL: &[Pass] = &[
     Pass::IDENTITY,
     Pass::NEWER_AGENTS,
@@ -133,9 +133,9 @@ const NORMAL: &[Pass] = &[
     Pass::USERS,
     Pass::new("scheduled defragmentation", &[Condition::NothingPlanned, Condition::Quorum], |d, _| upkeep::routine(d)),
     // Late: this raftsman works with agents of the version before, and an upgrade that fails must keep no operator from
-    // mending a cluster. Before deliveries, which only a newer agent may know.
+    // repairing a cluster. Before deliveries, which only a newer agent may know.
     Pass::new("agents' programs", &[Condition::NothingPlanned, Condition::NothingAwaited], |d, _| agents::upgrade(d)),
-    // Last of all, so that a password that cannot be read keeps no operator from mending a cluster.
+    // Last of all, so that a password that cannot be read keeps no operator from repairing a cluster.
     Pass::new(
         "secrets and backup settings on machines",
         &[Condition::NothingPlanned, Condition::NothingAwaited],
@@ -171,7 +171,7 @@ const BORN_FROM_A_BACKUP: &[Pass] = &[
     Pass::new("the backup that the cluster starts from", &[], |d, found| restore::prepare(d, &found.ready)),
 ];
 
-/// The passes for what goes on with this cluster.
+/// The passes for the mode of this cluster.
 fn passes(draft: &Draft<'_>) -> &'static [Pass] {
     match draft.observed.ledger.mode {
         Mode::Recovering(_) => RECOVERING,
@@ -182,17 +182,17 @@ fn passes(draft: &Draft<'_>) -> &'static [Pass] {
     }
 }
 
-/// What a pass came to.
+/// The result of a pass.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Considered {
     /// What it is about.
     pub about: &'static str,
-    /// What came of it.
+    /// Its result.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What came of a pass.
+/// The result of a pass.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
@@ -212,7 +212,7 @@ pub enum Outcome {
     },
 }
 
-/// A step that no judge has seen yet.
+/// A step that is not judged yet.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Intent {
     /// What to do.
@@ -227,7 +227,7 @@ impl Intent {
     }
 }
 
-/// Makes all passes; `tell` hears of each what it is about, what it said, and the steps and waits that are new.
+/// Runs all passes; `tell` gets the topic of each, its report, and the new steps and waits.
 pub(super) fn make(draft: &mut Draft<'_>, mut tell: impl FnMut(&'static str, Report, &[Step], &[Waiting])) {
     let mut found = Found::default();
     for pass in passes(draft) {

@@ -32,7 +32,7 @@ pub(super) fn authorities(draft: &mut Draft<'_>) -> Report {
 
 /// Why there has to be another authority, if there has.
 fn successor(draft: &Draft<'_>, side: Side, authorities: &Trust) -> Option<Reason> {
-    // One thing after the other: clients that were given their time are not given more by accident.
+    // One rotation after the other: another one would extend by accident the time that clients have for this one.
     if authorities.finishes(side, draft.now) {
         return None;
     }
@@ -78,7 +78,7 @@ pub(super) fn agent(draft: &mut Draft<'_>, name: &Name, report: &AgentReport) {
     draft.steps.push(Step::new(MachineAction::RenewAgent { machine: name.clone() }, reason));
 }
 
-/// Signs and stores what a member lacks. Whether all is there already is the answer.
+/// Signs and stores what a member lacks; returns whether all is there already.
 pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentReport) -> bool {
     let mut complete = true;
     for purpose in Purpose::ALL {
@@ -93,7 +93,7 @@ pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentRepor
             continue;
         }
         let seen = report.etcd.certificates.get(&purpose);
-        // A member on the move is reached at its old address until it is restarted.
+        // A member that changes its address serves at the old one until it is restarted.
         let also = Some(members::serves_at(draft, member)).filter(|address| *address != member.address);
         let flaw = flaw(seen, &member.profile(purpose).with(also), authorities, signer, side, draft.now);
         // No member presents a certificate that other members reject, unless they reject its present one anyway.
@@ -103,7 +103,7 @@ pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentRepor
             Some(Reason::OtherAuthority) if !useless && !accepted() => {}
             Some(reason) => {
                 let action = PkiAction::IssueCertificate { machine: member.name.clone(), purpose, also };
-                // A certificate that merely ends soon still serves: it holds nothing up.
+                // A certificate that merely expires soon is still valid: it delays nothing.
                 complete &= matches!(reason, Reason::Expires { hours } if hours > 0);
                 draft.steps.push(Step::new(action, reason));
                 // The trust is stored with it.
@@ -132,7 +132,7 @@ fn flaw(
     let Some(seen) = seen else {
         return Some(Reason::Missing);
     };
-    // While clients get to know the new authority, any that they trust will do.
+    // While trust in the new authority is distributed to clients, any authority that they trust is sufficient.
     let waits = !authorities.old.is_empty() && !authorities.finishes(side, now);
     if seen.issuer_key != signer.key && !(waits && authorities.trusts(&seen.issuer_key)) {
         return Some(Reason::OtherAuthority);

@@ -1,5 +1,5 @@
 //! Timers that are to be measured → a measurement, once enough machines are there for it; timers that do not suit what
-//! was measured → said.
+//! was measured → reported.
 
 use super::report::Report;
 use super::{Draft, Reason, Step, Waiting};

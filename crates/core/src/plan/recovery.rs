@@ -38,7 +38,7 @@ pub struct Remnant {
     pub state: State,
 }
 
-/// What became of a member.
+/// The state of a member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum State {
@@ -46,7 +46,7 @@ pub enum State {
     Survivor {
         /// Its last revision: what it answers with, or what is in its database, where that can be read.
         revision: Option<i64>,
-        /// Whether that is all that it will know: what is committed in its log has been applied.
+        /// Whether that is final: what is committed in its log has been applied.
         exact: bool,
         /// Its term.
         term: u64,
@@ -67,7 +67,7 @@ pub enum State {
     },
 }
 
-/// A cluster to be.
+/// The cluster that a recovery would make.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proposal {
     /// The member that the new cluster is built from.
@@ -78,7 +78,7 @@ pub struct Proposal {
     pub revision: Option<i64>,
     /// Whether no later one stays.
     pub exact: bool,
-    /// Whether another survivor knows more.
+    /// Whether another survivor has more data.
     pub behind: Option<Name>,
     /// At least so many revisions are lost: the state saw a later one.
     pub at_least_lost: i64,
@@ -111,14 +111,14 @@ pub enum Unclear {
         /// Which.
         member: Name,
     },
-    /// It cannot be told how much a survivor knows.
+    /// It is not known how much data a survivor has.
     Unreadable {
         /// Which.
         member: Name,
     },
-    /// Others run it.
+    /// It is adopted read-only.
     Adopted,
-    /// All members get the data of a backup: what any of them still has counts for nothing.
+    /// All members get the data of a backup: what any of them still has is not used.
     Restoring,
 }
 
@@ -327,7 +327,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
         return Report::Looked;
     }
     let Some(report) = reached(draft, survivor) else { return Report::Looked };
-    // Once it has applied all that it knows, what the others have is in the way.
+    // Once the survivor has applied all that is committed in its log, the data of the others is put away.
     for (name, report) in others.iter().filter(|_| *settled) {
         if let Data::Present { member, cluster } = report.etcd.data
             && cluster == *of
@@ -343,7 +343,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
     let stopped = report.etcd.service.state == ServiceState::Stopped;
     let version = report.etcd.used_with().unwrap_or(draft.desired.version);
     let stop = || Action::Etcd(EtcdAction::StopEtcd { machine: survivor.clone() });
-    // It may have missed that auth was turned on: it accepts no clients before that is clear.
+    // The survivor may have missed that auth was turned on: it accepts no clients before that is clear.
     let closed = closed(draft, survivor, version).filter(|digest| report.etcd.config.as_ref() != Some(digest));
     let action = match report.etcd.data {
         Data::Present { .. } if !settled && stopped && closed.is_some() => {
@@ -383,7 +383,7 @@ fn closed(draft: &Draft<'_>, survivor: &Name, version: EtcdVersion) -> Option<St
     config.map(|config| config.digest.clone())
 }
 
-/// The report of a survivor's agent, or what stands in the way.
+/// The report of a survivor's agent, or what is waited for.
 fn reached<'a>(draft: &mut Draft<'a>, name: &Name) -> Option<&'a AgentReport> {
     let seen = draft.observed.members.get(name)?;
     if let Some(report) = seen.report() {

@@ -1,10 +1,10 @@
-//! What a pass says of itself: that it looked, or why it left its subject for later.
+//! The report of a pass: that it looked, or why it left its topic for later.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// What a pass says of itself. The steps and waits that it came to are in the draft.
+/// The report of a pass. The steps and waits that it added are in the draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Report {
@@ -38,7 +38,7 @@ pub enum Because {
     Alarmed,
     /// A member is unhealthy.
     Unhealthy,
-    /// A learner is on its way.
+    /// A learner catches up.
     Learner,
     /// What is waited for changes it.
     Awaited,

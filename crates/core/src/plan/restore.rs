@@ -19,7 +19,7 @@ use crate::observed::{
 };
 use crate::spec::Name;
 
-/// What is restored into this cluster: nothing of it is tried yet.
+/// What is restored into this cluster; it is not tested yet.
 pub fn untried(desired: &Cluster, observed: &Observed, backup: FullName, revision: i64, now: Timestamp) -> Restoration {
     Restoration {
         backup,
@@ -40,7 +40,7 @@ pub fn untried(desired: &Cluster, observed: &Observed, backup: FullName, revisio
 
 /// Records that an operator decided on this restore.
 pub fn decide(ledger: &mut Ledger, restoration: Restoration) {
-    // What the machines were is no past that could be in the way.
+    // The machines' previous data is replaced: its absence must not block their next start.
     ledger.started.clear();
     ledger.members.extend(restoration.members.clone());
     ledger.mode = Mode::Restoring(Box::new(restoration));
@@ -52,14 +52,14 @@ pub fn replaced(observed: &Observed) -> BTreeSet<ClusterId> {
     found.chain(observed.ledger.cluster).collect()
 }
 
-/// Whether the file wants a cluster that was never started to be born from a backup.
+/// Whether the file wants a cluster that was never started to be bootstrapped from a backup.
 pub(super) fn awaited(draft: &Draft<'_>) -> bool {
     let ledger = &draft.observed.ledger;
     let never = ledger.cluster.is_none() && ledger.founders.is_empty() && draft.view.clusters.is_empty();
     draft.desired.settings.restore_from.is_some() && never
 }
 
-/// Once all machines are ready: it is tried on one of them, and all get what came of it.
+/// Once all machines are ready: the backup is tested on one of them, and all get the resulting snapshot.
 pub(super) fn prepare(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     if draft.steps.is_empty() && draft.waiting.is_empty() && ready.len() == draft.desired.members.len() {
         draft.steps.push(Step::new(RestoreAction::PrepareRestore, Reason::BornFrom));
@@ -81,7 +81,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     if !draft.waiting.is_empty() {
         return Report::Left(Because::Awaited);
     }
-    // One that cannot be asked may serve.
+    // A member that cannot be asked may still serve.
     for (name, member) in &observed.members {
         if member.report().is_none() && !member.machine.is_absent() {
             let error = "its agent does not answer".to_owned();
@@ -102,7 +102,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         .map(|(name, _)| *name)
         .collect();
     if serving.len() > 1 {
-        // The leader last: it would wait for one that takes over, and all are about to go.
+        // The leader last: it would wait for another member to take over, and all of them stop.
         serving.retain(|name| draft.view.leader != Some(*name));
     }
     if !serving.is_empty() {
@@ -131,7 +131,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         return Report::Looked;
     }
     match found(observed, restoration).len() {
-        // It is the cluster at the next look.
+        // The next observation takes it for the cluster.
         1 if restoration.agreed => {}
         1 => {
             let machines = restoration.members.keys().cloned().collect();

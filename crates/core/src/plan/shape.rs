@@ -1,7 +1,7 @@
-//! Machines that were made otherwise than the file says by now → one at a time, made anew.
+//! Machines that differ from what the file says by now → made anew, one at a time.
 //!
-//! Where etcd's data has a disk of its own, the machine is rebuilt around it, and the same member comes back. Elsewhere
-//! the member leaves first, and comes back on its new machine as a learner.
+//! Where etcd's data has a disk of its own, the machine is rebuilt around it, and the same member restarts. Elsewhere
+//! the member is removed first, and joins again from its new machine as a learner.
 
 use super::report::{Because, Report};
 use super::{Draft, Reason, Step, Waiting, members, safety};

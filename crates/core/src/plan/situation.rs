@@ -7,7 +7,7 @@ use crate::observed::{AgentReport, Agreement, EtcdFacts, Observed, ServiceState,
 use crate::render::changes::Change;
 use crate::spec::{EtcdVersion, Name};
 
-/// An alarm is taken back once every member is below this part of its quota.
+/// An alarm is disarmed once every member is below this part of its quota.
 const ROOM_PERCENT: i64 = 90;
 
 /// A member whose machine has all that etcd needs.
@@ -24,7 +24,7 @@ pub(super) struct Ready<'a> {
     pub(super) changes: Vec<Change>,
 }
 
-/// A member of the cluster, and its machine's word.
+/// A member of the cluster, and its agent's report.
 pub(super) type Participant<'a> = (&'a Name, Option<&'a AgentReport>);
 
 /// Members of the cluster as it lists them; where no member can be asked, those that etcd was started on.
@@ -47,7 +47,7 @@ pub(super) fn left_behind(observed: &Observed, view: &View<'_>) -> BTreeSet<Name
     };
     let left = |report: Option<&AgentReport>| match report {
         None => trust.now && changed,
-        // Of an etcd that an older agent started nothing is known.
+        // An older agent does not report the trust that it started etcd with.
         Some(report) => report.etcd.running_trust.get(&Side::Peers.purpose()).is_some_and(|running| !knows(running)),
     };
     let left = participants(observed, view).into_iter().filter(|(_, report)| left(*report));
@@ -59,7 +59,7 @@ pub(super) fn emergency(observed: &Observed) -> bool {
     observed.ledger.trust(Side::Peers).is_some_and(|trust| trust.now && trust.rotates())
 }
 
-/// Whether others could follow this member, were they restarted: not one that is left behind, or about to be.
+/// Whether others could follow this member if they were restarted: not one that is left behind, or about to be.
 pub(super) fn may_lead(observed: &Observed, view: &View<'_>, name: &Name) -> bool {
     let silent = observed.members.get(name).is_none_or(|m| m.report().is_none());
     let about_to_be = emergency(observed) && silent;
@@ -138,7 +138,8 @@ pub(super) fn has_room(etcd: &EtcdFacts, quota: i64) -> bool {
     !at_part(etcd.db_size, quota, ROOM_PERCENT)
 }
 
-/// Whether this member may be trusted with leadership: neither alarm nor hash speaks against it.
+/// Whether this member may be trusted with leadership: no alarm says that data is corrupt, or its hash agrees with the
+/// majority's.
 pub(super) fn trusted_target(view: &View<'_>, agreement: &Agreement, target: &Name) -> bool {
     !view.corrupt() || matches!(agreement, Agreement::Differ(names) if !names.contains(target))
 }

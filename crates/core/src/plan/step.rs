@@ -32,7 +32,7 @@ pub struct Step {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "why", rename_all = "snake_case")]
 pub enum Reason {
-    /// It is in the file and not in the world.
+    /// It is in the file and does not exist.
     Missing,
     /// It exists and does not run.
     NotRunning,
@@ -65,26 +65,26 @@ pub enum Reason {
     },
     /// Heartbeat and election time-outs rest on it.
     NotMeasured,
-    /// Another version comes.
+    /// The version changes.
     Version {
         /// What runs.
         from: EtcdVersion,
-        /// What comes.
+        /// The version that follows.
         to: EtcdVersion,
     },
-    /// The members' logs may hold requests of this line, which the version to come does not read.
+    /// The members' logs may hold requests of this line, which the next version does not read.
     OldRequests {
         /// The line.
         line: Line,
     },
-    /// etcd was told to go down to this version, and the file wants something else.
+    /// A downgrade to this version is enabled, and the file wants another version.
     Unwanted {
-        /// What it was told.
+        /// The target of the downgrade.
         version: EtcdVersion,
     },
     /// The file wants no auth.
     AuthOn,
-    /// The certificate ends soon.
+    /// The certificate expires soon.
     Expires {
         /// In so many hours.
         hours: i64,
@@ -99,21 +99,21 @@ pub enum Reason {
     TrustedByAll,
     /// Nothing that it signed is in use any more.
     NotNeeded,
-    /// No member lets its certificates in any more.
+    /// No member accepts its certificates any more.
     RefusedByAll,
-    /// The authority that all of them trust has ended.
+    /// The authority that all of them trust has expired.
     LockedOut,
     /// The file refers to another password than the one that is in force.
     OtherPassword,
     /// No client may connect without credentials.
     NoAuth,
-    /// It is in the world and not in the file.
+    /// It exists and is not in the file.
     NotInFile,
     /// The member is lost, or an operator wants it replaced.
     Replaced,
     /// The learner has caught up with the leader.
     CaughtUp,
-    /// The learner does not get on.
+    /// The learner makes no progress.
     Stalled,
     /// The file has another address for it.
     Moved,
@@ -145,14 +145,14 @@ pub enum Reason {
         /// Which.
         survivor: Name,
     },
-    /// The file says that a new cluster is born from a backup.
+    /// The file says that a new cluster is bootstrapped from a backup.
     BornFrom,
     /// A backup takes the place of all data.
     Restored {
         /// Which.
         backup: FullName,
     },
-    /// The leader is about to go.
+    /// The leader is about to be removed.
     LeaderGoes {
         /// The leader.
         from: Name,
@@ -234,7 +234,7 @@ impl fmt::Display for Reason {
             Self::Moved => f.write_str("another address"),
             Self::OtherShape { change } => f.write_str(change),
             Self::QuotaUsedUp { filled_by } if filled_by.is_empty() => f.write_str("the quota is used up"),
-            // One is enough for a line; `status` tells more.
+            // One is enough for a line; `status` shows more.
             Self::QuotaUsedUp { filled_by } => write!(f, "the quota is used up, most by {}", filled_by[0]),
             Self::RoomInFile { free, of } => {
                 write!(f, "{} of {} are free", size(free.unsigned_abs()), size(of.unsigned_abs()))
@@ -266,16 +266,17 @@ impl fmt::Display for Reason {
 pub enum Pause {
     /// No pause.
     None,
-    /// The leader hands over when it is stopped: about so many milliseconds.
+    /// The leader transfers leadership when it is stopped: about so many milliseconds.
     HandOver(u32),
     /// The cluster takes no writes before or during this step anyway.
     NotServing,
 }
 
 impl Pause {
-    /// What a stopped leader costs: measured on 3.6 with three members under load, a hand-over took 55 to 290 ms.
+    /// What a stopped leader costs: measured on 3.6 with three members under load, a transfer of leadership took 55 to
+    /// 290 ms.
     pub const LEADER_STOPPED: Self = Self::HandOver(200);
-    /// What a leader that hands over when asked costs.
+    /// The cost of a requested transfer of leadership.
     pub const LEADER_MOVED: Self = Self::HandOver(150);
 
     /// What rewriting the only database costs: a disk writes 100 MB a second at least.

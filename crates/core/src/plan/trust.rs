@@ -1,8 +1,8 @@
 //! A rotation of authorities, which members trust which → its next phase, once every member is seen to be ready.
 //!
 //! etcd reads certificates at every handshake, but the authorities that it trusts only when it starts. So the next
-//! authority is trusted by all before it signs anything, and the old one until nothing of it is shown any more; and no
-//! phase begins before handshakes have shown that the one before it has arrived everywhere.
+//! authority is trusted by all before it signs anything, and the old one until its certificates are out of use; and no
+//! phase begins before handshakes have shown that the previous one is in effect on every member.
 
 use std::collections::BTreeSet;
 
@@ -18,14 +18,14 @@ use crate::observed::{
 };
 use crate::spec::{AuthMode, Authority, Name};
 
-/// What a change of an authority comes to next.
+/// The next phase of a rotation of an authority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
     /// The next one signs.
     Switch,
-    /// Those that nothing is signed by any more are not trusted any more.
+    /// The old authorities are distrusted.
     Retire,
-    /// Those that are not trusted any more are gone.
+    /// The distrusted authorities are deleted.
     Forget,
 }
 
@@ -51,7 +51,7 @@ impl Phase {
 pub(super) fn is_wanted(desired: &Cluster, observed: &Observed, side: Side, record: &AuthorityRecord) -> bool {
     match (desired.authority(side), observed.brought.get(&side)) {
         (Authority::Made, _) => record.origin == Origin::Made,
-        // Where it could not be read, nothing follows.
+        // Where it could not be read, nothing is concluded.
         (Authority::Brought(_), brought) => brought.is_none_or(|b| b.certificate == record.certificate),
     }
 }
@@ -85,7 +85,7 @@ fn runs(report: &AgentReport) -> bool {
     report.etcd.service.state == ServiceState::Running
 }
 
-/// Whether etcd checks what is shown to it on this side. Clients with passwords show nothing.
+/// Whether etcd checks client certificates on this side. Clients with passwords present none.
 fn checked(desired: &Cluster, observed: &Observed, side: Side) -> bool {
     side == Side::Peers || observed.ledger.auth.unwrap_or(desired.auth) != AuthMode::Password
 }
@@ -115,7 +115,8 @@ fn laggards(desired: &Cluster, observed: &Observed, view: &View<'_>, side: Side,
     late.into_iter().cloned().collect()
 }
 
-/// Takes leadership from a member that others could not follow once they are restarted. Its agent is not needed for it.
+/// Transfers leadership away from a member that others could not follow once they are restarted. Its agent is not
+/// needed for it.
 pub(super) fn hand_over_left_behind(draft: &mut Draft<'_>) -> Report {
     let leads = |name: &Name| may_lead(draft.observed, &draft.view, name);
     let Some(leader) = draft.view.leader.filter(|leader| !leads(leader)).cloned() else { return Report::Looked };
@@ -125,7 +126,7 @@ pub(super) fn hand_over_left_behind(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
-/// Sides on which handshakes have to be tried now: a phase waits for nothing else.
+/// Sides on which handshakes have to be tested now: a phase waits for nothing else.
 pub fn to_be_proven(desired: &Cluster, observed: &Observed, now: Timestamp) -> Vec<Side> {
     let view = View::of(observed);
     let due = |side: &Side| match phase(desired, observed, *side, now) {
@@ -135,12 +136,12 @@ pub fn to_be_proven(desired: &Cluster, observed: &Observed, now: Timestamp) -> V
     Side::ALL.into_iter().filter(due).collect()
 }
 
-/// Whether the authority that signs has ended: what it signed has ended with it, and no handshake can succeed.
+/// Whether the authority that signs has expired: what it signed has expired with it, and no handshake can succeed.
 fn in_vain(observed: &Observed, side: Side, now: Timestamp) -> bool {
     observed.ledger.trust(side).is_some_and(|t| t.current.not_after <= now)
 }
 
-/// What the handshakes have not shown, of all that must be so before the phase.
+/// The preconditions of the phase that handshakes have not shown yet.
 fn unproven(
     desired: &Cluster,
     observed: &Observed,
@@ -182,7 +183,7 @@ fn unproven(
                 None => failed(who(), name, untried),
             }
         }
-        // The same key may go on in another certificate.
+        // A retired authority may share its key with one that is still trusted.
         let gone = trust.retired.iter().filter(lives).filter(|a| !trust.trusts(&a.key));
         for authority in gone.filter(|_| phase == Phase::Forget) {
             let who = || format!("somebody of the {side} CA {}", authority.number);
@@ -280,7 +281,7 @@ pub(super) fn stays_in_touch(observed: &Observed, view: &View<'_>, machine: &Nam
     let leaf = |report: &AgentReport| report.etcd.certificates.get(&Side::Peers.purpose()).cloned();
     let Some(own) = observed.members.get(machine).and_then(|m| m.report()).and_then(leaf) else { return Ok(()) };
     let holds = |digest: Option<&String>, key: &str| match digest {
-        // Of an etcd that an older agent started nothing is known.
+        // An older agent does not report the trust that it started etcd with.
         None => true,
         Some(digest) => trust.keys_of(digest).is_some_and(|keys| keys.contains(key)),
     };

@@ -1,7 +1,7 @@
-//! Alarms, sizes, the file's `maintenance:` → room made in a full database, large files rewritten, corruption named.
+//! Alarms, sizes, the file's `maintenance:` → space freed, large files defragmented, corruption reported.
 //!
-//! Nothing of this heals by itself in etcd. A full database is compacted once, its members are rewritten one by one, and
-//! only then is the alarm taken back. Which member is corrupt is for the members' own hashes to say.
+//! Nothing of this heals by itself in etcd. A full database is compacted once, its members are rewritten one by one,
+//! and only then is the alarm disarmed. The members' own hashes tell which member is corrupt.
 
 use super::report::{Because, Report};
 use super::safety::Case;
@@ -15,13 +15,13 @@ use crate::spec::Name;
 const FULL_PERCENT: i64 = 85;
 
 impl Draft<'_> {
-    /// Healthy voters with what they say, in order.
+    /// Healthy voters with their status, in order.
     fn sized(&self) -> Vec<(Name, EtcdFacts)> {
         let facts = |name: &&Name| self.view.answering.get(*name).map(|e| ((*name).clone(), (*e).clone()));
         self.view.healthy.iter().filter_map(facts).collect()
     }
 
-    /// The quota of a member: its own word, else the file's.
+    /// The quota of a member: as it reports, else the file's.
     fn quota(&self, etcd: &EtcdFacts) -> i64 {
         etcd.quota.unwrap_or_else(|| i64::try_from(self.desired.settings.quota.bytes()).unwrap_or(i64::MAX))
     }
@@ -35,7 +35,7 @@ impl Draft<'_> {
     }
 }
 
-/// Sees to alarms: what has to go before anything else can.
+/// Handles alarms, whose causes must be removed before other changes.
 pub(super) fn clear_alarms(draft: &mut Draft<'_>) -> Report {
     if draft.view.corrupt() {
         corruption(draft);
@@ -62,7 +62,7 @@ fn corruption(draft: &mut Draft<'_>) {
                 }
             }
         }
-        // Without one that is about to go the others agree.
+        // Without the one that is about to be removed, the others agree.
         Agreement::Unclear
             if draft.steps.iter().any(|s| matches!(s.action, Action::Member(MemberAction::RemoveMember { .. }))) => {}
         Agreement::Unclear => draft.wait(Waiting::AlarmRaised { alarm: Alarm::Corrupt }),
@@ -80,7 +80,7 @@ pub(super) fn refuses_to_start(draft: &mut Draft<'_>, machine: Name) {
     draft.lose(&machine, waiting);
 }
 
-/// Makes room: compact, rewrite the files one by one, take the alarm back.
+/// Frees space: compact, defragment one by one, disarm the alarm.
 fn space(draft: &mut Draft<'_>) {
     if !draft.steps.is_empty() || quota_rises(draft) {
         return;
@@ -113,7 +113,7 @@ fn space(draft: &mut Draft<'_>) {
     let proven = !doubtful || !tight.iter().any(unproven);
     let revision = match &draft.observed.ledger.space {
         None => Some(newest),
-        // A run that was killed does not know whether compacting ended: again, which waits for its end.
+        // A run that was killed does not know whether compaction ended: it is requested again, which waits for its end.
         Some(record) if !record.done => Some(record.revision),
         // While the quota is used up only deletions go through: there is something new to drop.
         Some(record) if full.is_some() && newest > record.revision => Some(newest),
@@ -145,7 +145,7 @@ fn quota_rises(draft: &Draft<'_>) -> bool {
         let quota = draft.view.answering.get(*name).and_then(|e| e.quota);
         let etcd = draft.observed.members.get(*name).and_then(|m| m.report()).map(|r| &r.etcd);
         let stale = etcd.is_some_and(|etcd| etcd.running_config != etcd.config);
-        // One that does not tell its quota may run with a smaller one for as long as its configuration is another.
+        // A member that does not report its quota may run with a smaller one for as long as its configuration differs.
         stale && quota.is_none_or(|quota| quota < wanted)
     };
     draft.view.voters >= 3 && draft.view.healthy.iter().any(rises)
@@ -172,7 +172,8 @@ pub(super) fn defragment(draft: &mut Draft<'_>, mut who: Vec<Name>) {
             }
         }
     });
-    // One that does not answer holds the others up as well: that is for the judge to say, of one that does.
+    // A member that does not answer delays the others as well: the judge says so when it refuses the step of one that
+    // does.
     let silent = |name: &Name| !draft.view.answering.contains_key(name);
     who.sort_by_key(|name| (silent(name), draft.view.leader == Some(name), name.clone()));
     let mut who = who.into_iter();
@@ -187,7 +188,7 @@ pub(super) fn defragment(draft: &mut Draft<'_>, mut who: Vec<Name>) {
     draft.waiting.extend(who.map(turn));
 }
 
-/// What the file wants done without a need, in the time that it gives for it: once all else is as it should be.
+/// Defragmentation that the file asks for, in its maintenance window: once all else is as it should be.
 pub(super) fn routine(draft: &mut Draft<'_>) -> Report {
     let maintenance = &draft.desired.settings.maintenance;
     let Some(rule) = &maintenance.defragment else { return Report::Left(Because::NotAsked) };

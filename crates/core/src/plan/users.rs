@@ -1,4 +1,4 @@
-//! Roles and users that should be, roles and users that are → what differs, and the steps that mend it.
+//! Roles and users that should be, roles and users that are → what differs, and the steps that correct it.
 //!
 //! First every role gets what it lacks, then every user, and only then is anything taken away: no user loses access
 //! meanwhile.
@@ -111,7 +111,7 @@ pub(super) fn superusers(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
-/// The healthy member that is furthest ahead knows best what the cluster has agreed upon.
+/// The healthy member that is furthest ahead has the newest state of what the cluster has agreed upon.
 pub(super) fn newest<'a>(view: &View<'a>) -> Option<&'a EtcdFacts> {
     let healthy = view.healthy.iter().filter_map(|name| view.answering.get(name).copied());
     healthy.max_by_key(|e| (e.raft_term, e.raft_index))
@@ -221,7 +221,7 @@ fn take_from_roles(wanted: &desired::Access, seen: &Access) -> Vec<Step> {
     steps
 }
 
-/// What becomes of a user, or why that cannot be told.
+/// What to do with a user, or why that is not known.
 pub(super) fn account(wanted: &desired::User, has: Option<&User>) -> Result<Account, String> {
     let Some(has) = has else { return Ok(Account::Make) };
     match (wanted.password.is_some(), &has.password) {
@@ -249,7 +249,7 @@ fn change(name: &str, wanted: &desired::User, has: Option<&User>) -> Option<(Act
         Account::Remake if wanted.password.is_some() => lacks.push("a password (made anew)".to_owned()),
         Account::Remake => too_much.push("a password (made anew)".to_owned()),
     }
-    // One that is made anew begins without any.
+    // A user that is made anew begins without roles.
     let (grant, revoke) = match account {
         Account::Remake => (wanted.roles.iter().cloned().collect(), Vec::new()),
         Account::Keep | Account::Make | Account::Password => (lacking, excess),

@@ -45,7 +45,7 @@ pub fn versions(desired: &Cluster, observed: &Observed, view: &View<'_>) -> Vers
     let running: BTreeMap<Name, EtcdVersion> = members.filter_map(|(name, m)| Some((name.clone(), of(m)?))).collect();
     let half_way = running.values().any(|v| Some(Line::of(*v)) != running.values().next().map(|v| Line::of(*v)));
     let answers = || view.answering.iter().filter(|(name, _)| member(name)).map(|(_, e)| e);
-    // Where the file wants auth and there is none yet, it can wait until all members have made the way.
+    // Where the file wants auth and it is not on yet, turning it on waits until all members run the same line.
     let auth = answers().any(|e| e.auth == Some(true)) || desired.auth != AuthMode::None && !half_way;
     let old_requests = ledger
         .log_renewed
@@ -71,7 +71,7 @@ pub(super) fn upgrade_path(draft: &mut Draft<'_>) -> Course {
     let wanted = draft.desired.version;
     let now = versions(draft.desired, draft.observed, &draft.view);
     let Some(running) = now.running.values().min().copied() else { return Course::To(wanted) };
-    // Auth that is about to be turned off does not stand in the way for long.
+    // The file wants auth off: versions change once it is.
     if draft.desired.auth == AuthMode::None && now.auth {
         return Course::Hold(running, None);
     }
@@ -116,7 +116,7 @@ fn understood(desired: &Cluster, now: &Versions, version: EtcdVersion) -> Result
     }
 }
 
-/// Tells etcd of a downgrade, or calls it off.
+/// Enables or cancels a downgrade.
 pub(super) fn follow_upgrade_path(draft: &mut Draft<'_>, course: Course) -> Report {
     let Course::Hold(running, Some(hop)) = course else { return Report::Looked };
     match hop {
@@ -142,14 +142,14 @@ pub(super) fn follow_upgrade_path(draft: &mut Draft<'_>, course: Course) -> Repo
     Report::Looked
 }
 
-/// Whether members of both lines are there between which auth must not be turned on.
+/// Whether members run both of the lines between which auth must not be turned on.
 pub(super) fn between_auths(draft: &Draft<'_>) -> bool {
     let now = versions(draft.desired, draft.observed, &draft.view);
     let on = |line| now.running.values().any(|v| Line::of(*v) == line);
     on(AUTH_CHANGED_AFTER) && on(AUTH_CHANGED_AFTER.above())
 }
 
-/// Whether the data has to be saved before the first member comes to this version.
+/// Whether a snapshot has to be saved before the first member starts this version.
 pub(super) fn snapshot_due(draft: &Draft<'_>, version: EtcdVersion) -> bool {
     let now = versions(draft.desired, draft.observed, &draft.view);
     let taken = draft.observed.ledger.snapshot.as_ref();

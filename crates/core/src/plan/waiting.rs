@@ -19,14 +19,14 @@ pub enum Waiting {
     MachineUnknown {
         /// Which.
         machine: Name,
-        /// What stood in the way.
+        /// The error.
         error: String,
     },
     /// The machine runs and its agent does not answer.
     AgentUnreachable {
         /// Which.
         machine: Name,
-        /// What stood in the way.
+        /// The error.
         error: String,
         /// Since when.
         since: Timestamp,
@@ -46,7 +46,7 @@ pub enum Waiting {
         /// Which.
         machine: Name,
     },
-    /// The file has a member no more, and keeps the cluster's machines.
+    /// The file does not have this member any more, and keeps the cluster's machines.
     DestroyPrevented {
         /// Which.
         member: String,
@@ -99,7 +99,7 @@ pub enum Waiting {
     },
     /// The cluster formed once, and no member has data.
     AllDataLost {
-        /// The cluster that was.
+        /// The cluster's id.
         cluster: ClusterId,
     },
     /// The machine's clock and ours differ too much for certificates to be trusted.
@@ -125,7 +125,7 @@ pub enum Waiting {
         /// The process that holds it.
         holder: String,
     },
-    /// etcd ends again and again.
+    /// etcd crashes repeatedly.
     EtcdCrashes {
         /// Where.
         machine: Name,
@@ -148,7 +148,7 @@ pub enum Waiting {
         /// What was tried.
         error: String,
     },
-    /// etcd answers something that makes no sense: nothing rests on it.
+    /// etcd sends an invalid answer, which is not used.
     EtcdUnclear {
         /// Where.
         machine: Name,
@@ -243,12 +243,12 @@ pub enum Waiting {
     LearnerCatchingUp {
         /// Which.
         machine: Name,
-        /// So far it is.
+        /// Its index.
         index: u64,
-        /// And the leader here.
+        /// The leader's index.
         of: u64,
     },
-    /// A new member did not get on and was taken out again.
+    /// A new member made no progress and was removed again.
     LearnerEvicted {
         /// Which.
         machine: Name,
@@ -363,7 +363,7 @@ pub enum Waiting {
         /// The members.
         members: Vec<Name>,
     },
-    /// Something of a cluster that others run is not as the file says.
+    /// A setting of an adopted cluster differs from the file.
     Differs {
         /// Where; empty for the cluster as a whole.
         machines: Vec<Name>,
@@ -374,7 +374,7 @@ pub enum Waiting {
         /// What the file says.
         wanted: String,
     },
-    /// A member that others run does not answer.
+    /// An adopted member does not answer.
     MemberSilent {
         /// Which.
         machine: Name,
@@ -383,14 +383,14 @@ pub enum Waiting {
     },
     /// The cluster's users and roles could not be asked for.
     UsersUnknown {
-        /// What stood in the way.
+        /// The error.
         error: String,
     },
     /// What is to be delivered to a machine cannot be put together.
     Undeliverable {
         /// Which.
         machine: Name,
-        /// What stands in the way.
+        /// The error.
         error: String,
     },
     /// A backup is restored for other members than the file has now.
@@ -436,11 +436,11 @@ pub enum Waiting {
         /// Bytes of the program.
         size: u64,
     },
-    /// Whether a user has the password of the file could not be told.
+    /// Whether a user has the password of the file could not be tested.
     PasswordUnknown {
         /// The user.
         user: String,
-        /// What stood in the way.
+        /// The error.
         error: String,
     },
 }
@@ -461,11 +461,11 @@ pub enum Remedy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Patience {
-    /// It mends itself: look again.
+    /// It resolves by itself: look again.
     Soon,
     /// An operator must act.
     Blocked,
-    /// Good to know; nothing has to be done.
+    /// Informational: nothing has to be done.
     Note,
 }
 

@@ -113,7 +113,7 @@ pub struct FurtherInterface<'a> {
     pub address: Option<IpAddr>,
     /// The network that the address is in.
     pub subnet: Option<Subnet>,
-    /// The way out, for what the first interface does not reach.
+    /// The gateway, for what the first interface does not reach.
     pub gateway: Option<IpAddr>,
     /// Name servers and search domains.
     pub dns: Option<&'a Dns>,
@@ -140,7 +140,7 @@ pub fn network_config_of(first: &FirstBoot<'_>, further: &[FurtherInterface<'_>]
         let FurtherInterface { mac, address, subnet, gateway, dns } = *interface;
         let _ = writeln!(out, "  eth{index}:");
         matched(&mut out, index, mac);
-        // The first card's way out is preferred.
+        // The first card's gateway is preferred.
         card(&mut out, address, address.and(subnet), gateway, Some(1000 + index), dns);
     }
     out
@@ -187,8 +187,8 @@ pub fn meta_data(boot: &Boot) -> String {
     format!("instance-id: {}\nlocal-hostname: {}\n", quoted(&instance_id(boot)), quoted(&boot.machine))
 }
 
-/// What tells one life of a machine from the next: a machine that is rebuilt has another join token, one that was not
-/// claimed in time has another deadline, and both do their first boot again.
+/// The instance id, which tells a rebuilt machine from the previous one: a machine that is rebuilt has another join
+/// token, one that was not claimed in time has another deadline, and both do their first boot again.
 pub fn instance_id(boot: &Boot) -> String {
     let token = boot.join_token.as_deref().unwrap_or_default();
     let deadline = boot.join_deadline.map(|at| format!("\n{at}")).unwrap_or_default();

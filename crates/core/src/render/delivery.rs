@@ -1,4 +1,4 @@
-//! Secrets and what goes with them → files that a running agent is given over mutual TLS, and what each is good for.
+//! Secrets and what goes with them → files that a running agent gets over mutual TLS, and what each takes effect by.
 //!
 //! The list is closed: an agent writes these files, and no other, for any client.
 
@@ -30,14 +30,14 @@ pub enum Deliverable {
     LogDynamicKey,
     /// Where that etcd is.
     LogDynamic,
-    /// fluent-bit's configuration: it counts, and comes after all that it refers to.
+    /// fluent-bit's configuration: it makes the others take effect, and is delivered after all that it refers to.
     LogConfig,
 }
 
-/// What makes a delivered file count.
+/// How a delivered file takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// Nothing: another file that comes after it does.
+    /// By a file that is delivered after it.
     Nothing,
     /// This unit is run, to its end.
     Run(&'static str),
@@ -106,7 +106,7 @@ impl Deliverable {
     }
 }
 
-/// A file on its way to a machine.
+/// A file to be delivered to a machine.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Delivered {
     /// Which.

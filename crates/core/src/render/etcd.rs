@@ -39,8 +39,8 @@ pub struct Member<'a> {
     pub cluster: &'a EtcdCluster,
 }
 
-/// What etcd reads at its birth only, so that it is no part of its configuration: a cluster that grows must not restart
-/// its members for it. `members` are all members as name and peer URL, the new one among them.
+/// What etcd reads at its bootstrap only, so that it is no part of its configuration: a cluster that grows must not
+/// restart its members for it. `members` are all members as name and peer URL, the new one among them.
 pub fn birth<'a>(members: impl IntoIterator<Item = (&'a str, &'a str)>, token: &str, joins: bool) -> String {
     let list: Vec<String> = members.into_iter().map(|(name, url)| format!("{name}={url}")).collect();
     format!(

@@ -1,8 +1,8 @@
 //! a machine to be made → the files, packages and commands that turn a bare system into one with an agent.
 //!
-//! Cloud-init carries it to machines that are made ([`super::cloud_init`]); on hosts that exist it is done by hand, in the
-//! same order: packages, files, commands. Nothing in it is of lasting value to a thief: the join token is dead once the
-//! machine was claimed. What stays secret comes later, from raftsman over mutual TLS ([`super::delivery`]).
+//! Cloud-init carries it to machines that are made ([`super::cloud_init`]); on hosts that exist it is done by hand, in
+//! the same order: packages, files, commands. Nothing in it is a lasting secret: the join token is invalid once the
+//! machine was claimed. Lasting secrets are delivered later, from raftsman over mutual TLS ([`super::delivery`]).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,7 +25,7 @@ const DATA_DISK: &str = "/usr/local/lib/raftsman/data-disk";
 /// A machine to be made.
 #[derive(Debug, Clone, Copy)]
 pub struct FirstBoot<'a> {
-    /// Its identity, and what its agent is told.
+    /// Its identity, and its agent's boot data.
     pub boot: &'a Boot,
     /// What all machines of the fleet have in common.
     pub machines: &'a Machines,
@@ -47,8 +47,8 @@ pub struct FirstBoot<'a> {
 pub enum AgentFrom<'a> {
     /// It is in the image, or the provider puts it in its place: what installs it tries until it is there.
     InPlace,
-    /// It is in the image, or was put here, under a name that begins with that of the agent's program and is this order's
-    /// own: what is late of an earlier order spoils nothing.
+    /// It is in the image, or was put here, under a name that begins with that of the agent's program and is this
+    /// order's own: a late upload of an earlier order overwrites nothing.
     Uploaded(&'a str),
     /// It is the file `raftsman-agent` on the disk that holds the boot data (NoCloud's, with the label `cidata`).
     SeedDisk,
@@ -79,7 +79,7 @@ impl fmt::Debug for File {
     }
 }
 
-/// A word of a shell's line that means itself.
+/// A literal word of a shell command.
 fn word(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
@@ -90,9 +90,9 @@ impl FirstBoot<'_> {
         let doors = self.machines.doors()?;
         let metrics = self.machines.node_exporter == Some(true);
         let agent_port = self.boot.agent_port;
-        // Which listeners etcd has is not known yet: the agent is told before etcd starts.
+        // Which listeners etcd has is not known yet: the agent gets the full rules before etcd starts.
         let etcd_metrics = false;
-        // A member that is not there yet has no health to be asked for.
+        // A member that does not run yet has no health to check.
         let (members, balancers) = (self.members, &BTreeSet::new());
         Some(nftables::rules(&Firewall { doors: &doors, agent_port, members, metrics, etcd_metrics, balancers }))
     }
@@ -117,7 +117,7 @@ impl FirstBoot<'_> {
     }
 
     /// Whether fluent-bit is installed: on its own, because Debian has no such package, and one that cannot be found
-    /// must not keep the others away.
+    /// must not prevent the installation of the others.
     fn installs_logs(&self) -> bool {
         self.machines.installs() && self.machines.logs.is_some()
     }
@@ -189,7 +189,7 @@ impl FirstBoot<'_> {
             commands.push(vec!["systemctl", "restart", "chrony.service"]);
         }
         if self.installs_logs() {
-            // It brings a configuration of its own, and would ask which one counts.
+            // The package brings its own configuration, and would ask which one to keep.
             let keep = "Dpkg::Options::=--force-confold";
             let quiet = "DEBIAN_FRONTEND=noninteractive";
             commands.push(vec!["env", quiet, "apt-get", "install", "-y", "-o", keep, "fluent-bit"]);
@@ -236,7 +236,7 @@ fn periodic(on: bool) -> String {
     format!("APT::Periodic::Update-Package-Lists \"{on}\";\nAPT::Periodic::Unattended-Upgrade \"{on}\";\n")
 }
 
-/// Members that restart at the same time are a cluster that is down: no update restarts the machine.
+/// If members restarted at the same time, the cluster would be down: no update restarts the machine.
 const SECURITY_ONLY: &str = "\
 #clear Unattended-Upgrade::Allowed-Origins;
 #clear Unattended-Upgrade::Origins-Pattern;

@@ -41,7 +41,8 @@ pub(super) fn stubs() -> [File; 2] {
     ]
 }
 
-/// The files that a running agent is given, the one that counts last. `exporter` says whether there is a node exporter.
+/// The files that a running agent is given, the one that makes them take effect last. `exporter` says whether there is
+/// a node exporter.
 pub fn delivered(
     machine: &str,
     logs: &Logs,

@@ -1,4 +1,4 @@
-//! doors and members → nftables rules: what each service of a machine lets in, and nothing else.
+//! firewall sources and members → nftables rules: the sources that each service of a machine accepts, and no others.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ pub const METRICS_PORT: u16 = 9100;
 /// What the rules of one machine are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Firewall<'a> {
-    /// From where the others may come.
+    /// The sources from which each service may be reached.
     pub doors: &'a Doors,
     /// The port that the agent serves on.
     pub agent_port: u16,
@@ -64,7 +64,7 @@ pub fn rules(firewall: &Firewall<'_>) -> String {
 /// What the rules of a machine are made of that a balancer has to itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BalancerFirewall<'a> {
-    /// From where the others may come.
+    /// The sources from which each service may be reached.
     pub doors: &'a Doors,
     /// The port that the agent serves on.
     pub agent_port: u16,

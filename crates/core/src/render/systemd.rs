@@ -7,7 +7,7 @@ pub const AGENT_PROGRAM: &str = "/usr/local/lib/raftsman/raftsman-agent";
 /// The user that etcd runs as, and its group.
 pub const ETCD_USER: &str = "raftsman-etcd";
 
-/// Where Debian's node exporter looks for figures of others; the agent writes its own there.
+/// Where Debian's node exporter reads further metrics; the agent writes its own there.
 pub const METRICS: &str = "/var/lib/prometheus/node-exporter";
 
 /// What neither of them needs.
@@ -64,8 +64,8 @@ WantedBy=multi-user.target
     )
 }
 
-/// etcd's unit. The agent starts it, at boot too, because it looks at the data first: a member that lost what it promised
-/// must not come back under the same name.
+/// etcd's unit. The agent starts it, at boot too, because it checks the data first: a member that lost its data must
+/// not return under the same name.
 pub fn etcd_unit() -> String {
     format!(
         "\

@@ -15,7 +15,7 @@ use super::document::Span;
 pub enum Severity {
     /// The file cannot be used.
     Error,
-    /// The file can be used, but should it?
+    /// The file can be used, but it is unwise.
     Warning,
 }
 

@@ -75,7 +75,7 @@ impl Fault {
                     let message = format!("expected {what}, found {found}");
                     self.0.cause = Cause::Said { code, message, help };
                 }
-                // The standard library's own words say little.
+                // The standard library's own messages say little.
                 Cause::Said { code, message, help } if message.ends_with("address syntax") => {
                     *code = "wrong-type";
                     *message = format!("expected an IP address such as `10.0.0.5`, found {found}");

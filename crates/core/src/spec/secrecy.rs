@@ -66,7 +66,7 @@ fn walk(node: &Node, secret: bool, found: &mut Vec<Span>) {
     }
 }
 
-/// The same for a text that is not YAML: line by line, and rather too much than too little.
+/// The same for a text that is not YAML: line by line, and in doubt it hides more.
 pub(super) fn places_in_text(text: &str) -> Vec<Span> {
     let mut found = Vec::new();
     let mut at = 0;

@@ -6,7 +6,7 @@ use crate::desired::Cluster;
 use crate::observed::{AgentReport, Observed};
 use crate::plan::agents::{is_newer, reverted};
 
-/// A newer raftsman knows what a newer agent does; this one does not.
+/// Refuses changes while an agent is newer: this raftsman does not know what that agent does.
 pub(super) fn skew(desired: &Cluster, observed: &Observed) -> Result<(), Refusal> {
     let Some(shipped) = &desired.agents.shipped else { return Ok(()) };
     let newer = observed.members.iter().find_map(|(name, seen)| {

@@ -48,7 +48,7 @@ pub(super) fn judge(case: &Case<'_>, action: &EtcdAction) -> Result<Cost, Refusa
     }
 }
 
-/// A member may be born once; afterwards it comes back with its data or not at all.
+/// A member is bootstrapped once; afterwards it restarts with its data or not at all.
 fn start(case: &Case<'_>, machine: &Name, data: StartData) -> Result<(), Refusal> {
     let ledger = &case.observed.ledger;
     let etcd = &case.report(machine)?.etcd;
@@ -101,7 +101,7 @@ fn restart_together(
         return Ok(case.not_serving());
     }
     match to_be_opened(desired, observed) {
-        // To clients it does not serve yet.
+        // It does not serve clients yet.
         Some(closed) if machines.keys().all(|machine| closed.contains(machine)) => {
             Ok(Cost { before: Tolerance::NoQuorum, ..case.not_serving() })
         }
@@ -123,7 +123,7 @@ impl Case<'_> {
         if found == owner { Ok(()) } else { Err(otherwise("its data is another member's")) }
     }
 
-    /// What it costs to have this member away for a moment.
+    /// What it costs to have this member down for a moment.
     pub(in crate::plan) fn restart(&self, machine: &Name) -> Result<Cost, Refusal> {
         let Case { desired, observed, view, .. } = self;
         if view.corrupt() {
@@ -138,7 +138,7 @@ impl Case<'_> {
         // A member that was not seen healthy may still be the one that makes the majority: only the others count.
         let others_suffice = during != Tolerance::NoQuorum;
         let was_healthy = in_touch(machine);
-        // Members that the file adds have no say yet.
+        // Members that the file adds have no vote yet.
         let voter = |name: &Name| view.listed.is_none_or(|l| l.iter().any(|m| !m.learner && m.name == name.as_str()));
         let others = desired.members.iter().map(|m| &m.name).filter(|name| *name != machine && voter(name));
         // In an emergency no restart waits for those that are left behind.

@@ -108,7 +108,7 @@ impl<'a> Membership<'a> {
 
     fn move_leader(&self, machine: &Name, member: MemberId) -> Result<Cost, Refusal> {
         let (observed, view) = (self.case.observed, self.case.view);
-        // Leadership goes from one that differs to one of the majority.
+        // Leadership is transferred from a member that differs to one of the majority.
         self.sound_unless(trusted_target(view, &observed.agreement(view), machine))?;
         if !self.healthy(member) || self.entry(member)?.learner {
             return Err(Refusal::NotSeen("the heir in good health"));

@@ -54,10 +54,10 @@ pub enum Refusal {
     /// It takes something away, or changes the voters, and must be the only step of its wave.
     #[error("it changes the cluster and is not alone in its wave")]
     NotAlone,
-    /// What it rests on was not seen.
+    /// What it depends on was not seen.
     #[error("{0} was not seen")]
     NotSeen(&'static str),
-    /// What it rests on is otherwise.
+    /// What it depends on differs.
     #[error("{0}")]
     Otherwise(String),
 }
@@ -118,7 +118,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
     }
 }
 
-/// How many steps of a wave take something of a machine away for good.
+/// How many steps of a wave delete something of a machine for good.
 fn losses(wave: &[&Action]) -> usize {
     wave.iter().filter(|action| action.class().company == Company::OneLoss).count()
 }
@@ -219,7 +219,8 @@ pub(super) fn gate(mut draft: Draft<'_>) -> Plan {
     Plan { steps: kept, waiting }
 }
 
-/// What takes something of a machine away for good is done one at a time, unless it was decided for all of them.
+/// Steps that delete something of a machine for good are done one at a time, unless a restore or a recovery was
+/// approved for all of them.
 fn one_loss_a_wave(draft: &mut Draft<'_>) {
     if draft.observed.ledger.is_built_anew() {
         return;

@@ -5,15 +5,15 @@ use crate::action::{Action, EtcdAction, MachineAction, RecoveryAction, StartData
 use crate::observed::{Data, MemberObserved, Recovery, ServiceState};
 use crate::spec::Name;
 
-/// Without a decision for a recovery.
+/// No recovery has been approved.
 pub(super) fn judge(action: &RecoveryAction) -> Result<Cost, Refusal> {
     match action {
         RecoveryAction::RestoreData { .. } => Err(not_decided()),
     }
 }
 
-/// Whether a step may be done during a recovery: no member's data is put away before the survivor has shown that it
-/// goes on.
+/// Whether a step may be done during a recovery: no member's data is put away before the survivor was seen to serve
+/// alone.
 pub(super) fn meanwhile(case: &Case<'_>, recovery: &Recovery, action: &Action) -> Result<(), Refusal> {
     let observed = case.observed;
     let survives = |machine: &Name| *machine == recovery.survivor;
@@ -22,7 +22,7 @@ pub(super) fn meanwhile(case: &Case<'_>, recovery: &Recovery, action: &Action) -
     match action {
         Action::Machine(MachineAction::StartMachine { .. }) => Ok(()),
         Action::Etcd(action) => match action {
-            // It was decided for all of them: what remains of the cluster goes on in the survivor.
+            // The recovery was approved for all of them: the cluster continues with the survivor's data.
             EtcdAction::StopEtcd { machine } => {
                 reported(machine).map(drop).ok_or(Refusal::NotSeen("the agent's report"))
             }

@@ -6,7 +6,7 @@ use crate::observed::{Data, MemberObserved, Restoration, ServiceState};
 use crate::plan::restore::found;
 use crate::spec::Name;
 
-/// Without a decision for a restore.
+/// No restore has been approved.
 pub(super) fn judge(case: &Case<'_>, action: &RestoreAction) -> Result<Cost, Refusal> {
     match action {
         RestoreAction::PrepareRestore if case.observed.ledger.cluster.is_some() || !case.view.clusters.is_empty() => {
@@ -50,7 +50,7 @@ pub(super) fn meanwhile(case: &Case<'_>, restoration: &Restoration, action: &Act
         },
         Action::Etcd(action) => match action {
             EtcdAction::InstallEtcd { .. } | EtcdAction::ConfigureEtcd { .. } => None,
-            // It was decided for all of them: a backup takes the place of all data.
+            // The restore was approved for all of them: a backup replaces all data.
             EtcdAction::StopEtcd { machine } => report(machine).map_or_else(unseen, |_| Some(Ok(()))),
             EtcdAction::ClearData { .. } if serves() => refuse(serving),
             EtcdAction::ClearData { machine, member } => match report(machine) {

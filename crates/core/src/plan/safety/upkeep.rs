@@ -25,7 +25,7 @@ fn defragments_safely(version: EtcdVersion) -> bool {
     }
 }
 
-/// What every voter of the list says of itself; nothing unless all are healthy.
+/// The status of every listed voter; nothing unless all are healthy.
 fn voters<'a>(case: &Case<'a>, list: &[ListedMember]) -> Option<Vec<&'a EtcdFacts>> {
     let view = case.view;
     let facts = |m: &ListedMember| {
@@ -61,7 +61,7 @@ fn defragment(case: &Case<'_>, list: &[ListedMember], machine: &Name) -> Result<
         return Err(otherwise("it leads: leadership has to go first"));
     }
     case.room_for_new_file(machine, etcd)?;
-    // Its raft goes on: it answers no client, and votes. Only where it is the only member do all clients wait.
+    // Its raft keeps running: it votes, and answers no client. Only where it is the only member do all clients wait.
     let during = if view.voters > 1 { view.tolerance_without(machine).max(Tolerance::CanLose(0)) } else { before };
     let pause = if view.voters > 1 { Pause::None } else { Pause::while_defragmenting(etcd.db_in_use) };
     Ok(Cost { before, during, pause })

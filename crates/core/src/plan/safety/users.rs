@@ -54,7 +54,7 @@ fn set_role(desired: &Cluster, seen: &Access, role: &str, set: &[Granted], revok
     if lowers || !revoke.is_empty() { all_have_theirs(&desired.access, seen) } else { Ok(()) }
 }
 
-/// Judges the end of a role.
+/// Judges the deletion of a role.
 fn delete_role(desired: &Cluster, seen: &Access, role: &str) -> Result<(), Refusal> {
     not_in_file(desired.access.roles.as_ref().map(|roles| roles.contains_key(role)))?;
     all_have_theirs(&desired.access, seen)
@@ -91,7 +91,7 @@ fn set_user(
     if revoke.is_empty() { Ok(()) } else { roles_have_theirs(&desired.access, seen) }
 }
 
-/// Judges the end of a user.
+/// Judges the deletion of a user.
 fn delete_user(desired: &Cluster, user: &str) -> Result<(), Refusal> {
     not_in_file(desired.access.users.as_ref().map(|users| users.contains_key(user)))
 }

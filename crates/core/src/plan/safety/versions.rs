@@ -15,7 +15,7 @@ pub(super) fn judge(case: &Case<'_>, action: &VersionAction) -> Result<Cost, Ref
     judged.map(|()| case.unharmed)
 }
 
-/// Whether etcd may be told now that the cluster goes down to this version.
+/// Whether a downgrade to this version may be enabled now.
 fn downgrade(case: &Case<'_>, version: EtcdVersion) -> Result<(), Refusal> {
     let view = case.view;
     let now = versions(case.desired, case.observed, view);

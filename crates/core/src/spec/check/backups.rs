@@ -103,7 +103,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     }
 }
 
-/// The backup that a cluster is born from.
+/// The backup that a cluster is bootstrapped from.
 fn born(findings: &mut Findings<'_>, section: &Path, from: &RestoreFrom) {
     let here = |key: &str| section.clone().key(key);
     if findings.spec.backups.is_none() {

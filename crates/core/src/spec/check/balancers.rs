@@ -1,4 +1,4 @@
-//! The section `balancers` → machines, ports and addresses that cannot be or collide, and what clients would suffer from.
+//! The section `balancers` → invalid or colliding machines, ports and addresses, and what would disturb clients.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

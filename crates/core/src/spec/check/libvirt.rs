@@ -43,7 +43,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     hardware(findings, settings, &known);
 }
 
-/// A name that libvirt can know something by.
+/// A name that is valid in libvirt.
 pub(super) fn named(findings: &mut Findings<'_>, path: Path, text: &str) {
     if text.trim().is_empty() || text.starts_with('-') || text.contains(|c: char| c.is_control()) {
         findings.add(
@@ -53,7 +53,7 @@ pub(super) fn named(findings: &mut Findings<'_>, path: Path, text: &str) {
     }
 }
 
-/// Names that libvirt knows nothing by.
+/// Names that are invalid in libvirt.
 fn texts(findings: &mut Findings<'_>, settings: &Libvirt) {
     let pools =
         [("image_pool", &settings.image_pool), ("data_pool", &settings.data_pool), ("seed_pool", &settings.seed_pool)];

@@ -1,4 +1,4 @@
-//! The `machines` section → what its provider cannot do, ignores, or would trip over.
+//! The `machines` section → what its provider cannot do, ignores, or would fail on.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -237,7 +237,7 @@ fn not_fetched(findings: &mut Findings<'_>, machines: &Machines) {
     }
 }
 
-/// What is said to the program `ssh` must not be anything but what it is called.
+/// An argument for the program `ssh` must be the value that it stands for, never an option.
 fn ssh(findings: &mut Findings<'_>, settings: &Ssh) {
     let here = |key: &str| at("ssh").key(key);
     if let Some(user) = &settings.user

@@ -1,4 +1,4 @@
-//! The members of all clusters → counts, names and addresses that cannot be or collide.
+//! The members of all clusters → counts, names and addresses that are invalid or collide.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

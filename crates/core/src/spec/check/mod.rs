@@ -117,7 +117,7 @@ impl Findings<'_> {
         }
     }
 
-    /// A path to a file must lead somewhere.
+    /// Checks a path to a file.
     fn file(&mut self, path: impl FnOnce() -> Path, value: &str) {
         if value.trim().is_empty() {
             self.add(
@@ -143,7 +143,7 @@ impl Findings<'_> {
         }
     }
 
-    /// A reference to a secret must refer to something.
+    /// Checks a reference to a secret.
     fn secret(&mut self, path: impl Fn() -> Path, secret: &Secret) {
         match secret {
             Secret::File(file) => self.file(|| path().key("file"), file),

@@ -1,4 +1,4 @@
-//! What clusters and members say of their machines → sizes too small, keys that the provider ignores, links that cannot be.
+//! What clusters and members say of their machines → sizes too small, keys that the provider ignores, invalid links.
 
 use super::super::diagnostic::Path;
 use super::super::machines::{Firewall, Machines, Provider};

@@ -1,4 +1,4 @@
-//! Certificates and authorities → lifetimes that do not fit, names that cannot be, authorities that are one.
+//! Certificates and authorities → lifetimes that do not fit, invalid names, authorities that are the same.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -187,7 +187,8 @@ fn authorities(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluste
     }
 }
 
-/// Authorities that are one, in a cluster or over several: by their keys where they can be read, by their files elsewhere.
+/// Authorities that are the same, in a cluster or over several: by their keys where they can be read, by their files
+/// elsewhere.
 pub(super) fn shared(findings: &mut Findings<'_>) {
     #[derive(Clone, Copy)]
     struct Place<'s> {
@@ -243,7 +244,7 @@ pub(super) fn shared(findings: &mut Findings<'_>) {
     }
 }
 
-/// What makes two authorities one.
+/// By what two authorities are the same.
 #[derive(PartialEq, Eq, Hash)]
 enum Identity {
     PublicKey(String),

@@ -1,4 +1,4 @@
-//! Where etcd comes from → references that lead nowhere, or to another version.
+//! Where etcd comes from → references that are invalid, or lead to another version.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! A cluster's `maintenance:` → rules that never rest, and windows without use.
+//! A cluster's `maintenance:` → rules that would defragment at every apply, and windows without effect.
 
 use super::super::diagnostic::Path;
 use super::super::types::EtcdCluster;

@@ -1,4 +1,4 @@
-//! `machines.zones`, and which member is in which → zones that are not there, that are one, or whose loss costs quorum.
+//! `machines.zones`, and each member's zone → zones that do not exist, are the same, or whose loss costs quorum.
 
 use std::collections::{BTreeMap, BTreeSet};
 
