@@ -1,4 +1,4 @@
-//! Observe, plan, carry out the wave, observe again: until nothing is left to do.
+//! Observe, plan, execute the wave, observe again: until nothing is left to do.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,18 +20,18 @@ use crate::observe::Observer;
 use crate::store::StoreError;
 use crate::tokens::token_name;
 
-/// While something is about to happen by itself, it is looked at this often at first: most takes milliseconds.
+/// The first interval between observations while a change is expected: most changes take milliseconds.
 const POLL: Duration = Duration::from_millis(20);
-/// What takes long is looked at less and less often, down to this.
+/// The longest interval between observations of a slow change.
 const SLOW_POLL: Duration = Duration::from_secs(1);
-/// The pause is so much less than what was waited already: noticing costs 2.5 % of the wait at most.
+/// The interval is this fraction of the time waited so far: detection adds 2.5 % to the wait at most.
 const POLLS: u32 = 40;
-/// A learner that does not get on in a quiet cluster is helped this often.
+/// How often a learner that is not making progress in a quiet cluster gets a new log entry.
 const NUDGE: Duration = Duration::from_secs(1);
-/// A step that failed is tried again this many times, each time from a fresh look at the world.
+/// A failed step is retried this many times, each time after a new observation.
 const TRIES: u32 = 3;
 
-/// A step has this time even when that of the run is over: there are no shorter ones.
+/// A step has at least this time, even when that of the run is over.
 const LEAST: Duration = Duration::from_secs(5);
 
 /// What happened, as it happens: for progress views and logs.
@@ -49,7 +49,7 @@ pub enum Event {
         /// How long it took.
         took: Duration,
     },
-    /// A step failed; whether it is tried again is decided by the next look.
+    /// A step failed; the next observation decides whether it is retried.
     Failed {
         /// Which.
         action: Action,
@@ -68,21 +68,21 @@ pub enum Event {
         /// And this long.
         took: Duration,
     },
-    /// It was asked to end, and has.
+    /// The run was asked to end, and has ended.
     Interrupted(Interrupted),
-    /// It will not get there by itself.
+    /// The cluster will not converge by itself.
     Stuck {
         /// Why.
         error: String,
     },
 }
 
-/// What a run that was asked to end has done, and what it leaves.
+/// What an interrupted run has done, and what it leaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interrupted {
     /// The steps that were carried out, in order.
     pub finished: Vec<Action>,
-    /// Members whose etcd does not run, as far as could be seen.
+    /// Members whose etcd does not run, as far as was observed.
     pub down: Vec<Name>,
 }
 
@@ -118,7 +118,7 @@ pub struct Outcome {
 /// Why applying stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// Somebody must do something first.
+    /// An operator must act first.
     #[error("{}", list(.0))]
     Blocked(Vec<Waiting>),
     /// It took too long.
@@ -142,7 +142,7 @@ pub enum ApplyError {
         /// Why.
         source: ActError,
     },
-    /// A step was done again and again, and the world is as before.
+    /// A step was repeated, and the cluster did not change.
     #[error(
         "{} {} was done {times} times and changed nothing; look at the logs of the machine: `raftsman logs`",
         what.machine().map_or("cluster", |m| m.as_str()),
@@ -170,7 +170,7 @@ fn list(waiting: &[Waiting]) -> String {
     lines.collect::<Vec<_>>().join("\n  ")
 }
 
-/// Brings one cluster to where it should be. What happens is told to `tell` as it happens.
+/// Brings one cluster to the desired state. `tell` gets every event as it happens.
 pub async fn apply(
     cluster: Arc<ClusterAt>,
     journal: &Journal,
@@ -257,7 +257,7 @@ impl Run<'_> {
             if next.waiting.iter().any(learns) && nudged.elapsed() > NUDGE {
                 nudged = Instant::now();
                 let hands = Hands { observer: &self.observer, lock: self.journal.lock(), limit: LEAST };
-                // It only helps: whether the learner gets on is seen at the next look.
+                // A failure is ignored: the next observation shows whether the learner makes progress.
                 let _ = Box::pin(hands.nudge(Timestamp::now())).await;
             }
             if told != next.waiting {
@@ -287,7 +287,7 @@ impl Run<'_> {
         Ok((observed, next))
     }
 
-    /// Carries out one wave, all of it at the same time. The first failure, if there was one, is the answer.
+    /// Executes one wave, all of its steps concurrently. Returns the first failure, if there was one.
     async fn carry_out(&mut self, steps: Vec<Step>, limit: Duration) -> Result<Option<ApplyError>, ApplyError> {
         self.write_ahead(&steps)?;
         let name = &self.observer.cluster().desired.name;
@@ -312,9 +312,9 @@ impl Run<'_> {
         };
         let (mut births, others): (Vec<&Action>, Vec<&Action>) =
             steps.iter().map(|s| &s.action).partition(|a| is_birth(a));
-        // A member that is born asks the others who is there, in the order of their URLs, until one answers. One that
-        // listens and does not serve yet keeps it waiting for a second: so the one that all others ask first goes ahead,
-        // and they follow at once.
+        // A member that bootstraps asks the others for the members, in the order of their URLs, until one answers. One
+        // that listens and does not serve yet delays it by a second. So the member that all others ask first starts
+        // first, and they follow at once.
         let desired = &observer.cluster().desired;
         births.sort_by_key(|action| action.machine().and_then(|name| desired.member(name)).map(Member::peer_url));
         let births = async {
@@ -345,8 +345,8 @@ impl Run<'_> {
         Ok(first)
     }
 
-    /// Every machine is claimed: their tokens are dead. Where a run was killed in between, they are still in the state, and
-    /// perhaps the key of an authority that never was.
+    /// Every machine is claimed, so join tokens are of no use. After a killed run they are still in the state, perhaps
+    /// with the key of an authority that was never used.
     fn tidy(&self) -> Result<(), ApplyError> {
         let cluster = self.observer.cluster();
         let lock = self.journal.lock();
@@ -358,7 +358,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a crash must not make us forget goes to the disk before anything is done.
+    /// Writes what must survive a crash to the disk before anything is done.
     fn write_ahead(&self, steps: &[Step]) -> Result<(), StoreError> {
         let cluster = self.observer.cluster();
         let Some(observed) = &self.observed else { return Ok(()) };
@@ -386,8 +386,8 @@ fn is_birth(action: &Action) -> bool {
     matches!(action, Action::Etcd(EtcdAction::StartEtcd { data: StartData::Empty | StartData::Joining(_), .. }))
 }
 
-/// Does it. What cannot be taken back, takes a member away or changes what all rest on is judged once more right before,
-/// on a look that is taken once for the wave.
+/// Executes one step. One that cannot be undone, removes a member or changes what the others depend on is checked once
+/// more right before, against one observation that the whole wave shares.
 async fn deed(
     observer: &Observer,
     hands: Hands<'_>,

@@ -1,4 +1,4 @@
-//! Bytes that come → a file that is there once all of them are, are on the disk, and are for its owner only.
+//! Bytes that arrive → a file that exists once it is complete and synced, readable by its owner only.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 
 use crate::fleet::directory_of;
 
-/// Under another name until all of it is there. Dropped, it leaves nothing.
+/// Written under another name until it is complete. Dropped before that, it leaves nothing.
 #[derive(Debug)]
 pub struct Arriving {
     file: NamedTempFile,
@@ -17,7 +17,7 @@ pub struct Arriving {
 }
 
 impl Arriving {
-    /// Makes room for it, and the directory that it will be in.
+    /// Creates the temporary file, and the directory of the final one.
     pub fn begin(path: &Path) -> io::Result<Self> {
         let dir = directory_of(path);
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
@@ -26,7 +26,7 @@ impl Arriving {
         Ok(Self { file, path: dir.join(path.file_name().unwrap_or_default()) })
     }
 
-    /// For whoever writes elsewhere.
+    /// A second handle, for a writer on another thread.
     pub fn writer(&self) -> io::Result<File> {
         self.file.as_file().try_clone()
     }

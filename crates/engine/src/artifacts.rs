@@ -1,6 +1,6 @@
-//! `source:` and `version:` of a cluster → an etcd binary that is what it should be, and its SHA-256.
+//! `source:` and `version:` of a cluster → a verified etcd binary, and its SHA-256.
 //!
-//! All of it blocks (files are hashed, `etcd --version` is run): call it where that does no harm.
+//! All of it blocks (it hashes files and runs `etcd --version`): call it off the async runtime.
 
 mod agent;
 mod archive;
@@ -36,7 +36,7 @@ pub struct Artifact {
     pub sha256: String,
 }
 
-/// A file, as long as nobody changes it.
+/// A file's identity; another one means that the file has changed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Identity {
     path: PathBuf,
@@ -185,7 +185,7 @@ impl Artifacts {
         if let Some(known) = known {
             return Ok(known);
         }
-        // Outside of the lock: others need not wait. At worst the same file is looked at twice.
+        // Outside of the lock, so that other callers do not wait. At worst the same file is hashed twice.
         let sha256 = probe::sha256(path)?;
         let version = probe::version(path)?;
         let known = Known { version, sha256 };
@@ -211,7 +211,7 @@ fn on_path(search: &OsStr, version: EtcdVersion) -> Result<PathBuf, ArtifactErro
 }
 
 fn program(search: &OsStr, name: &str) -> Option<PathBuf> {
-    // Relative entries depend on where the command is run: they are not looked at.
+    // Relative entries depend on the current directory, so they are skipped.
     std::env::split_paths(search)
         .filter(|directory| directory.is_absolute())
         .map(|directory| directory.join(name))
@@ -240,7 +240,7 @@ fn versions_in(directory: &Path) -> Vec<EtcdVersion> {
 
 fn in_package(package: &str) -> Result<PathBuf, ArtifactError> {
     let name = || package.to_owned();
-    // What begins with a dash would be an option.
+    // A name that begins with a dash would be an option.
     let good = package.starts_with(|first: char| first.is_ascii_lowercase() || first.is_ascii_digit())
         && package.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"+-.:".contains(&byte));
     if !good {

@@ -1,7 +1,7 @@
-//! A cluster's certificate authorities: the ledger says who they are → their keys, from the state or taken in anew.
+//! A cluster's certificate authorities, as the ledger records them → their keys, from the state or newly added.
 //!
-//! Each is kept under a number of its own. The ledger names it last, so that what a crash leaves behind is nobody's: it
-//! is overwritten by the next one, or swept away.
+//! Each is kept under a number of its own. The ledger records it last, so that what a crash leaves behind is not
+//! referenced: the next authority overwrites it, or a sweep removes it.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -45,7 +45,7 @@ fn number_of(name: &str, cluster: &Name, side: Side) -> Option<u32> {
     }
 }
 
-/// Takes everything out of the state that is kept of a cluster's authorities, but those with these numbers.
+/// Removes every authority of a cluster from the state, except those with these numbers.
 pub(crate) fn sweep(
     store: &Store,
     secrets: &Secrets,
@@ -55,7 +55,7 @@ pub(crate) fn sweep(
 ) -> Result<(), StoreError> {
     for side in Side::ALL {
         let goes = |name: &String| number_of(name, cluster, side).is_some_and(|number| !keep(side, number));
-        // The certificate first: it says that the key is there.
+        // The certificate first: it says that the key exists.
         for name in store.certificates()?.into_iter().filter(goes) {
             store.delete_certificate(lock, &name)?;
         }
@@ -74,8 +74,8 @@ pub(crate) fn kept_numbers(store: &Store, cluster: &Name, side: Side) -> Result<
     Ok(numbers)
 }
 
-/// The authority of this side as the state keeps it, where it keeps exactly one: with several a change was under way,
-/// and who trusts which is known to the ledger alone.
+/// The authority of this side as the state keeps it, where it keeps exactly one: with several a rotation was under way,
+/// and only the ledger knows which of them members trust.
 pub(crate) fn only_kept(
     store: &Store,
     cluster: &Name,
@@ -95,7 +95,7 @@ pub(crate) fn only_kept(
 }
 
 impl ClusterAt {
-    /// Makes the first authority, or takes in the one that was brought. Once it is there, it stays.
+    /// Makes the first authority, or adds the one that the file brings. It is made only once.
     pub fn first_authority(&self, lock: &Lock, side: Side, now: Timestamp) -> Result<(), ClusterError> {
         if self.ledger().trust(side).is_some() {
             return Ok(());
@@ -104,14 +104,14 @@ impl ClusterAt {
         Ok(self.remember(lock, |ledger| ledger.take_in(side, record))?)
     }
 
-    /// Makes the next authority, or takes in the one that is brought.
+    /// Makes the next authority, or adds the one that the file brings.
     pub fn next_authority(&self, lock: &Lock, side: Side, now: Timestamp) -> Result<(), ClusterError> {
         let number = self.trust(side)?.numbered + 1;
         let record = self.obtain(lock, side, number, now)?;
         Ok(self.remember(lock, |ledger| ledger.take_in(side, record))?)
     }
 
-    /// Changes what is remembered of one side's authorities.
+    /// Changes the ledger's record of one side's authorities.
     pub fn change_trust(&self, lock: &Lock, side: Side, change: impl FnOnce(&mut Trust)) -> Result<(), StoreError> {
         self.remember(lock, |ledger| {
             if let Some(trust) = ledger.trust_mut(side) {
@@ -133,7 +133,7 @@ impl ClusterAt {
 
     fn made(&self, side: Side, number: u32, now: Timestamp) -> Result<Authority, ClusterError> {
         let (desired, kind) = (&self.desired, AuthorityKind::from(side));
-        // Told apart by people; etcd goes by the key.
+        // For people to distinguish them; etcd identifies an authority by its key.
         let which = if number > 1 { format!(" {number}") } else { String::new() };
         let room = 64 - which.len();
         let name: String = format!("{} {kind} CA", desired.name).chars().take(room).collect::<String>() + &which;
@@ -191,7 +191,7 @@ impl ClusterAt {
         Ok(found)
     }
 
-    /// Whether what is needed to sign is there, and what the file brings can be taken in.
+    /// Whether all that is needed to sign exists, and the authorities that the file brings can be added.
     pub(crate) fn check_authorities(&self, now: Timestamp) -> Result<(), ClusterError> {
         let ledger = self.ledger();
         for side in Side::ALL {
@@ -254,7 +254,8 @@ impl ClusterAt {
     }
 }
 
-/// An identifier of the public key in a certificate file; none where it cannot be read, which is said when it is needed.
+/// An identifier of the public key in a certificate file; none where it cannot be read, which is reported when it is
+/// needed.
 pub fn public_key(certificate: &Path) -> Option<String> {
     let mut text = String::new();
     std::fs::File::open(certificate).ok()?.take(LARGEST_CERTIFICATE).read_to_string(&mut text).ok()?;
@@ -276,11 +277,11 @@ pub(crate) fn brought(
 fn brought_certificate(reference: &spec::BroughtAuthority, base: &Path) -> Result<String, ClusterError> {
     let text = std::fs::read_to_string(base.join(&reference.certificate));
     let text = text.map_err(|source| ClusterError::CaFile { path: reference.certificate.clone(), source })?;
-    // Whatever stands around the certificates makes no other authority.
+    // Text around the certificates does not make it another authority.
     Ok(pki::certificates_only(&text)?)
 }
 
-/// Puts an authority into the state that others signed with so far, with its key where that is brought.
+/// Adds an authority to the state that signed outside of raftsman so far, with its key where that is given.
 pub(crate) fn bring_in(
     store: &Store,
     secrets: &Secrets,

@@ -1,4 +1,4 @@
-//! What the file says of backups → the store with all that is needed to get in, and where one cluster's backups lie in it.
+//! `backups:` of the file → the store with its credentials, and the prefix of one cluster's backups in it.
 
 use std::path::{Path, PathBuf};
 
@@ -140,9 +140,9 @@ pub fn public_key(fleet: &Fleet, cluster: &Name) -> Result<PublicKey, BackupErro
 /// Where a cluster's backups are.
 #[derive(Debug)]
 pub struct StoreOf {
-    /// The store, where they lie in it, and which of them count.
+    /// The store, the prefix of the backups in it, and which of them are accepted.
     pub repository: Repository,
-    /// Where, with what is needed to get in.
+    /// Where the store is, with its credentials.
     pub place: Place,
     /// How they are made.
     pub settings: Backups,
@@ -180,7 +180,7 @@ impl StoreOf {
         let mut keys = accepted.keys.clone();
         match &signer {
             Some(signer) => keys.push(signer.public()),
-            // What the file says of others' keys is about others.
+            // The keys in `trust:` of the file verify other fleets' backups only.
             None => {
                 let trusted: Result<Vec<PublicKey>, SignError> = settings.trust.iter().map(|key| key.parse()).collect();
                 keys.extend(trusted?);
@@ -195,7 +195,7 @@ impl StoreOf {
         Ok(Self { repository, place, settings, signer, histories, owner: owner.clone() })
     }
 
-    /// What somebody wants to have back.
+    /// Finds the point that an operator wants to restore.
     pub async fn find(&self, wish: Wish, keys: &Keys) -> Result<Point, BackupError> {
         Ok(raftsman_backup::point::find(&self.repository, wish, &self.histories, keys).await?)
     }
@@ -239,13 +239,13 @@ impl StoreOf {
     }
 }
 
-/// Whose backups: those of the cluster itself, or of another one, as `CLUSTER` or `FLEET/CLUSTER`.
+/// The repository of the cluster itself, or of another one, given as `CLUSTER` or `FLEET/CLUSTER`.
 pub fn source(fleet: &Fleet, cluster: &Name, from: Option<&str>, accepted: &Accepted) -> Result<StoreOf, BackupError> {
     let Some(from) = from else { return StoreOf::open(fleet, cluster, accepted) };
     let name = |text: &str| Name::parse(text).map_err(|error| BackupError::NoCluster(error.to_string()));
     match from.split_once('/') {
         Some((owner, cluster)) if name(owner)? == fleet.spec.fleet => {
-            // A fleet of this name may have been here before: its key is known to the file, if at all.
+            // A fleet of this name may have used the store before: its key can only come from the file.
             let mut at = StoreOf::open(fleet, &name(cluster)?, accepted)?;
             let trusted: Result<Vec<PublicKey>, SignError> = at.settings.trust.iter().map(|key| key.parse()).collect();
             at.repository.trust.keys.extend(trusted?);
@@ -279,7 +279,7 @@ pub fn order(
     })
 }
 
-/// What the machines of a cluster are told of making backups by themselves; nothing where the file does not say how often.
+/// What the machines of a cluster get to make backups on a schedule; nothing where the file sets no schedule.
 pub fn charge(cluster: &ClusterAt) -> Result<Option<SetBackupsRequest>, BackupError> {
     let fleet = &cluster.fleet;
     let Some(settings) = &fleet.spec.backups else { return Ok(None) };
@@ -300,12 +300,12 @@ pub fn charge(cluster: &ClusterAt) -> Result<Option<SetBackupsRequest>, BackupEr
         keep_changes_s: settings.changes_every.map_or(0, |_| keep.changes.as_millis() / 1000),
         stamp: String::new(),
         drill_every_ms: settings.drill_every.map_or(0, |every| every.as_millis()),
-        // Also what it is told changes with the version: its tool goes with it.
+        // The request also changes with the version, because the agent's restore tool must match it.
         drill_version: settings.drill_every.map_or_else(String::new, |_| cluster.desired.version.to_string()),
     }))
 }
 
-/// The store; what it refers to is looked for from `base` on.
+/// The store; paths in it are relative to `base`.
 pub fn place(base: &Path, store: &BackupStore) -> Result<Place, BackupError> {
     let secret = |reference: &Secret| -> Result<String, BackupError> {
         Ok(secrets::resolve(reference, base)?.expose_secret().to_owned())

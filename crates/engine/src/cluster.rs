@@ -1,4 +1,4 @@
-//! One cluster of a fleet → its credentials and its memory in the state.
+//! One cluster of a fleet → its credentials and its ledger in the state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ use crate::pki::{self, Authority, AuthorityKind, PkiError, Usages};
 use crate::secrets::SecretError;
 use crate::store::{Lock, StoreError, Version};
 
-/// Why a cluster's keys or memory cannot be had.
+/// Why a cluster's keys or ledger cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     /// The state.
@@ -62,7 +62,7 @@ pub enum ClusterError {
     /// It has no authorities yet.
     #[error("cluster `{0}` was never applied, so that it has no certificates yet: run `raftsman apply` first")]
     NotApplied(Name),
-    /// Others run the cluster, and its authority's key was not brought.
+    /// The cluster is adopted, and its authority's key was not given.
     #[error(
         "the key of the {kind} authority of `{cluster}` is not raftsman's, because others set the cluster up: bring it, \
          with `ca:` in the file, or have the certificate signed where the key is"
@@ -73,7 +73,7 @@ pub enum ClusterError {
         /// Which authority.
         kind: AuthorityKind,
     },
-    /// Whether it has machines cannot be told, and the state has no ledger of it.
+    /// The provider cannot say whether the cluster has machines, and the state has no ledger of it.
     #[error(
         "cluster `{cluster}` has no ledger yet, and the provider cannot be asked whether its machine `{machine}` exists: \
          {error}; nothing was made: see that the provider answers, then run the command again"
@@ -104,8 +104,8 @@ pub struct ClusterAt {
     /// What should be.
     pub desired: Cluster,
     memory: Mutex<Memory>,
-    /// What the file refers to as the password of `root`, read once: what is set is what is kept, whatever is written there
-    /// meanwhile.
+    /// What the file refers to as the password of `root`, read once: the password that is set is the one that is kept,
+    /// even when the source changes meanwhile.
     root_password: OnceLock<SecretString>,
 }
 
@@ -131,7 +131,7 @@ impl ClusterAt {
         Ok(Self::with(fleet, desired, memory))
     }
 
-    /// A cluster whose ledger is lost, with a draft of it that is written nowhere: to look at the world with.
+    /// A cluster whose ledger is lost, with a draft that is not written to the state: for observations only.
     pub(crate) fn draft(fleet: &Arc<Fleet>, desired: &Cluster, ledger: Ledger) -> Self {
         Self::with(fleet, desired, Memory { ledger, version: Version::draft() })
     }
@@ -160,12 +160,12 @@ impl ClusterAt {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the ledger where there is none yet: before anything is made for the cluster, so that whatever is found
-    /// without a ledger later has lost it.
+    /// Makes the ledger where there is none yet: before anything is made for the cluster, so that a resource without a
+    /// ledger later proves that the ledger was lost.
     pub fn begin(&self, lock: &Lock) -> Result<(), StoreError> {
         let mut memory = self.memory();
         if memory.version == Version::none() {
-            // Under the lock once more: since there was none, one may have been made and lost.
+            // Checked again under the lock: a ledger may have been made and lost since.
             if let Some(trace) = self.fleet.trace_of(&self.desired.name)? {
                 return Err(StoreError::LedgerMissing { cluster: self.desired.name.to_string(), trace });
             }
@@ -175,8 +175,8 @@ impl ClusterAt {
         Ok(())
     }
 
-    /// Changes what is remembered, on the disk before anything is done that rests on it. A ledger that another process
-    /// has replaced since it was read is not written over.
+    /// Changes the ledger, on the disk before any action that depends on it. A ledger that another process has replaced
+    /// since it was read is not overwritten.
     pub fn remember(&self, lock: &Lock, change: impl FnOnce(&mut Ledger)) -> Result<(), StoreError> {
         let mut memory = self.memory();
         let mut changed = memory.ledger.clone();
@@ -189,12 +189,12 @@ impl ClusterAt {
         Ok(())
     }
 
-    /// Refuses to go on from a copy of the ledger that is not the newest.
+    /// Refuses to continue from a copy of the ledger that is not the newest.
     pub fn compare(&self, lock: &Lock) -> Result<(), StoreError> {
         self.fleet.store.compare_cluster(lock, self.desired.name.as_str(), &self.memory().version)
     }
 
-    /// Every member that is or should be, and where it is: those on the move at their old place.
+    /// Every current or desired member and its address: members that move are at their old one.
     pub fn places(&self) -> BTreeMap<Name, IpAddr> {
         let ledger = self.ledger();
         let mut places: BTreeMap<Name, IpAddr> =
@@ -203,7 +203,7 @@ impl ClusterAt {
         places
     }
 
-    /// Where a member with this address listens for clients: others may have chosen another port.
+    /// Where a member with this address serves clients: an adopted cluster may use another port.
     pub fn endpoint(&self, name: &Name, address: IpAddr) -> Endpoint {
         let ledger = self.ledger();
         let url = ledger.adopted().and_then(|adopted| adopted.clients.get(name));
@@ -215,7 +215,7 @@ impl ClusterAt {
         SocketAddr::new(address, AGENT_PORT)
     }
 
-    /// Whether all that the file refers to, and that carrying it out will need, is there and good.
+    /// Whether everything that the file refers to, and that an apply will need, exists and is valid.
     pub fn check_references(&self, now: Timestamp) -> Result<(), ClusterError> {
         self.check_authorities(now)?;
         if let (AuthMode::Password, Some(reference)) = (self.desired.auth, &self.desired.root_password) {
@@ -234,7 +234,7 @@ impl ClusterAt {
         Ok(reference.map(|reference| crate::secrets::resolve(reference, self.fleet.setting.base())).transpose()?)
     }
 
-    /// How clients log in: as the cluster was made, whatever the file says by now.
+    /// How clients authenticate: as the cluster was created, whatever the file says now.
     pub fn auth(&self) -> AuthMode {
         self.ledger().auth.unwrap_or(self.desired.auth)
     }
@@ -263,8 +263,8 @@ impl ClusterAt {
         Ok(())
     }
 
-    /// Passwords that `root` may have where it has not the one that the file refers to, the likeliest first: the one that
-    /// was in force last, one that a killed run was about to set, and those before, which an old backup brings back.
+    /// Passwords that `root` may have where it does not have the one of the file, the likeliest first: the last one in
+    /// force, one that a killed run was about to set, and earlier ones, which an old backup brings back.
     fn passwords_before(&self) -> Result<Vec<SecretString>, ClusterError> {
         if self.auth() != AuthMode::Password {
             return Ok(Vec::new());
@@ -293,7 +293,7 @@ impl ClusterAt {
         Ok(self.fleet.secrets.put(lock, &earlier_passwords_name(&self.desired.name), &text)?)
     }
 
-    /// Before another password is set: a run that is killed on the way leaves none in force that nobody knows.
+    /// Records a password before it is set: a run that is killed in between leaves no unrecorded password in force.
     pub fn announce_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
         match self.root_password()? {
             Some(password) => self.keep_earlier_password(lock, &password),
@@ -317,7 +317,7 @@ impl ClusterAt {
         Ok(())
     }
 
-    /// Who we are to a cluster that others run: what `adopt` was given.
+    /// The credentials of an adopted cluster: those that `adopt` was given.
     fn adopted_credentials(&self) -> Result<ClusterCredentials, ClusterError> {
         let name = adopted_name(&self.desired.name);
         let missing = || ClusterError::NotAdopted(self.desired.name.clone());
@@ -338,7 +338,7 @@ impl ClusterAt {
         })
     }
 
-    /// Who we are to this cluster's etcd: `root`, nobody, and somebody whom a foreign authority vouches for.
+    /// The credentials for this cluster's etcd: `root`, a client without a user, and a client of a foreign authority.
     pub fn credentials(&self, now: Timestamp) -> Result<ClusterCredentials, ClusterError> {
         if self.ledger().adopted().is_some() {
             return self.adopted_credentials();
@@ -361,9 +361,10 @@ impl ClusterAt {
         let peers = self.trust(Side::Peers)?;
         let mut vouched = BTreeMap::new();
         for (side, trust) in [(Side::Peers, &peers), (Side::Clients, &trust)] {
-            // Who is known beside the one that signs is tried before the authority changes.
+            // A client of every trusted authority beside the one that signs: its handshake is tested before the
+            // authority changes.
             for record in trust.known().into_iter().filter(|a| trust.rotates() && a.not_after > now) {
-                // Without a name or an address in it, etcd does not ask where it comes from.
+                // Without a name or an address in the certificate, etcd does not check the client's address.
                 let identity = client(&self.kept(side, record)?, "")?;
                 vouched.insert((side, record.key.clone()), Credentials::new(&trust.bundle(), Some(&identity), None)?);
             }
@@ -421,24 +422,24 @@ pub fn adopted_name(cluster: &Name) -> String {
     format!("{cluster}-adopted")
 }
 
-/// Who one can be to a cluster's etcd.
+/// The identities with which raftsman connects to a cluster's etcd.
 #[derive(Debug, Clone)]
 pub struct ClusterCredentials {
     /// The superuser.
     pub root: Credentials,
-    /// The superuser with passwords that it may have where it has not that one.
+    /// The superuser with passwords that it may have instead of that one.
     pub root_before: Vec<Credentials>,
-    /// A client of ours without a name.
+    /// A client of ours without a user name.
     pub nobody: Credentials,
     /// A client with a certificate that a foreign authority signed.
     pub foreign: Credentials,
-    /// While an authority changes: a client without a name for each that is known, by its key.
+    /// During a rotation: a client without a user name for each trusted authority, by its key.
     pub vouched: BTreeMap<(Side, String), Credentials>,
-    /// Whether clients of ours need no name: the file wants no auth.
+    /// Whether our clients need no user: the file disables auth.
     pub nameless: bool,
 }
 
-/// What the planner wants in a certificate, in the signer's words.
+/// The planner's certificate profile as the signer's type.
 pub fn signers_profile(profile: &LeafProfile) -> pki::LeafProfile {
     pki::LeafProfile {
         common_name: profile.common_name.clone(),

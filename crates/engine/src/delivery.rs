@@ -1,4 +1,4 @@
-//! What the file says of secrets on machines → the files for one machine, and whether it has them.
+//! The file's secrets for machines → the files for one machine, and whether it has them.
 
 use std::io;
 use std::path::PathBuf;
@@ -20,8 +20,8 @@ use crate::fleet::Fleet;
 use crate::secrets::{self, SecretError};
 use crate::store::{Lock, StoreError};
 
-/// The key of the marks that agents keep of what they were given, as the state names it. Nobody who sees a mark can try
-/// passwords against it.
+/// The name of the HMAC key in the state for the marks that agents keep of delivered files. Without the key a mark is
+/// of no use for guessing passwords.
 const KEY: &str = "delivery";
 
 /// Why the files for a machine cannot be put together.
@@ -49,14 +49,14 @@ pub enum DeliveryError {
     Store(#[from] StoreError),
 }
 
-/// What a machine is to be given.
+/// What a machine should receive.
 #[derive(Debug)]
 pub struct Parcel {
     /// The files, where raftsman made the machine.
     pub files: Vec<Delivered>,
     /// The mark of them; empty where there are none.
     pub stamp: String,
-    /// What it is told of making backups by itself, with the mark of it.
+    /// The schedule of backups for this machine, with its mark.
     pub backups: SetBackupsRequest,
 }
 
@@ -77,12 +77,12 @@ impl Parcel {
     }
 }
 
-/// Whether a machine whose agent reports this has what it should.
+/// Whether a machine whose agent reports this has everything that it should have.
 pub fn compare(cluster: &ClusterAt, machine: &Name, reported: &ReportReply, now: Timestamp) -> Delivery {
     let compare = || -> Result<bool, DeliveryError> {
         let key = || cluster.fleet.secrets.get(KEY);
         let files = files(cluster, machine)?;
-        // Most fleets have nothing to deliver: the state is not asked for a key at every look.
+        // Most fleets have nothing to deliver: this avoids reading the key at every observation.
         let has_files = match files.is_empty() {
             true => reported.delivery_stamp.is_empty(),
             // Without a key nothing was ever delivered.
@@ -104,11 +104,11 @@ fn knows_of_backups(
     key: impl FnOnce() -> Result<Option<SecretString>, StoreError>,
 ) -> Result<bool, DeliveryError> {
     if cluster.ledger().cluster.is_none() && cluster.fleet.spec.backups.as_ref().is_some_and(|b| b.every.is_some()) {
-        // There is nobody to ask for a backup yet, nor anything to ask with.
+        // The cluster does not exist yet: there is no member to back up, and no credentials for it.
         return Ok(false);
     }
     let charge = match backup::charge(cluster) {
-        // It is made when machines are told.
+        // The key is made when machines get the schedule.
         Err(backup::BackupError::NoSigningKey) => return Ok(false),
         charge => charge?,
     };
@@ -124,7 +124,7 @@ fn knows_of_backups(
     Ok(gets_in && key()?.is_some_and(|key| stamp(&key, &told) == reported.stamp))
 }
 
-/// All that it depends on: also who signs what gets the machine into etcd.
+/// Everything that the mark depends on: also the authority that signs the machine's client certificate for etcd.
 fn told(cluster: &ClusterAt, charge: &SetBackupsRequest) -> Result<Vec<Vec<u8>>, DeliveryError> {
     let signer = cluster.trust(Side::Clients).map_err(backup::BackupError::from)?.current.key;
     Ok(vec![charge.encode_to_vec(), signer.into_bytes()])
@@ -148,7 +148,7 @@ fn stamp(key: &SecretString, parts: &[Vec<u8>]) -> String {
 
 fn files(cluster: &ClusterAt, machine: &Name) -> Result<Vec<Delivered>, DeliveryError> {
     let fleet = &cluster.fleet;
-    // One that is not in the file any more is given nothing else than the fleet's machines.
+    // A machine that is not in the file any more only gets the fleet-wide settings.
     let machines = cluster.desired.machine(machine).map_or(&fleet.spec.machines, |machine| &machine.settings);
     if !Capabilities::of(machines.provider).boots {
         return Ok(Vec::new());

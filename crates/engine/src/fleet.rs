@@ -1,4 +1,4 @@
-//! A file and its state → everything that a verb needs at hand: what should be, who we are, where machines come from.
+//! A file and its state → the context of a verb: the desired state, our credentials, the provider of machines.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,10 +24,10 @@ use crate::fleet_access::{self, FleetAccess};
 use crate::pki::{Authority, AuthorityKind, PkiError};
 use crate::store::{IdentityPlace, IdentitySource, Lock, LockInfo, Protection, Secrets, Store, StoreError};
 
-/// How long the certificates are valid with which a process speaks to agents and to etcd: short, because none of them is
-/// ever revoked.
+/// The validity of the certificates with which a process authenticates to agents and etcd: short, because none of them
+/// is ever revoked.
 pub(crate) const OWN_VALIDITY: Duration = Duration::from_secs(24 * 3600);
-/// A process that runs for longer has new ones after half of that: enough time to try again.
+/// A process that runs for longer renews them after half of that, which leaves enough time to retry.
 pub(crate) const RENEW_AFTER: SignedDuration = SignedDuration::from_hours(12);
 /// How long the fleet's authority is valid.
 const FLEET_CA_VALIDITY: Duration = Duration::from_secs(3650 * 24 * 3600);
@@ -48,15 +48,15 @@ pub struct Setting {
     pub identity: Option<PathBuf>,
     /// The passphrase of the identity, when the user gave one.
     pub passphrase: Option<SecretString>,
-    /// Asks for the passphrase where one is needed; nothing where no person is there.
+    /// Asks for the passphrase where one is needed; none in a run without a terminal.
     pub ask_passphrase: Option<AskPassphrase>,
-    /// Who runs the command.
+    /// The user that runs the command.
     pub user: String,
     /// Where.
     pub host: String,
 }
 
-/// The directory that a file is in; the one that we are in, where it is named without one.
+/// The directory of a file; the current directory where its path has none.
 pub fn directory_of(file: &Path) -> &Path {
     match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -75,7 +75,7 @@ impl Setting {
         self.base().join(&spec.state)
     }
 
-    /// Asks for the passphrase where the state takes one and none is given.
+    /// Asks for the passphrase where the state needs one and none is given.
     fn complete_passphrase(&mut self, store: &Store) -> Result<(), FleetError> {
         if store.identity_place() == IdentityPlace::EncryptedFile
             && self.passphrase.is_none()
@@ -133,7 +133,7 @@ pub enum FleetError {
     /// The operator's own certificate.
     #[error(transparent)]
     Tls(#[from] raftsman_api::tls::TlsError),
-    /// The making of the state was cut short after its identity was made.
+    /// The state's creation was interrupted after its identity was made.
     #[error("the state in {} is unfinished: `raftsman apply` completes it", dir.display())]
     Unfinished {
         /// Where.
@@ -200,14 +200,14 @@ impl Fleet {
         let mut store = Store::create(&dir, spec.fleet.as_str(), None, protection, now)?;
         let lock = store.lock(LockInfo::new("init", &setting.user, &setting.host))?;
         if let Err(error) = complete(&mut store, &lock, spec, setting, now) {
-            // Nothing of value is in it yet.
+            // It holds nothing of value yet.
             store.remove(lock)?;
             return Err(error);
         }
         Ok(store)
     }
 
-    /// Whether all that every state has was made: a killed `init` may have left less.
+    /// Whether everything that every state has was made: a killed `init` may have left less.
     pub fn is_complete(store: &Store) -> Result<bool, StoreError> {
         // After a rotation it has another number.
         Ok(store.certificates()?.iter().any(|name| fleet_access::is_place(name)))
@@ -222,7 +222,7 @@ impl Fleet {
         Self::opened(store, spec, setting, now)
     }
 
-    /// Whether something of the state that every state has is not made yet, or is to follow the file.
+    /// Whether a part that every state has is not made yet, or has to be updated to the file.
     pub fn is_to_be_completed(store: &Store, spec: &Spec) -> Result<bool, StoreError> {
         let network = match (&store.fleet().network, &spec.machines.network) {
             (None, _) => true,
@@ -232,7 +232,7 @@ impl Fleet {
         Ok(!Self::is_complete(store)? || (spec.machines.provider == Provider::Local && network))
     }
 
-    /// Makes what an earlier, killed run left unmade, under the lock of the whole fleet.
+    /// Makes what an earlier, killed run did not make, under the lock of the whole fleet.
     pub fn complete(spec: &Spec, setting: &Setting, lock: &Lock, now: Timestamp) -> Result<(), FleetError> {
         let mut store = Store::open(&setting.state_dir(spec), spec.fleet.as_str())?;
         complete(&mut store, lock, spec, setting, now)
@@ -240,7 +240,7 @@ impl Fleet {
 
     fn opened(store: Store, spec: Spec, mut setting: Setting, now: Timestamp) -> Result<Arc<Self>, FleetError> {
         let dir = store.dir().to_owned();
-        // It is read beside all else that is read here.
+        // It is read concurrently with everything else here.
         let shipped = {
             let agent = setting.agent.clone();
             std::thread::spawn(move || crate::artifacts::shipped(&agent))
@@ -279,7 +279,7 @@ impl Fleet {
         }))
     }
 
-    /// What shows that this cluster had a ledger: it is made before anything else of a cluster.
+    /// Evidence that this cluster had a ledger, which is made before anything else of a cluster.
     pub(crate) fn trace_of(&self, cluster: &Name) -> Result<Option<String>, StoreError> {
         if !self.store.history(cluster.as_str())?.is_empty() {
             return Ok(Some("a history of it in the state".to_owned()));
@@ -294,7 +294,7 @@ impl Fleet {
         Ok(kept.into_iter().find(|name| secrets.contains(name)).map(|name| format!("a secret `{name}` in the state")))
     }
 
-    /// Our certificate for agents. A process that runs for days gets another one in time.
+    /// Our certificate for agents, renewed in time by a process that runs for days.
     pub fn operator(&self, now: Timestamp) -> TlsIdentity {
         let mut issued = self.operator.lock().unwrap_or_else(PoisonError::into_inner);
         if now.duration_since(issued.at) > RENEW_AFTER
@@ -318,7 +318,7 @@ fn operator(setting: &Setting, authority: &Authority, now: Timestamp) -> Result<
     Ok(TlsIdentity::from_pem(&chain, key.expose_secret())?)
 }
 
-/// A connection to where machines come from: one for each server that the file's zones name, as one.
+/// A connection to the provider: one for each server that the file's zones name, combined into one.
 fn connection(spec: &Spec, setting: &Setting, store: &Store, desired: &Desired) -> Result<Connection, FleetError> {
     let machines = &spec.machines;
     let servers = match machines.provider {
@@ -427,7 +427,7 @@ fn settle_network(store: &mut Store, lock: &Lock, setting: &Setting, wanted: Opt
     Ok(store.set_network(lock, Some(network.to_string()))?)
 }
 
-/// The network that a reader plans with: the one that the file wants, where an `apply` would claim it.
+/// The network that a read-only run plans with: the one that the file wants, where an `apply` would claim it.
 fn foresee_network(store: &mut Store, wanted: Option<&str>) -> Result<(), FleetError> {
     match (store.fleet().network.clone(), wanted) {
         (Some(has), Some(wanted)) if has != wanted => {
@@ -447,7 +447,7 @@ fn complete(store: &mut Store, lock: &Lock, spec: &Spec, setting: &Setting, now:
     if spec.machines.provider == Provider::Local {
         settle_network(store, lock, setting, spec.machines.network.as_deref())?;
     }
-    // Last: it says that all else is there.
+    // Last: it marks that everything else exists.
     make_fleet_authority(store, lock, now)
 }
 
@@ -462,7 +462,7 @@ fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError> {
     let network = network.transpose().map_err(|_| incomplete())?;
     let (mut places, mut zones) = (BTreeMap::new(), BTreeMap::new());
     for name in store.clusters()? {
-        // A damaged ledger is refused where its cluster is opened; the others are not concerned.
+        // A damaged ledger is rejected where its cluster is opened; the other clusters are not affected.
         let ledger = match store.get_cluster::<Ledger>(&name) {
             Ok(Some(kept)) => kept.value,
             Ok(None) | Err(StoreError::LedgerDamaged { .. }) => continue,

@@ -1,7 +1,8 @@
-//! The fleet's authorities and what is revoked: a small record in the state → who signs for agents, and whom they accept.
+//! The record of the fleet's authorities and revocations in the state → the authority that signs for agents, and the
+//! certificates that agents accept.
 //!
-//! A fleet begins with one authority, which machines are told of at their first start, and no record. A rotation and a
-//! revocation write one; from then on agents are told of what it says, by a step of the plan.
+//! A fleet begins with one authority, which machines get with their boot data, and no record. A rotation or a
+//! revocation writes one; from then on a step of the plan sends its content to agents.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +23,7 @@ const FIRST: &str = "fleet";
 /// How long a fleet's authority is valid.
 const VALIDITY: std::time::Duration = std::time::Duration::from_secs(3650 * 24 * 3600);
 
-/// Who signs for agents and whom they accept.
+/// The authority that signs for agents, and the certificates that agents accept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetAccess {
     /// The number of the authority that signs; the first is 1.
@@ -30,7 +31,7 @@ pub struct FleetAccess {
     /// The one that signs next, once every agent trusts it.
     #[serde(default)]
     pub next: Option<u32>,
-    /// The one that signed before: trusted until nothing that it signed is shown any more.
+    /// The one that signed before: trusted until no certificate that it signed is in use.
     #[serde(default)]
     pub old: Option<u32>,
     /// SHA-256 of the public keys of certificates that are revoked.
@@ -50,11 +51,11 @@ impl Default for FleetAccess {
 pub enum Phase {
     /// There is none.
     Settled,
-    /// Every agent learns of the next one.
+    /// Every agent gets the next one to trust.
     Trusting,
     /// It signs, and every agent gets a certificate of it.
     Signing,
-    /// Only it is trusted; agents are told.
+    /// Only it is trusted; agents are updated.
     Distrusting,
 }
 
@@ -82,12 +83,12 @@ impl FleetAccess {
         }
     }
 
-    /// The numbers of all that agents trust, in an order that a change of the signer leaves as it is.
+    /// The numbers of all authorities that agents trust, in an order that does not depend on the signer.
     fn trusted(&self) -> BTreeSet<u32> {
         [Some(self.signer), self.next, self.old].into_iter().flatten().collect()
     }
 
-    /// The certificates that agents, and we, check each other against.
+    /// The certificates against which agents and raftsman verify each other.
     pub fn trust_pem(&self, store: &Store) -> Result<String, FleetError> {
         let mut bundle = String::new();
         for number in self.trusted() {
@@ -108,7 +109,7 @@ impl FleetAccess {
 
     /// What the planner needs to know.
     pub fn desired(&self, trust_pem: &str, authority: &Authority) -> Agents {
-        // Until something was changed, machines have it from their boot data.
+        // Until the first change, machines have it from their boot data.
         let told = *self != Self::default();
         Agents {
             access: told.then(|| access_digest(trust_pem, &self.revoked)),
@@ -127,7 +128,7 @@ impl FleetAccess {
             Authority::make(AuthorityKind::Fleet, &name, Some(&fleet.name), KeyAlgorithm::EcdsaP256, now, VALIDITY)?;
         secrets.put(lock, &place(number), &made.key_pem())?;
         store.put_certificate(lock, &place(number), made.certificate_pem())?;
-        // Last: what a crash leaves without it is overwritten by the next try.
+        // Last: what a crash leaves before this is overwritten by the next try.
         self.next = Some(number);
         self.write(secrets, lock)
     }
@@ -140,7 +141,7 @@ impl FleetAccess {
         self.write(secrets, lock)
     }
 
-    /// Nothing shows what the old one signed: it is trusted no more, and its key is gone.
+    /// No certificate of the old one is in use: it is not trusted any more, and its key is deleted.
     pub fn distrust(&mut self, store: &Store, secrets: &Secrets, lock: &Lock) -> Result<(), FleetError> {
         let old = self.old.take();
         self.write(secrets, lock)?;

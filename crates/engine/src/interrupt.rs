@@ -1,4 +1,4 @@
-//! An operator's request to end → a run that finishes the steps under way and begins no other.
+//! An operator's interrupt → a run that finishes the steps under way and starts no other.
 
 use std::future::pending;
 
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 pub struct Trigger(watch::Sender<bool>);
 
 impl Trigger {
-    /// From now on no run that watches begins a step.
+    /// From now on no run that watches this starts a step.
     pub fn pull(&self) {
         self.0.send_replace(true);
     }

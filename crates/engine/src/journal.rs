@@ -1,4 +1,4 @@
-//! What a run does → lines of the journal: who, when, under which lock, which step, how it ended.
+//! What a run does → lines of the journal: user, time, lock generation, step, outcome.
 
 use jiff::Timestamp;
 use raftsman_core::action::Action;
@@ -32,7 +32,7 @@ impl Journal {
         &self.lock
     }
 
-    /// A wave begins: in the journal before anything is done.
+    /// A wave begins: recorded before anything is done.
     pub fn begun(&self, cluster: &Name, steps: &[Step]) -> Result<(), StoreError> {
         let entries = steps.iter().map(|step| {
             let event = json!({ "step": step.action, "reason": step.reason });
@@ -50,7 +50,7 @@ impl Journal {
         self.store.append(&self.lock, &entries.collect::<Vec<_>>())
     }
 
-    /// Something else that is worth a line.
+    /// Records another event.
     pub fn note(&self, cluster: Option<&Name>, kind: &str, event: serde_json::Value) -> Result<(), StoreError> {
         self.store.append(&self.lock, &[self.entry(cluster, kind, event)])
     }

@@ -1,22 +1,22 @@
-//! Raftsman's hands: it gathers what core plans from, and carries out what core decides.
+//! The engine: it observes what core plans from, and executes what core decides.
 //!
-//! | room | input → output |
+//! | module | input → output |
 //! |---|---|
-//! | [`fleet`] | a file and its state → everything that a verb needs at hand |
-//! | [`fleet_access`] | who signs for agents, and whom they accept |
-//! | [`cluster`], [`authorities`] | one cluster of a fleet → its credentials and memory; its certificate authorities |
+//! | [`fleet`] | a file and its state → the context of a verb |
+//! | [`fleet_access`] | the authority that signs for agents, and the certificates that agents accept |
+//! | [`cluster`], [`authorities`] | one cluster of a fleet → its credentials and ledger; its certificate authorities |
 //! | [`observe`] | world → `Observed` |
 //! | [`act`] | one `Action` → the world |
-//! | [`adopt`] | a cluster that others run → all that can be seen of it |
+//! | [`adopt`] | a cluster that is not raftsman's → all that can be observed of it |
 //! | [`apply`] | observe, plan, act, observe again |
 //! | [`ops`] | one verb of the command line each |
 //! | [`pki`] | authorities and certificates |
 //! | [`store`] | the state directory: secrets, lock, generation, journal (owns `.raftsman/`) |
-//! | [`delivery`] | what the file says of secrets on machines → files for each of them |
+//! | [`delivery`] | the file's secrets for machines → files for each of them |
 //! | [`secrets`], [`artifacts`] | what the file refers to: secrets, etcd binaries |
 //! | [`backup`], [`rehearsal`] | the store of the file; a point in it → whether it can be restored |
-//! | [`arriving`] | bytes that come → a file that is there once all of them are |
-//! | [`interrupt`] | an operator's request to end → no further step |
+//! | [`arriving`] | bytes that arrive → a file that exists once it is complete |
+//! | [`interrupt`] | an operator's interrupt → no further step |
 //! | [`tokens`] | a machine that is to join → its join token |
 //! | [`journal`] | what a run does → the audit trail |
 
@@ -48,7 +48,7 @@ pub fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut next = error.source();
     while let Some(source) = next {
         let more = source.to_string();
-        // Some errors repeat their source in their own words.
+        // Some errors repeat their source in their own message.
         if !text.contains(&more) {
             text.push_str(": ");
             text.push_str(&more);

@@ -1,5 +1,5 @@
-//! Names → the machines that the provider has, connection by connection; a machine that goes → deleted where it was made,
-//! or left clean where it was there before.
+//! Names → the provider's machines, connection by connection; a machine to remove → deleted where raftsman made it, or
+//! cleaned where it existed before.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,9 +21,9 @@ use crate::observe::{AgentLink, LinkError};
 use crate::store::{Lock, StoreError};
 use crate::tokens::token_name;
 
-/// How long a connection of the provider may take to say which machines there are: virsh over SSH needs several seconds.
+/// How long a connection of the provider may take to list machines: virsh over SSH needs several seconds.
 const PROVIDER_LIMIT: Duration = Duration::from_secs(60);
-/// An agent that leaves has etcd stopped and all files removed within this.
+/// An agent stops etcd and removes all files within this time.
 const LEAVE_LIMIT: Duration = Duration::from_secs(60);
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(50);
@@ -39,7 +39,7 @@ pub enum GiveBackError {
     Store(#[from] StoreError),
 }
 
-/// A connection of the provider that cannot be asked: nothing is known of its machines.
+/// A connection of the provider that does not answer: the status of its machines is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct SilentConnection {
     /// Its name, where the provider has several.
@@ -96,7 +96,8 @@ async fn inventory(provider: &Connection, limit: Duration) -> Inventory {
     inventory
 }
 
-/// Asks for these machines, those of every connection within its own time: one that does not answer hides no other's.
+/// Asks for these machines, those of every connection within its own limit: a connection that hangs does not hide the
+/// machines of another.
 async fn records(provider: &Connection, names: &[Name], limit: Duration) -> BTreeMap<Name, Found> {
     let mut groups: BTreeMap<Option<String>, Vec<&Name>> = BTreeMap::new();
     for name in names {
@@ -138,7 +139,7 @@ impl Fleet {
         silent.iter().filter(move |one| on.as_deref().is_none_or(|on| one.is(on)))
     }
 
-    /// Gives a machine back, under this lock; fine when there is none. With the id of the machine that was seen, only that
+    /// Releases a machine, under this lock; succeeds when there is none. With the id of the observed machine, only that
     /// one.
     pub async fn give_back(&self, lock: &Lock, name: &str, seen: Option<&str>) -> Result<(), GiveBackError> {
         let was_there = !Capabilities::of(self.spec.machines.provider).makes;
@@ -148,7 +149,7 @@ impl Fleet {
             && let Some(found) = self.provider.machine(name).await?
             && let Some(machine) = &machine
         {
-            // When it does not leave, its provider sees whether it is still there, and has another way.
+            // If the agent does not leave, the provider checks the machine itself and has another way to clean it.
             let _ = self.leave(machine, found.address, lock.generation()).await;
         }
         self.provider.delete(name, seen).await?;

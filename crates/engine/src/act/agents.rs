@@ -17,7 +17,8 @@ const CHUNK: usize = 1 << 20;
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// An agent serves some 50 ms after its start.
 const POLL: Duration = Duration::from_millis(20);
-/// No longer is waited for one report, so that a program that hangs does not use up the time for the one that comes back.
+/// The limit for one report: a program that hangs must not use up the time for the old one that the machine brings
+/// back.
 const REPORT_LIMIT: Duration = Duration::from_secs(2);
 
 /// Why an agent was not upgraded.

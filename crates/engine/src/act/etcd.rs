@@ -20,9 +20,9 @@ use crate::artifacts::Artifact;
 
 /// etcd hands its leadership over and closes its files in well under this time.
 const STOP_GRACE_SECONDS: u32 = 20;
-/// A machine whose etcd was stopped to take it away is gone well within this time.
+/// A machine whose etcd was stopped for the machine's removal is gone well within this time.
 const RESUME_SECONDS: u32 = 60;
-/// A member that takes longer than this to serve is not waited for by the others.
+/// The others do not wait for a member that takes longer than this to serve.
 const BIRTH: Duration = Duration::from_secs(1);
 /// gRPC's messages are limited to 4 MiB.
 const CHUNK: usize = 1 << 20;
@@ -135,24 +135,25 @@ impl Hands<'_> {
         machines: &BTreeMap<Name, EtcdVersion>,
         cluster: ClusterId,
     ) -> Result<(), ActError> {
-        // A leader that goes together with all others waits seven seconds for one that takes over; and one that starts
-        // asks the others whether they hold the same, and waits as long for one that is about to answer.
+        // A leader that stops together with all others waits seven seconds for a successor. A member that starts asks
+        // the others whether they hold the same data, and waits as long for one that listens and does not serve yet.
         for (machine, version) in machines {
             self.restart_etcd(machine, *version, cluster).await?;
-            // Nothing rests on it: it only saves time.
+            // Correctness does not depend on it: it only saves time.
             let _ = tokio::time::timeout(BIRTH, self.answers_members(machine)).await;
         }
         Ok(())
     }
 
-    /// What the founders are told of each other.
+    /// `initial-cluster` of the members that bootstrap the cluster.
     fn first_birth(self) -> String {
         let ledger = self.cluster().ledger();
         let founders = ledger.founders.iter().map(|(name, url)| (name.as_str(), url.as_str()));
         render::etcd::birth(founders, &self.cluster().desired.token, false)
     }
 
-    /// What a member that joins is told: everybody whom the cluster lists, itself by its name to be.
+    /// `initial-cluster` of a member that joins: every member that the cluster lists, and the new one under its future
+    /// name.
     async fn late_birth(self, machine: &Name) -> Result<String, ActError> {
         let ledger = self.cluster().ledger();
         let list = self.member_list(Timestamp::now()).await?;
@@ -171,8 +172,8 @@ impl Hands<'_> {
         Ok(())
     }
 
-    /// Stops etcd on a machine that is about to be taken away. Its agent starts it again if the machine is still there
-    /// after a while: this command may have ended in between.
+    /// Stops etcd on a machine that is about to be removed. Its agent starts etcd again if the machine is still there
+    /// after a while, because this command may have ended in between.
     pub(super) async fn pause_etcd(self, machine: &Name) -> Result<(), ActError> {
         let request = StopEtcdRequest { grace_seconds: STOP_GRACE_SECONDS, resume_after_seconds: RESUME_SECONDS };
         self.agent(machine).await?.stop_etcd(self.stamped(request)).await?;
@@ -185,8 +186,8 @@ impl Hands<'_> {
         Ok(())
     }
 
-    /// Waits until the member that was just started answers one that is to follow, or long enough. It is asked from the
-    /// follower's machine: to others its door may be shut.
+    /// Waits until the member that was just started answers the one that starts next, or until a limit. The follower's
+    /// machine asks, because a firewall may block other sources.
     pub async fn await_peer_service(self, started: &Action, follower: &Action) {
         let Some(member) = started.machine().and_then(|name| self.member(name).ok()) else { return };
         let Some(follower) = follower.machine() else { return };
@@ -201,7 +202,7 @@ impl Hands<'_> {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        // Nothing rests on it: it only saves time.
+        // Correctness does not depend on it: it only saves time.
         let _ = tokio::time::timeout(BIRTH, served).await;
     }
 }

@@ -12,7 +12,7 @@ use super::{ActError, Hands};
 use crate::observe;
 
 impl Hands<'_> {
-    /// A connection to the leader, to change something with: right after the fence was passed.
+    /// A connection to the leader for a change, made right after the fence was passed.
     pub(super) async fn changing(self, now: Timestamp) -> Result<Client, ActError> {
         let client = Box::pin(self.leader(now)).await?;
         self.pass_fence(&client).await?;
@@ -28,7 +28,7 @@ impl Hands<'_> {
 
     async fn majority_passed(self, client: &Client) -> Result<(), ActError> {
         let ledger = self.cluster().ledger();
-        // There are no agents where others run etcd.
+        // An adopted cluster has no agents.
         if ledger.adopted().is_some() {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Machines: make, start, take into the fleet.
+//! Machines: create, start, enroll into the fleet.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,15 +23,16 @@ use crate::pki::{LeafProfile, Usages};
 use crate::store::Lock;
 use crate::tokens::{JOIN_WINDOW, KeptToken, token_name};
 
-/// What a new machine is told. Its token is in the state before the machine is made: a killed run finds it again.
+/// The boot data of a new machine. Its token is in the state before the machine is made, so a killed run finds it
+/// again.
 pub fn boot(fleet: &Fleet, lock: &Lock, machine: &Name, address: IpAddr, now: Timestamp) -> Result<Boot, ActError> {
-    // No other computer can reach a machine on this one, and an interrupted apply may be taken up next week.
+    // No other computer reaches a machine on this one, and the operator may continue an interrupted apply a week later.
     let until = (fleet.spec.machines.provider != Provider::Local).then(|| now + JOIN_WINDOW);
     let kept = KeptToken::of_new_machine(&fleet.secrets, lock, machine, until, now)?;
     Ok(boot_data(fleet, machine, address, &kept))
 }
 
-/// What a machine is told that joins with this token.
+/// The boot data of a machine that joins with this token.
 pub fn boot_data(fleet: &Fleet, machine: &Name, address: IpAddr, kept: &KeptToken) -> Boot {
     Boot {
         fleet_id: fleet.id().to_owned(),
@@ -81,7 +82,7 @@ impl Hands<'_> {
         let source = &cluster.desired.source;
         fleet.artifacts.fetch(source, cluster.desired.version).await?;
         let etcd = fleet.artifacts.found(source, cluster.desired.version, fleet.setting.base()).await?;
-        // A person may have installed its agent: it proves that.
+        // An operator may have installed its agent manually: the agent proves that with its token.
         let joined = fleet.spec.machines.provider == Provider::Hosts
             && fleet.secrets.get(&token_name(machine))?.is_some()
             && self.links(machine)?.agent.prove(fleet).await.is_ok();
@@ -104,7 +105,7 @@ impl Hands<'_> {
     async fn start_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         self.links(machine)?.agent.hang_up().await;
         let provider = &self.cluster().fleet.provider;
-        // A killed run may have left it half made: then it is ordered again, which completes it.
+        // A killed run may have left it incomplete: ordering it again completes it.
         if provider.machine(machine.as_str()).await?.is_some_and(|found| !found.finished) {
             return self.create_machine(machine, now).await;
         }
@@ -119,7 +120,7 @@ impl Hands<'_> {
         Ok(self.cluster().fleet.give_back(self.lock, machine.as_str(), seen.as_deref()).await?)
     }
 
-    /// etcd ends well first: a leader hands over, and nothing of its data is in flight.
+    /// Stops etcd first: a leader transfers its leadership, and no write is in flight.
     async fn rebuild_machine(self, machine: &Name) -> Result<(), ActError> {
         let seen = self.observer.machine_id(machine);
         self.cluster().fleet.provider.is_the_same(machine.as_str(), seen.as_deref()).await?;
@@ -178,7 +179,7 @@ impl Hands<'_> {
         let profile = agent_profile(fleet, machine, self.member(machine)?.address);
         let sign = |csr: &[u8]| fleet.authority.sign_csr(csr, &profile, now);
         swap(self.agent(machine).await?, self.generation(), Purpose::Agent, String::new(), sign).await?;
-        // What it shows from now on is seen by the next connection.
+        // The next connection sees the new certificate.
         self.links(machine)?.agent.hang_up().await;
         Ok(())
     }
@@ -188,7 +189,7 @@ impl Hands<'_> {
         let member = self.member(machine)?;
         let links = self.links(machine)?;
         let mut proven = match links.agent.prove(fleet).await {
-            // It gets new boot data, and waits anew.
+            // It gets new boot data, and waits for a claim again.
             Err(late) if late.is_too_late() => {
                 self.create_machine(machine, now).await?;
                 links.agent.prove(fleet).await?

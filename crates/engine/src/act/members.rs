@@ -1,4 +1,4 @@
-//! Who is a member, who votes, who leads: etcd's own calls, each through the leader.
+//! Membership, voting and leadership: etcd's own calls, each through the leader.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use super::versions::leads;
 use super::{ActError, Hands};
 use crate::observe;
 
-/// How long a change of members that comes too early is tried.
+/// How long a change of members that etcd rejects as too early is retried.
 const PATIENCE: Duration = Duration::from_secs(15);
 const AGAIN: Duration = Duration::from_millis(100);
-/// A member hears of its leader within a heartbeat.
+/// A member learns of its leader within a heartbeat.
 const SOON: Duration = Duration::from_millis(10);
 
-/// A member that was removed ends by itself, with all calls that it has at that moment. Whoever tries again must not meet
-/// the next one that goes.
+/// A removed member ends by itself and drops all calls that it has at that moment. A client that retries must not reach
+/// the next member that is removed.
 const REST: Duration = Duration::from_secs(1);
 
 /// Does it.
@@ -83,8 +83,8 @@ impl Hands<'_> {
         self.all_follow(to, now).await
     }
 
-    /// Waits until every member that answers knows its new leader. One that does not hands what it is asked to write to
-    /// the old one, and when that is stopped next, neither its client nor anybody else hears of it again.
+    /// Waits until every member that answers knows its new leader. A member that does not know it forwards writes to
+    /// the old leader; when that one stops next, the client gets no answer to its write.
     async fn all_follow(self, leader: MemberId, now: Timestamp) -> Result<(), ActError> {
         let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
         let begun = tokio::time::Instant::now();
@@ -93,7 +93,7 @@ impl Hands<'_> {
             let Ok(mut client) = Box::pin(links.etcd.client(&credentials)).await else { continue };
             loop {
                 let status: Result<_, EtcdError> = bounded(async { Ok(client.status().await?) }).await;
-                // Whoever is ill is looked at again before the next step.
+                // A member that fails to answer is observed again before the next step.
                 let follows = status.map_or(true, |status| status.leader() == leader.0);
                 if follows || begun.elapsed() > PATIENCE {
                     break;
@@ -108,13 +108,13 @@ impl Hands<'_> {
         Ok(observe::members(self.leader(now).await?).await?)
     }
 
-    /// A connection to the leader: some versions do not pass everything on.
+    /// A connection to the leader: some versions do not forward every request.
     pub(super) async fn leader(self, now: Timestamp) -> Result<Client, ActError> {
         Box::pin(self.voter(now, leads)).await
     }
 
-    /// A connection to a voter of this kind; if there is none, to another. All are asked at once: one that hangs holds up
-    /// nobody who is answered by another.
+    /// A connection to a voter of this kind; if there is none, to another. All are asked at once, so that one that
+    /// hangs does not delay the answer of another.
     pub(super) async fn voter(
         self,
         now: Timestamp,
@@ -143,8 +143,8 @@ impl Hands<'_> {
         other
     }
 
-    /// etcd changes its members only once they have been connected for five seconds, and promotes a learner only when the
-    /// leader has heard how far it is: a moment later the answer is another. The fence is passed before each try.
+    /// etcd changes its members only once they have been connected for five seconds, and promotes a learner only when
+    /// the leader knows its progress: a moment later the answer may differ. The fence is passed before each try.
     async fn patiently<F>(self, client: &Client, call: impl Fn(Client) -> F) -> Result<(), ActError>
     where
         F: Future<Output = Result<(), EtcdError>> + Send,

@@ -85,19 +85,19 @@ pub enum ActError {
         /// Why.
         source: std::io::Error,
     },
-    /// What held when it was planned does not hold any more.
+    /// A condition that held when the action was planned does not hold any more.
     #[error("not done, because the world has changed since it was planned: {0}")]
     Unsafe(raftsman_core::plan::safety::Refusal),
     /// A backup.
     #[error(transparent)]
     Backup(#[from] Box<crate::backup::BackupError>),
-    /// What the file wants back makes no sense.
+    /// The point to restore that the file names is invalid.
     #[error("`{0}` is nothing that can be restored: look at `restore_from`")]
     NoSuchPoint(String),
-    /// Nobody decided to restore a backup.
+    /// No restore has been approved.
     #[error("no backup is to be restored into `{0}`")]
     NothingToRestore(Name),
-    /// Members hold something else than was restored.
+    /// Members hold other data than was restored.
     #[error(
         "after it was restored, {found}, and {keys} keys should be there: no client has seen it; restore another backup"
     )]
@@ -123,7 +123,7 @@ pub enum ActError {
         /// Why another one did not.
         why: String,
     },
-    /// Too few agents could be asked whether a newer lock is obeyed.
+    /// Too few agents confirmed that no operator holds a newer lock.
     #[error(
         "etcd was not changed: {passed} of the {needed} agents that it takes have confirmed that no operator has taken \
          the lock since; the others: {why}; `raftsman status` says which agents do not answer"
@@ -136,7 +136,7 @@ pub enum ActError {
         /// Why another one did not.
         why: String,
     },
-    /// The timers are to be measured first.
+    /// The timers must be measured first.
     #[error("the timers are to be measured first: apply again")]
     NotMeasured,
     /// No member answers.
@@ -151,7 +151,7 @@ pub struct Hands<'a> {
     pub observer: &'a Observer,
     /// The lock: what is remembered is written under it, and every change bears its generation.
     pub lock: &'a Lock,
-    /// No call whose answer is only waited for takes longer.
+    /// The limit of calls that only wait for an answer.
     pub limit: Duration,
 }
 
@@ -164,7 +164,7 @@ fn refusal(status: &tonic::Status) -> String {
 }
 
 impl<'h> Hands<'h> {
-    /// Does it. The future is boxed here, so that it is compiled here and not again by everything that awaits it.
+    /// Carries it out. The future is boxed here, so that it is compiled once and not again in every caller.
     pub fn act<'a>(self, action: &'a Action) -> BoxFuture<'a, Result<(), ActError>>
     where
         'h: 'a,

@@ -46,7 +46,7 @@ impl Hands<'_> {
     }
 
     fn forget_authority(self, side: Side) -> Result<(), ActError> {
-        // The ledger first: keys that it does not know are nobody's.
+        // The ledger first: keys that it does not record belong to no authority, and the sweep removes them.
         self.cluster().change_trust(self.lock, side, |trust| trust.forget())?;
         self.cluster().sweep_authorities(self.lock)?;
         Ok(())
@@ -74,8 +74,8 @@ impl Hands<'_> {
     }
 }
 
-/// Gives a machine a certificate with which etcd knows it as `root`, as long as those of members are valid. It is signed
-/// for clients, or for a member that is closed to them.
+/// Gives a machine a certificate that etcd authenticates as `root`, valid for as long as members' certificates. It is
+/// signed by the clients' authority, or for a member that is closed to clients.
 pub(crate) async fn certify_client(
     cluster: &ClusterAt,
     agent: &AgentLink,

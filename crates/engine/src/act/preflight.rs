@@ -1,4 +1,4 @@
-//! Machines that can be asked → what their disks and the network between them were measured to take.
+//! Machines that can be asked → the measured latency of their disks and of the network between them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -37,7 +37,7 @@ impl Hands<'_> {
 
     /// Has every machine of the file measure, and names those that could not be asked.
     ///
-    /// One after the other: machines may share a disk or a computer, and nobody's writes should be measured with those
+    /// One after the other: machines may share a disk or a computer, and writes of one must not distort the measurement
     /// of another.
     pub async fn measurement(self) -> Result<(Measurement, BTreeMap<Name, String>), ActError> {
         let names = self.cluster().desired.members.iter().map(|m| &m.name);

@@ -1,4 +1,4 @@
-//! The data of the one that survived, put away → the data of a new cluster of one member, on its machine.
+//! The data of the survivor, put away → the data of a new cluster of one member, on its machine.
 
 use raftsman_api::v1::restore_data_request::Part;
 use raftsman_api::v1::{RestoreDataHead, RestoreDataRequest};
@@ -8,7 +8,7 @@ use raftsman_core::spec::{EtcdVersion, Name};
 
 use super::{ActError, Hands};
 
-/// No cluster writes so often in the time that people need to notice that it lost its majority.
+/// No cluster makes so many writes in the time that operators need to notice the loss of its majority.
 const BUMP: u64 = 1_000_000_000;
 
 /// Does it.
@@ -31,7 +31,7 @@ impl Hands<'_> {
             sha256: String::new(),
             name: machine.to_string(),
             initial_cluster: format!("{machine}={url}"),
-            // Ids follow from it: the same cluster may have to be built anew a second time.
+            // Member ids follow from it: the same cluster may have to be recovered a second time.
             token: format!("{}-{}", cluster.desired.token, recovery.since.as_second()),
             peer_url: url.clone(),
             bump_revision: BUMP,

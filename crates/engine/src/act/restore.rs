@@ -1,4 +1,4 @@
-//! The one snapshot of a backup → the data of every member, which are then seen to hold the same.
+//! The one snapshot of a backup → the data of every member, and the check that all members hold the same data.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -30,9 +30,9 @@ use crate::rehearsal::{Rehearsed, Stage, rehearse};
 use crate::secrets;
 
 const CHUNK: usize = 1 << 20;
-/// No cluster writes so often between the last time that anybody looked and now.
+/// No cluster makes so many writes between the last observation and now.
 const BUMP: u64 = 1_000_000_000;
-/// How long members that were just restored may take to find each other.
+/// How long members that were just restored may take to connect to each other.
 const PATIENCE: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -41,13 +41,13 @@ pub(crate) fn snapshot(cluster: &ClusterAt, file: &str) -> PathBuf {
     cluster.fleet.store.dir().join("snapshots").join(file)
 }
 
-/// The highest revision that anybody saw of a cluster.
+/// The highest revision that was observed of a cluster.
 pub(crate) fn seen(observed: &Observed) -> i64 {
     let answers = observed.members.values().filter_map(|member| member.etcd.seen()).map(|etcd| etcd.revision);
     answers.max().unwrap_or(0).max(observed.ledger.last_revision)
 }
 
-/// What the file says that comes back.
+/// The point to restore that the file names.
 fn wish(from: &RestoreFrom) -> Result<Wish, ActError> {
     let wrong = |what: &str| ActError::NoSuchPoint(what.to_owned());
     Ok(match from {
@@ -60,7 +60,7 @@ fn wish(from: &RestoreFrom) -> Result<Wish, ActError> {
     })
 }
 
-/// Whether a machine has what it takes to restore a backup now.
+/// Whether a machine has all that a restore needs now.
 fn is_able(observed: &Observed, machine: &Name, version: EtcdVersion) -> bool {
     let report = observed.members.get(machine).and_then(MemberObserved::report);
     report.is_some_and(|report| report.etcd.installed.contains_key(&version))
@@ -76,7 +76,7 @@ pub(super) async fn act(hands: Hands<'_>, action: &RestoreAction) -> Result<(), 
 }
 
 impl Hands<'_> {
-    /// What the file says that a new cluster is born from: tried, and decided upon.
+    /// The backup that the file bootstraps a new cluster from: tested, and recorded as a restoration.
     async fn prepare_restore(self) -> Result<(), ActError> {
         let cluster = self.cluster();
         let from = cluster.desired.settings.restore_from.clone().unwrap_or_default();
@@ -133,7 +133,7 @@ impl Hands<'_> {
         Ok((restoration, tried))
     }
 
-    /// Restores a point into a throwaway etcd on one of the cluster's machines.
+    /// Restores a point into a temporary etcd on one of the cluster's machines.
     pub(crate) async fn try_out(
         self,
         at: &StoreOf,
@@ -145,7 +145,7 @@ impl Hands<'_> {
         let (desired, observed) = (&self.cluster().desired, self.observer.look().await?);
         let version = desired.version;
         let leader = View::of(&observed).leader;
-        // One that has what it takes, and that does not lead: that one has enough to do.
+        // A machine that has all that a restore needs, and is not the leader: the leader has more load.
         let able = desired.members.iter().map(|member| &member.name).filter(|name| is_able(&observed, name, version));
         let machine = able.min_by_key(|name| leader == Some(*name)).ok_or(ActError::NobodyAnswers)?;
         self.install_tool(machine, version).await?;
@@ -170,14 +170,14 @@ impl Hands<'_> {
         let prepared = futures::stream::iter([RestoreDataRequest { part: Some(Part::Head(prepared)) }]);
         match self.agent(machine).await?.restore_data(self.stamped(prepared)).await {
             Ok(_) => return Ok(()),
-            // Made since, or its agent was started again: it is made now.
+            // Made since, or its agent was restarted: the data is made now.
             Err(status) if status.code() == tonic::Code::NotFound => {}
             Err(status) => return Err(status.into()),
         }
         self.make_data(&restoration, machine, version, RestoreHow::Unspecified).await
     }
 
-    /// While members still serve: whoever is there makes the data that it will have.
+    /// While members still serve: every machine that is able makes its member's data beforehand.
     pub(crate) async fn prepare_data(self, restoration: &Restoration) -> Result<(), ActError> {
         let observed = self.observer.look().await?;
         let version = restoration.version;
@@ -202,7 +202,7 @@ impl Hands<'_> {
         let path = match &restoration.source {
             SnapshotSource::File(file) => snapshot(cluster, file),
             SnapshotSource::Store(from) => {
-                // What was verified when it was decided is what is restored: its hashes are in the ledger.
+                // The restore uses exactly what was verified when it was approved: the hashes are in the ledger.
                 let at = backup::source(&cluster.fleet, &cluster.desired.name, from.as_deref(), &Accepted::default());
                 let at = at.map_err(Box::new)?;
                 let stored = match &restoration.manifest {
@@ -223,7 +223,7 @@ impl Hands<'_> {
             let mut part = Part::Head(head);
             loop {
                 if parts.blocking_send(RestoreDataRequest { part: Some(part) }).is_err() {
-                    // Whoever does not listen any more says why.
+                    // The receiver has ended, and its own result says why.
                     return Ok(());
                 }
                 let mut bytes = Vec::with_capacity(CHUNK);
@@ -234,7 +234,7 @@ impl Hands<'_> {
             }
         });
         let restored = agent.restore_data(self.stamped(ReceiverStream::new(sent))).await;
-        // A file that could not be read to its end shows in the digest, and here why.
+        // A file that could not be read to its end has another digest; the cause is here.
         if let Ok(Err(source)) = reading.await {
             return Err(ActError::Read { path, source });
         }
@@ -242,7 +242,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    /// What etcd's tool is told on this machine.
+    /// What etcd's tool gets on this machine.
     fn head(self, restoration: &Restoration, machine: &Name) -> Result<RestoreDataHead, ActError> {
         let url = restoration.members.get(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))?;
         let all: Vec<String> = restoration.members.iter().map(|(name, url)| format!("{name}={url}")).collect();
@@ -265,11 +265,12 @@ impl Hands<'_> {
         self.install(machine, &tool, "etcdutl").await
     }
 
-    /// At a port that no client knows, with certificates only: nobody sees what is not the same everywhere.
+    /// Members serve at a port that no client uses, with certificates only, so that no client reads data before all
+    /// members hold the same.
     async fn compare_restored(self, machines: &[Name]) -> Result<(), ActError> {
         let restoration = self.restoration()?;
         let compared = self.compared(&restoration, machines).await;
-        // Whatever came of it: nobody finds them like this.
+        // Whatever the result: members do not stay at that port.
         let stopped = join_all(machines.iter().map(|machine| self.stop_at_once(machine))).await;
         let cluster = compared?;
         stopped.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -278,24 +279,26 @@ impl Hands<'_> {
             certify_client(self.cluster(), &self.links(machine)?.agent, self.generation(), ClientAccess::Open).await
         }))
         .await?;
-        // Before anybody gets in: what clients write from now on is not to be compared any more.
+        // Before clients have access: data that clients write from now on is not compared any more.
         let agreed = |ledger: &mut Ledger| ledger.restoration_mut().into_iter().for_each(|it| it.agreed = true);
         self.cluster().remember(self.lock, agreed)?;
         for (number, machine) in machines.iter().enumerate() {
             self.start_etcd(machine, restoration.version, StartData::Of(cluster)).await?;
-            // One that starts asks the others whether they hold the same, and waits long for one that is about to answer.
+            // A member that starts asks the others whether they hold the same data, and waits long for one that listens
+            // and does not serve yet.
             if number + 1 < machines.len() {
                 self.answers_members(machine).await?;
             }
         }
         if let SnapshotSource::File(file) = &restoration.source {
-            // All data is in it, in clear. Nobody needs it any more; what is left here harms nothing else.
+            // It holds all data in clear text and is not needed any more. If it cannot be removed, the restore is still
+            // complete.
             let _ = std::fs::remove_file(snapshot(self.cluster(), file));
         }
         Ok(())
     }
 
-    /// Waits until a member that was started answers other members. Clients it answers once there is a majority.
+    /// Waits until a member that was started answers other members. It answers clients only once there is a majority.
     pub(super) async fn answers_members(self, machine: &Name) -> Result<(), ActError> {
         let begun = Instant::now();
         let address = self.member(machine)?.address.to_string();
@@ -311,19 +314,19 @@ impl Hands<'_> {
         Ok(())
     }
 
-    /// Nobody depends on it: it need not hand anything over.
+    /// No client uses it, so it need not transfer leadership.
     async fn stop_at_once(self, machine: &Name) -> Result<(), ActError> {
         let request = StopEtcdRequest { grace_seconds: 1, ..Default::default() };
         self.agent(machine).await?.stop_etcd(self.stamped(request)).await?;
         Ok(())
     }
 
-    /// The cluster that they are, once all hold the same.
+    /// The id of the cluster that they form, once all hold the same data.
     async fn compared(self, restoration: &Restoration, machines: &[Name]) -> Result<ClusterId, ActError> {
         let (cluster, version) = (self.cluster(), restoration.version);
         let pace = cluster.desired.pace(&cluster.ledger()).ok_or(ActError::NotMeasured)?;
         try_join_all(machines.iter().map(async |machine| {
-            // A run that was killed may have left it running.
+            // A killed run may have left it running.
             self.stop_at_once(machine).await?;
             let config = cluster.desired.closed_config(self.member(machine)?, version, pace);
             let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
@@ -356,7 +359,7 @@ impl Hands<'_> {
             let revision = held.iter().map(|one| one.revision).max().unwrap_or(0);
             let same = held.windows(2).all(|two| two[0] == two[1]);
             if !same && begun.elapsed() < PATIENCE {
-                // One may have applied something that another is about to.
+                // A member may have applied an entry that another is about to apply.
                 sleep(AGAIN).await;
                 continue;
             }

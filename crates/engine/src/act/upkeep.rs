@@ -1,4 +1,4 @@
-//! What keeps databases small: compaction everywhere, defragmentation of one member, alarms taken back.
+//! What keeps databases small: compaction everywhere, defragmentation of one member, disarmed alarms.
 
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,15 @@ use raftsman_etcd::{EtcdError, REWRITE, bounded, within};
 
 use super::{ActError, Hands};
 
-/// What takes long enough to be rewritten for callers to notice.
+/// The size from which clients notice the pause of a defragmentation.
 const LARGE: i64 = 64 << 20;
-/// Longer than most callers wait before they try another member.
+/// Longer than most clients wait before they try another member.
 const REST: Duration = Duration::from_secs(5);
 /// etcd commits what was written this often, unless a flag says otherwise.
 const COMMIT: Duration = Duration::from_millis(100);
-/// As many commits without a change are the end of it.
+/// The size in use is final after this many commits without a change.
 const STEADY: u32 = 3;
-/// A follower hears of a disarmed alarm within moments.
+/// A follower applies a disarmed alarm within moments.
 const HEARD: Duration = Duration::from_secs(5);
 
 /// Does it.
@@ -33,19 +33,19 @@ pub(super) async fn act(hands: Hands<'_>, action: &UpkeepAction, now: Timestamp)
 }
 
 impl Hands<'_> {
-    /// Compacts, and waits for every member to have dropped what it should: each does so by itself, behind the call.
+    /// Compacts, and waits until every member has dropped the old revisions: each does so by itself, after the call.
     async fn compact(self, revision: i64, now: Timestamp) -> Result<(), ActError> {
         let mut leader = self.changing(now).await?;
         physically(&mut leader, revision).await?;
         for mut client in self.clients(now).await? {
-            // One that went away meanwhile compacts when it comes back.
+            // A member that went away meanwhile compacts when it comes back.
             let _ = physically(&mut client, revision).await;
         }
         self.await_freed_pages(now).await
     }
 
-    /// Pages that a compaction gave up count as free only some commits later, a tenth of a second each: what is in use
-    /// would be told too high, and a database that has room again be taken for a full one.
+    /// Pages that a compaction releases count as free only some commits later, a tenth of a second each. Until then the
+    /// size in use reads too high, and a database with room would look full.
     async fn await_freed_pages(self, now: Timestamp) -> Result<(), ActError> {
         let mut clients = self.clients(now).await?;
         let begun = Instant::now();
@@ -67,8 +67,9 @@ impl Hands<'_> {
         let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
         let mut client = self.links(machine)?.etcd.client(&credentials).await?;
         let status = bounded(async { Ok(client.status().await?) }).await?;
-        // Whom the member before has kept waiting, or whose write was lost in the hand-over, comes back within moments,
-        // and must not meet the next one that answers nobody. While no write goes through there is nobody to spare.
+        // A client that waited for the member before, or lost a write in the leadership transfer, retries within
+        // moments. It must not reach the next member while that one does not answer. While no write succeeds there is
+        // no client to protect.
         if status.raft_used_db_size() >= LARGE && status.errors().is_empty() {
             tokio::time::sleep(REST).await;
             let (fresh, action) =
@@ -101,7 +102,7 @@ impl Hands<'_> {
         Ok(())
     }
 
-    /// Connections to all members that there are.
+    /// Connections to all members that answer.
     async fn clients(self, now: Timestamp) -> Result<Vec<Client>, ActError> {
         let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
         let mut clients = Vec::new();
@@ -116,8 +117,8 @@ impl Hands<'_> {
     }
 }
 
-/// Compacts where it is not done yet, and waits until this member has dropped everything: etcd keeps the second caller
-/// waiting too, and tells it only then that it came too late.
+/// Compacts unless done, and waits until this member has dropped everything: etcd also makes a second caller wait, and
+/// only then answers that the revision is compacted already.
 async fn physically(client: &mut Client, revision: i64) -> Result<(), EtcdError> {
     let options = CompactionOptions::new().with_physical();
     match within(REWRITE, async { Ok(client.compact(revision, Some(options)).await?) }).await {

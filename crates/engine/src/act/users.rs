@@ -1,4 +1,5 @@
-//! Roles and users: etcd's own calls, each through the leader. Doing it twice does no harm: a killed run may have.
+//! Roles and users: etcd's own calls, each through the leader. Each is idempotent: a killed run may have made it
+//! already.
 
 use etcd_client::{Client, Permission, PermissionType, RoleRevokePermissionOptions, UserAddOptions};
 use jiff::Timestamp;
@@ -112,7 +113,7 @@ async fn delete(client: &mut Client, user: &str) -> Result<(), EtcdError> {
     call(async { Ok(client.user_delete(user).await.map(drop)?) }, "user name not found").await
 }
 
-/// One call, which may say that it was done before in these words.
+/// One call. These words in its error say that it was made before.
 async fn call(deed: impl Future<Output = Result<(), EtcdError>> + Send, before: &str) -> Result<(), EtcdError> {
     match bounded(deed).await {
         Err(EtcdError::Call(etcd_client::Error::GRpcStatus(status))) if status.message().contains(before) => Ok(()),

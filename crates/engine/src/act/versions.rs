@@ -1,4 +1,4 @@
-//! What a change of versions needs beside restarts: a snapshot of all data, and etcd's word on the way down.
+//! What a change of versions needs beside restarts: a snapshot of all data, and etcd's consent to a downgrade.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use raftsman_etcd::{Answered, EtcdError, PROBE_KEY, bounded};
 use super::{ActError, Hands};
 use crate::arriving::Arriving;
 
-/// A member that sends nothing of its snapshot for so long is not waited for.
+/// The wait for the next part of a member's snapshot ends after this time.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Why there is no snapshot.
@@ -52,7 +52,7 @@ impl Hands<'_> {
         // The leader has enough to do.
         let mut client = Box::pin(self.voter(now, |status| !leads(status))).await?;
         let status = bounded(async { Ok(client.status().await?) }).await?;
-        // Whoever answers this has all that was acknowledged until now.
+        // A member that answers a linearizable read holds every write that was acknowledged until now.
         let read = bounded(async { Ok(client.get(PROBE_KEY, None).await?) }).await?;
         let from = Answered::read(&status)?.version;
         let unclear = || EtcdError::Unclear("it does not say how far it is".to_owned());
@@ -74,7 +74,7 @@ impl Hands<'_> {
     }
 
     async fn cancel_downgrade(self, now: Timestamp) -> Result<(), ActError> {
-        // One of 3.5 does it and never answers.
+        // A member of 3.5 cancels the downgrade and never answers, so a newer one is asked.
         let client = Box::pin(self.voter(now, |status| !status.storage_version().is_empty())).await?;
         self.pass_fence(&client).await?;
         let mut client = client.maintenance_client();
@@ -87,7 +87,7 @@ pub(super) fn leads(status: &etcd_client::StatusResponse) -> bool {
     status.header().is_some_and(|header| header.member_id() == status.leader())
 }
 
-/// Under another name until all of it is there, is what etcd sent, and is on the disk.
+/// Written under another name until all of it is received, verified against etcd's hash, and synced to the disk.
 async fn receive(client: &mut Client, path: &Path) -> Result<(), ActError> {
     let failed = |source| SnapshotError::File { path: path.to_owned(), source };
     let mut file = Arriving::begin(path).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! A port that speaks TLS → the certificate that it shows, whoever signed it.
+//! A port that speaks TLS → the certificate that it shows, whatever its issuer.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,7 +13,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::pki;
 
-/// Keeps what it is shown, and trusts it: nothing is asked over such a connection.
+/// Records the server's certificate and accepts any: no request goes over such a connection.
 #[derive(Debug, Default)]
 struct Witness(Mutex<Option<CertificateDer<'static>>>);
 
@@ -71,7 +71,7 @@ pub(super) async fn seen(to: Option<&Endpoint>, identity: Option<&Identity>) -> 
         TlsConnector::from(Arc::new(config)).connect(to.name.clone(), tcp).await
     };
     let shaken = tokio::time::timeout(CALL_TIMEOUT, shake).await;
-    // Who turns us away afterwards has shown its certificate before.
+    // A server that rejects our handshake has shown its certificate before.
     let shown = witness.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     match (shown, shaken) {
         (Some(der), _) => pki::purposes(&der).map_err(|error| error.to_string()),
@@ -81,7 +81,7 @@ pub(super) async fn seen(to: Option<&Endpoint>, identity: Option<&Identity>) -> 
     }
 }
 
-/// Whether this authority vouches for the certificate that is shown there; nothing when it could not be told.
+/// Whether this authority signed the certificate that is shown there; nothing when that is unknown.
 pub(super) async fn trusted(to: &Endpoint, ca_pem: &str) -> Option<bool> {
     let credentials = Credentials::new(ca_pem, None, None).ok()?;
     let shake = async {
@@ -91,7 +91,7 @@ pub(super) async fn trusted(to: &Endpoint, ca_pem: &str) -> Option<bool> {
     match tokio::time::timeout(CALL_TIMEOUT, shake).await.ok()? {
         Ok(_) => Some(true),
         Err(error) => match error.to_string() {
-            // The name is looked at once the signature was found good.
+            // The name is checked only after the signature was found valid.
             text if text.contains("NotValidForName") || text.contains("not valid for name") => Some(true),
             text if text.contains("UnknownIssuer") || text.contains("BadSignature") => Some(false),
             _ => None,

@@ -1,4 +1,5 @@
-//! Endpoints and credentials of a cluster that others run → all that can be seen of it. Nothing in it is changed.
+//! Endpoints and credentials of a cluster that is not raftsman's → all that can be observed of it. Nothing in it is
+//! changed.
 
 mod certificates;
 mod metrics;
@@ -41,7 +42,7 @@ impl std::fmt::Debug for Way {
     }
 }
 
-/// Why a cluster cannot be looked at.
+/// Why a cluster cannot be observed.
 #[derive(Debug, thiserror::Error)]
 pub enum LookError {
     /// Not an address to connect to.
@@ -53,7 +54,7 @@ pub enum LookError {
     /// No member answers.
     #[error("no member answers: {}", .0.join("; "))]
     Nobody(Vec<String>),
-    /// Auth is on and we are nobody.
+    /// Auth is enabled, and no credentials were given.
     #[error(
         "the cluster wants to know who asks: give the password of `root` with --password-file, or a certificate of \
          `root` with --cert and --key"
@@ -70,7 +71,7 @@ pub enum LookError {
     Etcd(#[from] EtcdError),
 }
 
-/// The place that an URL speaks of.
+/// The endpoint of a URL.
 pub fn endpoint(url: &str) -> Result<Endpoint, LookError> {
     if url.starts_with("http://") || url.starts_with("unix") {
         return Err(LookError::Plaintext(url.to_owned()));
@@ -157,7 +158,7 @@ async fn ask(url: &str, credentials: &Credentials) -> Result<Answer, EtcdError> 
     Ok(Answer { url: url.to_owned(), to, client, says, status })
 }
 
-/// Logging in fails while auth is off: then nobody has to.
+/// Login fails while auth is disabled: then the call is made without a password.
 async fn login(to: &Endpoint, credentials: &Credentials) -> Result<Client, EtcdError> {
     match dial(to.clone(), credentials).await {
         Err(EtcdError::Call(etcd_client::Error::GRpcStatus(status))) if status.message().contains("not enabled") => {
@@ -229,7 +230,7 @@ fn said(error: &EtcdError) -> String {
     if error.refused() { "nothing listens there".to_owned() } else { error.to_string() }
 }
 
-/// The same, asked again where an election is in the way.
+/// The same, retried while an election is under way.
 async fn patiently_auth(client: &Client) -> Option<bool> {
     for _ in 0..10 {
         if let Some(on) = auth(client).await {
@@ -240,7 +241,7 @@ async fn patiently_auth(client: &Client) -> Option<bool> {
     None
 }
 
-/// Whether auth is on: a login of nobody is refused for one reason or for another, and changes nothing.
+/// Whether auth is enabled: the reason of a failed login with a random password tells. It changes nothing.
 pub(crate) async fn auth(client: &Client) -> Option<bool> {
     let word = crate::secrets::random_password().ok()?;
     match try_password(client.clone(), "raftsman-asks-whether-auth-is-on", &word).await {
@@ -250,7 +251,7 @@ pub(crate) async fn auth(client: &Client) -> Option<bool> {
     }
 }
 
-/// Roles and users. Whether a user has a password shows when a wrong one is tried.
+/// Roles and users. A wrong password shows whether a user has a password.
 async fn access(client: &Client, auth: Option<bool>) -> Result<Access, String> {
     let mut access = Box::pin(read_access(client)).await.map_err(|error| error.to_string())?;
     if auth == Some(true) {
@@ -262,7 +263,7 @@ async fn access(client: &Client, auth: Option<bool>) -> Result<Access, String> {
     Ok(access)
 }
 
-/// Whether who shows no certificate gets no answer.
+/// Whether a client without a certificate gets no answer.
 async fn certificates_needed(to: &Endpoint, way: &Way) -> bool {
     let Ok(nobody) = Credentials::new(&way.ca_pem, None, None) else { return true };
     let tried = async {
@@ -301,7 +302,7 @@ async fn hashes(answers: &[Answer], members: &[adopt::Member]) -> Hashes {
     Hashes { revision, members: join_all(asked).await.into_iter().flatten().collect() }
 }
 
-/// Whether the clients' authority vouches for peers, too.
+/// Whether the clients' authority also signs peer certificates.
 async fn shared(members: &[adopt::Member], way: &Way) -> Option<bool> {
     let peers = members.iter().filter_map(|m| endpoint(m.listed.peer_urls.first()?).ok());
     for peer in peers {

@@ -40,7 +40,7 @@ pub(super) fn listening_at(at: SocketAddr) -> Option<Process> {
         bytes.split(|byte| *byte == 0).filter(|s| !s.is_empty()).map(|s| String::from_utf8_lossy(s).into()).collect()
     };
     let program = std::fs::read_link(dir.join("exe")).ok()?;
-    // Something else may pass connections on to etcd: its arguments say nothing of etcd's.
+    // Another process may proxy connections to etcd: its arguments say nothing about etcd's.
     if program.file_name().is_none_or(|name| !name.to_string_lossy().starts_with("etcd")) {
         return None;
     }

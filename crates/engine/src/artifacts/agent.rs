@@ -11,8 +11,8 @@ use super::probe;
 /// Every command waits for it.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// What is to run on every machine. None where there is no such program: agents are left as they are then, and what needs
-/// the program says what is wrong with it.
+/// The program that every machine should run. None where the file is missing: agents keep their program then, and a
+/// step that needs the file reports what is wrong with it.
 ///
 /// All of it is read: some 20 ms for 30 MB. Once for each command, whatever the number of clusters.
 pub(crate) fn shipped(path: &Path) -> Option<Shipped> {

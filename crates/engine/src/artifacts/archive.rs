@@ -11,7 +11,7 @@ use tar::{Archive, EntryType};
 
 use super::ArtifactError;
 
-/// No release of etcd is near this; more is not unpacked.
+/// No release of etcd is near this size; a larger entry is not unpacked.
 const LARGEST: u64 = 1024 * 1024 * 1024;
 
 /// Unpacks etcd into the cache, unless it is there, and beside it the tool that restores snapshots, where the release has
@@ -28,7 +28,7 @@ pub(super) fn unpack(
     }
     // Read once, so that what is unpacked is what was hashed.
     let bytes = read(path, sha256)?;
-    // etcd comes last: where it is, everything is.
+    // etcd comes last: where it exists, everything is unpacked.
     extract(&bytes, path, "etcdutl", &tool_beside(&target), cache_dir)?;
     if extract(&bytes, path, "etcd", &target, cache_dir)? {
         return Ok(target);
@@ -62,7 +62,7 @@ fn read(path: &Path, sha256: &str) -> Result<Vec<u8>, ArtifactError> {
     }
 }
 
-/// Writes a program of the archive; whether there is one is the answer.
+/// Writes a program of the archive; returns whether the archive has one.
 fn extract(bytes: &[u8], path: &Path, program: &str, target: &Path, cache_dir: &Path) -> Result<bool, ArtifactError> {
     let unreadable = |source| ArtifactError::Archive { path: path.to_owned(), source };
     let mut archive = Archive::new(GzDecoder::new(bytes));

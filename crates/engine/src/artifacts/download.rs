@@ -23,13 +23,13 @@ use tokio_rustls::TlsConnector;
 
 use super::ArtifactError;
 
-/// A server that sends nothing for so long is not waited for.
+/// The wait for the next bytes of a server ends after this time.
 const SILENCE: Duration = Duration::from_secs(30);
-/// No release of etcd is near this; more is not taken.
+/// No release of etcd is near this size; a larger answer is rejected.
 const LARGEST: u64 = 1024 * 1024 * 1024;
 /// Releases are often a redirect away from where they are published.
 const REDIRECTS: usize = 5;
-/// Where systems keep the authorities that they trust.
+/// Where Linux distributions keep the authorities that they trust.
 const BUNDLES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -61,7 +61,7 @@ pub enum DownloadError {
     /// Too much came.
     #[error("it is larger than 1 GiB")]
     Large,
-    /// There is nobody to trust.
+    /// The system has no trusted authorities.
     #[error("this system has no list of authorities to trust; install ca-certificates, or name one in SSL_CERT_FILE")]
     NoAuthorities,
     /// The list of authorities cannot be used.
@@ -163,7 +163,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // It ends with the body; what goes wrong in it shows there.
+    // The connection ends with the body, which also reports its errors.
     tokio::spawn(async move { drop(connection.await) });
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     let host = uri.port_u16().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
@@ -181,7 +181,7 @@ fn trusting_the_system() -> Result<ClientConfig, DownloadError> {
     let bundle = found.ok_or(DownloadError::NoAuthorities)?;
     let mut roots = RootCertStore::empty();
     let certificates = rustls_pki_types::CertificateDer::pem_slice_iter(&bundle);
-    // Lists hold certificates that are too old to be understood; the others serve.
+    // Bundles hold certificates that are too old to parse; the others are used.
     let (good, _) = roots.add_parsable_certificates(certificates.filter_map(Result::ok));
     if good == 0 {
         return Err(DownloadError::NoAuthorities);

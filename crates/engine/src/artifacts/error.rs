@@ -1,4 +1,4 @@
-//! What can be wrong with a binary → words that say what to do.
+//! What can be wrong with a binary → a message that says what to do.
 
 use std::io;
 use std::path::PathBuf;

@@ -55,7 +55,7 @@ pub(super) fn answer(path: &Path, limit: Duration) -> Result<String, ArtifactErr
             break status;
         }
         if begin.elapsed() > limit {
-            // It may have ended just now; then there is nothing to kill, and nothing to say about it.
+            // It may have exited just now; then there is nothing to kill or to report.
             let _ = child.kill();
             let _ = child.wait();
             return Err(refused(&format!("no answer for {} seconds", limit.as_secs())));
@@ -68,7 +68,7 @@ pub(super) fn answer(path: &Path, limit: Duration) -> Result<String, ArtifactErr
     }
     let mut text = String::new();
     if let Some(out) = child.stdout.take() {
-        // Whatever it is that is not text, or more than this, is not etcd's answer.
+        // Output that is not text, or longer than this, is not etcd's answer.
         let _ = out.take(4096).read_to_string(&mut text);
     }
     Ok(text)
@@ -76,7 +76,7 @@ pub(super) fn answer(path: &Path, limit: Duration) -> Result<String, ArtifactErr
 
 fn start(path: &Path) -> Result<Child, ArtifactError> {
     let mut tries = 0;
-    // It is started elsewhere, so that it leaves nothing where we are.
+    // Another working directory, so that it leaves no files in the current one.
     let program =
         std::path::absolute(path).map_err(|source| ArtifactError::CannotRun { path: path.to_owned(), source })?;
     loop {
@@ -90,7 +90,7 @@ fn start(path: &Path) -> Result<Child, ArtifactError> {
             .spawn();
         match started {
             Ok(child) => return Ok(child),
-            // A file that was just unpacked stays open in a process that another thread is just starting.
+            // A child that another thread is just forking may still hold a file open that was just unpacked.
             Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && tries < 50 => {
                 tries += 1;
                 thread::sleep(Duration::from_millis(20));

@@ -1,4 +1,4 @@
-//! Real binaries, and every way in which one is not what it should be → the artifact, or words that help.
+//! Real binaries, and every way in which one is not what it should be → the artifact, or a helpful message.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -268,7 +268,7 @@ async fn an_archive_is_downloaded_once() {
     let found = artifacts.locate(&source, V36, dir.path()).unwrap();
     assert_eq!(fs::read(&found.path).unwrap(), says("3.6.15"));
     assert_eq!(serving.join().unwrap(), ["GET /v3.6.15/etcd.tar.gz HTTP/1.1", "GET /elsewhere HTTP/1.1"]);
-    // Nobody serves any more, and nobody is asked.
+    // The server is gone: the cache must serve the archive without a request.
     artifacts.fetch(&source, V36).await.unwrap();
     assert_eq!(artifacts.locate(&source, V36, dir.path()).unwrap(), found);
     let other = artifacts.fetch(&source, EtcdVersion::new(3, 5, 34)).await.unwrap_err();

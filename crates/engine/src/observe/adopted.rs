@@ -1,4 +1,4 @@
-//! A member that others run → what its etcd answers to us, and what can be seen of its settings.
+//! A member of an adopted cluster → what its etcd answers, and what can be observed of its settings.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use super::etcd::{EtcdLink, Open, alarms, members};
 use crate::cluster::ClusterCredentials;
 
 impl Observer {
-    /// Looks at a member on a machine that is not ours: neither its provider nor its agent is asked, there is none.
+    /// Observes a member on a machine that is not raftsman's: it has no provider and no agent to ask.
     pub(super) async fn watch(
         &self,
         name: &Name,
@@ -63,7 +63,7 @@ impl EtcdLink {
         if read.as_ref().is_err_and(EtcdError::token_lost) {
             open.root = None;
         }
-        // Whoever may not read this key has been answered by a majority all the same.
+        // `permission denied` for this key still proves that a majority answered.
         let read_error = read.err().filter(|error| !error.to_string().contains("permission denied"));
         let listed = if read_error.is_none() { members(root).await? } else { Vec::new() };
         let quota = u64::try_from(status.db_size_quota()).ok().filter(|bytes| *bytes > 0);

@@ -31,7 +31,7 @@ pub struct AgentLink {
     machine: Name,
     address: IpAddr,
     claimed: ClientTls,
-    /// Keys that are not believed any more, whatever signed for them.
+    /// Revoked keys: certificates for them are rejected whatever their issuer.
     revoked: BTreeSet<String>,
     open: Mutex<Option<Channel>>,
 }
@@ -39,7 +39,7 @@ pub struct AgentLink {
 /// The calls that an agent knows, each with its limit.
 pub type AgentCalls = AgentClient<Deadlined>;
 
-/// Why an agent could not be spoken to.
+/// Why a call to an agent failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// No connection.
@@ -48,7 +48,7 @@ pub enum LinkError {
     /// The agent said no.
     #[error("{}", .0.message())]
     Status(#[from] tonic::Status),
-    /// It was asked to leave its machine, and is still there.
+    /// It was asked to leave its machine, and still runs.
     #[error("the agent of {machine} was asked to leave and still listens after {} s", after.as_secs())]
     StillThere {
         /// Which.
@@ -85,7 +85,7 @@ pub enum LinkError {
         /// Which.
         machine: Name,
     },
-    /// The token of this machine has ended, by this computer's clock.
+    /// The join token of this machine has expired, by this computer's clock.
     #[error(
         "the join token of {machine} ended at {until}: run `raftsman join {machine}` again where a host is enrolled manually, `raftsman apply` elsewhere"
     )]
@@ -106,7 +106,7 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    /// Whether a new agent waited for longer than it may wait: nobody can take it in any more.
+    /// Whether a new agent waited for longer than its token is valid: it cannot be claimed any more.
     pub fn is_too_late(&self) -> bool {
         match self {
             Self::Status(status) => status.code() == tonic::Code::DeadlineExceeded,
@@ -174,7 +174,7 @@ impl AgentLink {
         match self.report(cluster, into_data).await {
             Ok(report) => Fact::Seen { value: Agent::Claimed(Box::new(report)), at: now },
             Err(LinkError::Connect(error @ ConnectError::Untrusted { .. })) => {
-                // Not an agent of ours: perhaps a new one, which can prove that it is meant to become one.
+                // Not an agent of this fleet: perhaps a new one, which can prove its join token.
                 match self.prove(fleet).await {
                     Ok(_) => Fact::Seen { value: Agent::Unclaimed, at: now },
                     // Ordered again when it is enrolled.
@@ -216,7 +216,7 @@ impl AgentLink {
         let sent = Timestamp::now();
         let reply = client.report(ReportRequest { into_data }).await?.into_inner();
         let nonsense = |what: String| LinkError::Nonsense { machine: self.machine.clone(), what };
-        // Secrets are read, and hashed: off the runtime.
+        // Reads and hashes secrets: off the runtime.
         let (cluster, machine) = (Arc::clone(cluster), self.machine.clone());
         let compared = tokio::task::spawn_blocking(move || {
             let delivery = crate::delivery::compare(&cluster, &machine, &reply, sent);
@@ -272,7 +272,7 @@ fn keeping(wire: v1::BackupsReport) -> Result<Keeping, String> {
         covered: wire.covered.map(timestamp).transpose()?,
         held: wire.held.map(timestamp).transpose()?,
         problem: since.map(|since| (wire.problem, since)),
-        // One of a newer raftsman's is not worth failing for.
+        // A result in the format of a newer raftsman is ignored: it is no reason to fail.
         drill: serde_json::from_str::<Drill>(&wire.drill).ok(),
         drill_problem: drill_since.map(|since| (wire.drill_problem, since)),
         unverified: wire.unverified,
@@ -321,7 +321,7 @@ fn understand_etcd(etcd: v1::EtcdReport) -> Result<EtcdOnMachine, String> {
     Ok(EtcdOnMachine {
         installed,
         config_text: given(etcd.config.clone()),
-        // Another one lies there already for the next start: of the one that runs only the digest is known.
+        // The file already holds the configuration of the next start: of the running one only the digest is known.
         running_config_text: given(etcd.config).filter(|_| etcd.config_digest == etcd.running_config_digest),
         config: given(etcd.config_digest),
         running_config: given(etcd.running_config_digest),

@@ -1,4 +1,4 @@
-//! A member's address → whether strangers are refused there: nobody, plaintext, and a foreign authority's client.
+//! A member's address → whether it rejects a client without credentials, plaintext, and a foreign authority's client.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -23,8 +23,8 @@ pub(super) async fn try_all(address: IpAddr, credentials: &ClusterCredentials) -
     Doors { anonymous, plaintext, foreign }
 }
 
-/// Whether the server takes us in at all. With TLS 1.3 it judges our certificate only after our side of the handshake
-/// is done: it either answers our greeting, or turns us away instead.
+/// Whether the server accepts our certificate. With TLS 1.3 it verifies it only after our side of the handshake is
+/// done: it either answers our first frame, or sends an alert instead.
 async fn greeted(address: IpAddr, credentials: &Credentials) -> std::io::Result<bool> {
     const HTTP2_GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let tried = async {
@@ -46,7 +46,7 @@ async fn as_client(address: IpAddr, credentials: &Credentials) -> Door {
     };
     match tried.await {
         Ok(_) => Door::Open,
-        // Refused in the handshake, or refused by auth: either is a shut door.
+        // Rejected in the handshake, or rejected by auth: access is denied either way.
         Err(error) if error.turned_away() || error.unauthenticated() => Door::Shut,
         Err(error) => Door::Unclear(error.to_string()),
     }

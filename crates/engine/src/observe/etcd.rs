@@ -1,4 +1,4 @@
-//! A member's address → what its etcd answers: who it is, whom it follows, whether it can read through a majority.
+//! A member's address → what its etcd answers: its id, its leader, whether it can read through a majority.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,11 +25,11 @@ pub struct EtcdLink {
 pub(super) struct Open {
     pub(super) root: Option<Client>,
     nobody: Option<Client>,
-    /// What strangers met at this process, once all of them were refused.
+    /// The access probe's result for this process, kept once every attempt was denied.
     doors: Option<Doors>,
-    /// Whether the password that got us in is the one before that of the file.
+    /// Whether the password that was accepted is the one before that of the file.
     outdated: bool,
-    /// With passwords: whether auth was on when we last looked, so that we have to log in.
+    /// With passwords: whether auth was enabled at the last observation, so that a login is needed.
     pub(super) locked: bool,
 }
 
@@ -67,7 +67,7 @@ impl EtcdLink {
 
     async fn facts(&self, open: &mut Open, credentials: &ClusterCredentials) -> Result<EtcdFacts, EtcdError> {
         let auth = self.auth(open, credentials).await;
-        // A learner says nothing of the majority, but it does say whether it asks for credentials.
+        // A learner cannot confirm a majority, but it shows whether it requires credentials.
         let locked = match &auth {
             Err(error) if error.learner() => self.learner_auth(open).await.unwrap_or(open.locked),
             auth => matches!(auth, Ok(true)),
@@ -80,7 +80,7 @@ impl EtcdLink {
         let status = bounded(async { Ok(root.status().await?) }).await?;
         let Answered { cluster, member, revision, version } = Answered::read(&status)?;
         let read = match auth {
-            // While auth is off, nobody's read has shown already that there is a majority.
+            // While auth is disabled, the read without a user has shown already that there is a majority.
             Ok(false) => Ok(()),
             Ok(true) => bounded(async { Ok(root.get(PROBE_KEY, None).await?) }).await.map(|_| ()),
             Err(ref error) => Err(EtcdError::Call(etcd_client::Error::ElectError(error.to_string()))),
@@ -92,7 +92,7 @@ impl EtcdLink {
         let members = if healthy { members(root).await? } else { Vec::new() };
         let doors = match (&auth, healthy) {
             (Ok(locked), true) if *locked || credentials.nameless => match &open.doors {
-                // As long as the connection stands, it is the same process: its doors do not open by themselves.
+                // While the connection stands, it is the same process, and its access rules do not change.
                 Some(doors) => Some(doors.clone()),
                 None => {
                     let tried = Box::pin(doors::try_all(self.to.at.ip(), credentials)).await;
@@ -132,7 +132,8 @@ impl EtcdLink {
         })
     }
 
-    /// Whether auth is on, asked as nobody: a linearizable read succeeds while it is off, and is refused once it is on.
+    /// Whether auth is enabled, asked without a user: a linearizable read succeeds while it is disabled, and is denied
+    /// once it is enabled.
     async fn auth(&self, open: &mut Open, credentials: &ClusterCredentials) -> Result<bool, EtcdError> {
         let mut nobody = match &open.nobody {
             Some(client) => client.clone(),
@@ -145,7 +146,7 @@ impl EtcdLink {
         }
     }
 
-    /// Whether a learner asks for credentials: it answers a read of its own data while auth is off.
+    /// Whether a learner requires credentials: it answers a serializable read while auth is disabled.
     async fn learner_auth(&self, open: &Open) -> Option<bool> {
         let mut nobody = open.nobody.clone()?;
         let own = GetOptions::new().with_serializable();
@@ -155,11 +156,11 @@ impl EtcdLink {
         }
     }
 
-    /// The version that the cluster has agreed upon, of which only HTTP tells: up to 3.5 its data is written for it.
+    /// The version that the cluster has agreed upon. Only HTTP serves it: up to 3.5 it is the format of the data.
     async fn cluster_version(&self, credentials: &ClusterCredentials) -> Option<EtcdVersion> {
         let answer = match http::get(&self.to, &credentials.root, "/version").await {
             Ok(answer) => answer,
-            // What is told over HTTP may have a listener of its own.
+            // The HTTP endpoints may have a listener of their own.
             Err(_) => {
                 let at = SocketAddr::new(self.to.at.ip(), HTTP_PORT);
                 let apart = Endpoint { at, name: self.to.name.clone() };
@@ -178,7 +179,7 @@ impl EtcdLink {
         if let Some(client) = &open.root {
             return Ok(client.clone());
         }
-        // Logging in fails while auth is off.
+        // Login fails while auth is disabled.
         if !open.locked {
             let client = dial(self.to.clone(), &credentials.root.without_password()).await?;
             return Ok(open.root.insert(client).clone());
@@ -220,7 +221,7 @@ impl EtcdLink {
     }
 }
 
-/// Why an etcd that listens could not be asked; nothing where it may still be starting.
+/// Why an etcd that listens did not answer; nothing where it may still be starting.
 fn problem(error: &EtcdError) -> Option<Problem> {
     if error.denied() {
         return Some(Problem::Denied);

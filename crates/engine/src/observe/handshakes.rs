@@ -1,4 +1,4 @@
-//! Members and authorities → who shakes hands with whom: agents among members, and we at every port.
+//! Members and authorities → results of TLS handshakes: agents between members, and raftsman at every port.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,8 @@ use crate::cluster::ClusterCredentials;
 /// An agent gives its targets three seconds each, all at the same time.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Tries all of them: from this member to the others, and somebody of every authority at its ports of these sides.
+/// Tests all handshakes: from this member to the others, and with a client of every authority at its ports of these
+/// sides.
 pub(super) async fn of_member(
     links: &Links,
     others: &BTreeMap<Name, IpAddr>,
@@ -56,8 +57,8 @@ async fn among_members(agent: &AgentLink, others: &BTreeMap<Name, IpAddr>) -> BT
     }
 }
 
-/// How etcd receives somebody with these credentials. With TLS 1.3 it judges his certificate only after his side of the
-/// handshake is done: it answers a question then, or turns him away instead.
+/// The result of a handshake with these credentials. With TLS 1.3 etcd verifies the client's certificate only after the
+/// client's side of the handshake is done: it then answers a request, or sends an alert instead.
 async fn greeting(address: IpAddr, side: Side, credentials: &Credentials) -> Greeting {
     let port = match side {
         Side::Peers => PEER_PORT,
@@ -74,7 +75,7 @@ async fn greeting(address: IpAddr, side: Side, credentials: &Credentials) -> Gre
     match tokio::time::timeout(CALL_TIMEOUT, asked).await {
         Ok(Ok(answer)) if answer == *b"HTTP/" => Greeting::Accepted,
         Ok(Ok(_)) => Greeting::Unclear("what answers there is no etcd".to_owned()),
-        // Only its own word counts: a connection that ends may have ended for any reason.
+        // Only an explicit alert counts as a rejection: a connection may close for any reason.
         Ok(Err(error)) if turned_away(&error) => Greeting::Refused(error.to_string()),
         Ok(Err(error)) => Greeting::Unclear(error.to_string()),
         Err(_) => Greeting::Unclear("no answer".to_owned()),

@@ -1,4 +1,4 @@
-//! An address and a path → the body that a TLS server answers with, for what etcd tells over HTTP only.
+//! An address and a path → the body of a TLS server's answer, for what etcd serves over HTTP only.
 
 use std::io;
 
@@ -17,7 +17,7 @@ pub(crate) async fn get(to: &Endpoint, credentials: &Credentials, path: &str) ->
         let request = format!("GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", to.at);
         stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
-        // Servers may close without a word: what is missing shows in the body.
+        // Servers may close without TLS's close_notify: the body shows whether something is missing.
         match stream.take(LARGEST).read_to_end(&mut answer).await {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {}

@@ -10,7 +10,7 @@ const LOOK: Duration = Duration::from_secs(5);
 const WRITE: Duration = Duration::from_secs(20);
 /// Ending etcd: 20 s of grace, 30 s for SIGKILL in a disk that hangs, and the start after it.
 const PROCESS: Duration = Duration::from_secs(60);
-/// Programs of the system, such as systemd, that are told to take something up; and a machine that is cleaned.
+/// System programs such as systemd that apply a change; and the cleaning of a machine.
 const SYSTEM: Duration = Duration::from_secs(90);
 /// An agent takes about 5 s at most to measure.
 const MEASURE: Duration = Duration::from_secs(15);
@@ -34,9 +34,9 @@ fn known(call: &str) -> Option<Limit> {
         "SetFirewall" | "Deliver" | "Leave" => prompt(SYSTEM),
         "Measure" => prompt(MEASURE),
         "RestoreData" | "Compare" => Limit { prompt: false, ..prompt(DATABASE) },
-        // It says how far it is twice a second.
+        // It reports progress twice a second.
         "TakeBackup" => Limit { answer: Some(WRITE), silence: Some(PROCESS), prompt: false },
-        // It says nothing while a snapshot is restored.
+        // It sends nothing while a snapshot is restored.
         "Rehearse" => Limit { answer: Some(DATABASE), silence: Some(DATABASE), prompt: false },
         _ => return None,
     })
