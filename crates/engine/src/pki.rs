@@ -1,6 +1,6 @@
-//! A key algorithm, a CA, a signing request → certificates, and what is written in them.
+//! A key algorithm, a CA, a signing request → certificates, and their content.
 //!
-//! No clock is read here: every function that needs the time is given it.
+//! Nothing here reads the clock: callers pass the time.
 
 mod brought;
 mod error;
@@ -28,7 +28,7 @@ use zeroize::Zeroize;
 pub use error::PkiError;
 pub use facts::{CertificateFacts, describe, purposes};
 
-/// Certificates begin this long before they are made, for machines whose clock is behind.
+/// The validity of a certificate begins this long before its signature, for machines whose clock is behind.
 const BACKDATED: Duration = Duration::from_secs(5 * 60);
 
 /// The end of year 9999, as far as [`Timestamp`] can tell it: no certificate can be written that ends later.
@@ -42,9 +42,9 @@ const LONGEST_NAME: usize = 64;
 pub enum AuthorityKind {
     /// Agents and operators: one a fleet.
     Fleet,
-    /// What members show each other: one a cluster.
+    /// For connections between members: one per cluster.
     EtcdPeers,
-    /// What clients show, and what members show to clients: one a cluster.
+    /// For clients, and for members' server certificates: one per cluster.
     EtcdClients,
 }
 
@@ -69,7 +69,7 @@ pub enum Usages {
     Both,
 }
 
-/// What is written in a leaf certificate. Nothing of it comes from the one who asks for the certificate.
+/// The content of a leaf certificate. Nothing of it comes from the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeafProfile {
     /// The common name; empty for none.
@@ -90,7 +90,7 @@ pub struct LeafProfile {
 pub struct Authority {
     kind: AuthorityKind,
     certificate_pem: String,
-    /// What a leaf's holder must show beside the leaf: the authority's certificates that are not roots.
+    /// The authority's certificates that are not roots: a leaf is shown together with them.
     chain_pem: String,
     facts: CertificateFacts,
     issuer: Issuer<'static, Key>,
@@ -148,7 +148,7 @@ impl Authority {
         Self::assemble(kind, certificate.pem(), key)
     }
 
-    /// Takes an authority that the user brings, after checking that it can do what it is brought for.
+    /// Loads an authority that the user brings, after a check that it fits its purpose.
     ///
     /// `certificate_pem` may hold the certificates above it too, its own one first.
     pub fn brought(
@@ -163,8 +163,8 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Takes an authority out of the state again. Unlike [`Authority::brought`] it may have ended: what must not be
-    /// done with it any more is refused when it is asked for, and its certificate can still be shown.
+    /// Loads an authority from the state. Unlike [`Authority::brought`] it may have expired: signing with it fails
+    /// then, and its certificate can still be shown.
     pub fn load(kind: AuthorityKind, certificate_pem: &str, key_pem: &SecretString) -> Result<Self, PkiError> {
         let key = Key(pem::private_key(key_pem)?);
         Self::assemble(kind, certificate_pem.to_owned(), key)
@@ -195,7 +195,7 @@ impl Authority {
         self.kind
     }
 
-    /// Its certificate, and those above it if they were brought: what others trust.
+    /// Its certificate, and those above it if they were brought: the trust anchors for the other side.
     pub fn certificate_pem(&self) -> &str {
         &self.certificate_pem
     }
@@ -218,7 +218,7 @@ impl Authority {
         if !rest.is_empty() {
             return Err(PkiError::RequestUnreadable);
         }
-        // The request is signed by the key it asks for: who sends it holds the key.
+        // The request is signed by the key that it contains, which proves that the sender holds it.
         csr.verify_signature().map_err(|_| PkiError::RequestSignature)?;
         let info = &csr.certification_request_info.subject_pki;
         if let Ok(PublicKey::RSA(rsa)) = info.parsed()
@@ -275,7 +275,7 @@ impl Authority {
         };
         params.use_authority_key_identifier_extension = true;
         params.serial_number = Some(random_serial()?);
-        // A leaf that outlives its authority, or is older, is refused by some clients and taken by others.
+        // Some clients reject a leaf whose validity exceeds that of its authority, and others accept it.
         let begin = second_before(now, BACKDATED).max(self.facts.not_before.as_second());
         let end = second_after(now, profile.validity).min(self.facts.not_after.as_second());
         set_validity(&mut params, begin, end);
@@ -284,8 +284,8 @@ impl Authority {
         Ok(leaf.pem() + &self.chain_pem)
     }
 
-    /// A name with two parts of one kind (`DC=example, DC=org`) is not carried over into what we sign, and no client
-    /// would find the way from the leaf to the authority: better to say so when it is brought.
+    /// The signer cannot copy a name with two parts of one kind (`DC=example, DC=org`) into what it signs, and no
+    /// client could build the chain from the leaf to the authority: it is rejected when it is brought.
     fn check_issuer_name(&self, now: Timestamp) -> Result<(), PkiError> {
         let key = make_key(KeyAlgorithm::EcdsaP256)?;
         let profile = LeafProfile {

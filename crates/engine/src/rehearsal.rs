@@ -1,4 +1,4 @@
-//! A point in a store, a machine → what came of restoring it into a throwaway etcd there, and a snapshot of that.
+//! A point in a store, a machine → the result of a restore test in a temporary etcd there, and a snapshot of it.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ pub struct Stage<'a> {
     pub version: EtcdVersion,
 }
 
-/// Tries it. Nothing is changed anywhere; a file is written where the snapshot is wanted.
+/// Runs the restore test. It changes nothing; a file is written where the snapshot is wanted.
 pub async fn rehearse(
     at: &StoreOf,
     point: &Point,
@@ -105,10 +105,11 @@ pub async fn rehearse(
     let both = async {
         let mut receiving = Box::pin(receiving);
         tokio::select! {
-            // What is wrong with the backup is said rather than that nothing came any more.
+            // An error of the backup has priority over the end of the stream.
             biased;
             (sent, parts) = sending => match sent {
-                // What is broken off must not look whole: the call goes before its end can be seen.
+                // An interrupted transfer must not look complete: the call is cancelled before the agent can see the
+                // stream's end.
                 Err(error) => {
                     drop(receiving);
                     drop(parts);
@@ -132,7 +133,7 @@ pub async fn rehearse(
     Ok(Rehearsed { machine, revision: rehearsed.revision, keys: rehearsed.keys, took: begun.elapsed(), sha256 })
 }
 
-/// Sends all of it. The end is for the caller to send: there may be none.
+/// Sends all of it. The caller sends the end, because an interrupted transfer has none.
 async fn send(
     at: &StoreOf,
     point: &Point,
@@ -143,7 +144,7 @@ async fn send(
 ) -> (Result<(), BackupError>, Sender<RehearseRequest>) {
     let part = |part| RehearseRequest { part: Some(part) };
     let reads_itself = head.from.is_some();
-    // Whoever does not listen any more says why.
+    // The receiver has ended, and its own result says why.
     let _ = parts.send(part(Part::Head(head))).await;
     if reads_itself {
         return (Ok(()), parts);
@@ -164,7 +165,7 @@ async fn send(
         .await;
     }
     if outcome.is_err() && parts.is_closed() {
-        // It is the other side that has something to say.
+        // The agent's answer tells the cause.
         return std::future::pending().await;
     }
     (outcome, parts)
@@ -185,7 +186,7 @@ impl Write for Chunks {
     }
 }
 
-/// A snapshot on its way into a file, which is there once all of it is.
+/// A snapshot that is written into a file, which exists once it is complete.
 struct Saved {
     file: Arriving,
     path: PathBuf,

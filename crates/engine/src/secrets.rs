@@ -10,10 +10,10 @@ use raftsman_core::spec::Secret;
 use secrecy::SecretString;
 use zeroize::{Zeroize, Zeroizing};
 
-/// More than this is not a secret but a mistake in the file's name.
+/// A larger file is not a secret but a wrong path.
 const LARGEST: u64 = 1024 * 1024;
 
-/// Why a secret cannot be had. The value is never part of it.
+/// Why a secret cannot be read. The value is never part of it.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// The file is not there.
@@ -22,7 +22,7 @@ pub enum SecretError {
         /// The file.
         path: PathBuf,
     },
-    /// Everybody can read it.
+    /// Every user of this computer can read it.
     #[error("the secret file {path} can be read by every user (mode {mode:04o}); close it: chmod 600 {path}", path = path.display())]
     WorldReadable {
         /// The file.
@@ -81,7 +81,7 @@ pub enum SecretError {
     Random,
 }
 
-/// Fetches a secret. Files are relative to `base_dir`, where the file is that refers to them.
+/// Reads a secret. Files are relative to `base_dir`, the directory of the file that refers to them.
 pub fn resolve(secret: &Secret, base_dir: &Path) -> Result<SecretString, SecretError> {
     match secret {
         Secret::File(path) => from_file(base_dir.join(path)),
@@ -95,7 +95,7 @@ fn from_file(path: PathBuf) -> Result<SecretString, SecretError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(SecretError::Missing { path }),
         Err(source) => return Err(SecretError::Unreadable { path, source }),
     };
-    // Of the open file, so that what is checked is what is read.
+    // Checked on the open file, so that the file that is checked is the one that is read.
     let mode = match file.metadata() {
         Ok(metadata) => metadata.permissions().mode() & 0o7777,
         Err(source) => return Err(SecretError::Unreadable { path, source }),

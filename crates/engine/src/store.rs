@@ -1,9 +1,8 @@
 //! A directory → what cannot be observed: the fleet's identity, secrets, certificates, ledgers, the lock, the journal.
 //!
-//! Everything is read and written by key, one file a key, each replaced as a whole: what a killed process leaves
-//! behind is either the old file or the new one. Reading takes no lock; whatever writes takes a reference to the
-//! [`Lock`] of its stack or of the whole fleet, and a ledger is replaced only by the successor of the version that was
-//! read.
+//! Everything is read and written by key, one file per key, each replaced atomically: a killed process leaves either
+//! the old file or the new one. Reading takes no lock; every write takes a reference to the [`Lock`] of its stack or of
+//! the whole fleet, and a ledger is replaced only by the successor of the version that was read.
 
 mod error;
 mod files;
@@ -35,8 +34,8 @@ pub(crate) use files::write as write_file;
 use files::{PRIVATE, PUBLIC};
 
 /// The format that this version writes, and the newest that it reads.
-/// 1 had ledgers without a version. 2 had one lock for the whole fleet: a raftsman of that format takes no heed of the
-/// locks of single stacks.
+/// 1 had ledgers without a version. 2 had one lock for the whole fleet: a raftsman of that format ignores the locks of
+/// single stacks.
 const FORMAT: u32 = 3;
 
 const FLEET: &str = "fleet.json";
@@ -51,7 +50,7 @@ const JOURNAL: &str = "journal.jsonl";
 const SECRETS: Shelf = Shelf { directory: "secrets", ending: "age", mode: PRIVATE };
 const CERTIFICATES: Shelf = Shelf { directory: "certificates", ending: "pem", mode: PUBLIC };
 const CLUSTERS: Shelf = Shelf { directory: "clusters", ending: "json", mode: PRIVATE };
-/// The last versions of each ledger: what `raftsman state repair` brings back.
+/// The last versions of each ledger, for `raftsman state repair`.
 const HISTORY: Shelf = Shelf { directory: "history", ending: "json", mode: PRIVATE };
 
 /// The locks of single stacks.
@@ -100,7 +99,7 @@ pub enum IdentityPlace {
     Elsewhere,
 }
 
-/// What a removal left where it was.
+/// What a removal did not delete.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Removal {
     /// Files and directories that raftsman did not make.
@@ -127,7 +126,7 @@ impl Store {
     ) -> Result<Self, StoreError> {
         files::make_directory(dir)?;
         files::check_owner(dir)?;
-        // Two that create at once must not write two identities.
+        // Two processes that create the state at once must not write two identities.
         let _guard = lock::guard(dir)?;
         if dir.join(FLEET).exists() {
             return Err(StoreError::Exists { dir: dir.to_owned() });
@@ -141,7 +140,7 @@ impl Store {
         files::remove_if_there(&dir.join(IDENTITY_ENCRYPTED))?;
         let recipient = secrets::make_identity(dir, protection)?;
         files::write(&dir.join(RECIPIENT), format!("{recipient}\n").as_bytes(), PRIVATE)?;
-        // A generation that is there already stays: it must never go back.
+        // An existing generation stays: it must never decrease.
         if !dir.join(GENERATION).exists() {
             files::write(&dir.join(GENERATION), b"0\n", PRIVATE)?;
         }
@@ -168,7 +167,7 @@ impl Store {
                 StoreError::Missing { dir: dir.to_owned() }
             });
         };
-        // The format alone first: a newer one may look different in all the rest.
+        // The format is read first: a newer one may differ in everything else.
         let format = format_of(&path, &bytes)?;
         if format > FORMAT {
             return Err(StoreError::NewerFormat { dir: dir.to_owned(), found: format, known: FORMAT });
@@ -203,18 +202,18 @@ impl Store {
         Ok(())
     }
 
-    /// Has this opened state speak of another network, without a word on the disk.
+    /// Sets another network in this opened state only, not on the disk.
     pub(crate) fn foresee_network(&mut self, network: &str) {
         self.fleet.network = Some(network.to_owned());
     }
 
-    /// Keeps a secret: encrypting takes no identity.
+    /// Writes a secret: encryption needs no identity.
     pub fn put_secret(&self, lock: &Lock, name: &str, secret: &SecretString) -> Result<(), StoreError> {
         lock.covers(&self.dir)?;
         secrets::put(&self.dir, &recipient(&self.dir)?, name, secret)
     }
 
-    /// Where the identity is, so that the caller knows what to ask the user for.
+    /// Where the identity is, so that the caller knows what to request from the user.
     pub fn identity_place(&self) -> IdentityPlace {
         if self.dir.join(IDENTITY).exists() {
             IdentityPlace::File
@@ -242,26 +241,26 @@ impl Store {
             migrate::migrate(&self.dir, &Lock::take(&self.dir, &LockScope::Fleet, info.clone())?)?;
         }
         let lock = Lock::take(&self.dir, scope, info)?;
-        // Under the lock once more: since the state was opened, a newer raftsman may have migrated it.
+        // Checked again under the lock: a newer raftsman may have migrated the state since it was opened.
         match self.format_now()? {
             FORMAT => Ok(lock),
             found => Err(StoreError::NewerFormat { dir: self.dir.clone(), found, known: FORMAT }),
         }
     }
 
-    /// The format that the state has by now.
+    /// The format that the state has now.
     fn format_now(&self) -> Result<u32, StoreError> {
         let path = self.dir.join(FLEET);
         let bytes = files::read(&path)?.ok_or_else(|| StoreError::Missing { dir: self.dir.clone() })?;
         format_of(&path, &bytes)
     }
 
-    /// Who holds a lock now, if a process does and left its name.
+    /// The process that holds a lock now, if there is one and it left its record.
     pub fn lock_holder(&self) -> Result<Option<Holder>, StoreError> {
         lock::holder(&self.dir)
     }
 
-    /// Who holds the lock of this stack, or that of the whole fleet.
+    /// The process that holds the lock of this stack, or that of the whole fleet.
     pub fn stack_holder(&self, stack: &str) -> Result<Option<Holder>, StoreError> {
         let of_stack = lock::stack_holder(&self.dir, stack)?.map(|info| Holder { stack: Some(stack.to_owned()), info });
         match of_stack {
@@ -283,7 +282,7 @@ impl Store {
         CERTIFICATES.write(&self.dir, name, pem.as_bytes())
     }
 
-    /// Forgets a certificate; says whether there was one.
+    /// Deletes a certificate; returns whether there was one.
     pub fn delete_certificate(&self, lock: &Lock, name: &str) -> Result<bool, StoreError> {
         lock.covers(&self.dir)?;
         files::remove_if_there(&CERTIFICATES.path(&self.dir, name)?)
@@ -294,12 +293,12 @@ impl Store {
         CERTIFICATES.names(&self.dir)
     }
 
-    /// What was last known of a cluster, with its version.
+    /// The ledger of a cluster, with its version.
     pub fn get_cluster<T: DeserializeOwned>(&self, name: &str) -> Result<Option<Kept<T>>, StoreError> {
         ledgers::get(&self.dir, self.fleet.format, name)
     }
 
-    /// Keeps what is known of a cluster, in the place of exactly this version.
+    /// Writes the ledger of a cluster, in the place of exactly this version.
     pub fn put_cluster<T: Serialize>(
         &self,
         lock: &Lock,
@@ -310,12 +309,12 @@ impl Store {
         ledgers::put(&self.dir, lock, name, before, cluster)
     }
 
-    /// Whether what was read of a cluster is still the newest.
+    /// Whether the ledger that was read is still the newest.
     pub fn compare_cluster(&self, lock: &Lock, name: &str, read: &Version) -> Result<(), StoreError> {
         ledgers::compare(&self.dir, lock, name, read)
     }
 
-    /// Deletes what is known of a cluster, with its history; says whether there was anything.
+    /// Deletes the ledger of a cluster, with its history; returns whether there was one.
     pub fn delete_cluster(&self, lock: &Lock, name: &str) -> Result<bool, StoreError> {
         ledgers::delete(&self.dir, lock, name)
     }
@@ -330,7 +329,7 @@ impl Store {
         ledgers::history(&self.dir, name)
     }
 
-    /// Puts a ledger in the place of one that is missing or damaged.
+    /// Writes a ledger in the place of one that is missing or damaged.
     pub fn replace_cluster<T: Serialize>(&self, lock: &Lock, name: &str, cluster: &T) -> Result<Version, StoreError> {
         ledgers::replace(&self.dir, lock, name, cluster)
     }
@@ -340,13 +339,13 @@ impl Store {
         CLUSTERS.names(&self.dir)
     }
 
-    /// Writes lines to the journal; when this returns, they are on the disk.
+    /// Appends lines to the journal; when this returns, they are synced to the disk.
     pub fn append(&self, lock: &Lock, entries: &[Entry]) -> Result<(), StoreError> {
         lock.covers(&self.dir)?;
         journal::append(&self.dir.join(JOURNAL), entries)
     }
 
-    /// The lines of the journal that the filter lets through, oldest first.
+    /// The lines of the journal that match the filter, oldest first.
     pub fn journal(&self, filter: &Filter) -> Result<Vec<Entry>, StoreError> {
         journal::read(&self.dir.join(JOURNAL), filter)
     }
@@ -359,7 +358,7 @@ impl Store {
         removal
     }
 
-    /// Deletes what a killed `create` or `remove` left: what [`StoreError::Unfinished`] speaks of.
+    /// Deletes what a killed `create` or `remove` left: the case of [`StoreError::Unfinished`].
     pub fn remove_unfinished(dir: &Path) -> Result<Removal, StoreError> {
         if !dir.exists() {
             return Ok(Removal::default());
@@ -382,7 +381,7 @@ fn format_of(path: &Path, bytes: &[u8]) -> Result<u32, StoreError> {
 }
 
 /// Without `fleet.json` a killed `create` or `remove` leaves no secret, no cluster and no journal. If there is one,
-/// somebody lost `fleet.json`, and the rest must not be touched.
+/// `fleet.json` was lost, and the rest must not be touched.
 fn check_worthless(dir: &Path) -> Result<(), StoreError> {
     let mut worth = dir.join(JOURNAL).exists();
     for shelf in SHELVES {
@@ -394,14 +393,14 @@ fn check_worthless(dir: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// In this order things go. A certificate without its key would be a damaged state; a key without its certificate is one
-/// that was never finished.
+/// The order of deletion. A certificate without its key would be a damaged state; a key without its certificate is one
+/// that was never completed.
 const SHELVES: [Shelf; 4] = [CERTIFICATES, SECRETS, HISTORY, CLUSTERS];
-/// Then these. Once the fleet is gone there is no state any more, and what is left is removed by the next who looks. As
-/// long as it is there, so is what opens it.
+/// Deleted after them. Without `fleet.json` there is no state any more, and the next command removes the rest. While it
+/// exists, the identity that decrypts the state exists too.
 const FILES: [&str; 7] = [JOURNAL, FLEET, IDENTITY, IDENTITY_ENCRYPTED, RECIPIENT, GENERATION, LOCK];
 
-/// A kill at any point leaves less than there was, and a state that can be opened and removed again, or none.
+/// A kill at any point leaves a state that can be opened and removed again, or none.
 fn clear(dir: &Path) -> Result<Removal, StoreError> {
     files::sweep(dir)?;
     migrate::remove_copies(dir)?;
@@ -427,7 +426,7 @@ fn clear(dir: &Path) -> Result<Removal, StoreError> {
 }
 
 impl Shelf {
-    /// The file of a name. Names are checked, so that none leads out of the directory or hides a file.
+    /// The path of a name. Names are checked, so that none leaves the directory or makes a hidden file.
     fn path(self, dir: &Path, name: &str) -> Result<PathBuf, StoreError> {
         if !good_name(name) {
             return Err(StoreError::Name { name: name.to_owned() });

@@ -1,4 +1,4 @@
-//! World → Observed: every machine, agent and member of one cluster, looked at concurrently and within bounds of time.
+//! World → Observed: every machine, agent and member of one cluster, observed concurrently and within time limits.
 
 mod adopted;
 mod agent;
@@ -39,17 +39,17 @@ use crate::machines::Found;
 use crate::pki::PkiError;
 use crate::store::{Lock, StoreError};
 
-/// Looks at one cluster again and again, keeping its connections open in between.
+/// Observes one cluster repeatedly, and keeps its connections open in between.
 #[derive(Debug)]
 pub struct Observer {
     cluster: Arc<ClusterAt>,
     links: std::sync::Mutex<BTreeMap<Name, Arc<Links>>>,
-    /// When the links and the credentials were last made anew, because their certificates end.
+    /// When the links and the credentials were last renewed, because their certificates expire.
     renewed: std::sync::Mutex<Timestamp>,
     credentials: Mutex<Option<Known>>,
     brought: Mutex<Option<BTreeMap<Side, AuthorityRecord>>>,
     before: Mutex<Option<Observed>>,
-    /// The provider's ids of the machines that the last look has seen.
+    /// The provider's ids of the machines in the last observation.
     ids: std::sync::Mutex<BTreeMap<Name, String>>,
     upkeep: Mutex<upkeep::Found>,
     known: Mutex<users::Known>,
@@ -63,7 +63,7 @@ struct Known {
     credentials: ClusterCredentials,
 }
 
-/// What a look found, before what was learnt from it is known.
+/// What an observation found, before the ledger is updated from it.
 struct Looked {
     observed: Observed,
     places: BTreeMap<Name, IpAddr>,
@@ -71,7 +71,7 @@ struct Looked {
     credentials: Option<ClusterCredentials>,
 }
 
-/// The ways to one member: to its machine's agent, and to its etcd, which may still be elsewhere.
+/// The connections to one member: to its machine's agent, and to its etcd, which may still be on another machine.
 #[derive(Debug)]
 pub struct Links {
     /// To the agent.
@@ -101,12 +101,12 @@ impl Observer {
         Ok(observer)
     }
 
-    /// One that has agents look into etcd's data, also while etcd runs.
+    /// An observer that has agents read etcd's data, also while etcd runs.
     pub fn into_data(cluster: Arc<ClusterAt>) -> Result<Self, TlsError> {
         Ok(Self { into_data: true, ..Self::new(cluster)? })
     }
 
-    /// The ways to a member whose machine and whose etcd are here; those that are open stay open.
+    /// The connections to a member with its machine and its etcd at these addresses; open ones are reused.
     fn connect(&self, name: &Name, machine: IpAddr, etcd: IpAddr) -> Result<Arc<Links>, TlsError> {
         let etcd = self.cluster.endpoint(name, etcd);
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +124,8 @@ impl Observer {
         &self.cluster
     }
 
-    /// The provider's id of the machine that the last look has seen: what was judged is that one.
+    /// The provider's id of the machine in the last observation: a step that was checked against it applies to that
+    /// machine only.
     pub fn machine_id(&self, machine: &Name) -> Option<String> {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner).get(machine).cloned()
     }
@@ -134,7 +135,7 @@ impl Observer {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).get(machine).cloned()
     }
 
-    /// Who we are to etcd; nobody before the cluster has authorities.
+    /// Our credentials for etcd; none before the cluster has authorities.
     pub async fn credentials(&self, now: Timestamp) -> Result<Option<ClusterCredentials>, ClusterError> {
         let mut known = self.credentials.lock().await;
         let ledger = self.cluster.ledger();
@@ -151,7 +152,7 @@ impl Observer {
                 known.insert(Known { of, credentials }).credentials.clone()
             }
         };
-        // Members come and go and move: where they are is asked for each time.
+        // Members are added, removed and moved: their addresses are read each time.
         let members = self.cluster.places();
         let members = members.iter().map(|(name, place)| self.cluster.endpoint(name, *place));
         let members: Vec<Endpoint> = members.collect();
@@ -160,8 +161,8 @@ impl Observer {
         Ok(Some(ClusterCredentials { root, root_before, ..credentials }))
     }
 
-    /// Makes credentials and links anew in time: an observer that lives for days outlives the certificates that it began
-    /// with. What is under way goes on with the links that it has.
+    /// Renews credentials and links in time: an observer that runs for days outlives its first certificates. Calls
+    /// under way keep the links that they have.
     async fn renew(&self, now: Timestamp) -> Result<(), TlsError> {
         {
             let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -179,7 +180,7 @@ impl Observer {
         Ok(())
     }
 
-    /// What the file brings is read once a run.
+    /// Authorities that the file brings are read once per run.
     async fn brought(&self) -> Result<BTreeMap<Side, AuthorityRecord>, ClusterError> {
         let mut brought = self.brought.lock().await;
         if let Some(brought) = brought.as_ref() {
@@ -188,8 +189,8 @@ impl Observer {
         Ok(brought.insert(self.cluster.brought_authorities()?).clone())
     }
 
-    /// Looks at everything once, and writes nothing: what was learnt is in the ledger of what is returned. Boxed here, so
-    /// that it is compiled here and not again by everything that awaits it.
+    /// Observes everything once, and writes nothing: what was learnt is in the returned ledger. Boxed here, so that it
+    /// is compiled once and not again in every caller.
     pub fn look(&self) -> BoxFuture<'_, Result<Observed, ClusterError>> {
         Box::pin(async move {
             let now = Timestamp::now();
@@ -204,7 +205,7 @@ impl Observer {
         })
     }
 
-    /// The same under the lock: what was learnt is in the state, too, before anything rests on it.
+    /// The same under the lock: what was learnt is also written to the state, before any step depends on it.
     pub fn look_and_learn<'a>(&'a self, lock: &'a Lock) -> BoxFuture<'a, Result<Observed, ClusterError>> {
         Box::pin(async move {
             let now = Timestamp::now();
@@ -234,8 +235,8 @@ impl Observer {
         }
     }
 
-    /// Machines that make backups by themselves are told of a history that was just learnt of: what they have was compared
-    /// with what was known before.
+    /// Marks machines that make scheduled backups for an update after a new history was learnt: their settings were
+    /// compared with the ledger from before.
     fn retell(&self, observed: &mut Observed, before: &Ledger) {
         let by_themselves = self.cluster.fleet.spec.backups.as_ref().is_some_and(|backups| backups.every.is_some());
         if !by_themselves || observed.ledger.lineage() == before.lineage() {
@@ -250,14 +251,14 @@ impl Observer {
         }
     }
 
-    /// Every machine, agent and member, by what is remembered so far.
+    /// Observes every machine, agent and member, with the ledger as it is.
     async fn gather(&self, now: Timestamp) -> Result<Looked, ClusterError> {
         self.renew(now).await?;
         let brought = self.brought().await?;
         let credentials = match self.credentials(now).await {
             Ok(Some(credentials)) => Ok(credentials),
             Ok(None) => Err(Fact::Absent { at: now }),
-            // Nobody gets in any more with what the authority signed, not even we.
+            // The authority has expired: etcd rejects every certificate that it signed, ours included.
             Err(ClusterError::Pki(error @ PkiError::AuthorityEnded { .. })) => {
                 Err(Fact::Unreachable { error: error.to_string(), since: now })
             }
@@ -270,7 +271,7 @@ impl Observer {
             self.look_at(name, *place, machine, credentials.as_ref(), now)
         });
         let members: BTreeMap<Name, MemberObserved> = join_all(looks).await.into_iter().collect();
-        // The ledger is made before the first machine: one without it has lost it.
+        // The ledger is made before the first machine: a cluster with machines and no ledger has lost it.
         let ours = |(_, member): &(&Name, &MemberObserved)| {
             member.machine.seen().is_some_and(|m| !m.foreign) || member.report().is_some()
         };
@@ -283,7 +284,7 @@ impl Observer {
         let (ledger, upkeep) = (self.cluster.ledger(), Upkeep::default());
         let mut observed = Observed { ledger, members, brought, handshakes: BTreeMap::new(), upkeep };
         if let Ok(credentials) = &credentials {
-            // What to do about somebody else's superuser and alarms is not for us to see to.
+            // Raftsman does not manage the superuser and the alarms of an adopted cluster.
             if observed.ledger.adopted().is_none() {
                 self.look_for_root(&mut observed, credentials).await;
                 observed.upkeep = Box::pin(self.look_into_alarms(&observed, credentials)).await;
@@ -298,7 +299,7 @@ impl Observer {
         Ok(Looked { observed, places, credentials: credentials.ok() })
     }
 
-    /// Tests handshakes where the next phase of a change of an authority rests on them, by what is remembered now.
+    /// Tests handshakes where the next phase of a CA rotation depends on them, with the ledger as it is now.
     async fn prove(&self, looked: Looked, now: Timestamp) -> Observed {
         let Looked { mut observed, places, credentials } = looked;
         if let Some(credentials) = &credentials {
@@ -307,7 +308,7 @@ impl Observer {
         observed
     }
 
-    /// Has members shake hands, where the next phase of a change of an authority rests on it.
+    /// Has members test TLS handshakes, where the next phase of a CA rotation depends on them.
     async fn shake_hands(
         &self,
         observed: &Observed,
@@ -329,7 +330,8 @@ impl Observer {
         join_all(tries).await.into_iter().collect()
     }
 
-    /// The machines of all members, asked for at once, each connection of the provider by itself. Adopted clusters have none.
+    /// The machines of all members, requested at once, each connection of the provider by itself. Adopted clusters have
+    /// none.
     async fn machines(&self, places: &BTreeMap<Name, IpAddr>, now: Timestamp) -> BTreeMap<Name, Fact<Machine>> {
         if self.cluster.ledger().adopted().is_some() {
             return BTreeMap::new();
@@ -359,8 +361,8 @@ impl Observer {
             etcd: Fact::Absent { at: now },
             problem: None,
         };
-        // A provider that cannot be asked says nothing about the machine: its agent and its etcd are asked where they were
-        // last, or should be.
+        // A provider that does not answer says nothing about the machine: its agent and its etcd are asked at their
+        // last or desired address.
         let (address, power) = match &machine {
             Fact::Seen { value, .. } => (value.address, value.power),
             Fact::Unreachable { .. } => (self.links(name).map_or(place, |l| l.agent.address()), Power::Running),
@@ -373,7 +375,7 @@ impl Observer {
                 return (name.clone(), MemberObserved { agent, ..nothing() });
             }
         };
-        // On this computer a stopped machine is one whose agent is gone: its etcd may well run on.
+        // With the local provider a stopped machine is one without an agent process: its etcd may still run.
         let agent = async {
             match power {
                 Power::Running => links.agent.look(&self.cluster, self.into_data, now).await,
@@ -390,19 +392,19 @@ impl Observer {
         let observed = MemberObserved { machine, agent, etcd, problem };
         let stopped = observed.report().is_some_and(|r| r.etcd.service.state == ServiceState::Stopped);
         let etcd = match observed.etcd {
-            // Nothing listens, and who should know says that nothing should.
+            // Nothing listens, and the agent reports etcd as stopped.
             Fact::Unreachable { .. } if stopped => Fact::Absent { at: now },
             etcd => etcd,
         };
         (name.clone(), MemberObserved { etcd, ..observed })
     }
 
-    /// Asks one healthy member for the superuser: it costs a round through the log, so that one is enough.
+    /// Asks one healthy member for the superuser: the question costs a round through the Raft log, so one is enough.
     async fn look_for_root(&self, observed: &mut Observed, credentials: &ClusterCredentials) {
         let asked = {
             let view = View::of(observed);
             let open = |name: &&Name| view.answering.get(*name).is_some_and(|e| e.auth == Some(false));
-            // Without auth nobody asks for one.
+            // Without auth no superuser is needed.
             if !view.has_quorum() || self.cluster.desired.auth == AuthMode::None {
                 return;
             }

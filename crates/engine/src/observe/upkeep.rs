@@ -1,4 +1,4 @@
-//! An alarm → its reason: what fills the database, or which member's data is not that of the others.
+//! An alarm → its cause: what fills the database, or which member's data differs from the others'.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use raftsman_etcd::{EtcdError, bounded, within};
 use super::Observer;
 use crate::cluster::ClusterCredentials;
 
-/// Counting keys takes no longer than this; what was counted by then stands for all.
+/// The limit for counting keys; the keys counted by then stand for all.
 const COUNTING: Duration = Duration::from_secs(5);
-/// Looking at samples takes no longer than this.
+/// The limit for reading samples.
 const SAMPLING: Duration = Duration::from_secs(3);
 /// Keys a call.
 const PAGE: i64 = 5_000;
@@ -26,9 +26,9 @@ const OVERHEAD: u64 = 64;
 const HUGE: u64 = 4 << 20;
 /// A member reads its whole database for a hash.
 const HASHING: Duration = Duration::from_secs(120);
-/// What fills a database does not change from one moment to the next.
+/// How long a result is reused: the contents of a database change slowly.
 const FILLING_AGE: Duration = Duration::from_secs(60);
-/// While there is the alarm, nobody writes.
+/// How long hashes are reused: while the alarm is raised, no client writes.
 const HASHES_AGE: Duration = Duration::from_secs(10);
 
 /// What was found last, and when.
@@ -39,9 +39,9 @@ pub(super) struct Found {
 }
 
 impl Observer {
-    /// Looks for the reasons of the alarms that were seen.
+    /// Finds the causes of the observed alarms.
     pub(super) async fn look_into_alarms(&self, observed: &Observed, credentials: &ClusterCredentials) -> Upkeep {
-        // One that does not start for its data leaves the question whose is right.
+        // A member that does not start because its data differs leaves open which data is right.
         let disputed = observed.members.values().filter_map(|m| m.report());
         let disputed = disputed.into_iter().any(|report| report.etcd.service.finds_others_different());
         let (no_space, corrupt, asked, voters) = {
@@ -49,7 +49,7 @@ impl Observer {
             if !view.has_quorum() {
                 return Upkeep::default();
             }
-            // A follower has more time than the leader.
+            // A follower has less load than the leader.
             let asked = view.healthy.iter().find(|name| view.leader != Some(**name)).or(view.healthy.first());
             let voters: Vec<Name> =
                 view.answering.iter().filter(|(_, e)| !e.learner).map(|(n, _)| (*n).clone()).collect();
@@ -82,11 +82,11 @@ impl Observer {
         Box::pin(filling(client)).await.ok()
     }
 
-    /// The data of every member that answers as one number, all at the same revision.
+    /// One hash of the data of every member that answers, all at the same revision.
     pub async fn hashes(&self, observed: &Observed, credentials: &ClusterCredentials) -> Hashes {
         let (revision, names) = {
             let view = View::of(observed);
-            // Everybody has come that far.
+            // Every voter that answers has applied this revision.
             let revision = view.answering.values().filter(|e| !e.learner).map(|e| e.revision).min().unwrap_or(0);
             (revision, view.answering.keys().map(|name| (*name).clone()).collect::<Vec<Name>>())
         };
@@ -104,7 +104,7 @@ impl Observer {
         Ok(Hash::Known { hash: answer.hash(), compacted: answer.compact_version() })
     }
 
-    /// A fresh look at the hashes, for whoever asks without an alarm.
+    /// Observes and compares the hashes anew, for `verify`, without an alarm.
     pub async fn compare(&self) -> Result<(Observed, Option<Hashes>), crate::cluster::ClusterError> {
         let observed = self.look().await?;
         let hashes = match self.credentials(Timestamp::now()).await? {
@@ -115,7 +115,7 @@ impl Observer {
     }
 }
 
-/// Counts the keys by their prefixes, and looks at some of each closely.
+/// Counts the keys by their prefixes, and reads some of each as samples.
 async fn filling(mut client: Client) -> Result<Filling, EtcdError> {
     let begun = Instant::now();
     let compacted = compacted(&mut client).await.unwrap_or(0);
@@ -173,7 +173,7 @@ fn kept(kv: &KeyValue, compacted: i64) -> u64 {
     u64::try_from(kv.version().min(since)).unwrap_or(1).max(1)
 }
 
-/// The revision up to which history was dropped: told to whoever wants to watch from before it.
+/// The revision up to which history was compacted: etcd returns it to a watch that starts before it.
 async fn compacted(client: &mut Client) -> Option<i64> {
     const NOBODYS: &str = "raftsman/history";
     let options = GetOptions::new().with_serializable().with_revision(1);

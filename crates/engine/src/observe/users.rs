@@ -1,4 +1,4 @@
-//! A healthy member → its cluster's roles and users, and whether passwords are those that the file refers to.
+//! A healthy member → its cluster's roles and users, and whether passwords match those that the file refers to.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,22 +13,23 @@ use secrecy::{ExposeSecret as _, SecretString};
 use super::Observer;
 use crate::cluster::{ClusterAt, ClusterCredentials};
 
-/// Every question about users costs a round through the log: between changes of ours they are asked no more often.
+/// Every query about users costs a round through the Raft log: between our own changes it is made no more often than
+/// this.
 const FRESH: Duration = Duration::from_secs(2);
-/// Trying a password keeps a processor of the member busy for a while.
+/// Checking a password keeps one CPU of the member busy for a while.
 const TRIES_AT_ONCE: usize = 4;
 
-/// What was learnt of roles and users, between looks.
+/// What is known of roles and users between observations.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     access: Option<(Instant, Access)>,
-    /// Passwords that were tried: each once, and again after it was changed.
+    /// Passwords that were checked: each once, and again after a change.
     passwords: BTreeMap<String, Password>,
 }
 
 impl Observer {
-    /// Asks one healthy member, the leader if it can be, for roles and users where the file speaks of them, and for users
-    /// in any case: no superuser may be there that the file does not know. What a cluster that others run has is theirs.
+    /// Asks one healthy member, preferably the leader, for roles and users where the file lists some, and for users in
+    /// any case, to find superusers that the file does not list. Those of an adopted cluster are not raftsman's.
     pub(super) async fn look_for_users(&self, observed: &mut Observed, credentials: &ClusterCredentials) {
         let wanted = &self.cluster.desired.access;
         let asked = {
@@ -52,7 +53,7 @@ impl Observer {
         }
     }
 
-    /// What was known of roles and users is true no more: something was changed.
+    /// Drops what is known of roles and users, after a change.
     pub(crate) async fn forget_access(&self) {
         self.known.lock().await.access = None;
     }
@@ -86,7 +87,7 @@ impl Observer {
             tried.extend(join_all(tries).await);
         }
         for (name, password) in tried {
-            // What could not be tried is tried again at the next look.
+            // A password that could not be checked is checked again at the next observation.
             match password {
                 Password::Unknown(_) => drop(access.users.get_mut(&name).map(|user| user.password = password)),
                 _ => drop(known.passwords.insert(name, password)),
@@ -103,7 +104,7 @@ impl Observer {
     }
 }
 
-/// Every role and every user, as etcd tells it. Passwords are not tried.
+/// Every role and every user, as etcd lists them. Passwords are not checked.
 pub(crate) async fn read(client: &Client) -> Result<Access, EtcdError> {
     let mut lists = client.clone();
     let roles = bounded(async { Ok(lists.role_list().await?) }).await?;
@@ -145,7 +146,8 @@ fn level(kind: i32) -> Level {
     }
 }
 
-/// Tries the password that the file refers to; where it refers to none, one that nobody has.
+/// Checks the password that the file refers to; where it refers to none, a random one, which shows whether the user has
+/// any.
 async fn attempt(cluster: &ClusterAt, client: Client, name: String, word: Option<Secret>) -> (String, Password) {
     let word = match &word {
         Some(reference) => crate::secrets::resolve(reference, cluster.fleet.setting.base()),

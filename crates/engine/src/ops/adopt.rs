@@ -1,4 +1,4 @@
-//! `raftsman adopt`: a cluster that others run → a file that describes it, a state that knows it, and what to know of it.
+//! `raftsman adopt`: a running cluster → a file that describes it, a state that records it, and findings about it.
 
 use std::path::{Path, PathBuf};
 
@@ -54,7 +54,7 @@ pub enum AdoptError {
     /// It cannot be looked at.
     #[error(transparent)]
     Look(#[from] LookError),
-    /// A member's name that the file cannot say.
+    /// A member's name that is not valid in the file.
     #[error(
         "the member `{0}` has a name that raftsman's file cannot say: a name is 1 to 63 lower-case letters, digits and \
          hyphens; start it again with another `--name`, which etcd allows at any time"
@@ -71,11 +71,11 @@ pub struct Adoption {
     pub state: bool,
     /// What was seen.
     pub found: Found,
-    /// What to know of it, the worst first.
+    /// Findings about it, the worst first.
     pub findings: Vec<Finding>,
 }
 
-/// Looks, writes the file and makes the state. In the cluster itself nothing is changed.
+/// Observes, writes the file and makes the state. Nothing in the cluster itself is changed.
 pub async fn adopt(choices: &Choices, setting: &Setting) -> Result<Adoption, OpError> {
     let now = Timestamp::now();
     if setting.file.exists() {
@@ -138,7 +138,8 @@ fn way(choices: &Choices) -> Result<Way, OpError> {
     })
 }
 
-/// Keys that are brought must be those of the authorities, which is better known now than later.
+/// Given keys must be those of the authorities. The check comes first, so that a mistake shows before the state is
+/// made.
 fn check_keys(choices: &Choices, way: &Way, now: Timestamp) -> Result<(), OpError> {
     if let Some(key) = &choices.ca_key {
         Authority::brought(AuthorityKind::EtcdClients, &way.ca_pem, &secret(key)?, now)?;
@@ -149,7 +150,7 @@ fn check_keys(choices: &Choices, way: &Way, now: Timestamp) -> Result<(), OpErro
     Ok(())
 }
 
-/// What the file should refer to, by paths that hold wherever it is.
+/// What the file should refer to, as absolute paths.
 fn words(choices: &Choices) -> adopt::Choices {
     adopt::Choices {
         fleet: choices.fleet.clone(),
@@ -160,7 +161,7 @@ fn words(choices: &Choices) -> adopt::Choices {
     }
 }
 
-/// What `check` says of the file is true of the cluster.
+/// Findings of `check` about the file hold for the cluster.
 fn of_file(reading: &Reading) -> Vec<Finding> {
     let finding = |diagnostic: &spec::Diagnostic| Finding {
         weight: if diagnostic.is_error() { Weight::Problem } else { Weight::Warning },
@@ -172,11 +173,11 @@ fn of_file(reading: &Reading) -> Vec<Finding> {
     reading.diagnostics.iter().map(finding).collect()
 }
 
-/// Puts into the state what no look at the world will tell.
+/// Writes to the state what no observation can tell.
 fn remember(store: &Store, choices: &Choices, setting: &Setting, way: &Way, found: &Found) -> Result<(), OpError> {
     let lock = store.lock(lock_info(setting, "adopt"))?;
     let secrets = store.unlock(setting.identity_source())?;
-    // The ledger comes first, still empty: keys without one would be those of a cluster that lost it.
+    // The ledger comes first, still empty: keys without a ledger would mean that the cluster lost it.
     let cluster = choices.cluster.as_str();
     let version = store.put_cluster(&lock, cluster, &Version::none(), &Ledger::default())?;
     let name = adopted_name(&choices.cluster);

@@ -1,4 +1,4 @@
-//! `raftsman apply`: carries out what `plan` shows, every cluster by itself.
+//! `raftsman apply`: executes what `plan` shows, every cluster independently.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::interrupt::Interrupt;
 use crate::journal::Journal;
 use crate::store::Lock;
 
-/// Hears of everything that happens to a cluster, as it happens.
+/// Receives every event of a cluster as it happens.
 pub type Tell = Arc<dyn Fn(&Name, Event) + Send + Sync>;
 
 /// How steps are carried out.
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Execution {
 }
 
 impl Execution {
-    /// What comes before the first step, unless the operator interrupts it: nothing is under way yet.
+    /// Runs the preparation before the first step, unless the operator interrupts it: nothing is under way yet.
     pub(super) async fn unless_interrupted<T>(
         &self,
         work: impl Future<Output = Result<T, OpError>>,
@@ -50,14 +50,14 @@ impl Execution {
     }
 }
 
-/// Whether every cluster got to where it should be.
+/// Whether every cluster converged.
 pub(super) fn converged(outcomes: &[Outcome]) -> Result<(), OpError> {
     let not: Vec<Name> = outcomes.iter().filter(|o| o.error.is_some()).map(|o| o.cluster.clone()).collect();
     if not.is_empty() { Ok(()) } else { Err(OpError::NotConverged(not)) }
 }
 
-/// The whole of `raftsman apply`: plans, asks, takes the lock, checks what is needed, and carries it out. Where nothing can
-/// be begun, a state that was made for it is removed again.
+/// The whole of `raftsman apply`: plans, asks, takes the lock, checks the requirements, and applies. Where nothing can
+/// start, a state that was made for it is removed again.
 pub async fn run(
     spec: Spec,
     setting: &Setting,
@@ -72,14 +72,14 @@ pub async fn run(
         true => plan_of_new(&spec, &setting, only, Detail::default())?,
         false => {
             let fleet = open(spec.clone(), setting)?;
-            // A passphrase that the operator was asked for is not asked for again.
+            // The operator has given a passphrase already: it is not requested again.
             setting = fleet.setting.clone();
             plan(&fleet, only, Detail::default()).await?
         }
     };
     if !forecast.obstacles().is_empty() && !is_new(&spec, &setting)? {
-        // A port that is taken may be one that another command has just given to a machine: where one holds the lock, it
-        // is named, or waited for.
+        // A port may be in use by a machine that another command has just made: if a command holds the lock, it is
+        // named, or waited for.
         let begun = begin(spec.clone(), &setting, "apply", &scope)?;
         drop(begun.lock);
         forecast = plan(&begun.fleet, only, Detail::default()).await?;
@@ -104,7 +104,7 @@ pub async fn run(
     carry_out(&fleet, &lock, only, execution).await
 }
 
-/// Applies the clusters, each by itself, under this lock.
+/// Applies the clusters, each independently, under this lock.
 pub async fn carry_out(
     fleet: &Arc<Fleet>,
     lock: &Lock,
@@ -135,19 +135,21 @@ pub async fn carry_out(
     .await
 }
 
-/// Finds every binary, authority and secret that will be needed: what is missing is said before anything is changed.
+/// Finds every binary, authority and secret that will be needed: what is missing is reported before anything is
+/// changed.
 pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError> {
     agent(&fleet.setting)?;
     let silent = fleet.inventory().await.silent;
     let chosen = || fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
     let clusters = chosen().map(|cluster| Ok((cluster, ClusterAt::open(fleet, cluster)?)));
     let clusters = clusters.collect::<Result<Vec<_>, OpError>>()?;
-    // What runs is maintained without its provider, as far as that goes. Where nothing runs yet, all waits for machines.
+    // Running clusters are maintained without the provider as far as possible. Where none runs yet, everything depends
+    // on machines.
     if clusters.iter().all(|(_, at)| at.ledger().started.is_empty() && at.ledger().adopted().is_none()) {
         provider_answers(fleet, &silent, chosen().flat_map(|c| &c.members).map(|m| &m.name))?;
     }
     for (cluster, at) in clusters {
-        // Nothing is installed where others run etcd.
+        // Nothing is installed in an adopted cluster.
         if at.ledger().adopted().is_none() {
             fleet.artifacts.fetch(&cluster.source, cluster.version).await?;
             fleet.artifacts.found(&cluster.source, cluster.version, fleet.setting.base()).await?;

@@ -1,4 +1,4 @@
-//! `raftsman backup`: a cluster → a new backup of it, those that there are, and whether they are what they say.
+//! `raftsman backup`: a cluster → a new backup, a list of its backups, and whether they are intact.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
 
-/// How often somebody who watches is told.
+/// The interval of progress reports.
 const TELL: Duration = Duration::from_millis(500);
 
 /// How far a backup is.
@@ -36,11 +36,11 @@ const TELL: Duration = Duration::from_millis(500);
 pub struct Progress {
     /// Bytes of the snapshot that came.
     pub received: u64,
-    /// Bytes of the object on their way to the store.
+    /// Bytes of the object that were sent to the store.
     pub stored: u64,
-    /// Bytes of the object that were read, back or again.
+    /// Bytes of the object that were read back for the check.
     pub checked: u64,
-    /// As many bytes are to be received or, where nothing is received, checked.
+    /// The total of bytes to receive or, where nothing is received, to check.
     pub total: u64,
 }
 
@@ -66,7 +66,7 @@ impl Taken {
     }
 }
 
-/// Has a member's machine make a backup. The lock is given back as soon as nothing is changed any more.
+/// Has a member's machine make a backup. The lock is released as soon as no change is left to make.
 pub async fn now(fleet: &Arc<Fleet>, lock: Lock, cluster: Option<&str>, watch: &Watch<'_>) -> Result<Taken, OpError> {
     let cluster = Arc::new(pick_cluster(fleet, cluster)?);
     let name = cluster.desired.name.clone();
@@ -109,7 +109,8 @@ pub async fn now(fleet: &Arc<Fleet>, lock: Lock, cluster: Option<&str>, watch: &
     Err(BackupError::Broken { machine }.into())
 }
 
-/// Whose snapshot: a healthy follower that is as far as any, and the leader only when there is nobody else.
+/// The member to take the snapshot from: the most up-to-date healthy follower, and the leader only when there is no
+/// follower.
 fn chosen(observed: &Observed) -> Option<Name> {
     let view = View::of(observed);
     let rank = |name: &&&Name| (view.leader != Some(**name), view.answering.get(**name).map(|etcd| etcd.raft_index));
@@ -121,7 +122,7 @@ fn chosen(observed: &Observed) -> Option<Name> {
 pub struct Listed {
     /// Its name.
     pub name: FullName,
-    /// What is known of it, when it counts.
+    /// Its manifest, when it is valid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifest: Option<Manifest>,
     /// Why it does not count.
@@ -161,26 +162,26 @@ pub async fn list(fleet: &Arc<Fleet>, cluster: Option<&str>, accepted: &Accepted
     Ok(Listing { place, cluster, backups })
 }
 
-/// What came of removing what is old.
+/// The result of removing old backups.
 #[derive(Debug, Serialize)]
 pub struct Pruned {
     /// Whose.
     pub cluster: Name,
     /// Where.
     pub place: String,
-    /// Nothing was removed: this is what would be.
+    /// Whether this is a dry run: nothing was removed.
     pub shown: bool,
     /// Full backups that went.
     pub fulls: Vec<FullName>,
-    /// Backups whose changes went.
+    /// Backups whose changes were removed.
     pub changes: Vec<FullName>,
     /// The store keeps these, because they are locked.
     pub locked: Vec<FullName>,
-    /// Neither counted nor removed: they cannot be verified, or are from the future.
+    /// Neither counted nor removed: they cannot be verified, or are dated in the future.
     pub ignored: Vec<FullName>,
 }
 
-/// Removes what the file does not keep any more.
+/// Removes what the file's retention does not keep.
 pub async fn prune(
     fleet: &Arc<Fleet>,
     lock: &Lock,
@@ -253,13 +254,13 @@ pub async fn show(
     Ok(Taken::of(&at, manifest))
 }
 
-/// What came of looking at a backup.
+/// The result of verifying a backup.
 #[derive(Debug, Serialize)]
 pub struct Verified {
     /// Which.
     pub name: FullName,
-    /// `snapshot`: what is in it is what etcd sent. `object`: the bytes are those that were written, and nobody looked
-    /// into them, because they are encrypted. `damaged`: neither, or it is not signed with the cluster's key.
+    /// `snapshot`: the content is what etcd sent. `object`: the bytes are those that were written; the content was not
+    /// checked, because it is encrypted. `damaged`: neither, or it is not signed with the cluster's key.
     pub verdict: &'static str,
     /// What is wrong with it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -277,7 +278,7 @@ pub enum Which<'a> {
     Named(&'a str),
 }
 
-/// Reads backups from the first byte to the last.
+/// Reads backups completely.
 pub async fn verify(
     fleet: &Arc<Fleet>,
     cluster: Option<&str>,
@@ -322,7 +323,7 @@ async fn verify_one(at: &StoreOf, name: FullName, keys: &Keys, watch: &Watch<'_>
     telling(looking, &moved, manifest.object.bytes, watch).await
 }
 
-/// Tells how far something is until it ends.
+/// Reports progress until the work ends.
 async fn telling<T>(work: impl Future<Output = T>, moved: &Moved, total: u64, watch: &Watch<'_>) -> T {
     let mut work = std::pin::pin!(work);
     let mut tick = tokio::time::interval(TELL);
@@ -340,13 +341,13 @@ async fn telling<T>(work: impl Future<Output = T>, moved: &Moved, total: u64, wa
 /// Where a copy goes.
 #[derive(Debug, Clone, Copy)]
 pub enum Target<'a> {
-    /// A directory, laid out as a store.
+    /// A directory with the layout of a store.
     Directory(&'a Path),
     /// The store of another file.
     Store {
         /// What that file says of backups.
         settings: &'a Backups,
-        /// What it refers to is looked for from here on.
+        /// Paths in it are relative to this directory.
         base: &'a Path,
     },
     /// The plain snapshot, in a file.
@@ -358,7 +359,7 @@ pub enum Target<'a> {
 pub struct Copied {
     /// Which backup.
     pub backup: FullName,
-    /// So many batches of changes since came with it.
+    /// The number of batches of changes that were copied with it.
     pub batches: usize,
     /// Where it is.
     pub place: String,
@@ -366,7 +367,7 @@ pub struct Copied {
     pub path: String,
 }
 
-/// Copies a backup, with all changes since, to another place; or its snapshot alone, unpacked, into a file.
+/// Copies a backup, with all changes since, to another store; or its snapshot alone, decoded, into a file.
 pub async fn copy(
     fleet: &Arc<Fleet>,
     cluster: Option<&str>,
@@ -378,7 +379,7 @@ pub async fn copy(
 ) -> Result<Copied, OpError> {
     let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
     let manifest = match (name, &target) {
-        // The one whose changes lead furthest, which need not be the newest.
+        // The backup whose changes reach the newest revision, which need not be the newest backup.
         (None, Target::Directory(_) | Target::Store { .. }) => at.find(Wish::Newest, keys).await?.full,
         _ => at.named(name).await?,
     };
@@ -410,7 +411,7 @@ pub async fn copy(
     };
     let copying = async {
         let (batches, _) = changes::since(&at.repository, &manifest).await?;
-        // What leads nowhere is not worth a place.
+        // Batches that do not continue the backup are not copied.
         let batches = chain(&manifest, &batches, None).map_err(changes::ChangesError::from)?;
         let to = Side { store: &store, layout: &layout };
         raftsman_backup::copy::copy(&at.repository, to, &manifest, &batches, &moved).await?;

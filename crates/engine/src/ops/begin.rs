@@ -1,4 +1,4 @@
-//! A file and a context → the fleet, open, under the lock of what an operation changes.
+//! A file and a context → the open fleet, under the lock of what an operation changes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ pub struct Begun {
 
 /// Asks the operator before anything is changed.
 pub struct Consent<'a, T> {
-    /// Shows what is about to be done.
+    /// Shows what will be done.
     pub show: &'a (dyn Fn(&T) + Sync),
-    /// Whether it may be done; else, what the operator has to do for it.
+    /// Whether it may be done; else, what the operator has to do first.
     pub approve: &'a (dyn Fn(&T) -> Result<(), String> + Sync),
 }
 
@@ -43,7 +43,7 @@ impl<T> Consent<'_, T> {
     }
 }
 
-/// The state of this fleet; none where there is none yet, or not even its identity was finished.
+/// The state of this fleet; none where it does not exist, or its identity is incomplete.
 pub fn state(spec: &Spec, setting: &Setting) -> Result<Option<Store>, OpError> {
     match Store::open(&setting.state_dir(spec), spec.fleet.as_str()) {
         Ok(store) => Ok(Some(store)),
@@ -52,7 +52,7 @@ pub fn state(spec: &Spec, setting: &Setting) -> Result<Option<Store>, OpError> {
     }
 }
 
-/// Whether this fleet has no state yet, or one whose making was cut short.
+/// Whether this fleet has no state yet, or one whose creation was interrupted.
 pub fn is_new(spec: &Spec, setting: &Setting) -> Result<bool, OpError> {
     Ok(match state(spec, setting)? {
         Some(store) => !Fleet::is_complete(&store)?,
@@ -65,7 +65,8 @@ pub fn open(spec: Spec, setting: Setting) -> Result<Arc<Fleet>, OpError> {
     Ok(Fleet::open(spec, setting, Timestamp::now())?)
 }
 
-/// Makes the state where there is none yet, completes one whose making was cut short, takes the lock and opens the fleet.
+/// Makes the state where there is none yet, completes one whose creation was interrupted, takes the lock and opens the
+/// fleet.
 pub fn begin(spec: Spec, setting: &Setting, verb: &str, scope: &LockScope) -> Result<Begun, OpError> {
     let (store, made) = match state(&spec, setting)? {
         Some(store) => (store, false),
@@ -91,8 +92,7 @@ pub fn begin(spec: Spec, setting: &Setting, verb: &str, scope: &LockScope) -> Re
     }
 }
 
-/// Removes a state that this operation made, when it turned out that nothing can be begun. One that another operator works
-/// with by now stays.
+/// Removes a state that this operation made, when nothing can start. A state that another operator uses by now stays.
 pub(super) fn withdraw(store: Store, setting: &Setting) -> Result<(), OpError> {
     let lock = match store.lock(LockInfo::new("withdraw", &setting.user, &setting.host)) {
         Ok(lock) => lock,
@@ -154,7 +154,7 @@ pub fn locked_member(
     }
     let fleet = open(spec.clone(), setting.clone())?;
     let cluster = pick_member(&fleet, cluster, member)?.0.desired.name;
-    // A passphrase that the operator was asked for is not asked for again.
+    // The operator has given a passphrase already: it is not requested again.
     locked_for(spec, &fleet.setting, verb, &LockScope::Stacks(BTreeSet::from([cluster.to_string()])))
 }
 

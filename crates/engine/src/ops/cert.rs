@@ -1,4 +1,4 @@
-//! `raftsman cert`: what is signed, until when, and new certificates for clients.
+//! `raftsman cert`: certificates and their expiry, and new certificates for clients.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -27,7 +27,7 @@ pub struct Certificate {
     pub cluster: Option<Name>,
     /// What: `fleet CA`, `peers CA`, `clients CA`, `agent`, `peer`, `server`.
     pub what: &'static str,
-    /// While an authority changes: `signs`, `signs next`, `still trusted`, `trusted no more`.
+    /// During a rotation: `signs`, `signs next`, `still trusted`, `trusted no more`.
     pub standing: Option<&'static str>,
     /// Whose.
     pub whose: String,
@@ -35,7 +35,7 @@ pub struct Certificate {
     pub not_before: Timestamp,
     /// Until when.
     pub not_after: Timestamp,
-    /// When it is renewed, or another authority is made; never for those that are brought.
+    /// When it is renewed, or another authority is made; never for authorities that the file brings.
     pub renewal: Option<Timestamp>,
     /// SHA-256.
     pub fingerprint: String,
@@ -102,7 +102,7 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
     Ok((all, silent))
 }
 
-/// A side's authorities by what they are to it.
+/// A side's authorities by their role in a rotation.
 fn standings(trust: &Trust) -> [(&'static str, Vec<&AuthorityRecord>); 4] {
     [
         ("signs", vec![&trust.current]),
@@ -141,7 +141,7 @@ pub struct Issued {
     pub warnings: Vec<String>,
 }
 
-/// What is done with files that are there already.
+/// What happens to files that exist already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
     /// Nothing: no certificate is issued.
@@ -157,16 +157,16 @@ pub struct IssueRequest<'a> {
     pub name: &'a str,
     /// The directory for the files.
     pub dir: &'a Path,
-    /// How long it is to be valid; the default of its kind where nothing is said.
+    /// Its validity; the default of its kind where none is given.
     pub validity: Option<Duration>,
-    /// What is done with files that are there already.
+    /// What happens to files that exist already.
     pub existing: Existing,
 }
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// An application's certificate: what `certificates.validity` is for members.
 const USER_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3600);
-/// `root` may do everything, and etcd checks no revocation list: long enough for a day's work.
+/// `root` has all permissions, and etcd checks no revocation list: long enough for a day's work.
 const ROOT_VALIDITY: Duration = DAY;
 
 /// Signs a certificate for a user of etcd, into `<dir>/<user>.crt`, `.key` and `ca.crt`.
@@ -175,7 +175,7 @@ pub fn issue(fleet: &Arc<Fleet>, cluster: Option<&str>, request: IssueRequest<'_
     let cluster = pick_cluster(fleet, cluster)?;
     let now = Timestamp::now();
     let trust = cluster.trust(Side::Clients)?;
-    // Before auth is on, every client with a certificate is a superuser.
+    // Before auth is enabled, every client with a certificate is a superuser.
     let ledger = cluster.ledger();
     let unsecured = ledger.adopted().is_none() && ledger.secured.is_none();
     if cluster.desired.auth == AuthMode::Certificate && unsecured && user != "root" {
@@ -234,7 +234,7 @@ fn days(span: SignedDuration) -> String {
     }
 }
 
-/// By whom a client certificate is signed.
+/// The authority and the profile of a client certificate.
 struct Leaf<'a> {
     authority: &'a pki::Authority,
     organization: &'a str,
@@ -258,7 +258,7 @@ impl Leaf<'_> {
         let stem = if name.is_empty() { "anonymous" } else { name };
         let [certificate, key, ca] = [format!("{stem}.crt"), format!("{stem}.key"), ca.to_owned()].map(|f| dir.join(f));
         if existing == Existing::Keep {
-            // Another user's certificate from the same CA may lie beside it.
+            // The directory may hold another user's certificate from the same CA.
             let same = std::fs::read(&ca).is_ok_and(|there| there == self.trust.as_bytes());
             for path in [&certificate, &key, &ca] {
                 if path.symlink_metadata().is_ok() && !(path == &ca && same) {

@@ -1,4 +1,4 @@
-//! `raftsman destroy`: machines and everything that was kept about them → nothing.
+//! `raftsman destroy`: machines and everything that the state holds about them → deleted.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -28,18 +28,18 @@ const LEFT_BEHIND: &str = "nothing was destroyed, because its machines would be 
 pub struct Destruction {
     /// Machines, with their data.
     pub machines: Vec<String>,
-    /// Clusters whose keys and memory go.
+    /// Clusters whose keys and ledgers are deleted.
     pub clusters: Vec<Name>,
-    /// Whether the state goes too: nothing of the fleet is left then.
+    /// Whether the state is deleted too: nothing of the fleet is left then.
     pub state: bool,
-    /// Files in the state that raftsman did not make, and left.
+    /// Files in the state that raftsman did not make, and that stay.
     pub left: Vec<PathBuf>,
-    /// The provider's ids of the machines, as far as they have some: another one of the same name is not destroyed.
+    /// The provider's ids of the machines, where it has them: another machine of the same name is not destroyed.
     #[serde(skip)]
     pub ids: BTreeMap<String, String>,
 }
 
-/// The whole of `raftsman destroy`: looks, asks, and destroys. Nothing comes back where there was no state.
+/// The whole of `raftsman destroy`: observes, asks, and destroys. Returns nothing where there was no state.
 pub async fn run(
     mut spec: Spec,
     setting: &Setting,
@@ -52,7 +52,7 @@ pub async fn run(
         return Ok(None);
     }
     allowed(&spec, &setting.file, only)?;
-    // What the fleet has counts, not what the file would rather have.
+    // The fleet's actual network counts, not the one that the file asks for.
     spec.machines.network = None;
     let scope = if only.is_empty() { LockScope::Fleet } else { clusters(&spec, only) };
     let Begun { fleet, lock, .. } = begin(spec, setting, "destroy", &scope)?;
@@ -62,7 +62,7 @@ pub async fn run(
     Ok(Some(destroy(fleet, lock, what, tell).await?))
 }
 
-/// Whether the file lets these clusters go.
+/// Whether the file allows that these clusters are destroyed.
 fn allowed(spec: &Spec, file: &std::path::Path, only: &[Name]) -> Result<(), OpError> {
     let kept =
         |(name, cluster): &(&Name, &EtcdCluster)| cluster.prevent_destroy && (only.is_empty() || only.contains(name));
@@ -78,7 +78,7 @@ pub async fn survey(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Destruction, Op
     let chosen = || fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
     let mut named: BTreeSet<Name> = chosen().flat_map(|c| &c.members).map(|m| m.name.clone()).collect();
     for cluster in chosen() {
-        // A lost or damaged ledger may name machines that the file does not: what goes would be a guess.
+        // A lost or damaged ledger may have recorded machines that the file does not list: destroying would be a guess.
         named.extend(ClusterAt::open(fleet, cluster)?.ledger().members.into_keys());
     }
     let concerned: BTreeSet<SilentConnection> = match only.is_empty() {
@@ -93,14 +93,14 @@ pub async fn survey(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Destruction, Op
     let machines = inventory.into_iter().map(|m| m.name).filter(|name| goes(name)).collect();
     let mut clusters: Vec<Name> = chosen().map(|cluster| cluster.name.clone()).collect();
     if only.is_empty() {
-        // With the state goes what the file has no more.
+        // The state goes too, so clusters that the file does not list any more are included.
         let known = fleet.store.clusters()?.into_iter().filter_map(|name| Name::parse(&name).ok());
         clusters.extend(known.filter(|name| fleet.desired.clusters.iter().all(|cluster| cluster.name != *name)));
     }
     Ok(Destruction { machines, clusters, state: only.is_empty(), left: Vec::new(), ids })
 }
 
-/// Destroys it. `tell` hears of every machine that is gone.
+/// Destroys it. `tell` gets every machine that is gone.
 pub async fn destroy(
     fleet: Arc<Fleet>,
     lock: Lock,
@@ -117,7 +117,7 @@ pub async fn destroy(
     for outcome in deleted.await {
         outcome?;
     }
-    // A killed run may have left a machine that is not one yet: a directory in which nothing is said.
+    // A killed run may have left an incomplete machine: a directory without a tag.
     let members = || fleet.desired.clusters.iter().filter(|c| what.clusters.contains(&c.name)).flat_map(|c| &c.members);
     for member in members().filter(|m| !what.machines.iter().any(|name| m.name.as_str() == name)) {
         match fleet.give_back(&lock, member.name.as_str(), None).await {
@@ -148,7 +148,7 @@ pub async fn destroy(
     for ours in ["clients", "artifacts", "snapshots"] {
         remove_dir(&fleet.store.dir().join(ours))?;
     }
-    // Only where they are empty: what is not ours stays.
+    // Only empty directories: files that are not raftsman's stay.
     for ours in ["machines", HOSTS] {
         let _ = std::fs::remove_dir(fleet.store.dir().join(ours));
     }

@@ -1,4 +1,4 @@
-//! `raftsman drill`: the newest backup → restored into a throwaway etcd, compared with what it should be, and written down.
+//! `raftsman drill`: the newest backup → restored into a temporary etcd, compared with its manifest, and recorded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
 
-/// Tries the newest backup with all changes since, of this cluster or of another one, on a machine of this cluster. What
-/// comes of it stands in the store; and in the state of the cluster whose backup it is.
+/// Tests the newest backup with all changes since, of this cluster or of another one, on a machine of this cluster. The
+/// result is recorded in the store, and in the state of the cluster that the backup is of.
 pub async fn drill(
     fleet: &Arc<Fleet>,
     lock: &Lock,
@@ -46,11 +46,11 @@ pub async fn drill(
             return Err(error.into());
         }
     };
-    // Of another cluster nobody here knows how far it is.
+    // The current revision of another cluster is unknown here.
     let answered = from.is_none() && observed.members.values().any(|member| member.etcd.seen().is_some());
     let version = cluster.desired.version;
     let tried = Tried { machine: tried.machine, version, revision: tried.revision, keys: tried.keys, took: tried.took };
-    // Of another fleet's backups this one can say what it saw, with its own key: who trusts that key counts it.
+    // A drill of another fleet's backup is signed with this cluster's own key: fleets that trust that key accept it.
     make_signing_key(fleet, lock)?;
     let own = StoreOf::open(fleet, &cluster.desired.name, &Accepted::default())?.signer;
     let signer = at.signer.as_ref().or(own.as_ref());
@@ -64,11 +64,11 @@ pub async fn drill(
     Ok(drill)
 }
 
-/// All drills that stand in the store, the oldest first.
+/// All drills that the store records, the oldest first.
 pub async fn history(fleet: &Arc<Fleet>, cluster: Option<&str>, from: Option<&str>) -> Result<Vec<Drill>, OpError> {
     let name = pick_cluster(fleet, cluster)?.desired.name.clone();
     let mut at = source(fleet, &name, from, &Accepted::default())?;
-    // Others' keys that the file trusts, and this cluster's own, for drills of others' backups.
+    // Other fleets' keys that the file trusts, and this cluster's own, for drills of other fleets' backups.
     let trusted: Result<Vec<PublicKey>, SignError> = at.settings.trust.iter().map(|key| key.parse()).collect();
     at.repository.trust.keys.extend(trusted.map_err(BackupError::from)?);
     at.repository.trust.keys.extend(StoreOf::open(fleet, &name, &Accepted::default())?.signer.map(|own| own.public()));

@@ -1,4 +1,4 @@
-//! `raftsman env`: a cluster → the settings with which `etcdctl` speaks to it.
+//! `raftsman env`: a cluster → the environment with which `etcdctl` connects to it.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
@@ -31,10 +31,10 @@ pub struct Settings {
     pub password_file: Option<PathBuf>,
 }
 
-/// How long the certificate is valid that `etcdctl` gets.
+/// The validity of the certificate for `etcdctl`.
 const VALIDITY: Duration = Duration::from_secs(24 * 3600);
 
-/// Puts what is needed below the state, and says where.
+/// Writes the needed files below the state, and returns their paths.
 pub fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpError> {
     let at = pick_cluster(fleet, cluster)?;
     let name = at.desired.name.as_str();
@@ -45,7 +45,7 @@ pub fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpErro
         Some(adopted) => adopted.clients.values().cloned().collect(),
         None => at.desired.members.iter().map(|m| m.client_url()).collect(),
     };
-    // Also with passwords: it brings the CA, and the certificate does no harm.
+    // Also with passwords: `etcdctl` needs the CA, and the certificate does no harm.
     private(&state.join("clients"))?;
     private(&dir)?;
     let request = IssueRequest { name: "root", dir: &dir, validity: Some(VALIDITY), existing: Existing::Replace };
@@ -76,7 +76,7 @@ pub fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpErro
     })
 }
 
-/// A directory for its owner alone, whatever the umask says and whoever made it.
+/// A directory for its owner only, whatever the umask, also where it existed before.
 fn private(dir: &Path) -> Result<(), OpError> {
     let failed = |action| move |source| OpError::File { action, path: dir.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed("make"))?;

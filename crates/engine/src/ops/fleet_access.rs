@@ -1,5 +1,5 @@
-//! `raftsman cert revoke` and `raftsman cert rotate fleet`: whom agents accept → written down, carried out by what `apply`
-//! does, and proven by every agent's report.
+//! `raftsman cert revoke` and `raftsman cert rotate fleet`: the certificates that agents accept → recorded, carried out
+//! by `apply`, and proven by every agent's report.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
 
-/// The whole of `raftsman cert rotate fleet`: phase by phase, each carried out on every machine and proven by every agent
-/// before the next begins. One that was interrupted goes on where it is.
+/// The whole of `raftsman cert rotate fleet`: phase by phase, each carried out on every machine and proven by every
+/// agent before the next begins. An interrupted rotation continues at its phase.
 pub async fn run_rotation(
     spec: Spec,
     setting: &Setting,
@@ -47,7 +47,7 @@ pub async fn run_rotation(
     }
 }
 
-/// The whole of `raftsman cert revoke`: writes it down, has every agent told, and sees that each refuses it.
+/// The whole of `raftsman cert revoke`: records the key, sends it to every agent, and checks that each rejects it.
 pub async fn run_revocation(
     spec: Spec,
     setting: &Setting,
@@ -63,7 +63,7 @@ pub async fn run_revocation(
     Ok(key)
 }
 
-/// The key that somebody wants revoked: of a certificate file, or its SHA-256 in hexadecimal.
+/// The key to revoke: of a certificate file, or its SHA-256 in hexadecimal.
 pub fn key_to_revoke(what: &str) -> Result<String, OpError> {
     if what.len() == 64 && what.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Ok(what.to_ascii_lowercase());
@@ -71,7 +71,7 @@ pub fn key_to_revoke(what: &str) -> Result<String, OpError> {
     public_key(Path::new(what)).ok_or_else(|| OpError::NoCertificate(what.to_owned()))
 }
 
-/// Writes it down, for `apply` to tell every agent; whether it was not on the list yet.
+/// Records it, so that `apply` sends it to every agent; returns whether it was not on the list yet.
 pub fn revoke(fleet: &Arc<Fleet>, lock: &Lock, key: &str) -> Result<bool, OpError> {
     if fleet.authority.facts().public_key_sha256 == key {
         return Err(OpError::RevokesAuthority);
@@ -84,7 +84,7 @@ pub fn revoke(fleet: &Arc<Fleet>, lock: &Lock, key: &str) -> Result<bool, OpErro
     Ok(new)
 }
 
-/// Goes on to the next phase of a rotation. What the phase before was about must be [`proven`].
+/// Starts the next phase of a rotation. The phase before must be [`proven`].
 pub fn advance(fleet: &Arc<Fleet>, lock: &Lock) -> Result<Phase, OpError> {
     let mut access = fleet.access.clone();
     let next = match access.phase() {
@@ -106,7 +106,7 @@ pub fn advance(fleet: &Arc<Fleet>, lock: &Lock) -> Result<Phase, OpError> {
     Ok(next)
 }
 
-/// Whether every agent says that it accepts whom it should, and shows what the signing authority signed.
+/// Whether every agent reports the expected trust, and a certificate of the signing authority.
 pub async fn proven(fleet: &Arc<Fleet>) -> Result<(), OpError> {
     let behind = for_each_cluster(fleet, &[], |cluster| async move {
         if cluster.ledger().adopted().is_some() {

@@ -1,4 +1,4 @@
-//! `raftsman join`: a host of the file that nobody here may log in to → what a person tells its agent.
+//! `raftsman join`: a host of the file without SSH access → the command that enrolls it manually.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::fleet::{Fleet, Setting};
 use crate::store::Lock;
 use crate::tokens::KeptToken;
 
-/// A host that is told within this time can be taken in.
+/// The shortest validity: an agent must get the token within it.
 const SHORTEST: Duration = Duration::from_secs(60);
-/// The line is a secret for as long as it works: not longer than somebody needs to get to a host.
+/// The line is a secret for as long as it is valid: no longer than an operator needs to get to a host.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What takes a host in.
@@ -30,7 +30,7 @@ pub struct Invitation {
     pub address: IpAddr,
     /// Until when.
     pub until: Option<Timestamp>,
-    /// What its agent reads, on one line. Of no value to anybody once the host is taken in.
+    /// The boot data for its agent, on one line. It is of no use once the host is enrolled.
     pub boot: Boot,
 }
 
@@ -48,14 +48,15 @@ pub fn run(spec: Spec, setting: &Setting, host: &str, valid_for: Duration) -> Re
     join(&fleet, &lock, host, valid_for)
 }
 
-/// Whether the file has hosts to invite: before anything is made.
+/// Whether the file has hosts to invite. Checked before anything is made.
 pub fn check(spec: &Spec) -> Result<(), OpError> {
     if spec.machines.provider == Provider::Hosts { Ok(()) } else { Err(OpError::NoHosts) }
 }
 
-/// Invites a host: the next `apply` takes it in, once its agent was told.
+/// Invites a host: the next `apply` enrolls it, once its agent has the boot data.
 ///
-/// Each one has a token of its own, and the one before is dead: what was printed earlier works for no agent any more.
+/// Each invitation has a token of its own and invalidates the one before: a line that was printed earlier does not work
+/// any more.
 pub fn join(fleet: &Arc<Fleet>, lock: &Lock, host: &str, valid_for: Duration) -> Result<Invitation, OpError> {
     if !(SHORTEST..=LONGEST).contains(&valid_for) {
         return Err(OpError::JoinWindow);

@@ -21,9 +21,9 @@ pub async fn logs(fleet: &Arc<Fleet>, machine: &str, of_agent: bool, lines: u32)
     Ok(reply.into_inner().lines)
 }
 
-/// Where in the last lines of a log those begin that were not among the last lines of the look before.
+/// The index of the first line that is new since the previous read of the log's last lines.
 pub fn added(before: &[String], now: &[String]) -> usize {
-    // As little as possible has gone from the beginning: the same line may be written twice.
+    // Assumes that as few lines as possible left the beginning: the same line may occur twice.
     let kept = (0..=before.len()).map(|gone| &before[gone..]).find(|kept| now.starts_with(kept));
     kept.map_or(0, <[String]>::len)
 }

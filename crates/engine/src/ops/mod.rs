@@ -1,4 +1,4 @@
-//! One verb of the command line each: input from the file, the state and the world → what the command shows.
+//! One verb of the command line each: the file, the state and the world → what the command shows.
 
 pub mod adopt;
 pub mod apply;
@@ -44,7 +44,7 @@ use crate::observe::LinkError;
 use crate::pki::PkiError;
 use crate::store::{LockInfo, StoreError};
 
-/// Why a verb could not do its work.
+/// Why a verb failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
     /// The fleet cannot be opened.
@@ -62,7 +62,7 @@ pub enum OpError {
     /// What is needed is not there.
     #[error("{}", needs::listed(.0))]
     Unmet(Vec<needs::Unmet>),
-    /// Some clusters did not get to where they should be; what stopped them was reported as it happened.
+    /// Some clusters did not converge; the causes were reported as they happened.
     #[error("not as it should be yet: {}; what stopped it is named above", names(.0))]
     NotConverged(Vec<Name>),
     /// There is nothing yet.
@@ -105,7 +105,7 @@ pub enum OpError {
     /// An action.
     #[error(transparent)]
     Act(#[from] ActError),
-    /// The provider cannot be asked, and it cannot be done without.
+    /// The provider does not answer, and the verb needs it.
     #[error("{}; {consequence}", silent.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     ProviderSilent {
         /// Its connections that cannot be asked.
@@ -125,7 +125,7 @@ pub enum OpError {
     /// Applying stopped.
     #[error(transparent)]
     Apply(#[from] ApplyError),
-    /// An operator asked for it to end.
+    /// An operator interrupted it.
     #[error("interrupted: done {}, not done {}; give the command again to go on", names(done), names(left))]
     Interrupted {
         /// Members that it was done to.
@@ -139,7 +139,7 @@ pub enum OpError {
     /// A cluster cannot be adopted.
     #[error(transparent)]
     Adopt(#[from] adopt::AdoptError),
-    /// A ledger cannot be rebuilt from what is seen.
+    /// A ledger cannot be rebuilt from observations.
     #[error("the ledger of cluster `{cluster}` cannot be rebuilt: {source}")]
     Rebuild {
         /// Which cluster.
@@ -198,7 +198,7 @@ pub enum OpError {
         "cluster `{0}` has no quorum, so that nothing can be agreed upon: bring members back with their disks, `raftsman status` says which are missing; if they are gone for good, `raftsman recover`"
     )]
     NoQuorum(Name),
-    /// It is not clear what should be done.
+    /// The request is ambiguous.
     #[error("{0}")]
     Unclear(String),
     /// No agent can be asked to measure.
@@ -240,7 +240,7 @@ pub enum OpError {
     /// Files are not overwritten.
     #[error("{} is there already, and nothing was issued: choose another directory with --out, or give --force to replace it", .0.display())]
     FileExists(std::path::PathBuf),
-    /// The file brings the authority that somebody wants another one for.
+    /// The file brings the authority that should be rotated.
     #[error(
         "the file brings the {side} CA of `{cluster}`: put another certificate and key in the place of {certificate}, \
          then `raftsman apply`"
@@ -296,7 +296,8 @@ pub enum OpError {
 }
 
 impl OpError {
-    /// The stack whose lock another process holds, where that is why; nothing inside where it holds that of the whole fleet.
+    /// The stack whose lock another process holds, where that is the cause; nothing inside where that process holds the
+    /// lock of the whole fleet.
     pub fn locked(&self) -> Option<Option<&str>> {
         match self {
             Self::Store(StoreError::Locked { stack, .. })
@@ -311,7 +312,7 @@ fn names(names: &[Name]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-/// Who takes the lock, and for which verb.
+/// The lock's record: the user, the host and the verb.
 fn lock_info(setting: &Setting, verb: &str) -> LockInfo {
     LockInfo::new(verb, &setting.user, &setting.host)
 }
@@ -371,10 +372,10 @@ async fn surroundings(fleet: &Arc<Fleet>) -> Result<Surroundings, OpError> {
     Ok(Surroundings { unnamed, silent })
 }
 
-/// So many clusters at a time: a thousand do not exhaust this computer.
+/// The number of clusters handled at a time: a thousand at once would exhaust this computer.
 const CLUSTERS_AT_A_TIME: usize = 64;
 
-/// Looks at every cluster of the fleet, several at a time, and makes something of each.
+/// Observes every cluster of the fleet, several at a time, and maps each to a result.
 async fn for_each_cluster<T, F, W>(fleet: &Arc<Fleet>, only: &[Name], work: W) -> Result<Vec<T>, OpError>
 where
     T: Send + 'static,
@@ -389,8 +390,8 @@ where
     in_order(CLUSTERS_AT_A_TIME, spawned).await.into_iter().collect()
 }
 
-/// The results of all tasks in the order of the tasks, however they end: one that is stuck keeps its own place and no
-/// other's, so that the tasks behind the first `at_a_time` do not wait for it.
+/// The results of all tasks in the order of the tasks, whatever the order in which they end. A task that hangs occupies
+/// one slot only, so the tasks behind the first `at_a_time` do not wait for it.
 async fn in_order<T, F: Future<Output = T>>(at_a_time: usize, tasks: impl Iterator<Item = F>) -> Vec<T> {
     use futures::StreamExt as _;
     let numbered = tasks.enumerate().map(|(number, task)| async move { (number, task.await) });

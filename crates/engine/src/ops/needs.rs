@@ -1,6 +1,6 @@
 //! What the file refers to, and this computer → what `apply` needs and would not find.
 //!
-//! `plan` says it without changing anything and without downloading; `apply` stops there before it asks.
+//! `plan` reports it without changing or downloading anything; `apply` stops there before it asks.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
@@ -77,7 +77,7 @@ pub(super) fn of_new(spec: &Spec, setting: &Setting, desired: &Desired, only: &[
         note(None, Need::Network, vacant.map_err(|error| FleetError::from(error).into()));
     }
     let artifacts = Artifacts::new(setting.state_dir(spec).join("artifacts"));
-    // Clusters mostly share one with the cluster before: it is looked for once.
+    // Clusters mostly share the binary of the cluster before: it is searched once.
     let mut found = None;
     for cluster in wanted(desired, only) {
         let needed = (&cluster.source, cluster.version);
@@ -145,7 +145,7 @@ fn through_provider(action: &Action) -> Option<&Name> {
     }
 }
 
-/// Whether the provider can be asked for what these machines are on.
+/// Whether the connections of the provider that these machines are on answer.
 pub(super) fn provider_answers<'a>(
     fleet: &Fleet,
     silent: &[SilentConnection],
@@ -170,7 +170,7 @@ pub(super) fn agent(setting: &Setting) -> Result<(), OpError> {
     }
 }
 
-/// Whether all that the file refers to for a cluster is there and good.
+/// Whether all that the file refers to for a cluster exists and is valid.
 fn references(cluster: &Cluster, base: &Path, now: Timestamp) -> Result<(), ClusterError> {
     for side in Side::ALL {
         if let spec::Authority::Brought(reference) = cluster.authority(side) {
@@ -185,8 +185,8 @@ fn references(cluster: &Cluster, base: &Path, now: Timestamp) -> Result<(), Clus
     Ok(())
 }
 
-/// Whether the ports are free that a machine on this computer is about to use. etcd of a machine that stands still may
-/// well run, so that its ports are its own.
+/// Whether the ports that a machine on this computer is about to use are free. etcd of a stopped machine may still run,
+/// so those ports are its own.
 fn ports(cluster: &Cluster, action: &Action) -> Result<(), OpError> {
     let (machine, ports): (_, &[u16]) = if let Action::Machine(MachineAction::CreateMachine { machine }) = action {
         (machine, &[AGENT_PORT, CLIENT_PORT, PEER_PORT])

@@ -1,4 +1,4 @@
-//! `raftsman plan`: what should be and what is → what `apply` would do, step by step.
+//! `raftsman plan`: desired and observed state → what `apply` would do, step by step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,17 +43,17 @@ pub struct ClusterPlan {
     /// With `--diff`: how etcd's configuration files would change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub diffs: Option<Vec<ConfigDiff>>,
-    /// With `--explain`: what every pass of the planner came to, for the next wave.
+    /// With `--explain`: the result of every pass of the planner, for the next wave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub considered: Option<Vec<Considered>>,
 }
 
-/// What a plan tells beside its steps.
+/// What a plan shows beside its steps.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Detail {
     /// How etcd's configuration files would change.
     pub diffs: bool,
-    /// What every pass of the planner came to.
+    /// The result of every pass of the planner.
     pub explain: bool,
 }
 
@@ -62,7 +62,7 @@ pub struct Detail {
 pub struct ConfigDiff {
     /// On these, alike.
     pub machines: Vec<Name>,
-    /// Lines that go begin with `-`, those that come with `+`.
+    /// Removed lines begin with `-`, added ones with `+`.
     pub diff: String,
 }
 
@@ -73,17 +73,17 @@ pub struct FleetPlan {
     pub fleet: Name,
     /// Its clusters.
     pub clusters: Vec<ClusterPlan>,
-    /// Machines of the fleet that the file does not name. Nothing is done to them.
+    /// Machines of the fleet that the file does not name. They are not changed.
     pub strangers: Vec<String>,
-    /// Connections of the provider that cannot be asked: their machines are neither made nor changed.
+    /// Connections of the provider that do not answer: their machines are neither made nor changed.
     pub provider_unreachable: Vec<SilentConnection>,
     /// What the steps delete for good.
     pub deletions: Vec<Deletion>,
-    /// What `apply` needs and would not find: it does not begin.
+    /// What `apply` needs and would not find: it does not start.
     pub unmet: Vec<Unmet>,
 }
 
-/// Something that a step deletes for good.
+/// Something that a step deletes permanently.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Deletion {
     /// In which cluster.
@@ -110,8 +110,8 @@ impl FleetPlan {
         self.clusters.iter().any(|c| !c.forecast.waves.is_empty())
     }
 
-    /// What keeps `apply` from beginning at all. A port that is taken is the business of its cluster, as long as another
-    /// one can be worked on.
+    /// What prevents `apply` from starting at all. A port in use only blocks its own cluster, as long as another one
+    /// can be applied.
     pub fn obstacles(&self) -> Vec<&Unmet> {
         let held = |name: &Name| self.unmet.iter().any(|u| u.need == Need::Port && u.cluster.as_ref() == Some(name));
         let mut with_steps = self.clusters.iter().filter(|c| !c.forecast.waves.is_empty());
@@ -119,7 +119,7 @@ impl FleetPlan {
         self.unmet.iter().filter(|unmet| unmet.need != Need::Port || !others_go_on).collect()
     }
 
-    /// Whether every cluster gets to where it should be.
+    /// Whether every cluster converges.
     pub fn converges(&self) -> bool {
         self.clusters.iter().all(|c| c.forecast.converges)
     }
@@ -131,7 +131,7 @@ pub async fn plan(fleet: &Arc<Fleet>, only: &[Name], detail: Detail) -> Result<F
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
         Ok(detailed_plan(&cluster.desired, &observed, detail))
     });
-    // At the same time: a provider that does not answer takes up its time limit once.
+    // Concurrently: a provider that does not answer costs its time limit once.
     let (clusters, around) = tokio::join!(clusters, surroundings(fleet));
     let Surroundings { unnamed, silent } = around?;
     let mut plan = FleetPlan::new(fleet.spec.fleet.clone(), clusters?);
@@ -145,7 +145,7 @@ pub async fn plan(fleet: &Arc<Fleet>, only: &[Name], detail: Detail) -> Result<F
 
 /// The plan of a fleet that has no state yet: nothing of it can exist.
 pub fn plan_of_new(spec: &Spec, setting: &Setting, only: &[Name], detail: Detail) -> Result<FleetPlan, OpError> {
-    // Which network it will be is chosen by the first apply; the plan does not depend on it.
+    // The first apply chooses the network; the plan does not depend on it.
     let network = spec.machines.network.as_deref().and_then(|n| n.parse().ok());
     let network = network.or_else(|| Some(LoopbackNetwork::new(0, 1)));
     let identity = Identity { id: "new".to_owned(), network, places: BTreeMap::new(), zones: BTreeMap::new() };

@@ -1,4 +1,4 @@
-//! `raftsman preflight`: what disks and network take → whether heartbeat and election time-outs suit it.
+//! `raftsman preflight`: measured disks and network → whether heartbeat and election time-outs fit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ pub struct ClusterPreflight {
     /// What was measured.
     #[serde(flatten)]
     pub measurement: Measurement,
-    /// Machines that could not be asked, and why.
+    /// Machines that did not answer, and why.
     pub silent: BTreeMap<Name, String>,
-    /// The slowest disk, and those that are furthest apart.
+    /// The slowest disk, and the highest round-trip time.
     pub worst: Worst,
     /// The timers that suit it.
     pub recommended: Pace,
-    /// Those that are in force: of the file, or of the measurement that is kept; nothing before there is one.
+    /// The timers in force: of the file, or of the recorded measurement; nothing before there is one.
     pub timers: Option<Pace>,
     /// Whether the file wants them measured.
     pub by_measurement: bool,
@@ -41,7 +41,7 @@ pub struct ClusterPreflight {
     pub concerns: Vec<ConcernStatus>,
 }
 
-/// Something that does not suit, in words.
+/// A setting that does not fit, as text.
 #[derive(Debug, Clone, Serialize)]
 pub struct ConcernStatus {
     /// In words.

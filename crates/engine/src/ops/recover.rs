@@ -20,12 +20,12 @@ use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
 
-/// What somebody who recovers a cluster knows, and wants.
+/// The operator's input to a recovery.
 #[derive(Debug, Clone, Default)]
 pub struct Wishes {
     /// The cluster; the only one of the file when it is not named.
     pub cluster: Option<String>,
-    /// The survivor to build it around, where somebody knows better.
+    /// The survivor to recover from, where the operator chooses it.
     pub from: Option<Name>,
     /// Members that are known to be gone for good.
     pub lost: Vec<Name>,
@@ -42,12 +42,12 @@ pub struct Survey {
     /// What `apply` would do.
     #[serde(skip)]
     pub plan: Option<FleetPlan>,
-    /// Somebody decided already: it goes on from where it is.
+    /// A recovery was approved already, and continues.
     pub under_way: bool,
 }
 
-/// The whole of `raftsman recover`: looks at what is left, asks, writes the decision down, and applies it. With `show` it
-/// only looks.
+/// The whole of `raftsman recover`: observes what is left, asks, records the decision, and applies it. With `show` it
+/// only observes.
 pub async fn run(
     spec: Spec,
     setting: &Setting,
@@ -74,7 +74,7 @@ pub async fn run(
     carry_out(&fleet, &lock, std::slice::from_ref(&found.cluster), execution).await
 }
 
-/// Looks at what is left. Nothing is changed.
+/// Observes what is left. Nothing is changed.
 pub async fn survey(fleet: &Arc<Fleet>, wishes: &Wishes) -> Result<Survey, OpError> {
     let cluster = Arc::new(pick_cluster(fleet, wishes.cluster.as_deref())?);
     let mut observed = Observer::into_data(Arc::clone(&cluster))?.look().await?;
@@ -94,11 +94,11 @@ fn plan(fleet: &Fleet, cluster: &ClusterAt, observed: &Observed) -> FleetPlan {
     FleetPlan::new(fleet.spec.fleet.clone(), vec![plan])
 }
 
-/// Writes the decision down: from now on `apply` builds the cluster anew. What was proposed must still be so.
+/// Records the decision: from now on `apply` recovers the cluster. The proposal must still hold.
 pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, wishes: &Wishes, proposal: &Proposal) -> Result<(), OpError> {
     let cluster = Arc::new(pick_cluster(fleet, wishes.cluster.as_deref())?);
     let observed = Observer::into_data(Arc::clone(&cluster))?.look().await?;
-    // Whatever is missing is said before anything is changed.
+    // What is missing is reported before anything is changed.
     let source = &cluster.desired.source;
     let seen = observed.members.get(&proposal.survivor).and_then(|m| m.report());
     let version = seen.and_then(|r| r.etcd.used_with()).unwrap_or(cluster.desired.version);

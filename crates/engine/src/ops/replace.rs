@@ -1,4 +1,4 @@
-//! `raftsman replace`: a member that somebody gives up → marked, and replaced by what `apply` does.
+//! `raftsman replace`: a member that an operator gives up → marked, and replaced by `apply`.
 
 use std::sync::Arc;
 
@@ -23,16 +23,16 @@ use crate::store::Lock;
 pub struct Replacement {
     /// Its cluster.
     pub cluster: Name,
-    /// Its name, which its successor bears too.
+    /// Its name, which its replacement has too.
     pub member: Name,
-    /// etcd's id of it, which its successor does not bear.
+    /// etcd's id of it, which its replacement does not have.
     pub id: MemberId,
     /// What `apply` would do.
     pub plan: FleetPlan,
 }
 
-/// The whole of `raftsman replace`: looks, asks, checks what is needed, marks the member, and applies unless it is to be
-/// marked only.
+/// The whole of `raftsman replace`: observes, asks, checks the requirements, marks the member, and applies unless it
+/// should only be marked.
 pub async fn run(
     spec: Spec,
     setting: &Setting,
@@ -71,7 +71,7 @@ pub async fn survey(fleet: &Arc<Fleet>, member: &str) -> Result<Replacement, OpE
     Ok(Replacement { cluster: desired.name.clone(), member, id, plan })
 }
 
-/// Writes down that this member is to be replaced: it, and no other that may bear its name later.
+/// Records that this member is to be replaced: this id, and no later member of the same name.
 pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, member: &str) -> Result<(Name, Name), OpError> {
     let (cluster, member) = pick_member(fleet, None, member)?;
     let cluster = Arc::new(cluster);
@@ -85,8 +85,8 @@ pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, member: &str) -> Result<(Name
     Ok((cluster.desired.name.clone(), member))
 }
 
-/// The member of this name, as a majority lists it; or the one that was marked before and is out already: whoever was
-/// interrupted gives the same command again, and it goes on.
+/// The member of this name, as a majority lists it; or the one that was marked before and is removed already: an
+/// operator can repeat an interrupted command, and it continues.
 fn listed(cluster: &ClusterAt, observed: &Observed, member: &Name) -> Result<MemberId, OpError> {
     let view = View::of(observed);
     let list = view.listed.filter(|_| view.has_quorum());

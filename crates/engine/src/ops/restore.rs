@@ -36,13 +36,13 @@ pub struct Survey {
     pub place: String,
     /// The full backup.
     pub backup: FullName,
-    /// So many batches of changes are made again.
+    /// The number of batches of changes that are replayed.
     pub batches: usize,
-    /// Everything up to this revision comes back.
+    /// Everything up to this revision is restored.
     pub revision: i64,
-    /// When the last change was made that comes back.
+    /// When the last restored change was made.
     pub at: Timestamp,
-    /// The highest revision that was ever seen of this cluster.
+    /// The highest revision that was ever observed of this cluster.
     pub seen: i64,
     /// What `apply` would do.
     #[serde(skip)]
@@ -54,7 +54,7 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// So many revisions go, as far as anybody knows.
+    /// The number of revisions that are lost, as far as is known.
     pub fn lost(&self) -> i64 {
         (self.seen - self.revision).max(0)
     }
@@ -79,7 +79,7 @@ pub struct Request {
 
 /// Hears of the restore test.
 pub struct Watch<'a> {
-    /// Bytes that were read, of how many.
+    /// Bytes that were read, and their total.
     pub progress: &'a (dyn Fn(u64, u64) + Send + Sync),
     /// Its result.
     pub tried: &'a (dyn Fn(&Rehearsed) + Sync),
@@ -91,7 +91,7 @@ impl std::fmt::Debug for Watch<'_> {
     }
 }
 
-/// The whole of `raftsman restore`: looks, asks, tests the backup, writes the decision down, and applies it.
+/// The whole of `raftsman restore`: observes, asks, tests the backup, records the decision, and applies it.
 pub async fn run(
     spec: Spec,
     setting: &Setting,
@@ -117,7 +117,7 @@ pub async fn run(
     carry_out(&fleet, &lock, std::slice::from_ref(&found.cluster), execution).await
 }
 
-/// Looks at what there is, and what would become of it. Nothing is changed.
+/// Observes the cluster and the backup, and what the restore would change. Nothing is changed.
 pub async fn survey(
     fleet: &Arc<Fleet>,
     cluster: Option<&str>,
@@ -157,7 +157,7 @@ pub async fn survey(
     })
 }
 
-/// A backup that was tried, and can be restored.
+/// A backup that was tested, and can be restored.
 #[derive(Debug)]
 pub struct Tried {
     /// What came of it.
@@ -165,7 +165,7 @@ pub struct Tried {
     restoration: Restoration,
 }
 
-/// Tries the backup on a machine, in a throwaway etcd. Nothing is changed.
+/// Tests the backup on a machine, in a temporary etcd. Nothing is changed.
 pub async fn try_out(
     fleet: &Arc<Fleet>,
     lock: &Lock,
@@ -174,7 +174,7 @@ pub async fn try_out(
     keys: &Keys,
     watch: &(dyn Fn(u64, u64) + Send + Sync),
 ) -> Result<Tried, OpError> {
-    // It was verified already: what is read is held to that.
+    // It was verified already: what is read must have the same hashes.
     let at = source(fleet, &survey.cluster, from, &Accepted::default())?;
     let observer = Observer::new(Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str()))?))?;
     let hands = Hands { observer: &observer, lock, limit: Duration::MAX };
@@ -182,12 +182,12 @@ pub async fn try_out(
     Ok(Tried { rehearsed, restoration })
 }
 
-/// Has machines make the data that their members will have, and writes the decision down: from now on `apply` restores it.
+/// Has machines prepare their members' data, and records the decision: from now on `apply` restores it.
 pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, survey: &Survey, tried: &Tried) -> Result<(), OpError> {
     let cluster = Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str()))?);
     let observer = Observer::new(Arc::clone(&cluster))?;
     let hands = Hands { observer: &observer, lock, limit: Duration::MAX };
-    // Before anybody is stopped: what takes long does not keep clients waiting.
+    // Before any member stops: clients do not have to wait for the slow part.
     hands.prepare_data(&tried.restoration).await?;
     cluster.remember(lock, |ledger| decide(ledger, tried.restoration.clone()))?;
     let journal = Journal::new(&fleet.store, &fleet.setting, lock);

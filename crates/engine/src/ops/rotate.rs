@@ -1,5 +1,5 @@
-//! `raftsman cert rotate`: somebody wants another authority, or is done with the old one → marked, and carried out by what
-//! `apply` does.
+//! `raftsman cert rotate`: an operator's request for another authority, or to distrust the old one → marked, and
+//! carried out by `apply`.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
 
-/// What somebody wants of an authority.
+/// The operator's request for an authority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Wish {
     /// Of which side.
     pub side: Side,
-    /// All clients have what they need: the old one can go.
+    /// All clients have new certificates: the old authority can be distrusted.
     pub finish: bool,
-    /// An emergency: nobody is waited for who is not needed, clients neither.
+    /// An emergency: the rotation waits neither for clients nor for members that it does not need.
     pub now: bool,
 }
 
@@ -35,7 +35,7 @@ impl Wish {
         if self.finish {
             trust.finish = true;
         } else {
-            // A change that is under way goes on.
+            // A rotation that is under way continues.
             trust.asked |= !trust.rotates();
         }
         trust.now |= self.now;
@@ -67,7 +67,7 @@ pub struct Rotation {
     pub plan: FleetPlan,
 }
 
-/// The whole of `raftsman cert rotate` for one cluster: looks, asks, checks what is needed, marks, and applies.
+/// The whole of `raftsman cert rotate` for one cluster: observes, asks, checks the requirements, marks, and applies.
 pub async fn run(
     spec: Spec,
     setting: &Setting,
@@ -100,7 +100,7 @@ pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, wish: Wish) -> Re
     Ok(Rotation { cluster: desired.name.clone(), plan })
 }
 
-/// Writes the wish down, for `apply` to grant.
+/// Records the request, for `apply` to carry out.
 pub fn mark(fleet: &Arc<Fleet>, lock: &Lock, cluster: &Name, wish: Wish) -> Result<(), OpError> {
     let cluster = pick_cluster(fleet, Some(cluster.as_str()))?;
     wish.check(&cluster)?;

@@ -1,4 +1,4 @@
-//! `raftsman state`: the state's memory of every cluster → whether it is sound, and a ledger that is brought back.
+//! `raftsman state`: the ledger of every cluster → whether it is intact, and a repaired ledger.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ pub struct LedgerState {
 pub enum Remedy {
     /// Nothing is wrong.
     None,
-    /// This version of the history, the last that was written, takes its place.
+    /// This version of the history, the last that was written, replaces it.
     History {
         /// Its number.
         version: u64,
@@ -63,7 +63,7 @@ pub struct Repaired {
     pub lost: Vec<&'static str>,
 }
 
-/// What no look at the world tells.
+/// What no observation can tell.
 const LOST: [&str; 5] = [
     "members that were marked to be replaced",
     "since when members are down",
@@ -76,7 +76,7 @@ fn chosen<'a>(fleet: &'a Fleet, only: &'a [Name]) -> impl Iterator<Item = &'a Cl
     fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name))
 }
 
-/// Checks the ledgers. Machines are looked at where a ledger is not there: one that never was has no machines.
+/// Checks the ledgers. Machines are observed where a ledger is missing: if there never was one, there are no machines.
 pub async fn check(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<LedgerState>, OpError> {
     let mut states = Vec::new();
     for desired in chosen(fleet, only) {
@@ -103,7 +103,7 @@ pub async fn check(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<LedgerState>
     Ok(states)
 }
 
-/// What is wrong with a ledger; every other error stays one.
+/// What is wrong with a ledger; every other error is returned as it is.
 fn lost(error: ClusterError) -> Result<String, OpError> {
     match error {
         ClusterError::Store(StoreError::LedgerMissing { trace, .. }) => {
@@ -114,7 +114,7 @@ fn lost(error: ClusterError) -> Result<String, OpError> {
     }
 }
 
-/// The whole of `raftsman state repair`: checks under the lock, asks, and brings back what is lost or damaged.
+/// The whole of `raftsman state repair`: checks under the lock, asks, and repairs what is lost or damaged.
 pub async fn run_repair(
     spec: Spec,
     setting: &Setting,
@@ -132,7 +132,7 @@ pub async fn run_repair(
     repair(&fleet, &lock, &found).await
 }
 
-/// Brings back the ledgers that are lost or damaged.
+/// Repairs the ledgers that are lost or damaged.
 pub async fn repair(fleet: &Arc<Fleet>, lock: &Lock, states: &[LedgerState]) -> Result<Vec<Repaired>, OpError> {
     let mut done = Vec::new();
     for state in states.iter().filter(|state| state.problem.is_some()) {

@@ -1,4 +1,4 @@
-//! `raftsman status`: the world → how every cluster and member fares.
+//! `raftsman status`: the world → the status of every cluster and member.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub struct FleetStatus {
     pub clusters: Vec<ClusterStatus>,
     /// Machines of the fleet that the file does not name.
     pub strangers: Vec<String>,
-    /// Connections of the provider that cannot be asked.
+    /// Connections of the provider that do not answer.
     pub provider_unreachable: Vec<SilentConnection>,
 }
 
@@ -40,7 +40,7 @@ pub struct ClusterStatus {
     pub cluster: Name,
     /// etcd's id of it.
     pub id: Option<ClusterId>,
-    /// Whether it is as it should be: nothing to do, nothing to wait for.
+    /// Whether it is converged: no step and nothing to wait for.
     pub settled: bool,
     /// What it can lose.
     pub tolerance: Tolerance,
@@ -61,23 +61,23 @@ pub struct ClusterStatus {
     pub pending: usize,
     /// What is wrong or waited for.
     pub waiting: Vec<WaitingStatus>,
-    /// Roles and users that are not as the file says.
+    /// Roles and users that differ from the file.
     pub drift: Vec<Drift>,
     /// The member's certificate that ends first.
     pub first_expiry: Option<Expiry>,
-    /// The authority in use that ends first.
+    /// The authority in use that expires first.
     pub first_ca_expiry: Option<Expiry>,
-    /// How backups fare that machines make by themselves.
+    /// The status of scheduled backups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backups: Option<Health>,
-    /// The last backup that was restored to see whether it can be.
+    /// The last drill of a backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drill: Option<Drill>,
     /// Sides whose old authority is still trusted, so that clients can get new certificates.
     pub old_ca_trusted: Vec<Side>,
 }
 
-/// Something that is wrong or waited for, in words.
+/// A problem or something that is waited for, as text.
 #[derive(Debug, Clone, Serialize)]
 pub struct WaitingStatus {
     /// In words.
@@ -98,7 +98,7 @@ pub struct Expiry {
     pub what: &'static str,
     /// Whose, where it is a member's.
     pub member: Option<Name>,
-    /// Whether it is time for another one.
+    /// Whether it is due for renewal.
     pub due: bool,
 }
 
@@ -111,7 +111,7 @@ pub struct MemberStatus {
     pub address: std::net::IpAddr,
     /// In one word: `leader`, `follower`, `unhealthy`, `starting`, `silent`, `denied`, `unclear`, `stopped`, `unreachable`, `missing`.
     pub state: &'static str,
-    /// What stands in the way, where something does.
+    /// What prevents it from being healthy, if anything.
     pub problem: Option<String>,
     /// The version that runs.
     pub version: Option<EtcdVersion>,
@@ -125,7 +125,7 @@ pub struct MemberStatus {
     pub pid: Option<u32>,
     /// How often it ended by itself.
     pub restarts: Option<u32>,
-    /// Whether strangers are refused.
+    /// The result of the access probe: whether unauthenticated clients are denied.
     pub doors: Option<Doors>,
     /// Its certificates.
     pub certificates: BTreeMap<Purpose, CertificateFacts>,
@@ -145,7 +145,7 @@ pub struct AgentStatus {
 }
 
 impl FleetStatus {
-    /// Whether every cluster is as it should be.
+    /// Whether every cluster is converged.
     pub fn settled(&self) -> bool {
         self.clusters.iter().all(|c| c.settled) && self.provider_unreachable.is_empty()
     }
@@ -191,7 +191,7 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
             members,
         })
     });
-    // At the same time: a provider that does not answer takes up its time limit once.
+    // Concurrently: a provider that does not answer costs its time limit once.
     let (clusters, around) = tokio::join!(clusters, surroundings(fleet));
     let Surroundings { unnamed: strangers, silent: provider_unreachable } = around?;
     Ok(FleetStatus { clusters: clusters?, strangers, provider_unreachable, fleet: fleet.spec.fleet.clone() })

@@ -1,4 +1,5 @@
-//! `raftsman defrag`, `compact`, `move-leader`, `verify`: one deed each, judged on a fresh look like any step of a plan.
+//! `raftsman defrag`, `compact`, `move-leader`, `verify`: one action each, checked against a new observation like any
+//! step.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,10 +22,10 @@ use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
 
-/// Members compact at slightly different moments: hashes that cannot be compared are taken again.
+/// Members compact at slightly different moments: hashes that cannot be compared are requested again.
 const TRIES: u32 = 5;
 
-/// A member whose database was rewritten.
+/// A member whose database was defragmented.
 #[derive(Debug, Clone, Serialize)]
 pub struct Defragmented {
     /// Which.
@@ -63,7 +64,7 @@ impl<'a> Single<'a> {
         Ok(self.observer.look_and_learn(self.journal.lock()).await?)
     }
 
-    /// Does it, unless the judge has something against it.
+    /// Executes it, unless the safety check refuses it.
     async fn act(&self, observed: &Observed, action: Action, reason: Reason) -> Result<(), OpError> {
         let cluster = self.observer.cluster();
         let (desired, name) = (&cluster.desired, &cluster.desired.name);
@@ -93,10 +94,10 @@ impl<'a> Single<'a> {
     }
 }
 
-/// Whose databases are rewritten.
+/// The members to defragment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose<'a> {
-    /// Those of all members that have much room in their files.
+    /// All members with much free space in their files.
     Large,
     /// Those of all members.
     All,
@@ -104,7 +105,8 @@ pub enum Whose<'a> {
     Member(&'a str),
 }
 
-/// Rewrites the databases of a cluster's members: one at a time, followers first, the leader once it leads no more.
+/// Defragments the databases of a cluster's members: one at a time, followers first, the leader after a leadership
+/// transfer.
 pub async fn defrag(
     fleet: &Arc<Fleet>,
     lock: &Lock,
@@ -134,7 +136,7 @@ pub async fn defrag(
     }
     if whose == Whose::Large {
         let view = View::of(&observed);
-        // Of one that does not answer it is not known; the judge has a word to say then.
+        // It is unknown for a member that does not answer; the safety check decides then.
         let idle = |name: &Name| view.answering.get(name).map(|e| !Defragmentation::ASKED.pays(e.db_size, e.db_in_use));
         if left.iter().all(|name| idle(name).is_some()) {
             left.retain(|name| idle(name) != Some(true));
@@ -148,7 +150,7 @@ pub async fn defrag(
         }
         let plan = defragment(&single.observer.cluster().desired, &observed, left.clone(), Timestamp::now());
         let Some(step) = plan.steps.into_iter().next() else {
-            // Why the first one cannot be is the reason, not that the others wait for it.
+            // The reason why the first one cannot go, not that the others wait for their turn.
             let why = plan.waiting.into_iter().min_by_key(|w| matches!(w, Waiting::Turn { .. }));
             return Err(why.map_or_else(|| OpError::NoSuchMember(left.remove(0).to_string()), OpError::NotSafe));
         };
@@ -170,7 +172,7 @@ pub async fn defrag(
 pub enum Drop {
     /// All before this revision.
     Before(i64),
-    /// All but the last so many revisions.
+    /// All but this many of the last revisions.
     AllBut(i64),
 }
 
@@ -181,7 +183,7 @@ pub async fn compactable(fleet: &Arc<Fleet>, cluster: Option<&str>, what: Drop) 
     target(cluster, &observer.look().await?, what)
 }
 
-/// The oldest revision that stays, and the newest that there is.
+/// The oldest revision that stays, and the newest one.
 fn target(cluster: Name, observed: &Observed, what: Drop) -> Result<Compacted, OpError> {
     let view = View::of(observed);
     let revisions = view.healthy.iter().filter_map(|n| view.answering.get(n)).map(|e| e.revision);
@@ -232,7 +234,7 @@ pub async fn move_leader(fleet: &Arc<Fleet>, lock: &Lock, member: &str, tell: &T
     Ok(machine)
 }
 
-/// Whether the members of a cluster hold the same.
+/// Whether the members of a cluster hold the same data.
 #[derive(Debug, Clone, Serialize)]
 pub struct Verification {
     /// The cluster.
@@ -241,7 +243,7 @@ pub struct Verification {
     pub revision: i64,
     /// `same`, `differ` or `unclear`.
     pub verdict: &'static str,
-    /// Who differs from a majority.
+    /// Members that differ from a majority.
     pub differing: Vec<Name>,
     /// Every member, with what it said.
     pub members: Vec<Verified>,
@@ -254,13 +256,13 @@ pub struct Verified {
     pub member: Name,
     /// Its data as one number.
     pub hash: Option<u32>,
-    /// The revision up to which it dropped its history.
+    /// The revision up to which its history was compacted.
     pub compacted: Option<i64>,
     /// Why it could not be asked.
     pub problem: Option<String>,
 }
 
-/// Compares what the members of these clusters hold.
+/// Compares the data of the members of these clusters.
 pub async fn verify(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<Verification>, OpError> {
     for_each_cluster(fleet, only, |cluster| async move { Box::pin(verify_one(cluster)).await }).await
 }

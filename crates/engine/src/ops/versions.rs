@@ -1,4 +1,4 @@
-//! `raftsman versions`: what runs, what the file wants → the way there, or why there is none.
+//! `raftsman versions`: the running and the desired version → the upgrade path, or why there is none.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use crate::observe::Observer;
 pub struct ClusterVersions {
     /// Its name.
     pub cluster: Name,
-    /// What each member runs, or ran last; those that nobody knows of are missing.
+    /// The version that each member runs, or ran last; members with an unknown version are missing.
     pub running: BTreeMap<Name, EtcdVersion>,
     /// What the file wants.
     pub wanted: EtcdVersion,
     /// What can be had.
     pub available: Vec<EtcdVersion>,
-    /// Every version on the way; none when all members run the wanted one, or when there is no way.
+    /// Every version on the path; none when all members run the desired one, or when there is no path.
     pub way: Vec<EtcdVersion>,
     /// Why there is no way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<NoWay>,
-    /// Why a version on the way cannot be installed: `apply` would not begin.
+    /// Why a version on the path cannot be installed: `apply` would not start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unmet: Option<String>,
-    /// The line that etcd was told to go down to.
+    /// The minor version that a downgrade of etcd was enabled for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub downgrade: Option<Line>,
     /// The last snapshot that was taken before a change of versions.

@@ -1,8 +1,8 @@
-//! What can be wrong with keys and certificates → words that say what to do.
+//! What can be wrong with keys and certificates → messages that say what to do.
 
 use jiff::Timestamp;
 
-/// Why a certificate cannot be read, taken or made.
+/// Why a certificate cannot be read, used or made.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// There is no certificate in the text.
@@ -128,7 +128,7 @@ pub enum PkiError {
         /// The name.
         name: String,
     },
-    /// A certificate for nobody.
+    /// A certificate without any name or address.
     #[error("a certificate needs a common name, an organization, a DNS name or an address")]
     Nameless,
     /// The library refused to make something.

@@ -1,4 +1,4 @@
-//! A certificate → what is written in it, in plain types.
+//! A certificate → its content, in plain types.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -15,9 +15,9 @@ use super::{PkiError, pem};
 /// What is written in a certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CertificateFacts {
-    /// Whom it is for.
+    /// The subject, as a distinguished name.
     pub subject: String,
-    /// Who signed it.
+    /// The issuer, as a distinguished name.
     pub issuer: String,
     /// Its serial number, in hexadecimal digits.
     pub serial: String,
@@ -40,7 +40,7 @@ pub fn describe(text: &str) -> Result<CertificateFacts, PkiError> {
     of_der(&pem::certificates(text)?[0])
 }
 
-/// What matters of a certificate that somebody else's server shows.
+/// The relevant content of a certificate that a foreign server shows.
 pub fn purposes(der: &[u8]) -> Result<Certificate, PkiError> {
     let facts = of_der(der)?;
     let certificate = parse(der)?;

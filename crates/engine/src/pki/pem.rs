@@ -1,4 +1,4 @@
-//! PEM text → DER certificates and private keys, with words for every form that is not the one needed.
+//! PEM text → DER certificates and private keys, with a message for every form that is not accepted.
 
 use rcgen::KeyPair;
 use rustls_pki_types::PrivatePkcs8KeyDer;

@@ -1,4 +1,4 @@
-//! Authorities and requests → certificates that parsers and TLS stacks take, and only those.
+//! Authorities and requests → certificates that parsers and TLS stacks accept, and only those.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -241,7 +241,7 @@ fn tls_takes_what_is_issued_and_nothing_else() {
         handshake(server, None, &authority, &authority, "main-1").unwrap_err();
         handshake(server, foreign, &authority, &authority, "main-1").unwrap_err();
         handshake(server, client, &authority, &stranger, "main-1").unwrap_err();
-        // A client's certificate is no server's, nor the other way round.
+        // A client's certificate is not valid for a server, nor the other way round.
         handshake((&client_chain, client_key.expose_secret()), client, &authority, &authority, "alice").unwrap_err();
         let server_only = authority.sign_csr(&csr, &profile(Usages::Server), now()).unwrap();
         handshake(server, Some((&server_only, &key)), &authority, &authority, "main-1").unwrap_err();
@@ -279,7 +279,7 @@ fn a_brought_intermediate_is_shown_beside_the_leaf() {
     let all = pem::certificates(&chain).unwrap();
     assert_eq!(all.len(), 2);
     assert_eq!(facts::of_der(&all[1]).unwrap().subject, "O=corp, CN=etcd issuer");
-    // One who trusts the root alone finds the way.
+    // A verifier that trusts the root alone can build the chain.
     let root = ders(&pem).pop().unwrap();
     let mut roots = RootCertStore::empty();
     roots.add(root).unwrap();

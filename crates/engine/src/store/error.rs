@@ -1,4 +1,4 @@
-//! What can be wrong with the state → words that say what to do.
+//! What can be wrong with the state → messages that say what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ pub enum StoreError {
         /// Where it was looked for.
         dir: PathBuf,
     },
-    /// Its making or its removal was cut short.
+    /// Its creation or its removal was interrupted.
     #[error(
         "the state in {dir} is unfinished: its making or its removal was cut short, and nothing of value is in it; \
          run `raftsman init` to complete it, or `raftsman destroy` to clear it away",
@@ -139,7 +139,7 @@ pub enum StoreError {
         /// The user of this process.
         user: u32,
     },
-    /// The state's directory is a symbolic link, which may lead elsewhere tomorrow.
+    /// The state's directory is a symbolic link, which may point elsewhere later.
     #[error("{dir} is a symbolic link: name the directory itself with `state:` in the file", dir = dir.display())]
     Link {
         /// The link.
@@ -156,7 +156,7 @@ pub enum StoreError {
     Locked {
         /// Of which stack; nothing where it is all of the state.
         stack: Option<String>,
-        /// Who, if the lock says so.
+        /// The process that holds it, if the lock records one.
         holder: Option<Box<LockInfo>>,
     },
     /// A name that cannot be a key of the state.

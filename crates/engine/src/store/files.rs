@@ -1,4 +1,4 @@
-//! Bytes → a file that is there as a whole or not at all, also after a power cut.
+//! Bytes → a file that exists completely or not at all, also after a power failure.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write};
@@ -13,10 +13,10 @@ use super::{SHELVES, StoreError};
 pub(super) const PRIVATE: u32 = 0o600;
 pub(super) const PUBLIC: u32 = 0o644;
 
-/// How the names of files begin that are not finished yet.
+/// The prefix of the names of incomplete files.
 const UNFINISHED: &str = ".tmp-";
 
-/// Makes a directory for the user alone. One that is there stays as it is: it may be the user's own.
+/// Makes a directory for the user only. An existing one stays as it is: it may be the user's own.
 pub(super) fn make_directory(path: &Path) -> Result<(), StoreError> {
     if path.is_dir() {
         return check_mode(path, 0o022);
@@ -36,7 +36,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreErr
     sync_parent(path)
 }
 
-/// Writes a file that is not there yet; says whether it was written.
+/// Writes a file that does not exist yet; returns whether it was written.
 pub(super) fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, StoreError> {
     let failed = || StoreError::io("write", path);
     let dir = path.parent().unwrap_or(Path::new("."));
@@ -50,7 +50,7 @@ pub(super) fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, St
     }
 }
 
-/// Replaces a file that a power cut may take: one that is a copy of another.
+/// Replaces a file without syncing it: a copy of another file, which a power failure may lose.
 pub(super) fn write_unsynced(path: &Path, bytes: &[u8], mode: u32) -> Result<(), StoreError> {
     let failed = || StoreError::io("write", path);
     let dir = path.parent().unwrap_or(Path::new("."));
@@ -94,7 +94,7 @@ pub(super) fn remove_if_there(path: &Path) -> Result<bool, StoreError> {
     }
 }
 
-/// Deletes a copy of a file: one that comes back after a power cut does no harm.
+/// Deletes a copy of a file without syncing: one that reappears after a power failure does no harm.
 pub(super) fn remove_unsynced(path: &Path) -> Result<(), StoreError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io("delete", path)(error)),
@@ -126,7 +126,7 @@ pub(super) fn list(path: &Path) -> Result<Vec<PathBuf>, StoreError> {
     Ok(paths)
 }
 
-/// A directory that is not finished yet: it is there once it is renamed.
+/// An incomplete directory: a rename completes it.
 pub(super) fn unfinished_directory(dir: &Path) -> Result<PathBuf, StoreError> {
     let made = tempfile::Builder::new().prefix(UNFINISHED).permissions(Permissions::from_mode(0o700)).tempdir_in(dir);
     Ok(made.map_err(StoreError::io("make a directory in", dir))?.keep())
@@ -153,7 +153,7 @@ pub(super) fn sweep(dir: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Refuses a directory that is another user's, or a link that another user may turn elsewhere.
+/// Rejects a directory of another user, or a link that another user may redirect.
 pub(super) fn check_owner(dir: &Path) -> Result<(), StoreError> {
     let found = fs::symlink_metadata(dir).map_err(StoreError::io("read", dir))?;
     if found.is_symlink() {
@@ -163,7 +163,7 @@ pub(super) fn check_owner(dir: &Path) -> Result<(), StoreError> {
     if owner == user { Ok(()) } else { Err(StoreError::OtherOwner { dir: dir.to_owned(), owner, user }) }
 }
 
-/// Refuses what others than its owner can reach. `forbidden` are the bits that must not be set.
+/// Rejects a file that users other than its owner can access. `forbidden` are the bits that must not be set.
 pub(super) fn check_mode(path: &Path, forbidden: u32) -> Result<(), StoreError> {
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
@@ -178,14 +178,14 @@ pub(super) fn check_mode(path: &Path, forbidden: u32) -> Result<(), StoreError> 
     Err(StoreError::Permissions { path: path.to_owned(), mode, wanted })
 }
 
-/// Makes a change of a directory (a new, renamed or deleted file) outlive a power cut.
+/// Makes a change of a directory (a new, renamed or deleted file) durable.
 pub(super) fn sync_parent(path: &Path) -> Result<(), StoreError> {
     let dir = match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
     };
     match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // A directory that was removed in the meantime has nothing left to keep.
+        // A directory that was removed meanwhile needs no sync.
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io("sync", dir)(error)),
         _ => Ok(()),
     }

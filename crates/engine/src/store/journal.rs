@@ -1,4 +1,4 @@
-//! What was done → one line of JSON each, on the disk before the next step begins.
+//! What was done → one line of JSON each, synced to the disk before the next step begins.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -16,13 +16,13 @@ use super::{StoreError, files};
 pub struct Entry {
     /// When.
     pub at: Timestamp,
-    /// Who: `user@host`.
+    /// The user, as `user@host`.
     pub who: String,
     /// Under which lock.
     pub generation: u64,
     /// Which run of apply, or of another verb.
     pub run: String,
-    /// Which cluster; none for what concerns the whole fleet.
+    /// Which cluster; none for an event of the whole fleet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
     /// What kind of event, such as `started`.
@@ -51,7 +51,7 @@ pub(super) fn append(path: &Path, entries: &[Entry]) -> Result<(), StoreError> {
     let new = !path.exists();
     let mut file =
         OpenOptions::new().read(true).append(true).create(true).mode(files::PRIVATE).open(path).map_err(failed())?;
-    // Not all who write a line hold the state's lock: lines must not run into each other.
+    // Not every process that appends a line holds the state's lock: lines must not interleave.
     file.lock().map_err(StoreError::io("lock", path))?;
     repair(&mut file).map_err(failed())?;
     file.write_all(&lines).map_err(failed())?;
@@ -59,7 +59,7 @@ pub(super) fn append(path: &Path, entries: &[Entry]) -> Result<(), StoreError> {
     if new { files::sync_parent(path) } else { Ok(()) }
 }
 
-/// A process that is killed while it writes leaves half a line at the end. It was never acknowledged: it goes.
+/// A process that is killed while it writes leaves half a line at the end. It was never acknowledged, so it is removed.
 fn repair(file: &mut File) -> io::Result<()> {
     let length = file.metadata()?.len();
     let mut end = length;

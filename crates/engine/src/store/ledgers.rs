@@ -1,8 +1,8 @@
-//! `clusters/` and `history/` → one ledger a cluster, each version the successor of the one before.
+//! `clusters/` and `history/` → one ledger per cluster, each version the successor of the one before.
 //!
-//! A ledger is replaced by compare-and-swap: the writer names the version that it read, and one that is not the newest
-//! any more replaces nothing. Each version carries its number, its own digest and the digest of the one before, so that
-//! damage shows and the versions form a chain. The last versions are kept in `history/` as well.
+//! A ledger is replaced by compare-and-swap: the writer names the version that it read, and a write against an older
+//! version is rejected. Each version carries its number, its own digest and the digest of the one before, so that
+//! damage is detected and the versions form a chain. The last versions are kept in `history/` as well.
 
 use std::path::{Path, PathBuf};
 
@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use super::{CLUSTERS, HISTORY, Lock, StoreError, files};
 
-/// So many versions stay in the history: more than an operation on a cluster of nine writes in a minute, a few MiB at
-/// the most.
+/// The number of versions in the history: more than an operation on a cluster of nine writes in a minute, a few MiB at
+/// most.
 const KEEP: usize = 64;
 /// Version numbers in file names are padded to this width, so that names sort by number.
 const DIGITS: usize = 12;
@@ -32,12 +32,12 @@ impl Version {
         Self::default()
     }
 
-    /// That of a ledger of a format before, which had none.
+    /// The version of a ledger of an earlier format, which had none.
     fn unversioned() -> Self {
         Self { number: 0, digest: "unversioned".to_owned() }
     }
 
-    /// That of a ledger which was never written: nothing can be put in its place.
+    /// The version of a ledger that was never written: no write can replace it.
     pub(crate) fn draft() -> Self {
         Self { number: 0, digest: "draft".to_owned() }
     }
@@ -123,7 +123,7 @@ pub(super) fn put<T: Serialize>(
 /// Whether this version is still the newest one, which it stays as long as the lock is held.
 pub(super) fn compare(dir: &Path, lock: &Lock, name: &str, read: &Version) -> Result<(), StoreError> {
     lock.covers_stack(dir, name)?;
-    // What a format before has is migrated when the lock is taken.
+    // A ledger of an earlier format is migrated when the lock is taken.
     let newest = get::<Value>(dir, super::FORMAT, name)?.map(|kept| kept.version).unwrap_or_default();
     if newest == *read {
         return Ok(());
@@ -132,8 +132,8 @@ pub(super) fn compare(dir: &Path, lock: &Lock, name: &str, read: &Version) -> Re
     Err(StoreError::LedgerChanged { cluster, read, newest })
 }
 
-/// The history first: it is never behind the ledger, so that a lost ledger is lost without a loss. It is not synced: a
-/// power cut that takes it leaves the ledger.
+/// The history is written first: it is never behind the ledger, so a lost ledger can be repaired without a loss. It is
+/// not synced: a power failure that loses it leaves the ledger.
 fn write<T: Serialize>(dir: &Path, name: &str, before: &Version, ledger: &T) -> Result<Version, StoreError> {
     let path = CLUSTERS.path(dir, name)?;
     let encode = |source| StoreError::Encode { file: path.clone(), source };
@@ -149,7 +149,7 @@ fn write<T: Serialize>(dir: &Path, name: &str, before: &Version, ledger: &T) -> 
     Ok(Version { number: envelope.version, digest: envelope.sha256 })
 }
 
-/// Puts a ledger in the place of one that is missing or damaged: its number is beyond all that the history knows.
+/// Writes a ledger in the place of one that is missing or damaged: its number exceeds all numbers in the history.
 pub(super) fn replace<T: Serialize>(dir: &Path, lock: &Lock, name: &str, ledger: &T) -> Result<Version, StoreError> {
     lock.covers_stack(dir, name)?;
     let before = match get::<Value>(dir, super::FORMAT, name) {
@@ -171,7 +171,7 @@ pub(super) fn delete(dir: &Path, lock: &Lock, name: &str) -> Result<bool, StoreE
     files::remove_if_there(&CLUSTERS.path(dir, name)?)
 }
 
-/// Gives a ledger of a format before a version.
+/// Gives a ledger of an earlier format a version.
 pub(super) fn migrate(dir: &Path, lock: &Lock, name: &str) -> Result<(), StoreError> {
     lock.covers_stack(dir, name)?;
     match get::<Value>(dir, 1, name)? {
@@ -182,7 +182,7 @@ pub(super) fn migrate(dir: &Path, lock: &Lock, name: &str) -> Result<(), StoreEr
     }
 }
 
-/// The last version that was written. An older one is none: it would take back what was promised since.
+/// The last version that was written. An older one is not returned: it would revert decisions that were recorded since.
 pub(super) fn newest<T: DeserializeOwned>(dir: &Path, name: &str) -> Result<Option<Kept<T>>, StoreError> {
     let Some(number) = numbers(dir, name)?.pop() else { return Ok(None) };
     let Ok(envelope) = read_copy(dir, name, number)? else { return Ok(None) };
@@ -313,7 +313,7 @@ mod tests {
             assert!(version.number() > last.number());
             assert_eq!(store.get_cluster::<Value>("main").unwrap().unwrap().value, newest.value);
         }
-        // An older one does not stand in for the last.
+        // An older version does not replace the last one.
         let newest = store.history("main").unwrap().last().unwrap().0;
         fs::write(history_path(store.dir(), "main", newest).unwrap(), "{}").unwrap();
         assert!(store.newest_in_history::<Value>("main").unwrap().is_none());
