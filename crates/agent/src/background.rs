@@ -1,6 +1,6 @@
-//! work that can wait → threads that come after etcd's.
+//! work that can wait → threads with a lower priority than etcd's.
 //!
-//! A backup takes as many cores as it gets, and a member beside it must answer within milliseconds.
+//! A backup uses all cores that it gets, and a member on the same machine must answer within milliseconds.
 
 use std::io;
 use std::panic::resume_unwind;
@@ -9,10 +9,10 @@ use rustix::process::setpriority_process;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// Of 19 steps down: about a tenth of a core where others want it, all of it where nobody does.
+/// Of 19 steps down: about a tenth of a core while other processes compete for it, all of it otherwise.
 const NICE: i32 = 10;
 
-/// Threads that come after everybody else's, as do the processes that they start.
+/// Threads with a lower priority than all others, as have the processes that they start.
 #[derive(Debug)]
 pub struct Background {
     threads: Handle,
@@ -24,7 +24,8 @@ impl Background {
     /// Starts them.
     pub fn start() -> io::Result<Self> {
         let step_back = || {
-            // Of this thread alone. Nobody is refused to come later; if it fails, work is done as everything else is.
+            // For this thread alone. Every process may lower its own priority; if it fails, the work runs at normal
+            // priority.
             let _ = setpriority_process(None, NICE);
         };
         let mut builder = Builder::new_multi_thread();
@@ -33,12 +34,12 @@ impl Background {
         Ok(Self { threads: runtime.handle().clone(), runtime: Some(runtime) })
     }
 
-    /// Has it done, whether or not somebody waits.
+    /// Runs it to its end, also when the caller drops the handle.
     pub fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.threads.spawn(work)
     }
 
-    /// Has it done as long as somebody waits.
+    /// Runs it for as long as the caller awaits it.
     pub async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
         let mut tasks = JoinSet::new();
         tasks.spawn_on(work, &self.threads);

@@ -1,4 +1,4 @@
-//! path, bytes, mode → a file that is there whole or not at all, also after a power cut.
+//! path, bytes, mode → a file that exists completely or not at all, also after a power failure.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -6,8 +6,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The mode of a file that a program reads and others do not. Where it has a user of its own, the directory above says
-/// which group that is; elsewhere it is the agent's own user, below a directory that no other user may enter.
+/// The mode of a file that a program reads and other users do not. Where the program has a user of its own, the
+/// directory above sets the group; elsewhere it is the agent's own user, below a directory that no other user may
+/// enter.
 pub const FOR_PROGRAM: u32 = 0o640;
 /// The same of a directory: what is made in it later has its group.
 pub const DIR_FOR_PROGRAM: u32 = 0o2750;
@@ -34,14 +35,14 @@ impl FileError {
     }
 }
 
-/// A name beside `path` that nobody else uses; it starts with a dot so that leftovers are told from real files.
+/// A unique name beside `path`; it starts with a dot so that leftovers are distinguishable from real files.
 pub fn beside(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     path.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()))
 }
 
-/// Removes leftovers of killed writes below a directory, but for what is below `not_in`.
+/// Removes leftovers of killed writes below a directory, except below `not_in`.
 pub fn remove_unfinished(dir: &Path, not_in: &Path) -> Result<(), FileError> {
     for entry in fs::read_dir(dir).map_err(FileError::of("list", dir))?.flatten() {
         let path = entry.path();
@@ -66,17 +67,17 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
         .map_err(FileError::of("write", &temporary));
     let renamed = written.and_then(|()| fs::rename(&temporary, path).map_err(FileError::of("replace", path)));
     if let Err(error) = renamed {
-        // The first error is the one to tell; a leftover harms nothing.
+        // The first error is the one to report; a leftover does no harm.
         let _ = fs::remove_file(&temporary);
         return Err(error);
     }
     sync_parent(path)
 }
 
-/// A new file, of which nobody but we had a handle before its mode was set.
+/// A new file that no other process could open before its mode was set.
 pub fn create(path: &Path, mode: u32) -> io::Result<File> {
     let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
-    // The umask may have taken bits away.
+    // The umask may have removed bits.
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     Ok(file)
 }
@@ -102,7 +103,7 @@ pub fn point(link: &Path, target: &Path) -> Result<(), FileError> {
     sync_parent(link)
 }
 
-/// Makes a rename in the directory above `path` last.
+/// Makes a rename in the directory above `path` durable.
 pub fn sync_parent(path: &Path) -> Result<(), FileError> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     File::open(parent).and_then(|dir| dir.sync_all()).map_err(FileError::of("sync the directory", parent))

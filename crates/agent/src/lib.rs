@@ -49,7 +49,7 @@ pub mod supervisor;
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
-/// What calls have for their last answers before another program of the agent takes over.
+/// How long calls have for their last answers before another program of the agent takes over.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// Why the agent does not run.
@@ -66,7 +66,7 @@ pub enum AgentError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Who has it.
+        /// The process that holds it.
         holder: Option<String>,
         /// Why.
         #[source]
@@ -90,10 +90,10 @@ pub enum AgentError {
     /// systemd is at fault.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
-    /// What may be run cannot be told.
+    /// The pinned binaries cannot be read.
     #[error(transparent)]
     Pins(#[from] BinaryError),
-    /// Which program of the agent is to run cannot be told.
+    /// The record of the agent's programs cannot be read.
     #[error(transparent)]
     Upgrade(#[from] UpgradeError),
     /// The server ended.
@@ -102,7 +102,7 @@ pub enum AgentError {
     /// No threads.
     #[error("no threads can be started")]
     Threads(#[source] io::Error),
-    /// The system has no randomness to give.
+    /// The system provides no randomness.
     #[error("the system's random number generator failed")]
     Randomness,
 }
@@ -112,7 +112,7 @@ pub enum AgentError {
 pub struct Agent {
     /// Where everything lives.
     pub root: Root,
-    /// Whose machine this is.
+    /// The fleet that this machine belongs to.
     pub claim: Claim,
     /// Which operator is obeyed.
     pub fence: Fence,
@@ -153,15 +153,15 @@ pub async fn run(root: &Path, mode: LaunchMode, guardian: Option<u32>) -> Result
     }
     pins::begin(&root)?;
     let boot = boot::read(&root)?;
-    // The machine may have got another address while no agent lived.
+    // The machine may have got another address while no agent ran.
     let listen = SocketAddr::new(boot.address, boot.agent_port);
-    // Before etcd is touched: an agent that cannot be reached must not do anything either.
+    // Before etcd is touched: an agent that no client can reach must not act either.
     let listener = TcpListener::bind(listen).await.map_err(|source| AgentError::Listen {
         address: listen,
         holder: ports::taken(&[listen]).into_iter().next().map(|taken| taken.holder),
         source,
     })?;
-    // Not before: whoever waits for this agent to serve must not take another's open port for it.
+    // Not before: a process that waits for this agent must not take another process's open port for it.
     writeln!(lock, "{}", std::process::id()).map_err(FileError::of("write", &root.lock()))?;
     let incarnation = incarnation(&root)?;
     let fence = Fence::open(root.generation())?;
@@ -191,7 +191,7 @@ pub async fn run(root: &Path, mode: LaunchMode, guardian: Option<u32>) -> Result
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .add_service(AgentServer::new(server))
         .serve_with_incoming_shutdown(ReceiverStream::new(accept::accept(listener, tls)), async {
-            // Dropped without a word, it means nothing.
+            // A dropped sender is not an order.
             if ended.await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -210,7 +210,8 @@ pub async fn run(root: &Path, mode: LaunchMode, guardian: Option<u32>) -> Result
     Ok(Some(Next::OnTrial(program)))
 }
 
-/// The lock that says that an agent lives here, its number not in it yet; released by the system when the agent ends, however it ends.
+/// The lock that says that an agent runs here, without its process id yet; the system releases it when the agent ends,
+/// for whatever reason.
 async fn lock(root: &Root) -> Result<File, AgentError> {
     let path = root.lock();
     let file = OpenOptions::new()
@@ -224,7 +225,7 @@ async fn lock(root: &Root) -> Result<File, AgentError> {
     for attempt in 1.. {
         match file.try_lock() {
             Ok(()) => break,
-            // Whoever looks whether an agent lives here holds the lock for a moment.
+            // A process that checks whether an agent runs here holds the lock for a moment.
             Err(TryLockError::WouldBlock) if attempt < LOCK_TRIES => sleep(LOCK_PAUSE).await,
             Err(TryLockError::WouldBlock) => return Err(AgentError::Running { root: root.path().to_path_buf() }),
             Err(TryLockError::Error(error)) => return Err(FileError::of("lock", &path)(error).into()),
@@ -234,7 +235,7 @@ async fn lock(root: &Root) -> Result<File, AgentError> {
     Ok(file)
 }
 
-/// The machine's life, made at the agent's first start.
+/// The machine's incarnation, made at the agent's first start.
 fn incarnation(root: &Root) -> Result<String, AgentError> {
     let path = root.incarnation();
     if let Some(text) = files::read(&path)? {

@@ -80,7 +80,7 @@ fn main() -> ExitCode {
     match carry_out(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_task => {
-            // For whoever runs it by hand or over SSH: no time, no level.
+            // For an operator's terminal or SSH: no time, no level.
             let _ = writeln!(std::io::stderr(), "{error}");
             ExitCode::FAILURE
         }
@@ -92,7 +92,7 @@ fn main() -> ExitCode {
 }
 
 fn carry_out(arguments: Arguments) -> Result<(), String> {
-    // Two workers, so that a slow disk under one does not hold up the report.
+    // Two workers, so that a slow disk in one does not delay the report.
     let runtime = || {
         let built = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         built.map_err(|error| format!("the runtime cannot be started: {error}"))

@@ -1,4 +1,4 @@
-//! the machine as it is → the report. Reads only, and waits for nothing.
+//! the state of the machine → the report. Reads only, and waits for nothing.
 
 use jiff::Timestamp;
 use raftsman_api::v1;
@@ -61,12 +61,12 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
     })
 }
 
-/// What is said of every program alike, with the view and the configuration file that it was taken from.
+/// The part of the report that all programs share, with the view and the configuration file that it comes from.
 fn program_report(agent: &Agent, program: Program) -> Result<(v1::ProgramReport, View, String), ReportError> {
     let root = &agent.root;
     let service = agent.supervisor.of(program);
     let (config_digest, config) = config::read(root, program)?.unwrap_or_default();
-    // Looked at last, so that the ports are not taken for another's while the program starts.
+    // Read last, so that the ports are not attributed to another process while the program starts.
     let mut view = service.view();
     let mut ports_taken = Vec::new();
     let listeners = match config.as_str() {
@@ -75,7 +75,7 @@ fn program_report(agent: &Agent, program: Program) -> Result<(v1::ProgramReport,
     };
     if !matches!(view.state, State::Running(_)) {
         ports_taken = ports::taken(&listeners);
-        // A start may have come in between: then the program itself holds them.
+        // The program may have started in between: then it holds them itself.
         view = service.view();
         if matches!(view.state, State::Running(_)) {
             ports_taken.clear();
@@ -112,7 +112,7 @@ fn program_report(agent: &Agent, program: Program) -> Result<(v1::ProgramReport,
     Ok((report, view, config))
 }
 
-/// How a program is named in the protocol.
+/// A program's name in the protocol.
 fn wire(program: Program) -> v1::Program {
     match program {
         Program::Etcd => v1::Program::Etcd,
@@ -161,7 +161,7 @@ fn data(agent: &Agent, closely: bool) -> v1::Data {
     match wal::look(&dir) {
         Data::Empty => empty,
         Data::Present(ids) => {
-            // While etcd writes it, the end is nowhere, and looking for it costs time.
+            // While etcd writes it, the end moves, and searching it costs time.
             let end = if closely { wal::end(&dir) } else { End::default() };
             let applied = if closely { db::applied(&dir.join("member/snap/db")).ok() } else { None };
             v1::Data {

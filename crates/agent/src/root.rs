@@ -1,4 +1,4 @@
-//! the root directory → where each thing of the agent lives below it.
+//! the root directory → the path of each file of the agent below it.
 
 use std::path::{Path, PathBuf};
 
@@ -13,13 +13,13 @@ const IMAGE_ARTIFACTS: &str = "/usr/local/lib/raftsman/artifacts";
 pub struct Root(PathBuf);
 
 impl Root {
-    /// The root at this directory, which must exist. Its path is made absolute, because it goes into etcd's configuration
-    /// and is how the agent knows its own etcd again.
+    /// The root at this directory, which must exist. Its path is made absolute, because it goes into etcd's
+    /// configuration and identifies the agent's own etcd process.
     pub fn open(dir: &Path) -> Result<Self, FileError> {
         dir.canonicalize().map(Self).map_err(FileError::of("open the root", dir))
     }
 
-    /// Makes the directories that are always there.
+    /// Makes the directories that always exist.
     pub fn prepare(&self) -> Result<(), FileError> {
         let programs = Program::ALL.into_iter().flat_map(|program| {
             let files = program.files(self);
@@ -31,7 +31,7 @@ impl Root {
                 files::make_dir(&dir, mode)?;
             }
         }
-        // What a killed agent was writing; etcd's data is etcd's own business.
+        // Leftovers of a killed agent; etcd handles its own data.
         for dir in [self.0.join("agent"), self.etcd()] {
             files::remove_unfinished(&dir, &self.data())?;
         }
@@ -48,17 +48,17 @@ impl Root {
         self.0.join("agent.lock")
     }
 
-    /// The agent's log, written by whoever started it.
+    /// The agent's log, written by the process that started it.
     pub fn agent_log(&self) -> PathBuf {
         self.0.join("agent.log")
     }
 
-    /// What the machine was ordered to be.
+    /// The boot data of the machine.
     pub fn boot(&self) -> PathBuf {
         self.0.join("agent/boot.json")
     }
 
-    /// The machine's life: a rebuilt machine has another.
+    /// The machine's incarnation: a rebuilt machine has another.
     pub fn incarnation(&self) -> PathBuf {
         self.0.join("agent/incarnation")
     }
@@ -73,7 +73,7 @@ impl Root {
         self.0.join("agent/access.json")
     }
 
-    /// The SHA-256 of what may be run.
+    /// The SHA-256 of the binaries that may be run.
     pub fn pins(&self) -> PathBuf {
         self.0.join("agent/pinned.json")
     }
@@ -83,12 +83,12 @@ impl Root {
         self.0.join("agent/tls")
     }
 
-    /// What this agent shows to etcd, as its client.
+    /// The client certificate of this agent for etcd.
     pub fn client_tls(&self) -> PathBuf {
         self.0.join("agent/etcd-client")
     }
 
-    /// What this machine was told of making backups by itself.
+    /// The settings of scheduled backups on this machine.
     pub fn backups(&self) -> PathBuf {
         self.0.join("agent/backups")
     }
@@ -123,7 +123,7 @@ impl Root {
         self.0.join("etcd/data")
     }
 
-    /// The data that was put away last.
+    /// The data that was moved away last.
     pub fn removed(&self) -> PathBuf {
         self.0.join("etcd/removed")
     }

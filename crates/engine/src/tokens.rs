@@ -1,4 +1,4 @@
-//! A machine that is to join → its join token, kept in the state with the moment at which it is dead.
+//! A machine that is to join → its join token, kept in the state with its expiry.
 
 use jiff::{SignedDuration, Timestamp};
 use raftsman_api::claim::{self, JoinToken};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::{Lock, Secrets, StoreError};
 
-/// How long a new machine may take to join, unless the operator says otherwise.
+/// How long a new machine may take to join, unless the operator sets another time.
 pub const JOIN_WINDOW: SignedDuration = SignedDuration::from_hours(1);
 
 /// Why there is no token.
@@ -26,7 +26,7 @@ pub enum TokenError {
 pub struct KeptToken {
     /// The token.
     pub token: JoinToken,
-    /// A proof by this token is not believed after this moment. `None` for machines on this computer.
+    /// A proof by this token is rejected after this moment. `None` for machines on this computer.
     pub until: Option<Timestamp>,
 }
 
@@ -44,18 +44,18 @@ struct Record {
 }
 
 impl KeptToken {
-    /// The token of this machine, dead or alive.
+    /// The token of this machine, valid or expired.
     pub fn get(secrets: &Secrets, machine: &Name) -> Result<Option<Self>, TokenError> {
         secrets.get(&token_name(machine))?.map(|kept| Self::read(kept.expose_secret())).transpose()
     }
 
-    /// A new one, in the place of any that was there: what was told to the machine before is worth nothing now.
+    /// A new token that replaces any earlier one: boot data with the earlier one is invalid from now on.
     pub fn renew(secrets: &Secrets, lock: &Lock, machine: &Name, until: Option<Timestamp>) -> Result<Self, TokenError> {
         Self { token: JoinToken::generate()?, until }.put(secrets, lock, machine)
     }
 
-    /// The token of a machine that is being made: a killed run finds it again, because the machine may know it already;
-    /// a dead one is replaced.
+    /// The token of a machine that is being made: a killed run finds it again, because the machine may have it already;
+    /// an expired one is replaced.
     pub fn of_new_machine(
         secrets: &Secrets,
         lock: &Lock,
@@ -65,7 +65,7 @@ impl KeptToken {
     ) -> Result<Self, TokenError> {
         match Self::get(secrets, machine)?.filter(|kept| kept.is_alive(now)) {
             Some(kept) => {
-                // An operator may have given it more time.
+                // An operator may have set a later expiry.
                 let later = until.map(|until| kept.until.map_or(until, |kept| kept.max(until)));
                 match later == kept.until {
                     true => Ok(kept),
@@ -76,7 +76,7 @@ impl KeptToken {
         }
     }
 
-    /// Whether a proof by this token is believed at this moment.
+    /// Whether a proof by this token is accepted at this moment.
     pub fn is_alive(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| now <= until)
     }
@@ -92,7 +92,7 @@ impl KeptToken {
         SecretString::from(format!("{{\"token\":\"{}\",\"until\":{until}}}", self.token.to_hex()))
     }
 
-    /// States of before had the token alone.
+    /// States of an earlier version had the token alone.
     fn read(text: &str) -> Result<Self, TokenError> {
         let (token, until) = match serde_json::from_str::<Record>(text) {
             Ok(Record { token, until }) => (JoinToken::from_hex(&token)?, until),
@@ -132,7 +132,7 @@ mod tests {
         let second = KeptToken::renew(&secrets, &lock, &db1, Some(until)).unwrap();
         assert_ne!(hex(&first), hex(&second));
 
-        // A killed run that makes the machine again finds the one that the machine may know.
+        // A killed run that makes the machine again finds the token that the machine may have.
         let later = until + JOIN_WINDOW;
         let again = KeptToken::of_new_machine(&secrets, &lock, &db1, Some(later), until).unwrap();
         assert_eq!((hex(&again), again.until), (hex(&second), Some(later)));

@@ -1,4 +1,4 @@
-//! a listener → connections after their handshakes. Connections that do not get on make room for those that do.
+//! a listener → connections after their handshakes. Stalled connections are dropped in favour of new ones.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,14 +12,14 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-/// A client speaks first in TLS: one that is there sends its first bytes one round trip after it has connected.
+/// In TLS the client sends first: its first bytes arrive one round trip after it has connected.
 const FIRST_BYTES_LIMIT: Duration = Duration::from_secs(2);
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// So many connections are waited for at a time: far below the 1,024 files that a process may have open by default.
+/// The limit of pending connections: far below the 1,024 files that a process may have open by default.
 const MOST_PENDING: usize = 256;
 
-/// Connections after their handshakes, which go on side by side: a slow client holds up no other, and no number of them
-/// keeps a new one out.
+/// Connections after their handshakes, which run concurrently: a slow client delays no other, and no number of slow
+/// clients blocks a new one.
 pub fn accept(listener: TcpListener, tls: ServerTls) -> mpsc::Receiver<io::Result<ServerStream>> {
     let (accepted, connections) = mpsc::channel(16);
     let pending = Arc::new(Mutex::new(Pending::default()));
@@ -28,7 +28,7 @@ pub fn accept(listener: TcpListener, tls: ServerTls) -> mpsc::Receiver<io::Resul
             let (tcp, from) = match listener.accept().await {
                 Ok(connection) => connection,
                 Err(error) => {
-                    // Such as too many open files: it passes, and must not be tried in a hot loop.
+                    // Such as too many open files: it is transient, and must not be retried in a hot loop.
                     tracing::warn!(%error, "cannot accept a connection");
                     sleep(Duration::from_millis(100)).await;
                     continue;
@@ -43,7 +43,7 @@ pub fn accept(listener: TcpListener, tls: ServerTls) -> mpsc::Receiver<io::Resul
                         drop(place);
                         drop(accepted.send(Ok(stream)).await);
                     }
-                    // A client that looks whether the port is open hangs up at once.
+                    // A client that only probes the port closes the connection at once.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {}
                     Err(error) => tracing::warn!(%from, %error, "client refused in the handshake"),
                 }
@@ -76,7 +76,7 @@ struct Pending {
     waiting: BTreeMap<u64, Option<(IpAddr, AbortHandle)>>,
 }
 
-/// A place among them; it is free again when this is dropped.
+/// A slot among them; it is free again when this is dropped.
 #[derive(Debug)]
 struct Place {
     number: u64,
@@ -97,8 +97,8 @@ impl Pending {
         (number, Place { number, pending: Arc::clone(all) })
     }
 
-    /// Takes a connection in, unless it has ended already. Where there are too many, the oldest of the source that has most
-    /// of them goes, whose address is returned: one source alone keeps no other out, nor itself.
+    /// Admits a connection, unless it has ended already. Above the limit, the oldest connection of the source with most
+    /// of them is dropped, and its address returned: one source can block neither the others nor itself.
     fn admit(&mut self, number: u64, source: IpAddr, task: AbortHandle) -> Option<IpAddr> {
         *self.waiting.get_mut(&number)? = Some((source, task));
         if self.waiting.len() <= MOST_PENDING {
@@ -109,7 +109,7 @@ impl Pending {
         let busiest = counts.into_iter().max_by_key(|(_, count)| *count)?.0;
         let oldest = self.waiting.iter().find(|(_, of)| of.as_ref().is_some_and(|(source, _)| *source == busiest));
         let oldest = *oldest?.0;
-        // Ended here, its place is free at once: the task gives it back only when it is dropped.
+        // Removed here, its slot is free at once: the task releases it only when it is dropped.
         let (source, task) = self.waiting.remove(&oldest)??;
         task.abort();
         Some(source)
@@ -143,7 +143,7 @@ mod tests {
             assert_eq!(add(address(2)), Some(address(2)));
         }
         assert_eq!(add(address(3)), Some(address(2)));
-        // A task that was aborted ends when it has its next turn.
+        // An aborted task ends when the runtime polls it next.
         for _ in 0..10_000 {
             tokio::task::yield_now().await;
         }

@@ -1,7 +1,8 @@
 //! a new key → a signing request → its certificate, swapped in together with the key.
 //!
-//! One directory a purpose: `gen-N.new/tls.key` waits for its certificate, `gen-N/{tls.key,tls.crt,ca.crt}` is complete,
-//! and the link `current` names the generation in use. Moving the link changes key and certificate in one step.
+//! One directory per purpose: `gen-N.new/tls.key` waits for its certificate, `gen-N/{tls.key,tls.crt,ca.crt}` is
+//! complete, and the link `current` names the generation in use. Moving the link changes key and certificate in one
+//! step.
 
 use std::fs;
 use std::io;
@@ -50,7 +51,7 @@ pub enum CertsError {
     /// Nothing to go with the trust.
     #[error("there is no certificate yet that this trust could go with: request and store one first")]
     NothingStored,
-    /// etcd needs to know whom to trust.
+    /// etcd needs a trust bundle.
     #[error("the trust bundle is missing: send the CA certificates that the other side is checked against")]
     NoTrust,
     /// The key could not be made or read.
@@ -76,7 +77,7 @@ impl Store {
         link.join("tls.crt").is_file().then_some(link)
     }
 
-    /// Makes a new key and drops an older one that still waits; returns a signing request for it.
+    /// Makes a new key and drops an older one that still waits for a certificate; returns a signing request for it.
     pub fn request(&self) -> Result<Vec<u8>, CertsError> {
         files::make_dir(&self.dir, files::DIR_FOR_PROGRAM)?;
         let (newest, waiting) = self.generations()?;
@@ -98,7 +99,7 @@ impl Store {
         KeyPair::from_pem(&pem).map(Some).map_err(CertsError::Key)
     }
 
-    /// Swaps in the certificate of the key that waits. Storing what is stored already does nothing.
+    /// Swaps in the certificate of the pending key. Storing the same certificate again does nothing.
     pub fn store(&self, chain_pem: &str, trust_pem: Option<&str>) -> Result<(), CertsError> {
         let chain = tls::certificates(chain_pem, "certificate chain").map_err(CertsError::Sent)?;
         if let Some(trust) = trust_pem {
@@ -122,8 +123,8 @@ impl Store {
         self.swap_in(&dir, number)
     }
 
-    /// Swaps in other CA certificates to check the other side against; key and certificate stay. Storing what is stored
-    /// already does nothing.
+    /// Swaps in other CA certificates to verify the other side against; key and certificate stay. Storing the same
+    /// again does nothing.
     pub fn store_trust(&self, trust_pem: &str) -> Result<(), CertsError> {
         check_trust(trust_pem)?;
         let old = self.resolved()?.ok_or(CertsError::NothingStored)?;
@@ -132,7 +133,7 @@ impl Store {
         }
         let (newest, _) = self.generations()?;
         let number = newest + 1;
-        // Not `.new`: no certificate is waited for, and a key that does wait stays as it is.
+        // Not `.new`: no certificate is pending for it, and a pending key stays as it is.
         let dir = files::beside(&self.complete(number));
         files::make_dir(&dir, files::DIR_FOR_PROGRAM)?;
         let copied = [("tls.key", files::FOR_PROGRAM), ("tls.crt", 0o644)].into_iter().try_for_each(|(name, mode)| {
@@ -155,7 +156,7 @@ impl Store {
         self.prune(number)
     }
 
-    /// The directory of the generation in use: what is read through it belongs together.
+    /// The directory of the generation in use: the files that are read through it match.
     fn resolved(&self) -> Result<Option<PathBuf>, CertsError> {
         let Some(link) = self.current_dir() else { return Ok(None) };
         Ok(Some(link.canonicalize().map_err(FileError::of("resolve", &link))?))
@@ -179,7 +180,7 @@ impl Store {
         Ok(trust.map(|pem| hex::sha256(pem.as_bytes())))
     }
 
-    /// What is in use, as the report tells it. `more_pem` holds further CA certificates to look for the issuer in.
+    /// The certificate in use, for the report. `more_pem` holds further CA certificates to search the issuer in.
     pub fn describe(&self, purpose: v1::Purpose, more_pem: &str) -> Result<Option<v1::Certificate>, CertsError> {
         let Some(dir) = self.resolved()? else { return Ok(None) };
         let chain_pem = files::read(&dir.join("tls.crt"))?.unwrap_or_default();
@@ -212,7 +213,7 @@ impl Store {
         Ok(same_chain && files::read(&current.join("ca.crt"))?.as_deref() == trust_pem)
     }
 
-    /// The highest number in use, and the numbers that wait for a certificate, ascending.
+    /// The highest number in use, and the numbers of pending keys, ascending.
     fn generations(&self) -> Result<(u64, Vec<u64>), CertsError> {
         let entries = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((0, Vec::new())),
@@ -269,7 +270,7 @@ fn check_trust(pem: &str) -> Result<(), CertsError> {
     Ok(())
 }
 
-/// A signing request that says nothing but the key: names and usages are the signer's choice.
+/// A signing request with the key only: the signer chooses names and usages.
 pub fn signing_request(key: &KeyPair) -> Result<Vec<u8>, CertsError> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -298,8 +299,8 @@ fn names(leaf: &X509Certificate<'_>) -> Vec<String> {
     names
 }
 
-/// The digest of the issuing CA's public key. Two CAs may bear the same name while one replaces the other, so the key
-/// identifier decides where there is one.
+/// The digest of the issuing CA's public key. Two CAs may have the same name during a rotation, so the key identifier
+/// decides where there is one.
 fn issuer_key(leaf: &X509Certificate<'_>, issuers: &[CertificateDer<'static>]) -> Option<String> {
     let wanted = leaf.extensions().iter().find_map(|extension| match extension.parsed_extension() {
         ParsedExtension::AuthorityKeyIdentifier(id) => id.key_identifier.as_ref().map(|key| key.0),
@@ -325,7 +326,7 @@ fn issuer_key(leaf: &X509Certificate<'_>, issuers: &[CertificateDer<'static>]) -
     }
 }
 
-/// A moment as the protocol has it.
+/// A point in time as the protocol has it.
 pub fn timestamp(seconds: i64) -> prost_types::Timestamp {
     prost_types::Timestamp { seconds, nanos: 0 }
 }
@@ -410,7 +411,7 @@ mod tests {
         let described = || store.describe(v1::Purpose::EtcdPeer, "").expect("describe").expect("some");
         let before = described();
 
-        // A key that waits for its certificate goes on waiting.
+        // A pending key stays pending.
         let next = new.sign(&store.request().expect("request"));
         let both = format!("{}{}", old.pem, new.pem);
         store.store_trust(&both).expect("trust");
@@ -450,7 +451,8 @@ mod tests {
             let reader = scope.spawn(|| {
                 let mut reads = 0;
                 while !done.load(Ordering::Relaxed) || reads == 0 {
-                    // A generation may be pruned under a reader that resolved it two swaps ago; never may the two differ.
+                    // A generation may be pruned under a reader that resolved it two swaps ago; key and certificate
+                    // must never differ.
                     let Ok(Some(identity)) = store.identity() else { continue };
                     let key = KeyPair::try_from(&identity.key).expect("key");
                     let (_, leaf) = X509Certificate::from_der(&identity.chain[0]).expect("leaf");

@@ -30,7 +30,7 @@ pub enum ClaimError {
         /// The owner's id.
         fleet_id: String,
     },
-    /// Nobody claimed it in time.
+    /// It was not claimed in time.
     #[error("the time to claim this machine ended at {deadline}: delete the machine and create it again")]
     TooLate {
         /// The deadline in the boot data.
@@ -42,7 +42,7 @@ pub enum ClaimError {
     /// A nonce too short to be fresh.
     #[error("the nonce must have at least {MIN_NONCE_BYTES} bytes")]
     ShortNonce,
-    /// What was said of clients is at fault.
+    /// The access settings are invalid.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// The boot data is at fault.
@@ -57,7 +57,7 @@ pub enum ClaimError {
     /// TLS does not accept them.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The certificate would lock everybody out.
+    /// The certificate would lock every client out.
     #[error(
         "the agent's certificate must come from the fleet's CA, be valid now by this machine's clock, and name {name}"
     )]
@@ -73,7 +73,7 @@ pub enum ClaimError {
     SelfSigned(#[source] rcgen::Error),
 }
 
-/// Whose machine this is, and what it shows of itself.
+/// The fleet that this machine belongs to, and the certificate that it shows.
 #[derive(Debug)]
 pub struct Claim {
     root: Root,
@@ -84,7 +84,7 @@ pub struct Claim {
     incarnation: String,
 }
 
-/// The CAs of the fleet, as this agent was told last.
+/// The CAs of the fleet, as this agent received them last.
 #[derive(Clone, Debug)]
 struct Trusted {
     pem: String,
@@ -94,7 +94,7 @@ struct Trusted {
 }
 
 impl Claim {
-    /// The claim as the disk tells it: claimed means that there is a certificate.
+    /// The claim as the disk records it: a certificate means that it is claimed.
     pub fn open(root: &Root, mut boot: Boot, incarnation: String) -> Result<Self, ClaimError> {
         let store = Store::new(root.agent_tls());
         let access = Access::read(root)?;
@@ -103,7 +103,7 @@ impl Claim {
         let identity = match store.identity()? {
             Some(identity) => {
                 if boot.join_token.is_some() {
-                    // We died between storing the certificate and destroying the token.
+                    // The agent died between storing the certificate and deleting the token.
                     boot::forget_token(&mut boot, root)?;
                 }
                 identity
@@ -128,12 +128,12 @@ impl Claim {
         &self.incarnation
     }
 
-    /// What the machine was ordered to be.
+    /// The boot data of the machine.
     pub fn boot(&self) -> Boot {
         self.boot.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the machine belongs to a fleet for good.
+    /// Whether the machine belongs to a fleet permanently.
     pub fn is_claimed(&self) -> bool {
         self.store.current_dir().is_some()
     }
@@ -154,7 +154,7 @@ impl Claim {
         })
     }
 
-    /// Ends the claim: from now on the token is dead and the machine has an owner.
+    /// Ends the claim: from now on the token is invalid and the machine has an owner.
     pub fn finish(&self, chain_pem: &str) -> Result<(), ClaimError> {
         let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
         self.token(&mut boot)?;
@@ -169,7 +169,7 @@ impl Claim {
         Ok(self.store.request()?)
     }
 
-    /// Renewal: swaps in the new key and its certificate, for the connections to come.
+    /// Renewal: swaps in the new key and its certificate, for new connections.
     pub fn renew(&self, chain_pem: &str) -> Result<(), ClaimError> {
         let boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
         self.check(&boot, chain_pem)?;
@@ -182,12 +182,12 @@ impl Claim {
         self.store.describe(v1::Purpose::Agent, &self.trusted().pem)
     }
 
-    /// Digest of which clients are accepted, for the report; none where that is what the boot data says.
+    /// Digest of the accepted clients, for the report; none where the boot data defines them.
     pub fn access_digest(&self) -> Option<String> {
         self.trusted().digest
     }
 
-    /// Accepts other clients from now on: `caller` must be among them.
+    /// Changes which clients are accepted: `caller` must be among them.
     pub fn set_access(&self, access: &Access, caller: &Peer) -> Result<(), AccessError> {
         let roots = tls::roots(&access.trust_pem)?;
         let accepts = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), tls::provider())
@@ -218,7 +218,7 @@ impl Claim {
             && Timestamp::now() > deadline
         {
             if token.is_some() {
-                // For ever, also when the clock is set back later.
+                // Permanently, also when the clock is set back later.
                 boot::forget_token(boot, &self.root)?;
             }
             return Err(ClaimError::TooLate { deadline });
@@ -246,7 +246,7 @@ impl Claim {
     }
 }
 
-/// The key that the claim is about; made once, so that a restart in the middle of a claim changes nothing.
+/// The key that the claim is about; made once, so that a restart during a claim does not change it.
 fn pending(store: &Store) -> Result<KeyPair, CertsError> {
     if let Some(key) = store.pending()? {
         return Ok(key);

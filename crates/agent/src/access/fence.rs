@@ -1,4 +1,4 @@
-//! a call's generation → obeyed, or refused because another operator has taken over since.
+//! a call's generation → obeyed, or refused because another operator has taken the lock since.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -8,7 +8,7 @@ use crate::files::{self, FileError};
 /// Why a generation is not obeyed.
 #[derive(Debug, thiserror::Error)]
 pub enum FenceError {
-    /// Somebody holds a newer lock.
+    /// Another operator holds a newer lock.
     #[error(
         "generation {offered} is older than {newest}: another operator has taken the lock since; run the command again \
          to plan anew. If the state was brought back from an old copy, write {newest} into its file `generation` first"
@@ -57,7 +57,7 @@ impl Fence {
     pub fn open(path: PathBuf) -> Result<Self, FenceError> {
         let newest = match files::read(&path)? {
             None => 0,
-            // Guessing zero would let a stale operator in.
+            // Falling back to zero would accept an operator with an old lock.
             Some(text) => text.trim().parse().map_err(|_| FenceError::Malformed { path: path.clone() })?,
         };
         Ok(Self { path, newest: Mutex::new(newest) })
@@ -68,7 +68,7 @@ impl Fence {
         *self.newest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a call through, and remembers its generation first.
+    /// Accepts a call, and records its generation first.
     pub fn pass(&self, offered: u64) -> Result<(), FenceError> {
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         if offered < *newest {
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "7\n");
         fence.pass(8).unwrap();
         fence.pass(8 + FURTHEST).unwrap();
-        // In steps that are small enough, the last one is still refused: no generation follows it.
+        // Even in small enough steps the last number is refused: no generation can follow it.
         std::fs::write(&path, format!("{}\n", u64::MAX - 1)).unwrap();
         let fence = Fence::open(path).unwrap();
         assert!(matches!(fence.pass(u64::MAX), Err(FenceError::TooFar { .. })));

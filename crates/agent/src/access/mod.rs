@@ -23,7 +23,7 @@ pub enum AccessError {
     /// A key that is none.
     #[error("`{0}` is not a SHA-256 in hexadecimal: nothing was changed")]
     Key(String),
-    /// Nobody would be left to undo it.
+    /// No client could connect any more to undo it.
     #[error("your own certificate would not be accepted any more: nothing was changed")]
     LockedOut,
     /// A file operation failed.
@@ -34,7 +34,7 @@ pub enum AccessError {
     Malformed(#[source] serde_json::Error),
 }
 
-/// What an agent was told after its first start.
+/// The access settings that an agent received after its first start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
     /// The CAs that clients, and the agent's own certificate, are checked against.
@@ -54,7 +54,7 @@ impl Access {
         Ok(Self { trust_pem, revoked: revoked.into_iter().map(key).collect::<Result<_, _>>()? })
     }
 
-    /// What was said last; `None` where nothing was said since the first start.
+    /// The last settings; `None` where none were received since the first start.
     pub fn read(root: &Root) -> Result<Option<Self>, AccessError> {
         let text = files::read(&root.access())?;
         text.map(|text| serde_json::from_str(&text).map_err(AccessError::Malformed)).transpose()

@@ -1,4 +1,4 @@
-//! The newest backup in a store → restored into a throwaway etcd here from time to time, and what came of it written down.
+//! The newest backup in a store → restored into a temporary etcd here on a schedule, and the result recorded.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use crate::backup::{self, BackupError, Order, Stored};
 use crate::etcd::restore_test::{RestoreTest, RestoreTestError, Room};
 use crate::status::describe;
 
-/// How long after one that failed the next is tried, at most.
+/// The longest wait before the next try after a failed one.
 const AGAIN: Duration = Duration::from_secs(600);
 /// Where nothing was backed up yet.
 const SOON: Duration = Duration::from_secs(3);
 
-/// Why nobody knows whether the newest backup can be restored.
+/// Why a drill has no result.
 #[derive(Debug, thiserror::Error)]
 enum DrillError {
     #[error(transparent)]
@@ -45,7 +45,7 @@ pub struct DrillSchedule {
 }
 
 impl DrillSchedule {
-    /// Understands what a machine is told; nothing where it is not to do it.
+    /// Parses the settings; nothing where drills are disabled.
     pub fn new(every_ms: u64, version: &str) -> Result<Option<Self>, BackupError> {
         if every_ms == 0 {
             return Ok(None);
@@ -55,13 +55,13 @@ impl DrillSchedule {
     }
 }
 
-/// Tries the newest backup again and again, as long as this machine is the one that makes them.
+/// Tests the newest backup on schedule, as long as this machine holds the lease of the backup scheduler.
 pub async fn run(agent: &Arc<Agent>, order: &Order, schedule: Option<DrillSchedule>, mut client: Client) -> Infallible {
     let Some(schedule) = schedule else { return std::future::pending().await };
     loop {
         let wait = match Box::pin(turn(agent, order, schedule, &mut client)).await {
             Ok(wait) => wait,
-            // The first backup is on its way.
+            // The first backup is not complete yet.
             Err(DrillError::Point(PointError::None { .. })) => SOON,
             Err(error) => {
                 let error = describe(&error);
@@ -74,7 +74,7 @@ pub async fn run(agent: &Arc<Agent>, order: &Order, schedule: Option<DrillSchedu
     }
 }
 
-/// One drill, if it is time for one. How long until the next.
+/// One drill, if it is due. Returns the time until the next.
 async fn turn(
     agent: &Arc<Agent>,
     order: &Order,
@@ -99,7 +99,7 @@ async fn turn(
     Ok(due(schedule.every, done.at))
 }
 
-/// For whoever asks.
+/// Records the result for the agent's report.
 fn note(agent: &Agent, drill: &Drill) -> Result<(), FullError> {
     agent.backup_scheduler.known().drill = serde_json::to_string(drill)?;
     Ok(())

@@ -25,15 +25,15 @@ use crate::files::FileError;
 pub mod drill;
 pub mod scheduler;
 
-/// A member that sends nothing of its snapshot for so long is not waited for.
+/// The wait for the next part of a member's snapshot ends after this time.
 const SILENCE: Duration = Duration::from_secs(30);
-/// How long etcd may take to go over all of its keys.
+/// How long etcd may take to hash all of its keys.
 pub const COUNTING: Duration = Duration::from_secs(600);
 
 /// Why there is no backup.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
-    /// What was asked for makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Request(String),
     /// Another one is on its way.
@@ -45,10 +45,10 @@ pub enum BackupError {
     /// etcd was never given certificates.
     #[error("this machine has no certificate for etcd yet: run `raftsman apply` first")]
     NotReady,
-    /// The key that signs backups is none.
+    /// The key that signs backups is invalid.
     #[error(transparent)]
     Sign(#[from] SignError),
-    /// etcd holds another history than raftsman told of.
+    /// etcd holds another history than the one in the settings.
     #[error(
         "etcd's data is of the history {found}, and this machine was told of {told}: no backup is made until \
          `raftsman apply` says where it comes from"
@@ -62,13 +62,13 @@ pub enum BackupError {
     /// The member.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
-    /// What it was told could not be kept.
+    /// The settings could not be stored.
     #[error(transparent)]
     File(#[from] FileError),
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The way from the one to the other.
+    /// The transfer from etcd to the store failed.
     #[error(transparent)]
     Full(#[from] FullError),
 }
@@ -82,7 +82,7 @@ pub struct Order {
     pub layout: Layout,
     /// How objects are made.
     pub seals: Seals,
-    /// Whose it is.
+    /// The cluster that it belongs to.
     pub cluster: Name,
     /// What signs it.
     pub signer: Arc<Signer>,
@@ -122,7 +122,7 @@ impl Order {
         })
     }
 
-    /// Where its backups are, and which of them count: those that are signed with its key.
+    /// The repository of its backups, which accepts those that are signed with its key.
     pub fn repository(&self) -> Result<Repository, BackupError> {
         let encrypted = !self.seals.recipients.is_empty();
         Ok(Repository {
@@ -133,7 +133,7 @@ impl Order {
         })
     }
 
-    /// Backups are made of the history that raftsman told of, and of no other.
+    /// Backups are made only of the history in the settings.
     pub fn expect(&self, found: ClusterId) -> Result<(), BackupError> {
         let told = self.histories.last().map(|history| history.id);
         match told == Some(found) {
@@ -149,7 +149,7 @@ impl Order {
 /// A point in a store that this machine reads itself.
 #[derive(Debug)]
 pub struct Stored {
-    /// Where it is. Nothing is verified here: who sent the point has done that.
+    /// Where it is. It is not verified here: the sender of the point has verified it.
     pub repository: Repository,
     /// What is read.
     pub point: Point,
@@ -173,18 +173,18 @@ impl Stored {
         self.point.full.snapshot.bytes.saturating_add(changes)
     }
 
-    /// Writes the snapshot of its full backup down, all of it checked.
+    /// Writes the snapshot of its full backup to a file, and checks all of it.
     pub async fn fetch(&self, moved: &Moved, to: std::fs::File) -> Result<(), FullError> {
         full::fetch(&self.repository, &self.point.full, &Keys::default(), moved, to).await.map(drop)
     }
 }
 
-/// A name that somebody sent, or that this machine was given.
+/// A name from a request, or from this machine's settings.
 pub fn name(text: &str) -> Result<Name, BackupError> {
     Name::parse(text).map_err(|error| BackupError::Request(error.what))
 }
 
-/// Makes a backup. It counts when this returns.
+/// Makes a backup. It is complete and valid when this returns.
 pub async fn take(agent: &Agent, order: &Order, moved: &Moved) -> Result<Manifest, BackupError> {
     let boot = agent.claim.boot();
     let member = name(&boot.machine)?;
@@ -192,7 +192,8 @@ pub async fn take(agent: &Agent, order: &Order, moved: &Moved) -> Result<Manifes
     let mut client = client(agent, order).await?;
     let status = bounded(async { Ok(client.status().await?) }).await?;
     let begun = Timestamp::now();
-    // Whoever answers this has all that was acknowledged until now, and what it sends from now on holds it.
+    // A member that answers a linearizable read holds every write that was acknowledged until now, and so does a
+    // snapshot that it sends afterwards.
     let read = now(&mut client).await?;
     let revision = read.revision();
     let cluster_id = ClusterId(read.cluster_id());
@@ -214,7 +215,7 @@ pub async fn take(agent: &Agent, order: &Order, moved: &Moved) -> Result<Manifes
     };
     let hashed = Box::pin(hash(client.clone(), revision));
     let mut snapshot = bounded(async { Ok(client.snapshot().await?) }).await?;
-    // Once the first piece is there, nothing that is written from then on gets into it.
+    // Once the first part has arrived, later writes are not in the snapshot.
     let first = within(SILENCE, async { Ok(snapshot.message().await?) }).await?;
     about.upto = Some(now(&mut client).await?.revision());
     let first = stream::iter(first.map(|first| Ok(Bytes::copy_from_slice(first.blob()))));
@@ -222,7 +223,7 @@ pub async fn take(agent: &Agent, order: &Order, moved: &Moved) -> Result<Manifes
     Ok(Box::pin(full::take(&repository, &order.signer, about, &order.seals, snapshot, hashed, moved)).await?)
 }
 
-/// How far the cluster is, as its majority says.
+/// The current revision of the cluster, confirmed by its majority.
 pub async fn now(client: &mut Client) -> Result<ResponseHeader, BackupError> {
     let mut read = bounded(async { Ok(client.get(PROBE_KEY, None).await?) }).await?;
     read.take_header().ok_or_else(|| BackupError::Request("etcd does not say how far it is".to_owned()))
@@ -235,15 +236,15 @@ pub async fn client(agent: &Agent, order: &Order) -> Result<Client, BackupError>
     Ok(Box::pin(dial(address, &credentials)).await?)
 }
 
-/// As whom this machine speaks to an etcd that knows its clients by certificates.
+/// The credentials for an etcd that authenticates clients by certificates.
 pub fn by_certificate(agent: &Agent) -> Result<Credentials, BackupError> {
     credentials(agent, None)
 }
 
-/// As whom this machine speaks to etcd.
+/// The credentials of this machine for etcd.
 fn credentials(agent: &Agent, password: Option<SecretString>) -> Result<Credentials, BackupError> {
     let server = certs::Store::new(agent.root.server_tls());
-    // The authority of etcd's clients has signed what etcd shows them.
+    // The clients' authority has also signed etcd's server certificate.
     let (_, trust) = server.credentials()?.ok_or(BackupError::NotReady)?;
     let identity = match password {
         Some(_) => None,
@@ -260,10 +261,10 @@ pub async fn contents(agent: &Agent, port: u16) -> Result<(Hashed, i64), BackupE
     Ok((hash(client, revision).await?, revision))
 }
 
-/// What is in etcd at this revision, as few numbers.
+/// A hash and counts of etcd's content at this revision.
 pub async fn hash(mut client: Client, revision: i64) -> Result<Hashed, EtcdError> {
     let all = GetOptions::new().with_all_keys().with_count_only().with_revision(revision);
-    // First: it goes over all keys at once, and keeps none of them.
+    // First: it hashes all keys in one call, and keeps none of them in memory.
     let hash = within(COUNTING, async { Ok(client.hash_kv(revision).await?) }).await?;
     let count = within(COUNTING, async { Ok(client.get("", Some(all)).await?) }).await?;
     let keys = u64::try_from(count.count()).unwrap_or_default();

@@ -1,7 +1,8 @@
-//! What this machine was told of backups → one machine of the cluster at a time makes them, also while nobody is there.
+//! The settings of backups on this machine → one machine of the cluster at a time makes them on a schedule, without an
+//! operator.
 //!
-//! Who it is, is decided by a lease of the cluster's own etcd. Should two believe it for a moment, nothing is lost: objects
-//! are written once, and whoever finds one taken begins anew from what is in the store.
+//! A lease in the cluster's own etcd decides which machine it is. If two hold it for a moment, nothing is lost: objects
+//! are written once, and a machine that finds an object already written starts again from what is in the store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,21 +33,21 @@ use crate::status::describe;
 use crate::supervisor::program::Program;
 use crate::supervisor::service::State;
 
-/// Whose turn it is: the machine whose name is written here, as long as its lease lives.
+/// The key with the name of the machine that makes backups, attached to that machine's lease.
 pub const KEY: &str = "raftsman/backup-keeper";
 /// The stamp of settings that cannot be read any more.
 const DAMAGED: &str = "damaged";
-/// Somebody else makes backups this long after the one that did has died.
+/// Another machine takes over this long after the one that makes backups has died.
 const LEASE: Duration = Duration::from_secs(15);
-/// How often the lease is renewed, and the post looked at by those who do not hold it.
+/// How often the holder renews the lease, and the other machines check the key.
 const LOOK: Duration = Duration::from_secs(3);
-/// The machine of the leader, which has most to do already, gives the others so much time to take the post.
+/// How long the leader's machine, which has most load, waits so that another one can acquire the lease first.
 const COURTESY: Duration = Duration::from_secs(10);
 /// After something went wrong.
 const REST: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(60)];
-/// etcd sends what it has to catch up with at once, of up to a thousand revisions.
+/// etcd sends up to a thousand revisions at once to a watch that catches up.
 const LARGEST_MESSAGE: usize = 2 << 30;
-/// A batch is written when it has become this large, also before its time.
+/// A batch of this size is written at once, also before its time.
 const LARGE: usize = 4 << 20;
 
 /// Why no backups are made.
@@ -90,7 +91,7 @@ impl From<FullError> for SchedulerError {
     }
 }
 
-/// What a machine was told to do about backups.
+/// The settings of backups on a machine.
 #[derive(Debug)]
 struct BackupConfig {
     order: Order,
@@ -98,7 +99,7 @@ struct BackupConfig {
     changes_every: Option<Duration>,
     drill: Option<DrillSchedule>,
     keep: Keep,
-    /// Whether this machine removes what is not kept any more.
+    /// Whether this machine removes backups beyond the retention.
     prune: bool,
 }
 
@@ -127,18 +128,18 @@ impl BackupConfig {
 pub struct BackupScheduler {
     told: watch::Sender<v1::SetBackupsRequest>,
     report: Mutex<v1::BackupsReport>,
-    /// What goes wrong beside making backups, and keeps nobody from it.
+    /// An error beside the making of backups that does not stop it.
     beside: Mutex<Option<String>>,
-    /// Held while a full backup is made. Changes to the machine do not wait for it: it takes long, and they may be urgent.
+    /// Held while a full backup is made. Changes to the machine do not wait for it: it is slow, and they may be urgent.
     pub making: Arc<Turn<()>>,
 }
 
 impl BackupScheduler {
-    /// With what it was told before it was started.
+    /// Loads the settings from before the agent's start.
     pub fn open(root: &Root) -> Result<Self, FileError> {
         let path = root.backups();
         let told = match std::fs::read(&path) {
-            // Not the same as having been told nothing: that would be a machine without backups, and nobody would hear of it.
+            // Not the same as no settings: that would be a machine without backups, and the operator would not notice.
             Ok(bytes) => v1::SetBackupsRequest::decode(bytes.as_slice()).unwrap_or_else(|_| damaged()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => v1::SetBackupsRequest::default(),
             Err(error) => return Err(FileError::of("read", &path)(error)),
@@ -151,7 +152,7 @@ impl BackupScheduler {
         })
     }
 
-    /// Keeps what it is told, and acts upon it from now on.
+    /// Stores the settings, and uses them from now on.
     pub fn set(&self, root: &Root, told: v1::SetBackupsRequest) -> Result<(), BackupError> {
         if let Some(order) = told.order.clone() {
             Order::new(order)?;
@@ -161,7 +162,7 @@ impl BackupScheduler {
         Ok(())
     }
 
-    /// For whoever asks; nothing where nobody told it anything.
+    /// For the agent's report; nothing without settings.
     pub fn report(&self, root: &Root) -> Option<v1::BackupsReport> {
         let stamp = Some(self.told.borrow().stamp.clone()).filter(|stamp| !stamp.is_empty())?;
         let described = certs::Store::new(root.client_tls()).describe(v1::Purpose::EtcdClient, "").ok().flatten();
@@ -182,7 +183,7 @@ impl BackupScheduler {
         known.keeps = false;
     }
 
-    /// Why the newest backup could not be restored; nothing once it was.
+    /// Why the newest backup could not be restored; nothing after a success.
     pub(crate) fn drilled(&self, problem: Option<String>) {
         let mut known = self.known();
         known.drill_problem_since =
@@ -198,12 +199,12 @@ impl BackupScheduler {
     }
 }
 
-/// Settings that cannot be read any more. Their stamp is none that raftsman gives, so that they are delivered again.
+/// Settings that cannot be read any more. Raftsman never produces their stamp, so it delivers the settings again.
 fn damaged() -> v1::SetBackupsRequest {
     v1::SetBackupsRequest { stamp: DAMAGED.to_owned(), ..Default::default() }
 }
 
-/// Does what it was told, as long as the agent runs.
+/// Follows the settings, as long as the agent runs.
 pub async fn run(agent: Arc<Agent>) {
     let mut told_now = agent.backup_scheduler.told.subscribe();
     loop {
@@ -247,9 +248,9 @@ async fn serve(agent: &Arc<Agent>, config: &BackupConfig) {
             }
             Ok(never) => match never {},
         }
-        // What went well for a while is another matter when it fails.
+        // A failure after a long success starts with the shortest pause again.
         rest = if begun.elapsed() > REST[1] { REST[0] } else { (rest * 2).min(REST[1]) };
-        // Nor has an etcd that was started anew anything to do with what the one before could not do.
+        // A restart of etcd ends the pause: the failure was that of the earlier process.
         let over = Instant::now() + rest;
         while Instant::now() < over && agent.supervisor.of(Program::Etcd).view().state == process {
             sleep(LOOK.min(over - Instant::now())).await;
@@ -260,9 +261,9 @@ async fn serve(agent: &Arc<Agent>, config: &BackupConfig) {
     }
 }
 
-/// Takes the post once it is vacant, and holds it until something goes wrong.
+/// Acquires the lease once it is free, and holds it until an error.
 async fn term(agent: &Arc<Agent>, config: &BackupConfig) -> Result<std::convert::Infallible, SchedulerError> {
-    // One that somebody has stopped is nothing to complain about: the others see to it.
+    // A stopped etcd is not an error: another machine makes backups.
     while !matches!(agent.supervisor.of(Program::Etcd).view().state, State::Running(_)) {
         agent.backup_scheduler.is_well();
         sleep(LOOK).await;
@@ -276,20 +277,20 @@ async fn term(agent: &Arc<Agent>, config: &BackupConfig) -> Result<std::convert:
         outcome = work(agent, config, client.clone()) => outcome,
         never = drill::run(agent, &config.order, config.drill, client.clone()) => match never {},
     };
-    // Whoever is next tries them as well, and has the last word.
+    // The next holder runs drills as well, and its result counts.
     agent.backup_scheduler.drilled(None);
-    // The next one need not wait until it runs out.
+    // The next holder need not wait until the lease expires.
     let _ = bounded(async { Ok(client.lease_revoke(lease).await?) }).await;
     outcome
 }
 
-/// Waits until nobody holds the post, and takes it. The lease that it hangs on.
+/// Waits until no machine holds the key, and acquires it. Returns its lease.
 async fn elected(agent: &Agent, client: &mut Client) -> Result<i64, SchedulerError> {
     let name = agent.claim.boot().machine;
     let mut vacant_since: Option<Instant> = None;
     loop {
         let seen = bounded(async { Ok(client.get(KEY, None).await?) }).await?;
-        // One without a lease would never end: it is not a machine's, and in the way of all of them.
+        // A key without a lease would never expire: no machine wrote it, and it would block all of them.
         let taken = seen.kvs().iter().any(|kv| kv.lease() != 0);
         let left = seen.kvs().first().map_or(0, |kv| kv.mod_revision());
         if !taken {
@@ -309,7 +310,7 @@ async fn elected(agent: &Agent, client: &mut Client) -> Result<i64, SchedulerErr
             }
         } else {
             vacant_since = None;
-            // The work is another's. What went wrong here is mended once something was written.
+            // Another machine makes backups now, so an earlier error of this one does not count any more.
             agent.backup_scheduler.is_well();
             agent.backup_scheduler.known().held = Some(moment(Timestamp::now()));
         }
@@ -317,7 +318,7 @@ async fn elected(agent: &Agent, client: &mut Client) -> Result<i64, SchedulerErr
     }
 }
 
-/// Renews the lease. Comes back when that does not work any more.
+/// Renews the lease. Returns when that fails.
 async fn hold(agent: &Agent, mut client: Client, lease: i64) -> SchedulerError {
     let mut renewed = Instant::now();
     let Ok((mut asking, mut answers)) = client.lease_keep_alive(lease).await else { return SchedulerError::LeaseLost };
@@ -334,14 +335,14 @@ async fn hold(agent: &Agent, mut client: Client, lease: i64) -> SchedulerError {
                 agent.backup_scheduler.known().held = Some(moment(Timestamp::now()));
             }
             Ok(None) => return SchedulerError::LeaseLost,
-            // Nobody else can have it before the time is up.
+            // No other machine can acquire it before the lease expires.
             Err(_) if renewed.elapsed() + LOOK < LEASE => {}
             Err(_) => return SchedulerError::LeaseLost,
         }
     }
 }
 
-/// Full backups when they are due, changes between them, and what is old goes.
+/// Makes full backups when they are due and batches of changes between them, and removes old ones.
 async fn work(
     agent: &Arc<Agent>,
     config: &BackupConfig,
@@ -360,7 +361,7 @@ async fn work(
             Some(full) => match End::find(&repository, &full).await {
                 Ok(end) => (full, Some(end)),
                 Err(ChangesError::Store(error)) => return Err(error.into()),
-                // Somebody has touched what is in the store: only a full backup can be followed up.
+                // The batches in the store do not form a chain: only a full backup can be continued.
                 Err(error) => {
                     tracing::warn!(error = describe(&error), "changes do not lead on: a full backup follows");
                     continue;
@@ -376,7 +377,7 @@ async fn work(
         agent.backup_scheduler.known().full = full.about.name.to_string();
         if config.prune && pruned != Some(full.about.name) {
             pruned = Some(full.about.name);
-            // Who may not remove can still make them.
+            // A failure to remove old backups does not prevent new ones.
             let beside = match prune(&repository, config.keep, Some(history), Timestamp::now(), false).await {
                 Ok(gone) => {
                     agent.backup_scheduler.known().unverified = u32::try_from(gone.ignored.len()).unwrap_or(u32::MAX);
@@ -399,7 +400,7 @@ async fn work(
             };
             *agent.backup_scheduler.beside.lock().unwrap_or_else(PoisonError::into_inner) = beside;
         }
-        // Where changes are written down, the next batch shows whether that works.
+        // Where changes are recorded, the next batch shows whether that works.
         if end.is_none() {
             agent.backup_scheduler.is_well();
         }
@@ -410,12 +411,13 @@ async fn work(
             }
             Some(end) => match follow(agent, config, &repository, &full, end, client.clone()).await {
                 Ok(next) => Some(next),
-                // etcd has dropped what was to be read next: only a full backup knows it now.
+                // etcd has compacted the next revisions: only a full backup holds them now.
                 Err(Lost::Compacted) => {
                     tracing::warn!("changes were compacted before they were written down: a full backup follows");
                     None
                 }
-                // An operator removed it, or a rule of the store: a newer one of an operator's may lead on.
+                // An operator or a rule of the store removed it: a newer full backup of an operator may continue the
+                // chain.
                 Err(Lost::Gone) => {
                     tracing::warn!(full = %full.about.name, "the full backup that changes were written since is gone");
                     self::newest(agent, &repository, history).await?
@@ -426,13 +428,13 @@ async fn work(
     }
 }
 
-/// How long until the next one, of what is done so often.
+/// The time until the next run of this interval.
 pub(crate) fn due(every: Duration, last: Timestamp) -> Duration {
     let age = Timestamp::now().duration_since(last);
     every.saturating_sub(Duration::try_from(age).unwrap_or_default())
 }
 
-/// The newest full backup of the history in force that was verified. Those that are refused are counted.
+/// The newest verified full backup of the history in force. Rejected ones are counted.
 async fn newest(
     agent: &Agent,
     repository: &Repository,
@@ -446,7 +448,7 @@ async fn newest(
     Ok(found.newest_of(history))
 }
 
-/// Makes a full backup, once nobody else makes one here.
+/// Makes a full backup, after any other that is being made here.
 async fn make(agent: &Arc<Agent>, config: &BackupConfig) -> Result<Manifest, SchedulerError> {
     let _alone = agent.backup_scheduler.making.lock().await;
     let (maker, order) = (Arc::clone(agent), config.order.clone());
@@ -457,7 +459,7 @@ async fn make(agent: &Arc<Agent>, config: &BackupConfig) -> Result<Manifest, Sch
 }
 
 enum Lost {
-    /// etcd has dropped what was to be read next.
+    /// etcd has compacted the next revisions.
     Compacted,
     /// The full backup is not in the store any more.
     Gone,
@@ -470,8 +472,8 @@ impl<E: Into<SchedulerError>> From<E> for Lost {
     }
 }
 
-/// Writes down what changes after the last batch. Meanwhile, when it is due, the next full backup is made: this comes back
-/// with it when changes are written down up to the last that it can hold, so that every revision between can be restored.
+/// Records changes after the last batch. When it is due, the next full backup is made meanwhile: this returns it once
+/// changes are recorded up to the last revision that it can hold, so that every revision in between can be restored.
 async fn follow(
     agent: &Arc<Agent>,
     config: &BackupConfig,
@@ -483,7 +485,7 @@ async fn follow(
     let every = config.changes_every.unwrap_or(config.every);
     let cluster_id = full.about.cluster_id;
     let Order { signer, seals, .. } = &config.order;
-    // Changes since a backup that is not there restore nothing.
+    // Changes since a backup that is not in the store restore nothing.
     let write = async |end: &mut End, lines: &Lines| {
         if lines.last().is_none() {
             return Ok(());
@@ -497,7 +499,7 @@ async fn follow(
     let options = WatchOptions::new().with_all_keys().with_start_revision(end.revision + 1);
     let mut watching = client.watch_client().max_decoding_message_size(LARGEST_MESSAGE);
     let mut watch = bounded(async { Ok(watching.watch("", Some(options)).await?) }).await?;
-    // Whatever was done until now is told now, and bears this time.
+    // The watch delivers all earlier changes now, and they get this time.
     end.late = backup::now(&mut client).await?.revision();
     let mut next = std::pin::pin!(async {
         sleep(due(config.every, full.about.name.taken())).await;
@@ -508,7 +510,8 @@ async fn follow(
     let mut lines = Lines::default();
     let mut tick = tokio::time::interval(every);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // Up to this revision nothing is missing in `lines` and before: every one changes something, and etcd tells it.
+    // Up to this revision `lines` and the earlier batches are complete: every revision changes a key, and etcd reports
+    // it.
     let mut seen = end.revision;
     loop {
         if let Some(next) = made.take_if(|next| seen >= next.most()) {
@@ -526,7 +529,7 @@ async fn follow(
                 }
                 let now = Timestamp::now();
                 if lines.last().is_some_and(|(_, last)| now < last) {
-                    // The clock was set back: within a batch times only go on.
+                    // The clock was set back: times within a batch must ascend.
                     write(end, &lines).await?;
                     lines = Lines::default();
                 }
@@ -544,7 +547,7 @@ async fn follow(
                 continue;
             }
         }
-        // How far the cluster is, whatever this member knows of it.
+        // The current revision of the cluster, also when this member is behind.
         let asked = Timestamp::now();
         let revision = backup::now(&mut client).await?.revision();
         write(end, &lines).await?;
@@ -558,7 +561,7 @@ async fn follow(
     }
 }
 
-/// What a message tells, a revision each. etcd never splits one.
+/// The changes of a message, by revision. etcd never splits a revision.
 async fn changes(message: &WatchResponse, at: Timestamp, leases: &mut Leases) -> Vec<Change> {
     let mut changes: Vec<Change> = Vec::new();
     for event in message.events() {
@@ -579,16 +582,16 @@ async fn changes(message: &WatchResponse, at: Timestamp, leases: &mut Leases) ->
     changes
 }
 
-/// How long leases are granted for: those who watch are not told.
+/// The TTLs of leases: a watch does not report them.
 struct Leases {
     client: Client,
     known: BTreeMap<i64, i64>,
 }
 
 impl Leases {
-    /// Each is asked for once. 0 for none, and for one that is gone already.
+    /// Each is requested once. 0 for no lease, and for one that does not exist any more.
     async fn ttl(&mut self, lease: i64) -> i64 {
-        /// Nobody has so many at a time; those that are asked for again cost a call.
+        /// More than clusters use at a time; a lease that was evicted costs another call.
         const MOST: usize = 100_000;
         if lease == 0 {
             return 0;

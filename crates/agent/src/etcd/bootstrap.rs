@@ -1,7 +1,7 @@
 //! a configuration, how etcd is about to start → the lines at the file's end that only this start needs.
 //!
-//! etcd goes by `initial-cluster` and its kin only while it has no data, so they are no part of what is configured, nor
-//! of its digest: they stand in a section of their own, which every start writes anew.
+//! etcd uses `initial-cluster` and related settings only while it has no data, so they are not part of the
+//! configuration or of its digest: they are in a section of their own, which every start writes again.
 
 const BOOTSTRAP: &str = "# raftsman: birth\n";
 const DATA: &str = "# raftsman: data\n";
@@ -26,11 +26,11 @@ pub enum BootstrapError {
 /// How etcd is about to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start<'a> {
-    /// Without data. The lines say of which cluster it becomes a member; none means those of an earlier try.
+    /// Without data. The lines name the cluster that it joins; empty lines mean those of an earlier try.
     Bootstrap(&'a str),
     /// On a member's data.
     Data {
-        /// Forget all other members and go on alone.
+        /// `force-new-cluster`: drop all other members and continue as the only one.
         alone: bool,
     },
 }
@@ -48,7 +48,7 @@ pub fn split(file: &str) -> (&str, &str) {
 /// The file with another configuration before the same section.
 pub fn reconfigured(configured: &str, old_file: &str) -> String {
     let (_, section) = split(old_file);
-    // What the configuration says itself must not be said twice.
+    // A setting of the configuration must not occur twice.
     if has_state(configured) { configured.to_owned() } else { joined(configured, section) }
 }
 
@@ -59,11 +59,11 @@ pub fn prepared(file: &str, start: Start<'_>) -> Result<String, BootstrapError> 
     let section = match start {
         Start::Bootstrap("") if own => String::new(),
         Start::Bootstrap("") if section.starts_with(BOOTSTRAP) => section.to_owned(),
-        // etcd's own choice would be to found a cluster of one.
+        // etcd's default would be to bootstrap a new cluster of one member.
         Start::Bootstrap("") => return Err(BootstrapError::Missing),
         Start::Bootstrap(_) if own => return Err(BootstrapError::Twice),
         Start::Bootstrap(lines) => format!("{BOOTSTRAP}{}\n", lines.trim_end()),
-        // So that a directory that is lost under a running agent can never found a cluster.
+        // So that a directory that is lost under a running agent can never bootstrap a cluster.
         Start::Data { alone } => {
             let mut lines = String::new();
             if !own {

@@ -1,4 +1,4 @@
-//! the data of a member that is no member any more → out of the way, where people find it once more.
+//! the data of a removed member → moved away, where operators can still find it.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use crate::root::Root;
 /// Why the data stays where it is.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// It is somebody else's.
+    /// It is another member's.
     #[error("etcd's data is not as expected: expected {expected}, but {found}: nothing was moved")]
     Other {
         /// What the caller believes.
@@ -26,8 +26,8 @@ pub enum DataError {
     File(#[from] FileError),
 }
 
-/// Puts the data of this member away; 0 stands for what cannot be read as a member's data. Fine when there is none. What
-/// was put away before goes for good, because a disk has room for one mistake.
+/// Moves the data of this member away; 0 stands for data that cannot be read as a member's. Succeeds when there is
+/// none. Data that was moved away before is deleted, because a disk has room for one copy.
 pub fn put_away(root: &Root, member: u64) -> Result<(), DataError> {
     let data = root.data();
     let name = match wal::look(&data) {
@@ -51,7 +51,7 @@ pub fn put_away(root: &Root, member: u64) -> Result<(), DataError> {
     forget_older(&removed, &target)
 }
 
-/// Where the data of this member was put away; nothing where it was not.
+/// Where the data of this member was moved to; nothing where it was not.
 pub fn put_away_of(root: &Root, member: u64) -> Result<Option<PathBuf>, DataError> {
     let removed = root.removed();
     let entries = match fs::read_dir(&removed) {

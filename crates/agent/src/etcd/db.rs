@@ -1,8 +1,7 @@
 //! etcd's database file → the last revision in it, and up to which entry of the log it was applied.
 //!
-//! Only what that takes is read of bbolt's format: the newer of two meta pages, then down one edge of two trees. The
-//! file may be written meanwhile: a page that makes no sense is an error, and nothing is ever believed to be a length
-//! without being checked.
+//! Reads only the needed part of bbolt's format: the newer of two meta pages, then down one edge of two trees. etcd may
+//! write the file meanwhile: an invalid page is an error, and every length is checked before it is used.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -36,7 +35,7 @@ pub fn applied(path: &Path) -> io::Result<Applied> {
     if let Some(keys) = bolt.bucket(b"key")? {
         revision = bolt.last_key(&keys)?.as_deref().and_then(number).unwrap_or(1);
     }
-    // What was deleted last may have been compacted away: then nothing else remembers its revision.
+    // The last deletion may have been compacted: then only this records its revision.
     for compacted in [&b"finishedCompactRev"[..], b"scheduledCompactRev"] {
         revision = revision.max(bolt.get(&meta, compacted)?.as_deref().and_then(number).unwrap_or(0));
     }
@@ -49,7 +48,7 @@ struct Bolt {
     root: u64,
 }
 
-/// A page with all that flows over into the next ones.
+/// A page with its overflow pages.
 struct Page(Vec<u8>);
 
 /// Where a bucket's tree begins: on a page, or inside the value that names it.
@@ -61,7 +60,7 @@ enum Bucket {
 impl Bolt {
     fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
-        // Where the second meta page is depends on the size of pages, which the first says unless it is torn.
+        // The position of the second meta page depends on the page size, which the first contains unless it is torn.
         let sizes = [4096, 8192, 16384, 65536];
         let metas = std::iter::once(0).chain(sizes).filter_map(|at| Meta::read(&file, at));
         let newest = metas.max_by_key(|meta| meta.transaction).ok_or_else(|| broken("no meta page can be read"))?;

@@ -1,4 +1,4 @@
-//! this machine's own peer certificate, key and trust; other members → who of them shakes hands with it, and why not.
+//! this machine's own peer certificate, key and trust; other members → the result of a TLS handshake with each of them.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +19,7 @@ use crate::etcd::PEER;
 
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// Why nobody was asked.
+/// Why no handshake was tested.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// Nothing to show.
@@ -36,7 +36,7 @@ pub enum HandshakeError {
     Broken(#[from] JoinError),
 }
 
-/// Shakes hands with all of them at the same time, as etcd itself would.
+/// Tests handshakes with all of them at the same time, as etcd itself would make them.
 pub async fn shake(store: Store, targets: Vec<v1::Target>) -> Result<Vec<v1::HandshakeResult>, HandshakeError> {
     let config = spawn_blocking(move || config(&store)).await??;
     let connector = TlsConnector::from(Arc::new(config));
@@ -83,8 +83,8 @@ async fn talk(connector: TlsConnector, socket: SocketAddr) -> Result<(), String>
         .connect(socket.ip().into(), tcp)
         .await
         .map_err(|error| format!("{socket}: the handshake failed: {error}"))?;
-    // In TLS 1.3 the server judges our certificate after our side of the handshake is done, and etcd checks the address
-    // that we come from even later. Whoever answers a question has accepted us, whatever the answer is.
+    // In TLS 1.3 the server verifies our certificate after our side of the handshake is done, and etcd checks the
+    // source address even later. A server that answers a request has accepted us, whatever the answer is.
     let refused = |error: io::Error| format!("{socket}: it turned our certificate away: {error}");
     let question = format!("GET /version HTTP/1.1\r\nHost: {socket}\r\nConnection: close\r\n\r\n");
     stream.write_all(question.as_bytes()).await.map_err(refused)?;

@@ -1,4 +1,4 @@
-//! etcd's configuration and log → what the supervisor asks of it: the addresses that it listens on, why it ended.
+//! etcd's configuration and log → what the supervisor needs: the addresses that it listens on, why it ended.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -38,7 +38,7 @@ pub fn listeners(config: &str, address: IpAddr) -> Vec<SocketAddr> {
     found
 }
 
-/// What etcd's log says last of why it ended.
+/// The last message in etcd's log about why it ended.
 pub fn fatal(log: &[String]) -> Option<String> {
     let is_fatal = |line: &&String| {
         line.contains(r#""level":"fatal""#) || line.contains(r#""level":"panic""#) || line.starts_with("panic:")
@@ -46,7 +46,7 @@ pub fn fatal(log: &[String]) -> Option<String> {
     log.iter().rev().find(is_fatal).map(|line| gist(line))
 }
 
-/// What a line of etcd's log says, without its time, place and stack.
+/// The message of a line of etcd's log, without its time, caller and stack.
 fn gist(line: &str) -> String {
     let Ok(line) = serde_json::from_str::<serde_json::Value>(line) else { return line.to_owned() };
     let text = |key: &str| line.get(key).and_then(|value| value.as_str()).unwrap_or_default();

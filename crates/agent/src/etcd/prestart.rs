@@ -1,8 +1,8 @@
 //! etcd's data, certificates and configuration; what the caller expects → whether etcd may start, and its configuration
 //! file for this start.
 //!
-//! A member that lost its data has forgotten what it promised to the others, and could vote twice: it is never started
-//! again under the same name.
+//! A member that lost its data has also lost its vote and its log, and could vote twice: it is never started again
+//! under the same id.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub enum PrestartError {
     /// Not there yet.
     #[error("etcd has no {0} certificate: request and store one first")]
     NoCertificate(&'static str),
-    /// The data is not what the caller believes.
+    /// The data is not what the caller expects.
     #[error("etcd's data is not as expected: {0}")]
     OtherData(String),
     /// It runs with the other members.
@@ -44,7 +44,7 @@ pub enum Expected {
     Cluster {
         /// Of this cluster.
         id: u64,
-        /// Forget all other members and go on alone, for this one start.
+        /// `force-new-cluster`: drop all other members and continue as the only one, for this one start.
         alone: bool,
     },
 }
@@ -73,20 +73,20 @@ impl Trust {
 pub struct Started {
     /// The trust that etcd read at the last start: a later one is on disk only.
     pub trust: Trust,
-    /// Whether the last start was told to forget all other members.
+    /// Whether the last start had `force-new-cluster`.
     pub alone: bool,
-    /// Whose data it ran on: a member that lost its data must not come back under the same name.
+    /// The ids of the data that it ran on: a member that lost its data must not come back under the same id.
     pub ids: Option<Ids>,
 }
 
 impl Started {
-    /// Notes the trust that etcd reads when it starts.
+    /// Records the trust that etcd reads when it starts.
     pub fn note_files(&mut self, root: &Root) -> Result<(), PrestartError> {
         self.trust = Trust::read(root)?;
         Ok(())
     }
 
-    /// Notes whose data it writes, once there is some; whether there was.
+    /// Records the ids of the data that it writes, once there is some; returns whether there was.
     pub fn learn(&mut self, root: &Root) -> bool {
         match wal::look(&root.data()) {
             Data::Present(ids) => {
@@ -98,13 +98,13 @@ impl Started {
     }
 }
 
-/// How etcd is started again as it was.
+/// How etcd is restarted as it was.
 #[derive(Debug)]
 pub struct Resume {
     has_data: bool,
 }
 
-/// Whether etcd may start on what is there: its configuration file for this start, and what the record says then.
+/// Whether etcd may start on the data: returns its configuration file for this start, and the record of the start.
 pub fn check(root: &Root, config: &str, expected: &Expected) -> Result<(String, Started), PrestartError> {
     for (purpose, dir) in [("peer", root.peer_tls()), ("server", root.server_tls())] {
         Store::new(dir).current_dir().ok_or(PrestartError::NoCertificate(purpose))?;
@@ -126,7 +126,7 @@ pub fn check(root: &Root, config: &str, expected: &Expected) -> Result<(String, 
     Ok((config, Started { trust: Trust::default(), alone, ids }))
 }
 
-/// Whether an etcd that runs is what this start asks for.
+/// Whether a running etcd is what this start asks for.
 pub fn fits(expected: &Expected, running: &Started) -> Result<(), PrestartError> {
     match expected {
         Expected::Cluster { alone: true, .. } if !running.alone => Err(PrestartError::NotAlone),
@@ -134,7 +134,7 @@ pub fn fits(expected: &Expected, running: &Started) -> Result<(), PrestartError>
     }
 }
 
-/// Whether etcd may be started again on the data that it had; otherwise why not.
+/// Whether etcd may be restarted on the data that it had; otherwise why not.
 pub fn resume(root: &Root, started: &Started) -> Result<Resume, String> {
     let data = wal::look(&root.data());
     let Some(known) = started.ids else {
@@ -148,8 +148,8 @@ pub fn resume(root: &Root, started: &Started) -> Result<Resume, String> {
     }
 }
 
-/// etcd's configuration file for that start. Once there is data the bootstrap is over, and a member that was told to forget
-/// the others did so at its first start.
+/// etcd's configuration file for that start. Once there is data the bootstrap is over, and a member with
+/// `force-new-cluster` dropped the others at its first start.
 pub fn resumed(started: &mut Started, resume: &Resume, config: &str) -> Result<String, PrestartError> {
     if !resume.has_data {
         return Ok(config.to_owned());

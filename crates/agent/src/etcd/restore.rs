@@ -1,5 +1,5 @@
-//! a snapshot's bytes, a backup in a store or data that was put away, the member to be → a data directory, made by etcd's
-//! own tool: in the member's place, or beside it until it is wanted there.
+//! a snapshot's bytes, a backup in a store or data that was moved away, the future member → a data directory, made by
+//! etcd's own tool: in the member's place, or beside it until it is needed there.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -56,7 +56,7 @@ pub enum RestoreError {
     /// The backup.
     #[error(transparent)]
     Full(#[from] FullError),
-    /// What was asked for makes no sense.
+    /// The request is invalid.
     #[error(transparent)]
     Backup(#[from] Box<BackupError>),
     /// Nothing was prepared, or something else.
@@ -98,7 +98,7 @@ pub enum RestoreError {
         /// What is needed.
         needed: u64,
     },
-    /// What was put away cannot be found.
+    /// The data that was moved away cannot be found.
     #[error(transparent)]
     Data(#[from] DataError),
     /// A file operation failed.
@@ -106,11 +106,11 @@ pub enum RestoreError {
     File(#[from] FileError),
 }
 
-/// A snapshot that becomes a member's data. Dropped, it leaves nothing.
+/// A snapshot that becomes a member's data. Dropped before its end, it leaves nothing.
 pub struct Restore {
     head: RestoreDataHead,
     source: Source,
-    /// As whom etcd's tool is run.
+    /// The user that etcd's tool runs as.
     user: Option<Owner>,
 }
 
@@ -120,14 +120,14 @@ enum Source {
     Bytes { tool: PathBuf, room: Room, left: u64, digest: Box<digest::Context> },
     /// What is in a store.
     Stored { tool: PathBuf, at: Box<Stored> },
-    /// The database in data that was put away.
+    /// The database in data that was moved away.
     Own { tool: PathBuf, database: PathBuf },
-    /// Data that was made of it before.
+    /// Data that was prepared from it before.
     Prepared(PathBuf),
 }
 
 impl Restore {
-    /// Checks what can be known before the bytes come.
+    /// Checks what can be checked before the bytes arrive.
     pub fn begin(agent: &Agent, head: RestoreDataHead) -> Result<Self, RestoreError> {
         let (root, user) = (&agent.root, agent.launcher.unprivileged());
         if head.how() != RestoreHow::Prepare {
@@ -174,7 +174,7 @@ impl Restore {
         }
     }
 
-    /// All bytes are there: checks them and makes the data directory of them.
+    /// All bytes have arrived: checks them and makes the data directory.
     pub async fn finish(self, root: &Root) -> Result<Ids, RestoreError> {
         let Self { head, source, user } = self;
         let made = match source {
@@ -199,7 +199,7 @@ impl Restore {
         };
         if head.how() == RestoreHow::Prepare {
             let prepared = prepared(root, &head);
-            // Of somebody who did not want it in the end.
+            // Data that an earlier restore prepared and did not use.
             for entry in fs::read_dir(root.etcd()).into_iter().flatten().flatten() {
                 if entry.file_name().as_encoded_bytes().starts_with(PREPARED.as_bytes()) {
                     drop(Unfinished(entry.path()));
@@ -219,7 +219,7 @@ impl Restore {
     }
 }
 
-/// Whether there is room for a snapshot of so many bytes, and for the data that is made of it.
+/// Whether there is room for a snapshot of this size, and for the data that is made of it.
 fn holds(root: &Root, bytes: u64) -> Result<(), RestoreError> {
     let (free, needed) = (disk::free_bytes(root)?, bytes.saturating_mul(2));
     match free >= needed {
@@ -250,7 +250,7 @@ impl Room {
         (self.workspace, self.snapshot)
     }
 
-    /// With a database that lies where the tool's user does not get to.
+    /// With a database that the tool's user cannot access in its place.
     fn of(root: &Root, user: Option<Owner>, database: &Path) -> Result<(Workspace, PathBuf), FileError> {
         let workspace = Workspace::new(root, "restore", user)?;
         let snapshot = workspace.path().join("snapshot.db");
@@ -267,9 +267,9 @@ fn right(head: &RestoreDataHead, found: String) -> Result<(), RestoreError> {
     }
 }
 
-/// Where data is kept that was made with these words. Named as what an agent's next start removes.
+/// Where data is kept that was prepared with this request. Its name is one that an agent's next start removes.
 fn prepared(root: &Root, head: &RestoreDataHead) -> PathBuf {
-    // The same data, wherever its snapshot comes from.
+    // The data is the same, wherever its snapshot comes from.
     let words = RestoreDataHead { from: None, how: 0, bytes: 0, ..head.clone() };
     let digest = hex::encode(digest::digest(&SHA256, &words.encode_to_vec()).as_ref());
     root.etcd().join(format!("{PREPARED}{}.tmp", &digest[..16]))
@@ -288,15 +288,15 @@ async fn run(
         .arg(snapshot)
         .arg("--data-dir")
         .arg(&data)
-        // In one word each, so that no value can be taken for another option.
+        // As `--option=value`, so that no value can be parsed as another option.
         .arg(format!("--name={}", head.name))
         .arg(format!("--initial-cluster={}", head.initial_cluster))
         .arg(format!("--initial-cluster-token={}", head.token))
         .arg(format!("--initial-advertise-peer-urls={}", head.peer_url))
-        // Only what was sent as a snapshot has a hash behind it. What was read from a store was held against it already.
+        // Only a snapshot that was sent has a hash at its end. One from a store was verified against it already.
         .arg(format!("--skip-hash-check={}", head.own_member_id != 0 || head.from.is_some()));
     if head.bump_revision > 0 {
-        // The tool takes the one only with the other: what clients saw of the old revisions is void.
+        // The tool accepts the one only with the other: watches of clients on old revisions are invalid.
         command.arg(format!("--bump-revision={}", head.bump_revision)).arg("--mark-compacted");
     }
     carry_out(&mut command).await?;
@@ -317,12 +317,12 @@ pub(crate) async fn carry_out(command: &mut Command) -> Result<(), RestoreError>
     Err(RestoreError::Refused { status: output.status, words: words.chars().take(MOST_WORDS).collect() })
 }
 
-/// A file or directory that goes unless it got another name.
+/// A file or directory that is removed unless it was renamed.
 struct Unfinished(PathBuf);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // A leftover harms nothing: the agent's next start removes it.
+        // A leftover does no harm: the agent's next start removes it.
         let _ = if self.0.is_dir() { fs::remove_dir_all(&self.0) } else { fs::remove_file(&self.0) };
     }
 }

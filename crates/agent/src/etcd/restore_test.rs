@@ -1,7 +1,7 @@
-//! a snapshot and changes since → a throwaway etcd that holds them, what is in it, and a snapshot of that.
+//! a snapshot and changes since → a temporary etcd that holds them, its content, and a snapshot of it.
 //!
-//! Nothing of the machine's own member is touched. Who asks learns whether a backup can be restored, and gets one
-//! snapshot that holds everything up to a revision, to restore all members from.
+//! The machine's own member is not touched. The caller learns whether a backup can be restored, and gets one snapshot
+//! that holds everything up to a revision, to restore all members from.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -37,11 +37,11 @@ use crate::supervisor::pins;
 use crate::supervisor::process;
 use crate::supervisor::program::Program;
 
-/// How long etcd may take to serve what was restored.
+/// How long etcd may take to serve the restored data.
 const STARTING: Duration = Duration::from_secs(120);
-/// How often leases are renewed: what ends meanwhile would take keys with it that were there.
+/// How often leases are renewed: one that expires meanwhile would delete its keys.
 const RENEW: Duration = Duration::from_millis(700);
-/// Whose length nobody could ask for any more.
+/// The TTL of a lease whose real TTL could not be read any more.
 const SOME_SECONDS: i64 = 60;
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -111,16 +111,16 @@ pub enum RestoreTestError {
     Request(String),
 }
 
-/// How often the room is looked at while a backup is tried.
+/// How often the free space is checked during a restore test.
 const WATCH_ROOM: Duration = Duration::from_millis(250);
-/// What etcd needs to go on: its log grows by segments of 64 MiB, and a database that is full takes no write.
+/// What the member's etcd needs to continue: its log grows by segments of 64 MiB, and a full disk stops all writes.
 const LEAST_RESERVE: u64 = 256 << 20;
 const MOST_RESERVE: u64 = 8 << 30;
 const END_OF_CERTIFICATE: &str = "-----END CERTIFICATE-----";
 /// The first segment of a new member's log, and what its database grows by.
 const LOG: u64 = 128 << 20;
 
-/// The room on the disk of etcd's data. A part of it stays free, so that a member lives beside what is tried.
+/// The free space on the disk of etcd's data. A reserve stays free for the machine's member.
 #[derive(Debug, Clone)]
 pub struct Room {
     root: Root,
@@ -132,23 +132,23 @@ impl Room {
         Self { root: agent.root.clone() }
     }
 
-    /// Whether there is room for a snapshot and changes of so many bytes, and for the data that is made of them.
+    /// Whether there is room for a snapshot and changes of this size, and for the data that is made of them.
     pub fn holds(&self, bytes: u64) -> Result<(), RestoreTestError> {
         fits(bytes, disk(&self.root)?)
     }
 
-    /// Comes back when what stays free is about to be used, by whatever process.
+    /// Returns when the reserve is about to be used, by whatever process.
     pub async fn ends(&self) -> RestoreTestError {
         used_up(|| Ok(disk(&self.root)?)).await
     }
 }
 
-/// What stays free on a disk of this size.
+/// The reserve on a disk of this size.
 fn reserve(total: u64) -> u64 {
     (total / 20).clamp(LEAST_RESERVE, MOST_RESERVE)
 }
 
-/// Whether so many bytes may be tried on a disk of which so much is free.
+/// Whether a restore test of this size fits on a disk with this free and total space.
 fn fits(bytes: u64, (free, total): (u64, u64)) -> Result<(), RestoreTestError> {
     let (needed, reserve) = (bytes.saturating_mul(2).saturating_add(LOG), reserve(total));
     match free >= needed.saturating_add(reserve) {
@@ -157,7 +157,7 @@ fn fits(bytes: u64, (free, total): (u64, u64)) -> Result<(), RestoreTestError> {
     }
 }
 
-/// Looks at the disk until less is free than what stays free.
+/// Checks the disk until less than the reserve is free.
 async fn used_up(mut look: impl FnMut() -> Result<(u64, u64), RestoreTestError>) -> RestoreTestError {
     loop {
         match look() {
@@ -170,12 +170,12 @@ async fn used_up(mut look: impl FnMut() -> Result<(u64, u64), RestoreTestError>)
     }
 }
 
-/// A throwaway etcd on its way. Dropped, it leaves nothing.
+/// A temporary etcd that is being prepared. Dropped, it leaves nothing.
 pub struct RestoreTest {
     version: String,
     dir: Workspace,
     snapshot: Option<(PathBuf, File)>,
-    /// Whether it was held against the hash behind it.
+    /// Whether it was verified against the hash at its end.
     checked: bool,
 }
 
@@ -207,7 +207,7 @@ impl RestoreTest {
         Ok(())
     }
 
-    /// All of the snapshot is there: an etcd that serves it, to this machine's agent and to nobody else.
+    /// The snapshot is complete: starts an etcd that serves it to this machine's agent only.
     pub async fn start(mut self, agent: &Agent) -> Result<Running, RestoreTestError> {
         let Some((path, mut file)) = self.snapshot.take() else {
             return Err(RestoreTestError::Request("there is no snapshot".to_owned()));
@@ -242,7 +242,7 @@ impl RestoreTest {
             .command(&etcd)
             .args(["--name=rehearsal", "--log-level=warn", "--auto-compaction-retention=0"])
             .arg(mark(root))
-            // Whatever was written as one is written as one here.
+            // A transaction of the original must fit into one transaction here.
             .args(["--max-txn-ops=10000000", "--max-request-bytes=1073741824", "--quota-backend-bytes=107374182400"])
             .arg(format!("--data-dir={}", data.display()))
             .arg(format!("--listen-client-urls={}", url(clients)))
@@ -250,7 +250,7 @@ impl RestoreTest {
             .arg(format!("--listen-peer-urls={}", url(peers)))
             .args(tls("", &root.server_tls(), &self.only_us(agent)?))
             .args(tls("peer-", &root.peer_tls(), &root.peer_tls().join("current/ca.crt")))
-            // It would be a client of its own, and let in by nobody.
+            // The gateway would be a client of its own, and no certificate lets it in.
             .arg("--enable-grpc-gateway=false")
             .stdout(Stdio::null())
             .stderr(log)
@@ -265,8 +265,8 @@ impl RestoreTest {
         Ok(running)
     }
 
-    /// Whom a throwaway etcd trusts: this machine's agent by its very certificate, not everybody whom the same authority
-    /// has signed. A backup may be of a time without auth, and every client of the cluster would read all of it.
+    /// The CA file of a temporary etcd: it trusts only the certificate of this machine's agent, not every client of the
+    /// same authority. A backup may be from a time without auth, and every client of the cluster could read all of it.
     fn only_us(&self, agent: &Agent) -> Result<PathBuf, RestoreTestError> {
         let own = certs::Store::new(agent.root.client_tls()).current_dir().ok_or(BackupError::NotReady)?;
         let own = own.join("tls.crt");
@@ -279,12 +279,12 @@ impl RestoreTest {
     }
 }
 
-/// What a throwaway etcd of this machine is known by. It means nothing to one that has data.
+/// The mark in the arguments of a temporary etcd of this machine. etcd ignores the option when it has data.
 fn mark(root: &Root) -> String {
     format!("--initial-cluster-token=rehearsal-of-{}", root.path().display())
 }
 
-/// Ends one that an agent has left behind which was killed.
+/// Ends one that a killed agent has left behind.
 pub fn sweep(root: &Root) {
     if let Some(left) = process::ours(root, Program::Etcd, &mark(root)) {
         tracing::info!(pid = left.pid(), "a restore test that was interrupted is ended");
@@ -292,7 +292,7 @@ pub fn sweep(root: &Root) {
     }
 }
 
-/// What etcd is told of keys and certificates, and of whom it lets in.
+/// etcd's options for keys and certificates, and for the clients that it trusts.
 fn tls(prefix: &str, dir: &Path, trusted: &Path) -> [String; 4] {
     let file = |flag: &str, path: &Path| format!("--{prefix}{flag}={}", path.display());
     [
@@ -330,7 +330,7 @@ type Leases = Arc<Mutex<Vec<(i64, LeaseKeeper, LeaseKeepAliveStream)>>>;
 async fn renewing(leases: Leases) {
     loop {
         for (_, asking, answers) in &mut *leases.lock().await {
-            // Nobody waits for the answer: one that has gone shows at the next change.
+            // The answer is not awaited: a lease that is gone shows at the next change.
             let _ = asking.keep_alive().await;
             let _ = answers.message().now_or_never();
         }
@@ -344,13 +344,13 @@ impl Drop for Running {
     }
 }
 
-/// A throwaway etcd that serves. Dropped, it leaves nothing.
+/// A temporary etcd that serves. Dropped, it leaves nothing.
 pub struct Running {
     client: Client,
     leases: Leases,
-    /// Renews them all the while, also when something else takes long.
+    /// Renews the leases all the time, also while another call is slow.
     renewing: JoinHandle<()>,
-    /// The last revision that was restored or made again: nobody else writes here.
+    /// The last revision that was restored or replayed: no other client writes here.
     at: Option<i64>,
     _process: Child,
     _dir: Workspace,
@@ -363,7 +363,7 @@ impl Running {
         Ok(read.header().map_or(0, |header| header.revision()))
     }
 
-    /// What is in it at this revision.
+    /// The hash of its content at this revision.
     pub async fn hashed(&mut self, revision: i64) -> Result<Hashed, RestoreTestError> {
         Ok(backup::hash(self.client.clone(), revision).await?)
     }
@@ -375,12 +375,12 @@ impl Running {
         Ok(u64::try_from(count.count()).unwrap_or_default())
     }
 
-    /// A connection, for a snapshot of all that is in it.
+    /// A connection, for a snapshot of all of its content.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// Makes all changes again that a point in a store is made of.
+    /// Replays all changes of a point in a store.
     pub async fn replay_from(&mut self, at: &Stored) -> Result<(), RestoreTestError> {
         for batch in &at.point.batches {
             let opened = changes::open(&at.repository, batch, &Keys::default()).await?;
@@ -389,7 +389,7 @@ impl Running {
         Ok(())
     }
 
-    /// What it holds, once it is where it should be; 0 where nobody said.
+    /// Its revision and number of keys, once it has reached `upto`; 0 for any revision.
     pub async fn ended(&mut self, upto: i64) -> Result<(i64, u64), RestoreTestError> {
         let revision = self.revision().await?;
         match upto == 0 || revision == upto {
@@ -398,10 +398,11 @@ impl Running {
         }
     }
 
-    /// Makes changes again, up to this revision. Those that it holds already are passed over.
+    /// Replays changes, up to this revision. Those that it holds already are skipped.
     pub async fn replay(&mut self, changes: &[Change], upto: i64) -> Result<(), RestoreTestError> {
         let mut at = self.revision().await?;
-        // A lease that ended meanwhile took keys with it, and a revision: what was written at that one would be passed over.
+        // A lease that expired meanwhile deleted keys and added a revision: the change with that revision would be
+        // skipped.
         if let Some(expected) = self.at.filter(|expected| *expected != at) {
             return Err(RestoreTestError::OtherRevision { expected, found: at });
         }
@@ -481,7 +482,7 @@ mod tests {
         let refused = fits(GIB, (least - 1, DISK)).expect_err("a byte too little").to_string();
         let says = "2687 MiB are free on the disk of etcd's data, and 2176 MiB are needed beside 512 MiB";
         assert!(refused.starts_with(says), "{refused}");
-        // Also of something that is empty: a log is made, and what stays free is for the member alone.
+        // Also for empty content: a log is made, and the reserve is for the member only.
         assert!(fits(0, (600 * MIB, DISK)).is_err());
         // An operator may announce any number of bytes.
         for bytes in [DISK, u64::MAX / 2, u64::MAX] {
@@ -499,7 +500,7 @@ mod tests {
         let ended = used_up(|| Ok((left.next().expect("it has ended before"), DISK))).await;
         let RestoreTestError::NoRoom { free: 511, needed: 0, reserve: 512 } = ended else { panic!("{ended}") };
         assert_eq!(left.next(), Some(GIB), "it ended with the first look that found too little");
-        // A disk that cannot be looked at may be full.
+        // A disk that cannot be measured may be full.
         let ended = used_up(|| Err(RestoreTestError::Request("not to be measured".to_owned()))).await;
         assert_eq!(ended.to_string(), "not to be measured");
     }

@@ -1,7 +1,7 @@
 //! etcd's data directory → which member of which cluster it belongs to and where its log ends, read from that log.
 //!
-//! Every segment begins with a checksum record and a metadata record; the latter names the member and the cluster. This
-//! is what etcd itself goes by when it starts, so it is known also while etcd does not run.
+//! Every segment begins with a checksum record and a metadata record; the latter names the member and the cluster. etcd
+//! itself uses it when it starts, so it is known also while etcd does not run.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -30,7 +30,7 @@ pub enum Data {
     Empty,
     /// A member's data.
     Present(Ids),
-    /// Something that cannot be read as such.
+    /// Content that cannot be read as such.
     Unreadable(String),
 }
 
@@ -48,7 +48,7 @@ const METADATA: u64 = 1;
 const HEAD_BYTES: u64 = 64 * 1024;
 const HEAD_RECORDS: usize = 8;
 
-/// Looks at the data directory without changing anything.
+/// Reads the data directory without changing anything.
 pub fn look(data: &Path) -> Data {
     match listing(data) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Data::Empty,

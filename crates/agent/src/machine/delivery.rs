@@ -1,4 +1,4 @@
-//! files with secrets → in their places on this machine, and taken up by whoever reads them.
+//! files with secrets → in their places on this machine, and loaded by the services that read them.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::files::{self, FileError};
 use crate::supervisor::launch::Launcher;
 use crate::supervisor::systemd::{Systemd, SystemdError};
 
-/// Why a machine does not have what it was given.
+/// Why a delivery failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeliveryError {
     /// It was there before raftsman.
@@ -17,13 +17,13 @@ pub enum DeliveryError {
     /// Not one of the files that agents write.
     #[error("this agent knows no file `{0}`: is raftsman newer than the agent?")]
     Unknown(String),
-    /// Nobody reads it.
+    /// No service on this machine reads it.
     #[error(
         "{unit} is not installed on this machine: the files for it are in their places, and count once it is there; \
          put it into the image, then apply again"
     )]
     NoReader {
-        /// Whoever should.
+        /// The unit that should read it.
         unit: &'static str,
     },
     /// It was not taken up.
@@ -34,18 +34,18 @@ pub enum DeliveryError {
     File(#[from] FileError),
 }
 
-/// What came with the last delivery that was taken up.
+/// The stamp of the last delivery that succeeded.
 pub fn stamp() -> Result<Option<String>, FileError> {
     files::read(Path::new(STAMP))
 }
 
-/// Puts files into their places, removes the others that agents know, and has all of them count.
+/// Writes files to their places, removes the other files that agents know, and has the services load them.
 pub async fn take(launcher: &Launcher, files: &[Delivered], stamp: &str) -> Result<(), DeliveryError> {
     let Launcher::Unit(systemd) = launcher else { return Err(DeliveryError::NotOurs) };
     if !Path::new(STAMP).parent().is_some_and(Path::is_dir) {
         return Err(DeliveryError::NotOurs);
     }
-    // From here on until the end it has neither the old nor the new.
+    // From here until the end the machine has neither the old nor the new files completely.
     files::remove(Path::new(STAMP))?;
     for what in Deliverable::ALL {
         let path = Path::new(what.path());

@@ -1,4 +1,4 @@
-//! rules → who may reach what on this machine, at once and after a boot.
+//! rules → which sources may reach which ports of this machine, at once and after a boot.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::files::{self, FileError};
 use crate::supervisor::launch::Launcher;
 use crate::supervisor::systemd::SystemdError;
 
-/// Why the rules are as they were.
+/// Why the rules were not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum FirewallError {
     /// It was made without.
@@ -35,7 +35,7 @@ pub fn rules() -> Result<Option<String>, FileError> {
     Ok(files::read(Path::new(nftables::PATH))?.map(|rules| digest(&rules)))
 }
 
-/// Has other rules hold. Where they cannot be loaded, the ones before go on to.
+/// Loads other rules. If they cannot be loaded, the ones before stay in force.
 pub async fn set(launcher: &Launcher, rules: &str, wanted: &str) -> Result<(), FirewallError> {
     let found = digest(rules);
     if found != wanted {

@@ -1,7 +1,7 @@
-//! Boot data → this machine with an agent under systemd; a machine of ours → one without a trace of us.
+//! Boot data → this machine with an agent under systemd; a machine of the fleet → one without anything of raftsman.
 //!
-//! Both are run by root from outside of the agent's own unit: at the first boot, over SSH, or by the agent itself as a
-//! unit of its own when its fleet leaves the machine.
+//! Root runs both from outside of the agent's own unit: at the first boot, over SSH, or the agent itself does as a
+//! transient unit when its fleet releases the machine.
 
 use std::fs;
 use std::io;
@@ -22,7 +22,7 @@ use crate::supervisor::systemd::{self, AGENT_UNIT, ETCD_UNIT, ETCD_USER, Owner, 
 const UNITS: &str = "/etc/systemd/system";
 const LEAVE_UNIT: &str = "raftsman-leave.service";
 
-/// Why the machine is not as it was wanted.
+/// Why the machine could not be installed or cleaned.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
     /// Not root.
@@ -31,7 +31,7 @@ pub enum InstallError {
     /// Something else runs the machine.
     #[error("systemd does not run this machine: raftsman needs it on machines other than its own computer")]
     NoSystemd,
-    /// What was given is no boot data.
+    /// The input is not boot data.
     #[error("the boot data that was given is malformed: it is one line of JSON, made by raftsman")]
     Given(#[source] serde_json::Error),
     /// The machine is another fleet's.
@@ -76,8 +76,8 @@ pub enum InstallError {
     },
 }
 
-/// Installs the agent for this boot data and starts it. What is there already is kept: a machine that was rebuilt around
-/// its data disk is the same machine.
+/// Installs the agent for this boot data and starts it. Existing data is kept: a machine that was rebuilt around its
+/// data disk is the same machine.
 pub async fn install(given: &str) -> Result<(), InstallError> {
     fit()?;
     let boot: Boot = serde_json::from_str(given).map_err(InstallError::Given)?;
@@ -95,17 +95,17 @@ pub async fn install(given: &str) -> Result<(), InstallError> {
     let systemd = Systemd::connect().await?;
     systemd.reload().await?;
     systemd.enable(AGENT_UNIT).await?;
-    // One that runs may run an older program, or wait with boot data whose token was lost.
+    // A running one may run an older program, or wait with boot data whose token was lost.
     systemd.stop(AGENT_UNIT).await?;
-    // An upgrade of before gives way to the program that is installed now.
+    // The program that is installed now replaces any earlier upgrade.
     upgrade::forget(Path::new(ROOT))?;
     systemd.start(AGENT_UNIT).await?;
     Ok(())
 }
 
 /// Removes all that [`install`] and the agent made: etcd with its data, units, user, files. An agent that `leaves` has
-/// stopped etcd and goes last: once it does not serve any more, nothing is left. Any other would start etcd again, and
-/// goes first.
+/// stopped etcd and is removed last: once it does not serve any more, nothing is left. Any other agent would start etcd
+/// again, so it is removed first.
 pub async fn uninstall(fleet: Option<&str>, leaves: bool) -> Result<(), InstallError> {
     fit()?;
     if let (Some(fleet), Some((_, found))) = (fleet, installed()?)
@@ -126,14 +126,14 @@ pub async fn uninstall(fleet: Option<&str>, leaves: bool) -> Result<(), InstallE
         bus.stop(ETCD_UNIT).await?;
     }
     remove_root(Path::new(ROOT))?;
-    // Not before: an agent that has lost its root writes no more of them.
+    // Not before: without its root the agent writes no more metrics.
     files::remove(&metrics::path())?;
     for unit in [AGENT_UNIT, ETCD_UNIT] {
         files::remove(&unit_file(unit))?;
     }
     let program = Path::new(AGENT_PROGRAM);
     files::remove(program)?;
-    // Only where it is empty: what is not ours stays.
+    // Only an empty directory: files that are not raftsman's stay.
     let _ = program.parent().map(fs::remove_dir);
     let Some(bus) = bus else { return Ok(()) };
     run("userdel", &[ETCD_USER]).await?;
@@ -145,7 +145,7 @@ pub async fn uninstall(fleet: Option<&str>, leaves: bool) -> Result<(), InstallE
     Ok(())
 }
 
-/// Has [`uninstall`] run outside of the agent's unit, which it ends.
+/// Runs [`uninstall`] outside of the agent's unit, which it ends.
 pub async fn leave(bus: &Systemd) -> Result<(), SystemdError> {
     bus.run_apart(LEAVE_UNIT, AGENT_PROGRAM, &["uninstall", "--leaving"]).await
 }
@@ -157,7 +157,7 @@ fn fit() -> Result<(), InstallError> {
     if Path::new(systemd::RUNS).is_dir() { Ok(()) } else { Err(InstallError::NoSystemd) }
 }
 
-/// Whether the machine is this fleet's and claimed already; an error when it is somebody else's.
+/// Whether the machine belongs to this fleet and is claimed already; an error when it belongs to another one.
 fn check(wanted: &Boot) -> Result<bool, InstallError> {
     let Some((root, found)) = installed()? else { return Ok(false) };
     if found.fleet_id != wanted.fleet_id {
@@ -203,7 +203,7 @@ async fn etcd_user() -> Result<Owner, InstallError> {
 
 fn lay_out(owner: Owner) -> Result<(), InstallError> {
     let root = Path::new(ROOT);
-    // etcd passes through; what is in it says for itself who may read it.
+    // etcd's user traverses it; the directories in it have modes of their own.
     files::make_dir(root, 0o711)?;
     files::make_dir(&root.join("agent"), 0o700)?;
     let etcd = root.join("etcd");
@@ -229,7 +229,7 @@ fn unit_file(name: &str) -> PathBuf {
     Path::new(UNITS).join(name)
 }
 
-/// A data disk is mounted there: then it is emptied, and stays.
+/// If a data disk is mounted there, it is emptied, and stays.
 fn remove_root(root: &Path) -> Result<(), FileError> {
     match files::remove_dir(root) {
         Err(error) if error.source.kind() == io::ErrorKind::ResourceBusy => Ok(()),

@@ -34,7 +34,7 @@ pub enum MeasureError {
 pub async fn measure(root: Root, port: u16, targets: Vec<Target>) -> Result<MeasureReply, MeasureError> {
     let mut writes = spawn_blocking(move || writes(&root)).await??;
     writes.sort_unstable();
-    // All at the same time, and each in a thread of its own: waiting for a turn would be measured, too.
+    // All at the same time, and each in a thread of its own: waiting for a thread would be measured, too.
     let asked: Vec<_> = targets.into_iter().map(|target| spawn_blocking(move || round_trip(target, port))).collect();
     let mut round_trips = Vec::with_capacity(asked.len());
     for answer in asked {
@@ -107,7 +107,7 @@ fn share(sorted: &[Duration], percent: usize) -> Duration {
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
 }
 
-/// At least one: none is for what was not measured.
+/// At least one: zero means not measured.
 fn microseconds(time: Duration) -> u32 {
     u32::try_from(time.as_micros()).unwrap_or(u32::MAX).max(1)
 }

@@ -1,6 +1,6 @@
-//! the report → figures for Prometheus, in a file that the node exporter shows beside its own.
+//! the report → metrics for Prometheus, in a file that the node exporter serves beside its own.
 //!
-//! No port of ours: who may read the machine's figures may read these.
+//! No port of raftsman's: clients that may read the machine's metrics may read these.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub fn path() -> PathBuf {
     Path::new(METRICS).join(FILE)
 }
 
-/// Writes them, as long as the agent runs, where somebody reads them.
+/// Writes them as long as the agent runs, where the node exporter's directory exists.
 pub async fn keep_writing(agent: Arc<Agent>) {
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -34,7 +34,7 @@ pub async fn keep_writing(agent: Arc<Agent>) {
         ticks.tick().await;
         let agent = Arc::clone(&agent);
         let written = spawn_blocking(move || {
-            // Nobody reads them, or the agent is about to leave.
+            // There is no node exporter, or the agent is about to leave.
             if !Path::new(METRICS).is_dir() || !agent.root.boot().exists() {
                 return Ok(());
             }
@@ -102,7 +102,7 @@ pub fn text(report: &v1::ReportReply) -> String {
     out
 }
 
-/// One figure in Prometheus' text format; none where there is nothing to tell.
+/// One metric in Prometheus' text format; none without samples.
 fn figure(out: &mut String, name: &str, help: &str, samples: &[(&[(&str, &str)], i64)]) {
     if samples.is_empty() {
         return;

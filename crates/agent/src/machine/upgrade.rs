@@ -33,22 +33,22 @@ use crate::status::describe;
 
 /// This agent's own version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The name of every program's file: providers know an agent's process by it.
+/// The name of every program's file: providers identify an agent's process by it.
 const PROGRAM: &str = "raftsman-agent";
-/// etcd's log and database go on growing while a program comes: the same reserve as before a start of etcd.
+/// etcd's log and database continue to grow during the transfer: the same reserve as before a start of etcd.
 const RESERVE: u64 = 64 << 20;
 /// A program that takes longer to say its version does not run here.
 const PROBE_LIMIT: Duration = Duration::from_secs(5);
 /// A process that another thread is starting may hold the new file open for writing for a moment.
 const BUSY_TRIES: u32 = 50;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
-/// An interrupted trial says nothing about the program; so many in a row do.
+/// One interrupted trial is no evidence against the program; this many in a row are.
 const MOST_INTERRUPTIONS: u32 = 3;
 
 /// Why the agent was not upgraded.
 #[derive(Debug, thiserror::Error)]
 pub enum UpgradeError {
-    /// A digest that is none; it becomes a directory's name.
+    /// An invalid digest; it becomes a directory's name.
     #[error("`{0}` is not a SHA-256 in hexadecimal")]
     Digest(String),
     /// A version that is none.
@@ -92,7 +92,7 @@ pub enum UpgradeError {
     /// It does not run on this machine.
     #[error("the program does not run on this machine: {0}; the agent was not upgraded")]
     DoesNotRun(String),
-    /// It is something else than was announced.
+    /// It is another program than announced.
     #[error("the program says that it is `{found}`, announced was {PROGRAM} {expected}: the agent was not upgraded")]
     OtherProgram {
         /// What was announced.
@@ -166,7 +166,7 @@ pub struct Failed {
     pub reason: String,
     /// When.
     pub at: Timestamp,
-    /// Whether the program is not to blame.
+    /// Whether the cause is not the program.
     pub retriable: bool,
     /// So many trials of this program in a row were interrupted.
     #[serde(default)]
@@ -176,7 +176,7 @@ pub struct Failed {
 /// Why a trial was reverted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It ended, with these last words; none where it was killed or left none.
+    /// It ended, with this last message; none where it was killed or left none.
     Ended(Option<String>),
     /// It never served.
     Silent,
@@ -200,7 +200,7 @@ impl Reason {
         }
     }
 
-    /// Whether it may say nothing about the program.
+    /// Whether the reason may be unrelated to the program.
     fn interrupts(&self) -> bool {
         matches!(self, Self::Interrupted | Self::Ended(None))
     }
@@ -265,7 +265,7 @@ fn take_trial(root: &Root, to: &Path) -> Result<bool, UpgradeError> {
     }
 }
 
-/// A trial that was taken away and whose end is not written down yet.
+/// A trial that was ended and whose result is not recorded yet.
 fn reverting_file(root: &Root) -> PathBuf {
     dir(root).join("reverting.json")
 }
@@ -279,7 +279,8 @@ fn revert(root: &Root, trial: &Trial, reason: &Reason) -> Result<bool, UpgradeEr
     Ok(reverts)
 }
 
-/// Removes a reverted program, and writes down why. The old program has to run again whether or not there is room for that.
+/// Removes a reverted program, and records why. The old program has to run again also when there is no room for the
+/// record.
 fn write_down(root: &Root, trial: &Trial, reason: &Reason) {
     let kept = read::<Program>(&confirmed_file(root)).ok().flatten();
     sweep(root, kept.as_ref());
@@ -325,7 +326,7 @@ pub enum Settled {
     HandOver(Program),
 }
 
-/// Looks which program is to run. Called with the agent's lock held. `guardian` is the process that watches this one while
+/// Decides which program runs. Called with the agent's lock held. `guardian` is the process that watches this one while
 /// it is on trial.
 pub fn settle(root: &Root, guardian: Option<u32>) -> Result<Settled, UpgradeError> {
     let on_trial = read::<Trial>(&trial_file(root));
@@ -342,7 +343,7 @@ pub fn settle(root: &Root, guardian: Option<u32>) -> Result<Settled, UpgradeErro
             }
         }
         (None, Err(error)) => {
-            // Nothing can be learnt from it, and the machine needs an agent.
+            // The record is unreadable, and the machine needs an agent.
             tracing::error!(error = describe(&error), "the record of a trial is removed");
             files::remove(&trial_file(root))?;
         }
@@ -369,7 +370,7 @@ fn confirmed(root: &Root) -> Result<Option<Program>, UpgradeError> {
     if is_own(&path) {
         return Ok(Some(program));
     }
-    // The machine was given a newer one since: by its provider, or with its image.
+    // The machine got a newer one since: from its provider, or with its image.
     if AgentVersion::parse(&program.version) < AgentVersion::parse(VERSION) {
         files::remove(&confirmed_file(root))?;
         return Ok(None);
@@ -386,7 +387,7 @@ fn is_own(path: &Path) -> bool {
     own.is_ok_and(|own| path.canonicalize().is_ok_and(|path| path == own))
 }
 
-/// Removes programs that are not this one. A leftover costs room and nothing else.
+/// Removes programs other than this one. A leftover only costs space.
 fn sweep(root: &Root, keep: Option<&Program>) {
     for entry in fs::read_dir(dir(root)).into_iter().flatten().flatten() {
         let kept = keep.is_some_and(|keep| entry.file_name() == keep.sha256.as_str());
@@ -396,7 +397,7 @@ fn sweep(root: &Root, keep: Option<&Program>) {
     }
 }
 
-/// Has the program that the unit starts run from now on.
+/// Makes the program that the unit starts the one that runs.
 pub fn forget(root: &Path) -> Result<(), FileError> {
     files::remove_dir(&root.join("agent/programs"))
 }
@@ -450,7 +451,7 @@ impl Upgrade {
         self.on_trial.load(Ordering::Acquire)
     }
 
-    /// This program serves: from now on only a client is missing.
+    /// This program serves: from now on only a client's call is missing.
     pub fn serves(&self, root: &Root) -> Result<(), UpgradeError> {
         if self.is_on_trial() { Ok(files::write(&serving_file(root), b"", 0o600)?) } else { Ok(()) }
     }
@@ -469,14 +470,15 @@ impl Upgrade {
             self.on_trial.store(false, Ordering::Release);
             return Ok(());
         }
-        // Another call was first, or the trial is over.
+        // Another call confirmed it first, or the trial is over.
         if self.is_on_trial() { Err(UpgradeError::Reverted) } else { Ok(()) }
     }
 
     /// What is reported of it.
     pub fn report(&self, root: &Root) -> v1::AgentProgram {
         let failed = read::<Failed>(&failed_file(root)).unwrap_or_default();
-        // Whether the program that failed is the one that answers must be clear at once; else the report does not wait.
+        // After a failure the report must say at once whether the answering program is the failed one; otherwise it
+        // does not wait for the digest.
         let own = if failed.is_some() { self.own_digest() } else { self.own.get().and_then(Option::as_deref) };
         v1::AgentProgram {
             sha256: own.unwrap_or_default().to_owned(),
@@ -491,7 +493,7 @@ impl Upgrade {
         }
     }
 
-    /// Has this program end in favour of the next. What is held is held until then.
+    /// Ends this program in favour of the next. `held` is kept until then.
     pub fn order(&self, program: Program, held: impl Send + 'static) {
         let given = self.order.lock().unwrap_or_else(PoisonError::into_inner).given.take();
         if let Some(given) = given {
@@ -576,7 +578,7 @@ impl Drop for Staging {
     }
 }
 
-/// Has a staged program say its version: one that cannot run here is refused while this one serves.
+/// Runs a staged program to print its version: one that cannot run here is rejected while this one serves.
 pub async fn probe(root: &Root, program: &Program) -> Result<(), UpgradeError> {
     let tried = version_of(&program.path(root)).await;
     let checked = match tried {
@@ -721,7 +723,7 @@ mod tests {
         assert!(matches!(settle(&root, None), Ok(Settled::HandOver(_))));
         assert!(matches!(settle(&root, Some(1)), Err(UpgradeError::Reverted)));
 
-        // Changed since: this program runs, and says so.
+        // Changed since: this program runs, and reports it.
         fs::write(program.path(&root), "evil").expect("changed");
         let Ok(Settled::Run(upgrade)) = settle(&root, None) else { panic!("it runs") };
         assert!(upgrade.report(&root).problem.contains("SHA-256"));

@@ -1,4 +1,5 @@
-//! The files `lock` and `locks/<stack>.lock` → one writer of each stack at a time, and for all others who that is.
+//! The files `lock` and `locks/<stack>.lock` → one writer of each stack at a time, and its record for all other
+//! processes.
 //!
 //! A writer of some stacks holds `lock` shared and the files of its stacks exclusively; a writer of the fleet's own entries
 //! holds `lock` exclusively, and so excludes all others. The operating system releases both when the process ends.
@@ -17,14 +18,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{GENERATION, LOCK, LOCKS, StoreError, files};
 
-/// How often a lock is tried before its holder is named. A process that only asks for the holder, or that sweeps, has it
-/// for a moment too, and a new holder has not written its name yet.
+/// How often a lock is tried before its holder is named. A process that only reads the holder, or that sweeps, also
+/// holds it for a moment, and a new holder has not written its record yet.
 const TRIES: u32 = 20;
 /// The lock of the generation's counter. No stack has such a name: they begin with a letter or a digit.
 const COUNTER: &str = ".generation";
 const TRY_AGAIN: Duration = Duration::from_millis(10);
 
-/// Who holds the lock, and what for.
+/// The holder of a lock, and its verb.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockInfo {
     /// The command, such as `apply`.
@@ -56,9 +57,9 @@ pub enum LockScope {
     Stacks(BTreeSet<String>),
 }
 
-/// The lock, held until its last clone is dropped or the process ends, however it ends.
+/// The lock, held until its last clone is dropped or the process ends, for whatever reason.
 ///
-/// Everything that writes to the state takes a reference to it: without the lock there is nothing to write with.
+/// Everything that writes to the state takes a reference to it, so no write is possible without the lock.
 #[derive(Debug, Clone)]
 pub struct Lock(Arc<Held>);
 
@@ -103,7 +104,7 @@ impl Lock {
         Ok(Self(Arc::new(Held { dir: dir.to_owned(), fleet, stacks, info, generation })))
     }
 
-    /// Refuses to write to another state than the one that is locked.
+    /// Rejects a write to another state than the locked one.
     pub(super) fn covers(&self, dir: &Path) -> Result<(), StoreError> {
         match self.0.dir == dir {
             true => Ok(()),
@@ -111,7 +112,7 @@ impl Lock {
         }
     }
 
-    /// Refuses to write what belongs to a stack that is not locked.
+    /// Rejects a write to a stack that is not locked.
     pub(super) fn covers_stack(&self, dir: &Path, stack: &str) -> Result<(), StoreError> {
         self.covers(dir)?;
         match self.0.stacks.as_ref().is_none_or(|stacks| stacks.contains_key(stack)) {
@@ -120,7 +121,7 @@ impl Lock {
         }
     }
 
-    /// Refuses to write the fleet's own entries where only some stacks are locked.
+    /// Rejects a write to the fleet's own entries where only some stacks are locked.
     pub(super) fn covers_fleet(&self, dir: &Path) -> Result<(), StoreError> {
         self.covers(dir)?;
         match self.0.stacks {
@@ -134,7 +135,7 @@ impl Lock {
         self.0.generation
     }
 
-    /// What was said when it was taken.
+    /// The record that was written when it was taken.
     pub fn info(&self) -> &LockInfo {
         &self.0.info
     }
@@ -142,8 +143,8 @@ impl Lock {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // The system releases the locks when the files are closed, right after this. A name that stays in them misleads
-        // only people who read the file, so that a failure is of no consequence.
+        // The system releases the locks when the files are closed, right after this. A record that stays in them only
+        // misleads a reader of the file, so a failure is ignored.
         match &self.stacks {
             None => drop(self.fleet.set_len(0)),
             Some(stacks) => stacks.values().for_each(|file| drop(file.set_len(0))),
@@ -157,17 +158,17 @@ enum Mode {
     Exclusive,
 }
 
-/// Locks all of the state without a generation: for its making, its migration and its removal.
+/// Locks all of the state without a generation: for its creation, its migration and its removal.
 pub(super) fn guard(dir: &Path) -> Result<File, StoreError> {
     locked(&dir.join(LOCK), Mode::Exclusive)?.ok_or_else(|| refused(dir))
 }
 
-/// Holds all of the state together with others who do.
+/// Takes the shared lock of the state, which other processes may share.
 fn share(dir: &Path) -> Result<File, StoreError> {
     locked(&dir.join(LOCK), Mode::Shared)?.ok_or_else(|| refused(dir))
 }
 
-/// What killed processes left goes while no other writer is there: the unfinished files of a live one must stay.
+/// Removes what killed processes left, only while there is no other writer: a running one needs its unfinished files.
 fn sweep_if_alone(dir: &Path) -> Result<(), StoreError> {
     let path = dir.join(LOCK);
     let file = open(&path)?;
@@ -191,7 +192,7 @@ fn open(path: &Path) -> Result<File, StoreError> {
     options.open(path).map_err(StoreError::io("open", path))
 }
 
-/// The file, locked; nothing where another process holds it.
+/// The locked file; nothing where another process holds the lock.
 fn locked(path: &Path, mode: Mode) -> Result<Option<File>, StoreError> {
     let mut tries = 0;
     loop {
@@ -210,7 +211,7 @@ fn locked(path: &Path, mode: Mode) -> Result<Option<File>, StoreError> {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", path)(error)),
         }
-        // A holder before may have removed the state: a lock on a file that is gone locks nothing.
+        // An earlier holder may have removed the state: a lock on a deleted file excludes no process.
         let ours = file.metadata().map_err(StoreError::io("read", path))?;
         match std::fs::metadata(path) {
             Ok(there) if there.ino() == ours.ino() && there.dev() == ours.dev() => return Ok(Some(file)),
@@ -229,16 +230,17 @@ fn write_info(file: &mut File, path: &Path, info: &LockInfo) -> Result<(), Store
     file.write_all(&text).map_err(failed())
 }
 
-/// Who holds a lock.
+/// The holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// Of which stack; nothing where it is all of the state.
     pub stack: Option<String>,
-    /// Who, and what for.
+    /// Its user, host and verb.
     pub info: LockInfo,
 }
 
-/// Who holds a lock now, all of the state before single stacks; `None` when no process does, or none that left a name.
+/// The process that holds a lock now, all of the state before single stacks; `None` when no process does, or none that
+/// left a record.
 pub(super) fn holder(dir: &Path) -> Result<Option<Holder>, StoreError> {
     if let Some(info) = holder_of(&dir.join(LOCK))? {
         return Ok(Some(Holder { stack: None, info }));
@@ -251,7 +253,7 @@ pub(super) fn holder(dir: &Path) -> Result<Option<Holder>, StoreError> {
     Ok(None)
 }
 
-/// Who holds the lock of this stack.
+/// The process that holds the lock of this stack.
 pub(super) fn stack_holder(dir: &Path, stack: &str) -> Result<Option<LockInfo>, StoreError> {
     holder_of(&LOCKS.path(dir, stack)?)
 }
@@ -262,7 +264,7 @@ fn holder_of(path: &Path) -> Result<Option<LockInfo>, StoreError> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(StoreError::io("open", path)(error)),
     };
-    // Shared, so that two who ask do not take each other for the holder, nor those for one who hold it shared.
+    // Shared, so that two processes that query do not see each other as the holder, nor a process that holds it shared.
     match file.try_lock_shared() {
         Ok(()) => Ok(None),
         Err(TryLockError::WouldBlock) => Ok(read_info(&mut file)),
@@ -270,7 +272,7 @@ fn holder_of(path: &Path) -> Result<Option<LockInfo>, StoreError> {
     }
 }
 
-/// Deletes the locks of single stacks: for the holder of the whole state, which goes.
+/// Deletes the locks of single stacks, for the removal of the whole state.
 pub(super) fn remove_stacks(dir: &Path) -> Result<(), StoreError> {
     for name in LOCKS.names(dir)? {
         files::remove_if_there(&LOCKS.path(dir, &name)?)?;
@@ -285,12 +287,12 @@ fn read_info(file: &mut File) -> Option<LockInfo> {
     serde_json::from_str(&text).ok()
 }
 
-/// One counter for all stacks, so that a later holder of whatever an agent belongs to always has the greater number. It has
-/// a lock of its own: holders of different stacks draw at the same time.
+/// One counter for all stacks, so that a later holder always has the greater number, whatever stack an agent belongs
+/// to. It has a lock of its own: holders of different stacks draw at the same time.
 fn next_generation(dir: &Path) -> Result<u64, StoreError> {
     files::make_directory(&dir.join(LOCKS.directory))?;
     let counter = dir.join(LOCKS.directory).join(COUNTER);
-    // For a moment only; a process that was suspended in it is not waited for.
+    // Held for a moment only; a process that was suspended while it holds it is not waited for.
     let counting = locked(&counter, Mode::Exclusive)?;
     let _counting = counting.ok_or(StoreError::Locked { stack: None, holder: None })?;
     let path = dir.join(GENERATION);

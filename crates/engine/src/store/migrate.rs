@@ -1,13 +1,14 @@
-//! A state of an earlier format → one of today's, with a copy of what it was before.
+//! A state of an earlier format → one of the current format, with a copy of the earlier one.
 
 use std::path::Path;
 
 use super::{FLEET, FORMAT, Fleet, HISTORY, Lock, PRIVATE, RECIPIENT, SHELVES, StoreError, files, ledgers};
 
-/// How the names of the copies begin.
+/// The prefix of the copies' names.
 const BEFORE: &str = "before-format-";
 
-/// Brings a state of an earlier format to today's. The format is written last, so that a killed migration is done again.
+/// Migrates a state of an earlier format to the current one. The format is written last, so that a killed migration is
+/// repeated.
 pub(super) fn migrate(dir: &Path, lock: &Lock) -> Result<(), StoreError> {
     lock.covers_fleet(dir)?;
     let path = dir.join(FLEET);
@@ -27,10 +28,10 @@ pub(super) fn migrate(dir: &Path, lock: &Lock) -> Result<(), StoreError> {
     files::write_json(&path, &Fleet { format: FORMAT, ..fleet })
 }
 
-/// Copies what a migration may change. One that is there stays: a killed migration has made it, of the state before.
+/// Copies what a migration may change. An existing copy stays: a killed migration has made it from the earlier state.
 ///
-/// The generation is not in it: one that goes back would have agents refuse every change. Nor is the identity: it does
-/// not change, and one copy of it is enough to guard.
+/// The generation is not in it: agents would refuse every change of an older generation. Nor is the identity: it does
+/// not change, and one copy of it is enough to protect.
 fn copy(dir: &Path) -> Result<(), StoreError> {
     let target = dir.join(format!("{BEFORE}{FORMAT}"));
     if target.exists() {

@@ -10,10 +10,10 @@ use zeroize::{Zeroize, Zeroizing};
 
 use super::{IDENTITY, IDENTITY_ENCRYPTED, Lock, Protection, SECRETS, StoreError, files, recipient};
 
-/// As much as the age command takes by default: about a second, once an unlock.
+/// The default of the age command: about a second per unlock.
 const WORK: u8 = 18;
 
-/// More than this is an attack on the one who opens the file, or a mistake.
+/// A larger work factor would exhaust the CPU of the process that opens the file: an attack or a mistake.
 const MOST_WORK: u8 = 22;
 
 /// Where the identity comes from.
@@ -80,8 +80,8 @@ impl Secrets {
         put(&self.dir, &self.recipient, name, secret)
     }
 
-    /// The secret of this name; where there is none, this one is kept. Of several processes that make one at the same time,
-    /// one makes it, and all get the same.
+    /// The secret of this name; where there is none, stores this one. Of several processes that do so at the same time
+    /// one stores its secret, and all get the same.
     pub fn get_or_put(&self, lock: &Lock, name: &str, new: SecretString) -> Result<SecretString, StoreError> {
         lock.covers(&self.dir)?;
         if let Some(secret) = self.get(name)? {
@@ -94,7 +94,7 @@ impl Secrets {
         }
     }
 
-    /// Forgets a secret; says whether there was one.
+    /// Deletes a secret; returns whether there was one.
     pub fn delete(&self, lock: &Lock, name: &str) -> Result<bool, StoreError> {
         lock.covers(&self.dir)?;
         files::remove_if_there(&SECRETS.path(&self.dir, name)?)
@@ -116,7 +116,7 @@ pub(super) fn put(
     SECRETS.write(dir, name, &bytes)
 }
 
-/// Makes an identity and writes it; gives the recipient that belongs to it.
+/// Makes an identity and writes it; returns its recipient.
 pub(super) fn make_identity(dir: &Path, protection: Protection) -> Result<x25519::Recipient, StoreError> {
     let identity = x25519::Identity::generate();
     let public = identity.to_public();
@@ -164,7 +164,7 @@ fn encrypt(recipient: &impl Recipient, name: &str, plain: &[u8]) -> Result<Vec<u
 }
 
 fn decrypt(identity: &dyn Identity, bytes: &[u8]) -> Result<Zeroizing<Vec<u8>>, DecryptError> {
-    // Room for all of it at once: a buffer that grows leaves copies behind that nobody wipes.
+    // Full capacity at once: a buffer that grows leaves copies in memory that are not wiped.
     let mut plain = Zeroizing::new(Vec::with_capacity(bytes.len()));
     Decryptor::new_buffered(bytes)?.decrypt(iter::once(identity))?.read_to_end(&mut plain)?;
     Ok(plain)

@@ -1,4 +1,4 @@
-//! A directory, kills, crowds and canaries → a state that is whole, or an error that says what to do.
+//! A directory, killed and concurrent processes, canaries → an intact state, or an error that says what to do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
@@ -116,7 +116,7 @@ fn only_the_owner_can_read_it() {
     }
 }
 
-/// Who is root can read and write everybody's: the owner decides.
+/// Root can read and write every user's files, so the check goes by the owner.
 #[test]
 fn a_state_of_another_user_is_refused() {
     const OTHER: u32 = 65534;
@@ -137,7 +137,7 @@ fn a_state_of_another_user_is_refused() {
     assert_eq!(every_file(&dir).len(), before);
     give(&dir, 0);
     Store::open(&dir, "lab").unwrap();
-    // Also one in which there is no state yet: its owner would have the keys that are put there.
+    // Also a directory without a state: its owner could read the keys that are written there.
     let (_scratch, dir) = fresh();
     fs::create_dir_all(&dir).unwrap();
     give(&dir, OTHER);
@@ -578,7 +578,7 @@ fn two_stacks_are_changed_at_once_and_one_stack_by_one_process() {
     let refused = store.lock_for(&stacks(&["three", "two"]), info("apply")).unwrap_err();
     let StoreError::Locked { stack, holder } = refused else { panic!("{refused}") };
     assert_eq!((stack.as_deref(), holder.unwrap().verb.as_str()), (Some("two"), "backup"));
-    // What it had got before it was refused is free again.
+    // The locks that it had taken before the refusal are released.
     drop(store.lock_for(&stacks(&["three"]), info("apply")).unwrap());
     let refused = store.lock(info("destroy")).unwrap_err();
     assert!(matches!(&refused, StoreError::Locked { stack: Some(_), holder: Some(_) }), "{refused}");

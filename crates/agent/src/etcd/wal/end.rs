@@ -1,7 +1,7 @@
 //! the segments of a write-ahead log → its last entry, and what it says is committed.
 //!
-//! Read as etcd itself reads it when it starts: up to the zeros that a segment is filled up with, or up to the first
-//! record that was not written whole. Only while etcd does not run.
+//! Read as etcd itself reads it when it starts: up to the zeros at the end of a segment, or up to the first incomplete
+//! record. Only while etcd does not run.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -31,7 +31,7 @@ pub struct End {
 /// Where the log in this data directory ends. All zero when nothing of it can be read.
 pub fn end(data: &Path) -> End {
     let mut all = Seen::default();
-    // Every segment begins with the state as it was, so that most often the newest one tells all.
+    // Every segment begins with the state as it was, so most often the newest one is enough.
     for segment in segments(&data.join("member/wal")).unwrap_or_default().iter().rev() {
         let Ok(file) = File::open(segment) else { continue };
         let length = file.metadata().map_or(0, |found| found.len());
@@ -60,7 +60,7 @@ struct Position {
     index: u64,
 }
 
-/// The last of each kind in a segment. A later entry takes back those from its index on, so the last one is the end.
+/// The last of each kind in a segment. A later entry replaces those from its index on, so the last one is the end.
 #[derive(Debug, Default)]
 struct Seen {
     entry: Option<Position>,
@@ -72,7 +72,7 @@ fn scan(reader: &mut impl Read, length: u64) -> Seen {
     let mut seen = Seen::default();
     let mut checksum = 0;
     let mut left = length;
-    // Whatever cannot be read is the end: zeros, a torn record, the end of the file.
+    // Everything that cannot be read is the end: zeros, a torn record, the end of the file.
     while let Ok(Some(record)) = Record::read(reader, &mut left, checksum) {
         if record.kind == CHECKSUM {
             // It carries the sum over all segments before.
@@ -98,7 +98,7 @@ fn position([term, index]: [u64; 2]) -> Position {
     Position { term, index }
 }
 
-/// The values of these two fields of a message of which only the beginning is there.
+/// The values of these two fields of a message that is only read in part.
 fn numbers(head: &[u8], wanted: [u64; 2]) -> Option<[u64; 2]> {
     let mut found = [None; 2];
     for field in Fields(head) {
@@ -317,7 +317,7 @@ mod tests {
         segment.entry(1, 2, 0);
         segment.entry(1, 300, 100_000);
         assert_eq!(segment.end(), End { term: 1, index: 300, commit: 1 });
-        // Another leader took back what was not committed.
+        // Another leader replaced entries that were not committed.
         segment.entry(4, 2, 10);
         segment.state(4, 2);
         assert_eq!(segment.end(), End { term: 4, index: 2, commit: 2 });
@@ -352,7 +352,7 @@ mod tests {
         new.state(3, 9);
         assert_eq!(ends(&[&old.bytes, &new.bytes]), End { term: 3, index: 9, commit: 9 });
         assert_eq!(ends(&[&old.bytes, b"junk"]), End { term: 3, index: 9, commit: 9 });
-        // A snapshot was sent, but the state that goes with it was not written any more; then it was.
+        // A snapshot was sent, but its state was not written; then it was.
         new.snapshot(5, 50);
         assert_eq!(ends(&[&old.bytes, &new.bytes]), End { term: 3, index: 9, commit: 9 });
         new.state(5, 50);

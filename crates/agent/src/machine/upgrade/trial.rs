@@ -1,8 +1,8 @@
 //! a staged program → this process running it on trial, watched by a process that brings the old program back.
 //!
-//! The new program takes over this very process, so that systemd and providers know it by the number that they have, and
-//! etcd stays its child. A guardian, which is the old program in a process of its own, ends it when it is not confirmed in
-//! time; then the old program runs again: started by systemd, or in the guardian's process where there is none.
+//! The new program replaces this very process, so that systemd and providers keep its process id, and etcd stays its
+//! child. A guardian, which is the old program in a process of its own, ends it when it is not confirmed in time; then
+//! the old program runs again: started by systemd, or in the guardian's process where there is none.
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -59,7 +59,7 @@ impl Next {
     }
 }
 
-/// The trial is on the disk before anything runs: however this ends, the next start knows of it.
+/// The trial is on the disk before the program runs: whatever happens, the next start finds it.
 fn begin(root: &Root, program: Program, mode: LaunchMode) -> UpgradeError {
     let path = program.path(root);
     let id = Timestamp::now().as_nanosecond().to_string();
@@ -89,7 +89,7 @@ fn guardian(root: &Root, mode: LaunchMode) -> Result<u32, UpgradeError> {
     if mode == LaunchMode::Systemd {
         command.arg("--systemd");
     }
-    // A process group of its own: what ends this one does not end it.
+    // A process group of its own: a signal to this one does not reach it.
     command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|source| UpgradeError::Exec { path: PathBuf::from(SELF), source })?;
     let mut line = String::new();
@@ -130,7 +130,7 @@ pub fn guard(root: &Path, mode: LaunchMode) -> Result<(), UpgradeError> {
     let parent = getppid().ok_or(UpgradeError::NoGuardian)?;
     let watched = pidfd_open(parent, PidfdFlags::empty()).map_err(|error| UpgradeError::Process(error.into()))?;
     let Some(trial) = super::read::<Trial>(&trial_file(&root))? else { return Ok(()) };
-    // The number could have changed hands before the handle was opened.
+    // The parent may have ended, and its process id been reused, before the handle was opened.
     if getppid() != Some(parent) {
         return Err(UpgradeError::NoGuardian);
     }
@@ -159,7 +159,7 @@ pub fn guard(root: &Path, mode: LaunchMode) -> Result<(), UpgradeError> {
     }
     let killed = Instant::now();
     while !has_ended(&watched, POLL)? && killed.elapsed() < KILL_LIMIT {}
-    // Once it has ended, what it wrote is removed with it: it may have filled the disk.
+    // After it has ended, the files that it wrote are removed: it may have filled the disk.
     write_down(&root, &trial, &reason);
     match mode {
         // It starts the unit again.
