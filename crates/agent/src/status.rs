@@ -1,4 +1,4 @@
-//! the agent's errors → gRPC status codes: whose fault it is, and all causes in one line.
+//! the agent's errors → gRPC status codes: the class of the error, and all causes in one line.
 
 use tonic::{Code, Status};
 
@@ -23,7 +23,7 @@ use crate::supervisor::binaries::BinaryError;
 use crate::supervisor::config::ConfigError;
 use crate::supervisor::service::ServiceError;
 
-/// An error that knows what it means to the caller.
+/// An error with the status code that it means to the caller.
 pub trait Coded: std::error::Error + Sized {
     /// The gRPC code.
     fn code(&self) -> Code;
@@ -118,7 +118,7 @@ impl Coded for ClaimError {
     fn code(&self) -> Code {
         match self {
             Self::Claimed { .. } | Self::NoToken => Code::FailedPrecondition,
-            // A code of its own: whoever ordered the machine can order it again.
+            // A code of its own: the operator's raftsman can order the machine again.
             Self::TooLate { .. } => Code::DeadlineExceeded,
             Self::ShortNonce | Self::Unfit { .. } => Code::InvalidArgument,
             Self::Certs(error) => error.code(),
@@ -220,7 +220,7 @@ impl Coded for UpgradeError {
             | Self::OtherProgram { .. } => Code::InvalidArgument,
             Self::Older { .. } | Self::DoesNotRun(_) | Self::OnTrial => Code::FailedPrecondition,
             Self::NoRoom { .. } => Code::ResourceExhausted,
-            // The program before is about to serve again.
+            // The previous program is about to serve again.
             Self::Reverted => Code::Unavailable,
             Self::File(error) => error.code(),
             Self::Exec { .. } | Self::NoGuardian | Self::Process(_) | Self::Malformed { .. } => Code::Internal,
@@ -246,7 +246,7 @@ impl Coded for RestoreError {
                 Code::FailedPrecondition
             }
             Self::OtherBytes { .. } | Self::Refused { .. } | Self::Unasked => Code::InvalidArgument,
-            // A code of its own: whoever asks can send it.
+            // A code of its own: the caller can send the data.
             Self::NotPrepared => Code::NotFound,
             Self::Full(_) => Code::Unavailable,
             Self::Backup(error) => error.code(),

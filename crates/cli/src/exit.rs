@@ -1,4 +1,4 @@
-//! How a command ends → its exit code and its last words.
+//! How a command ends → its exit code and its last message.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use crate::view::{self, Paint};
 
 /// All went well.
 pub(crate) const OK: ExitCode = ExitCode::SUCCESS;
-/// `plan --detailed-exitcode`: there is something to do. `status`: something is not as it should be.
+/// `plan --detailed-exitcode`: there is something to do. `status`: a cluster is not converged.
 pub(crate) const CHANGES: u8 = 2;
 /// The command line is wrong. `EX_USAGE` of sysexits.h, because 2, which clap would choose, means changes.
 const USAGE: u8 = 64;
@@ -31,7 +31,7 @@ impl Failure {
         Self { message: message.into(), said: false, locked: None, code: 1 }
     }
 
-    /// The value of an option is wrong, which clap could not know.
+    /// The value of an option is invalid, which clap could not check.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self { code: USAGE, ..Self::other(message) }
     }
@@ -41,12 +41,12 @@ impl Failure {
         Self { said: true, ..Self::other(String::new()) }
     }
 
-    /// What is said of it; nothing where it was said already.
+    /// Its message; nothing where it was printed already.
     pub(crate) fn message(&self) -> Option<&str> {
         (!self.said).then_some(&self.message)
     }
 
-    /// Why it has to wait, and for the lock of which stack, where that is because another process changes it.
+    /// Why it has to wait, and for the lock of which stack, where another process holds it.
     pub(crate) fn waits(&self) -> Option<(&str, Option<&str>)> {
         self.locked.as_ref().map(|stack| (self.message.as_str(), stack.as_deref()))
     }
@@ -62,13 +62,13 @@ impl<E: Error + 'static> From<E> for Failure {
         let failure = Self::other(error_chain(&error));
         let Some(error) = (&error as &(dyn Error + 'static)).downcast_ref::<OpError>() else { return failure };
         let locked = error.locked().map(|stack| stack.map(str::to_owned));
-        // What stopped each cluster was shown as it happened.
+        // The cause of each cluster was printed as it happened.
         let said = matches!(error, OpError::NotConverged(_));
         Self { locked, said, ..failure }
     }
 }
 
-/// The exit code of a command, once its last words are out: what was printed counts only if it was written.
+/// The exit code of a command, after its last message: output counts only if it was written.
 pub(crate) fn end(outcome: Result<ExitCode, Failure>) -> ExitCode {
     match (outcome, view::lost_output()) {
         (Err(failure), _) => fail(&failure),
@@ -86,7 +86,7 @@ fn fail(failure: &Failure) -> ExitCode {
     ExitCode::from(failure.code)
 }
 
-/// What clap has to say: help and the version on standard output, a wrong command line on standard error.
+/// clap's message: help and the version on standard output, a wrong command line on standard error.
 pub(crate) fn explain(error: &clap::Error) -> ExitCode {
     let render = |paint: Paint| match paint.on() {
         true => error.render().ansi().to_string(),
@@ -100,7 +100,7 @@ pub(crate) fn explain(error: &clap::Error) -> ExitCode {
     end(Ok(OK))
 }
 
-/// Words on standard error. One that is closed or full is no reason to panic: the exit code tells the same.
+/// Prints to standard error. A closed or full one is no reason to panic: the exit code says the same.
 pub(crate) fn say(text: &str) {
     use std::io::Write as _;
     let _ = std::io::stderr().lock().write_all(text.as_bytes());

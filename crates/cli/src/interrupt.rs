@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM → the first ends after the steps under way, the second at once; both say what is left.
+//! SIGINT and SIGTERM → the first ends after the steps under way, the second at once; both print what is left.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,12 +14,12 @@ use tokio::sync::Notify;
 use crate::exit::Failure;
 use crate::view::Paint;
 
-/// What shells report for a command that a signal ended: 128 and the signal's number.
+/// What shells report for a command that a signal ended: 128 plus the signal's number.
 const SIGNALLED: u8 = 128;
 const SIGINT: u8 = 2;
 const SIGTERM: u8 = 15;
 
-/// The steps of a run as its events tell.
+/// The steps of a run, from its events.
 #[derive(Debug, Default)]
 struct Steps {
     under_way: BTreeMap<Name, Vec<Action>>,
@@ -64,7 +64,7 @@ impl Steps {
     }
 }
 
-/// Does work that reports its steps and heeds the interrupt.
+/// Runs work that reports its steps and obeys the interrupt.
 pub(crate) async fn interruptible<T>(
     tell: Tell,
     work: impl AsyncFnOnce(Tell, Interrupt) -> Result<T, Failure>,
@@ -107,7 +107,7 @@ pub(crate) async fn interruptible_once<T>(
             return Err(Failure::other(lock(&steps).ended()).with_code(SIGNALLED + second));
         }
     };
-    // What was done by then is no failure of the interruption's.
+    // Work that completed anyway is a success; a failure gets the exit code of the signal.
     outcome.map_err(|failure| failure.with_code(SIGNALLED + first))
 }
 
@@ -131,7 +131,7 @@ impl Signals {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// The number of the one that comes next.
+    /// The number of the next one.
     async fn next(&mut self) -> u8 {
         tokio::select! {
             _ = self.interrupt.recv() => SIGINT,

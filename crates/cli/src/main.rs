@@ -23,7 +23,7 @@ fn main() -> ExitCode {
         Err(error) => return exit::end(Err(exit::Failure::other(format!("cannot start: {error}")))),
     };
     let outcome = runtime.block_on(verbs::run(arguments));
-    // A task that still waits for a silent machine must not hold the answer up.
+    // A task that still waits for a silent machine must not delay the answer.
     runtime.shutdown_background();
     exit::end(outcome)
 }

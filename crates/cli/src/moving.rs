@@ -1,4 +1,5 @@
-//! Bytes on their way to or from a store → a bar on a terminal, a line now and then in a pipe, JSON lines for programs.
+//! Progress of a transfer to or from a store → a bar on a terminal, a line at intervals in a pipe, JSON lines for
+//! programs.
 
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, PoisonError};
@@ -43,12 +44,12 @@ impl Moving {
     /// Hears how far it is.
     pub(crate) fn hear(&self, progress: Progress) {
         let (what, done, total) = match progress {
-            // The object is as large as what was stored: nothing more comes once it is read back.
+            // The object has as many bytes as were stored, and all of them are read back.
             Progress { received, stored, checked, .. } if received > 0 && checked > 0 => {
                 ("reads back", checked, stored)
             }
             Progress { received, total, .. } if received > 0 => ("stores", received, total),
-            // A copy is not received from anybody.
+            // A copy receives nothing from a member.
             Progress { stored, checked, total, .. } if stored > 0 && checked > 0 => ("reads back", checked, total),
             Progress { stored, total, .. } if stored > 0 => ("stores", stored, total),
             Progress { checked, total, .. } => ("reads", checked, total),

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::view::{Paint, print, print_json_line};
 
-/// A pipe is told once more what is waited for after this time, so that nobody thinks that it hangs.
+/// A pipe gets another line about what is waited for after this time, to show that the command does not hang.
 const REMIND: Duration = Duration::from_secs(10);
 
 /// Shows what happens.
@@ -89,7 +89,7 @@ impl Live {
             Event::Waiting { waiting } => bar.set_message(format!("waits for {}", brief(waiting))),
             Event::Converged { .. } | Event::Interrupted(_) | Event::Stuck { .. } => {
                 bar.finish_and_clear();
-                // The last words end with a line break, so that the shell's prompt has a line of its own.
+                // The last message ends with a line break, so that the shell's prompt has a line of its own.
                 self.all.suspend(|| print(&format!("{}\n", ending(cluster, event, paint))));
             }
         }

@@ -1,4 +1,4 @@
-//! Arguments and environment → where things are and who we are.
+//! Arguments and environment → the paths, the user and the host of a command.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,8 @@ pub(crate) fn read_file(common: &Common) -> Result<Spec, Failure> {
     read_spec(&common.file)
 }
 
-/// Reads the file for a verb that judges it, `plan` or `apply`: its warnings are printed too, unless `--quiet` is given.
+/// Reads the file for a verb that checks it, `plan` or `apply`: its warnings are printed too, unless `--quiet` is
+/// given.
 pub(crate) fn judge_file(common: &Common) -> Result<Spec, Failure> {
     read(&common.file, !common.quiet)
 }
@@ -48,7 +49,7 @@ pub(crate) fn read_text(file: &Path, text: &str) -> Reading {
     spec::read_with_keys(text, &|certificate| public_key(&base.join(certificate)))
 }
 
-/// Reads no more than a file may have: a device or a disk image costs neither memory nor time.
+/// Reads no more than the size limit of a file: a device or a disk image costs neither memory nor time.
 pub(crate) fn file_text(file: &Path) -> Result<String, Failure> {
     let read = || {
         let mut bytes = Vec::new();
@@ -106,21 +107,21 @@ pub(crate) fn setting(common: &Common) -> Result<Setting, Failure> {
     })
 }
 
-/// Opens the fleet of the file to read it, asking for the passphrase where it takes one.
+/// Opens the fleet of the file to read it, and asks for the passphrase where it needs one.
 pub(crate) fn open(spec: Spec, setting: Setting) -> Result<Arc<Fleet>, Failure> {
     Ok(begin::open(spec, setting)?)
 }
 
-/// How often it is looked whether the lock is free.
+/// How often the lock is checked.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Comes back when no other process holds the lock any more, of this stack or of the whole fleet, or when it is too late.
+/// Returns when no other process holds the lock any more, of this stack or of the whole fleet, or at the deadline.
 pub(crate) async fn unlocked(common: &Common, stack: Option<&str>, until: Instant) -> Result<(), Failure> {
     let (spec, setting) = (read_file(common)?, setting(common)?);
     let held = || match (begin::state(&spec, &setting), stack) {
         (Ok(Some(store)), Some(stack)) => store.stack_holder(stack).is_ok_and(|holder| holder.is_some()),
         (Ok(Some(store)), None) => store.lock_holder().is_ok_and(|holder| holder.is_some()),
-        // Whatever else is the matter, the verb finds it.
+        // The verb itself reports any other error.
         (Ok(None) | Err(_), _) => false,
     };
     while Instant::now() < until && held() {

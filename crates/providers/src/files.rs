@@ -1,4 +1,4 @@
-//! path, bytes → a file that is there whole or not at all, and for nobody else's eyes.
+//! path, bytes → a file that exists completely or not at all, readable by its owner only.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

@@ -1,7 +1,7 @@
-//! orders → agents on hosts that exist already: over SSH once, never again.
+//! orders → agents on existing hosts: SSH is used once, for the installation.
 //!
-//! What is known of a host is a small file in the state, written before the host is touched. SSH is the system's own
-//! program, so that the user's configuration, keys, agent and known hosts are what they are everywhere else.
+//! The record of a host is a small file in the state, written before the host is touched. SSH is the system's own
+//! program, so that the user's configuration, keys, agent and known hosts apply.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,11 +24,11 @@ use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError, new_id}
 const TRIES: Tries = Tries { once: Duration::from_secs(3), pause: Duration::from_millis(20) };
 /// From its installation until the agent serves.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// The agent is some 20 MB, and the line may be slow.
+/// The agent is some 20 MB, and the connection may be slow.
 const SSH_LIMIT: Duration = Duration::from_secs(600);
 
-/// Takes the boot data from the first line and the agent's program from the rest, and has that install itself. No single
-/// quotes: it is one argument of `sh -c '…'`, because a user's shell may be another.
+/// Reads the boot data from the first line and the agent's program from the rest, and runs that to install itself. No
+/// single quotes: it is one argument of `sh -c '…'`, because a user's login shell may be another.
 const INSTALL: &str = r#"set -eu
 umask 077
 IFS= read -r boot
@@ -39,7 +39,7 @@ chmod 700 $dir/raftsman-agent
 as_root=; [ $(id -u) = 0 ] || as_root="sudo -n"
 printf "%s\n" "$boot" | $as_root $dir/raftsman-agent install"#;
 
-/// Has an agent that is there remove itself, if it is this fleet's.
+/// Has an installed agent remove itself, if it is this fleet's.
 fn uninstall(fleet_id: &str) -> String {
     format!(
         r#"set -eu
@@ -48,7 +48,7 @@ as_root=; [ $(id -u) = 0 ] || as_root="sudo -n"
     )
 }
 
-/// How hosts are reached, and where what is known of them is kept.
+/// How hosts are reached, and where their records are kept.
 #[derive(Clone, Debug)]
 pub struct HostsSettings {
     /// The directory that holds a file for each host.
@@ -59,14 +59,14 @@ pub struct HostsSettings {
     pub agent: PathBuf,
     /// How they are reached the first time.
     pub ssh: Ssh,
-    /// What SSH calls a host, by machine; its address when nothing is said.
+    /// The SSH destination of a host, by machine; its address when none is given.
     pub destinations: BTreeMap<String, String>,
 }
 
-/// What is said to SSH beyond the user's own configuration.
+/// SSH options beyond the user's own configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Ssh {
-    /// Who logs in.
+    /// The user that logs in.
     pub user: Option<String>,
     /// On which port.
     pub port: Option<u16>,
@@ -80,7 +80,7 @@ pub struct Hosts {
     settings: HostsSettings,
 }
 
-/// Why a host did not become, or stays, what it is.
+/// Why an operation on a host failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HostsError {
     /// A file operation failed.
@@ -89,7 +89,7 @@ pub enum HostsError {
     /// A name that cannot be a file's and a certificate's.
     #[error("`{0}` cannot be a machine's name: use lower-case letters, digits and hyphens, at most 63")]
     Name(String),
-    /// What is known of a host cannot be read.
+    /// The record of a host cannot be read.
     #[error("{} is malformed: bring it back from a copy of the state, or remove it: the host is installed again then", path.display())]
     Malformed {
         /// The file.
@@ -111,7 +111,7 @@ pub enum HostsError {
     /// SSH is not there.
     #[error("`ssh` could not be run: install OpenSSH's client")]
     NoSsh(#[source] io::Error),
-    /// Nobody vouches for its key.
+    /// Its host key is unknown, or has changed.
     #[error(
         "{host}: its SSH host key is not known, or another than before: compare it with the host's own, then log in once \
          with `ssh {host}`; ssh says:\n{words}"
@@ -166,10 +166,10 @@ pub enum HostsError {
         /// Where it should.
         address: SocketAddr,
     },
-    /// Nobody but its owner switches it on.
+    /// Only its owner can switch it on.
     #[error("the host {0} cannot be started from here: switch it on")]
     NoPower(String),
-    /// Nobody but its owner moves it.
+    /// Only its owner can change its address.
     #[error("the host {0} cannot be given another address from here")]
     NoMove(String),
 }
@@ -180,9 +180,9 @@ struct Known {
     name: String,
     address: IpAddr,
     agent_port: u16,
-    /// Whether its agent was installed to the end.
+    /// Whether its agent was installed completely.
     installed: bool,
-    /// Made when it was taken in: the next time it has another.
+    /// Made when it is enrolled: the next time it gets another.
     #[serde(default)]
     id: Option<String>,
 }
@@ -192,12 +192,13 @@ impl Known {
         SocketAddr::new(self.address, self.agent_port)
     }
 
-    /// Whether somebody listens on the agent's port.
+    /// Whether a process listens on the agent's port.
     async fn answers(&self) -> bool {
         reach::answers(self.socket(), TRIES.once).await
     }
 
-    /// Nobody here knows whether a host is switched on: its agent tells. One without an agent waits to be completed.
+    /// The provider cannot see whether a host is switched on: only its agent can tell. A host without an agent waits
+    /// for its installation.
     fn record(self) -> MachineRecord {
         let Self { name, address, agent_port, installed, id } = self;
         let power = if installed { Power::Running } else { Power::Stopped };
@@ -232,8 +233,8 @@ impl Provider for Hosts {
         Err(ProviderError::NoDataDisk(name.to_owned()))
     }
 
-    /// Forgets the host. An agent that still answers did not leave when it was asked, and is removed over SSH, like one
-    /// that was never installed to its end; one that does not answer any more has left, or its host is gone.
+    /// Removes the record of the host. An agent that still answers did not leave when it was asked, and is removed over
+    /// SSH, like one whose installation is incomplete; one that does not answer any more has left, or its host is gone.
     async fn delete(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError> {
         self.is_the_same(name, seen).await?;
         Ok(self.forget(name).await?)
@@ -241,7 +242,7 @@ impl Provider for Hosts {
 }
 
 impl Hosts {
-    /// The provider with these settings. Nothing is touched.
+    /// The provider with these settings. It connects to nothing yet.
     pub fn new(settings: HostsSettings) -> Self {
         Self { settings }
     }
@@ -281,7 +282,7 @@ impl Hosts {
         let mut hosts = Vec::new();
         for entry in entries {
             let name = entry.map_err(failed("list", dir))?.file_name();
-            // Others are left by a run that was killed while it wrote.
+            // Other files are leftovers of a run that was killed while it wrote.
             let Some(name) = name.to_str().and_then(|name| name.strip_suffix(".json")) else { continue };
             hosts.extend(self.known(name)?.map(Known::record));
         }
@@ -302,7 +303,7 @@ impl Hosts {
             self.remember(&host)?;
             return Ok(host.record());
         }
-        // Before the host is touched: what may have been installed is known.
+        // Before the host is touched: the record must cover what may have been installed.
         self.remember(&host)?;
         let program = &self.settings.agent;
         let agent = tokio::fs::read(program).await.map_err(failed("read", program))?;
@@ -322,7 +323,7 @@ impl Hosts {
         let answers = host.answers().await;
         if answers || !host.installed {
             match self.ssh(&host, &uninstall(&self.settings.fleet_id), Vec::new()).await {
-                // Nothing was installed there yet, and nobody can look.
+                // Nothing was installed there yet, and there is no login to check it.
                 Err(HostsError::NoLogin { .. }) if !answers => {}
                 removed => removed?,
             }
@@ -337,7 +338,7 @@ impl Hosts {
         let destination = self.settings.destinations.get(&host.name).unwrap_or(&address);
         let Ssh { user, port, config } = &self.settings.ssh;
         let mut command = Command::new("ssh");
-        // No person is there to answer a question. A host that hangs in the middle is noticed after 30 s.
+        // No user is there to answer a prompt. A host that stops answering is detected after 30 s.
         command.args(["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]);
         command.args(["-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"]);
         command.args(config.iter().flat_map(|path| ["-F".into(), path.as_os_str().to_owned()]));
@@ -353,7 +354,7 @@ impl Hosts {
     }
 }
 
-/// What SSH, sudo or the agent meant.
+/// The error that SSH, sudo or the agent reported.
 fn refusal(host: String, code: Option<i32>, words: String) -> HostsError {
     match code {
         Some(255) if words.contains("Host key verification failed") => HostsError::HostKey { host, words },

@@ -1,6 +1,6 @@
 //! orders → containers and virtual machines of an Incus server, tagged with the fleet's id.
 //!
-//! What a machine is, and how far it was made, is written on the instance itself: nothing here needs to be remembered.
+//! The description of a machine and the progress of its creation are on the instance itself: there is no other record.
 
 mod api;
 
@@ -25,32 +25,32 @@ use crate::reach::{self, Tries};
 use crate::{MachineOrder, MachineRecord, Power, Provider, ProviderError, hardware_address, server_name};
 use api::{Content, Server};
 
-/// Whose it is.
+/// The key with the id of the fleet that owns it.
 const FLEET: &str = "user.raftsman.fleet";
-/// Its name in the fleet. Machines of versions before this key are called by it on the server, too.
+/// Its name in the fleet. The instances of earlier versions, without this key, have this name on the server, too.
 const MACHINE: &str = "user.raftsman.machine";
 /// The cluster that it is for.
 const CLUSTER: &str = "user.raftsman.cluster";
 /// Where it is reached.
 const ADDRESS: &str = "user.raftsman.address";
-/// The digest of what its agent was told.
+/// The digest of the boot data of its agent.
 const BOOT: &str = "user.raftsman.boot";
 /// What it is made of.
 const SHAPE: &str = "user.raftsman.shape";
-/// It was made to its end: the number that Incus gave it ([`NUMBER`]). One of this name that was deleted meanwhile has
-/// another, so that a late request of a run that was killed does not finish what it never saw.
+/// Marks that its creation is complete: the number that Incus gave it ([`NUMBER`]). Another instance of this name has
+/// another number, so that a late request of a killed run does not complete an instance that it never saw.
 const FINISHED: &str = "user.raftsman.finished";
 /// Incus's own number of an instance, in its configuration: another instance of the same name has another.
 const NUMBER: &str = "volatile.uuid";
-/// So often an instance is made anew because a late request of an earlier run came in between.
+/// How often an instance is made again because a late request of an earlier run came in between.
 const MAKES: u32 = 5;
 /// A virtual machine's data disk as it sees it: Incus names disks after the device `data`.
 const DATA_DISK: &str = "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_incus_data";
 
 const TRIES: Tries = Tries { once: Duration::from_secs(1), pause: Duration::from_millis(50) };
-/// From the start to an agent that answers; where packages are installed first, longer.
 /// The key of an instance's own id, which the server gives it.
 const ID: &str = "volatile.uuid";
+/// From the start to an agent that answers; where packages are installed first, longer.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 const INSTALL_LIMIT: Duration = Duration::from_secs(900);
 
@@ -83,7 +83,7 @@ pub struct Incus {
     server: Arc<OnceLock<Server>>,
 }
 
-/// Why the Incus provider did not do what it was asked.
+/// Why the Incus provider failed.
 #[derive(Debug, thiserror::Error)]
 pub enum IncusError {
     /// No answer.
@@ -131,7 +131,7 @@ pub enum IncusError {
         /// The server.
         server: String,
     },
-    /// Somebody else's.
+    /// It belongs to another owner.
     #[error(
         "{what} `{name}` on Incus is not this fleet's, and is left alone: name the member otherwise, or use another \
          project"
@@ -145,7 +145,7 @@ pub enum IncusError {
     /// Gone while it was being made.
     #[error("the machine `{0}` disappeared while it was being made: somebody else deletes machines there")]
     Vanished(String),
-    /// It runs, and nobody answers.
+    /// It runs, and its agent does not answer.
     #[error(
         "the machine `{name}` runs, but its agent does not answer at {at} after {} s: look at `incus exec {name} -- \
          journalctl -b -u cloud-final -u raftsman-first-boot`, and whether this computer reaches that network",
@@ -168,13 +168,13 @@ pub enum IncusError {
     /// The file names no certificates.
     #[error("an Incus server that is reached by network needs `certificate`, `key` and `server_certificate`")]
     NoCertificate,
-    /// A certificate or key that is none.
+    /// An invalid certificate or key.
     #[error("{} holds no certificate or key in PEM", .0.display())]
     Unreadable(PathBuf),
     /// A certificate that cannot be used.
     #[error("our certificate for Incus cannot be used")]
     Tls(#[source] rustls::Error),
-    /// What a machine is told at its first boot.
+    /// The user data of a machine's first boot.
     #[error(transparent)]
     UserData(#[from] UserDataError),
     /// A file operation failed.
@@ -183,14 +183,14 @@ pub enum IncusError {
 }
 
 impl IncusError {
-    /// Whether something else is being done with the same thing.
+    /// Whether another operation on the same object is under way.
     fn is_busy(&self) -> bool {
         let busy = |words: &str| words.contains("busy running") || words.contains("matching non-reusable operation");
         matches!(self, Self::Refused { words, .. } if busy(words))
     }
 
     fn exists_already(&self) -> bool {
-        // The last one is what two orders at the same moment end with.
+        // The last one is the error of two orders at the same moment.
         let words = |words: &str| words.contains("already exists") || words.contains("UNIQUE constraint failed");
         matches!(self, Self::Refused { code, words: said, .. } if *code == 409 || words(said))
     }
@@ -241,7 +241,7 @@ impl Found {
         self.record(name).map(|found| MachineRecord { id: None, ..found })
     }
 
-    /// One that is frozen does not run, and is started like one that is off.
+    /// A frozen instance does not run, and is started like one that is off.
     fn record(&self, name: &str) -> Option<MachineRecord> {
         let power = if self.runs() { Power::Running } else { Power::Stopped };
         let address = self.text(ADDRESS)?.parse().ok()?;
@@ -321,7 +321,7 @@ async fn remove(server: &Server, found: &Found) -> Result<(), IncusError> {
     gone(server.change(Method::DELETE, &path, None).await)
 }
 
-/// What is not there need not be removed.
+/// An object that does not exist need not be removed.
 fn gone(removed: Result<(), IncusError>) -> Result<(), IncusError> {
     removed.or_else(|error| if error.is_absent() { Ok(()) } else { Err(error) })
 }
@@ -339,13 +339,13 @@ async fn switch_on(server: &Server, found: &Found) -> Result<(), IncusError> {
 }
 
 impl Incus {
-    /// The provider with these settings. Nothing is touched.
+    /// The provider with these settings. It connects to nothing yet.
     pub fn new(settings: IncusSettings) -> Self {
         let incus = settings.machines.incus.clone().unwrap_or_default();
         Self { settings, incus, server: Arc::default() }
     }
 
-    /// The same server, with what the file says of the ordered machine.
+    /// The same server, with the file's settings for the ordered machine.
     fn for_order(&self, order: &MachineOrder) -> Self {
         let machines = order.machines.as_deref().unwrap_or(&self.settings.machines).clone();
         let incus = machines.incus.clone().unwrap_or_default();
@@ -353,13 +353,14 @@ impl Incus {
         Self { settings, incus, server: Arc::clone(&self.server) }
     }
 
-    /// Whether an instance is called as a machine of ours is, now or by earlier versions. A copy of one is not.
+    /// Whether an instance has the name of a machine of this fleet, current or of earlier versions. A copy of one does
+    /// not.
     fn is_named(&self, found: &Found) -> bool {
         let machine = found.machine();
         found.called == machine || found.called == self.called(machine)
     }
 
-    /// What the server calls a machine that is made now.
+    /// The name of a new machine on the server.
     fn called(&self, machine: &str) -> String {
         server_name(&self.settings.fleet, machine)
     }
@@ -375,8 +376,8 @@ impl Incus {
         }
     }
 
-    /// The instance of this machine, if there is one; an error when another's has its name. Versions before the fleet's
-    /// name came first called it by the machine's name alone.
+    /// The instance of this machine, if there is one; an error when a foreign instance has its name. Earlier versions
+    /// named it by the machine's name alone.
     async fn instance(&self, server: &Server, machine: &str) -> Result<Option<Found>, IncusError> {
         let called = self.called(machine);
         if let Some(found) = server.get(&format!("/1.0/instances/{called}")).await? {
@@ -415,7 +416,7 @@ impl Incus {
                 // One of this fleet's, of a machine whose name is longer.
                 Ok(found) if found.machine() != machine => {}
                 Ok(found) => return Ok(Some(found)),
-                // Another's is not in the way where there are no data disks, nor where ours is called otherwise.
+                // A foreign volume does not conflict where there are no data disks, nor where ours has another name.
                 Err(IncusError::NotOurs { .. })
                     if self.settings.machines.data_disk.is_none() || called == volume_name(machine) => {}
                 Err(error) => return Err(error),
@@ -457,7 +458,7 @@ impl Incus {
         match (found.finished(), found.text(BOOT) == Some(&told)) {
             (true, true) => {}
             (true, false) => self.tell_again(server, order, &told, &found).await?,
-            // It was never started. Once it is, nothing removes it but an order to delete it: somebody may have claimed it.
+            // It was never started. Once it is, only an order to delete removes it: it may have been claimed.
             (false, _) => {
                 self.equip(server, order, &told, &found.called).await?;
                 let finished = json!({"config": {FINISHED: found.text(NUMBER)}});
@@ -470,8 +471,8 @@ impl Incus {
         self.instance(server, name).await?.and_then(|found| found.record(name)).ok_or_else(vanished)
     }
 
-    /// The instance, made where there is none. One that was never finished, and was told or made of something else, goes
-    /// first: nobody has claimed it.
+    /// The instance, made where there is none. An incomplete one with other boot data or another shape is removed
+    /// first: it cannot have been claimed.
     async fn latest(&self, server: &Server, order: &MachineOrder, told: &str) -> Result<Found, IncusError> {
         let name = &order.name;
         for _ in 0..MAKES {
@@ -496,7 +497,7 @@ impl Incus {
         let path =
             target.map_or_else(|| "/1.0/instances".to_owned(), |target| format!("/1.0/instances?target={target}"));
         match server.change(Method::POST, &path, Some(&instance)).await {
-            // A reply was lost, or somebody was quicker: whose it is shows in a moment.
+            // A reply was lost, or another request was faster: the next look shows the owner.
             Err(error) if error.exists_already() => Ok(()),
             Err(IncusError::Refused { words, .. }) if words.contains("mage") && words.contains("not found") => {
                 Err(IncusError::NoImage { image: self.settings.machines.image.clone().unwrap_or_default() })
@@ -537,7 +538,7 @@ impl Incus {
         found.text(SHAPE) != Some(&self.shape())
     }
 
-    /// What machines are made of, as it is written on them.
+    /// The shape of machines, as it is written on them.
     fn shape(&self) -> String {
         self.settings.machines.shape().map(|shape| shape.text()).unwrap_or_default()
     }
@@ -546,7 +547,8 @@ impl Incus {
         self.incus.kind == IncusKind::Container
     }
 
-    /// What a machine is told. There is no way into a virtual machine that is off: its files come with its user data.
+    /// The first boot of a machine. A virtual machine that is off has no file access: its files come with its user
+    /// data.
     fn first_boot<'a>(&'a self, order: &'a MachineOrder, mac: &'a str, program: &'a str) -> FirstBoot<'a> {
         let machines = &self.settings.machines;
         FirstBoot {
@@ -556,12 +558,12 @@ impl Incus {
             mac: Some(mac),
             data_disk: (machines.data_disk.is_some() && !self.container()).then_some(DATA_DISK),
             agent: AgentFrom::Uploaded(program),
-            // Packages would overwrite some of them, or ask about them.
+            // Packages would overwrite some of them, or prompt about them.
             files_in_place: self.container() && !machines.installs(),
         }
     }
 
-    /// What is asked for; off at first.
+    /// The request for an instance; off at first.
     fn instance_of(&self, order: &MachineOrder, told: &str, data: Option<&str>) -> Result<Value, IncusError> {
         let machines = &self.settings.machines;
         let container = self.container();
@@ -575,7 +577,7 @@ impl Incus {
             ADDRESS: order.address.to_string(),
             BOOT: told,
             SHAPE: self.shape(),
-            // The server's own reboot is no reason to stay down.
+            // The instance must start again after a reboot of the server.
             "boot.autostart": "true",
             "cloud-init.user-data": cloud_init::user_data(&first)?,
         });
@@ -628,8 +630,8 @@ impl Incus {
         Ok(instance)
     }
 
-    /// Where the server is a cluster: the server in it that this machine goes to. Machines of one cluster go round, each by
-    /// its place among them, so that orders given at the same time need not know of each other.
+    /// On an Incus cluster: the server in it for this machine. Machines of one cluster are spread in turn, each by its
+    /// position among them, so that concurrent orders need no coordination.
     async fn target(&self, server: &Server, order: &MachineOrder) -> Result<Option<String>, IncusError> {
         let environment = server.get("/1.0").await?.unwrap_or_default();
         if environment["environment"]["server_clustered"] != true {
@@ -651,8 +653,8 @@ impl Incus {
         Ok(servers.get(place % servers.len().max(1)).map(|name| (*name).to_owned()))
     }
 
-    /// The agent's program gets to where the first boot finds it, and the first boot's files to theirs. A virtual machine has
-    /// the agent in its image.
+    /// Puts the agent's program and the files of the first boot in their places. A virtual machine has the agent in its
+    /// image.
     async fn equip(&self, server: &Server, order: &MachineOrder, told: &str, called: &str) -> Result<(), IncusError> {
         if !self.container() {
             return Ok(());
@@ -676,7 +678,7 @@ impl Incus {
         Ok(())
     }
 
-    /// A machine that is there is told anew: its agent takes that up when it starts, unless somebody claimed it meanwhile.
+    /// Gives an existing machine new boot data: its agent reads it when it starts, unless it was claimed meanwhile.
     async fn tell_again(
         &self,
         server: &Server,
@@ -717,8 +719,8 @@ fn boot_text(order: &MachineOrder) -> Result<String, IncusError> {
     Ok(serde_json::to_string(&order.boot).map_err(failed)? + "\n")
 }
 
-/// Where the agent's program is put. An upload that was broken off may still be on its way when the next run makes a
-/// machine of the same name: it must not be the same file.
+/// The path of the agent's program. An interrupted upload may still be under way when the next run makes a machine of
+/// the same name: it must not be the same file.
 fn program(told: &str) -> String {
     format!("{AGENT_PROGRAM}-{}", &told[..told.len().min(12)])
 }

@@ -1,4 +1,4 @@
-//! settings → a connection to where machines come from; orders → machines.
+//! settings → a connection to a provider of machines; orders → machines.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -42,10 +42,10 @@ pub enum Settings {
     Libvirt(LibvirtSettings),
 }
 
-/// Where machines come from: the contract that every provider keeps, shown by one suite against every real server.
+/// A provider of machines: the contract of all providers, tested by one suite against every real server.
 ///
-/// Idempotent by name and by the fleet's tag: an order whose reply was lost is given again, and makes nothing twice. What
-/// bears another fleet's tag, or none, is never touched.
+/// Idempotent by name and by the fleet's tag: an order whose reply was lost is repeated, and makes nothing twice. An
+/// object with another fleet's tag, or without one, is never touched.
 #[async_trait]
 pub trait Provider: fmt::Debug + Send + Sync {
     /// The fleet's machines, by name.
@@ -66,32 +66,32 @@ pub trait Provider: fmt::Debug + Send + Sync {
         self.inventory().await
     }
 
-    /// The machine of this name, if there is one: looking at a cluster must not cost a look at the whole fleet.
+    /// The machine of this name, if there is one: observing a cluster must not cost a query of the whole fleet.
     async fn machine(&self, name: &str) -> Result<Option<MachineRecord>, ProviderError>;
 
-    /// The machines of these names, in the same order: with one question where the server answers such a one.
+    /// The machines of these names, in the same order: with one request where the server supports it.
     async fn machines(&self, names: &[String]) -> Vec<Result<Option<MachineRecord>, ProviderError>> {
         futures::future::join_all(names.iter().map(|name| self.machine(name))).await
     }
 
-    /// Makes a machine, or completes one that was made in part, and starts it.
+    /// Makes a machine, or completes an incomplete one, and starts it.
     async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError>;
 
     /// Starts a machine that is there.
     async fn start(&self, name: &str) -> Result<(), ProviderError>;
 
-    /// Gives a machine another address. What runs on it goes on meanwhile, at the old one.
+    /// Gives a machine another address. Its programs continue meanwhile, at the old one.
     async fn readdress(&self, name: &str, address: IpAddr) -> Result<(), ProviderError>;
 
-    /// Takes a machine away but for its data disk, around which the next order makes it anew. Only the machine that was
-    /// seen: see [`Provider::delete`].
+    /// Removes a machine except its data disk; the next order rebuilds it around that. Only the observed machine: see
+    /// [`Provider::delete`].
     async fn dismantle(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError>;
 
-    /// Gives a machine back, with its data; fine when there is none. With the id of the machine that was seen, only that
-    /// one: another one that bears its name by now stays.
+    /// Deletes a machine, with its data; succeeds when there is none. With the id of the observed machine, only that
+    /// one: another one of its name stays.
     async fn delete(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError>;
 
-    /// Refuses where the machine of this name is not the one that was seen. What has no id is not told apart.
+    /// Fails where the machine of this name is not the observed one. Machines without an id cannot be distinguished.
     async fn is_the_same(&self, name: &str, seen: Option<&str>) -> Result<(), ProviderError> {
         let Some(seen) = seen else { return Ok(()) };
         match self.machine(name).await?.and_then(|found| found.id) {
@@ -103,10 +103,10 @@ pub trait Provider: fmt::Debug + Send + Sync {
     }
 }
 
-/// A connection to where machines come from.
+/// A connection to a provider of machines.
 pub type Connection = Arc<dyn Provider>;
 
-/// Why a provider did not do what it was asked.
+/// Why a provider failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderError {
     /// The local provider.
@@ -121,7 +121,7 @@ pub enum ProviderError {
     /// Virtual machines through libvirt.
     #[error(transparent)]
     Libvirt(#[from] LibvirtError),
-    /// It was made anew since it was looked at.
+    /// It was made again since it was observed.
     #[error(
         "the machine `{name}` is another one than was seen ({found}, not {seen}): nothing was taken away; look at \
          `raftsman plan` and run the command again"
@@ -129,9 +129,9 @@ pub enum ProviderError {
     AnotherMachine {
         /// Its name.
         name: String,
-        /// The id of the one that was seen.
+        /// The id of the observed one.
         seen: String,
-        /// The id of the one that is there.
+        /// The id of the current one.
         found: String,
     },
     /// A zone did not answer.
@@ -169,11 +169,11 @@ pub enum ProviderError {
 }
 
 impl ProviderError {
-    /// Whether it declined because what is there is not of this fleet's making.
+    /// Whether it refused because the object does not belong to this fleet.
     pub fn is_foreign(&self) -> bool {
         match self {
             Self::Local(error) => matches!(error, LocalError::NotOurs { .. }),
-            // What is not ours is not in the state.
+            // Foreign hosts are not in the state.
             Self::Hosts(_)
             | Self::NoDataDisk(_)
             | Self::AnotherMachine { .. }
@@ -197,7 +197,8 @@ pub struct MachineOrder {
     pub agent_port: u16,
     /// The cluster that it is for.
     pub cluster: String,
-    /// The addresses of that cluster's machines, its own among them: they let each other in, and stand apart.
+    /// The addresses of that cluster's machines, its own among them: the firewall admits them, and placement spreads
+    /// them.
     pub members: Vec<IpAddr>,
     /// What its agent is told.
     pub boot: Boot,
@@ -207,7 +208,7 @@ pub struct MachineOrder {
     pub machines: Option<Arc<Machines>>,
     /// Binaries that come with it.
     pub artifacts: Vec<Artifact>,
-    /// Somebody has installed its agent, which has proven its token: of a host that exists, nothing is left to be done.
+    /// Its agent was installed manually and has proven its token: for an existing host, nothing is left to do.
     pub joined: bool,
 }
 
@@ -235,8 +236,8 @@ pub enum Power {
 pub struct MachineRecord {
     /// Its name.
     pub name: String,
-    /// The provider's own id, which no other machine has, also not the next one of this name. None where all that is left
-    /// of a machine is its data disk, or where it was made before there were ids.
+    /// The provider's own id, which is unique, also among later machines of this name. None where only the data disk of
+    /// a machine is left, or where it was made before there were ids.
     pub id: Option<String>,
     /// Its address.
     pub address: IpAddr,
@@ -244,16 +245,16 @@ pub struct MachineRecord {
     pub agent_port: u16,
     /// Whether it runs.
     pub power: Power,
-    /// Whether it was made to its end; if not, [`Provider::create`] completes it.
+    /// Whether its creation is complete; if not, [`Provider::create`] completes it.
     pub finished: bool,
-    /// What it is made of, where that is written on it.
+    /// Its shape, where that is written on it.
     pub shape: Option<Shape>,
     /// The zone that it is in, where that is known.
     pub zone: Option<Name>,
 }
 
-/// What a server calls a machine. Machines' names are unique in their fleet, and a server has machines of many fleets: the
-/// fleet's name comes first. One that would be too long for a host name ends in a digest instead.
+/// The name of a machine on a server. Machines' names are unique in their fleet, and a server has machines of many
+/// fleets: the fleet's name comes first. A name too long for a host name ends in a digest instead.
 pub(crate) fn server_name(fleet: &str, machine: &str) -> String {
     let whole = format!("{fleet}-{machine}");
     if whole.len() <= Name::LONGEST {
@@ -264,19 +265,19 @@ pub(crate) fn server_name(fleet: &str, machine: &str) -> String {
     format!("{}-{}", begin.trim_end_matches('-'), digest.chars().take(DIGEST_LENGTH).collect::<String>())
 }
 
-/// 32 bits tell the machines of a server apart.
+/// 32 bits distinguish the machines of a server.
 const DIGEST_LENGTH: usize = 8;
 
-/// An id for a machine that no server gives one.
+/// An id for a machine whose server gives it none.
 pub(crate) fn new_id() -> String {
     use std::hash::{BuildHasher as _, RandomState};
-    // The hasher's keys are random; the time keeps apart what one process makes.
+    // The hasher's keys are random; the time distinguishes ids of one process.
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     format!("{:016x}", RandomState::new().hash_one(now))
 }
 
-/// The hardware address of a machine's first network card: the same at every order, and nobody else's. Locally
-/// administered, so that no card that was ever sold has it.
+/// The MAC address of a machine's first network card: the same at every order, and unique. Locally administered, so
+/// that it differs from every manufactured card.
 pub(crate) fn hardware_address(fleet_id: &str, machine: &str) -> String {
     let digest = raftsman_core::render::digest(&format!("{fleet_id}\n{machine}"));
     let bytes = digest.as_bytes().chunks(2).take(5).map(String::from_utf8_lossy);

@@ -1,8 +1,8 @@
-//! orders → virtual machines through libvirt: a domain, its disks, and the small one that it boots with.
+//! orders → virtual machines through libvirt: a domain, its disks, and the seed disk for cloud-init.
 //!
-//! libvirt is reached by the system's own `virsh`, so that every address that it knows works, and the user's SSH and
-//! policies are what they are everywhere else. A domain that is ours says so in its metadata; a volume that is ours says so
-//! in its name. What has neither is never touched.
+//! libvirt is reached by the system's own `virsh`, so that every URI that it supports works, and the user's SSH
+//! configuration and policies apply. A domain of this fleet has a tag in its metadata; a volume of this fleet has a
+//! prefix in its name. An object with neither is never touched.
 
 mod iso;
 mod virsh;
@@ -34,7 +34,7 @@ const SEED_LABEL: &str = "cidata";
 /// The data disk's serial number, and how the machine finds it by that.
 const DATA_SERIAL: &str = "raftsman-data";
 const DATA_DISK: &str = "/dev/disk/by-id/virtio-raftsman-data";
-/// How a shape begins to name the interface of a machine that is on no network of libvirt's.
+/// The prefix of a shape that names the interface of a machine without a libvirt network.
 const MACVTAP: &str = "macvtap ";
 const VCPUS: u32 = 2;
 const MEMORY: ByteSize = ByteSize::gib(8);
@@ -65,11 +65,11 @@ pub struct Libvirt {
 enum Part {
     Seed,
     System,
-    /// The last to go: what is left of it is the machine.
+    /// Deleted last: while it exists, so does the machine.
     Data,
 }
 
-/// A volume of ours: what its name says.
+/// A volume of this fleet: the content of its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Owned {
     pool: String,
@@ -103,7 +103,7 @@ impl Provider for Libvirt {
         Ok(self.volumes().await?.into_iter().find(|volume| volume.machine == name).map(|volume| volume.record()))
     }
 
-    /// One list for all of them: each question starts a program, and over SSH costs a login.
+    /// One list for all of them: each request starts a program, and over SSH costs a login.
     async fn machines(&self, names: &[String]) -> Vec<Result<Option<MachineRecord>, ProviderError>> {
         let known: BTreeMap<String, MachineRecord> = match self.inventory().await {
             Ok(all) => all.into_iter().map(|machine| (machine.name.clone(), machine)).collect(),
@@ -113,7 +113,7 @@ impl Provider for Libvirt {
         for name in names {
             found.push(match known.get(name) {
                 Some(machine) => Ok(Some(machine.clone())),
-                // Not there, or not ours: that is told apart by its name.
+                // Not there, or not ours: a query by its name tells.
                 None => self.machine(name).await,
             });
         }
@@ -150,7 +150,7 @@ impl Provider for Libvirt {
     }
 }
 
-/// A domain that was defined and never started is not made to its end.
+/// A domain that was defined and never started is incomplete.
 fn record(tag: &Tag, uuid: &str, running: bool) -> MachineRecord {
     MachineRecord {
         name: tag.machine.clone(),
@@ -179,19 +179,19 @@ impl Owned {
     }
 }
 
-/// How names of volumes of a fleet begin. Neither ids nor names of machines have an underscore.
+/// The prefix of a fleet's volumes. Neither ids nor names of machines have an underscore.
 fn prefix(fleet: &str) -> String {
     format!("raftsman_{fleet}_")
 }
 
-/// What a machine's volume is called: all that must be known of the machine when nothing else of it is left.
+/// The name of a machine's volume: all that must be known of the machine when nothing else of it is left.
 fn volume_name(fleet: &str, machine: &str, address: IpAddr, part: Part) -> String {
     let part = match part {
         Part::Seed => "seed.iso",
         Part::System => "system",
         Part::Data => "data",
     };
-    // A colon would be read as a protocol.
+    // A colon would be parsed as a protocol.
     format!("{}{machine}_{}_{part}", prefix(fleet), address.to_string().replace(':', "-"))
 }
 
@@ -211,26 +211,26 @@ fn owned(fleet: &str, pool: &str, name: &str) -> Option<Owned> {
 }
 
 impl Libvirt {
-    /// The provider with these settings. Nothing is touched.
+    /// The provider with these settings. It connects to nothing yet.
     pub fn new(settings: LibvirtSettings) -> Self {
         let spec = settings.machines.libvirt.clone().unwrap_or_default();
         let virsh = Virsh { uri: spec.uri.clone() };
         Self { settings, spec, virsh }
     }
 
-    /// The same libvirt, with what the file says of the ordered machine.
+    /// The same libvirt, with the file's settings for the ordered machine.
     fn for_order(&self, order: &MachineOrder) -> Self {
         let machines = order.machines.as_deref().unwrap_or(&self.settings.machines).clone();
         Self::new(LibvirtSettings { machines, ..self.settings.clone() })
     }
 
-    /// What libvirt calls a machine that is made now.
+    /// The name of a new machine in libvirt.
     fn called(&self, machine: &str) -> String {
         server_name(&self.settings.fleet, machine)
     }
 
-    /// Whether a domain of this name with this tag is this fleet's. A copy of one has another name, and is not. Versions
-    /// before the fleet's name came first called domains by the machine's name alone.
+    /// Whether a domain of this name with this tag is this fleet's. A copy of one has another name, and is not. Earlier
+    /// versions named domains by the machine's name alone.
     fn is_ours(&self, tag: &Tag, called: &str) -> bool {
         tag.fleet == self.settings.fleet_id && (called == tag.machine || called == self.called(&tag.machine))
     }
@@ -246,18 +246,18 @@ impl Libvirt {
 
     // What is there.
 
-    /// The domain of this name, whoever's it is.
+    /// The domain of this name, whatever its owner.
     async fn domain(&self, name: &str) -> Result<Option<Domain>, LibvirtError> {
         let text = match self.virsh.ask(&["dumpxml", &format!("--domain={name}")]).await {
             Err(error) if error.says("Domain not found") || error.says("failed to get domain") => return Ok(None),
             asked => asked?,
         };
         let domain = xml::read_domain(&text).map_err(self.malformed(name))?;
-        // A name of digits may be another's number.
+        // A name of digits may match another domain's number.
         Ok((domain.name == name).then_some(domain))
     }
 
-    /// The domain of this machine and what it says of itself. Another's of its name is an error.
+    /// The domain of this machine and its tag. A foreign domain of its name is an error.
     async fn ours(&self, machine: &str) -> Result<Option<(Domain, Tag)>, LibvirtError> {
         for called in [self.called(machine), machine.to_owned()] {
             let Some(domain) = self.domain(&called).await? else { continue };
@@ -266,7 +266,7 @@ impl Libvirt {
                     let tag = tag.clone();
                     return Ok(Some((domain, tag)));
                 }
-                // What is called like the machine alone is another's, and not in the way.
+                // A foreign domain that only has the machine's own name does not conflict.
                 _ if called == machine => {}
                 _ => return Err(LibvirtError::NotOurs { uri: self.uri(), name: called }),
             }
@@ -274,7 +274,7 @@ impl Libvirt {
         Ok(None)
     }
 
-    /// All domains. One way to libvirt for all of them: over SSH each costs a login.
+    /// All domains. One connection to libvirt for all of them: over SSH each costs a login.
     async fn domains(&self) -> Result<Vec<Domain>, LibvirtError> {
         let list = self.virsh.ask(&["list", "--all", "--uuid"]).await?;
         let uuids: Vec<&str> = list.split_whitespace().collect();
@@ -305,7 +305,7 @@ impl Libvirt {
         let pools = BTreeSet::from([self.spec.pool.as_str(), self.spec.data_pool(), self.spec.seed_pool()]);
         let mut volumes = Vec::new();
         for pool in pools {
-            // There is no list of volumes but a table. Names of ours have no blanks.
+            // virsh lists volumes only as a table. Our names have no blanks.
             let list = self.virsh.ask(&["vol-list", &format!("--pool={pool}")]).await;
             let list = list.map_err(|error| self.of_pool(pool, error))?;
             let names = list.lines().filter_map(|line| line.split_whitespace().next());
@@ -344,7 +344,7 @@ impl Libvirt {
                 if tag.life == life {
                     (domain, tag)
                 } else {
-                    // It waits with boot data that nobody answers to any more. What is on its disks stays.
+                    // It waits with outdated boot data. The content of its disks stays.
                     self.switch_off(&domain).await?;
                     self.put_seed(order).await?;
                     tag.life = life;
@@ -361,7 +361,7 @@ impl Libvirt {
         Ok(record(&tag, &domain.uuid, true))
     }
 
-    /// Makes a machine's disks and describes it to libvirt. Its data disk may be there already.
+    /// Makes a machine's disks and defines its domain. Its data disk may exist already.
     async fn define(&self, order: &MachineOrder, life: String) -> Result<(Domain, Tag), LibvirtError> {
         let name = &order.name;
         let tag = Tag {
@@ -373,7 +373,7 @@ impl Libvirt {
             started: false,
             shape: self.settings.machines.shape(),
         };
-        // All that can be missing, before anything is made.
+        // All requirements, before anything is made.
         let capabilities = match self.spec.acceleration {
             None => self.virsh.ask(&["domcapabilities"]).await,
             Some(Acceleration::Kvm) => self.virsh.ask(&["domcapabilities", "--virttype=kvm"]).await,
@@ -393,7 +393,7 @@ impl Libvirt {
             }
         }
 
-        // Disks of a making that was broken off; data is never among them.
+        // Disks of an interrupted creation; data disks are never among them.
         let left = self.volumes().await?.into_iter().filter(|volume| volume.machine == *name);
         let (kept, left): (Vec<Owned>, Vec<Owned>) = left.partition(|volume| volume.part == Part::Data);
         for volume in left {
@@ -496,7 +496,7 @@ impl Libvirt {
         if let Some(volume) = self.volume(pool, image).await? {
             return Ok(volume);
         }
-        // A file that was put into the pool's directory by hand is known after a look.
+        // A file that was put into the pool's directory manually shows after a refresh.
         let _ = self.virsh.ask(&["pool-refresh", &format!("--pool={pool}")]).await;
         let found = self.volume(pool, image).await?;
         let missing = || LibvirtError::NoImage { uri: self.uri(), pool: pool.to_owned(), image: image.to_owned() };
@@ -544,7 +544,7 @@ impl Libvirt {
         Ok(())
     }
 
-    /// Puts the disk that the machine boots with into its pool: the name of the volume.
+    /// Puts the seed disk of the machine into its pool; returns the name of the volume.
     async fn put_seed(&self, order: &MachineOrder) -> Result<String, LibvirtError> {
         let machines = &self.settings.machines;
         let macs = self.macs(&order.name);
@@ -584,7 +584,7 @@ impl Libvirt {
         let image = iso::image(SEED_LABEL, &files);
         let pool = self.spec.seed_pool();
         let name = volume_name(&self.settings.fleet_id, &order.name, order.address, Part::Seed);
-        // Its size differs with what is in it.
+        // Its size depends on its content.
         self.delete_volume(pool, &name).await?;
         self.make_volume(pool, &xml::volume(&name, image.len() as u64, "raw", None)).await?;
         let arguments = ["vol-upload", &format!("--vol={name}"), "--file=/dev/stdin", &format!("--pool={pool}")];
@@ -592,7 +592,7 @@ impl Libvirt {
         Ok(name)
     }
 
-    /// Without a subnet the machine asks for its address: libvirt's network keeps it for it.
+    /// Without a subnet the machine uses DHCP: libvirt's network reserves the address for it.
     async fn keep_lease(&self, order: &MachineOrder) -> Result<(), LibvirtError> {
         let Some((network, mac)) = self.leased(&order.name) else { return Ok(()) };
         let (network, kept) = self.network(network, &mac, order.address).await?;
@@ -611,7 +611,8 @@ impl Libvirt {
         })
     }
 
-    /// The network gives the machine's address back. It may be another than a machine that is made now would be on.
+    /// Removes the network's reservation of the machine's address. It may be another network than that of a new
+    /// machine.
     async fn drop_lease(&self, name: &str, address: IpAddr, on: Option<&str>) -> Result<(), LibvirtError> {
         let Some((network, mac)) = self.leased(name) else { return Ok(()) };
         let network = on.filter(|on| !on.starts_with(MACVTAP)).unwrap_or(network);
@@ -624,7 +625,7 @@ impl Libvirt {
         }
     }
 
-    /// The network that keeps the machine's address, and for whom.
+    /// The network that reserves the machine's address, and the MAC address that it is reserved for.
     fn leased(&self, name: &str) -> Option<(&str, String)> {
         match self.spec.link() {
             Link::Network(network) if self.settings.machines.subnet.is_none() => {
@@ -642,7 +643,7 @@ impl Libvirt {
 
     // Power.
 
-    /// Starts it where it does not run, and waits for its agent.
+    /// Starts it unless it runs, and waits for its agent.
     async fn switch_on(&self, domain: &Domain, mut tag: Tag) -> Result<Tag, LibvirtError> {
         if !domain.running {
             match self.virsh.ask(&["start", &domain.uuid]).await {
@@ -681,7 +682,7 @@ impl Libvirt {
         self.virsh.ask(&arguments).await.map(drop)
     }
 
-    /// What libvirt means when it does not take or start a domain.
+    /// The cause of libvirt's error when it does not accept or start a domain.
     fn of_start(&self, machine: &str, error: LibvirtError) -> LibvirtError {
         let LibvirtError::Refused { uri, verb, words } = error else { return error };
         let has = |any: &[&str]| any.iter().any(|what| words.contains(what));
@@ -716,8 +717,8 @@ impl Libvirt {
 
     // Giving back.
 
-    /// Switches it off and has libvirt forget it; what it said of itself, if it was there. Its volumes stay: those but for the data
-    /// disk go before it is made anew.
+    /// Stops it and undefines it; returns its tag, if it existed. Its volumes stay: all but the data disk are deleted
+    /// before it is made again.
     async fn undefine(&self, name: &str) -> Result<Option<Tag>, LibvirtError> {
         let Some((domain, tag)) = self.ours(name).await? else { return Ok(None) };
         self.switch_off(&domain).await?;

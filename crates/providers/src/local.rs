@@ -1,4 +1,4 @@
-//! orders → machines on this computer: `<dir>/<name>/` and an agent process that serves it.
+//! orders → machines on this computer: `<dir>/<name>/` and an agent process for it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -44,7 +44,7 @@ pub struct Local {
     settings: LocalSettings,
 }
 
-/// Why the local provider did not do what it was asked.
+/// Why the local provider failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
     /// A file operation failed.
@@ -61,7 +61,7 @@ pub enum LocalError {
     /// A name that cannot be a directory's and a certificate's.
     #[error("`{0}` cannot be a machine's name: use lower-case letters, digits and hyphens, at most 63")]
     Name(String),
-    /// The directory belongs to somebody else.
+    /// The directory belongs to another fleet.
     #[error(
         "{} is a machine of the fleet {found}, not of {expected}: use another directory, or delete that fleet first",
         dir.display()
@@ -150,7 +150,7 @@ pub enum LocalError {
         /// Its process.
         pid: u32,
     },
-    /// Somebody holds the lock who cannot be proved to be the agent.
+    /// The process that holds the lock is not provably the agent.
     #[error(
         "{} is locked, but by no process that is provably this machine's agent: nothing was killed; see \
          `fuser` on that file",
@@ -174,7 +174,7 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// The tag that says whose machine a directory is. Written first of all.
+/// The tag with the fleet and the machine of a directory. Written before everything else.
 #[derive(Debug, Serialize, Deserialize)]
 struct Tag {
     fleet_id: String,
@@ -197,7 +197,7 @@ impl Tag {
     }
 }
 
-/// Work on files, where it holds up nobody.
+/// Work on files, off the async runtime.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, LocalError> + Send + 'static,
 ) -> Result<T, LocalError> {
@@ -210,7 +210,7 @@ fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) ->
 
 #[async_trait]
 impl Provider for Local {
-    /// A directory that bears another fleet's tag is an error.
+    /// A directory with another fleet's tag is an error.
     async fn inventory(&self) -> Result<Vec<MachineRecord>, ProviderError> {
         let this = self.clone();
         Ok(blocking(move || this.list()).await?)
@@ -234,7 +234,7 @@ impl Provider for Local {
         Ok(self.wake(&self.known(name)?).await?)
     }
 
-    /// The agent serves at the new address at once, and etcd goes on as it is until it is restarted.
+    /// The agent serves at the new address at once, and etcd continues as it is until it is restarted.
     async fn readdress(&self, name: &str, address: IpAddr) -> Result<(), ProviderError> {
         let tag = self.known(name)?;
         if tag.address == address {
@@ -255,7 +255,7 @@ impl Provider for Local {
 }
 
 impl Local {
-    /// The provider with these settings. Nothing is touched.
+    /// The provider with these settings. It changes nothing yet.
     pub fn new(settings: LocalSettings) -> Self {
         Self { settings }
     }
@@ -268,7 +268,7 @@ impl Local {
         let root = self.root(&moved.name)?;
         let root = root.canonicalize().map_err(failed("resolve", &root))?;
         let wanted = moved.socket();
-        // Before anything is changed: an agent that cannot be reached is worse than one at the wrong address.
+        // Before anything is changed: an agent that no client can reach is worse than one at the wrong address.
         TcpListener::bind(wanted).map_err(|source| LocalError::NoAddress {
             name: moved.name.clone(),
             wanted,
@@ -283,7 +283,7 @@ impl Local {
     async fn remove(&self, name: &str) -> Result<(), LocalError> {
         let root = self.root(name)?;
         if self.tag(&root)?.is_none() {
-            // An empty directory: we died between making it and its tag.
+            // An empty directory: a run was killed between making it and its tag.
             remove_unfinished_tag(&root)?;
             return match fs::remove_dir(&root) {
                 Ok(()) => Ok(()),
@@ -348,7 +348,7 @@ impl Local {
         let lock = root.join("agent.lock");
         let runs = process::is_locked(&lock).map_err(failed("look at", &lock))?;
         let power = if runs { Power::Running } else { Power::Stopped };
-        // One whose making was broken off has not got its boot data yet.
+        // A machine whose creation was interrupted has no boot data yet.
         let agent = root.join("agent");
         let finished = agent.join("boot.json").exists() || agent.join("tls/current").exists();
         Ok(Some(tag.record(power, finished)))
@@ -397,8 +397,8 @@ impl Local {
         Ok(tag)
     }
 
-    /// Hands over the boot data unless the machine was claimed. An unclaimed agent that runs on other boot data, left by
-    /// an order whose token was lost, is ended: it could never be claimed.
+    /// Writes the boot data unless the machine was claimed. An unclaimed agent with other boot data, left by an order
+    /// whose token was lost, is ended: it could never be claimed.
     async fn brief(&self, order: &MachineOrder) -> Result<(), LocalError> {
         let root = self.root(&order.name)?;
         let root = root.canonicalize().map_err(failed("resolve", &root))?;
@@ -411,7 +411,7 @@ impl Local {
             return Ok(());
         }
         self.end_agent(&order.name, &root).await?;
-        // It may have been claimed while it was being ended.
+        // It may have been claimed before it ended.
         if claimed.exists() { Ok(()) } else { write(&boot, &text) }
     }
 
@@ -420,7 +420,7 @@ impl Local {
         let root = self.root(&tag.name)?;
         let root = root.canonicalize().map_err(failed("resolve", &root))?;
         let lock = root.join("agent.lock");
-        // Of its log, what this start adds is of interest.
+        // Only the lines that this start adds to its log matter.
         let before = fs::metadata(root.join("agent.log")).map_or(0, |log| log.len());
         let mut child = match process::is_locked(&lock).map_err(failed("look at", &lock))? {
             true => None,
@@ -431,8 +431,8 @@ impl Local {
         };
         let begun = Instant::now();
         loop {
-            // The lock and who holds it are looked at before the port, on which another may listen: an agent writes its
-            // number once the port is its own.
+            // The lock and its holder are checked before the port, on which another process may listen: an agent writes
+            // its process id once it has bound the port.
             let ours = process::is_locked(&lock).map_err(failed("look at", &lock))?
                 && child.as_ref().is_none_or(|child| holder(&lock) == child.id());
             if ours && reach::answers(tag.socket(), CONNECT_LIMIT).await {
@@ -461,12 +461,12 @@ impl Local {
         let log =
             OpenOptions::new().append(true).create(true).mode(0o600).open(&path).map_err(failed("open", &path))?;
         let errors = log.try_clone().map_err(failed("open", &path))?;
-        // Tokio's, because it reaps the agent when that ends one day; std's would leave a zombie in a long-lived process.
+        // Tokio's, because it reaps the agent when that ends; std's would leave a zombie in a long-lived process.
         Command::new(&self.settings.agent)
             .arg("--root")
             .arg(root)
             .arg("--detach")
-            // The operator's environment may hold secrets, and the agent outlives the operator.
+            // The operator's environment may hold secrets, and the agent outlives the operator's command.
             .env_clear()
             .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
             .current_dir(root)
@@ -511,7 +511,7 @@ impl Local {
                     killed = Some(agent);
                 }
             }
-            // A lock that is just being taken has no number in it yet, and others look at it for a moment.
+            // A lock that is just being taken has no process id in it yet, and other processes probe it for a moment.
             if begun.elapsed() > if killed.is_some() { END_LIMIT } else { Duration::from_secs(1) } {
                 return Err(match killed {
                     Some(agent) => LocalError::Immortal { name: name.to_owned(), pid: agent.pid },
@@ -558,7 +558,7 @@ impl Local {
     }
 }
 
-/// Waits for those that were killed: what they held is free then.
+/// Waits for the killed processes: their locks and ports are free then.
 async fn ended(name: &str, root: &Path, killed: impl IntoIterator<Item = Proved>) -> Result<(), LocalError> {
     let begun = Instant::now();
     for process in killed {
@@ -572,11 +572,11 @@ async fn ended(name: &str, root: &Path, killed: impl IntoIterator<Item = Proved>
     Ok(())
 }
 
-/// Tells the agent the address in the tag, while no agent lives: a move that was broken off is finished that way.
+/// Writes the address of the tag to the boot data, while no agent runs: this completes an interrupted move.
 fn correct(root: &Path, tag: &Tag) -> Result<(), LocalError> {
     let path = root.join("agent/boot.json");
     let text = match fs::read_to_string(&path) {
-        // Not made to its end: the agent says so.
+        // Incomplete: the agent reports it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         read => read.map_err(failed("read", &path))?,
     };
@@ -602,7 +602,7 @@ fn json<T: Serialize>(path: &Path, value: &T) -> Result<Vec<u8>, LocalError> {
     serde_json::to_vec_pretty(value).map_err(|source| LocalError::Malformed { path: path.to_path_buf(), source })
 }
 
-/// Whole or not at all, and for nobody else's eyes.
+/// Written completely or not at all, readable by its owner only.
 fn write(path: &Path, text: &[u8]) -> Result<(), LocalError> {
     files::write(path, text).map_err(failed("write", path))
 }
@@ -615,14 +615,14 @@ fn remove_unfinished(dir: &Path) -> Result<(), LocalError> {
     Ok(())
 }
 
-/// Removes a tag that was never finished, where nothing else is in the directory: it is ours then.
+/// Removes an incomplete tag, where nothing else is in the directory: it is ours then.
 fn remove_unfinished_tag(root: &Path) -> Result<(), LocalError> {
     let is_tag = |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"machine."));
     let there = fs::read_dir(root).map_or(0, Iterator::count);
     if there == unfinished(root).filter(|path| is_tag(path)).count() { remove_unfinished(root) } else { Ok(()) }
 }
 
-/// Files named as [`write`] and [`put`] name theirs until they are whole: `<name>.<process>.tmp`.
+/// Temporary files of [`write`] and [`put`]: `<name>.<process>.tmp`.
 fn unfinished(dir: &Path) -> impl Iterator<Item = PathBuf> {
     let is_unfinished = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".tmp"));
@@ -631,8 +631,8 @@ fn unfinished(dir: &Path) -> impl Iterator<Item = PathBuf> {
     fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).filter(is_unfinished)
 }
 
-/// A hard link where that is possible, else a copy; whole or not at all. The copy goes into a file that is provably new:
-/// to write into one that is already there could mean to write into the source, through an earlier link.
+/// A hard link where that is possible, else a copy; completely or not at all. The copy goes into a file that is
+/// provably new: writing into an existing one could overwrite the source, through an earlier link.
 fn put(from: &Path, to: &Path) -> Result<(), LocalError> {
     let temporary = to.with_extension(format!("{}.tmp", std::process::id()));
     match fs::remove_file(&temporary) {
@@ -656,7 +656,7 @@ fn put(from: &Path, to: &Path) -> Result<(), LocalError> {
     fs::rename(&temporary, to).map_err(failed("put in place", to))
 }
 
-/// The tag goes last, so that a removal that was interrupted is known and can be finished.
+/// The tag is removed last, so that an interrupted removal is detected and can be completed.
 fn remove(root: &Path) -> Result<(), LocalError> {
     for entry in fs::read_dir(root).map_err(failed("list", root))?.flatten() {
         let path = entry.path();

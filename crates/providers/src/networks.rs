@@ -1,7 +1,8 @@
-//! a fleet → a loopback network of its own on this computer, so that two fleets do not get in each other's way.
+//! a fleet → a loopback network of its own on this computer, so that two fleets do not conflict.
 //!
-//! The registry is a directory with a file for each network in use, made exclusively: whoever makes the file has the
-//! network. Loopback networks need no privilege and no set-up; those that are not asked for by name are `127.0.x.0/24`.
+//! The registry is a directory with a file for each network in use, created exclusively: the process that creates the
+//! file has the network. Loopback networks need no privilege and no set-up; those that are not requested by name are
+//! `127.0.x.0/24`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -16,7 +17,7 @@ use crate::files::{FileError, failed};
 
 /// The ports that a fleet uses on each address: agent, etcd's clients, etcd's peers.
 const PORTS: [u16; 3] = [2378, 2379, 2380];
-/// The addresses that are looked at before a network is taken.
+/// The addresses that are checked before a network is claimed.
 const LOOKED_AT: std::ops::RangeInclusive<u8> = 1..=9;
 
 /// Why a fleet got no network.
@@ -57,7 +58,7 @@ struct Entry {
     state_dir: PathBuf,
 }
 
-/// The networks in use on this computer by one person.
+/// The networks that one user has in use on this computer.
 #[derive(Clone, Debug)]
 pub struct Networks {
     registry: PathBuf,
@@ -89,7 +90,7 @@ impl Networks {
         }
         let first = hash(fleet_id) % 255;
         for step in 0..255 {
-            // 127.0.0.0/24 is everybody's.
+            // 127.0.0.0/24 is shared by all programs of the computer.
             let Ok(third) = u8::try_from((first + step) % 255 + 1) else { continue };
             let network = LoopbackNetwork::new(0, third);
             match self.take(network, fleet_id, state_dir) {
@@ -106,7 +107,7 @@ impl Networks {
         Ok(self.entries()?.into_iter().find(|(_, entry)| entry.fleet_id == fleet_id).map(|(network, _)| network))
     }
 
-    /// Gives the fleet's networks back; fine when it has none.
+    /// Releases the fleet's networks; succeeds when it has none.
     pub fn release(&self, fleet_id: &str) -> Result<(), NetworkError> {
         if !self.registry.exists() {
             return Ok(());
@@ -122,7 +123,7 @@ impl Networks {
         Ok(())
     }
 
-    /// One change at a time: what was found stale must still be so when it is removed.
+    /// One change at a time: an entry that was found stale must still be so when it is removed.
     fn turn(&self) -> Result<File, NetworkError> {
         let registry = &self.registry;
         loop {
@@ -136,7 +137,7 @@ impl Networks {
                 opened => opened.map_err(failed("open", registry))?,
             };
             turn.lock().map_err(failed("lock", registry))?;
-            // Whoever had the turn before may have removed the directory.
+            // The previous holder of the lock may have removed the directory.
             let locked = turn.metadata().map_err(failed("look at", registry))?.ino();
             if fs::metadata(registry).is_ok_and(|found| found.ino() == locked) {
                 return Ok(turn);
@@ -146,14 +147,14 @@ impl Networks {
 
     fn take(&self, network: LoopbackNetwork, fleet_id: &str, state_dir: &Path) -> Result<(), NetworkError> {
         self.vacant(network)?;
-        // Its fleet is gone without a word.
+        // Its fleet is gone and did not release it.
         if self.entry(network)?.is_some() {
             remove(&self.path(network))?;
         }
         self.enter(network, &Entry { fleet_id: fleet_id.to_owned(), state_dir: state_dir.to_path_buf() })
     }
 
-    /// Whether a new fleet could have this network. Nothing is changed.
+    /// Whether a new fleet could claim this network. Nothing is changed.
     pub fn vacant(&self, network: LoopbackNetwork) -> Result<(), NetworkError> {
         if let Some(Entry { fleet_id, state_dir }) = self.entry(network)?
             && state_dir.exists()
@@ -166,7 +167,7 @@ impl Networks {
         }
     }
 
-    /// Whole and exclusive: the entry is written aside and linked to its name, which fails when the name is there.
+    /// Complete and exclusive: the entry is written aside and linked to its name, which fails when the name exists.
     fn enter(&self, network: LoopbackNetwork, entry: &Entry) -> Result<(), NetworkError> {
         let registry = &self.registry;
         let path = self.path(network);
@@ -289,7 +290,7 @@ mod tests {
             let claims: Vec<_> = (0..32)
                 .map(|number| {
                     let (networks, dir) = (networks.clone(), dir.path());
-                    // Two threads for each fleet's hash neighbourhood make them meet.
+                    // Two threads for each fleet's hash neighbourhood make them collide.
                     scope.spawn(move || networks.claim(&format!("fleet-{number}"), dir, None).expect("claim"))
                 })
                 .collect();

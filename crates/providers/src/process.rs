@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 
-/// Whether an agent lives: it holds its lock for life.
+/// Whether an agent runs: it holds its lock as long as it runs.
 pub(crate) fn is_locked(lock: &Path) -> io::Result<bool> {
     let file = match File::open(lock) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -22,14 +22,14 @@ pub(crate) fn is_locked(lock: &Path) -> io::Result<bool> {
     }
 }
 
-/// A process that was proved to be ours; the handle never means another one.
+/// A process that was proved to be ours; the handle never refers to another one.
 pub(crate) struct Proved {
     pub(crate) pid: u32,
     handle: OwnedFd,
 }
 
 impl Proved {
-    /// Opens the process, then asks whether it is ours: in that order, so that the answer is about what was opened.
+    /// Opens the process, then checks whether it is ours: in that order, so that the check is about the opened process.
     pub(crate) fn open(pid: u32, is_ours: impl FnOnce(&[Vec<u8>]) -> bool) -> io::Result<Option<Self>> {
         let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         let handle = match pidfd_open(number, PidfdFlags::empty()) {
@@ -40,7 +40,7 @@ impl Proved {
         Ok((!arguments.is_empty() && is_ours(&arguments)).then_some(Self { pid, handle }))
     }
 
-    /// Kills it; fine when it is gone.
+    /// Kills it; succeeds when it is gone.
     pub(crate) fn kill(&self) -> io::Result<()> {
         match pidfd_send_signal(&self.handle, Signal::KILL) {
             Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -48,8 +48,8 @@ impl Proved {
         }
     }
 
-    /// Whether it has let go of all that it held. Its arguments and locks are gone, and its first thread is a zombie, a
-    /// moment before its ports are free: only the handle tells when the last of its threads has ended.
+    /// Whether it has released everything. Its arguments and locks are gone, and its first thread is a zombie, a moment
+    /// before its ports are free: only the handle shows when the last of its threads has ended.
     pub(crate) fn has_ended(&self) -> io::Result<bool> {
         match poll(&mut [PollFd::new(&self.handle, PollFlags::IN)], Some(&Timespec::default())) {
             Err(rustix::io::Errno::INTR) => Ok(false),
@@ -77,8 +77,9 @@ pub(crate) fn with_argument(argument: &[u8], programs: &Path) -> Vec<u32> {
         .collect()
 }
 
-/// Whether this process runs a program from below this directory as this user: an argument alone proves nothing, because
-/// every local user can start a process with it. A program that was replaced since is still known by where it was.
+/// Whether this process runs a program from below this directory as this user: an argument alone proves nothing,
+/// because every local user can start a process with it. A program that was replaced since is identified by its former
+/// path.
 pub(crate) fn is_ours(pid: u32, programs: &Path) -> bool {
     let Ok(programs) = programs.canonicalize() else { return false };
     let own = geteuid();
@@ -98,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// What the other test kills: a process of many threads and much memory that listens.
+    /// The process that the other test kills: it has many threads and much memory, and listens.
     #[test]
     #[ignore = "it is started by another test"]
     fn listens_until_it_is_killed() {

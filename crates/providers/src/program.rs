@@ -1,4 +1,4 @@
-//! a program of the system's, what it is to read → what it printed, or what it said when it failed.
+//! a system program, its standard input → its output, or its message when it failed.
 
 use std::io;
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// Of long complaints the end is what matters.
+/// Of a long message the end matters.
 const MOST_WORDS: usize = 1500;
 
 /// How a program failed.
@@ -17,18 +17,18 @@ pub(crate) enum Failure {
     NotRun(io::Error),
     /// It did not end in time.
     TooLong,
-    /// It ended with this code, and said this.
+    /// It ended with this code and this message.
     Refused { code: Option<i32>, words: String },
 }
 
-/// Runs a program with this on its standard input: what it prints.
+/// Runs a program with this on its standard input; returns its output.
 pub(crate) async fn run(command: &mut Command, input: Vec<u8>, limit: Duration) -> Result<Vec<u8>, Failure> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn().map_err(Failure::NotRun)?;
     let mut stdin = child.stdin.take();
     let feed = async move {
         if let Some(stdin) = &mut stdin {
-            // Whoever does not want it has ended, and said why.
+            // A program that does not read it has ended, and its output says why.
             let _ = stdin.write_all(&input).await;
         }
     };

@@ -1,4 +1,4 @@
-//! where an agent should serve → whether somebody listens there, now or within a while.
+//! an agent's address → whether a process listens there, now or within a time limit.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-/// How a way is tried: how long once, and how long until the next time.
+/// How an address is tried: the limit of one try, and the pause until the next.
 #[derive(Clone, Copy)]
 pub(crate) struct Tries {
     pub(crate) once: Duration,
     pub(crate) pause: Duration,
 }
 
-/// Whether somebody listens.
+/// Whether a process listens.
 pub(crate) async fn answers(at: SocketAddr, within: Duration) -> bool {
     matches!(timeout(within, TcpStream::connect(at)).await, Ok(Ok(_)))
 }
 
-/// Waits until somebody listens; the answer is how long nobody did, where nobody does.
+/// Waits until a process listens; the error is the time that was waited in vain.
 pub(crate) async fn await_answer(at: SocketAddr, tries: Tries, limit: Duration) -> Result<(), Duration> {
     let begun = Instant::now();
     while !answers(at, tries.once).await {

@@ -1,6 +1,6 @@
-//! A connection for each zone → one provider: a machine is looked for in all of them, and made in its own.
+//! A connection for each zone → one provider: a machine is searched in all of them, and made in its own.
 //!
-//! A connection that does not answer makes the machines that are there unknown, and no others.
+//! A connection that does not answer makes its own machines unknown, and no others.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,8 +13,8 @@ use tokio::time::timeout;
 
 use crate::{Connection, MachineOrder, MachineRecord, Provider, ProviderError};
 
-/// A look through one connection ends after this. Two of them, one after the other, are below the limit of the engine
-/// (60 s), so that a host that is gone does not make the others' machines unknown.
+/// The limit of a query through one connection. Two of them, one after the other, stay below the engine's limit (60 s),
+/// so that a dead host does not make the others' machines unknown.
 const LOOK_LIMIT: Duration = Duration::from_secs(20);
 
 /// One connection, and the zones that are reached by it.
@@ -30,7 +30,7 @@ pub struct Part {
 #[derive(Debug)]
 pub struct Zoned {
     parts: Vec<Part>,
-    /// The zone that each machine is in as far as is remembered, or will be in.
+    /// The zone that each machine is in as far as the ledger records it, or will be in.
     placement: BTreeMap<String, Name>,
 }
 
@@ -79,12 +79,13 @@ impl Part {
 }
 
 impl Zoned {
-    /// These connections as one. Nothing is touched.
+    /// These connections as one. It connects to nothing yet.
     pub fn new(parts: Vec<Part>, placement: BTreeMap<String, Name>) -> Self {
         Self { parts, placement }
     }
 
-    /// One answer of several: where the machine is; else that it is nowhere, if the connection that it would be at says so.
+    /// One answer of several: where the machine is; else that it does not exist, if the connection that it belongs to
+    /// says so.
     fn one_of<'a>(&'a self, name: &str, answers: Vec<(&'a Part, Found)>) -> Result<Option<Held<'a>>, ProviderError> {
         let mut held: Option<Held<'a>> = None;
         let (mut unknown, mut denied) = (None, false);
@@ -113,14 +114,14 @@ impl Zoned {
         }
     }
 
-    /// The connection that this machine is remembered at, or will be made at.
+    /// The connection that this machine is recorded at, or will be made at.
     fn home(&self, name: &str) -> Option<&Part> {
         let home = self.placement.get(name)?;
         self.parts.iter().find(|part| part.zones.contains(home))
     }
 
-    /// Each of these machines with the connection that has it. Where all of them are at home at one connection, and it has
-    /// them, no other is asked: one that is dead costs nothing then.
+    /// Each of these machines with the connection that has it. Where all of them belong to one connection, and it has
+    /// them, no other is asked: a dead one costs nothing then.
     async fn all(&self, names: &[String]) -> Vec<Result<Option<Held<'_>>, ProviderError>> {
         let first = names.first().and_then(|name| self.home(name));
         let shared = first.filter(|part| names.iter().all(|name| self.home(name).is_some_and(|home| home.is(part))));
@@ -190,7 +191,7 @@ impl Provider for Zoned {
     }
 
     async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError> {
-        // One that was made in part is completed where it is.
+        // An incomplete one is completed where it is.
         let holder = self.holder(&order.name).await?;
         let wanted =
             || self.parts.iter().find(|part| order.zone.as_ref().is_some_and(|zone| part.zones.contains(zone)));
@@ -296,7 +297,7 @@ mod tests {
         let all = zoned([Some(vec!["m1"]), Some(vec!["m2"]), Some(vec!["m3"])]);
         assert_eq!(told(&all).await, ["kvm1", "kvm2", "kvm3", "absent"]);
         assert_eq!(all.inventory().await.expect("all answer").len(), 3);
-        // Of one that is remembered nowhere it is not known whether it is there.
+        // It is unknown whether a machine exists that is recorded nowhere.
         let dead = zoned([Some(vec!["m1"]), None, Some(vec![])]);
         assert_eq!(told(&dead).await, ["kvm1", "unknown", "absent", "unknown"]);
         dead.inventory().await.expect_err("one does not answer");
@@ -306,7 +307,7 @@ mod tests {
         }
         assert_eq!(lists, [true, false, true]);
         assert_eq!((dead.connection_of("m2").as_deref(), dead.connection_of("m4")), (Some("kvm2"), None));
-        // The dead one is not asked for what is at home elsewhere.
+        // The dead one is not asked for machines that belong elsewhere.
         assert!(dead.machine("m1").await.is_ok_and(|found| found.is_some()));
         let moved = zoned([Some(vec!["m1", "m2"]), None, Some(vec!["m3"])]);
         assert_eq!(told(&moved).await, ["kvm1", "kvm1", "kvm3", "unknown"]);

@@ -1,4 +1,4 @@
-//! a call → admitted by role and fence, then handed to the topic that it is about.
+//! a call → admitted by role and fence, then passed to the module of its topic.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ use crate::supervisor::service::ServiceError;
 mod programs;
 mod streams;
 
-/// A stream of bytes that stands still longer than this ends; it holds up every other change.
+/// A stream of bytes that stalls for longer than this ends: it blocks every other change.
 const CHUNK_LIMIT: Duration = Duration::from_secs(30);
 const MOST_LINES: usize = 1000;
 
@@ -57,7 +57,7 @@ pub struct Server {
     changes: Arc<Mutex<()>>,
 }
 
-/// Held while a change goes on: there is one at a time.
+/// Held while a change is under way: there is one at a time.
 type Turn = OwnedMutexGuard<()>;
 
 impl Server {
@@ -95,12 +95,12 @@ impl Server {
     async fn admit_as<T>(&self, request: &Request<T>, needed: Role) -> Result<Turn, Status> {
         let generation = self.fenced_as(request, needed)?;
         let turn = Arc::clone(&self.changes).lock_owned().await;
-        // Checked when its turn has come: an operator that took over while this call waited goes first.
+        // Checked after the wait for its turn: an operator with a newer lock may have called meanwhile.
         self.pass(generation).await?;
         Ok(turn)
     }
 
-    /// The role and claim checks for every call that bears a generation, and that generation.
+    /// The role and claim checks for every call with a generation; returns that generation.
     fn fenced<T>(&self, request: &Request<T>) -> Result<u64, Status> {
         self.fenced_as(request, Role::Operator)
     }
@@ -114,13 +114,13 @@ impl Server {
         Ok(generation)
     }
 
-    /// Obeys this generation, which is on the disk first.
+    /// Obeys this generation, and writes it to the disk first.
     async fn pass(&self, generation: u64) -> Result<(), Status> {
         let agent = Arc::clone(&self.agent);
         finish(spawn_blocking(move || agent.fence.pass(generation))).await.map(Response::into_inner)
     }
 
-    /// Runs a change to its end, even when the caller goes away in the middle.
+    /// Runs a change to its end, even when the caller disconnects in the middle.
     async fn change<R, E>(
         &self,
         turn: Turn,
@@ -192,7 +192,7 @@ impl AgentService for Server {
         let (agent, into_data) = (Arc::clone(&self.agent), request.into_inner().into_data);
         finish(spawn_blocking(move || {
             let mut report = report::report(&agent, into_data)?;
-            // A program on trial has shown by it that it serves.
+            // A client's report shows that a program on trial serves.
             if agent.upgrade.is_on_trial() {
                 agent.upgrade.confirm(&agent.root)?;
                 report.agent_program = Some(agent.upgrade.report(&agent.root));
@@ -426,7 +426,8 @@ impl AgentService for Server {
         &self,
         request: Request<v1::SetBackupsRequest>,
     ) -> Result<Response<v1::SetBackupsReply>, Status> {
-        // Where to, and with which keys: whoever says that has all data, and would go on having it once it is revoked.
+        // The settings name the store and the keys. A client that sets them gets all data, and would keep getting it
+        // after its certificate is revoked: so this takes an admin.
         let turn = self.admit_as(&request, Role::Admin).await?;
         let told = request.into_inner();
         self.change(turn, move |agent| {
@@ -572,7 +573,7 @@ impl AgentService for Server {
         let supervisor = self.agent.supervisor.clone();
         finish(tokio::spawn(async move {
             let _turn = turn;
-            // Before anything is removed: an agent that is asked to leave does not start them again.
+            // Before anything is removed: an agent that is leaving does not start them again.
             for program in Program::ALL {
                 supervisor.of(program).stop(grace(0), None).await?;
             }

@@ -27,7 +27,8 @@ pub(super) enum Piece {
 }
 
 impl Server {
-    /// Installs a binary from the machine's own artifacts, or from the bytes that follow; whether they must follow.
+    /// Installs a binary from the machine's own artifacts, or from the bytes that follow; returns whether they must
+    /// follow.
     pub(super) async fn install<M>(
         &self,
         turn: Turn,
@@ -97,7 +98,7 @@ impl Server {
         Ok(started.await?.into_inner())
     }
 
-    /// Stops a program and starts it again; its process number.
+    /// Stops a program and starts it again; returns its process id.
     pub(super) async fn restart(
         &self,
         turn: Turn,
@@ -113,7 +114,7 @@ impl Server {
         Ok(restarted.await?.into_inner())
     }
 
-    /// Stops a program; for good, or for so many seconds.
+    /// Stops a program; permanently, or for this many seconds.
     pub(super) async fn stop(
         &self,
         turn: Turn,
@@ -157,7 +158,7 @@ pub(super) fn wanted(head: &v1::InstallProgramHead) -> Result<Wanted, Status> {
     Wanted::new(binary, &head.version, &head.sha256).map_err(|error| error.status())
 }
 
-/// What a call believes of etcd's data.
+/// What a call expects of etcd's data.
 pub(super) fn etcd_expected(expected: v1::EtcdExpected) -> Result<Expected, Status> {
     let alone = expected.force_new_cluster;
     let expected = match (expected.data(), expected.cluster_id) {
@@ -176,7 +177,7 @@ pub(super) fn etcd_expected(expected: v1::EtcdExpected) -> Result<Expected, Stat
     Ok(Expected::Etcd(expected))
 }
 
-/// What a start that names a program believes of its data.
+/// What a start that names a program expects of its data.
 pub(super) fn start_expected(
     program: Program,
     expected: Option<v1::start_program_request::Expected>,
@@ -188,7 +189,7 @@ pub(super) fn start_expected(
     }
 }
 
-/// What a restart that names a program believes of its data: that it goes on as it was.
+/// What a restart that names a program expects of its data: that it continues as it was.
 pub(super) fn restart_expected(
     program: Program,
     expected: Option<v1::restart_program_request::Expected>,

@@ -1,4 +1,4 @@
-//! a call that takes long → its progress and its result, as a stream of replies.
+//! a long call → its progress and its result, as a stream of replies.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(super) async fn serve_backup(agent: &Agent, order: Order, told: &Sender<Resu
         tokio::select! {
             taken = &mut taking => break taken,
             _ = tick.tick() => {
-                // The caller need not listen, or keep up.
+                // The caller may have disconnected, or be too slow.
                 let _ = told.try_send(reply(What::Moved(moved_so_far(&moved))));
             }
         }

@@ -1,4 +1,4 @@
-//! a version's bytes → a binary of a program's installed beside its other versions, not yet started.
+//! a version's bytes → a binary of a program, installed beside its other versions, not started yet.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ use crate::supervisor::program::Program;
 /// Why a binary was not installed, or is not run.
 #[derive(Debug, thiserror::Error)]
 pub enum BinaryError {
-    /// A version that is none; it becomes a directory's name, so it must not say anything else.
+    /// An invalid version; it becomes a directory's name, so it must contain nothing else.
     #[error("`{0}` is not a version such as 3.6.15")]
     Version(String),
     /// A digest that is none.
@@ -118,7 +118,7 @@ impl Binary {
         }
     }
 
-    /// The program that it belongs to, and beside whose versions it is installed.
+    /// The program that it belongs to; it is installed beside that program's versions.
     pub fn program(self) -> Program {
         match self {
             Self::Etcd | Self::Etcdutl => Program::Etcd,
@@ -173,7 +173,7 @@ impl Wanted {
         &self.sha256
     }
 
-    /// Whether the version is there, with exactly these bytes.
+    /// Whether the version is installed, with exactly these bytes.
     pub fn is_installed(&self, root: &Root) -> Result<bool, BinaryError> {
         let dir = self.binary.versions(root).join(&self.version);
         if recorded_digest(&dir, self.binary).as_deref() != Some(self.sha256.as_str()) {
@@ -214,7 +214,7 @@ impl Wanted {
     }
 }
 
-/// A version that comes over the wire. Dropped before its end, it leaves nothing.
+/// A version that is being received. Dropped before its end, it leaves nothing.
 pub struct Download {
     wanted: Wanted,
     incoming: Incoming,
@@ -238,7 +238,7 @@ impl Download {
         Ok(self.file.write_all(bytes).map_err(FileError::of("write the download in", path))?)
     }
 
-    /// All bytes are there: checks them and installs the version.
+    /// All bytes have arrived: checks them and installs the version.
     pub fn finish(self, root: &Root) -> Result<(), BinaryError> {
         let found = hex::encode(self.digest.finish().as_ref());
         if found != self.wanted.sha256 {
@@ -273,8 +273,8 @@ impl Incoming {
         files::write(&self.dir.join(wanted.binary.digest_file()), wanted.sha256.as_bytes(), 0o644)?;
         let target = wanted.binary.versions(root).join(&wanted.version);
         if target.exists() {
-            // Another binary, or other bytes under the same version. A running program keeps its own file; the directory is
-            // dropped with the old content.
+            // Another binary, or other bytes under the same version. A running program keeps its own file; the
+            // directory is dropped with the old content.
             for entry in fs::read_dir(&target).map_err(FileError::of("list", &target))?.flatten() {
                 let ours = self.dir.join(entry.file_name());
                 if !ours.exists() {
@@ -292,13 +292,13 @@ impl Incoming {
 
 impl Drop for Incoming {
     fn drop(&mut self) {
-        // Gone already when the installation succeeded; otherwise a leftover harms nothing.
+        // Already renamed when the installation succeeded; otherwise a leftover does no harm.
         let _ = fs::remove_dir_all(&self.dir);
     }
 }
 
-/// A hard link costs no space, but shares content and mode with the source: where there can be none, a copy goes into a
-/// file that is provably new.
+/// A hard link costs no space, but shares content and mode with the source: where a link is impossible, the bytes are
+/// copied into a file that is provably new.
 fn link(from: &Path, to: &Path) -> Result<(), FileError> {
     if fs::hard_link(from, to).is_ok() { Ok(()) } else { copy(from, to) }
 }
@@ -332,7 +332,7 @@ pub fn installed(root: &Root, program: Program) -> Vec<(String, String)> {
     found
 }
 
-/// All binaries that are installed, by the digests that were written down when they were.
+/// All binaries that are installed, with the digests that were recorded at their installation.
 pub fn recorded(root: &Root) -> Vec<Wanted> {
     let of_binary = |binary: Binary| {
         let entries = fs::read_dir(binary.versions(root)).into_iter().flatten().flatten();
@@ -465,7 +465,7 @@ mod tests {
         download.write(b"fixed").expect("write");
         download.finish(&root).expect("finish");
         assert!(other.is_installed(&root).expect("look"));
-        // Another program goes beside it, and each is replaced by itself.
+        // Another program is installed beside it, and each is replaced independently.
         let tool = Wanted::new(Binary::Etcdutl, "3.6.15", &hex::sha256(b"tool")).expect("wanted");
         for (wanted, bytes) in [(&tool, "tool"), (&wanted, "binary")] {
             assert!(!wanted.is_installed(&root).expect("look"));

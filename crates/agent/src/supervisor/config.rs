@@ -25,8 +25,8 @@ pub enum ConfigError {
     File(#[from] FileError),
 }
 
-/// Writes a program's configuration. Its digest stands in the file's first line, so that the two cannot part. What the last
-/// start added stays.
+/// Writes a program's configuration. Its digest is in the file's first line, so that both always match. The section
+/// that the last start added stays.
 pub fn write(root: &Root, program: Program, config: &str, expected: &str) -> Result<(), ConfigError> {
     let found = hex::sha256(config.as_bytes());
     if found != expected.to_ascii_lowercase() {

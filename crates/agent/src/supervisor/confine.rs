@@ -1,8 +1,8 @@
-//! a program that is not the agent → how it is run: as the unprivileged user, with nothing of the agent's about it.
+//! a program other than the agent → how it is run: as the unprivileged user, without the agent's environment or files.
 //!
-//! On machines that systemd runs the agent is root's, and nothing but the agent may be: what reads a snapshot, or was
-//! installed by a call, runs as etcd's user and inherits the agent's unit with it (no new privileges, a read-only system,
-//! no devices, the system calls of a service). On this computer everything runs as the user who runs raftsman.
+//! On machines with systemd the agent runs as root, and only the agent may: a program that reads a snapshot, or was
+//! installed by a call, runs as etcd's user and inherits the restrictions of the agent's unit (no new privileges, a
+//! read-only system, no devices, the system calls of a service). On this computer everything runs as raftsman's user.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -16,13 +16,13 @@ use crate::root::Root;
 use crate::supervisor::program::PATH;
 use crate::supervisor::systemd::Owner;
 
-/// A command that runs a program as this user: a clean environment, a process group of its own, nothing to read, killed
-/// when it is dropped.
+/// A command that runs a program as this user: a clean environment, a process group of its own, no standard input,
+/// killed when it is dropped.
 pub fn command(program: &Path, dir: &Path, user: Option<Owner>) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", PATH).current_dir(dir).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
     if let Some(Owner { user, group }) = user {
-        // The group first; its other groups go with the user.
+        // The group first; the supplementary groups are dropped with the user.
         command.gid(group).uid(user);
     }
     command
@@ -65,7 +65,7 @@ impl Workspace {
         command(program, &self.dir, self.user)
     }
 
-    /// Takes a directory out of it that the program made: nothing else, and no link to elsewhere.
+    /// Moves a directory out of it that the program made: nothing else, and no link to elsewhere.
     pub fn take_out(&self, made: &Path, target: &Path) -> Result<(), FileError> {
         let is_dir = fs::symlink_metadata(made).map_err(FileError::of("look at", made))?.is_dir();
         if !is_dir {
@@ -79,7 +79,7 @@ impl Workspace {
 
 impl Drop for Workspace {
     fn drop(&mut self) {
-        // A leftover harms nothing: the agent's next start removes it.
+        // A leftover does no harm: the agent's next start removes it.
         let _ = fs::remove_dir_all(&self.dir);
     }
 }
@@ -100,7 +100,7 @@ mod tests {
         (dir, root)
     }
 
-    /// What a program that an operator got onto a machine can find out about itself.
+    /// What a program that an operator installed on a machine can find out about itself.
     const LOOK: &str = "id -u; id -g; id -G; pwd; env | sort; ps -o pgid= -p $$ | tr -d ' '; echo $$; \
                         grep -E '^Cap(Eff|Prm)' /proc/self/status; touch here && echo wrote; \
                         touch ../outside 2>/dev/null && echo escaped; true";

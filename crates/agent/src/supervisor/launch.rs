@@ -18,11 +18,11 @@ use crate::supervisor::process::{self, Handle};
 use crate::supervisor::program::Program;
 use crate::supervisor::systemd::{self, Owner, Systemd, SystemdError};
 
-/// So many lines and bytes at the end of a log are looked through for the reason of an exit.
+/// The lines and bytes at the end of a log that are searched for the reason of an exit.
 const END_OF_LOG: (usize, u64) = (50, 64 * 1024);
-/// So much of that reason is kept.
+/// The length to which that reason is cut.
 const LONGEST_REASON: usize = 600;
-/// At most so much of a log is read for a caller.
+/// The limit of a log that is read for a caller.
 const MOST_LOG_BYTES: u64 = 1 << 20;
 
 /// How programs are run on this machine.
@@ -49,7 +49,7 @@ pub enum LaunchError {
     /// systemd could not start it.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
-    /// What is installed must not be run.
+    /// The installed binary must not be run.
     #[error(transparent)]
     Binary(#[from] BinaryError),
     /// A file operation failed.
@@ -72,7 +72,7 @@ impl LaunchError {
 pub struct Run {
     /// The process, when this program started it.
     child: Option<Child>,
-    /// Its number, when an agent before this one started it. It is this process' child if that agent was upgraded.
+    /// Its process id, when an earlier agent started it. It is this process' child if that agent was upgraded.
     adopted: Option<u32>,
     /// Where this run begins in the log.
     log: Mark,
@@ -83,7 +83,7 @@ pub struct Run {
 enum Mark {
     /// At this byte of the file.
     Offset(u64),
-    /// By the number that systemd gave the run; none when it is not known.
+    /// By systemd's invocation id of the run; none when it is not known.
     Invocation(Option<String>),
 }
 
@@ -95,7 +95,7 @@ impl Launcher {
             Self::Child => spawn(root, program),
             Self::Unit(systemd) => {
                 let owner = systemd::user(program.user())?;
-                // The agent made the directories, and may have filled them.
+                // The agent made the directories, and may have written to them.
                 for dir in program.writes(root) {
                     systemd::give(&dir, owner)?;
                 }
@@ -106,20 +106,20 @@ impl Launcher {
         }
     }
 
-    /// The process of a program that an agent before this one started: the unit's own, or one that provably is ours.
+    /// The process of a program that an earlier agent started: the unit's own, or one that is provably the agent's.
     pub async fn running(&self, root: &Root, program: Program) -> Option<Handle> {
         match self {
             Self::Child => process::of(root, program),
             Self::Unit(systemd) => {
                 let pid = systemd.main_pid(program.unit()).await?;
                 let handle = Handle::open(pid).ok()?;
-                // The number could have changed hands before the handle was opened, so it is asked for once more.
+                // The process id could have been reused before the handle was opened, so it is read once more.
                 (systemd.main_pid(program.unit()).await == Some(pid)).then_some(handle)
             }
         }
     }
 
-    /// The user as whom everything runs that is not the agent; its own where it has no other.
+    /// The user that runs every program except the agent; the agent's own where it has no other.
     pub fn unprivileged(&self) -> Option<Owner> {
         match self {
             Self::Child => None,
@@ -127,7 +127,7 @@ impl Launcher {
         }
     }
 
-    /// A run that an agent before this one began.
+    /// A run that an earlier agent began.
     pub async fn adopted(&self, root: &Root, program: Program, pid: u32) -> Run {
         let log = match self {
             Self::Child => Mark::Offset(fs::metadata(program.files(root).log()).map_or(0, |found| found.len())),
@@ -185,7 +185,7 @@ impl Launcher {
     }
 }
 
-/// Whether this version of a program may be run: what was installed may have been changed since.
+/// Whether this version of a program may be run: the installed file may have been changed since.
 pub async fn verify(root: &Root, program: Program, version: &str) -> Result<(), LaunchError> {
     let (root, version) = (root.clone(), version.to_owned());
     let checked = spawn_blocking(move || pins::verified(&root, program.binary(), &version)).await;
@@ -215,7 +215,7 @@ fn spawn(root: &Root, program: Program) -> Result<(u32, Run), LaunchError> {
     Ok((child.id(), Run { child: Some(child), adopted: None, log: Mark::Offset(from) }))
 }
 
-/// How a process ended that the program before this one started in this very process; none for any other.
+/// How a process ended that the previous program started in this very process; none for any other.
 fn reaped(pid: u32) -> Option<String> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     let (_, status) = waitpid(Some(pid), WaitOptions::NOHANG).ok()??;

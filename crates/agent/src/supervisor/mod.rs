@@ -1,6 +1,6 @@
-//! the programs of this machine, each wanted running or stopped → one supervised process a program.
+//! the programs of this machine, each wanted running or stopped → one supervised process per program.
 //!
-//! What is said of one program changes nothing for another: each has its own task, record, back-off and exit reasons.
+//! Programs do not affect each other: each has its own task, record, back-off and exit reasons.
 
 use std::net::IpAddr;
 
@@ -27,7 +27,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Takes up what was wanted of every program.
+    /// Restores the wanted state of every program.
     pub async fn open(root: &Root, address: IpAddr, launcher: &Launcher) -> Result<Self, ServiceError> {
         let open = |program| Service::open(root.clone(), program, address, launcher.clone());
         Ok(Self { etcd: open(Program::Etcd).await? })

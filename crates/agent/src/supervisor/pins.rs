@@ -1,7 +1,7 @@
 //! the SHA-256 that an admin pinned → which binaries may be installed and run.
 //!
-//! An operator may install what is pinned, and nothing else: otherwise a role that may restart a program could run any
-//! binary. The file is the agent's own; what it says is checked when bytes are installed, and again before each run.
+//! An operator may install pinned binaries only: otherwise a role that may restart a program could run any binary. Only
+//! the agent writes the file; it is checked when bytes are installed, and again before each run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,8 +13,8 @@ use crate::supervisor::binaries::{self, Binary, BinaryError, Wanted};
 /// The SHA-256 of every binary that may be run, by its name and version.
 type Pinned = BTreeMap<String, String>;
 
-/// What an agent that knew no pins has installed may be run on: by the digests that it wrote down. Once there is a list,
-/// it is the only word.
+/// Binaries that an agent without pins has installed may still be run: by the digests that it recorded. Once there is a
+/// list, only the list counts.
 pub fn begin(root: &Root) -> Result<(), BinaryError> {
     if files::read(&root.pins())?.is_some() {
         return Ok(());
@@ -22,7 +22,7 @@ pub fn begin(root: &Root) -> Result<(), BinaryError> {
     pin(root, &binaries::recorded(root))
 }
 
-/// Adds to what may be run. Of one binary and version, the last pin counts.
+/// Adds to the binaries that may be run. Of one binary and version, the last pin counts.
 pub fn pin(root: &Root, wanted: &[Wanted]) -> Result<(), BinaryError> {
     let mut pinned = read(root)?;
     pinned.extend(wanted.iter().map(|it| (key(it.binary(), it.version()), it.sha256().to_owned())));
@@ -40,9 +40,9 @@ pub fn check(root: &Root, wanted: &Wanted) -> Result<(), BinaryError> {
     }
 }
 
-/// The binary of this version, once its bytes are found to be the pinned ones; `None` when it is not installed.
+/// The path of this version's binary, after its bytes match the pin; `None` when it is not installed.
 ///
-/// All of it is read each time: some 20 ms for etcd, against a start of some 100 ms.
+/// All of it is read each time: some 20 ms for etcd, compared with a start of some 100 ms.
 pub fn verified(root: &Root, binary: Binary, version: &str) -> Result<Option<PathBuf>, BinaryError> {
     let Some(path) = binaries::path(root, binary, version)? else { return Ok(None) };
     let pinned = read(root)?.remove(&key(binary, version));
@@ -111,12 +111,12 @@ mod tests {
         fs::write(path.with_extension("sha256"), hex::sha256(b"evil")).expect("swapped");
         let refused = verified(&root, Binary::Etcd, "3.6.15").expect_err("refused");
         assert!(matches!(refused, BinaryError::Swapped { .. }), "{refused}");
-        // Installed without a pin: not by an agent that has a list.
+        // Installed without a pin: an agent with a list does not accept it.
         install(&root, &tool, b"tool");
         begin(&root).expect("there is a list");
         assert!(matches!(verified(&root, Binary::Etcdutl, "3.6.15"), Err(BinaryError::NotPinned { .. })));
 
-        // By an agent of before, which had none.
+        // By an earlier agent, which had no list.
         fs::remove_file(root.pins()).expect("removed");
         begin(&root).expect("a list");
         verified(&root, Binary::Etcdutl, "3.6.15").expect("good").expect("there");

@@ -13,7 +13,7 @@ const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
 pub struct Taken {
     /// The port.
     pub port: u16,
-    /// Who holds it, as far as can be told.
+    /// The process that holds it, as far as is known.
     pub holder: String,
 }
 

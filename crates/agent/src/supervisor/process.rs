@@ -1,4 +1,4 @@
-//! `/proc` → the processes that are ours, and those that hold a certain file. No pid file can be stale that way.
+//! `/proc` → the agent's own processes, and those that hold a certain file. This avoids stale pid files.
 
 use std::fs;
 use std::io;
@@ -33,7 +33,7 @@ pub fn ours(root: &Root, program: Program, argument: &str) -> Option<Handle> {
     let is_ours = |pid: u32| has_argument(pid, argument) && runs_from(pid, &binaries) && is_trusted(pid, program);
     let pid = pids().find(|pid| is_ours(*pid))?;
     match Handle::open(pid) {
-        // The number could have changed hands before the handle was opened, so it is looked at once more.
+        // The process id could have been reused before the handle was opened, so it is checked once more.
         Ok(handle) => is_ours(pid).then_some(handle),
         Err(error) => {
             tracing::warn!(pid, %error, "a process of ours ended before it could be watched");
@@ -42,8 +42,8 @@ pub fn ours(root: &Root, program: Program, argument: &str) -> Option<Handle> {
     }
 }
 
-/// Whether the binary that this process runs is one from below this directory. It may have been replaced since: its link
-/// then ends in ` (deleted)`, and still begins with where it was.
+/// Whether the binary that this process runs is one from below this directory. It may have been replaced since: its
+/// link then ends in ` (deleted)`, and still begins with its former path.
 fn runs_from(pid: u32, binaries: &Path) -> bool {
     fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|binary| binary.starts_with(binaries))
 }
@@ -64,7 +64,7 @@ fn has_argument(pid: u32, argument: &str) -> bool {
         .is_ok_and(|line| line.split(|byte| *byte == 0).skip(1).any(|found| found == argument.as_bytes()))
 }
 
-/// The process that has a file open whose link in `/proc` reads so.
+/// The process that has a file open with this link in `/proc`.
 pub fn holding(link: &str) -> Option<u32> {
     pids().find(|pid| {
         let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
@@ -72,7 +72,7 @@ pub fn holding(link: &str) -> Option<u32> {
     })
 }
 
-/// A handle on a process that never means another one, even when its number is used again.
+/// A handle on a process that never refers to another one, even when its process id is reused.
 #[derive(Debug)]
 pub struct Handle {
     pid: u32,
@@ -87,13 +87,13 @@ impl Handle {
         let fd = Arc::new(pidfd_open(number, PidfdFlags::empty())?);
         let (tell, ended) = watch::channel(false);
         let watched = Arc::clone(&fd);
-        // A thread that sleeps until the end: tokio's own way to wait for a descriptor is unsafe code.
+        // A thread that blocks until the end: tokio's own way to wait for a descriptor needs unsafe code.
         thread::Builder::new().name("watch a program".to_owned()).stack_size(64 * 1024).spawn(move || {
             loop {
                 match poll(&mut [PollFd::new(&*watched, PollFlags::IN)], None) {
                     Err(Errno::INTR) => {}
                     Err(error) => {
-                        // Memory is short: look again soon, because not to notice the end is worse.
+                        // Memory is short: retry soon, because a missed exit is worse.
                         tracing::warn!(%error, "cannot watch a process");
                         thread::sleep(Duration::from_millis(200));
                     }
@@ -110,7 +110,7 @@ impl Handle {
         self.pid
     }
 
-    /// Sends a signal; fine when the process is gone.
+    /// Sends a signal; succeeds when the process is gone.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         match pidfd_send_signal(&*self.fd, signal) {
             Err(Errno::SRCH) => Ok(()),
@@ -120,7 +120,7 @@ impl Handle {
 
     /// Returns once the process has ended.
     pub async fn ended(&self) {
-        // The thread ends only after it told, so an error says the same.
+        // The thread ends only after it reported the exit, so an error means the same.
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
     }
 }

@@ -1,4 +1,4 @@
-//! a program of the closed list → what the supervisor has to know of it: its files, user, unit, arguments, environment,
+//! a program of the closed list → what the supervisor needs to know: its files, user, unit, arguments, environment,
 //! listeners, and what must hold before it starts.
 //!
 //! A further program is a variant here and a module of its own beside `etcd`; the compiler lists the arms that are
@@ -16,7 +16,7 @@ use crate::root::Root;
 use crate::supervisor::binaries::Binary;
 use crate::supervisor::systemd;
 
-/// All that a program finds in its environment: where it finds other programs.
+/// The whole environment of a program: where it finds other programs.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A program that the agent supervises.
@@ -30,7 +30,7 @@ impl Program {
     /// All of them.
     pub const ALL: [Self; 1] = [Self::Etcd];
 
-    /// Its name, as messages and logs say it.
+    /// Its name in messages and logs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
@@ -86,7 +86,7 @@ impl Program {
         }
     }
 
-    /// All that is in its environment. etcd would take variables that begin with `ETCD_` for settings.
+    /// Its whole environment. etcd would read variables that begin with `ETCD_` as settings.
     pub fn environment(self) -> [(&'static str, &'static str); 1] {
         match self {
             Self::Etcd => [("PATH", PATH)],
@@ -107,28 +107,28 @@ impl Program {
         }
     }
 
-    /// Why it ended by its own account: what its log says last of that.
+    /// Why it ended: the last message about it in its log.
     pub fn fatal(self, log: &[String]) -> Option<String> {
         match self {
             Self::Etcd => etcd::fatal(log),
         }
     }
 
-    /// The part of its configuration file that was sent: without what the last start added.
+    /// The part of its configuration file that was sent: without the section that the last start added.
     pub fn configured(self, file: &str) -> &str {
         match self {
             Self::Etcd => etcd::bootstrap::split(file).0,
         }
     }
 
-    /// Its configuration file with another configuration: what the last start added stays.
+    /// Its configuration file with another configuration: the section that the last start added stays.
     pub fn reconfigured(self, configured: &str, old_file: &str) -> String {
         match self {
             Self::Etcd => etcd::bootstrap::reconfigured(configured, old_file),
         }
     }
 
-    /// What its record says of it before it was ever started.
+    /// Its record before its first start.
     pub fn unknown(self) -> Own {
         match self {
             Self::Etcd => Own::Etcd(etcd::prestart::Started::default()),
@@ -183,13 +183,13 @@ impl Files {
         self.dir.join(self.log)
     }
 
-    /// What it was last asked to do, and with what it was started.
+    /// What it was last asked to do, and its version and configuration at the last start.
     pub fn record(&self) -> PathBuf {
         self.dir.join("service.json")
     }
 }
 
-/// What a caller believes of a program's data before a start.
+/// What a caller expects of a program's data before a start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// Of etcd's.
@@ -204,8 +204,8 @@ impl Expected {
         }
     }
 
-    /// All of the program's own that can be known to go wrong before anything is changed. The configuration file as this
-    /// start needs it, and what the record says of the program then.
+    /// All checks of the program itself that are possible before anything is changed. Returns the configuration file
+    /// for this start, and the program's part of the record.
     pub fn check(&self, root: &Root, config: &str) -> Result<(String, Own), PrestartError> {
         match self {
             Self::Etcd(expected) => {
@@ -214,7 +214,7 @@ impl Expected {
         }
     }
 
-    /// Whether a process that runs already is what this start asks for.
+    /// Whether a running process is what this start asks for.
     pub fn fits(&self, running: &Own) -> Result<(), PrestartError> {
         match (self, running) {
             (Self::Etcd(expected), Own::Etcd(started)) => etcd::prestart::fits(expected, started),
@@ -222,7 +222,7 @@ impl Expected {
     }
 }
 
-/// What the record says of one program beside what it says of all of them.
+/// The part of the record that is specific to one program.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 pub enum Own {
@@ -231,28 +231,28 @@ pub enum Own {
 }
 
 impl Own {
-    /// Whether the program may be started again as it was; otherwise why not.
+    /// Whether the program may be restarted as it was; otherwise why not.
     pub fn resume(&self, root: &Root) -> Result<Resume, String> {
         match self {
             Self::Etcd(started) => etcd::prestart::resume(root, started).map(Resume::Etcd),
         }
     }
 
-    /// The configuration file as a start as it was needs it.
+    /// The configuration file for a restart as it was.
     pub fn resumed(&mut self, resume: &Resume, config: &str) -> Result<String, PrestartError> {
         match (self, resume) {
             (Self::Etcd(started), Resume::Etcd(resume)) => etcd::prestart::resumed(started, resume, config),
         }
     }
 
-    /// Notes what the process reads from the disk when it starts.
+    /// Records what the process reads from the disk when it starts.
     pub fn note_files(&mut self, root: &Root) -> Result<(), PrestartError> {
         match self {
             Self::Etcd(started) => started.note_files(root),
         }
     }
 
-    /// Whether there is something to learn while it runs.
+    /// Whether the record still misses something that only shows while it runs.
     pub fn has_to_learn(&self) -> bool {
         match self {
             Self::Etcd(started) => started.ids.is_none(),
@@ -274,7 +274,7 @@ impl Own {
     }
 }
 
-/// How a program is started again as it was.
+/// How a program is restarted as it was.
 #[derive(Debug)]
 pub enum Resume {
     /// etcd.

@@ -1,6 +1,6 @@
 //! wanted running or stopped → a program as a supervised process that outlives the agent.
 //!
-//! One task owns the process; everything else sends it an order or looks at its [`View`]. There is no pid file: after a
+//! One task owns the process; everything else sends it an order or reads its [`View`]. There is no pid file: after a
 //! restart the agent finds the process by the argument that only this process has.
 
 use std::io;
@@ -28,11 +28,11 @@ use crate::supervisor::program::{Expected, Own, Program, Resume};
 
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(10);
-/// A run of this length was a good one.
+/// A run of this length resets the back-off.
 const GOOD_RUN: Duration = Duration::from_secs(10);
-/// How often a program is looked at that has not said yet what the record has to know of it.
+/// How often a program is checked for what the record still misses.
 const LEARN: Duration = Duration::from_millis(200);
-/// How long a process that ignores SIGKILL is waited for, such as one that hangs in a dead disk.
+/// How long a process that ignores SIGKILL is waited for, such as one that hangs on a failed disk.
 const KILL_LIMIT: Duration = Duration::from_secs(30);
 /// The grace when a stop that was interrupted is finished.
 const USUAL_GRACE: Duration = Duration::from_secs(10);
@@ -103,19 +103,19 @@ pub enum ServiceError {
         /// Its number.
         pid: u32,
     },
-    /// What the program itself needs before a start is not there.
+    /// A requirement of the program itself is not met before a start.
     #[error(transparent)]
     Prestart(#[from] PrestartError),
     /// Its binaries are at fault.
     #[error(transparent)]
     Binary(#[from] BinaryError),
-    /// The data is not what the caller believes, or stays where it is.
+    /// The data is not what the caller expects, or cannot be moved.
     #[error(transparent)]
     Data(#[from] DataError),
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The record is not what it should be.
+    /// The record is malformed.
     #[error("service.json is malformed")]
     Malformed(#[source] serde_json::Error),
     /// The agent ends.
@@ -123,8 +123,8 @@ pub enum ServiceError {
     Closed,
 }
 
-/// What a program was last asked to do, and with what it was started. Kept in `service.json`, together with what the program
-/// itself has to know again ([`Own`]).
+/// What a program was last asked to do, and its version and configuration at the last start. Kept in `service.json`,
+/// together with the program's own part ([`Own`]).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
@@ -142,11 +142,11 @@ pub struct Record {
     pub restarts: u32,
     /// How the last run ended.
     pub last_exit: String,
-    /// The version of a restart that was ordered and in which it was not started yet: the next start is of this version.
+    /// The version of an ordered restart that is not complete: the next start is of this version.
     pub restarting: Option<String>,
 }
 
-/// The file: one object with the fields of both, as agents before this one wrote it.
+/// The file: one object with the fields of both, as earlier agents wrote it.
 #[derive(Serialize)]
 struct Stored<'a> {
     #[serde(flatten)]
@@ -163,7 +163,7 @@ fn read(root: &Root, program: Program) -> Result<(Record, Own), ServiceError> {
     parse().map_err(ServiceError::Malformed)
 }
 
-/// What the process does at the moment.
+/// The state of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
     /// Nothing.
@@ -180,7 +180,7 @@ pub enum State {
 pub struct View {
     /// What was asked.
     pub record: Record,
-    /// What the program itself adds to it.
+    /// The program's own part of it.
     pub own: Own,
     /// What is.
     pub state: State,
@@ -196,7 +196,7 @@ enum Ask {
     Clear { clear: Clear, reply: oneshot::Sender<Result<(), ServiceError>> },
 }
 
-/// The way to the task that owns one program's process.
+/// The handle of the task that owns one program's process.
 #[derive(Clone, Debug)]
 pub struct Service {
     asks: mpsc::Sender<Ask>,
@@ -204,7 +204,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Takes up what was wanted: adopts the process that runs, or starts it when it should run and does not.
+    /// Restores the wanted state: adopts the running process, or starts it when it should run and does not.
     pub async fn open(root: Root, program: Program, address: IpAddr, launcher: Launcher) -> Result<Self, ServiceError> {
         let (record, own) = read(&root, program)?;
         let (asks, inbox) = mpsc::channel(8);
@@ -224,15 +224,15 @@ impl Service {
         self.view.borrow().clone()
     }
 
-    /// Starts the program and keeps it running; its process number.
+    /// Starts the program and keeps it running; returns its process id.
     pub async fn start(&self, version: String, expected: Expected) -> Result<u32, ServiceError> {
         let (reply, answer) = oneshot::channel();
         self.asks.send(Ask::Start { version, expected, reply }).await.map_err(|_| ServiceError::Closed)?;
         answer.await.map_err(|_| ServiceError::Closed)?
     }
 
-    /// Stops the program and starts it again; its process number. Once it is sent, the order is carried out whether or not
-    /// the answer is waited for.
+    /// Stops the program and starts it again; returns its process id. Once sent, the order is carried out even if the
+    /// caller does not wait for the answer.
     pub async fn restart(&self, version: String, expected: Expected, grace: Duration) -> Result<u32, ServiceError> {
         let (reply, answer) = oneshot::channel();
         let ask = Ask::Restart { version, expected, grace, reply };
@@ -240,14 +240,14 @@ impl Service {
         answer.await.map_err(|_| ServiceError::Closed)?
     }
 
-    /// Stops the program and keeps it stopped, or starts it again after a while; returns when it is gone.
+    /// Stops the program and keeps it stopped, or starts it again after a while; returns when the process is gone.
     pub async fn stop(&self, grace: Duration, resume: Option<Duration>) -> Result<(), ServiceError> {
         let (reply, answer) = oneshot::channel();
         self.asks.send(Ask::Stop { grace, resume, reply }).await.map_err(|_| ServiceError::Closed)?;
         answer.await.map_err(|_| ServiceError::Closed)?
     }
 
-    /// Puts the program's data away, and forgets that there ever was any. Only while it is stopped.
+    /// Moves the program's data away, and clears the record of it. Only while it is stopped.
     pub async fn clear(
         &self,
         clear: impl FnOnce(&Root) -> Result<(), DataError> + Send + 'static,
@@ -278,7 +278,7 @@ enum Event {
     Learn,
 }
 
-/// All that a start needs to know.
+/// All that a start needs.
 struct Ready {
     digest: String,
     /// The whole file.
@@ -358,7 +358,7 @@ impl Task {
             (true, true) | (false, false) => {}
             (false, true) => self.restart().await,
             (true, false) => {
-                // A stop was interrupted together with the agent.
+                // The agent ended in the middle of a stop.
                 if let Err(error) = self.stop(USUAL_GRACE, None).await {
                     tracing::error!(error = describe(&error), "{} should be stopped and is not", self.program);
                 }
@@ -399,14 +399,14 @@ impl Task {
         self.delay = FIRST_DELAY;
         let started = self.spawn(digest).await;
         if matches!(&started, Err(ServiceError::Launch(error)) if error.nothing_ran()) {
-            // Nothing ran, so nothing is to be remembered or tried again.
+            // Nothing ran, so nothing is recorded or retried.
             (self.record, self.own) = before;
             self.try_save();
         }
         started
     }
 
-    /// At every moment in between the program is wanted running: this agent, or the next, starts it.
+    /// At every moment in between the record says that the program should run: this agent, or the next, starts it.
     async fn restart_as_ordered(
         &mut self,
         version: &str,
@@ -420,7 +420,7 @@ impl Task {
             return self.start(version, expected).await;
         }
         self.check(version, expected)?;
-        // A binary that must not be started costs no process that runs.
+        // A binary that must not be started must not cost the running process.
         launch::verify(&self.root, self.program, version).await?;
         self.record.running = true;
         self.record.restarting = Some(version.to_owned());
@@ -440,7 +440,7 @@ impl Task {
         started
     }
 
-    /// All that can be known to go wrong, before anything is changed. Ports apart: the process may still hold them itself.
+    /// All checks that are possible before anything is changed. Except ports: the process may still hold them itself.
     fn check(&self, version: &str, expected: &Expected) -> Result<Ready, ServiceError> {
         let program = self.program;
         if !binaries::has(&self.root, program, version) {
@@ -467,7 +467,7 @@ impl Task {
         }
     }
 
-    /// The intent is on disk before the process is there: an agent that finds the process knows what it is.
+    /// The intent is on disk before the process exists: an agent that finds the process knows what it is.
     async fn spawn(&mut self, config_digest: String) -> Result<u32, ServiceError> {
         self.record.config_digest = config_digest;
         self.own.note_files(&self.root)?;
@@ -482,7 +482,7 @@ impl Task {
         Ok(pid)
     }
 
-    /// Takes over a process that an agent before this one started.
+    /// Takes over a process that an earlier agent started.
     async fn adopt(&mut self) {
         let Some(handle) = self.launcher.running(&self.root, self.program).await else { return };
         tracing::info!(pid = handle.pid(), "{} runs already: adopted", self.program);
@@ -513,7 +513,7 @@ impl Task {
         self.try_save();
     }
 
-    /// Starts the program again as it was, unless it must not be.
+    /// Restarts the program as it was, unless it must not run.
     async fn restart(&mut self) {
         self.adopt().await;
         if matches!(self.phase, Phase::Running(_)) {
@@ -522,7 +522,7 @@ impl Task {
         let resume = match self.own.resume(&self.root) {
             Ok(resume) => resume,
             Err(problem) => {
-                // The plan has to decide what becomes of it.
+                // The plan has to decide about it.
                 self.record.last_exit = format!("not started again: {problem}");
                 tracing::error!(problem, "{} is not started again", self.program);
                 self.phase = Phase::Stopped;
@@ -540,7 +540,7 @@ impl Task {
 
     async fn start_again(&mut self, resume: &Resume) -> Result<u32, ServiceError> {
         let (digest, config) = self.configuration()?;
-        // It would end at once, and for that moment look as if it ran.
+        // It would end at once, and look as if it ran for that moment.
         self.ports_are_free(&config)?;
         let wanted = self.own.resumed(resume, &config)?;
         if wanted != config {
@@ -567,7 +567,7 @@ impl Task {
         Ok(())
     }
 
-    /// Ends the process; whether it should run is for the caller to have written down.
+    /// Ends the process; the caller has recorded whether it should run.
     async fn halt(&mut self, grace: Duration) -> Result<(), ServiceError> {
         if !matches!(self.phase, Phase::Running(_)) {
             self.phase = Phase::Stopped;
@@ -601,7 +601,7 @@ impl Task {
         if !matches!(self.phase, Phase::Stopped) || self.launcher.running(&self.root, program).await.is_some() {
             return Err(ServiceError::NotStopped(program));
         }
-        // In this order: after a crash in between there is no data, and clearing that is fine.
+        // In this order: after a crash in between there is no data, and clearing again succeeds.
         clear(&self.root)?;
         self.record.running = false;
         self.record.ever_started = false;
@@ -621,7 +621,7 @@ impl Task {
         Ok(files::write(&self.program.files(&self.root).record(), &text, 0o600)?)
     }
 
-    /// For facts that are good to have, where a full disk must not stop the supervision.
+    /// For optional facts: a full disk must not stop the supervision.
     fn try_save(&self) {
         if let Err(error) = self.save() {
             tracing::warn!(error = describe(&error), "service.json could not be written");
@@ -633,7 +633,7 @@ impl Task {
 mod tests {
     use super::*;
 
-    /// As the agent of the version before wrote it.
+    /// As the previous version of the agent wrote it.
     const BEFORE: &str = r#"{
   "running": true,
   "version": "3.6.15",
@@ -670,7 +670,7 @@ mod tests {
         let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
         let written = serde_json::to_string(&Stored { record: &record, own: &own }).expect("written");
         assert_eq!(value(&written), value(BEFORE));
-        // One of an agent that knew less.
+        // A record of an earlier agent with fewer fields.
         files::write(&Program::Etcd.files(&root).record(), br#"{"running":true}"#, 0o600).expect("write");
         assert!(read(&root, Program::Etcd).expect("read").0.running);
     }

@@ -18,7 +18,7 @@ pub use raftsman_core::render::systemd::ETCD_USER;
 pub const ETCD_UNIT: &str = "raftsman-etcd.service";
 /// The agent's own.
 pub const AGENT_UNIT: &str = "raftsman-agent.service";
-/// There while systemd is the first process.
+/// Exists while systemd is the init process.
 pub const RUNS: &str = "/run/systemd/system";
 
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
@@ -27,11 +27,11 @@ const SERVICE: &str = "org.freedesktop.systemd1.Service";
 const BUS: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const POLL: Duration = Duration::from_millis(10);
-/// A process is made within this, or its disk hangs.
+/// A process starts within this time, or its disk hangs.
 const JOB_LIMIT: Duration = Duration::from_secs(30);
 const JOURNAL_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why systemd did not do what it was asked.
+/// Why a call to systemd failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SystemdError {
     /// It cannot be spoken to.
@@ -110,7 +110,7 @@ impl Systemd {
         self.etcd_user
     }
 
-    /// Starts a unit, or finds it started; the number of its main process.
+    /// Starts a unit, or finds it started; returns its main process id.
     pub async fn start(&self, unit: &str) -> Result<u32, SystemdError> {
         self.begin(unit).await?;
         let pid: u32 = self.property(unit, SERVICE, "MainPID").await.unwrap_or_default();
@@ -120,14 +120,14 @@ impl Systemd {
         }
     }
 
-    /// Has a unit started, and waits until nothing is under way with it.
+    /// Starts a unit, and waits until it has no job.
     async fn begin(&self, unit: &str) -> Result<(), SystemdError> {
         let refused = |source| SystemdError::Refused { what: "start", unit: unit.to_owned(), source };
         let _: OwnedObjectPath = self.manager.call("StartUnit", &(unit, "replace")).await.map_err(refused)?;
         self.settle("start", unit).await
     }
 
-    /// Runs a unit that does one thing, to its end.
+    /// Runs a oneshot unit to its end.
     pub async fn run(&self, unit: &str) -> Result<(), SystemdError> {
         self.begin(unit).await?;
         match self.property::<String>(unit, SERVICE, "Result").await.as_deref() {
@@ -136,7 +136,7 @@ impl Systemd {
         }
     }
 
-    /// Stops a unit and starts it again; whether there is such a unit at all.
+    /// Restarts a unit; returns whether it exists.
     pub async fn restart(&self, unit: &str) -> Result<bool, SystemdError> {
         match self.manager.call::<_, _, OwnedObjectPath>("RestartUnit", &(unit, "replace")).await {
             Ok(_) => self.settle("restart", unit).await?,
@@ -149,7 +149,7 @@ impl Systemd {
         }
     }
 
-    /// Stops a unit; fine when it is not there.
+    /// Stops a unit; succeeds when it does not exist.
     pub async fn stop(&self, unit: &str) -> Result<(), SystemdError> {
         match self.manager.call::<_, _, OwnedObjectPath>("StopUnit", &(unit, "replace")).await {
             Ok(_) => self.settle("stop", unit).await,
@@ -158,7 +158,7 @@ impl Systemd {
         }
     }
 
-    /// Has a unit that is up read its files again.
+    /// Reloads an active unit.
     pub async fn reload_unit(&self, unit: &str) -> Result<(), SystemdError> {
         let refused = |source| SystemdError::Refused { what: "reload", unit: unit.to_owned(), source };
         let _: OwnedObjectPath = self.manager.call("ReloadUnit", &(unit, "replace")).await.map_err(refused)?;
@@ -175,7 +175,7 @@ impl Systemd {
         self.manager.call("Reload", &()).await.map_err(refused)
     }
 
-    /// Has a unit started at every boot.
+    /// Enables a unit at every boot.
     pub async fn enable(&self, unit: &str) -> Result<(), SystemdError> {
         let refused = |source| SystemdError::Refused { what: "enable", unit: unit.to_owned(), source };
         let enable = (vec![unit], false, true);
@@ -193,12 +193,12 @@ impl Systemd {
         Ok(())
     }
 
-    /// Forgets that a unit failed; fine when it did not.
+    /// Resets the failed state of a unit; succeeds when it did not fail.
     pub async fn forget_failure(&self, unit: &str) {
         let _: Result<(), _> = self.manager.call("ResetFailedUnit", &(unit,)).await;
     }
 
-    /// Runs a program outside of our own unit: it outlives us, and is not confined as we are.
+    /// Runs a program outside of the agent's own unit: it outlives the agent, and does not have its restrictions.
     pub async fn run_apart(&self, unit: &str, program: &str, arguments: &[&str]) -> Result<(), SystemdError> {
         let refused = |source| SystemdError::Refused { what: "start", unit: unit.to_owned(), source };
         let argv: Vec<&str> = std::iter::once(program).chain(arguments.iter().copied()).collect();
@@ -230,13 +230,13 @@ impl Systemd {
         }
     }
 
-    /// What systemd calls the present or last run of a unit.
+    /// systemd's invocation id of the current or last run of a unit.
     pub async fn invocation(&self, unit: &str) -> Option<String> {
         let id: Vec<u8> = self.property(unit, UNIT, "InvocationID").await?;
         (!id.is_empty()).then(|| raftsman_api::hex::encode(&id))
     }
 
-    /// Waits until nothing is under way with a unit.
+    /// Waits until a unit has no job.
     async fn settle(&self, what: &'static str, unit: &str) -> Result<(), SystemdError> {
         let begun = Instant::now();
         loop {
@@ -254,7 +254,7 @@ impl Systemd {
 
     async fn property<T: TryFrom<OwnedVariant>>(&self, unit: &str, interface: &'static str, name: &str) -> Option<T> {
         let path: OwnedObjectPath = self.manager.call("LoadUnit", &(unit,)).await.ok()?;
-        // A call of its own: a proxy's cache would tell what was.
+        // A direct call: a proxy's cache could return an old value.
         let properties = "org.freedesktop.DBus.Properties";
         let proxy = Proxy::new(self.manager.connection(), BUS, path, properties).await.ok()?;
         let value: OwnedVariant = proxy.call("Get", &(interface, name)).await.ok()?;
@@ -283,7 +283,7 @@ pub fn user(name: &'static str) -> Result<Owner, SystemdError> {
     owner(name)?.ok_or(SystemdError::NoUser(name))
 }
 
-/// Gives a directory and all that is in it to this user.
+/// Changes the owner of a directory and all of its content to this user.
 pub fn give(path: &Path, owner: Owner) -> Result<(), FileError> {
     const CHANGE: &str = "change the owner of";
     let mut waiting = vec![path.to_path_buf()];

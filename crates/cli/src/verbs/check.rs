@@ -16,7 +16,7 @@ pub(super) fn run(common: &Common, args: &Check) -> Result<ExitCode, Failure> {
     let errors = reading.diagnostics.iter().filter(|d| d.severity == Severity::Error).count();
     let warnings = reading.diagnostics.len() - errors;
     let name = common.file.display().to_string();
-    // What counts does not depend on what is shown.
+    // The exit code does not depend on what is shown.
     let reading = if common.quiet { reading.errors_only() } else { reading };
     if args.json {
         let value = json!({ "file": name, "valid": errors == 0, "errors": errors, "warnings": warnings,

@@ -27,7 +27,7 @@ pub(super) fn run(common: &Common, args: &Init) -> Result<ExitCode, Failure> {
     let text = file(&Choices { fleet: args.fleet.clone(), members: args.members, version, source });
     let protection =
         if args.passphrase { Protection::Passphrase(new_passphrase(common)?) } else { Protection::IdentityFile };
-    // The state first: a file without its state would look as if it had been lost.
+    // The state first: a file without a state would look as if the state had been lost.
     make_state(&text, &setting, protection)?;
     write_file(&common.file, &text)?;
     view::print(&format!(

@@ -11,9 +11,9 @@ use crate::exit::{Failure, OK, say};
 use crate::setting::{open, read_file, setting};
 use crate::view;
 
-/// How often it is looked for new lines.
+/// How often new lines are requested.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// So many of the last lines are compared with those of the look before.
+/// The number of last lines that are compared with those of the previous request.
 const WINDOW: u32 = 1000;
 
 pub(super) async fn run(common: &Common, args: &Logs) -> Result<ExitCode, Failure> {
@@ -24,7 +24,7 @@ pub(super) async fn run(common: &Common, args: &Logs) -> Result<ExitCode, Failur
     let shown = seen.len().saturating_sub(usize::try_from(args.lines).unwrap_or(usize::MAX));
     print(&seen[shown..]);
     let mut silent = false;
-    // One for all of it: what comes while a machine is asked counts, too.
+    // One for all of it: a signal during a request counts, too.
     let mut interrupted = signal(SignalKind::interrupt())?;
     while args.follow && view::is_read() {
         let look = async {
@@ -40,7 +40,7 @@ pub(super) async fn run(common: &Common, args: &Logs) -> Result<ExitCode, Failur
                 print(&now[added(&seen, &now)..]);
                 (seen, silent) = (now, false);
             }
-            // The machine may come back: said once.
+            // The machine may come back: printed once.
             Err(error) if !silent => {
                 silent = true;
                 say(&format!("{} does not answer, and is asked again: {error}\n", args.machine));

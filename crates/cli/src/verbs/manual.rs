@@ -38,7 +38,7 @@ const CLUSTERS: [&str; 14] = [
     "verify",
 ];
 
-/// The names in the file that a verb takes, one a line. A file that cannot be read has none.
+/// The names in the file that a verb takes, one per line. A file that cannot be read has none.
 pub(super) fn names(common: &Common, verb: &str) -> Result<ExitCode, Failure> {
     let Some(spec) = file_text(&common.file).ok().and_then(|text| spec::read(&text).spec) else { return Ok(OK) };
     let names: Vec<String> = if MEMBERS.contains(&verb) {
@@ -56,7 +56,7 @@ pub(super) fn names(common: &Common, verb: &str) -> Result<ExitCode, Failure> {
     Ok(OK)
 }
 
-/// What clap makes completes words that are known beforehand: the file's names are asked of `raftsman names`.
+/// clap's completions only know static words: `raftsman names` completes the file's names.
 fn with_names(shell: Shell, text: &str) -> String {
     match shell {
         Shell::Bash => format!("{text}{}", include_str!("completions.bash")),
@@ -78,11 +78,11 @@ fn with_names(shell: Shell, text: &str) -> String {
                 false => format!("{line}\n"),
             };
             let lines: String = text.lines().map(line).collect();
-            // The function stands before the first use, after the line that says whose completions these are.
+            // The function precedes its first use, after the line that names the completed program.
             let (first, rest) = lines.split_once('\n').unwrap_or((&lines, ""));
             format!("{first}\n\n{}{rest}", include_str!("completions.zsh"))
         }
-        // Elvish, PowerShell and what may come: words only.
+        // Elvish, PowerShell and future shells: words only.
         _ => text.to_owned(),
     }
 }

@@ -1,4 +1,4 @@
-//! One verb a file, thin over the engine's.
+//! One verb per file, a thin layer over the engine's.
 
 mod adopt;
 mod apply;
@@ -38,8 +38,7 @@ use crate::exit::{Failure, OK, say};
 use crate::setting::unlocked;
 use crate::view::{self, Paint};
 
-/// Runs the verb. Where it had to wait for the lock it begins anew: what was read, shown and asked before may not be so any
-/// more.
+/// Runs the verb. After a wait for the lock it starts again: what was read, shown and asked before may have changed.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { common, verb } = arguments;
     Paint::choose(common.color);
@@ -102,7 +101,7 @@ async fn once(common: &Common, verb: &Verb) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Whether the operator approves, by `--yes` or by an answer; signals are heeded from then on.
+/// Whether the operator approves, by `--yes` or by an answer; signals are obeyed from then on.
 fn approved(begun: &Notify, yes: bool, answered: impl FnOnce() -> bool, declined: &str) -> Result<(), String> {
     if !yes && !answered() {
         return Err(declined.to_owned());
@@ -111,18 +110,18 @@ fn approved(begun: &Notify, yes: bool, answered: impl FnOnce() -> bool, declined
     Ok(())
 }
 
-/// What is said where the operator's answer is not `yes`.
+/// The message where the operator's answer is not `yes`.
 const DECLINED: &str = "nothing was done: answer `yes`, or give --yes";
-/// What is said where the operator's answer is not the cluster's name.
+/// The message where the operator's answer is not the cluster's name.
 const NOT_NAMED: &str = "nothing was done: type the cluster's name, or give --yes";
 
-/// The exit code of an operation that applies: what stopped a cluster was shown as it happened. Inside what is
-/// interruptible, so that an interruption has its own code.
+/// The exit code of an operation that applies: the cause of each failed cluster was printed as it happened. It is
+/// computed inside the interruptible part, so that an interruption has its own code.
 fn ended(outcomes: &[Outcome]) -> Result<ExitCode, Failure> {
     if outcomes.iter().any(|outcome| outcome.error.is_some()) { Err(Failure::said()) } else { Ok(OK) }
 }
 
-/// Asks a question that only `yes` answers with yes. Without a terminal the answer is no.
+/// Asks a question that needs `yes`. Without a terminal the answer is no.
 fn confirmed(question: &str) -> bool {
     asked(question).is_some_and(|answer| matches!(answer.as_str(), "y" | "yes"))
 }
@@ -133,7 +132,7 @@ fn asked(question: &str) -> Option<String> {
     if !std::io::stdin().is_terminal() {
         return None;
     }
-    // Not among what is printed: that may be JSON, and read by a program.
+    // On standard error: standard output may be JSON that a program reads.
     say(question);
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer).ok()?;

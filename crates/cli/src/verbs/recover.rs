@@ -33,7 +33,7 @@ pub(super) async fn run(common: &Common, args: &Recover) -> Result<ExitCode, Fai
             let question = format!("{question}Type the cluster's name to go on: ");
             asked(&question).as_deref() == Some(found.cluster.as_str())
         };
-        // What is under way was approved when it began.
+        // A recovery that is under way was approved when it began.
         approved(&begun, args.yes || found.under_way, answered, NOT_NAMED)
     };
     interruptible_once(&begun, tell(args.json), async |report, interrupt| {

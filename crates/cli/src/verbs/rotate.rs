@@ -52,7 +52,7 @@ async fn fleet(common: &Common, args: &Rotate) -> Result<ExitCode, Failure> {
     let (spec, setting, begun) = (read_file(common)?, setting(common)?, Notify::new());
     let approve = |phase: &Phase| {
         let answered = || confirmed("Change the CA of all agents and operators of this fleet? [y/N] ");
-        // What is under way was approved when it began.
+        // A rotation that is under way was approved when it began.
         approved(&begun, args.yes || *phase != Phase::Settled, answered, DECLINED)
     };
     interruptible_once(&begun, tell(args.json), async |report, interrupt| {

@@ -11,7 +11,7 @@ use crate::exit::{CHANGES, Failure, OK};
 use crate::setting::{clusters, open, read_file, setting};
 use crate::view::{self, Paint};
 
-/// Every look asks all members: more often is a burden to them.
+/// Every observation queries all members: a shorter interval would add load.
 const LEAST: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(common: &Common, args: &Status) -> Result<ExitCode, Failure> {
@@ -27,14 +27,14 @@ pub(super) async fn run(common: &Common, args: &Status) -> Result<ExitCode, Fail
     Ok(if status.settled() { OK } else { ExitCode::from(CHANGES) })
 }
 
-/// One look. The file and the state are read for each: both may change while somebody watches.
+/// One observation. The file and the state are read for each: both may change during `--watch`.
 async fn look(common: &Common, args: &Status) -> Result<FleetStatus, Failure> {
     let spec = read_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
     Ok(status(&open(spec, setting(common)?)?, &only).await?)
 }
 
-/// Shows it again and again, until Ctrl-C or until no reader is left. The exit code tells of the last look.
+/// Repeats it, until Ctrl-C or until the reader of the output is gone. The exit code is that of the last observation.
 async fn watch(common: &Common, args: &Status, every: Duration) -> Result<ExitCode, Failure> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let (mut last, json) = (OK, args.json);

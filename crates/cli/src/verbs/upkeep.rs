@@ -58,7 +58,7 @@ pub(super) async fn run_compact(common: &Common, args: &Compact) -> Result<ExitC
             return Err(Failure::other(NOT_NAMED));
         }
     }
-    // What was agreed upon, however far the cluster has come meanwhile.
+    // The revision that the operator approved, even if the cluster has newer ones meanwhile.
     let what = Drop::Before(goes.revision);
     let done = interruptible(tell(args.json), async |tell, _| {
         Ok(compact(&fleet, &lock, args.cluster.as_deref(), what, &tell).await?)

@@ -43,7 +43,7 @@ pub(super) async fn run(common: &Common, args: &Version) -> Result<ExitCode, Fai
     };
     let versions = Versions {
         version: env!("CARGO_PKG_VERSION"),
-        // Given by the build, so that none needs git.
+        // Set by the build, so that it needs no git.
         commit: option_env!("RAFTSMAN_COMMIT"),
         target: target(),
         agents,
@@ -60,7 +60,7 @@ pub(super) async fn run(common: &Common, args: &Version) -> Result<ExitCode, Fai
 /// Nothing where the fleet has no state yet.
 async fn of_agents(common: &Common) -> Result<Option<Vec<AgentVersion>>, Failure> {
     let spec = read_file(common)?;
-    // A question as plain as this one asks no person for a passphrase.
+    // A version query must not ask for a passphrase.
     let setting = Setting { ask_passphrase: None, ..setting(common)? };
     if is_new(&spec, &setting)? {
         return Ok(None);

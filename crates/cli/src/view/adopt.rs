@@ -1,4 +1,4 @@
-//! What was found of a cluster that others run → the text of `raftsman adopt`.
+//! The findings about an adopted cluster → the text of `raftsman adopt`.
 
 use raftsman_core::adopt::{Finding, Member, Weight};
 use raftsman_core::observed::Purpose;

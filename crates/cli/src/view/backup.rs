@@ -7,7 +7,7 @@ use raftsman_engine::ops::backup::{Copied, Listing, Pruned, Taken, Verified, Ver
 
 use super::{Paint, Table, bytes, span};
 
-/// What `raftsman backup now` says at the end.
+/// The last message of `raftsman backup now`.
 pub(crate) fn taken(taken: &Taken, paint: Paint) -> String {
     let Taken { manifest, place, path } = taken;
     let seconds = (manifest.finished.as_second() - manifest.about.begun.as_second()).max(0);
@@ -85,7 +85,7 @@ pub(crate) fn shown(shown: &Taken, paint: Paint) -> String {
     format!("{}\n{}\n{}", paint.bold(&about.name.to_string()), table.render(), by_hand(manifest, path))
 }
 
-/// What somebody does who has the object and not raftsman.
+/// The commands to read the object without raftsman.
 fn by_hand(manifest: &Manifest, path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     let unpack = match (manifest.coding.age, manifest.coding.zstd) {
@@ -97,7 +97,7 @@ fn by_hand(manifest: &Manifest, path: &str) -> String {
     format!("Without raftsman:\n  {unpack}\n  etcdutl snapshot status snapshot.db\n")
 }
 
-/// What `raftsman backup copy` says at the end.
+/// The last message of `raftsman backup copy`.
 pub(crate) fn copied(copied: &Copied, paint: Paint) -> String {
     let Copied { backup, batches, place, path } = copied;
     let changes = match batches {

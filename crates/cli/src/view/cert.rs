@@ -5,7 +5,7 @@ use raftsman_engine::ops::cert::Certificate;
 
 use super::{Paint, Table, span};
 
-/// What people do while clients are waited for.
+/// What operators do while the rotation waits for clients.
 pub(crate) const CLIENTS_NEXT: &str = "\
 Both the new and the old clients CA are trusted now. Give every client a new certificate and ca.crt
 (`raftsman cert issue`), then: `raftsman cert rotate clients --finish`

@@ -1,4 +1,4 @@
-//! What came of drills → the text of `raftsman drill`.
+//! Results of drills → the text of `raftsman drill`.
 
 use raftsman_core::backup::Drill;
 

@@ -38,7 +38,7 @@ pub(crate) struct Paint {
 }
 
 impl Paint {
-    /// Remembers what the command line said about colours.
+    /// Stores the colour option of the command line.
     pub(crate) fn choose(when: When) {
         let _ = WHEN.set(when);
     }
@@ -89,7 +89,7 @@ impl Paint {
         self.styled(AnsiColor::Green.on_default(), text)
     }
 
-    /// The word before what is not done.
+    /// The label of a step that is not taken.
     pub(crate) fn patience(self, patience: Patience) -> String {
         match patience {
             Patience::Soon => self.yellow("waits:"),
@@ -107,13 +107,14 @@ impl Paint {
     }
 }
 
-/// Why standard output did not take all of it.
+/// The first error of standard output.
 static LOST: OnceLock<std::io::Error> = OnceLock::new();
 /// Whether the reader of standard output went away.
 static GONE: AtomicBool = AtomicBool::new(false);
 
-/// Prints a text that ends with a line break. A reader that went away, as `head` does, is no error; every other failure
-/// is remembered, and `lost_output` makes the command fail at its end: an apply goes on when the disk of its log is full.
+/// Prints a text that ends with a line break. A reader that closes the pipe, as `head` does, is no error; every other
+/// failure is recorded, and `lost_output` makes the command fail at its end: an apply continues when the disk of its
+/// log is full.
 pub(crate) fn print(text: &str) {
     use std::io::Write as _;
     let mut out = std::io::stdout().lock();
@@ -126,7 +127,7 @@ pub(crate) fn print(text: &str) {
     }
 }
 
-/// Whether what is printed still arrives: one who watches need not look again otherwise.
+/// Whether the output still has a reader: otherwise `--watch` can stop.
 pub(crate) fn is_read() -> bool {
     !GONE.load(Ordering::Relaxed) && LOST.get().is_none()
 }
@@ -136,13 +137,13 @@ pub(crate) fn lost_output() -> Option<&'static std::io::Error> {
     LOST.get()
 }
 
-/// Says something on standard error that does not keep the command from its work.
+/// Prints a warning on standard error; the command continues.
 #[allow(clippy::print_stderr, reason = "what is printed may be read by a program")]
 pub(crate) fn warn(text: &str) {
     eprintln!("{} {text}", Paint::of_stderr().yellow("warning:"));
 }
 
-/// A text in the place of the one before: on a terminal the screen is cleared for it.
+/// A text that replaces the one before: on a terminal the screen is cleared for it.
 pub(crate) fn refreshed(text: &str) -> String {
     if std::io::stdout().is_terminal() { format!("\u{1b}[2J\u{1b}[H{text}") } else { text.to_owned() }
 }

@@ -33,7 +33,7 @@ pub(crate) fn render(plan: &FleetPlan, paint: Paint) -> String {
     out
 }
 
-/// What goes for good, at a glance: `2 deletions: user alice, machine main-2`.
+/// What is deleted permanently, in one line: `2 deletions: user alice, machine main-2`.
 fn deletions(plan: &FleetPlan, paint: Paint) -> String {
     let several = plan.clusters.len() > 1;
     let name = |deletion: &Deletion| match several {
@@ -82,7 +82,7 @@ fn one(plan: &ClusterPlan, paint: Paint) -> String {
     out
 }
 
-/// What was looked at in turn, and what came of it.
+/// The planner's passes in order, and the result of each.
 fn decided(considered: &[Considered], paint: Paint) -> String {
     let mut table = Table::indented(4);
     for Considered { about, outcome } in considered {

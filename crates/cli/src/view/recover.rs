@@ -5,7 +5,7 @@ use raftsman_engine::ops::recover::Survey;
 
 use super::{Paint, Table, plan};
 
-/// What `raftsman recover` says before it asks.
+/// What `raftsman recover` prints before it asks.
 pub(crate) fn survey(found: &Survey, paint: Paint) -> String {
     let lost = found.remains.members.iter().filter(|m| matches!(m.state, State::Lost { .. })).count();
     let of = found.remains.members.len();

@@ -1,11 +1,11 @@
-//! What a backup would bring back → the text of `raftsman restore`.
+//! What a restore would change → the text of `raftsman restore`.
 
 use raftsman_engine::ops::restore::Survey;
 use raftsman_engine::rehearsal::Rehearsed;
 
 use super::{Paint, plan};
 
-/// What comes back, what goes, and the steps.
+/// What is restored, what is lost, and the steps.
 pub(crate) fn survey(found: &Survey, paint: Paint) -> String {
     let mut out = format!("{}   from {}\n", paint.bold(&format!("etcd {}", found.cluster)), found.place);
     let changes = match found.batches {

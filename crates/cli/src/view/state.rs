@@ -1,4 +1,4 @@
-//! Ledgers as they were found and brought back → the text of `raftsman state`.
+//! Ledgers as they were found and repaired → the text of `raftsman state`.
 
 use raftsman_engine::ops::state::{LedgerState, Remedy, Repaired};
 

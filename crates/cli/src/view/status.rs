@@ -132,7 +132,7 @@ fn words(alarm: Alarm) -> &'static str {
     }
 }
 
-/// How long something is still valid; yellow when it is time for another one.
+/// How long something is still valid; yellow when its renewal is due.
 fn left(expiry: &Expiry, now: Timestamp, paint: Paint) -> String {
     let left = span(expiry.at.duration_since(now).as_secs());
     if expiry.due { paint.yellow(&left) } else { left }

@@ -8,7 +8,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table that stands this far from the margin.
+    /// A table with this indentation.
     pub(crate) fn indented(indent: usize) -> Self {
         Self { rows: Vec::new(), indent }
     }
@@ -38,7 +38,7 @@ impl Table {
     }
 }
 
-/// What a cell takes on the screen: colours take nothing.
+/// The width of a cell on the screen: colours have none.
 fn width(text: &str) -> usize {
     let mut count = 0;
     let mut escape = false;

@@ -55,7 +55,7 @@ fn row(member: &Verified, of: &Verification, paint: Paint) -> [String; 4] {
     ]
 }
 
-/// What `raftsman replace` says before it asks.
+/// What `raftsman replace` prints before it asks.
 pub(crate) fn replacement(what: &Replacement, paint: Paint) -> String {
     let Replacement { cluster, member, id, plan: steps } = what;
     format!(

@@ -1,4 +1,4 @@
-//! What runs and what is wanted → the text of `raftsman versions`.
+//! Running and desired versions → the text of `raftsman versions`.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A request → Incus's answer, over its socket or over TLS with certificates that both sides know.
+//! A request → Incus's answer, over its socket or over TLS with pinned certificates on both sides.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,20 +24,20 @@ use tokio_rustls::TlsConnector;
 use super::{IncusError, IncusSettings};
 use crate::files::failed;
 
-/// A server that says nothing for so long is not waited for.
+/// The wait for a silent server ends after this time.
 const SILENCE: Duration = Duration::from_secs(30);
-/// How long one question for an operation waits at the server.
+/// How long one request for an operation's result waits at the server.
 const WAIT: u64 = 10;
 /// Unpacking an image on a slow disk takes minutes.
 const OPERATION_LIMIT: Duration = Duration::from_secs(600);
-/// How long somebody else's operation on the same machine is waited for.
+/// How long another client's operation on the same machine is waited for.
 const BUSY_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(200);
-/// How often a question is asked again when its answer is lost. Only questions: what changes something is looked at
-/// first. A server that is silent is not asked again.
+/// How often a read is retried when its answer is lost. Only reads: before a change is repeated, its effect is checked.
+/// A silent server is not asked again.
 const TRIES: u32 = 3;
 
-/// Where a server is, and how it is spoken to.
+/// Where a server is, and how to connect to it.
 #[derive(Clone)]
 pub(super) struct Server {
     place: Place,
@@ -91,7 +91,7 @@ impl Server {
         Ok(Self { place, name, project: incus.project })
     }
 
-    /// What is there; `None` when there is nothing.
+    /// The object; `None` when there is none.
     pub(super) async fn get(&self, path: &str) -> Result<Option<Value>, IncusError> {
         let mut tries = 1;
         loop {
@@ -108,7 +108,7 @@ impl Server {
         }
     }
 
-    /// Changes something, and waits until that is done.
+    /// Changes something, and waits until it is done.
     pub(super) async fn change(&self, method: Method, path: &str, body: Option<&Value>) -> Result<(), IncusError> {
         let begun = Instant::now();
         loop {
@@ -118,14 +118,14 @@ impl Server {
                 Err(error) => Err(error),
             };
             match done {
-                // What somebody else began there, perhaps we ourselves with a reply that was lost, comes to its end first.
+                // Waits for an operation of another client, or of our own request with a lost reply, to end.
                 Err(error) if error.is_busy() && begun.elapsed() < BUSY_LIMIT => sleep(POLL).await,
                 done => return done,
             }
         }
     }
 
-    /// Puts something into a machine, and the directory that it is in.
+    /// Puts a file into a machine, with its directory.
     pub(super) async fn put(&self, instance: &str, path: &str, content: Content) -> Result<(), IncusError> {
         let parent = Path::new(path).parent().map(Path::to_string_lossy).unwrap_or_default();
         let at = |path: &str| format!("/1.0/instances/{instance}/files?path={path}");
@@ -154,7 +154,7 @@ impl Server {
                 Err(IncusError::Refused { words, .. }) if words.contains("deadline exceeded") => continue,
                 asked => asked?,
             };
-            // One that the server forgot is over: whoever asks looks at what came of it.
+            // The server does not know the operation any more, so it is over: the caller checks its effect.
             let Some(found) = asked else { return Ok(()) };
             match found["status_code"].as_u64() {
                 Some(100..=199) => {}
@@ -262,7 +262,7 @@ fn connector(settings: &IncusSettings) -> Result<TlsConnector, IncusError> {
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// The server is known by its certificate alone: Incus signs its own, and names nobody in it who could be looked up.
+/// The server is authenticated by its certificate alone: Incus signs its own, and its names cannot be verified.
 #[derive(Debug)]
 struct Pinned {
     shown: CertificateDer<'static>,

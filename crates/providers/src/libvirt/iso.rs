@@ -1,10 +1,10 @@
-//! a label, files → the bytes of a CD (ISO 9660 with Joliet) with these files in its root: what cloud-init boots with.
+//! a label, files → the bytes of a CD (ISO 9660 with Joliet) with these files in its root: the seed disk of cloud-init.
 //!
-//! Written here because it is little: no directories, a handful of files, nothing that depends on the time. Programs that
-//! make such disks are not on every operator's computer.
+//! Implemented here because it is small: no directories, a handful of files, nothing that depends on the time. Programs
+//! that make such disks are not on every operator's computer.
 
 const SECTOR: usize = 2048;
-/// Where the descriptors begin; what is before is for boot loaders.
+/// Where the descriptors begin; the sectors before are for boot loaders.
 const DESCRIPTORS: usize = 16;
 const PATHS: usize = DESCRIPTORS + 3;
 const ROOT: usize = PATHS + 4;
@@ -15,7 +15,7 @@ const PATHS_LENGTH: usize = 10;
 /// Which of the two trees: both name the same files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
-    /// Names as of old: Linux shows them in lower case.
+    /// ISO 9660 names: Linux shows them in lower case.
     Plain,
     /// Names in UCS-2.
     Joliet,
@@ -82,7 +82,7 @@ fn number(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// In both orders of bytes, as almost everywhere here.
+/// In both byte orders, as almost everywhere here.
 fn both(value: usize) -> Vec<u8> {
     [number(value).to_le_bytes(), number(value).to_be_bytes()].concat()
 }
@@ -95,7 +95,7 @@ fn record(name: &[u8], sector: usize, length: usize, directory: bool) -> Vec<u8>
     let mut record = vec![0, 0];
     record.extend(both(sector));
     record.extend(both(length));
-    // 2000-01-01: the same input is the same image.
+    // 2000-01-01: the same input gives the same image.
     record.extend([100, 1, 1, 0, 0, 0, 0]);
     record.extend([if directory { 2 } else { 0 }, 0, 0]);
     record.extend(both_short(1));
@@ -131,11 +131,11 @@ fn descriptor(tree: Tree, label: &str, sectors: usize, paths: usize, root: usize
     out.extend(number(paths + 1).to_be_bytes());
     out.extend([0; 4]);
     out.extend(record(&[0], root, SECTOR, true));
-    // The set, who published and prepared it, what for; files about rights, contents, literature: none.
+    // Volume set, publisher, preparer, application; copyright, abstract and bibliography files: none.
     for length in [128, 128, 128, 128, 37, 37, 37] {
         out.extend(tree.text("", length));
     }
-    // Made, changed, expires, valid from: not said.
+    // Created, changed, expires, valid from: not set.
     for _ in 0..4 {
         out.extend([b'0'; 16]);
         out.push(0);
@@ -150,8 +150,8 @@ mod tests {
 
     use super::*;
 
-    /// What blkid makes of it. That the kernel reads its files is shown by the virtual machines of the tests, which boot
-    /// with it: not every computer can mount a CD.
+    /// What blkid reads. The virtual machines of the tests boot with it, which shows that the kernel reads its files:
+    /// not every computer can mount a CD.
     #[test]
     fn a_cd_is_known_by_its_label() {
         let dir = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! arguments → what libvirt answers, by way of the system's own `virsh`; what it says when it does not → what to do.
+//! arguments → libvirt's answer, through the system's own `virsh`; its errors → what to do.
 
 use std::io;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use tokio::process::Command;
 
 use crate::program::{self, Failure};
 
-/// A question that libvirt answers from memory; on a busy host the first takes long.
+/// A request that libvirt answers from memory; on a busy host the first one is slow.
 const ASK_LIMIT: Duration = Duration::from_secs(120);
 /// A disk that is copied or sent.
 const DISK_LIMIT: Duration = Duration::from_secs(3600);
 
-/// Why libvirt did not do what it was asked.
+/// Why libvirt failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LibvirtError {
     /// `virsh` is not there.
@@ -29,7 +29,7 @@ pub enum LibvirtError {
         /// What it said.
         words: String,
     },
-    /// Nobody answers.
+    /// libvirt does not answer.
     #[error(
         "libvirt at {uri} cannot be reached: see that `virsh --connect {uri} version` works without a question; it \
          says:\n{words}"
@@ -140,7 +140,7 @@ pub enum LibvirtError {
         /// What it said.
         words: String,
     },
-    /// It is somebody else's.
+    /// It belongs to another owner.
     #[error(
         "the virtual machine `{name}` at {uri} is not of this fleet's making, and stays as it is: rename one of the two"
     )]
@@ -180,7 +180,7 @@ pub enum LibvirtError {
     /// There is none.
     #[error("there is no virtual machine {0}")]
     Missing(String),
-    /// Nobody moves it.
+    /// libvirt cannot change its address.
     #[error("the virtual machine {0} cannot be given another address: replace it")]
     NoMove(String),
     /// What was ordered cannot be rendered.
@@ -189,7 +189,7 @@ pub enum LibvirtError {
     /// The agent's program.
     #[error(transparent)]
     File(#[from] crate::files::FileError),
-    /// What libvirt said is not what it says elsewhere.
+    /// libvirt's output has an unexpected format.
     #[error("libvirt at {uri} describes {what} in a way that is not understood: {why}")]
     Malformed {
         /// Where.
@@ -222,12 +222,12 @@ pub enum LibvirtError {
 }
 
 impl LibvirtError {
-    /// Whether libvirt itself said this, about what was asked.
+    /// Whether libvirt itself reported this, about the request.
     pub(super) fn says(&self, what: &str) -> bool {
         matches!(self, Self::Refused { words, .. } if words.contains(what))
     }
 
-    /// What libvirt said, if it was this that it said.
+    /// libvirt's message, if it contains one of these texts.
     pub(super) fn words(self, any: &[&str]) -> Result<String, Self> {
         match self {
             Self::Refused { words, .. } if any.iter().any(|what| words.contains(what)) => Ok(words),
@@ -244,17 +244,17 @@ pub(super) struct Virsh {
 }
 
 impl Virsh {
-    /// Asks; the answer is what it prints.
+    /// Runs a command; returns its output.
     pub(super) async fn ask(&self, arguments: &[&str]) -> Result<String, LibvirtError> {
         self.run(arguments, Vec::new(), ASK_LIMIT).await
     }
 
-    /// Asks with something on the standard input, which is the file `/dev/stdin`.
+    /// Runs a command with this on its standard input, which is the file `/dev/stdin`.
     pub(super) async fn tell(&self, arguments: &[&str], input: &str) -> Result<String, LibvirtError> {
         self.run(arguments, input.as_bytes().to_vec(), ASK_LIMIT).await
     }
 
-    /// The same for what takes as long as a disk is large.
+    /// The same for a command whose duration depends on the size of a disk.
     pub(super) async fn send(&self, arguments: &[&str], input: Vec<u8>) -> Result<String, LibvirtError> {
         self.run(arguments, input, DISK_LIMIT).await
     }
@@ -275,7 +275,7 @@ impl Virsh {
     }
 }
 
-/// Nobody is there to answer a question of SSH's.
+/// No user is there to answer a prompt of SSH.
 fn unattended(uri: &str) -> String {
     match uri.split_once("://") {
         Some((transport, _)) if transport.ends_with("+ssh") && !uri.contains("no_tty=") => {
@@ -285,7 +285,7 @@ fn unattended(uri: &str) -> String {
     }
 }
 
-/// What virsh meant, as far as it does not depend on the question.
+/// The cause of virsh's error, as far as it does not depend on the request.
 fn refusal(uri: String, verb: String, words: String) -> LibvirtError {
     let has = |what: &str| words.contains(what);
     if !has("failed to connect to the hypervisor") {
@@ -325,7 +325,7 @@ mod tests {
         }
         let missing = refusal(String::new(), String::new(), "error: failed to get domain 'm1'".to_owned());
         assert!(missing.says("failed to get domain"));
-        // A connection that failed says nothing about what is there.
+        // A failed connection says nothing about the domain.
         assert!(!said("failed to get domain 'm1'").says("failed to get domain"));
     }
 

@@ -1,4 +1,4 @@
-//! a machine to be made → libvirt's description of it; libvirt's descriptions → what is told of in them.
+//! a machine to be made → libvirt's XML; libvirt's XML → the needed content.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -6,17 +6,17 @@ use std::net::IpAddr;
 use raftsman_core::spec::{Firmware, Link, Shape};
 use roxmltree::{Document, Node};
 
-/// Whose the element is that tells a machine of ours from another.
+/// The XML namespace of the element that marks a machine of raftsman.
 pub(super) const NAMESPACE: &str = "urn:raftsman:machine";
 
-/// What is written into a domain about whose it is.
+/// The tag in a domain's metadata: its fleet and its machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tag {
     pub(super) fleet: String,
     pub(super) machine: String,
     pub(super) address: IpAddr,
     pub(super) agent_port: u16,
-    /// Which of its lives the machine was told of: cloud-init's instance.
+    /// cloud-init's instance id: another one makes cloud-init run again.
     pub(super) life: String,
     /// Whether it was started.
     pub(super) started: bool,
@@ -29,7 +29,7 @@ pub(super) struct Domain {
     pub(super) name: String,
     pub(super) uuid: String,
     pub(super) running: bool,
-    /// None on somebody else's.
+    /// None on a foreign domain.
     pub(super) tag: Option<Tag>,
 }
 
@@ -152,8 +152,8 @@ impl Order<'_> {
             escaped(&host.arch),
         );
         out.push_str(if x86 { "<features><acpi/><apic/></features>\n" } else { "<features><acpi/></features>\n" });
-        // The host's own as far as a move to its like allows; emulated, the least that today's distributions run on, with
-        // the instructions that TLS is quick by.
+        // The host's CPU as far as a live migration to a similar host allows; emulated, the minimum of current
+        // distributions, with the instructions that speed up TLS.
         out.push_str(match (host.domain.as_str(), x86) {
             ("kvm", true) => "<cpu mode='host-model'/>\n",
             ("kvm", false) => "<cpu mode='host-passthrough'/>\n",
@@ -174,7 +174,7 @@ impl Order<'_> {
                 Link::Network(name) => ("network", format!("network='{}'", escaped(name))),
                 Link::Macvtap(interface) => ("direct", format!("dev='{}' mode='bridge'", escaped(interface))),
             };
-            // Nobody boots from the network.
+            // Network boot is not used.
             let _ = writeln!(
                 out,
                 "<interface type='{kind}'><mac address='{}'/><source {source}/><model type='virtio'/><rom \
@@ -193,7 +193,7 @@ impl Order<'_> {
 }
 
 impl Disk<'_> {
-    /// By its path where it has one: of volumes named by their pool, AppArmor's helper does not know the path.
+    /// By its path where it has one: AppArmor's helper does not know the path of volumes that are named by their pool.
     fn render(&self, out: &mut String, index: usize) {
         let Volume { kind, path, format, .. } = self.volume;
         let (kind, source) = match kind.as_str() {
@@ -216,7 +216,7 @@ impl Disk<'_> {
     }
 }
 
-/// A volume to be made: empty, or what differs from another.
+/// A volume to be made: empty, or with a backing volume.
 pub(super) fn volume(name: &str, capacity: u64, format: &str, backing: Option<&Volume>) -> String {
     let backing = backing.map(|Volume { path, format, .. }| {
         format!("<backingStore><path>{}</path><format type='{}'/></backingStore>", escaped(path), escaped(format))
@@ -230,16 +230,16 @@ pub(super) fn volume(name: &str, capacity: u64, format: &str, backing: Option<&V
     )
 }
 
-/// An address that a network keeps for a machine.
+/// An address that a network reserves for a machine.
 pub(super) fn lease(mac: &str, name: &str, address: IpAddr) -> String {
     match address {
         IpAddr::V4(v4) => format!("<host mac='{}' name='{}' ip='{v4}'/>", escaped(mac), escaped(name)),
-        // Of DHCP for IPv6 machines are known by name.
+        // DHCP for IPv6 identifies machines by name.
         IpAddr::V6(v6) => format!("<host name='{}' ip='{v6}'/>", escaped(name)),
     }
 }
 
-/// The same for a network that is to give the address back: by whatever name it keeps it.
+/// The same for the removal of a reservation: whatever its name.
 pub(super) fn held(mac: &str, address: IpAddr) -> String {
     match address {
         IpAddr::V4(v4) => format!("<host mac='{}' ip='{v4}'/>", escaped(mac)),
@@ -294,7 +294,7 @@ pub(super) fn read_pool(xml: &str) -> Result<String, String> {
     document.root_element().attribute("type").map(str::to_owned).ok_or_else(|| "it has no type".to_owned())
 }
 
-/// Reads `net-dumpxml`: the network's name, and whether it keeps exactly this address for this machine.
+/// Reads `net-dumpxml`: the network's name, and whether it reserves exactly this address for this machine.
 pub(super) fn read_network(xml: &str, mac: &str, address: IpAddr) -> Result<(String, bool), String> {
     let document = parse(xml)?;
     let root = document.root_element();
