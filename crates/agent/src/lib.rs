@@ -110,11 +110,11 @@ pub enum AgentError {
 /// All parts of a running agent.
 #[derive(Debug)]
 pub struct Agent {
-    /// Where everything lives.
+    /// The root directory.
     pub root: Root,
     /// The fleet that this machine belongs to.
     pub claim: Claim,
-    /// Which operator is obeyed.
+    /// The newest generation that is obeyed.
     pub fence: Fence,
     /// Its programs.
     pub supervisor: Supervisor,
@@ -122,7 +122,7 @@ pub struct Agent {
     pub launcher: Launcher,
     /// Its part in making backups.
     pub backup_scheduler: BackupScheduler,
-    /// For what can wait.
+    /// Threads for work that can wait.
     pub background: Background,
     /// Its own program, and the next one.
     pub upgrade: Upgrade,

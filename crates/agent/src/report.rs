@@ -183,7 +183,7 @@ fn data(agent: &Agent, closely: bool) -> v1::Data {
     }
 }
 
-/// A moment, as it travels.
+/// A point in time as the protocol has it.
 pub fn moment(at: Timestamp) -> prost_types::Timestamp {
     prost_types::Timestamp { seconds: at.as_second(), nanos: at.subsec_nanosecond() }
 }

@@ -43,7 +43,7 @@ impl Root {
         &self.0
     }
 
-    /// Held locked while an agent lives.
+    /// Held locked while an agent runs.
     pub fn lock(&self) -> PathBuf {
         self.0.join("agent.lock")
     }

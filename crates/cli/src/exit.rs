@@ -8,7 +8,7 @@ use raftsman_engine::ops::OpError;
 
 use crate::view::{self, Paint};
 
-/// All went well.
+/// Success.
 pub(crate) const OK: ExitCode = ExitCode::SUCCESS;
 /// `plan --detailed-exitcode`: there is something to do. `status`: a cluster is not converged.
 pub(crate) const CHANGES: u8 = 2;
@@ -36,7 +36,7 @@ impl Failure {
         Self { code: USAGE, ..Self::other(message) }
     }
 
-    /// The output has said why.
+    /// A failure with a cause that was printed already.
     pub(crate) fn said() -> Self {
         Self { said: true, ..Self::other(String::new()) }
     }

@@ -11,10 +11,10 @@ use serde_json::json;
 
 use crate::view::{bytes, print, print_json_line};
 
-/// A pipe is told this often.
+/// The interval of progress lines in a pipe.
 const REMIND: Duration = Duration::from_secs(10);
 
-/// Shows how far it is.
+/// Shows progress.
 pub(crate) enum Moving {
     /// On a terminal.
     Live(ProgressBar),
@@ -41,7 +41,7 @@ impl Moving {
         Self::Live(bar)
     }
 
-    /// Hears how far it is.
+    /// Shows new progress.
     pub(crate) fn hear(&self, progress: Progress) {
         let (what, done, total) = match progress {
             // The object has as many bytes as were stored, and all of them are read back.
@@ -72,7 +72,7 @@ impl Moving {
         }
     }
 
-    /// Nothing more comes.
+    /// Ends the view.
     pub(crate) fn end(&self) {
         if let Self::Live(bar) = self {
             bar.finish_and_clear();

@@ -50,7 +50,7 @@ impl Progress {
         }
     }
 
-    /// Hears of one event.
+    /// Shows one event.
     pub(crate) fn hear(&self, cluster: &Name, event: &Event) {
         match self {
             Self::Live(live) => live.hear(cluster, event),

@@ -109,7 +109,7 @@ pub struct Outcome {
     pub cluster: Name,
     /// The steps that were carried out, in order.
     pub steps: Vec<Action>,
-    /// What was seen last.
+    /// The last observation.
     pub observed: Option<Observed>,
     /// Nothing when it converged.
     pub error: Option<ApplyError>,
@@ -154,7 +154,7 @@ pub enum ApplyError {
         /// What.
         what: Action,
     },
-    /// Keys or memory of the cluster.
+    /// The cluster's keys or ledger.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
     /// TLS.

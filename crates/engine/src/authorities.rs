@@ -203,7 +203,7 @@ impl ClusterAt {
                     self.brought(side, brought, now)?;
                 }
             }
-            // What others sign with is theirs.
+            // The authority of an adopted cluster is not raftsman's.
             if let Some(trust) = trust.filter(|_| ledger.adopted().is_none()) {
                 self.kept(side, &trust.current)?;
             }

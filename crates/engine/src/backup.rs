@@ -17,7 +17,7 @@ use crate::fleet::Fleet;
 use crate::secrets::{self, SecretError};
 use crate::store::Lock;
 
-/// Why backups cannot be got at.
+/// Why backups cannot be accessed.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
     /// The file has no store.
@@ -87,7 +87,7 @@ pub enum BackupError {
         /// Why.
         source: std::io::Error,
     },
-    /// No way to the agent.
+    /// The agent cannot be reached.
     #[error(transparent)]
     Link(#[from] Box<crate::observe::LinkError>),
     /// The agent failed, or went away.
@@ -98,7 +98,7 @@ pub enum BackupError {
         /// What it said.
         status: Box<tonic::Status>,
     },
-    /// The agent stopped without a word.
+    /// The agent ended the call without a result.
     #[error(
         "the agent of {machine} stopped in the middle of a backup: look at its log, `raftsman logs {machine} --agent`"
     )]

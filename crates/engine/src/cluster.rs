@@ -96,12 +96,12 @@ pub enum ClusterError {
     AuthorityMissing(AuthorityKind),
 }
 
-/// One cluster at hand.
+/// A handle on one cluster.
 #[derive(Debug)]
 pub struct ClusterAt {
     /// The fleet that it belongs to.
     pub fleet: Arc<Fleet>,
-    /// What should be.
+    /// The desired state.
     pub desired: Cluster,
     memory: Mutex<Memory>,
     /// What the file refers to as the password of `root`, read once: the password that is set is the one that is kept,
@@ -141,7 +141,7 @@ impl ClusterAt {
         Self { fleet: Arc::clone(fleet), desired: desired.clone(), memory, root_password }
     }
 
-    /// What is remembered.
+    /// The ledger, as it is now.
     pub fn ledger(&self) -> Ledger {
         self.memory().ledger.clone()
     }
@@ -414,7 +414,7 @@ pub(crate) fn earlier_passwords_name(cluster: &Name) -> String {
     format!("{cluster}-root-passwords-before")
 }
 
-/// So many of them.
+/// How many earlier passwords are kept.
 const EARLIER_PASSWORDS: usize = 8;
 
 /// Under this name the state keeps what was given to `adopt`.

@@ -152,19 +152,19 @@ pub enum FleetError {
     },
 }
 
-/// A fleet at hand.
+/// An open fleet.
 pub struct Fleet {
     /// What the command line said.
     pub setting: Setting,
     /// The file.
     pub spec: Spec,
-    /// What should be.
+    /// The desired state.
     pub desired: Desired,
     /// The state.
     pub store: Store,
     /// The state's secrets, open.
     pub secrets: Secrets,
-    /// Where machines come from.
+    /// The provider of machines.
     pub provider: Connection,
     /// Finds etcd binaries.
     pub artifacts: Artifacts,

@@ -24,7 +24,7 @@ use crate::observe::AgentLink;
 /// A message takes less than this.
 const CHUNK: usize = 1 << 20;
 
-/// What came of it.
+/// The result of a restore test.
 #[derive(Debug, Clone, Serialize)]
 pub struct Rehearsed {
     /// On which machine.
@@ -41,7 +41,7 @@ pub struct Rehearsed {
     pub sha256: Option<String>,
 }
 
-/// Where it is tried.
+/// Where the restore test runs.
 #[derive(Debug)]
 pub struct Stage<'a> {
     /// The machine.
@@ -165,7 +165,7 @@ async fn send(
         .await;
     }
     if outcome.is_err() && parts.is_closed() {
-        // The agent's answer tells the cause.
+        // The agent's answer has the cause.
         return std::future::pending().await;
     }
     (outcome, parts)

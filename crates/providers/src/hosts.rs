@@ -174,7 +174,7 @@ pub enum HostsError {
     NoMove(String),
 }
 
-/// What is known of a host.
+/// The record of a host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Known {
     name: String,

@@ -98,7 +98,7 @@ pub enum IncusError {
         #[source]
         source: std::io::Error,
     },
-    /// It knows us not.
+    /// Authentication failed.
     #[error(
         "Incus at {server} does not let us in ({words}): have it trust our certificate with `incus config trust \
          add-certificate`, or allow it the project"
@@ -109,7 +109,7 @@ pub enum IncusError {
         /// In its words.
         words: String,
     },
-    /// It said no.
+    /// It returned an error.
     #[error("Incus refused: {words} ({what})")]
     Refused {
         /// What was asked.
@@ -159,7 +159,7 @@ pub enum IncusError {
         /// For how long it was tried.
         waited: Duration,
     },
-    /// Addresses are for life.
+    /// It cannot change an address.
     #[error("the machine `{0}` cannot get another address on Incus: replace the member")]
     NoMove(String),
     /// Not where a server can be.
@@ -308,7 +308,7 @@ impl Provider for Incus {
     }
 }
 
-/// Off, and away.
+/// Stops and deletes it.
 async fn remove(server: &Server, found: &Found) -> Result<(), IncusError> {
     let path = format!("/1.0/instances/{}", found.called);
     if found.status != "Stopped" {

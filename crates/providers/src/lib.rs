@@ -29,7 +29,7 @@ pub use libvirt::{Libvirt, LibvirtError, LibvirtSettings};
 pub use local::{Local, LocalError, LocalSettings};
 pub use zoned::{Part, Zoned};
 
-/// Where machines come from.
+/// The settings of a provider.
 #[derive(Clone, Debug)]
 pub enum Settings {
     /// This computer: a machine is a directory and an agent process.
@@ -200,7 +200,7 @@ pub struct MachineOrder {
     /// The addresses of that cluster's machines, its own among them: the firewall admits them, and placement spreads
     /// them.
     pub members: Vec<IpAddr>,
-    /// What its agent is told.
+    /// The boot data of its agent.
     pub boot: Boot,
     /// The zone that it is made in, where the file has zones.
     pub zone: Option<Name>,
@@ -284,7 +284,7 @@ pub(crate) fn hardware_address(fleet_id: &str, machine: &str) -> String {
     bytes.fold("02".to_owned(), |address, byte| address + ":" + &byte)
 }
 
-/// Connects to where machines come from.
+/// Connects to a provider of machines.
 pub fn connect(settings: Settings) -> Connection {
     match settings {
         Settings::Local(settings) => Arc::new(Local::new(settings)),

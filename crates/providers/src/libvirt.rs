@@ -284,7 +284,7 @@ impl Libvirt {
         let script: String = uuids.iter().map(|uuid| format!("dumpxml {uuid};")).collect();
         let texts = match self.virsh.ask(&[&script]).await {
             Ok(text) => text.split_inclusive("</domain>\n").map(str::to_owned).collect(),
-            // One of them went meanwhile.
+            // One of them was removed meanwhile.
             Err(_) => {
                 let mut texts = Vec::new();
                 for uuid in uuids {

@@ -83,7 +83,7 @@ pub enum LocalError {
         #[source]
         source: serde_json::Error,
     },
-    /// Something is in the way.
+    /// The directory exists, and raftsman did not make it.
     #[error("{} exists, but raftsman did not make it: move it away", dir.display())]
     NotOurs {
         /// The directory.
@@ -104,7 +104,7 @@ pub enum LocalError {
         /// What was ordered.
         wanted: SocketAddr,
     },
-    /// The new address cannot be had.
+    /// The new address cannot be bound.
     #[error("the machine {name} cannot move to {wanted}: it stays where it is")]
     NoAddress {
         /// The machine.
@@ -160,7 +160,7 @@ pub enum LocalError {
         /// The lock.
         lock: PathBuf,
     },
-    /// The work was broken off.
+    /// The task was cancelled.
     #[error("the work on this computer's files was broken off")]
     Broken(#[from] tokio::task::JoinError),
 }

@@ -186,7 +186,7 @@ impl Networks {
         let _ = fs::remove_file(&aside);
         match linked? {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                // Another fleet was quicker.
+                // Another fleet claimed it first.
                 let found = self.entry(network)?;
                 let (fleet_id, state_dir) = found.map(|entry| (entry.fleet_id, entry.state_dir)).unwrap_or_default();
                 Err(NetworkError::Taken { network, fleet_id, state_dir })

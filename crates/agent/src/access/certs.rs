@@ -48,7 +48,7 @@ pub enum CertsError {
     /// No key waits for a certificate.
     #[error("no key waits for this certificate: request one first")]
     NothingPending,
-    /// Nothing to go with the trust.
+    /// There is no certificate to go with the trust.
     #[error("there is no certificate yet that this trust could go with: request and store one first")]
     NothingStored,
     /// etcd needs a trust bundle.

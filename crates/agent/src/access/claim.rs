@@ -123,7 +123,7 @@ impl Claim {
         &self.tls
     }
 
-    /// The machine's life.
+    /// The machine's incarnation.
     pub fn incarnation(&self) -> &str {
         &self.incarnation
     }

@@ -19,7 +19,7 @@ pub enum FenceError {
         /// What the agent has obeyed.
         newest: u64,
     },
-    /// No sequence of locks leads there.
+    /// Too far ahead for any sequence of locks.
     #[error(
         "generation {offered} is further ahead of {newest} than locks can be taken: obeying it would lock out every later \
          operator. The file `generation` of the state is damaged: write {newest} into it, then run the command again"
@@ -30,7 +30,7 @@ pub enum FenceError {
         /// What the agent has obeyed.
         newest: u64,
     },
-    /// It could not be kept.
+    /// It could not be stored.
     #[error(transparent)]
     File(#[from] FileError),
     /// The file holds something else.

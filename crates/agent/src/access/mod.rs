@@ -44,7 +44,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Understands what is sent.
+    /// Parses and checks the settings.
     pub fn new(trust_pem: String, revoked: Vec<String>) -> Result<Self, AccessError> {
         tls::roots(&trust_pem)?;
         let key = |key: String| match key.len() == 64 && raftsman_api::hex::decode(&key).is_some() {

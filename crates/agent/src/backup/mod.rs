@@ -36,7 +36,7 @@ pub enum BackupError {
     /// The request is invalid.
     #[error("{0}")]
     Request(String),
-    /// Another one is on its way.
+    /// Another backup is being made.
     #[error("this machine is making a backup already: wait for it, or look at its log")]
     Busy,
     /// No certificate for etcd.
@@ -54,9 +54,9 @@ pub enum BackupError {
          `raftsman apply` says where it comes from"
     )]
     OtherHistory {
-        /// The id that etcd says.
+        /// The id in etcd's answer.
         found: ClusterId,
-        /// The id that this machine was told.
+        /// The id in the settings.
         told: String,
     },
     /// The member.
@@ -73,7 +73,7 @@ pub enum BackupError {
     Full(#[from] FullError),
 }
 
-/// What is to be made.
+/// The backup to make.
 #[derive(Debug, Clone)]
 pub struct Order {
     /// Where to.
@@ -93,7 +93,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// Understands a call.
+    /// Parses a request.
     pub fn new(request: v1::TakeBackupRequest) -> Result<Self, BackupError> {
         let (fleet, cluster) = (name(&request.fleet)?, name(&request.cluster)?);
         let place = serde_json::from_str(&request.place).map_err(|_| {
@@ -156,7 +156,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Understands a call.
+    /// Parses a request.
     pub fn new(wire: &v1::StoredPoint) -> Result<Self, BackupError> {
         let strange = |_| BackupError::Request("the point makes no sense to this agent: is raftsman newer?".to_owned());
         let place = serde_json::from_str(&wire.place).map_err(strange)?;

@@ -43,7 +43,7 @@ const LEASE: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_secs(3);
 /// How long the leader's machine, which has most load, waits so that another one can acquire the lease first.
 const COURTESY: Duration = Duration::from_secs(10);
-/// After something went wrong.
+/// The shortest and the longest pause after a failure.
 const REST: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(60)];
 /// etcd sends up to a thousand revisions at once to a watch that catches up.
 const LARGEST_MESSAGE: usize = 2 << 30;
@@ -56,10 +56,10 @@ pub enum SchedulerError {
     /// A backup could not be made, or etcd not be asked.
     #[error(transparent)]
     Backup(#[from] BackupError),
-    /// Changes could not be written down.
+    /// Changes could not be recorded.
     #[error(transparent)]
     Changes(#[from] ChangesError),
-    /// etcd stopped telling what changes.
+    /// etcd's watch ended.
     #[error("etcd does not tell any more what changes{}", if .0.is_empty() { String::new() } else { format!(": {}", .0) })]
     WatchLost(String),
     /// Another machine makes them.

@@ -16,7 +16,7 @@ pub enum BootstrapError {
          `initial-cluster-state`"
     )]
     Missing,
-    /// Both say it.
+    /// Both the configuration and the call name a cluster.
     #[error(
         "the configuration says itself how etcd is born (`initial-cluster-state`): configure it without, or send no birth"
     )]

@@ -16,7 +16,7 @@ pub enum DataError {
     /// It is another member's.
     #[error("etcd's data is not as expected: expected {expected}, but {found}: nothing was moved")]
     Other {
-        /// What the caller believes.
+        /// What the caller expects.
         expected: String,
         /// What is there.
         found: Data,

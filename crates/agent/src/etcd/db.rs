@@ -17,7 +17,7 @@ const LEAF: u16 = 2;
 const DEEPEST: usize = 32;
 const LARGEST_PAGE: usize = 64 << 20;
 
-/// How far a database is.
+/// How far a database was applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Applied {
     /// The last revision in it.
@@ -26,7 +26,7 @@ pub struct Applied {
     pub index: u64,
 }
 
-/// How far this database is.
+/// How far this database was applied.
 pub fn applied(path: &Path) -> io::Result<Applied> {
     let bolt = Bolt::open(path)?;
     let meta = bolt.bucket(b"meta")?.ok_or_else(|| broken("there is no bucket `meta`"))?;

@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(3);
 /// Why no handshake was tested.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// Nothing to show.
+    /// This machine has no peer certificate.
     #[error("etcd has no peer certificate to shake hands with: request and store one first")]
     NoCertificate,
     /// It cannot be read.
@@ -31,7 +31,7 @@ pub enum HandshakeError {
     /// It cannot be used.
     #[error("etcd's peer certificate, key or trust cannot be used: request a new one")]
     Unusable(#[source] rustls::Error),
-    /// The work was broken off.
+    /// The task was cancelled.
     #[error("the look at etcd's peer certificate was broken off")]
     Broken(#[from] JoinError),
 }

@@ -36,7 +36,7 @@ const PREPARED: &str = ".prepared-";
 /// Why nothing was restored.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// It works on its data.
+    /// etcd is not stopped.
     #[error("etcd runs, or will be started again: stop it before its data is restored")]
     NotStopped,
     /// There is data.
@@ -50,7 +50,7 @@ pub enum RestoreError {
     OtherBytes {
         /// What was promised.
         expected: String,
-        /// What came.
+        /// What was received.
         found: String,
     },
     /// The backup.
@@ -62,7 +62,7 @@ pub enum RestoreError {
     /// Nothing was prepared, or something else.
     #[error("no such data was prepared here")]
     NotPrepared,
-    /// Nothing was put away.
+    /// No data was moved away.
     #[error("no data of the member {0:x} was put away here: nothing was restored")]
     NothingPutAway(u64),
     /// Bytes came where none were announced.
@@ -79,7 +79,7 @@ pub enum RestoreError {
     Refused {
         /// How it ended.
         status: std::process::ExitStatus,
-        /// Its last words.
+        /// Its last message.
         words: String,
     },
     /// The tool made something else.

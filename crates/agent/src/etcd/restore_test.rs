@@ -51,7 +51,7 @@ pub enum RestoreTestError {
     /// etcd's tool refused it.
     #[error(transparent)]
     Restore(#[from] RestoreError),
-    /// No way into the throwaway etcd.
+    /// The agent cannot connect to the temporary etcd.
     #[error(transparent)]
     Backup(#[from] BackupError),
     /// It does not serve.
@@ -60,7 +60,7 @@ pub enum RestoreTestError {
     /// It refused something.
     #[error("what was restored does not take its changes: {0}")]
     Etcd(#[from] EtcdError),
-    /// A change came out otherwise.
+    /// A replayed change got another revision.
     #[error(
         "the change that was made at revision {expected} came out at {found}: the backup and its changes do not fit together"
     )]
@@ -106,7 +106,7 @@ pub enum RestoreTestError {
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// What was sent makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Request(String),
 }
@@ -436,7 +436,7 @@ impl Running {
         Ok(())
     }
 
-    /// A lease that keys go with.
+    /// A lease that keys are attached to.
     async fn lease(&mut self, id: i64, ttl: i64) -> Result<(), RestoreTestError> {
         if self.leases.lock().await.iter().any(|(known, ..)| *known == id) {
             return Ok(());

@@ -11,7 +11,7 @@ use crate::supervisor::systemd::{Systemd, SystemdError};
 /// Why a delivery failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeliveryError {
-    /// It was there before raftsman.
+    /// Raftsman did not make the machine.
     #[error("this machine was not made by raftsman: nothing is delivered to it")]
     NotOurs,
     /// Not one of the files that agents write.
@@ -26,7 +26,7 @@ pub enum DeliveryError {
         /// The unit that should read it.
         unit: &'static str,
     },
-    /// It was not taken up.
+    /// A service did not load it.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
     /// A file operation failed.

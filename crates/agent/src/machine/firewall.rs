@@ -11,7 +11,7 @@ use crate::supervisor::systemd::SystemdError;
 /// Why the rules were not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum FirewallError {
-    /// It was made without.
+    /// The machine has no firewall of raftsman's.
     #[error("this machine has no firewall of raftsman's: it was not made by raftsman, or with `firewall: false`")]
     None,
     /// The rules are not those that were meant.
@@ -22,7 +22,7 @@ pub enum FirewallError {
         /// What was announced.
         wanted: String,
     },
-    /// They do not hold.
+    /// They could not be loaded.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
     /// A file operation failed.

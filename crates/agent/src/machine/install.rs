@@ -44,7 +44,7 @@ pub enum InstallError {
         fleet: String,
         /// Its id.
         id: String,
-        /// What the machine is there.
+        /// The machine's name there.
         machine: String,
     },
     /// The same fleet knows it by another name.

@@ -19,13 +19,13 @@ const TRIES: usize = 5;
 const TRY_LIMIT: Duration = Duration::from_millis(800);
 const NETWORK_LIMIT: Duration = Duration::from_secs(2);
 
-/// Why there is nothing to tell.
+/// Why nothing was measured.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The work was broken off.
+    /// The task was cancelled.
     #[error("the measurement was broken off")]
     Broken(#[from] JoinError),
 }

@@ -47,7 +47,7 @@ pub async fn keep_writing(agent: Arc<Agent>) {
     }
 }
 
-/// A machine's figures.
+/// A machine's metrics.
 pub fn text(report: &v1::ReportReply) -> String {
     let mut out = String::new();
     let mut gauge = |name: &str, help: &str, samples: &[(&[(&str, &str)], i64)]| figure(&mut out, name, help, samples);

@@ -88,7 +88,7 @@ impl Server {
         Ok(())
     }
 
-    /// Starts a program; its process number.
+    /// Starts a program; returns its process id.
     pub(super) async fn start(&self, turn: Turn, version: String, expected: Expected) -> Result<u32, Status> {
         let service = self.agent.supervisor.of(expected.program()).clone();
         let started = finish(tokio::spawn(async move {

@@ -38,7 +38,7 @@ pub enum BinaryError {
         /// What came.
         found: String,
     },
-    /// No admin vouches for it.
+    /// No admin has pinned it.
     #[error(
         "{binary} {version} is not pinned on this machine, and is neither installed nor run: an admin pins its SHA-256, \
          which `raftsman apply` does"
@@ -49,7 +49,7 @@ pub enum BinaryError {
         /// The version.
         version: String,
     },
-    /// An admin vouches for other bytes.
+    /// An admin has pinned other bytes.
     #[error(
         "{binary} {version}: the SHA-256 {found} is not the one that an admin pinned, {pinned}: nothing was installed"
     )]

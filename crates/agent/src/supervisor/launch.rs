@@ -88,7 +88,7 @@ enum Mark {
 }
 
 impl Launcher {
-    /// Starts a program; its process number.
+    /// Starts a program; returns its process id.
     pub async fn launch(&self, root: &Root, program: Program) -> Result<(u32, Run), LaunchError> {
         verify(root, program, &binaries::current(root, program).unwrap_or_default()).await?;
         match self {

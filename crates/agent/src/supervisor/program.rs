@@ -266,7 +266,7 @@ impl Own {
         }
     }
 
-    /// Its data was put away.
+    /// Its data was moved away.
     pub fn forget_data(&mut self) {
         match self {
             Self::Etcd(started) => started.ids = None,

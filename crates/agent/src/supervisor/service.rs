@@ -68,7 +68,7 @@ pub enum ServiceError {
         /// Free bytes.
         free: u64,
     },
-    /// It works on the data.
+    /// The program is not stopped.
     #[error("{0} runs, or will be started again: stop it before its data is touched")]
     NotStopped(Program),
     /// Another version runs.
@@ -95,7 +95,7 @@ pub enum ServiceError {
         #[source]
         source: io::Error,
     },
-    /// It does not die.
+    /// It does not end after SIGKILL.
     #[error("{program}'s process {pid} did not end after SIGKILL: its disk may hang")]
     Immortal {
         /// Which program.
@@ -182,11 +182,11 @@ pub struct View {
     pub record: Record,
     /// The program's own part of it.
     pub own: Own,
-    /// What is.
+    /// The state of its process.
     pub state: State,
 }
 
-/// Puts a program's data away.
+/// Moves a program's data away.
 type Clear = Box<dyn FnOnce(&Root) -> Result<(), DataError> + Send>;
 
 enum Ask {

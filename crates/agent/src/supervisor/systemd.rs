@@ -34,10 +34,10 @@ const JOURNAL_LIMIT: Duration = Duration::from_secs(10);
 /// Why a call to systemd failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SystemdError {
-    /// It cannot be spoken to.
+    /// The bus cannot be reached.
     #[error("systemd cannot be reached over D-Bus: is the package `dbus` installed?")]
     Bus(#[source] zbus::Error),
-    /// It said no.
+    /// systemd returned an error.
     #[error("systemd did not {what} {unit}")]
     Refused {
         /// What was asked.
@@ -56,7 +56,7 @@ pub enum SystemdError {
         /// How it ended.
         how: String,
     },
-    /// What it read is no good.
+    /// The reload failed.
     #[error("{unit} did not take up what is new: {how}; see `journalctl -u {unit}`")]
     NotReloaded {
         /// The unit.
@@ -89,7 +89,7 @@ pub struct Owner {
     pub group: u32,
 }
 
-/// The way to systemd.
+/// A connection to systemd.
 #[derive(Clone, Debug)]
 pub struct Systemd {
     manager: Proxy<'static>,
@@ -169,7 +169,7 @@ impl Systemd {
         }
     }
 
-    /// Reads the units anew.
+    /// Reloads the unit files (`daemon-reload`).
     pub async fn reload(&self) -> Result<(), SystemdError> {
         let refused = |source| SystemdError::Refused { what: "reload", unit: "its units".to_owned(), source };
         self.manager.call("Reload", &()).await.map_err(refused)
@@ -184,7 +184,7 @@ impl Systemd {
         Ok(())
     }
 
-    /// Has it started no more.
+    /// Disables a unit.
     pub async fn disable(&self, unit: &str) -> Result<(), SystemdError> {
         let refused = |source| SystemdError::Refused { what: "disable", unit: unit.to_owned(), source };
         let disable = (vec![unit], false);

@@ -164,7 +164,7 @@ pub(crate) fn print_json_line<T: serde::Serialize>(value: &T) {
     }
 }
 
-/// What a cluster can lose, in words.
+/// What a cluster can lose, as text.
 pub(crate) fn tolerance(tolerance: Tolerance) -> String {
     match tolerance {
         Tolerance::NoQuorum => "no quorum".to_owned(),

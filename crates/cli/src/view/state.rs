@@ -36,7 +36,7 @@ pub(crate) fn check(found: &[LedgerState], paint: Paint) -> String {
     out
 }
 
-/// What was brought back.
+/// What was repaired.
 pub(crate) fn repaired(done: &[Repaired]) -> String {
     let mut out = String::new();
     for one in done {

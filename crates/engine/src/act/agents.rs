@@ -50,7 +50,7 @@ pub enum UpgradeError {
     },
 }
 
-/// Does it.
+/// Executes one action of this topic.
 pub(super) async fn act(hands: Hands<'_>, action: &AgentAction) -> Result<(), ActError> {
     match action {
         AgentAction::UpgradeAgent { machine, digest } => Box::pin(hands.upgrade_agent(machine, digest)).await,

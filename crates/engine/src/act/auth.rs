@@ -8,7 +8,7 @@ use secrecy::ExposeSecret;
 
 use super::{ActError, Hands};
 
-/// Does it.
+/// Executes one action of this topic.
 pub(super) async fn act(hands: Hands<'_>, action: &AuthAction, now: Timestamp) -> Result<(), ActError> {
     match action {
         AuthAction::CreateRoot => hands.create_root(now).await,

@@ -27,7 +27,7 @@ const BIRTH: Duration = Duration::from_secs(1);
 /// gRPC's messages are limited to 4 MiB.
 const CHUNK: usize = 1 << 20;
 
-/// Does it.
+/// Executes one action of this topic.
 pub(super) async fn act(hands: Hands<'_>, action: &EtcdAction) -> Result<(), ActError> {
     match action {
         EtcdAction::InstallEtcd { machine, version } => hands.install_etcd(machine, *version).await,

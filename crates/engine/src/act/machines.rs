@@ -58,7 +58,7 @@ fn agent_profile(fleet: &Fleet, machine: &Name, address: IpAddr) -> LeafProfile 
     }
 }
 
-/// Does it.
+/// Executes one action of this topic.
 pub(super) async fn act(hands: Hands<'_>, action: &MachineAction, now: Timestamp) -> Result<(), ActError> {
     match action {
         MachineAction::CreateMachine { machine } => hands.create_machine(machine, now).await,

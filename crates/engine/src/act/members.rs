@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_millis(10);
 /// the next member that is removed.
 const REST: Duration = Duration::from_secs(1);
 
-/// Does it.
+/// Executes one action of this topic.
 pub(super) async fn act(hands: Hands<'_>, action: &MemberAction, now: Timestamp) -> Result<(), ActError> {
     match action {
         MemberAction::AddLearner { peer_url, .. } => hands.add_learner(peer_url, now).await,

@@ -56,7 +56,7 @@ pub enum ActError {
     /// A certificate.
     #[error(transparent)]
     Pki(#[from] PkiError),
-    /// Keys or memory of the cluster.
+    /// The cluster's keys or ledger.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
     /// The state.
@@ -116,9 +116,9 @@ pub enum ActError {
     /// Too few machines measured.
     #[error("{ready} of the {needed} machines that it takes could be measured: {why}")]
     TooFewMeasured {
-        /// So many did.
+        /// How many did.
         ready: usize,
-        /// So many are needed.
+        /// How many are needed.
         needed: usize,
         /// Why another one did not.
         why: String,
@@ -129,9 +129,9 @@ pub enum ActError {
          the lock since; the others: {why}; `raftsman status` says which agents do not answer"
     )]
     NotFenced {
-        /// So many did.
+        /// How many did.
         passed: usize,
-        /// So many are needed.
+        /// How many are needed.
         needed: usize,
         /// Why another one did not.
         why: String,

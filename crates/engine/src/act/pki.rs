@@ -17,7 +17,7 @@ use crate::cluster::{ClusterAt, signers_profile};
 use crate::observe::{AgentCalls, AgentLink, LinkError};
 use crate::pki::{LeafProfile, PkiError, Usages};
 
-/// Does it.
+/// Executes one action of this topic.
 pub(super) async fn act(hands: Hands<'_>, action: &PkiAction, now: Timestamp) -> Result<(), ActError> {
     match action {
         PkiAction::MakeAuthorities => hands.make_authorities(now),

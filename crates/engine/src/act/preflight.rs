@@ -12,7 +12,7 @@ use raftsman_core::spec::Name;
 
 use super::{ActError, Hands};
 
-/// Does it.
+/// Executes one action of this topic.
 pub(super) async fn act(hands: Hands<'_>, action: &PreflightAction) -> Result<(), ActError> {
     match action {
         PreflightAction::Measure => Box::pin(hands.measure()).await,

@@ -11,7 +11,7 @@ use super::{ActError, Hands};
 /// No cluster makes so many writes in the time that operators need to notice the loss of its majority.
 const BUMP: u64 = 1_000_000_000;
 
-/// Does it.
+/// Executes one action of this topic.
 pub(super) async fn act(hands: Hands<'_>, action: &RecoveryAction) -> Result<(), ActError> {
     match action {
         RecoveryAction::RestoreData { machine, version } => Box::pin(hands.restore_data(machine, *version)).await,

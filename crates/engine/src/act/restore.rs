@@ -66,7 +66,7 @@ fn is_able(observed: &Observed, machine: &Name, version: EtcdVersion) -> bool {
     report.is_some_and(|report| report.etcd.installed.contains_key(&version))
 }
 
-/// Does it.
+/// Executes one action of this topic.
 pub(super) async fn act(hands: Hands<'_>, action: &RestoreAction) -> Result<(), ActError> {
     match action {
         RestoreAction::PrepareRestore => Box::pin(hands.prepare_restore()).await,

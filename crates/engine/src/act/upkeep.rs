@@ -23,7 +23,7 @@ const STEADY: u32 = 3;
 /// A follower applies a disarmed alarm within moments.
 const HEARD: Duration = Duration::from_secs(5);
 
-/// Does it.
+/// Executes one action of this topic.
 pub(super) async fn act(hands: Hands<'_>, action: &UpkeepAction, now: Timestamp) -> Result<(), ActError> {
     match action {
         UpkeepAction::Compact { revision } => hands.compact(*revision, now).await,

@@ -11,7 +11,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use super::{ActError, Hands};
 
-/// Does it.
+/// Executes one action of this topic.
 pub(super) async fn act(hands: Hands<'_>, action: &UserAction, now: Timestamp) -> Result<(), ActError> {
     match action {
         UserAction::SetRole { role, set, revoke } => Box::pin(hands.set_role(role, set, revoke, now)).await,

@@ -29,15 +29,15 @@ pub enum SnapshotError {
         /// Why.
         source: io::Error,
     },
-    /// What came is no snapshot.
+    /// The received bytes are not a snapshot.
     #[error(transparent)]
     Wrong(#[from] snapshot::SnapshotError),
-    /// Nothing came.
+    /// The member stopped sending.
     #[error("etcd sent nothing of its snapshot for {} s", SILENCE.as_secs())]
     Silent,
 }
 
-/// Does it.
+/// Executes one action of this topic.
 pub(super) async fn act(hands: Hands<'_>, action: &VersionAction, now: Timestamp) -> Result<(), ActError> {
     match action {
         VersionAction::TakeSnapshot { version } => Box::pin(hands.take_snapshot(*version, now)).await,
@@ -49,7 +49,7 @@ pub(super) async fn act(hands: Hands<'_>, action: &VersionAction, now: Timestamp
 impl Hands<'_> {
     /// Saves all data, as it is now, in a file of the state.
     async fn take_snapshot(self, before: EtcdVersion, now: Timestamp) -> Result<(), ActError> {
-        // The leader has enough to do.
+        // A follower has less load than the leader.
         let mut client = Box::pin(self.voter(now, |status| !leads(status))).await?;
         let status = bounded(async { Ok(client.status().await?) }).await?;
         // A member that answers a linearizable read holds every write that was acknowledged until now.

@@ -30,7 +30,7 @@ pub struct Way {
     pub endpoints: Vec<String>,
     /// The authority of the members' certificates, PEM.
     pub ca_pem: String,
-    /// A certificate to show.
+    /// The client certificate.
     pub identity: Option<Identity>,
     /// The password of `root`.
     pub password: Option<SecretString>,
@@ -95,7 +95,7 @@ struct Answer {
     status: etcd_client::StatusResponse,
 }
 
-/// Looks at everything.
+/// Observes everything.
 pub async fn look(way: &Way, now: Timestamp) -> Result<Found, LookError> {
     let credentials = Credentials::new(&way.ca_pem, way.identity.as_ref(), way.password.clone())?;
     let mut urls: Vec<String> = Vec::new();

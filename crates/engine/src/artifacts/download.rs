@@ -49,16 +49,16 @@ pub enum DownloadError {
     /// HTTP itself.
     #[error("{0}")]
     Http(#[from] hyper::Error),
-    /// The server said no.
+    /// The server answered with an error status.
     #[error("the server answers {0}")]
     Status(hyper::StatusCode),
-    /// It goes round in circles.
+    /// Too many redirects.
     #[error("it leads from one place to the next, more than {REDIRECTS} times")]
     Redirects,
-    /// Nothing came.
+    /// The server stopped sending.
     #[error("the server sent nothing for {} s", SILENCE.as_secs())]
     Silent,
-    /// Too much came.
+    /// The answer is too large.
     #[error("it is larger than 1 GiB")]
     Large,
     /// The system has no trusted authorities.

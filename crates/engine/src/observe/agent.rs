@@ -25,7 +25,7 @@ use crate::cluster::ClusterAt;
 use crate::fleet::Fleet;
 use crate::tokens::{KeptToken, TokenError};
 
-/// The way to one machine's agent.
+/// The connection to one machine's agent.
 #[derive(Debug)]
 pub struct AgentLink {
     machine: Name,
@@ -45,7 +45,7 @@ pub enum LinkError {
     /// No connection.
     #[error("{}", crate::error_chain(.0))]
     Connect(#[from] ConnectError),
-    /// The agent said no.
+    /// The agent returned an error.
     #[error("{}", .0.message())]
     Status(#[from] tonic::Status),
     /// It was asked to leave its machine, and still runs.
@@ -95,7 +95,7 @@ pub enum LinkError {
         /// When.
         until: Timestamp,
     },
-    /// The report makes no sense.
+    /// The agent sent an invalid report.
     #[error("the agent of {machine} reports nonsense: {what}; are agent and raftsman of the same version?")]
     Nonsense {
         /// Which.
@@ -134,7 +134,7 @@ impl AgentLink {
         Ok(Self { machine: machine.clone(), address, claimed, revoked, open: Mutex::new(None) })
     }
 
-    /// Where it leads.
+    /// The address of the machine.
     pub fn address(&self) -> IpAddr {
         self.address
     }

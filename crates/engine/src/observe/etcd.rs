@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 use super::{doors, http};
 use crate::cluster::ClusterCredentials;
 
-/// The way to one member's etcd.
+/// The connection to one member's etcd.
 #[derive(Debug)]
 pub struct EtcdLink {
     pub(super) to: Endpoint,
@@ -45,7 +45,7 @@ impl EtcdLink {
         Self { to: to.into(), open: Mutex::new(Open::default()) }
     }
 
-    /// Where it leads.
+    /// The endpoint of the member.
     pub fn to(&self) -> &Endpoint {
         &self.to
     }

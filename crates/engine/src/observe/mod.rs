@@ -119,7 +119,7 @@ impl Observer {
         Ok(new)
     }
 
-    /// The cluster that it looks at.
+    /// The observed cluster.
     pub fn cluster(&self) -> &Arc<ClusterAt> {
         &self.cluster
     }
@@ -130,7 +130,7 @@ impl Observer {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner).get(machine).cloned()
     }
 
-    /// The ways to a member.
+    /// The connections to a member.
     pub fn links(&self, machine: &Name) -> Option<Arc<Links>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).get(machine).cloned()
     }

@@ -45,13 +45,13 @@ pub struct Choices {
 /// Why a cluster cannot be adopted.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
-    /// The file is there.
+    /// The file exists already.
     #[error("{} is there already: it stays as it is; name another with --output", .0.display())]
     FileExists(PathBuf),
-    /// The state is there.
+    /// The state exists already.
     #[error("there is a state in {} already: adopt into a directory of its own", .0.display())]
     StateExists(PathBuf),
-    /// It cannot be looked at.
+    /// It cannot be observed.
     #[error(transparent)]
     Look(#[from] LookError),
     /// A member's name that is not valid in the file.
@@ -62,14 +62,14 @@ pub enum AdoptError {
     Name(String),
 }
 
-/// What came of it.
+/// The result of an adoption.
 #[derive(Debug, Serialize)]
 pub struct Adoption {
     /// The file that was written.
     pub file: PathBuf,
     /// Whether there is a state now, so that `plan` and `status` work.
     pub state: bool,
-    /// What was seen.
+    /// What was observed.
     pub found: Found,
     /// Findings about it, the worst first.
     pub findings: Vec<Finding>,

@@ -25,9 +25,9 @@ pub type Tell = Arc<dyn Fn(&Name, Event) + Send + Sync>;
 pub struct Execution {
     /// It stops after this time without progress.
     pub timeout: Duration,
-    /// Hears of every step.
+    /// Receives every event.
     pub report: Tell,
-    /// Ends it.
+    /// Interrupts it.
     pub interrupt: Interrupt,
 }
 

@@ -31,10 +31,10 @@ use crate::store::Lock;
 /// The interval of progress reports.
 const TELL: Duration = Duration::from_millis(500);
 
-/// How far a backup is.
+/// The progress of a backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Progress {
-    /// Bytes of the snapshot that came.
+    /// Bytes of the snapshot that were received.
     pub received: u64,
     /// Bytes of the object that were sent to the store.
     pub stored: u64,
@@ -44,7 +44,7 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// Hears how far a backup is.
+/// Receives the progress of a backup.
 pub type Watch<'a> = dyn Fn(Progress) + Send + Sync + 'a;
 
 /// A new backup.
@@ -125,7 +125,7 @@ pub struct Listed {
     /// Its manifest, when it is valid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifest: Option<Manifest>,
-    /// Why it does not count.
+    /// Why it is invalid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -133,7 +133,7 @@ pub struct Listed {
 /// A cluster's backups.
 #[derive(Debug, Serialize)]
 pub struct Listing {
-    /// Whose.
+    /// The cluster that they belong to.
     pub cluster: Name,
     /// Where.
     pub place: String,
@@ -141,7 +141,7 @@ pub struct Listing {
     pub backups: Vec<Listed>,
 }
 
-/// What there is.
+/// The backups in the store.
 pub async fn list(fleet: &Arc<Fleet>, cluster: Option<&str>, accepted: &Accepted) -> Result<Listing, OpError> {
     let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
     let now = Timestamp::now();
@@ -165,13 +165,13 @@ pub async fn list(fleet: &Arc<Fleet>, cluster: Option<&str>, accepted: &Accepted
 /// The result of removing old backups.
 #[derive(Debug, Serialize)]
 pub struct Pruned {
-    /// Whose.
+    /// The cluster that they belong to.
     pub cluster: Name,
     /// Where.
     pub place: String,
     /// Whether this is a dry run: nothing was removed.
     pub shown: bool,
-    /// Full backups that went.
+    /// Full backups that were removed.
     pub fulls: Vec<FullName>,
     /// Backups whose changes were removed.
     pub changes: Vec<FullName>,
@@ -225,7 +225,7 @@ pub async fn prune(
 /// The key that verifies a cluster's backups.
 #[derive(Debug, Serialize)]
 pub struct VerifyingKey {
-    /// Whose.
+    /// The fleet that it belongs to.
     pub fleet: Name,
     /// Of which cluster.
     pub cluster: Name,
@@ -267,7 +267,7 @@ pub struct Verified {
     pub problem: Option<String>,
 }
 
-/// Which backups are looked at.
+/// Which backups are verified.
 #[derive(Debug, Clone, Copy)]
 pub enum Which<'a> {
     /// The newest.

@@ -29,7 +29,7 @@ pub struct Certificate {
     pub what: &'static str,
     /// During a rotation: `signs`, `signs next`, `still trusted`, `trusted no more`.
     pub standing: Option<&'static str>,
-    /// Whose.
+    /// Its holder.
     pub whose: String,
     /// From when.
     pub not_before: Timestamp,

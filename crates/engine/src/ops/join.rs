@@ -21,7 +21,7 @@ const SHORTEST: Duration = Duration::from_secs(60);
 /// The line is a secret for as long as it is valid: no longer than an operator needs to get to a host.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What takes a host in.
+/// What enrolls a host manually.
 #[derive(Debug, Clone, Serialize)]
 pub struct Invitation {
     /// The host.

@@ -50,7 +50,7 @@ pub enum OpError {
     /// The fleet cannot be opened.
     #[error(transparent)]
     Fleet(#[from] FleetError),
-    /// Auth was never seen on.
+    /// Auth was never observed as enabled.
     #[error(
         "auth of cluster `{0}` was not seen on yet, and until it is, every client with a certificate is a superuser: run \
          `raftsman apply` first"
@@ -59,13 +59,13 @@ pub enum OpError {
     /// The operator did not approve.
     #[error("{0}")]
     Declined(String),
-    /// What is needed is not there.
+    /// A requirement of `apply` is missing.
     #[error("{}", needs::listed(.0))]
     Unmet(Vec<needs::Unmet>),
     /// Some clusters did not converge; the causes were reported as they happened.
     #[error("not as it should be yet: {}; what stopped it is named above", names(.0))]
     NotConverged(Vec<Name>),
-    /// There is nothing yet.
+    /// The file was never applied.
     #[error("this fleet was never applied: run `raftsman apply` first")]
     NeverApplied,
     /// The file keeps a cluster.
@@ -84,7 +84,7 @@ pub enum OpError {
     /// The state.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Keys or memory of a cluster.
+    /// The cluster's keys or ledger.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
     /// An etcd binary.
@@ -157,7 +157,7 @@ pub enum OpError {
         cluster: Name,
         /// Which side.
         side: Side,
-        /// So many CAs are kept.
+        /// How many CAs the state keeps.
         count: usize,
     },
     /// No such cluster in the file.
@@ -228,7 +228,7 @@ pub enum OpError {
     /// Neither a certificate nor a key.
     #[error("`{0}` is neither a certificate file nor the SHA-256 of a public key in hexadecimal")]
     NoCertificate(String),
-    /// That would take the fleet away.
+    /// The key is that of the fleet's own authority.
     #[error("this is the key of the fleet's CA itself: `raftsman cert rotate fleet` makes another")]
     RevokesAuthority,
     /// The next phase must wait.
@@ -261,7 +261,7 @@ pub enum OpError {
         /// Which side.
         side: Side,
     },
-    /// Clients are waited for.
+    /// The rotation waits for clients.
     #[error(
         "the old clients CA of `{0}` is still trusted, so that clients can get new certificates; once they have: \
          `raftsman cert rotate clients --finish`"

@@ -77,7 +77,7 @@ pub struct FleetPlan {
     pub strangers: Vec<String>,
     /// Connections of the provider that do not answer: their machines are neither made nor changed.
     pub provider_unreachable: Vec<SilentConnection>,
-    /// What the steps delete for good.
+    /// What the steps delete permanently.
     pub deletions: Vec<Deletion>,
     /// What `apply` needs and would not find: it does not start.
     pub unmet: Vec<Unmet>,

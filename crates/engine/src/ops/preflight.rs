@@ -37,7 +37,7 @@ pub struct ClusterPreflight {
     pub by_measurement: bool,
     /// Whether this measurement is kept.
     pub saved: bool,
-    /// What does not suit.
+    /// What does not fit.
     pub concerns: Vec<ConcernStatus>,
 }
 

@@ -1,4 +1,5 @@
-//! `raftsman recover`: a cluster whose majority is lost for good → what is left, and a decision that `apply` carries out.
+//! `raftsman recover`: a cluster that lost its majority permanently → what is left, and a decision that `apply` carries
+//! out.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ pub struct Wishes {
     pub cluster: Option<String>,
     /// The survivor to recover from, where the operator chooses it.
     pub from: Option<Name>,
-    /// Members that are known to be gone for good.
+    /// Members that are known to be lost permanently.
     pub lost: Vec<Name>,
 }
 

@@ -41,7 +41,7 @@ impl Wish {
         trust.now |= self.now;
     }
 
-    /// Whether it can be granted.
+    /// Whether the request is possible.
     fn check(self, cluster: &ClusterAt) -> Result<Trust, OpError> {
         let (side, name) = (self.side, cluster.desired.name.clone());
         let trust = cluster.trust(side)?;
@@ -58,7 +58,7 @@ impl Wish {
     }
 }
 
-/// What granting a wish would do.
+/// What the rotation would do.
 #[derive(Debug, Clone, Serialize)]
 pub struct Rotation {
     /// Of which cluster.
@@ -86,7 +86,7 @@ pub async fn run(
     carry_out(&fleet, &lock, &only, execution).await
 }
 
-/// What granting this wish would do.
+/// What this rotation would do.
 pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, wish: Wish) -> Result<Rotation, OpError> {
     let cluster = Arc::new(pick_cluster(fleet, cluster)?);
     wish.check(&cluster)?;

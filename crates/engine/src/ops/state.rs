@@ -35,7 +35,7 @@ pub struct LedgerState {
     pub remedy: Remedy,
 }
 
-/// How a ledger comes back.
+/// How a ledger is repaired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Remedy {
@@ -50,7 +50,7 @@ pub enum Remedy {
     World,
 }
 
-/// A ledger that was brought back.
+/// A repaired ledger.
 #[derive(Debug, Clone, Serialize)]
 pub struct Repaired {
     /// The cluster.
@@ -59,7 +59,7 @@ pub struct Repaired {
     pub from: Remedy,
     /// Its version now.
     pub version: u64,
-    /// What could not be brought back.
+    /// What could not be restored.
     pub lost: Vec<&'static str>,
 }
 

@@ -20,7 +20,7 @@ use crate::fleet::Fleet;
 use crate::machines::SilentConnection;
 use crate::observe::Observer;
 
-/// How a fleet fares.
+/// The status of a fleet.
 #[derive(Debug, Clone, Serialize)]
 pub struct FleetStatus {
     /// Its name.
@@ -33,7 +33,7 @@ pub struct FleetStatus {
     pub provider_unreachable: Vec<SilentConnection>,
 }
 
-/// How a cluster fares.
+/// The status of a cluster.
 #[derive(Debug, Clone, Serialize)]
 pub struct ClusterStatus {
     /// Its name.
@@ -49,7 +49,7 @@ pub struct ClusterStatus {
     pub zones: Option<Zones>,
     /// The leader's name.
     pub leader: Option<Name>,
-    /// Whether auth is on.
+    /// Whether auth is enabled.
     pub auth: Option<bool>,
     /// Alarms that etcd raised.
     pub alarms: Vec<Alarm>,
@@ -63,7 +63,7 @@ pub struct ClusterStatus {
     pub waiting: Vec<WaitingStatus>,
     /// Roles and users that differ from the file.
     pub drift: Vec<Drift>,
-    /// The member's certificate that ends first.
+    /// The member's certificate that expires first.
     pub first_expiry: Option<Expiry>,
     /// The authority in use that expires first.
     pub first_ca_expiry: Option<Expiry>,
@@ -89,20 +89,20 @@ pub struct WaitingStatus {
     pub waiting: Waiting,
 }
 
-/// Something that ends.
+/// The expiry of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Expiry {
     /// When.
     pub at: Timestamp,
     /// What: `peer` or `server`, or an authority's side.
     pub what: &'static str,
-    /// Whose, where it is a member's.
+    /// The member that it belongs to, if any.
     pub member: Option<Name>,
     /// Whether it is due for renewal.
     pub due: bool,
 }
 
-/// How a member fares.
+/// The status of a member.
 #[derive(Debug, Clone, Serialize)]
 pub struct MemberStatus {
     /// Its name.
@@ -151,7 +151,7 @@ impl FleetStatus {
     }
 }
 
-/// Looks at everything.
+/// Observes everything.
 pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, OpError> {
     let clusters = for_each_cluster(fleet, only, |cluster| async move {
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
@@ -221,7 +221,7 @@ fn first_authority(desired: &Cluster, observed: &Observed, now: Timestamp) -> Op
     Side::ALL.into_iter().filter_map(expiry).min()
 }
 
-/// Whether clients are waited for.
+/// Whether the rotation waits for clients.
 fn awaits(observed: &Observed, side: Side, now: Timestamp) -> bool {
     observed.ledger.trust(side).is_some_and(|t| !t.old.is_empty() && !t.finishes(side, now))
 }

@@ -47,7 +47,7 @@ pub struct Compacted {
     pub newest: i64,
 }
 
-/// Single deeds on one cluster.
+/// Single actions on one cluster.
 struct Single<'a> {
     observer: Observer,
     journal: Journal,
@@ -198,7 +198,7 @@ fn target(cluster: Name, observed: &Observed, what: Drop) -> Result<Compacted, O
     }
 }
 
-/// Drops history.
+/// Compacts the history.
 pub async fn compact(
     fleet: &Arc<Fleet>,
     lock: &Lock,
@@ -215,7 +215,7 @@ pub async fn compact(
     Ok(compacted)
 }
 
-/// Hands leadership over to this member.
+/// Transfers leadership to this member.
 pub async fn move_leader(fleet: &Arc<Fleet>, lock: &Lock, member: &str, tell: &Tell) -> Result<Name, OpError> {
     let (cluster, machine) = pick_member(fleet, None, member)?;
     let single = Single::new(fleet, cluster, lock, tell)?;
@@ -245,16 +245,16 @@ pub struct Verification {
     pub verdict: &'static str,
     /// Members that differ from a majority.
     pub differing: Vec<Name>,
-    /// Every member, with what it said.
+    /// Every member's answer.
     pub members: Vec<Verified>,
 }
 
-/// What one member said.
+/// One member's answer.
 #[derive(Debug, Clone, Serialize)]
 pub struct Verified {
     /// Its name.
     pub member: Name,
-    /// Its data as one number.
+    /// The hash of its data.
     pub hash: Option<u32>,
     /// The revision up to which its history was compacted.
     pub compacted: Option<i64>,

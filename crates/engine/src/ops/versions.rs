@@ -22,11 +22,11 @@ pub struct ClusterVersions {
     pub running: BTreeMap<Name, EtcdVersion>,
     /// What the file wants.
     pub wanted: EtcdVersion,
-    /// What can be had.
+    /// The versions that the source has.
     pub available: Vec<EtcdVersion>,
     /// Every version on the path; none when all members run the desired one, or when there is no path.
     pub way: Vec<EtcdVersion>,
-    /// Why there is no way.
+    /// Why there is no upgrade path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<NoWay>,
     /// Why a version on the path cannot be installed: `apply` would not start.
@@ -40,7 +40,7 @@ pub struct ClusterVersions {
     pub snapshot: Option<SnapshotRecord>,
 }
 
-/// Why there is no way.
+/// Why there is no upgrade path.
 #[derive(Debug, Clone, Serialize)]
 pub struct NoWay {
     /// In words.
@@ -52,7 +52,7 @@ pub struct NoWay {
     pub refusal: VersionRefusal,
 }
 
-/// Looks at every cluster.
+/// Observes every cluster.
 pub async fn all(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<ClusterVersions>, OpError> {
     for_each_cluster(fleet, only, |cluster| async move {
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;

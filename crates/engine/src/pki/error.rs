@@ -32,7 +32,7 @@ pub enum PkiError {
         /// Its subject.
         subject: String,
     },
-    /// Its time is over.
+    /// It has expired.
     #[error("the CA {subject} ended at {at}; bring a new certificate for it, or let raftsman make a CA")]
     AuthorityEnded {
         /// Its subject.
@@ -40,7 +40,7 @@ pub enum PkiError {
         /// When it ended.
         at: Timestamp,
     },
-    /// Its time has not come.
+    /// It is not valid yet.
     #[error("the CA {subject} begins only at {at}; check this computer's clock, or wait")]
     AuthorityNotYet {
         /// Its subject.

@@ -58,7 +58,7 @@ pub enum StoreError {
         /// The newest known one.
         known: u32,
     },
-    /// Others can read or change it.
+    /// Other users can read or change it.
     #[error(
         "{path} is open to other users (mode {mode:04o}); close it: chmod {wanted:o} {path}",
         path = path.display()
@@ -243,7 +243,7 @@ pub enum StoreError {
         /// Why.
         source: serde_json::Error,
     },
-    /// The system said no.
+    /// A file operation failed.
     #[error("cannot {doing} {path}: {source}{hint}", path = path.display(), hint = hint(source))]
     Io {
         /// What was tried.

@@ -36,7 +36,7 @@ pub struct Entry {
 pub struct Filter {
     /// Those of this cluster only.
     pub cluster: Option<String>,
-    /// The last so many only.
+    /// Only this many of the last lines.
     pub last: Option<usize>,
 }
 

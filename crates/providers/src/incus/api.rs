@@ -72,7 +72,7 @@ pub(super) enum Content {
         mode: u32,
         bytes: Bytes,
     },
-    /// It leads there.
+    /// A symbolic link to this path.
     Link(String),
     Directory,
 }

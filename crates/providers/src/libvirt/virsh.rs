@@ -18,7 +18,7 @@ pub enum LibvirtError {
     /// `virsh` is not there.
     #[error("`virsh` could not be run: install libvirt's client (Debian and Ubuntu: `libvirt-clients`)")]
     NoVirsh(#[source] io::Error),
-    /// Not allowed in.
+    /// This user may not use libvirt.
     #[error(
         "libvirt at {uri} does not let this user in: join the group `libvirt` (`sudo usermod -aG libvirt $USER`) and log \
          in again, or have a policy made for it; it says:\n{words}"
@@ -236,7 +236,7 @@ impl LibvirtError {
     }
 }
 
-/// A way to one libvirt.
+/// A connection to one libvirt.
 #[derive(Clone, Debug)]
 pub(super) struct Virsh {
     /// As the user wrote it.
@@ -264,7 +264,7 @@ impl Virsh {
         let verb = || arguments.first().map(ToString::to_string).unwrap_or_default();
         let mut command = Command::new("virsh");
         command.args(["--quiet", "--connect", &unattended(&self.uri)]).args(arguments);
-        // What it says is read.
+        // Its messages are parsed, so they must be in English.
         command.env("LC_ALL", "C").env_remove("LANGUAGE");
         match program::run(&mut command, input, limit).await {
             Ok(printed) => Ok(String::from_utf8_lossy(&printed).into_owned()),
