@@ -1,5 +1,4 @@
-//! Progress of a transfer to or from a store → a bar on a terminal, a line at intervals in a pipe, JSON lines for
-//! programs.
+//! Progress of a transfer to or from a store → a bar on a terminal, lines in a pipe, JSON lines for programs.
 
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, PoisonError};

@@ -152,8 +152,8 @@ impl ClusterAt {
         Ok(authority)
     }
 
-    /// Whether this key signs for another side of the cluster, or for agents. Two files can hold one key, so that `check`
-    /// may not have seen it; over clusters it compares the keys of all files that it can read.
+    /// Whether this key signs for another side of the cluster, or for agents. Two files can hold one key, so that
+    /// `check` may not have seen it; over clusters it compares the keys of all files that it can read.
     fn check_not_shared(&self, side: Side, key: &str) -> Result<(), ClusterError> {
         let shared =
             |with| ClusterError::SharedAuthority { cluster: self.desired.name.clone(), kind: side.into(), with };

@@ -120,7 +120,8 @@ pub struct Accepted {
     pub unsigned: bool,
 }
 
-/// The seed of the key that signs the backups of a cluster of this fleet; nothing where the fleet has no secret for it yet.
+/// The seed of the key that signs the backups of a cluster of this fleet; nothing where the fleet has no secret for it
+/// yet.
 fn seed(fleet: &Fleet, cluster: &Name) -> Result<Option<Vec<u8>>, BackupError> {
     let secret = fleet.secrets.get(SIGNING)?;
     Ok(secret.map(|secret| sign::seed(secret.expose_secret().as_bytes(), fleet.id(), cluster)))

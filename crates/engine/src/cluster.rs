@@ -361,8 +361,7 @@ impl ClusterAt {
         let peers = self.trust(Side::Peers)?;
         let mut vouched = BTreeMap::new();
         for (side, trust) in [(Side::Peers, &peers), (Side::Clients, &trust)] {
-            // A client of every trusted authority beside the one that signs: its handshake is tested before the
-            // authority changes.
+            // A client of every authority that the ledger knows: its handshake is tested before the signer changes.
             for record in trust.known().into_iter().filter(|a| trust.rotates() && a.not_after > now) {
                 // Without a name or an address in the certificate, etcd does not check the client's address.
                 let identity = client(&self.kept(side, record)?, "")?;
@@ -433,7 +432,7 @@ pub struct ClusterCredentials {
     pub nobody: Credentials,
     /// A client with a certificate that a foreign authority signed.
     pub foreign: Credentials,
-    /// During a rotation: a client without a user name for each trusted authority, by its key.
+    /// During a rotation: a client without a user name for each known authority, by its key.
     pub vouched: BTreeMap<(Side, String), Credentials>,
     /// Whether our clients need no user: the file disables auth.
     pub nameless: bool,

@@ -1,5 +1,4 @@
-//! The record of the fleet's authorities and revocations in the state → the authority that signs for agents, and the
-//! certificates that agents accept.
+//! The state's record of fleet authorities and revocations → the signer for agents, and the certificates they accept.
 //!
 //! A fleet begins with one authority, which machines get with their boot data, and no record. A rotation or a
 //! revocation writes one; from then on a step of the plan sends its content to agents.

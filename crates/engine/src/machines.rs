@@ -186,7 +186,8 @@ mod tests {
 
     use super::*;
 
-    /// Three connections with a machine each, which bears the name of its connection: one answers, one fails, one hangs.
+    /// Three connections with a machine each, which bears the name of its connection: one answers, one fails, one
+    /// hangs.
     #[derive(Debug)]
     struct Three;
 

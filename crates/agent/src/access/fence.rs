@@ -41,8 +41,8 @@ pub enum FenceError {
     },
 }
 
-/// How far a generation may be ahead of the newest one obeyed. A lock adds one: this many take 136 years at one a second,
-/// and a fence that was moved by mistake can still be passed afterwards.
+/// How far a generation may be ahead of the newest one obeyed. A lock adds one: this many take 136 years at one a
+/// second, and a fence that was moved by mistake can still be passed afterwards.
 const FURTHEST: u64 = 1 << 32;
 
 /// The newest generation obeyed, kept over restarts.

@@ -1,5 +1,4 @@
-//! The settings of backups on this machine → one machine of the cluster at a time makes them on a schedule, without an
-//! operator.
+//! The settings of backups on this machine → backups on a schedule, made by one machine of the cluster at a time.
 //!
 //! A lease in the cluster's own etcd decides which machine it is. If two hold it for a moment, nothing is lost: objects
 //! are written once, and a machine that finds an object already written starts again from what is in the store.

@@ -2,7 +2,7 @@
 //! file for this start.
 //!
 //! A member that lost its data has also lost its vote and its log, and could vote twice: it is never started again
-//! under the same id.
+//! as the same member.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,8 +36,8 @@ pub enum PrestartError {
 pub enum Expected {
     /// Nothing.
     Empty {
-        /// The lines of etcd's configuration that say which cluster it bootstraps or joins; none when the configuration or
-        /// an earlier try says so.
+        /// The lines of etcd's configuration that say which cluster it bootstraps or joins; none when the configuration
+        /// or an earlier try says so.
         bootstrap: String,
     },
     /// A member's data.
@@ -75,7 +75,7 @@ pub struct Started {
     pub trust: Trust,
     /// Whether the last start had `force-new-cluster`.
     pub alone: bool,
-    /// The ids of the data that it ran on: a member that lost its data must not come back under the same id.
+    /// The ids of the data that it ran on: a member that lost its data must not come back as the same member.
     pub ids: Option<Ids>,
 }
 

@@ -26,8 +26,8 @@ pub fn of(root: &Root, program: Program) -> Option<Handle> {
     ours(root, program, &program.known_by(root))
 }
 
-/// A process that runs one of a program's binaries as the agent's own user or as the program's, with exactly this argument.
-/// The argument alone proves nothing: every local user can start a process with it.
+/// A process that runs one of a program's binaries as the agent's own user or as the program's, with exactly this
+/// argument. The argument alone proves nothing: every local user can start a process with it.
 pub fn ours(root: &Root, program: Program, argument: &str) -> Option<Handle> {
     let binaries = program.files(root).versions().canonicalize().ok()?;
     let is_ours = |pid: u32| has_argument(pid, argument) && runs_from(pid, &binaries) && is_trusted(pid, program);

@@ -19,9 +19,9 @@ impl Hands<'_> {
         Ok(client)
     }
 
-    /// Has a majority of the members' agents obey our generation. Two majorities share an agent: once an operator with a
-    /// newer lock has passed, none with an older one does. How many it takes follows from etcd's own list, which is the
-    /// same for both of them.
+    /// Has a majority of the members' agents obey our generation. Two majorities share an agent: once an operator with
+    /// a newer lock has passed, none with an older one does. How many it takes follows from etcd's own list, which is
+    /// the same for both of them.
     pub(super) async fn pass_fence(self, client: &Client) -> Result<(), ActError> {
         Box::pin(self.majority_passed(client)).await
     }

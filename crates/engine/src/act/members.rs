@@ -49,8 +49,9 @@ impl Hands<'_> {
         .await
     }
 
-    /// Has the cluster agree on an entry that changes nothing. A learner that was sent a snapshot counts as having applied
-    /// nothing before the next entry comes, refuses its own first request for it, and a quiet cluster has no next entry.
+    /// Has the cluster agree on an entry that changes nothing. A learner that was sent a snapshot counts as having
+    /// applied nothing before the next entry comes, refuses its own first request for it, and a quiet cluster has no
+    /// next entry.
     pub async fn nudge(self, now: Timestamp) -> Result<(), ActError> {
         let mut client = Box::pin(self.voter(now, |_| true)).await?;
         self.pass_fence(&client).await?;

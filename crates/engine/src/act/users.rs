@@ -1,5 +1,4 @@
-//! Roles and users: etcd's own calls, each through the leader. Each is idempotent: a killed run may have made it
-//! already.
+//! Roles and users: etcd's own calls, each through the leader, and idempotent: a killed run may have made them.
 
 use etcd_client::{Client, Permission, PermissionType, RoleRevokePermissionOptions, UserAddOptions};
 use jiff::Timestamp;

@@ -1,5 +1,4 @@
-//! Endpoints and credentials of a cluster that is not raftsman's → all that can be observed of it. Nothing in it is
-//! changed.
+//! Endpoints and credentials of a cluster that is not raftsman's → all that can be observed of it without a change.
 
 mod certificates;
 mod metrics;

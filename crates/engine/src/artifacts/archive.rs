@@ -14,8 +14,8 @@ use super::ArtifactError;
 /// No release of etcd is near this size; a larger entry is not unpacked.
 const LARGEST: u64 = 1024 * 1024 * 1024;
 
-/// Unpacks etcd into the cache, unless it is there, and beside it the tool that restores snapshots, where the release has
-/// it. No name out of the archive is ever used as a path.
+/// Unpacks etcd into the cache, unless it is there, and beside it the tool that restores snapshots, where the release
+/// has it. No name out of the archive is ever used as a path.
 pub(super) fn unpack(
     path: &Path,
     sha256: &str,

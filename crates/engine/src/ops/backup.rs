@@ -38,7 +38,7 @@ pub struct Progress {
     pub received: u64,
     /// Bytes of the object that were sent to the store.
     pub stored: u64,
-    /// Bytes of the object that were read back for the check.
+    /// Bytes of the object that were read, back from the store or to verify it.
     pub checked: u64,
     /// The total of bytes to receive or, where nothing is received, to check.
     pub total: u64,

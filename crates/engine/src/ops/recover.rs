@@ -1,5 +1,4 @@
-//! `raftsman recover`: a cluster that lost its majority permanently → what is left, and a decision that `apply` carries
-//! out.
+//! `raftsman recover`: a cluster that lost its majority permanently → what is left, and a decision for `apply`.
 
 use std::sync::Arc;
 

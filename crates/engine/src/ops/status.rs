@@ -109,7 +109,8 @@ pub struct MemberStatus {
     pub name: Name,
     /// Its address.
     pub address: std::net::IpAddr,
-    /// In one word: `leader`, `follower`, `unhealthy`, `starting`, `silent`, `denied`, `unclear`, `stopped`, `unreachable`, `missing`.
+    /// In one word: `leader`, `follower`, `unhealthy`, `starting`, `silent`, `denied`, `unclear`, `stopped`,
+    /// `unreachable`, `missing`.
     pub state: &'static str,
     /// What prevents it from being healthy, if anything.
     pub problem: Option<String>,

@@ -1,5 +1,4 @@
-//! `raftsman defrag`, `compact`, `move-leader`, `verify`: one action each, checked against a new observation like any
-//! step.
+//! `raftsman defrag`, `compact`, `move-leader`, `verify`: one action each, checked against a new observation.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

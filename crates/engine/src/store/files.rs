@@ -140,7 +140,8 @@ pub(super) fn remove_tree(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Deletes the unfinished files that killed processes left. Only while no other process writes: else they may be in use.
+/// Deletes the unfinished files that killed processes left. Only while no other process writes: else they may be in
+/// use.
 pub(super) fn sweep(dir: &Path) -> Result<(), StoreError> {
     let shelves = SHELVES.map(|shelf| dir.join(shelf.directory));
     for dir in shelves.iter().map(PathBuf::as_path).chain([dir]) {

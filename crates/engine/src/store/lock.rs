@@ -1,8 +1,8 @@
-//! The files `lock` and `locks/<stack>.lock` → one writer of each stack at a time, and its record for all other
-//! processes.
+//! The files `lock` and `locks/<stack>.lock` → one writer of each stack at a time, and its record for other processes.
 //!
-//! A writer of some stacks holds `lock` shared and the files of its stacks exclusively; a writer of the fleet's own entries
-//! holds `lock` exclusively, and so excludes all others. The operating system releases both when the process ends.
+//! A writer of some stacks holds `lock` shared and the files of its stacks exclusively; a writer of the fleet's own
+//! entries holds `lock` exclusively, and so excludes all others. The operating system releases both when the process
+//! ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions, TryLockError};

@@ -27,8 +27,9 @@ use crate::files;
 use crate::root::Root;
 use crate::status::describe;
 
-/// A new program that no client had an answer from for so long is reverted. The caller asks at once; an agent serves some
-/// 50 ms after its start. The old program is back within 30 s also where systemd waits a second before it starts it.
+/// A new program that no client had an answer from for so long is reverted. The caller asks at once; an agent serves
+/// some 50 ms after its start. The old program is back within 30 s also where systemd waits a second before it starts
+/// it.
 pub const LIMIT: Duration = Duration::from_secs(15);
 /// The program on trial reverts itself so much later, where its guardian is gone.
 const OWN_LIMIT: Duration = Duration::from_secs(18);
@@ -123,8 +124,8 @@ fn exec(path: &Path, root: &Root, mode: LaunchMode, guardian: Option<u32>) -> Up
     UpgradeError::Exec { path: path.to_path_buf(), source }
 }
 
-/// Watches the process that started this one until its program is confirmed; otherwise ends it, and has the old program run
-/// again.
+/// Watches the process that started this one until its program is confirmed; otherwise ends it, and has the old program
+/// run again.
 pub fn guard(root: &Path, mode: LaunchMode) -> Result<(), UpgradeError> {
     let root = Root::open(root)?;
     let parent = getppid().ok_or(UpgradeError::NoGuardian)?;
