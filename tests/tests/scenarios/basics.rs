@@ -146,6 +146,24 @@ fn the_provider_does_not_answer() {
     ");
 }
 
+/// Members answer although their provider does not. None of them is added or removed then: the machines could be neither
+/// made nor deleted.
+#[test]
+fn members_stay_while_the_provider_does_not_answer() {
+    let mut scene = Scene::settled(5);
+    scene.desired = cluster(3, &[]);
+    (1..=5).for_each(|i| scene.hide(i, Hidden::Machine));
+    assert_snapshot!(scene.to_the_end(), @"
+    waits: main-1: the provider could not be asked: timed out
+    waits: main-2: the provider could not be asked: timed out
+    waits: main-3: the provider could not be asked: timed out
+    waits: main-4: the provider could not be asked: timed out
+    waits: main-5: the provider could not be asked: timed out
+    ");
+    scene.hidden.clear();
+    assert!(scene.to_the_end().ends_with("done\n"));
+}
+
 #[test]
 fn a_port_is_taken_before_the_first_start() {
     let mut scene = Scene::empty(3, &[]);

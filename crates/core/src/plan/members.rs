@@ -87,6 +87,17 @@ impl Draft<'_> {
         self.steps.is_empty() && self.view.has_quorum() && self.sound(about)
     }
 
+    /// Machines of which the provider could not be asked.
+    fn unknown_machines(&self) -> Vec<Waiting> {
+        let unknown = |(name, machine): (&Name, &Fact<_>)| match machine {
+            Fact::Unreachable { error, .. } => {
+                Some(Waiting::MachineUnknown { machine: name.clone(), error: error.clone() })
+            }
+            Fact::Seen { .. } | Fact::Absent { .. } => None,
+        };
+        self.observed.members.iter().filter_map(|(name, member)| unknown((name, &member.machine))).collect()
+    }
+
     /// Voters that are not healthy, other than this one.
     pub(super) fn unhealthy_beside(&self, member: Option<MemberId>) -> Vec<String> {
         let healthy = |id| self.view.healthy.iter().any(|n| self.view.answering.get(n).is_some_and(|e| e.member == id));
@@ -248,6 +259,14 @@ pub(super) fn change_membership(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> R
     }
     if draft.view.listed.unwrap_or_default().iter().any(|m| m.learner) {
         return Report::Left(Because::Learner);
+    }
+    // A machine that its provider cannot be asked for can neither be made nor deleted: its cluster would stay half changed.
+    let unknown = draft.unknown_machines();
+    if !unknown.is_empty() {
+        draft
+            .waiting
+            .extend(unknown.into_iter().filter(|waiting| !draft.waiting.contains(waiting)).collect::<Vec<_>>());
+        return Report::Looked;
     }
     let unhealthy = draft.unhealthy_beside(None);
     if !unhealthy.is_empty() {

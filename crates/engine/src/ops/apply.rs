@@ -139,13 +139,13 @@ pub async fn carry_out(
 /// changed.
 pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError> {
     agent(&fleet.setting)?;
-    let silent = fleet.inventory().await.silent;
     let chosen = || fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
     let clusters = chosen().map(|cluster| Ok((cluster, ClusterAt::open(fleet, cluster)?)));
     let clusters = clusters.collect::<Result<Vec<_>, OpError>>()?;
     // Running clusters are maintained without the provider as far as possible. Where none runs yet, everything depends
     // on machines.
     if clusters.iter().all(|(_, at)| at.ledger().started.is_empty() && at.ledger().adopted().is_none()) {
+        let silent = fleet.inventory().await.silent;
         provider_answers(fleet, &silent, chosen().flat_map(|c| &c.members).map(|m| &m.name))?;
     }
     for (cluster, at) in clusters {
