@@ -181,7 +181,8 @@ pub(crate) fn tolerances(members: Tolerance, zones: Option<&Zones>) -> String {
     };
     match (members, zones.map(|zones| zones.tolerance)) {
         (Tolerance::CanLose(members), Some(Tolerance::CanLose(zones))) => {
-            format!("can lose {} or {}", count(members, "member"), count(zones, "zone"))
+            let joined = if zones == 0 { "," } else { " or" };
+            format!("can lose {}{joined} {}", count(members, "member"), count(zones, "zone"))
         }
         (members, _) => tolerance(members),
     }
@@ -214,7 +215,7 @@ mod tests {
         let zones = |n| Zones { tolerance: Tolerance::CanLose(n), members: BTreeMap::new(), down: BTreeSet::new() };
         assert_eq!(tolerances(Tolerance::CanLose(1), None), "can lose 1");
         assert_eq!(tolerances(Tolerance::CanLose(2), Some(&zones(1))), "can lose 2 members or 1 zone");
-        assert_eq!(tolerances(Tolerance::CanLose(1), Some(&zones(0))), "can lose 1 member or no zone");
+        assert_eq!(tolerances(Tolerance::CanLose(1), Some(&zones(0))), "can lose 1 member, no zone");
         assert_eq!(tolerances(Tolerance::NoQuorum, Some(&zones(0))), "no quorum");
     }
 }
