@@ -184,6 +184,8 @@ pub enum Reason {
     NotAsked,
     /// The machine, or the process that watched it, went down in between.
     Interrupted,
+    /// The process that was to watch it ended before the trial began.
+    Unwatched,
     /// The system did not run it.
     NotRun(String),
 }
@@ -196,13 +198,14 @@ impl Reason {
             Self::Silent => format!("it did not serve within {} s", trial::LIMIT.as_secs()),
             Self::NotAsked => format!("no client asked for its report within {} s", trial::LIMIT.as_secs()),
             Self::Interrupted => "the machine or its agent was restarted while the new program was on trial".to_owned(),
+            Self::Unwatched => "the process that was to watch its trial did not start, or was killed".to_owned(),
             Self::NotRun(error) => format!("it could not be run: {error}"),
         }
     }
 
     /// Whether the reason may be unrelated to the program.
     fn interrupts(&self) -> bool {
-        matches!(self, Self::Interrupted | Self::Ended(None))
+        matches!(self, Self::Interrupted | Self::Unwatched | Self::Ended(None))
     }
 }
 
@@ -288,7 +291,7 @@ fn write_down(root: &Root, trial: &Trial, reason: &Reason) {
     let interruptions = if reason.interrupts() { before.map_or(0, |failed| failed.interruptions) + 1 } else { 0 };
     let retriable = match reason {
         Reason::NotAsked => true,
-        Reason::Ended(None) | Reason::Interrupted => interruptions < MOST_INTERRUPTIONS,
+        Reason::Ended(None) | Reason::Interrupted | Reason::Unwatched => interruptions < MOST_INTERRUPTIONS,
         Reason::Ended(Some(_)) | Reason::Silent | Reason::NotRun(_) => false,
     };
     let at = Timestamp::now();
@@ -701,7 +704,7 @@ mod tests {
             Upgrade::new(false, None).report(&root).failed.expect("reported").retriable
         };
         assert!(revert_for(Reason::Interrupted));
-        assert!(revert_for(Reason::Ended(None)));
+        assert!(revert_for(Reason::Unwatched));
         assert!(!revert_for(Reason::Interrupted), "three in a row");
         assert!(revert_for(Reason::NotAsked));
         assert!(revert_for(Reason::Interrupted), "counted anew");

@@ -71,7 +71,11 @@ fn begin(root: &Root, program: Program, mode: LaunchMode) -> UpgradeError {
         Err(error) => error,
     };
     // The guardian sees that there is no trial any more, and ends.
-    if let Err(error) = revert(root, &trial, &Reason::NotRun(describe(&failed))) {
+    let reason = match failed {
+        UpgradeError::NoGuardian => Reason::Unwatched,
+        other => Reason::NotRun(describe(&other)),
+    };
+    if let Err(error) = revert(root, &trial, &reason) {
         tracing::error!(error = describe(&error), "a failed upgrade of the agent cannot be recorded");
     }
     exec(Path::new(SELF), root, mode, None)
