@@ -57,6 +57,10 @@ test: everything lab
 soak: everything lab
     RAFTSMAN_SOAK=1 RAFTSMAN_MUTATIONS=1000000 RAFTSMAN_SIM_PLANS=2000000 cargo nextest run --release --workspace --no-capture
 
+# One digest of all decisions in seeded worlds: the same on two commits when a change was not meant to change any
+trace: everything
+    cargo nextest run --release --workspace --test simulation --no-capture --run-ignored only -E 'test(/^trace::/)'
+
 # Bring-up against the bare engine: five members by hand and by raftsman, side by side
 bench-up *args: everything lab
     ./target/release/measure bench-up {{args}}

@@ -6,6 +6,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use aws_lc_rs::digest::{Context, SHA256};
+use raftsman_api::hex;
+
 /// The mode of a file that a program reads and other users do not. Where the program has a user of its own, the
 /// directory above sets the group; elsewhere it is the agent's own user, below a directory that no other user may
 /// enter.
@@ -157,6 +160,18 @@ pub fn tail(path: &Path, lines: usize, bytes: u64, from: u64) -> Result<Vec<Stri
         Ok(found[skip..].iter().map(|line| (*line).to_owned()).collect())
     };
     read().map_err(FileError::of("read", path))
+}
+
+/// The SHA-256 of an open file, from where it is to its end, without all of it in memory.
+pub fn digest(file: &mut File, path: &Path) -> Result<String, FileError> {
+    let mut context = Context::new(&SHA256);
+    let mut buffer = vec![0; 256 * 1024];
+    loop {
+        match file.read(&mut buffer).map_err(FileError::of("read", path))? {
+            0 => return Ok(hex::encode(context.finish().as_ref())),
+            count => context.update(&buffer[..count]),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -127,4 +127,13 @@ impl Root {
     pub fn removed(&self) -> PathBuf {
         self.0.join("etcd/removed")
     }
+
+    /// A root of a test's own, prepared, gone with the directory.
+    #[cfg(test)]
+    pub(crate) fn scratch() -> (tempfile::TempDir, Self) {
+        let dir = tempfile::tempdir().expect("dir");
+        let root = Self::open(dir.path()).expect("root");
+        root.prepare().expect("prepare");
+        (dir, root)
+    }
 }

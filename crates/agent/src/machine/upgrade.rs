@@ -8,7 +8,7 @@
 pub mod trial;
 
 use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -309,15 +309,7 @@ fn write_down(root: &Root, trial: &Trial, reason: &Reason) {
 
 /// The SHA-256 of a file.
 fn digest_of(path: &Path) -> Result<String, FileError> {
-    let mut file = File::open(path).map_err(FileError::of("open", path))?;
-    let mut context = digest::Context::new(&SHA256);
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match file.read(&mut buffer).map_err(FileError::of("read", path))? {
-            0 => return Ok(hex::encode(context.finish().as_ref())),
-            some => context.update(&buffer[..some]),
-        }
-    }
+    files::digest(&mut File::open(path).map_err(FileError::of("open", path))?, path)
 }
 
 /// What a start of the agent finds.
@@ -622,9 +614,7 @@ mod tests {
     use super::*;
 
     fn root() -> (tempfile::TempDir, Root) {
-        let dir = tempfile::tempdir().expect("dir");
-        let root = Root::open(dir.path()).expect("root");
-        root.prepare().expect("prepare");
+        let (dir, root) = Root::scratch();
         files::make_dir(&super::dir(&root), 0o700).expect("programs");
         (dir, root)
     }

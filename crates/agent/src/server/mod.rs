@@ -405,7 +405,7 @@ impl AgentService for Server {
             let served = tokio::select! {
                 served = serve_restore_test(&agent, &head, parts, &told) => served,
                 full = room.ends() => Err(full.status()),
-                () = told.closed() => Err(Status::cancelled("nobody listens any more")),
+                () = told.closed() => Err(Status::cancelled("the caller went away")),
             };
             if let Err(status) = served {
                 tracing::warn!(error = status.message(), "a restore test failed");

@@ -61,7 +61,7 @@ pub(super) async fn serve_restore_test(
     let coded = |error: RestoreTestError| error.status();
     let tell = async |what| {
         let sent = told.send(Ok(v1::RehearseReply { what: Some(what) })).await;
-        sent.map_err(|_| Status::cancelled("nobody listens any more"))
+        sent.map_err(|_| Status::cancelled("the caller went away"))
     };
     let mut coming = RestoreTest::begin(agent, &head.version).await.map_err(coded)?;
     let from = head.from.as_ref().map(Stored::new).transpose().map_err(|error| coded(error.into()))?;

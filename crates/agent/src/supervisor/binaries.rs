@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -389,17 +389,9 @@ fn recorded_digest(dir: &Path, binary: Binary) -> Option<String> {
 }
 
 pub(crate) fn file_digest(path: &Path) -> Result<Option<String>, FileError> {
-    let mut file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(FileError::of("open", path))?,
-    };
-    let mut context = digest::Context::new(&SHA256);
-    let mut buffer = vec![0; 256 * 1024];
-    loop {
-        match file.read(&mut buffer).map_err(FileError::of("read", path))? {
-            0 => return Ok(Some(hex::encode(context.finish().as_ref()))),
-            count => context.update(&buffer[..count]),
-        }
+    match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => files::digest(&mut opened.map_err(FileError::of("open", path))?, path).map(Some),
     }
 }
 
@@ -408,13 +400,6 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
-
-    fn root() -> (tempfile::TempDir, Root) {
-        let dir = tempfile::tempdir().expect("dir");
-        let root = Root::open(dir.path()).expect("root");
-        root.prepare().expect("prepare");
-        (dir, root)
-    }
 
     #[test]
     fn versions_are_not_paths() {
@@ -428,7 +413,7 @@ mod tests {
 
     #[test]
     fn artifact_is_linked_when_its_bytes_fit() {
-        let (_dir, root) = root();
+        let (_dir, root) = Root::scratch();
         let wanted = Wanted::new(Binary::Etcd, "3.6.15", &hex::sha256(b"binary")).expect("wanted");
         assert!(!wanted.install_artifact(&root).expect("no artifact"));
         let artifact = root.artifact("etcd", "3.6.15");
@@ -445,7 +430,7 @@ mod tests {
 
     #[test]
     fn download_is_checked() {
-        let (_dir, root) = root();
+        let (_dir, root) = Root::scratch();
         let wanted = Wanted::new(Binary::Etcd, "3.6.15", &hex::sha256(b"binary")).expect("wanted");
         let mut download = Download::begin(&root, wanted.clone()).expect("begin");
         download.write(b"binbry").expect("write");

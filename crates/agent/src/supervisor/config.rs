@@ -69,16 +69,9 @@ pub fn write_file(root: &Root, program: Program, text: &str) -> Result<(), FileE
 mod tests {
     use super::*;
 
-    fn root() -> (tempfile::TempDir, Root) {
-        let dir = tempfile::tempdir().expect("dir");
-        let root = Root::open(dir.path()).expect("root");
-        root.prepare().expect("prepare");
-        (dir, root)
-    }
-
     #[test]
     fn configuration_keeps_its_digest() {
-        let (_dir, root) = root();
+        let (_dir, root) = Root::scratch();
         assert!(read(&root, Program::Etcd).expect("read").is_none());
         let config = "data-dir: {root}/etcd/data\n";
         assert!(write(&root, Program::Etcd, config, "00").is_err());

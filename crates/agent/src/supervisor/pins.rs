@@ -74,13 +74,6 @@ mod tests {
     use super::*;
     use crate::supervisor::binaries::Download;
 
-    fn root() -> (tempfile::TempDir, Root) {
-        let dir = tempfile::tempdir().expect("dir");
-        let root = Root::open(dir.path()).expect("root");
-        root.prepare().expect("prepare");
-        (dir, root)
-    }
-
     fn wanted(binary: Binary, bytes: &[u8]) -> Wanted {
         Wanted::new(binary, "3.6.15", &hex::sha256(bytes)).expect("wanted")
     }
@@ -93,7 +86,7 @@ mod tests {
 
     #[test]
     fn only_pinned_bytes_are_installed_and_run() {
-        let (_dir, root) = root();
+        let (_dir, root) = Root::scratch();
         let (etcd, tool) = (wanted(Binary::Etcd, b"etcd"), wanted(Binary::Etcdutl, b"tool"));
         assert!(matches!(check(&root, &etcd), Err(BinaryError::NotPinned { .. })));
         pin(&root, std::slice::from_ref(&etcd)).expect("pinned");
