@@ -14,19 +14,14 @@ pub fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes that hexadecimal text stands for; `None` when it is not such text.
+/// The bytes that hexadecimal text stands for; `None` when it is not such text. Upper case is refused: a signature with
+/// two spellings is a manifest that can be changed without notice.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(2) {
         return None;
     }
-    text.as_bytes()
-        .chunks_exact(2)
-        .map(|pair| {
-            let high = char::from(pair[0]).to_digit(16)?;
-            let low = char::from(pair[1]).to_digit(16)?;
-            u8::try_from(high * 16 + low).ok()
-        })
-        .collect()
+    let digit = |byte| DIGITS.iter().position(|digit| *digit == byte);
+    text.as_bytes().chunks_exact(2).map(|pair| u8::try_from(digit(pair[0])? * 16 + digit(pair[1])?).ok()).collect()
 }
 
 /// The SHA-256 of the bytes, as hexadecimal text.
@@ -42,7 +37,8 @@ mod tests {
     fn round_trip() {
         let bytes = [0x00, 0x7f, 0xff, 0xa5];
         assert_eq!(encode(&bytes), "007fffa5");
-        assert_eq!(decode("007FffA5").as_deref(), Some(bytes.as_slice()));
+        assert_eq!(decode("007fffa5").as_deref(), Some(bytes.as_slice()));
+        assert_eq!(decode("007fFfa5"), None);
         assert_eq!(decode("0"), None);
         assert_eq!(decode("zz"), None);
         assert_eq!(decode("é"), None);

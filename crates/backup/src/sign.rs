@@ -184,6 +184,18 @@ mod tests {
     }
 
     #[test]
+    fn a_change_of_any_bit_is_found() {
+        let ours = Signer::new(&seed(b"a secret of the fleet", "f", &Name::fixed("main"))).unwrap();
+        let (trust, text) = (Trust::in_key(ours.public()), ours.text(&drill()).unwrap());
+        for bit in 0..text.len() * 8 {
+            let mut bytes = text.clone().into_bytes();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let accepted = Drill::read(&bytes).is_ok_and(|read| trust.verify(|| "it".to_owned(), read).is_ok());
+            assert!(!accepted, "bit {} of byte {}: {}", bit % 8, bit / 8, String::from_utf8_lossy(&bytes));
+        }
+    }
+
+    #[test]
     fn only_what_the_key_has_signed_is_accepted() {
         let of = |cluster| Signer::new(&seed(b"a secret of the fleet", "f", &Name::fixed(cluster))).unwrap();
         let (ours, other) = (of("main"), of("other"));
