@@ -124,7 +124,7 @@ impl Balancer {
 
     /// Sends a command that answers nothing when it is done.
     #[track_caller]
-    fn tell(&self, command: &str) {
+    fn describe(&self, command: &str) {
         assert_eq!(self.ask(command).expect("HAProxy answers"), "", "{command}");
     }
 
@@ -152,11 +152,11 @@ impl Balancer {
             return;
         }
         for backend in [BACKEND, FALLBACK] {
-            self.tell(&format!("set server {backend}/{member} state drain"));
+            self.describe(&format!("set server {backend}/{member} state drain"));
         }
         if how == Drain::DrainAndCut {
             for backend in [BACKEND, FALLBACK] {
-                self.tell(&format!("shutdown sessions server {backend}/{member}"));
+                self.describe(&format!("shutdown sessions server {backend}/{member}"));
             }
         }
     }
@@ -165,7 +165,7 @@ impl Balancer {
     #[track_caller]
     pub fn admit(&self, member: &str) {
         for backend in [BACKEND, FALLBACK] {
-            self.tell(&format!("set server {backend}/{member} state ready"));
+            self.describe(&format!("set server {backend}/{member} state ready"));
         }
         eventually("the member is healthy", || self.healthy().iter().any(|name| name.as_str() == member).then_some(()));
     }

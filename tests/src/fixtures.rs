@@ -7,7 +7,7 @@ use raftsman_core::action::Action;
 use raftsman_core::desired::{Cluster, Desired, Identity, LoopbackNetwork, resolve};
 use raftsman_core::model::{Agreed, MachineModel, World};
 use raftsman_core::observed::{ClusterId, Fact, Observed, Power, ServiceState, Tolerance};
-use raftsman_core::plan::{Patience, Pause, Plan, plan};
+use raftsman_core::plan::{Pause, Plan, WaitKind, plan};
 use raftsman_core::spec::{self, Name, Spec};
 
 /// The moment at which scripted worlds begin.
@@ -103,8 +103,8 @@ impl Scene {
     /// A cluster that is as a file with these lines says.
     pub fn settled_with(members: usize, further: &[&str]) -> Self {
         let mut scene = Self::empty(members, further);
-        let told = scene.to_the_end();
-        assert!(told.ends_with("done\n"), "{told}");
+        let output = scene.to_the_end();
+        assert!(output.ends_with("done\n"), "{output}");
         scene
     }
 
@@ -156,7 +156,7 @@ impl Scene {
                 }
             }
         }
-        observed.handshakes = self.world.shake_hands(&self.desired, &observed);
+        observed.handshakes = self.world.test_handshakes(&self.desired, &observed);
         observed
     }
 
@@ -168,34 +168,34 @@ impl Scene {
     /// Carries out wave after wave until nothing more is done, and prints it. Where it ends with `done`, planning once
     /// more was seen to change nothing.
     pub fn to_the_end(&mut self) -> String {
-        let mut told = String::new();
+        let mut output = String::new();
         for _ in 0..100 {
             let next = self.plan();
             if next.steps.is_empty() {
-                told.push_str(&tell(&next));
+                output.push_str(&describe(&next));
                 let again = self.plan();
                 assert_eq!(next, again, "re-planning changes nothing");
-                return told;
+                return output;
             }
-            told.push_str(&tell(&Plan { steps: next.steps.clone(), waiting: Vec::new() }));
+            output.push_str(&describe(&Plan { steps: next.steps.clone(), waiting: Vec::new() }));
             self.carry_out(&next);
         }
-        panic!("it goes round in circles:\n{told}")
+        panic!("it goes round in circles:\n{output}")
     }
 
     /// Carries out waves up to the one with such an action, that one included, and prints them.
     pub fn until(&mut self, last: impl Fn(&Action) -> bool) -> String {
-        let mut told = String::new();
+        let mut output = String::new();
         for _ in 0..100 {
             let next = self.plan();
-            assert!(!next.steps.is_empty(), "it never comes to it:\n{told}{}", tell(&next));
-            told.push_str(&tell(&Plan { steps: next.steps.clone(), waiting: Vec::new() }));
+            assert!(!next.steps.is_empty(), "it never comes to it:\n{output}{}", describe(&next));
+            output.push_str(&describe(&Plan { steps: next.steps.clone(), waiting: Vec::new() }));
             self.carry_out(&next);
             if next.steps.iter().any(|step| last(&step.action)) {
-                return told;
+                return output;
             }
         }
-        panic!("it goes round in circles:\n{told}")
+        panic!("it goes round in circles:\n{output}")
     }
 
     fn carry_out(&mut self, plan: &Plan) {
@@ -210,7 +210,7 @@ impl Scene {
 
 /// A plan as compact text: equal steps on several machines in one line, with what the cluster can lose before, during
 /// and after; then what is waited for.
-pub fn tell(plan: &Plan) -> String {
+pub fn describe(plan: &Plan) -> String {
     let lose = |tolerance: Tolerance| match tolerance {
         Tolerance::NoQuorum => "-".to_owned(),
         Tolerance::CanLose(n) => n.to_string(),
@@ -230,21 +230,21 @@ pub fn tell(plan: &Plan) -> String {
             None => lines.push((verb, vec![machine], rest)),
         }
     }
-    let mut told = String::new();
+    let mut output = String::new();
     for (i, (verb, machines, rest)) in lines.iter().enumerate() {
         let bullet = if i == 0 { "*" } else { " " };
-        told.push_str(&format!("{bullet} {verb} {}: {rest}\n", machines.join(" ")));
+        output.push_str(&format!("{bullet} {verb} {}: {rest}\n", machines.join(" ")));
     }
     for waiting in &plan.waiting {
-        let word = match waiting.patience() {
-            Patience::Soon => "waits",
-            Patience::Blocked => "blocked",
-            Patience::Note => "note",
+        let word = match waiting.kind() {
+            WaitKind::Soon => "waits",
+            WaitKind::Blocked => "blocked",
+            WaitKind::Note => "note",
         };
-        told.push_str(&format!("{word}: {waiting}\n"));
+        output.push_str(&format!("{word}: {waiting}\n"));
     }
     if plan.is_done() {
-        told.push_str("done\n");
+        output.push_str("done\n");
     }
-    told
+    output
 }

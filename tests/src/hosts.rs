@@ -243,10 +243,10 @@ impl Hosts {
 
     /// What is otherwise on a host than it was, once systemd has forgotten the unit with which the agent left.
     pub fn left(&self, i: usize, before: &Manifest) -> Vec<String> {
-        let patience = std::time::Instant::now();
+        let kind = std::time::Instant::now();
         loop {
             let left = self.manifest(i).since(before);
-            if left.is_empty() || patience.elapsed() > Duration::from_secs(10) {
+            if left.is_empty() || kind.elapsed() > Duration::from_secs(10) {
                 return left;
             }
             std::thread::sleep(Duration::from_millis(200));

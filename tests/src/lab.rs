@@ -253,13 +253,13 @@ impl Lab {
     /// The status, when nothing is left to do or to wait for.
     #[track_caller]
     pub fn settled(&self) -> Value {
-        self.patiently(&["status", "--json"]).json()
+        self.with_retries(&["status", "--json"]).json()
     }
 
     /// Panics unless a plan says that there is nothing to do.
     #[track_caller]
     pub fn nothing_to_do(&self) {
-        let plan = self.patiently(&["plan", "--detailed-exitcode"]).stdout;
+        let plan = self.with_retries(&["plan", "--detailed-exitcode"]).stdout;
         assert!(plan.contains("Nothing to do"), "{plan}");
     }
 
@@ -267,7 +267,7 @@ impl Lab {
     /// what only an apply would repair stays as it is.
     #[track_caller]
     #[allow(clippy::print_stderr, reason = "the log says why a test took long")]
-    fn patiently(&self, verb: &[&str]) -> Output {
+    fn with_retries(&self, verb: &[&str]) -> Output {
         for _ in 0..3 {
             let output = self.run(verb);
             if output.code == 0 {

@@ -5,9 +5,9 @@
 
 mod access;
 pub mod agents;
+mod maintenance;
 mod pki;
 mod shape;
-mod upkeep;
 mod users;
 mod versions;
 
@@ -15,13 +15,15 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
-use raftsman_core::action::{Action, AuthAction, EtcdAction, MachineAction, MemberAction, StartData, UpkeepAction};
+use raftsman_core::action::{
+    Action, AuthAction, EtcdAction, MachineAction, MaintenanceAction, MemberAction, StartData,
+};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{
     Data, Disk, Fact, ListedMember, MemberId, MemberObserved, Observed, PortTaken, Power, ServiceState, View,
 };
-use raftsman_core::plan::{Patience, Plan, Step, Waiting, plan};
+use raftsman_core::plan::{Plan, Step, WaitKind, Waiting, plan};
 use raftsman_core::spec::{EtcdVersion, Name};
 
 use crate::dice::Dice;
@@ -122,7 +124,7 @@ struct Run {
     /// Whether people change authorities.
     rotates: bool,
     /// Whether the life is printed as it goes on.
-    told: bool,
+    output: bool,
 }
 
 /// The clusters that runs are made of; built once, because reading files is not what is simulated.
@@ -213,9 +215,9 @@ impl Cast {
 
 impl Cast {
     /// Sizes 1, 3 and 5 with small quotas, whose databases fill up.
-    pub fn with_upkeep() -> Self {
+    pub fn with_maintenance() -> Self {
         Self {
-            sizes: [1, 3, 5].map(|n| upkeep::FILES.map(|file| fixtures::cluster(n, file)).to_vec()).to_vec(),
+            sizes: [1, 3, 5].map(|n| maintenance::FILES.map(|file| fixtures::cluster(n, file)).to_vec()).to_vec(),
             rotates: false,
         }
     }
@@ -246,7 +248,7 @@ pub fn run(seed: u64, cast: &Cast, planner: Planner) -> Result<Stats, Violation>
         lost: false,
         tampered: false,
         rotates: cast.rotates,
-        told: std::env::var_os("RAFTSMAN_SIM_TRACE").is_some(),
+        output: std::env::var_os("RAFTSMAN_SIM_TRACE").is_some(),
     };
     run.troubled()?;
     run.peace()?;
@@ -255,8 +257,8 @@ pub fn run(seed: u64, cast: &Cast, planner: Planner) -> Result<Stats, Violation>
 
 impl Run {
     #[allow(clippy::print_stderr, reason = "the trace of one life, on request")]
-    fn tell(&self, what: impl FnOnce() -> String) {
-        if self.told {
+    fn describe(&self, what: impl FnOnce() -> String) {
+        if self.output {
             eprintln!("{}", what());
         }
     }
@@ -295,18 +297,18 @@ impl Run {
             let observed = self.world.observe(&self.desired);
             let plan = (self.planner)(&self.desired, &observed, self.world.now);
             self.stats.plans += 1;
-            self.tell(|| format!("peace: {}", fixtures::tell(&plan)));
+            self.describe(|| format!("peace: {}", fixtures::describe(&plan)));
             if plan.is_done() {
                 return self.settled();
             }
             let evicted = plan.blocked().all(|w| matches!(w, Waiting::LearnerEvicted { .. }));
-            let stuck = plan.steps.is_empty() && plan.waiting.iter().all(|w| w.patience() == Patience::Blocked);
+            let stuck = plan.steps.is_empty() && plan.waiting.iter().all(|w| w.kind() == WaitKind::Blocked);
             // No member can take over from one that is alone, or from all of them at once.
-            if stuck && plan.waiting.iter().any(|w| matches!(w, Waiting::NoHeir { .. })) {
+            if stuck && plan.waiting.iter().any(|w| matches!(w, Waiting::NoTransferTarget { .. })) {
                 self.stats.refused += 1;
                 return Ok(());
             }
-            if stuck && upkeep::obey(&mut self.world, &plan) {
+            if stuck && maintenance::obey(&mut self.world, &plan) {
                 continue;
             }
             if stuck && let Some(newer) = agents::obey(&self.variants, &plan) {
@@ -315,7 +317,7 @@ impl Run {
             }
             if stuck && !evicted {
                 // Where some members are lost and one is corrupt, no majority shows which data is right.
-                let disputed = self.lost && upkeep::damaged(&self.world);
+                let disputed = self.lost && maintenance::damaged(&self.world);
                 if disputed || (self.lost && !self.quorate()) || self.only_would_lose_quorum(&plan) {
                     self.stats.refused += 1;
                     return Ok(());
@@ -335,7 +337,7 @@ impl Run {
         // Founders that the file dropped before their cluster formed are brought up only by the file that has them.
         let founding = !self.world.agreed.values().any(|a| a.formed)
             && self.world.ledger.founders.keys().any(|name| self.desired.member(name).is_none());
-        if founding || self.lost && (!self.quorate() || upkeep::damaged(&self.world)) {
+        if founding || self.lost && (!self.quorate() || maintenance::damaged(&self.world)) {
             self.stats.refused += 1;
             return Ok(());
         }
@@ -392,9 +394,9 @@ impl Run {
         }
         for member in &self.desired.members {
             let machine = self.world.machines.get(&member.name).cloned().unwrap_or_else(MachineModel::none);
-            let pace = self.desired.pace(&self.world.ledger).unwrap_or_default();
+            let timers = self.desired.timers(&self.world.ledger).unwrap_or_default();
             let access = self.desired.client_access(&self.world.ledger);
-            let config = self.desired.config(member, self.desired.version, pace, access);
+            let config = self.desired.config(member, self.desired.version, timers, access);
             if machine.process.config.as_ref() != Some(&config.digest) {
                 return Err(self.violation("done means done", format!("{} runs an old configuration", member.name)));
             }
@@ -412,7 +414,7 @@ impl Run {
         if let Some(unfinished) = shape::unfinished(&self.desired, &self.world) {
             return Err(self.violation("done means done", unfinished));
         }
-        if let Some(unfinished) = upkeep::unfinished(&self.world, &self.desired) {
+        if let Some(unfinished) = maintenance::unfinished(&self.world, &self.desired) {
             return Err(self.violation("done means done", unfinished));
         }
         let listed: BTreeSet<String> =
@@ -456,14 +458,14 @@ impl Run {
                 *etcd = Fact::Unreachable { error, since };
             }
         }
-        observed.handshakes = self.world.shake_hands(&self.desired, &observed);
+        observed.handshakes = self.world.test_handshakes(&self.desired, &observed);
         observed
     }
 
     fn round(&mut self, observed: &Observed, calm: usize) -> Result<(), Violation> {
         let plan = (self.planner)(&self.desired, observed, self.world.now);
         self.stats.plans += 1;
-        self.tell(|| format!("plan: {}", fixtures::tell(&plan)));
+        self.describe(|| format!("plan: {}", fixtures::describe(&plan)));
         self.carry_out(observed, plan, calm)?;
         self.world.pass_time();
         // The CLI may be killed before it writes down what it saw.
@@ -496,7 +498,7 @@ impl Run {
             if calm != usize::MAX {
                 if self.dice.one_in(10 * calm) {
                     // Killed, perhaps just after it was written down that it would be done.
-                    if matches!(action, Action::Upkeep(UpkeepAction::Compact { .. })) && self.dice.one_in(2) {
+                    if matches!(action, Action::Maintenance(MaintenanceAction::Compact { .. })) && self.dice.one_in(2) {
                         self.world.ledger.ahead(&self.desired, observed, &action, self.world.now);
                     }
                     break;
@@ -526,7 +528,7 @@ impl Run {
             }
             _ => self.membership(observed, action)?,
         }
-        if let Some(rule) = upkeep::broken(&self.world, action)
+        if let Some(rule) = maintenance::broken(&self.world, action)
             .or_else(|| shape::broken(&self.world, observed, action))
             .or_else(|| agents::broken(&self.desired, &self.world, action))
         {
@@ -537,21 +539,21 @@ impl Run {
         }
         let access = formed.and_then(|id| self.world.agreed.get(&id)).map(|agreed| agreed.access.clone());
         let trusted = pki::before(&self.desired, &self.world);
-        let birth = match action {
+        let bootstrap = match action {
             Action::Etcd(EtcdAction::StartEtcd { machine, data: StartData::Empty | StartData::Joining(_), .. }) => {
                 Some(machine.clone())
             }
             _ => None,
         };
-        self.tell(|| format!("  {action:?}"));
+        self.describe(|| format!("  {action:?}"));
         let warm_up = u32::try_from(self.dice.below(4)).unwrap_or(0);
         let warm_up = if action.disruptive() { warm_up + 1 } else { warm_up };
         self.stats.reshaped += usize::from(action.exclusive() && !action.disruptive());
         let maintains = matches!(
             action,
-            Action::Upkeep(UpkeepAction::Compact { .. })
-                | Action::Upkeep(UpkeepAction::Defragment { .. })
-                | Action::Upkeep(UpkeepAction::DisarmAlarm { .. })
+            Action::Maintenance(MaintenanceAction::Compact { .. })
+                | Action::Maintenance(MaintenanceAction::Defragment { .. })
+                | Action::Maintenance(MaintenanceAction::DisarmAlarm { .. })
         );
         self.stats.maintained += usize::from(maintains);
         self.stats.steps += 1;
@@ -563,7 +565,7 @@ impl Run {
             return Err(self.violation("auth only with root", impossible.0));
         }
         if let Some(Data::Present { member, .. }) =
-            birth.as_ref().and_then(|name| self.world.machines.get(name)).map(|m| &m.data)
+            bootstrap.as_ref().and_then(|name| self.world.machines.get(name)).map(|m| &m.data)
             && formed.is_some()
             && self.ever_data.contains(member)
         {
@@ -657,7 +659,7 @@ impl Run {
             action,
             Action::Member(MemberAction::PromoteMember { .. })
                 | Action::Member(MemberAction::MoveLeader { .. })
-                | Action::Upkeep(UpkeepAction::Defragment { .. })
+                | Action::Maintenance(MaintenanceAction::Defragment { .. })
         ) {
             return Ok(());
         }
@@ -710,20 +712,20 @@ impl Run {
             return;
         }
         if self.rotates && self.dice.one_in(3) && pki::meddle(&mut self.dice, &mut self.world, midway) {
-            self.tell(|| format!("authorities: {:?} {:?}", self.world.ledger.peers, self.world.ledger.clients));
+            self.describe(|| format!("authorities: {:?} {:?}", self.world.ledger.peers, self.world.ledger.clients));
             return;
         }
-        if upkeep::is_told_of(&self.desired)
+        if maintenance::is_configured(&self.desired)
             && self.dice.one_in(2)
-            && upkeep::happens(&mut self.dice, &mut self.world, !self.lost)
+            && maintenance::happens(&mut self.dice, &mut self.world, !self.lost)
         {
-            self.tell(|| "fault: the database".to_owned());
+            self.describe(|| "fault: the database".to_owned());
             return;
         }
         let names: Vec<Name> = self.world.machines.keys().cloned().collect();
         let Some(name) = self.dice.pick(&names).cloned() else { return };
         let kind = self.dice.below(100);
-        self.tell(|| format!("fault {kind} on {name}"));
+        self.describe(|| format!("fault {kind} on {name}"));
         let Some(machine) = self.world.machines.get_mut(&name) else { return };
         let running = machine.process.state == ServiceState::Running;
         match kind {

@@ -166,12 +166,12 @@ impl Story {
         let after = self.facts(lab, window);
         assert_ne!(output.code, 0, "{what}: not refused\n{}", output.all());
         assert_same(what, &before, &after);
-        self.tell(what, &output.all(), says);
+        self.describe(what, &output.all(), says);
     }
 
     /// A refusal that was seen elsewhere.
     #[track_caller]
-    pub fn tell(&mut self, what: &str, text: &str, says: &[&str]) {
+    pub fn describe(&mut self, what: &str, text: &str, says: &[&str]) {
         for part in says {
             assert!(text.contains(part), "{what}: it does not say `{part}`:\n{text}");
         }

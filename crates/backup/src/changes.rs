@@ -12,7 +12,7 @@ use raftsman_core::backup::{
 use raftsman_core::observed::ClusterId;
 
 use crate::MOST_TEXT;
-use crate::seal::{self, Keys, SealError, Seals, Tally};
+use crate::seal::{self, Hashing, Keys, SealError, Seals};
 use crate::store::{Store, StoreError};
 
 /// Manifests that are read at the same time.
@@ -139,14 +139,14 @@ impl End {
 }
 
 fn stored(bytes: &[u8]) -> Stored {
-    let mut tally = Tally::new(());
+    let mut tally = Hashing::new(());
     tally.add(bytes);
     tally.stored()
 }
 
 /// What there is of the changes since one backup.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct StoredBatches {
     /// Batches that have a manifest, in order.
     pub complete: Vec<BatchName>,
     /// The highest number that a writer has used.
@@ -154,8 +154,8 @@ pub struct Found {
 }
 
 /// The changes below this path, by the backup that they are since.
-pub async fn list(store: &Store, path: &str, layout: &Layout) -> Result<BTreeMap<FullName, Found>, StoreError> {
-    let mut found: BTreeMap<FullName, Found> = BTreeMap::new();
+pub async fn list(store: &Store, path: &str, layout: &Layout) -> Result<BTreeMap<FullName, StoredBatches>, StoreError> {
+    let mut found: BTreeMap<FullName, StoredBatches> = BTreeMap::new();
     for object in store.list(path).await? {
         let (batch, counts) = match layout.object(&object.path) {
             Some((Object::BatchManifest(batch), _)) => (batch, true),
@@ -187,7 +187,7 @@ pub async fn read(repository: &Repository, names: &[BatchName]) -> Result<Vec<Ba
 /// The valid batches since a full backup, and the highest number that was used.
 pub async fn since(repository: &Repository, full: &Manifest) -> Result<(Vec<Batch>, u64), ChangesError> {
     let (name, layout) = (full.about.name, &repository.layout);
-    let Found { complete, highest } =
+    let StoredBatches { complete, highest } =
         list(&repository.store, &layout.batches(name), layout).await?.remove(&name).unwrap_or_default();
     Ok((read(repository, &complete).await?, highest))
 }

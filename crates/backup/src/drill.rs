@@ -13,7 +13,7 @@ use crate::sign::Signer;
 
 /// A backup was restored into a temporary etcd, which holds what it should.
 #[derive(Debug, Clone)]
-pub struct Tried {
+pub struct TestedRestore {
     /// On which machine.
     pub machine: Name,
     /// With which version of etcd.
@@ -32,7 +32,7 @@ pub async fn record(
     repository: &Repository,
     signer: Option<&Signer>,
     point: &Point,
-    tried: Tried,
+    tried: TestedRestore,
     begun: Timestamp,
     current: Option<i64>,
 ) -> Result<Drill, FullError> {

@@ -55,27 +55,27 @@ pub(crate) fn about(taken: Timestamp, revision: i64, upto: i64) -> About {
 }
 
 /// The same repository, whose store removes none of these objects, and says this when it is asked to.
-pub(crate) fn keeping(repository: &Repository, kept: &[String], says: &'static str) -> Repository {
+pub(crate) fn locked_store(repository: &Repository, kept: &[String], says: &'static str) -> Repository {
     let kept = kept.to_vec();
-    let store = repository.store.clone().behind(|inner| Arc::new(Keeping { inner, kept, says }));
+    let store = repository.store.clone().behind(|inner| Arc::new(Locked { inner, kept, says }));
     Repository { store, ..repository.clone() }
 }
 
 #[derive(Debug)]
-struct Keeping {
+struct Locked {
     inner: Arc<dyn ObjectStore>,
     kept: Vec<String>,
     says: &'static str,
 }
 
-impl fmt::Display for Keeping {
+impl fmt::Display for Locked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, which keeps {:?}", self.inner, self.kept)
     }
 }
 
 #[async_trait]
-impl ObjectStore for Keeping {
+impl ObjectStore for Locked {
     async fn put_opts(
         &self,
         location: &Path,

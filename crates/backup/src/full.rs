@@ -17,7 +17,7 @@ use tokio::task::{JoinError, spawn_blocking};
 use crate::MOST_TEXT;
 use crate::pipe::{self, Feeder};
 use crate::repository::Repository;
-use crate::seal::{self, Keys, SealError, Seals, Tally};
+use crate::seal::{self, Hashing, Keys, SealError, Seals};
 use crate::sign::{SignError, Signer};
 use crate::snapshot::{Check, SnapshotError};
 use crate::store::{Store, StoreError};
@@ -119,13 +119,13 @@ impl FullError {
 
 /// How far a backup is, for progress displays.
 #[derive(Debug, Default)]
-pub struct Moved {
+pub struct TransferProgress {
     received: AtomicU64,
     pub(crate) stored: AtomicU64,
     pub(crate) checked: AtomicU64,
 }
 
-impl Moved {
+impl TransferProgress {
     /// Bytes that etcd has sent.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
@@ -152,7 +152,7 @@ pub async fn take<E: std::error::Error + Send + Sync + 'static>(
     seals: &Seals,
     snapshot: impl Stream<Item = Result<Bytes, E>>,
     hashed: impl Future<Output = Result<Hashed, E>>,
-    moved: &Moved,
+    progress: &TransferProgress,
 ) -> Result<Manifest, FullError> {
     let Repository { store, layout, .. } = repository;
     let name = about.name;
@@ -169,11 +169,11 @@ pub async fn take<E: std::error::Error + Send + Sync + 'static>(
         Ok(object)
     });
     let count = |bytes| {
-        moved.stored.fetch_add(bytes, Ordering::Relaxed);
+        progress.stored.fetch_add(bytes, Ordering::Relaxed);
     };
     let sending = Instant::now();
     let uploading = store.upload(&path, pieces, count);
-    let (hashed, fed, uploaded) = futures::join!(hashed, feed(snapshot, feeder, moved), uploading);
+    let (hashed, fed, uploaded) = futures::join!(hashed, feed(snapshot, feeder, progress), uploading);
     let sealed = sealing.await?.map_err(|source| FullError::Seal { name, source });
     // The first error made the others stop with errors of their own.
     let (snapshot, object) = match (fed, uploaded, sealed) {
@@ -189,7 +189,7 @@ pub async fn take<E: std::error::Error + Send + Sync + 'static>(
     };
     let hashed = hashed.map_err(|error| FullError::Etcd(Box::new(error)))?;
     let (sent, reading) = (sending.elapsed(), Instant::now());
-    same(name, &object, &read_back(store, &path, moved).await?)?;
+    same(name, &object, &read_back(store, &path, progress).await?)?;
     tracing::debug!(backup = %name, ?sent, read_back = ?reading.elapsed(), "all of it is there");
 
     let (format, finished) = (Manifest::FORMAT, Timestamp::now());
@@ -215,13 +215,13 @@ enum Fed {
 async fn feed<E: std::error::Error + Send + Sync + 'static>(
     snapshot: impl Stream<Item = Result<Bytes, E>>,
     feeder: Feeder,
-    moved: &Moved,
+    progress: &TransferProgress,
 ) -> Result<Stored, Fed> {
     let mut check = Check::default();
     let mut snapshot = std::pin::pin!(snapshot);
     while let Some(piece) = snapshot.next().await {
         let piece = piece.map_err(|error| Fed::Wrong(FullError::Etcd(Box::new(error))))?;
-        moved.received.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        progress.received.fetch_add(piece.len() as u64, Ordering::Relaxed);
         check.take(&piece);
         if !feeder.feed(piece).await {
             return Err(Fed::ReaderGone);
@@ -234,11 +234,11 @@ async fn feed<E: std::error::Error + Send + Sync + 'static>(
     }
 }
 
-pub(crate) async fn read_back(store: &Store, path: &str, moved: &Moved) -> Result<Stored, StoreError> {
+pub(crate) async fn read_back(store: &Store, path: &str, progress: &TransferProgress) -> Result<Stored, StoreError> {
     let (_, mut pieces) = store.read(path).await?;
-    let mut tally = Tally::new(());
+    let mut tally = Hashing::new(());
     while let Some(piece) = pieces.try_next().await? {
-        moved.checked.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        progress.checked.fetch_add(piece.len() as u64, Ordering::Relaxed);
         tally.add(&piece);
     }
     Ok(tally.stored())
@@ -291,14 +291,14 @@ pub async fn verify(
     repository: &Repository,
     manifest: &Manifest,
     keys: &Keys,
-    moved: &Moved,
+    progress: &TransferProgress,
 ) -> Result<Depth, FullError> {
     if manifest.coding.age && keys.0.is_empty() {
         let path = repository.layout.snapshot(manifest.about.name, manifest.coding);
-        same(manifest.about.name, &manifest.object, &read_back(&repository.store, &path, moved).await?)?;
+        same(manifest.about.name, &manifest.object, &read_back(&repository.store, &path, progress).await?)?;
         return Ok(Depth::Object);
     }
-    fetch(repository, manifest, keys, moved, io::sink()).await.map(|_| Depth::Snapshot)
+    fetch(repository, manifest, keys, progress, io::sink()).await.map(|_| Depth::Snapshot)
 }
 
 /// Writes a backup's snapshot to `W`. The caller must discard what was written if this returns an error.
@@ -306,7 +306,7 @@ pub async fn fetch<W: Write + Send + 'static>(
     repository: &Repository,
     manifest: &Manifest,
     keys: &Keys,
-    moved: &Moved,
+    progress: &TransferProgress,
     to: W,
 ) -> Result<W, FullError> {
     let (name, coding) = (manifest.about.name, manifest.coding);
@@ -325,7 +325,7 @@ pub async fn fetch<W: Write + Send + 'static>(
     });
     let feeding = async move {
         while let Some(piece) = pieces.try_next().await? {
-            moved.checked.fetch_add(piece.len() as u64, Ordering::Relaxed);
+            progress.checked.fetch_add(piece.len() as u64, Ordering::Relaxed);
             if !feeder.feed(piece).await {
                 return Ok(());
             }

@@ -20,7 +20,7 @@ pub mod store;
 
 pub use place::Place;
 pub use point::PointError;
-pub use raftsman_core::backup::{Point, Wish};
+pub use raftsman_core::backup::{Point, RestoreTarget};
 pub use repository::Repository;
 pub use seal::{Keys, Seals};
 pub use sign::{PublicKey, Signer, Trust};

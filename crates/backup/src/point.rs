@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use raftsman_core::backup::{Catalog, Evidence, FullName, History, Lookup, LookupError, Manifest, Point, Wish};
+use raftsman_core::backup::{
+    Catalog, Evidence, FullName, History, Lookup, LookupError, Manifest, Point, RestoreTarget,
+};
 
 use crate::changes::{self, ChangesError};
 use crate::full::FullError;
@@ -50,7 +52,7 @@ pub enum PointError {
 /// What is in a repository, for looking something up; and why what was refused was.
 async fn catalog(
     repository: &Repository,
-    told: &[History],
+    known: &[History],
 ) -> Result<(Catalog, BTreeMap<FullName, FullError>), PointError> {
     let mut found = repository.found().await?;
     if found.verified.is_empty() {
@@ -60,7 +62,7 @@ async fn catalog(
     }
     let doubtful = found.refused.keys().copied().collect();
     let fulls = found.verified.into_values().collect();
-    Ok((Catalog { fulls, doubtful, told: told.to_vec() }, found.refused))
+    Ok((Catalog { fulls, doubtful, known: known.to_vec() }, found.refused))
 }
 
 /// Why, with the rejections so far.
@@ -74,22 +76,27 @@ fn why(error: LookupError, refused: &mut BTreeMap<FullName, FullError>) -> Point
 }
 
 /// The newest full backup.
-pub async fn newest(repository: &Repository, told: &[History]) -> Result<Manifest, PointError> {
-    let (catalog, mut refused) = catalog(repository, told).await?;
+pub async fn newest(repository: &Repository, known: &[History]) -> Result<Manifest, PointError> {
+    let (catalog, mut refused) = catalog(repository, known).await?;
     catalog.newest(Timestamp::now()).cloned().map_err(|error| why(error, &mut refused))
 }
 
-/// Finds it. `told` are the cluster's histories, where its state is available.
-pub async fn find(repository: &Repository, wish: Wish, told: &[History], keys: &Keys) -> Result<Point, PointError> {
+/// Finds it. `known` are the cluster's histories, where its state is available.
+pub async fn find(
+    repository: &Repository,
+    target: RestoreTarget,
+    known: &[History],
+    keys: &Keys,
+) -> Result<Point, PointError> {
     // A backup that the operator names is read alone: the error says why it is rejected.
-    if let Wish::Backup(name) = wish {
+    if let RestoreTarget::Backup(name) = target {
         return Ok(Point { full: repository.manifest(name).await?, batches: Vec::new(), revision: None });
     }
     let now = Timestamp::now();
-    let (catalog, mut refused) = catalog(repository, told).await?;
+    let (catalog, mut refused) = catalog(repository, known).await?;
     let mut evidence = Evidence::default();
     loop {
-        match catalog.locate(wish, &evidence, now).map_err(|error| why(error, &mut refused))? {
+        match catalog.locate(target, &evidence, now).map_err(|error| why(error, &mut refused))? {
             Lookup::Found(point) => return Ok(*point),
             Lookup::NeedsBatches(name) => {
                 let batches = match catalog.fulls.iter().find(|full| full.about.name == name) {

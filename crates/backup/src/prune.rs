@@ -125,7 +125,11 @@ async fn kept(repository: &Repository) -> Result<Vec<Kept>, PruneError> {
 
 /// How far the changes since a backup go: the last that was verified says it. Of what was only begun nothing more is known
 /// than when it can have begun.
-async fn until(repository: &Repository, name: FullName, found: &changes::Found) -> Result<Timestamp, ChangesError> {
+async fn until(
+    repository: &Repository,
+    name: FullName,
+    found: &changes::StoredBatches,
+) -> Result<Timestamp, ChangesError> {
     for batch in found.complete.iter().rev() {
         match changes::manifest(repository, *batch).await {
             Ok((batch, _)) => return Ok(batch.until),
@@ -159,9 +163,9 @@ mod tests {
 
     use super::*;
     use crate::changes::End;
-    use crate::fixtures::{about, keeping, repository, signer};
-    use crate::full::{self, Moved};
-    use crate::{Keys, Seals, Wish, point};
+    use crate::fixtures::{about, locked_store, repository, signer};
+    use crate::full::{self, TransferProgress};
+    use crate::{Keys, RestoreTarget, Seals, point};
 
     const KEEP: Keep = Keep { last: 1, hourly: 1, daily: 2, weekly: 1, changes_s: 3600 };
 
@@ -177,8 +181,8 @@ mod tests {
         let about = about(taken, revision, revision);
         let pieces = stream::iter([Ok::<_, std::io::Error>(snapshot().into())]);
         let hashed = async { Ok(Hashed { hash: 1, compacted: 0, keys: 1 }) };
-        let moved = Moved::default();
-        let full = full::take(repository, &signer(), about, &seals, pieces, hashed, &moved).await.unwrap();
+        let progress = TransferProgress::default();
+        let full = full::take(repository, &signer(), about, &seals, pieces, hashed, &progress).await.unwrap();
         let mut end = End::of(&full).unwrap();
         for at in 1..=3 {
             let mut lines = Lines::default();
@@ -215,12 +219,12 @@ mod tests {
             }
             // What is still there and has a manifest is whole, and the newest is always there with all changes.
             for manifest in repository.found().await.unwrap().verified.values() {
-                full::verify(&repository, manifest, &keys, &Moved::default()).await.unwrap();
+                full::verify(&repository, manifest, &keys, &TransferProgress::default()).await.unwrap();
                 let (batches, _) = changes::since(&repository, manifest).await.unwrap();
                 let way = raftsman_core::backup::chain(manifest, &batches, None).unwrap();
                 assert_eq!(way.len(), batches.len(), "{removed}: no batch counts that leads nowhere");
             }
-            let point = point::find(&repository, Wish::Newest, &[], &keys).await.unwrap();
+            let point = point::find(&repository, RestoreTarget::Newest, &[], &keys).await.unwrap();
             assert_eq!((point.full.about.name, point.last()), (newest.about.name, 53));
             // The next run finishes it.
             prune(&repository, KEEP, None, now, false).await.unwrap();
@@ -257,7 +261,7 @@ mod tests {
         let before = there().await;
         assert_eq!((before.0.len(), before.1.len()), (3, 6));
 
-        let under_lock = keeping(&repository, &locked, "Access Denied because object protected by object lock.");
+        let under_lock = locked_store(&repository, &locked, "Access Denied because object protected by object lock.");
         let pruned = prune(&under_lock, KEEP, None, now, false).await.unwrap();
         assert_eq!(pruned.locked, BTreeSet::from([*first, *base]));
         assert_eq!(pruned.fulls, BTreeSet::from([*other]));
@@ -265,11 +269,13 @@ mod tests {
         assert_eq!(there().await, before);
         assert!(store.list(&layout.full(*other)).await.unwrap().is_empty());
         let found = repository.found().await.unwrap();
-        full::verify(&repository, &found.verified[first], &Keys::default(), &Moved::default()).await.unwrap();
+        full::verify(&repository, &found.verified[first], &Keys::default(), &TransferProgress::default())
+            .await
+            .unwrap();
         assert_eq!(changes::since(&repository, &found.verified[base]).await.unwrap().0.len(), 3);
 
         // Credentials that may not remove anything are an error, and no lock.
-        let refusing = keeping(&repository, &locked, "Access Denied");
+        let refusing = locked_store(&repository, &locked, "Access Denied");
         let refused = prune(&refusing, KEEP, None, now, false).await;
         assert!(matches!(refused, Err(PruneError::Store(StoreError::Failed { what: "remove", .. }))), "{refused:?}");
         assert_eq!(there().await, before);
@@ -344,7 +350,7 @@ mod tests {
     /// A slow read of the list of backups, while retention goes on.
     #[tokio::test]
     async fn what_retention_removes_during_a_read_is_not_damaged() {
-        let (keys, moved) = (Keys::default(), Moved::default());
+        let (keys, progress) = (Keys::default(), TransferProgress::default());
         let dir = tempfile::tempdir().unwrap();
         let repository = repository(dir.path());
         let (store, layout) = (&repository.store, &repository.layout);
@@ -357,7 +363,7 @@ mod tests {
         store.remove(&layout.snapshot(damaged.about.name, damaged.coding)).await.unwrap();
         for (manifest, expected) in [(&gone, Some(None)), (&damaged, None)] {
             let name = manifest.about.name;
-            let looked = full::verify(&repository, manifest, &keys, &moved).await;
+            let looked = full::verify(&repository, manifest, &keys, &progress).await;
             assert!(looked.is_err(), "{name}");
             let looked = full::unless_gone(&repository, name, looked).await;
             assert_eq!(looked.ok(), expected, "{name}");

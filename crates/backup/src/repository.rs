@@ -30,7 +30,7 @@ pub struct Repository {
 
 /// What there is, by name.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct StoredBackups {
     /// Verified.
     pub verified: BTreeMap<FullName, Manifest>,
     /// They have a manifest, which was refused.
@@ -39,7 +39,7 @@ pub struct Found {
     pub unfinished: BTreeSet<FullName>,
 }
 
-impl Found {
+impl StoredBackups {
     /// The newest verified one of a history: by its revision, not by clocks.
     pub fn newest_of(self, history: ClusterId) -> Option<Manifest> {
         let of_it = self.verified.into_values().filter(|full| full.about.cluster_id == history);
@@ -67,8 +67,8 @@ impl Repository {
     }
 
     /// All of them. What retention takes away meanwhile is left out.
-    pub async fn found(&self) -> Result<Found, FullError> {
-        let mut found = Found::default();
+    pub async fn found(&self) -> Result<StoredBackups, FullError> {
+        let mut found = StoredBackups::default();
         let mut complete = Vec::new();
         for (name, counts) in full::list(&self.store, &self.layout).await? {
             match counts {

@@ -73,7 +73,7 @@ impl fmt::Debug for Keys {
 
 /// Makes an object of a thing. Returns the object's size and hash.
 pub fn seal<W: Write>(mut thing: impl Read, object: &mut W, seals: &Seals) -> Result<Stored, SealError> {
-    let tally = Tally::new(object);
+    let tally = Hashing::new(object);
     let tally = match seals.recipients.is_empty() {
         true => compress(&mut thing, tally, seals.zstd)?,
         false => {
@@ -107,7 +107,7 @@ pub fn open(
     keys: &Keys,
     most: u64,
 ) -> Result<Stored, SealError> {
-    let mut tally = Tally::new(object);
+    let mut tally = Hashing::new(object);
     let thing = &mut Limited { inner: thing, left: most };
     let opened = opened(&mut tally, thing, coding, keys);
     match opened {
@@ -122,7 +122,12 @@ pub fn open(
     }
 }
 
-fn opened<R: Read>(tally: &mut Tally<R>, thing: &mut impl Write, coding: Coding, keys: &Keys) -> Result<(), SealError> {
+fn opened<R: Read>(
+    tally: &mut Hashing<R>,
+    thing: &mut impl Write,
+    coding: Coding,
+    keys: &Keys,
+) -> Result<(), SealError> {
     match coding.age {
         false => expand(tally, thing, coding.zstd)?,
         true if keys.0.is_empty() => return Err(SealError::NoKey),
@@ -184,13 +189,13 @@ fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
 }
 
 /// Counts and hashes what passes.
-pub struct Tally<T> {
+pub struct Hashing<T> {
     inner: T,
     context: Context,
     bytes: u64,
 }
 
-impl<T> Tally<T> {
+impl<T> Hashing<T> {
     /// Of what is read from or written to this.
     pub fn new(inner: T) -> Self {
         Self { inner, context: Context::new(&SHA256), bytes: 0 }
@@ -208,7 +213,7 @@ impl<T> Tally<T> {
     }
 }
 
-impl<T: Read> Read for Tally<T> {
+impl<T: Read> Read for Hashing<T> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let many = self.inner.read(buffer)?;
         self.add(&buffer[..many]);
@@ -216,7 +221,7 @@ impl<T: Read> Read for Tally<T> {
     }
 }
 
-impl<T: Write> Write for Tally<T> {
+impl<T: Write> Write for Hashing<T> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let many = self.inner.write(bytes)?;
         self.add(&bytes[..many]);

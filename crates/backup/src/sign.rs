@@ -213,14 +213,14 @@ mod tests {
         assert!(matches!(verify(&trust, &theirs), Err(SignError::OtherKey { .. })));
         // The signature of one thing under another, and another's signature under our key.
         let signature = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap()["signed"].clone();
-        let moved = Drill { keys: 2, ..drill() }.text(serde_json::from_value(signature(&text)).unwrap()).unwrap();
-        assert!(matches!(verify(&trust, &moved), Err(SignError::Forged { .. })));
+        let progress = Drill { keys: 2, ..drill() }.text(serde_json::from_value(signature(&text)).unwrap()).unwrap();
+        assert!(matches!(verify(&trust, &progress), Err(SignError::Forged { .. })));
         let named = theirs.replace(&other.public().to_string(), &ours.public().to_string());
         assert!(matches!(verify(&trust, &named), Err(SignError::Forged { .. })));
         // With `unsigned`, a wrong signature of our key is still rejected.
         let anything = Trust { unsigned: true, ..trust };
         verify(&anything, &unsigned).unwrap();
         verify(&anything, &theirs).unwrap();
-        assert!(matches!(verify(&anything, &moved), Err(SignError::Forged { .. })));
+        assert!(matches!(verify(&anything, &progress), Err(SignError::Forged { .. })));
     }
 }

@@ -80,7 +80,7 @@ pub enum StoreError {
         source: std::io::Error,
     },
     /// The store refused, or did not answer.
-    #[error("cannot {what} {path} in {place}: {}", told(source))]
+    #[error("cannot {what} {path} in {place}: {}", described(source))]
     Failed {
         /// What was tried.
         what: &'static str,
@@ -94,7 +94,7 @@ pub enum StoreError {
 }
 
 /// The innermost cause: the library repeats it in every layer.
-fn told(error: &object_store::Error) -> String {
+fn described(error: &object_store::Error) -> String {
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
         innermost = source;
@@ -129,7 +129,7 @@ fn is_locked(error: &object_store::Error) -> bool {
 
 /// An object that was found.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Found {
+pub struct StoredObject {
     /// Where it is.
     pub path: String,
     /// Its size.
@@ -294,10 +294,10 @@ impl Store {
     }
 
     /// All objects below this, sorted.
-    pub async fn list(&self, prefix: &str) -> Result<Vec<Found>, StoreError> {
+    pub async fn list(&self, prefix: &str) -> Result<Vec<StoredObject>, StoreError> {
         let found = self.inner.list(Some(&Path::from(prefix)));
-        let found = found.map_ok(|meta| Found { path: meta.location.to_string(), bytes: meta.size });
-        let mut found: Vec<Found> = found.try_collect().await.map_err(self.failed("list", prefix))?;
+        let found = found.map_ok(|meta| StoredObject { path: meta.location.to_string(), bytes: meta.size });
+        let mut found: Vec<StoredObject> = found.try_collect().await.map_err(self.failed("list", prefix))?;
         found.sort();
         Ok(found)
     }

@@ -7,7 +7,7 @@ use raftsman_core::action::Action;
 use raftsman_core::spec::Name;
 use raftsman_engine::apply::Event;
 use raftsman_engine::interrupt::Interrupt;
-use raftsman_engine::ops::apply::Tell;
+use raftsman_engine::ops::apply::OnEvent;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
@@ -66,28 +66,28 @@ impl Steps {
 
 /// Runs work that reports its steps and obeys the interrupt.
 pub(crate) async fn interruptible<T>(
-    tell: Tell,
-    work: impl AsyncFnOnce(Tell, Interrupt) -> Result<T, Failure>,
+    on_event: OnEvent,
+    work: impl AsyncFnOnce(OnEvent, Interrupt) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let begun = Notify::new();
     begun.notify_one();
-    interruptible_once(&begun, tell, work).await
+    interruptible_once(&begun, on_event, work).await
 }
 
 /// The same, once the operator has approved: until then a signal ends the command at once, also while it asks.
 pub(crate) async fn interruptible_once<T>(
     begun: &Notify,
-    tell: Tell,
-    work: impl AsyncFnOnce(Tell, Interrupt) -> Result<T, Failure>,
+    on_event: OnEvent,
+    work: impl AsyncFnOnce(OnEvent, Interrupt) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let steps = Arc::new(Mutex::new(Steps::default()));
     let seen = Arc::clone(&steps);
-    let tell: Tell = Arc::new(move |cluster, event| {
+    let on_event: OnEvent = Arc::new(move |cluster, event| {
         lock(&seen).on_event(cluster, &event);
-        tell(cluster, event);
+        on_event(cluster, event);
     });
     let (trigger, interrupt) = Interrupt::new();
-    let mut work = std::pin::pin!(work(tell, interrupt));
+    let mut work = std::pin::pin!(work(on_event, interrupt));
     tokio::select! {
         // In this order, so that signals are watched before the work begins where it needs no approval.
         biased;

@@ -1,11 +1,11 @@
 //! The command line: arguments → one verb of the engine → text, JSON or an exit code.
 
 mod args;
+mod context;
 mod exit;
 mod interrupt;
-mod moving;
 mod progress;
-mod setting;
+mod transfer;
 mod verbs;
 mod view;
 

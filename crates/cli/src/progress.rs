@@ -51,9 +51,9 @@ impl Progress {
     }
 
     /// Shows one event.
-    pub(crate) fn hear(&self, cluster: &Name, event: &Event) {
+    pub(crate) fn on_event(&self, cluster: &Name, event: &Event) {
         match self {
-            Self::Live(live) => live.hear(cluster, event),
+            Self::Live(live) => live.on_event(cluster, event),
             Self::Plain(reminders) => plain(reminders, cluster, event),
             Self::Json => json_line(cluster, event),
         }
@@ -61,7 +61,7 @@ impl Progress {
 }
 
 impl Live {
-    fn hear(&self, cluster: &Name, event: &Event) {
+    fn on_event(&self, cluster: &Name, event: &Event) {
         let mut clusters = self.clusters.lock().unwrap_or_else(PoisonError::into_inner);
         let bar = clusters.entry(cluster.clone()).or_insert_with(|| {
             let bar = self.all.add(ProgressBar::new_spinner());

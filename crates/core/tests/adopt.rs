@@ -79,7 +79,7 @@ fn choices() -> Choices {
     Choices { fleet: name("shop"), cluster: name("main"), root_password: None, clients: None, peers: None }
 }
 
-fn told(found: &Found) -> String {
+fn described(found: &Found) -> String {
     let line = |f: raftsman_core::adopt::Finding| {
         format!("{:?} {} {}: {}\n", f.weight, f.code, f.member.unwrap_or_default(), f.message)
     };
@@ -88,7 +88,7 @@ fn told(found: &Found) -> String {
 
 #[test]
 fn a_sound_cluster_has_no_findings() {
-    assert_eq!(told(&found()), "");
+    assert_eq!(described(&found()), "");
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn everything_that_can_be_wrong() {
     let everything = User { roles: ["root".to_owned()].into(), password: Password::Other };
     access.users.insert("root".to_owned(), everything.clone());
     access.users.insert("mallory".to_owned(), everything);
-    insta::assert_snapshot!(told(&found), @"
+    insta::assert_snapshot!(described(&found), @"
     Problem no-leader n1: it knows of no leader
     Problem nearly-full n1: its database uses 100 % of the quota
     Problem member-silent n3: it does not answer: nothing listens there
@@ -201,8 +201,8 @@ fn what_the_file_cannot_say_is_left_out_and_reported() {
     let drafted = draft(&found, &choices());
     assert!(!drafted.text.contains("roles:") && !drafted.text.contains("users:"), "{}", drafted.text);
     assert!(drafted.text.contains("snapshot-count: 10000"), "{}", drafted.text);
-    let told: Vec<String> = drafted.left_out.iter().map(|f| format!("{}: {}", f.code, f.message)).collect();
-    insta::assert_snapshot!(told.join("\n"), @r#"
+    let described: Vec<String> = drafted.left_out.iter().map(|f| format!("{}: {}", f.code, f.message)).collect();
+    insta::assert_snapshot!(described.join("\n"), @r#"
     flag-differs: `max-txn-ops` is not the same on every member
     flag-left-out: `socket-reuse-port` is true, and cannot be in the file: `socket-reuse-port` would have no effect
     roles-left-out: role `odd` may read key \xfe, which is no text

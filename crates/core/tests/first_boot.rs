@@ -166,11 +166,11 @@ fn what_is_delivered_later() {
     let logs = machines.logs.as_ref().expect("logs");
     let mut files = fluent_bit::delivered("main-1", logs, true, &referred()).expect("files");
     files.push(delivery::console_password(&Name::fixed("ops"), "it's: a \"password\"").expect("a password"));
-    let told = |Delivered { what, contents }: &Delivered| {
+    let described = |Delivered { what, contents }: &Delivered| {
         assert!(what.path().starts_with("/etc/raftsman/") && Deliverable::parse(what.name()) == Some(*what));
         format!("== {}: {}, then {:?}\n{contents}", what.name(), what.path(), what.then())
     };
-    snapshot("delivered", &files.iter().map(told).collect::<String>());
+    snapshot("delivered", &files.iter().map(described).collect::<String>());
     assert!(!format!("{files:?}").contains("password\\\""), "{files:?}");
     let short = fluent_bit::Referred { shared_key: None, ..referred() };
     let error = fluent_bit::delivered("main-1", logs, true, &short).expect_err("no key");
@@ -228,10 +228,10 @@ fn a_rebuilt_machine_boots_for_the_first_time_again() {
 #[test]
 fn rules_let_in_the_members_of_the_list() {
     let machines = full();
-    let doors = machines.doors().expect("doors");
+    let sources = machines.sources().expect("doors");
     let members = addresses(&["10.77.0.11"]);
     let firewall = nftables::Firewall {
-        doors: &doors,
+        sources: &sources,
         agent_port: 2378,
         members: &members,
         metrics: false,
@@ -360,8 +360,8 @@ fn python_reads_what_was_written() {
     let keys = &machines.admin.as_ref().expect("an admin").ssh_keys;
     assert_eq!(read["users"][0]["ssh_authorized_keys"], serde_json::json!(keys));
     assert_eq!(read["runcmd"], serde_json::json!(first.commands()));
-    let told: Boot = serde_json::from_str(written[0]["content"].as_str().expect("text")).expect("boot data");
-    assert!(told == boot);
+    let described: Boot = serde_json::from_str(written[0]["content"].as_str().expect("text")).expect("boot data");
+    assert!(described == boot);
 }
 
 #[test]
@@ -505,8 +505,8 @@ print(json.dumps(found))
 fn only_listed_networks_reach_a_port() {
     let scratch = Scratch::new("wire");
     let mut machines = full();
-    let Some(Firewall::Doors(doors)) = &mut machines.firewall else { panic!("doors") };
-    doors.clients_from = Some(vec![Subnet::parse("10.0.0.0/8").expect("a network")]);
+    let Some(Firewall::Sources(sources)) = &mut machines.firewall else { panic!("doors") };
+    sources.clients_from = Some(vec![Subnet::parse("10.0.0.0/8").expect("a network")]);
     let (members, boot) = (full_members(), boot("10.77.0.11"));
     let first = FirstBoot {
         boot: &boot,

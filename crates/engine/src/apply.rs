@@ -12,8 +12,8 @@ use raftsman_core::plan::{Plan, Step, Waiting, plan, safety};
 use raftsman_core::spec::Name;
 use tokio::sync::OnceCell;
 
-use crate::act::{ActError, Hands};
-use crate::cluster::{ClusterAt, ClusterError};
+use crate::act::{ActError, Executor};
+use crate::cluster::{ClusterError, ClusterHandle};
 use crate::interrupt::Interrupt;
 use crate::journal::Journal;
 use crate::observe::Observer;
@@ -170,19 +170,19 @@ fn list(waiting: &[Waiting]) -> String {
     lines.collect::<Vec<_>>().join("\n  ")
 }
 
-/// Brings one cluster to the desired state. `tell` gets every event as it happens.
+/// Brings one cluster to the desired state. `on_event` gets every event as it happens.
 pub async fn apply(
-    cluster: Arc<ClusterAt>,
+    cluster: Arc<ClusterHandle>,
     journal: &Journal,
     timeout: Duration,
-    tell: &(dyn Fn(Event) + Sync),
+    on_event: &(dyn Fn(Event) + Sync),
     interrupt: &Interrupt,
 ) -> Outcome {
     let name = cluster.desired.name.clone();
     let mut run = match Observer::new(cluster) {
         Ok(observer) => {
             let (steps, begun) = (Vec::new(), Instant::now());
-            Run { observer, journal, tell, interrupt, steps, observed: None, begun }
+            Run { observer, journal, on_event, interrupt, steps, observed: None, begun }
         }
         Err(error) => {
             return Outcome { cluster: name, steps: Vec::new(), observed: None, error: Some(error.into()) };
@@ -190,9 +190,9 @@ pub async fn apply(
     };
     let error = Box::pin(run.until_done(timeout)).await.err();
     match &error {
-        Some(ApplyError::Interrupted(how)) => tell(Event::Interrupted(how.clone())),
-        Some(error) => tell(Event::Stuck { error: error.to_string() }),
-        None => tell(Event::Converged { steps: run.steps.len(), took: run.begun.elapsed() }),
+        Some(ApplyError::Interrupted(how)) => on_event(Event::Interrupted(how.clone())),
+        Some(error) => on_event(Event::Stuck { error: error.to_string() }),
+        None => on_event(Event::Converged { steps: run.steps.len(), took: run.begun.elapsed() }),
     }
     Outcome { cluster: name, steps: run.steps, observed: run.observed, error }
 }
@@ -200,7 +200,7 @@ pub async fn apply(
 struct Run<'a> {
     observer: Observer,
     journal: &'a Journal,
-    tell: &'a (dyn Fn(Event) + Sync),
+    on_event: &'a (dyn Fn(Event) + Sync),
     interrupt: &'a Interrupt,
     steps: Vec<Action>,
     observed: Option<Observed>,
@@ -210,7 +210,7 @@ struct Run<'a> {
 impl Run<'_> {
     async fn until_done(&mut self, timeout: Duration) -> Result<(), ApplyError> {
         let mut failures = 0;
-        let mut told = Vec::new();
+        let mut described = Vec::new();
         let (mut before, mut same) = (Vec::new(), 0);
         let mut progress = Instant::now();
         let mut nudged = Instant::now();
@@ -256,13 +256,13 @@ impl Run<'_> {
             let learns = |w: &Waiting| matches!(w, Waiting::LearnerCatchingUp { .. });
             if next.waiting.iter().any(learns) && nudged.elapsed() > NUDGE {
                 nudged = Instant::now();
-                let hands = Hands { observer: &self.observer, lock: self.journal.lock(), limit: LEAST };
+                let executor = Executor { observer: &self.observer, lock: self.journal.lock(), limit: LEAST };
                 // A failure is ignored: the next observation shows whether the learner makes progress.
-                let _ = Box::pin(hands.nudge(Timestamp::now())).await;
+                let _ = Box::pin(executor.nudge(Timestamp::now())).await;
             }
-            if told != next.waiting {
-                (self.tell)(Event::Waiting { waiting: next.waiting.clone() });
-                told = next.waiting;
+            if described != next.waiting {
+                (self.on_event)(Event::Waiting { waiting: next.waiting.clone() });
+                described = next.waiting;
                 since = Instant::now();
             }
             tokio::select! {
@@ -292,9 +292,9 @@ impl Run<'_> {
         self.write_ahead(&steps)?;
         let name = &self.observer.cluster().desired.name;
         self.journal.begun(name, &steps)?;
-        (self.tell)(Event::Wave { steps: steps.clone() });
-        let hands = Hands { observer: &self.observer, lock: self.journal.lock(), limit };
-        let tell = self.tell;
+        (self.on_event)(Event::Wave { steps: steps.clone() });
+        let executor = Executor { observer: &self.observer, lock: self.journal.lock(), limit };
+        let on_event = self.on_event;
         let observer = &self.observer;
         let wave: Vec<&Action> = steps.iter().map(|step| &step.action).collect();
         let (wave, fresh) = (wave.as_slice(), &OnceCell::new());
@@ -302,32 +302,32 @@ impl Run<'_> {
             let action = action.clone();
             async move {
                 let begun = Instant::now();
-                let outcome = deed(observer, hands, wave, fresh, &action).await;
+                let outcome = execute(observer, executor, wave, fresh, &action).await;
                 match &outcome {
-                    Ok(()) => tell(Event::Done { action: action.clone(), took: begun.elapsed() }),
-                    Err(error) => tell(Event::Failed { action: action.clone(), error: error.to_string() }),
+                    Ok(()) => on_event(Event::Done { action: action.clone(), took: begun.elapsed() }),
+                    Err(error) => on_event(Event::Failed { action: action.clone(), error: error.to_string() }),
                 }
                 (action, outcome)
             }
         };
-        let (mut births, others): (Vec<&Action>, Vec<&Action>) =
-            steps.iter().map(|s| &s.action).partition(|a| is_birth(a));
+        let (mut bootstraps, others): (Vec<&Action>, Vec<&Action>) =
+            steps.iter().map(|s| &s.action).partition(|a| is_bootstrap(a));
         // A member that bootstraps asks the others for the members, in the order of their URLs, until one answers. One
         // that listens and does not serve yet delays it by a second. So the member that all others ask first starts
         // first, and they follow at once.
         let desired = &observer.cluster().desired;
-        births.sort_by_key(|action| action.machine().and_then(|name| desired.member(name)).map(Member::peer_url));
-        let births = async {
-            let Some((first, rest)) = births.split_first() else { return Vec::new() };
+        bootstraps.sort_by_key(|action| action.machine().and_then(|name| desired.member(name)).map(Member::peer_url));
+        let bootstraps = async {
+            let Some((first, rest)) = bootstraps.split_first() else { return Vec::new() };
             let mut outcomes = vec![perform(first).await];
             if let Some(follower) = rest.first() {
-                hands.await_peer_service(first, follower).await;
+                executor.await_peer_service(first, follower).await;
             }
             outcomes.extend(join_all(rest.iter().copied().map(perform)).await);
             outcomes
         };
-        let (mut outcomes, born) = tokio::join!(join_all(others.into_iter().map(perform)), births);
-        outcomes.extend(born);
+        let (mut outcomes, started) = tokio::join!(join_all(others.into_iter().map(perform)), bootstraps);
+        outcomes.extend(started);
         self.journal.ended(name, &outcomes)?;
         let mut first = None;
         for (action, outcome) in outcomes {
@@ -382,24 +382,24 @@ fn down(observed: &Observed) -> Vec<Name> {
 }
 
 /// Whether etcd is started on an empty directory.
-fn is_birth(action: &Action) -> bool {
+fn is_bootstrap(action: &Action) -> bool {
     matches!(action, Action::Etcd(EtcdAction::StartEtcd { data: StartData::Empty | StartData::Joining(_), .. }))
 }
 
 /// Executes one step. One that cannot be undone, removes a member or changes what the others depend on is checked once
 /// more right before, against one observation that the whole wave shares.
-async fn deed(
+async fn execute(
     observer: &Observer,
-    hands: Hands<'_>,
+    executor: Executor<'_>,
     wave: &[&Action],
     fresh: &OnceCell<Observed>,
     action: &Action,
 ) -> Result<(), ActError> {
     if action.class().judged_again() {
-        let fresh = fresh.get_or_try_init(|| observer.look_and_learn(hands.lock)).await?;
+        let fresh = fresh.get_or_try_init(|| observer.look_and_learn(executor.lock)).await?;
         safety::judge(&observer.cluster().desired, fresh, wave, action).map_err(ActError::Unsafe)?;
     }
-    hands.act(action).await
+    executor.act(action).await
 }
 
 /// The highest revision that was seen, for a restore to stay above.

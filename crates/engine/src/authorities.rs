@@ -9,28 +9,28 @@ use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use raftsman_core::observed::{AuthorityRecord, Origin, Purpose, Side, Trust};
+use raftsman_core::observed::{AuthorityRecord, Origin, Purpose, Trust, TrustDomain};
 use raftsman_core::spec::{self, Name};
 use secrecy::SecretString;
 
-use crate::cluster::{ClusterAt, ClusterError};
+use crate::cluster::{ClusterError, ClusterHandle};
 use crate::pki::{self, Authority, AuthorityKind};
 use crate::store::{Lock, Secrets, Store, StoreError};
 
 /// No chain of certificates is larger.
 const LARGEST_CERTIFICATE: u64 = 1 << 20;
 
-impl From<Side> for AuthorityKind {
-    fn from(side: Side) -> Self {
+impl From<TrustDomain> for AuthorityKind {
+    fn from(side: TrustDomain) -> Self {
         match side {
-            Side::Peers => Self::EtcdPeers,
-            Side::Clients => Self::EtcdClients,
+            TrustDomain::Peers => Self::EtcdPeers,
+            TrustDomain::Clients => Self::EtcdClients,
         }
     }
 }
 
 /// The name under which the state keeps an authority.
-fn place(cluster: &Name, side: Side, number: u32) -> String {
+fn place(cluster: &Name, side: TrustDomain, number: u32) -> String {
     match number {
         0 | 1 => format!("{cluster}-{side}"),
         _ => format!("{cluster}-{side}-{number}"),
@@ -38,7 +38,7 @@ fn place(cluster: &Name, side: Side, number: u32) -> String {
 }
 
 /// The number of the authority that is kept under this name, if one of this side is.
-fn number_of(name: &str, cluster: &Name, side: Side) -> Option<u32> {
+fn number_of(name: &str, cluster: &Name, side: TrustDomain) -> Option<u32> {
     match name.strip_prefix(cluster.as_str())?.strip_prefix('-')?.strip_prefix(side.name())? {
         "" => Some(1),
         rest => rest.strip_prefix('-')?.parse().ok().filter(|number| *number > 1),
@@ -51,9 +51,9 @@ pub(crate) fn sweep(
     secrets: &Secrets,
     lock: &Lock,
     cluster: &Name,
-    keep: impl Fn(Side, u32) -> bool,
+    keep: impl Fn(TrustDomain, u32) -> bool,
 ) -> Result<(), StoreError> {
-    for side in Side::ALL {
+    for side in TrustDomain::ALL {
         let goes = |name: &String| number_of(name, cluster, side).is_some_and(|number| !keep(side, number));
         // The certificate first: it says that the key exists.
         for name in store.certificates()?.into_iter().filter(goes) {
@@ -67,7 +67,7 @@ pub(crate) fn sweep(
 }
 
 /// The numbers of the authorities that the state keeps of this side of a cluster, in order.
-pub(crate) fn kept_numbers(store: &Store, cluster: &Name, side: Side) -> Result<Vec<u32>, StoreError> {
+pub(crate) fn kept_numbers(store: &Store, cluster: &Name, side: TrustDomain) -> Result<Vec<u32>, StoreError> {
     let mut numbers: Vec<u32> =
         store.certificates()?.iter().filter_map(|name| number_of(name, cluster, side)).collect();
     numbers.sort_unstable();
@@ -79,7 +79,7 @@ pub(crate) fn kept_numbers(store: &Store, cluster: &Name, side: Side) -> Result<
 pub(crate) fn only_kept(
     store: &Store,
     cluster: &Name,
-    side: Side,
+    side: TrustDomain,
 ) -> Result<Result<Option<Trust>, usize>, ClusterError> {
     let numbers = kept_numbers(store, cluster, side)?;
     let number = match numbers.as_slice() {
@@ -94,9 +94,9 @@ pub(crate) fn only_kept(
     Ok(Ok(Some(trust)))
 }
 
-impl ClusterAt {
+impl ClusterHandle {
     /// Makes the first authority, or adds the one that the file brings. It is made only once.
-    pub fn first_authority(&self, lock: &Lock, side: Side, now: Timestamp) -> Result<(), ClusterError> {
+    pub fn first_authority(&self, lock: &Lock, side: TrustDomain, now: Timestamp) -> Result<(), ClusterError> {
         if self.ledger().trust(side).is_some() {
             return Ok(());
         }
@@ -105,14 +105,19 @@ impl ClusterAt {
     }
 
     /// Makes the next authority, or adds the one that the file brings.
-    pub fn next_authority(&self, lock: &Lock, side: Side, now: Timestamp) -> Result<(), ClusterError> {
+    pub fn next_authority(&self, lock: &Lock, side: TrustDomain, now: Timestamp) -> Result<(), ClusterError> {
         let number = self.trust(side)?.numbered + 1;
         let record = self.obtain(lock, side, number, now)?;
         Ok(self.remember(lock, |ledger| ledger.take_in(side, record))?)
     }
 
     /// Changes the ledger's record of one side's authorities.
-    pub fn change_trust(&self, lock: &Lock, side: Side, change: impl FnOnce(&mut Trust)) -> Result<(), StoreError> {
+    pub fn change_trust(
+        &self,
+        lock: &Lock,
+        side: TrustDomain,
+        change: impl FnOnce(&mut Trust),
+    ) -> Result<(), StoreError> {
         self.remember(lock, |ledger| {
             if let Some(trust) = ledger.trust_mut(side) {
                 change(trust);
@@ -120,7 +125,13 @@ impl ClusterAt {
         })
     }
 
-    fn obtain(&self, lock: &Lock, side: Side, number: u32, now: Timestamp) -> Result<AuthorityRecord, ClusterError> {
+    fn obtain(
+        &self,
+        lock: &Lock,
+        side: TrustDomain,
+        number: u32,
+        now: Timestamp,
+    ) -> Result<AuthorityRecord, ClusterError> {
         let (authority, origin) = match self.desired.authority(side) {
             spec::Authority::Brought(brought) => (self.brought(side, brought, now)?, Origin::Brought),
             spec::Authority::Made => (self.made(side, number, now)?, Origin::Made),
@@ -131,7 +142,7 @@ impl ClusterAt {
         Ok(record(&authority.facts().clone(), authority.certificate_pem(), number, origin))
     }
 
-    fn made(&self, side: Side, number: u32, now: Timestamp) -> Result<Authority, ClusterError> {
+    fn made(&self, side: TrustDomain, number: u32, now: Timestamp) -> Result<Authority, ClusterError> {
         let (desired, kind) = (&self.desired, AuthorityKind::from(side));
         // For people to distinguish them; etcd identifies an authority by its key.
         let which = if number > 1 { format!(" {number}") } else { String::new() };
@@ -143,24 +154,24 @@ impl ClusterAt {
 
     fn brought(
         &self,
-        side: Side,
+        side: TrustDomain,
         reference: &spec::BroughtAuthority,
         now: Timestamp,
     ) -> Result<Authority, ClusterError> {
-        let authority = brought(side, reference, self.fleet.setting.base(), now)?;
+        let authority = brought(side, reference, self.fleet.context.base(), now)?;
         self.check_not_shared(side, &authority.facts().public_key_sha256)?;
         Ok(authority)
     }
 
     /// Whether this key signs for another side of the cluster, or for agents. Two files can hold one key, so that
     /// `check` may not have seen it; over clusters it compares the keys of all files that it can read.
-    fn check_not_shared(&self, side: Side, key: &str) -> Result<(), ClusterError> {
+    fn check_not_shared(&self, side: TrustDomain, key: &str) -> Result<(), ClusterError> {
         let shared =
             |with| ClusterError::SharedAuthority { cluster: self.desired.name.clone(), kind: side.into(), with };
         if self.fleet.authority.facts().public_key_sha256 == key {
             return Err(shared(AuthorityKind::Fleet));
         }
-        for other in Side::ALL.into_iter().filter(|other| *other != side) {
+        for other in TrustDomain::ALL.into_iter().filter(|other| *other != side) {
             let known = self.ledger().trust(other).is_some_and(|trust| trust.known().iter().any(|it| it.key == key));
             let brought = match self.desired.authority(other) {
                 spec::Authority::Brought(brought) => {
@@ -176,13 +187,13 @@ impl ClusterAt {
     }
 
     fn brought_certificate(&self, reference: &spec::BroughtAuthority) -> Result<String, ClusterError> {
-        brought_certificate(reference, self.fleet.setting.base())
+        brought_certificate(reference, self.fleet.context.base())
     }
 
     /// The authorities that the file brings, as they are found where it says.
-    pub fn brought_authorities(&self) -> Result<BTreeMap<Side, AuthorityRecord>, ClusterError> {
+    pub fn brought_authorities(&self) -> Result<BTreeMap<TrustDomain, AuthorityRecord>, ClusterError> {
         let mut found = BTreeMap::new();
-        for side in Side::ALL {
+        for side in TrustDomain::ALL {
             if let spec::Authority::Brought(brought) = self.desired.authority(side) {
                 let pem = self.brought_certificate(brought)?;
                 found.insert(side, record(&pki::describe(&pem)?, &pem, 0, Origin::Brought));
@@ -194,7 +205,7 @@ impl ClusterAt {
     /// Whether all that is needed to sign exists, and the authorities that the file brings can be added.
     pub(crate) fn check_authorities(&self, now: Timestamp) -> Result<(), ClusterError> {
         let ledger = self.ledger();
-        for side in Side::ALL {
+        for side in TrustDomain::ALL {
             let trust = ledger.trust(side);
             if let spec::Authority::Brought(brought) = self.desired.authority(side) {
                 let newest = trust.map(|t| t.next.as_ref().unwrap_or(&t.current));
@@ -212,13 +223,13 @@ impl ClusterAt {
     }
 
     /// What is remembered of this side's authorities.
-    pub fn trust(&self, side: Side) -> Result<Trust, ClusterError> {
+    pub fn trust(&self, side: TrustDomain) -> Result<Trust, ClusterError> {
         let trust = self.ledger().trust(side).cloned();
         trust.ok_or_else(|| ClusterError::NotApplied(self.desired.name.clone()))
     }
 
     /// The authority of this record, with its key.
-    pub fn kept(&self, side: Side, record: &AuthorityRecord) -> Result<Authority, ClusterError> {
+    pub fn kept(&self, side: TrustDomain, record: &AuthorityRecord) -> Result<Authority, ClusterError> {
         let place = place(&self.desired.name, side, record.number);
         let missing = || match self.ledger().adopted() {
             Some(_) => ClusterError::ForeignAuthority { cluster: self.desired.name.clone(), kind: side.into() },
@@ -229,7 +240,7 @@ impl ClusterAt {
     }
 
     /// The authority that signs for this side.
-    pub fn authority(&self, side: Side) -> Result<Authority, ClusterError> {
+    pub fn authority(&self, side: TrustDomain) -> Result<Authority, ClusterError> {
         self.kept(side, &self.trust(side)?.current)
     }
 
@@ -264,7 +275,7 @@ pub fn public_key(certificate: &Path) -> Option<String> {
 
 /// The authority that the file brings, with its key.
 pub(crate) fn brought(
-    side: Side,
+    side: TrustDomain,
     reference: &spec::BroughtAuthority,
     base: &Path,
     now: Timestamp,
@@ -287,7 +298,7 @@ pub(crate) fn bring_in(
     secrets: &Secrets,
     lock: &Lock,
     cluster: &Name,
-    side: Side,
+    side: TrustDomain,
     (certificate, key): (&str, Option<&SecretString>),
 ) -> Result<Trust, ClusterError> {
     let pem = pki::certificates_only(certificate)?;
@@ -316,13 +327,13 @@ mod tests {
     fn places_of_one_cluster_are_no_others() {
         let name = |text: &str| Name::parse(text).expect("a name");
         for number in [1, 2, 17] {
-            let kept = place(&name("a"), Side::Peers, number);
-            assert_eq!(number_of(&kept, &name("a"), Side::Peers), Some(number));
-            assert_eq!(number_of(&kept, &name("a"), Side::Clients), None);
-            assert_eq!(number_of(&kept, &name("a-peers"), Side::Peers), None);
+            let kept = place(&name("a"), TrustDomain::Peers, number);
+            assert_eq!(number_of(&kept, &name("a"), TrustDomain::Peers), Some(number));
+            assert_eq!(number_of(&kept, &name("a"), TrustDomain::Clients), None);
+            assert_eq!(number_of(&kept, &name("a-peers"), TrustDomain::Peers), None);
         }
-        assert_eq!(number_of(&place(&name("a-peers"), Side::Peers, 2), &name("a"), Side::Peers), None);
-        assert_eq!(number_of("a-peers-1", &name("a"), Side::Peers), None);
-        assert_eq!(number_of("a-root-password", &name("a"), Side::Peers), None);
+        assert_eq!(number_of(&place(&name("a-peers"), TrustDomain::Peers, 2), &name("a"), TrustDomain::Peers), None);
+        assert_eq!(number_of("a-peers-1", &name("a"), TrustDomain::Peers), None);
+        assert_eq!(number_of("a-root-password", &name("a"), TrustDomain::Peers), None);
     }
 }

@@ -6,13 +6,15 @@ use raftsman_api::v1::{SetBackupsRequest, StoredPoint, TakeBackupRequest};
 use raftsman_backup::full::FullError;
 use raftsman_backup::place::{AccessKeys, Azure, Gcs, S3};
 use raftsman_backup::sign::{self, SignError};
-use raftsman_backup::{Keys, Place, Point, PointError, PublicKey, Repository, Signer, Store, StoreError, Trust, Wish};
+use raftsman_backup::{
+    Keys, Place, Point, PointError, PublicKey, Repository, RestoreTarget, Signer, Store, StoreError, Trust,
+};
 use raftsman_core::backup::{FullName, History, Layout, Manifest};
 use raftsman_core::observed::Ledger;
 use raftsman_core::spec::{BackupStore, Backups, Name, Prune, S3Store, Secret};
 use secrecy::{ExposeSecret as _, SecretString};
 
-use crate::cluster::{ClusterAt, ClusterError};
+use crate::cluster::{ClusterError, ClusterHandle};
 use crate::fleet::Fleet;
 use crate::secrets::{self, SecretError};
 use crate::store::Lock;
@@ -140,7 +142,7 @@ pub fn public_key(fleet: &Fleet, cluster: &Name) -> Result<PublicKey, BackupErro
 
 /// Where a cluster's backups are.
 #[derive(Debug)]
-pub struct StoreOf {
+pub struct BackupRepository {
     /// The store, the prefix of the backups in it, and which of them are accepted.
     pub repository: Repository,
     /// Where the store is, with its credentials.
@@ -154,7 +156,7 @@ pub struct StoreOf {
     owner: Name,
 }
 
-impl StoreOf {
+impl BackupRepository {
     /// Of this cluster, as the file says.
     pub fn open(fleet: &Fleet, cluster: &Name, accepted: &Accepted) -> Result<Self, BackupError> {
         let signer = seed(fleet, cluster)?.map(|seed| Signer::new(&seed)).transpose()?;
@@ -177,7 +179,7 @@ impl StoreOf {
         histories: Vec<History>,
     ) -> Result<Self, BackupError> {
         let settings = fleet.spec.backups.clone().ok_or(BackupError::NoStore)?;
-        let place = place(fleet.setting.base(), &settings.store)?;
+        let place = place(fleet.context.base(), &settings.store)?;
         let mut keys = accepted.keys.clone();
         match &signer {
             Some(signer) => keys.push(signer.public()),
@@ -197,8 +199,8 @@ impl StoreOf {
     }
 
     /// Finds the point that an operator wants to restore.
-    pub async fn find(&self, wish: Wish, keys: &Keys) -> Result<Point, BackupError> {
-        Ok(raftsman_backup::point::find(&self.repository, wish, &self.histories, keys).await?)
+    pub async fn find(&self, target: RestoreTarget, keys: &Keys) -> Result<Point, BackupError> {
+        Ok(raftsman_backup::point::find(&self.repository, target, &self.histories, keys).await?)
     }
 
     /// The manifest of the full backup of this name, verified; of the newest when none is named.
@@ -241,19 +243,24 @@ impl StoreOf {
 }
 
 /// The repository of the cluster itself, or of another one, given as `CLUSTER` or `FLEET/CLUSTER`.
-pub fn source(fleet: &Fleet, cluster: &Name, from: Option<&str>, accepted: &Accepted) -> Result<StoreOf, BackupError> {
-    let Some(from) = from else { return StoreOf::open(fleet, cluster, accepted) };
+pub fn source(
+    fleet: &Fleet,
+    cluster: &Name,
+    from: Option<&str>,
+    accepted: &Accepted,
+) -> Result<BackupRepository, BackupError> {
+    let Some(from) = from else { return BackupRepository::open(fleet, cluster, accepted) };
     let name = |text: &str| Name::parse(text).map_err(|error| BackupError::NoCluster(error.to_string()));
     match from.split_once('/') {
         Some((owner, cluster)) if name(owner)? == fleet.spec.fleet => {
             // A fleet of this name may have used the store before: its key can only come from the file.
-            let mut at = StoreOf::open(fleet, &name(cluster)?, accepted)?;
+            let mut at = BackupRepository::open(fleet, &name(cluster)?, accepted)?;
             let trusted: Result<Vec<PublicKey>, SignError> = at.settings.trust.iter().map(|key| key.parse()).collect();
             at.repository.trust.keys.extend(trusted?);
             Ok(at)
         }
-        Some((owner, cluster)) => StoreOf::of_another(fleet, &name(owner)?, &name(cluster)?, accepted),
-        None => StoreOf::open(fleet, &name(from)?, accepted),
+        Some((owner, cluster)) => BackupRepository::of_another(fleet, &name(owner)?, &name(cluster)?, accepted),
+        None => BackupRepository::open(fleet, &name(from)?, accepted),
     }
 }
 
@@ -281,11 +288,11 @@ pub fn order(
 }
 
 /// What the machines of a cluster get to make backups on a schedule; nothing where the file sets no schedule.
-pub fn charge(cluster: &ClusterAt) -> Result<Option<SetBackupsRequest>, BackupError> {
+pub fn charge(cluster: &ClusterHandle) -> Result<Option<SetBackupsRequest>, BackupError> {
     let fleet = &cluster.fleet;
     let Some(settings) = &fleet.spec.backups else { return Ok(None) };
     let Some(every) = settings.every else { return Ok(None) };
-    let place = place(fleet.setting.base(), &settings.store)?;
+    let place = place(fleet.context.base(), &settings.store)?;
     let histories = cluster.ledger().lineage();
     let order = order(fleet, settings, &place, &cluster.desired.name, cluster.root_password()?, &histories)?;
     let keep = settings.kept();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use raftsman_api::tls::Identity as TlsIdentity;
 use raftsman_core::desired::{AGENT_PORT, ClientAccess, Cluster, LeafProfile, Usage, address_of};
-use raftsman_core::observed::{Ledger, Side};
+use raftsman_core::observed::{Ledger, TrustDomain};
 use raftsman_core::spec::{self, AuthMode, Name};
 use raftsman_etcd::{Credentials, Endpoint, EtcdError};
 use secrecy::{ExposeSecret, SecretString};
@@ -98,7 +98,7 @@ pub enum ClusterError {
 
 /// A handle on one cluster.
 #[derive(Debug)]
-pub struct ClusterAt {
+pub struct ClusterHandle {
     /// The fleet that it belongs to.
     pub fleet: Arc<Fleet>,
     /// The desired state.
@@ -116,7 +116,7 @@ struct Memory {
     version: Version,
 }
 
-impl ClusterAt {
+impl ClusterHandle {
     /// Opens one cluster of the fleet.
     pub fn open(fleet: &Arc<Fleet>, desired: &Cluster) -> Result<Self, ClusterError> {
         let memory = match fleet.store.get_cluster(desired.name.as_str())? {
@@ -219,7 +219,7 @@ impl ClusterAt {
     pub fn check_references(&self, now: Timestamp) -> Result<(), ClusterError> {
         self.check_authorities(now)?;
         if let (AuthMode::Password, Some(reference)) = (self.desired.auth, &self.desired.root_password) {
-            crate::secrets::resolve(reference, self.fleet.setting.base())?;
+            crate::secrets::resolve(reference, self.fleet.context.base())?;
         }
         for user in self.desired.access.users.iter().flat_map(|users| users.keys()) {
             self.user_password(user)?;
@@ -231,7 +231,7 @@ impl ClusterAt {
     pub fn user_password(&self, user: &str) -> Result<Option<SecretString>, ClusterError> {
         let user = self.desired.access.users.as_ref().and_then(|users| users.get(user));
         let reference = user.and_then(|user| user.password.as_ref());
-        Ok(reference.map(|reference| crate::secrets::resolve(reference, self.fleet.setting.base())).transpose()?)
+        Ok(reference.map(|reference| crate::secrets::resolve(reference, self.fleet.context.base())).transpose()?)
     }
 
     /// How clients authenticate: as the cluster was created, whatever the file says now.
@@ -248,7 +248,7 @@ impl ClusterAt {
             if let Some(password) = self.root_password.get() {
                 return Ok(Some(password.clone()));
             }
-            let password = crate::secrets::resolve(reference, self.fleet.setting.base())?;
+            let password = crate::secrets::resolve(reference, self.fleet.context.base())?;
             return Ok(Some(self.root_password.get_or_init(|| password).clone()));
         }
         Ok(self.fleet.secrets.get(&root_password_name(&self.desired.name))?)
@@ -327,14 +327,14 @@ impl ClusterAt {
             _ => None,
         };
         let root = Credentials::new(&ca, identity.as_ref(), self.root_password()?)?;
-        let nobody = Credentials::new(&ca, None, None)?;
+        let anonymous = Credentials::new(&ca, None, None)?;
         Ok(ClusterCredentials {
             root,
             root_before: Vec::new(),
-            foreign: nobody.clone(),
+            foreign: anonymous.clone(),
             vouched: BTreeMap::new(),
             nameless: false,
-            nobody,
+            anonymous,
         })
     }
 
@@ -343,8 +343,8 @@ impl ClusterAt {
         if self.ledger().adopted().is_some() {
             return self.adopted_credentials();
         }
-        let trust = self.trust(Side::Clients)?;
-        let (authority, ca) = (self.kept(Side::Clients, &trust.current)?, &trust.bundle());
+        let trust = self.trust(TrustDomain::Clients)?;
+        let (authority, ca) = (self.kept(TrustDomain::Clients, &trust.current)?, &trust.bundle());
         let client = |authority: &Authority, user: &str| -> Result<TlsIdentity, ClusterError> {
             let (chain, key) = authority.issue_client(user, Some(&self.desired.organization), OWN_VALIDITY, now)?;
             Ok(TlsIdentity::from_pem(&chain, key.expose_secret())?)
@@ -358,9 +358,9 @@ impl ClusterAt {
             OWN_VALIDITY,
         )?;
         let by_foreigner = client(&foreign, "root")?;
-        let peers = self.trust(Side::Peers)?;
+        let peers = self.trust(TrustDomain::Peers)?;
         let mut vouched = BTreeMap::new();
-        for (side, trust) in [(Side::Peers, &peers), (Side::Clients, &trust)] {
+        for (side, trust) in [(TrustDomain::Peers, &peers), (TrustDomain::Clients, &trust)] {
             // A client of every authority that the ledger knows: its handshake is tested before the signer changes.
             for record in trust.known().into_iter().filter(|a| trust.rotates() && a.not_after > now) {
                 // Without a name or an address in the certificate, etcd does not check the client's address.
@@ -377,7 +377,7 @@ impl ClusterAt {
         // Until auth is on, members may accept no other certificates than those of the peers' CA.
         let closed = self.desired.client_access(&self.ledger()) == ClientAccess::Closed;
         let bootstrap = match peers.current.not_after > now {
-            true => Some(self.kept(Side::Peers, &peers.current)?),
+            true => Some(self.kept(TrustDomain::Peers, &peers.current)?),
             false => None,
         };
         let credentials = |user: &str, password: Option<SecretString>| -> Result<Credentials, ClusterError> {
@@ -395,7 +395,7 @@ impl ClusterAt {
                 .into_iter()
                 .map(|password| credentials("root", Some(password)))
                 .collect::<Result<_, _>>()?,
-            nobody: credentials("", None)?,
+            anonymous: credentials("", None)?,
             foreign: Credentials::new(ca, Some(&by_foreigner), None)?,
             vouched,
             nameless,
@@ -429,11 +429,11 @@ pub struct ClusterCredentials {
     /// The superuser with passwords that it may have instead of that one.
     pub root_before: Vec<Credentials>,
     /// A client of ours without a user name.
-    pub nobody: Credentials,
+    pub anonymous: Credentials,
     /// A client with a certificate that a foreign authority signed.
     pub foreign: Credentials,
     /// During a rotation: a client without a user name for each known authority, by its key.
-    pub vouched: BTreeMap<(Side, String), Credentials>,
+    pub vouched: BTreeMap<(TrustDomain, String), Credentials>,
     /// Whether our clients need no user: the file disables auth.
     pub nameless: bool,
 }

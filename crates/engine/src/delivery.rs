@@ -8,14 +8,14 @@ use jiff::Timestamp;
 use prost::Message as _;
 use raftsman_api::v1::{ReportReply, SetBackupsRequest};
 use raftsman_core::desired::Capabilities;
-use raftsman_core::observed::{Delivery, Side};
+use raftsman_core::observed::{Delivery, TrustDomain};
 use raftsman_core::render::delivery::{self, Delivered};
 use raftsman_core::render::fluent_bit::{self, Referred};
 use raftsman_core::spec::{AuthMode, Logs, Name, Secret};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::backup;
-use crate::cluster::ClusterAt;
+use crate::cluster::ClusterHandle;
 use crate::fleet::Fleet;
 use crate::secrets::{self, SecretError};
 use crate::store::{Lock, StoreError};
@@ -51,7 +51,7 @@ pub enum DeliveryError {
 
 /// What a machine should receive.
 #[derive(Debug)]
-pub struct Parcel {
+pub struct Payload {
     /// The files, where raftsman made the machine.
     pub files: Vec<Delivered>,
     /// The mark of them; empty where there are none.
@@ -60,9 +60,9 @@ pub struct Parcel {
     pub backups: SetBackupsRequest,
 }
 
-impl Parcel {
+impl Payload {
     /// For this machine, read from where the file says.
-    pub fn pack(cluster: &ClusterAt, lock: &Lock, machine: &Name) -> Result<Self, DeliveryError> {
+    pub fn pack(cluster: &ClusterHandle, lock: &Lock, machine: &Name) -> Result<Self, DeliveryError> {
         let fleet = &cluster.fleet;
         let key = fleet.secrets.get_or_put(lock, KEY, secrets::random_token()?)?;
         if fleet.spec.backups.as_ref().is_some_and(|backups| backups.every.is_some()) {
@@ -70,7 +70,7 @@ impl Parcel {
         }
         let files = files(cluster, machine)?;
         let backups = match backup::charge(cluster)? {
-            Some(charge) => SetBackupsRequest { stamp: stamp(&key, &told(cluster, &charge)?), ..charge },
+            Some(charge) => SetBackupsRequest { stamp: stamp(&key, &described(cluster, &charge)?), ..charge },
             None => SetBackupsRequest::default(),
         };
         Ok(Self { stamp: stamp(&key, &parts(&files)), files, backups })
@@ -78,7 +78,7 @@ impl Parcel {
 }
 
 /// Whether a machine whose agent reports this has everything that it should have.
-pub fn compare(cluster: &ClusterAt, machine: &Name, reported: &ReportReply, now: Timestamp) -> Delivery {
+pub fn compare(cluster: &ClusterHandle, machine: &Name, reported: &ReportReply, now: Timestamp) -> Delivery {
     let compare = || -> Result<bool, DeliveryError> {
         let key = || cluster.fleet.secrets.get(KEY);
         let files = files(cluster, machine)?;
@@ -98,7 +98,7 @@ pub fn compare(cluster: &ClusterAt, machine: &Name, reported: &ReportReply, now:
 }
 
 fn knows_of_backups(
-    cluster: &ClusterAt,
+    cluster: &ClusterHandle,
     reported: &ReportReply,
     now: Timestamp,
     key: impl FnOnce() -> Result<Option<SecretString>, StoreError>,
@@ -120,13 +120,13 @@ fn knows_of_backups(
         AuthMode::Password => true,
         AuthMode::Certificate | AuthMode::None => ends.is_some_and(|ends| ends.duration_since(now) > renew_before),
     };
-    let told = told(cluster, &charge)?;
-    Ok(gets_in && key()?.is_some_and(|key| stamp(&key, &told) == reported.stamp))
+    let described = described(cluster, &charge)?;
+    Ok(gets_in && key()?.is_some_and(|key| stamp(&key, &described) == reported.stamp))
 }
 
 /// Everything that the mark depends on: also the authority that signs the machine's client certificate for etcd.
-fn told(cluster: &ClusterAt, charge: &SetBackupsRequest) -> Result<Vec<Vec<u8>>, DeliveryError> {
-    let signer = cluster.trust(Side::Clients).map_err(backup::BackupError::from)?.current.key;
+fn described(cluster: &ClusterHandle, charge: &SetBackupsRequest) -> Result<Vec<Vec<u8>>, DeliveryError> {
+    let signer = cluster.trust(TrustDomain::Clients).map_err(backup::BackupError::from)?.current.key;
     Ok(vec![charge.encode_to_vec(), signer.into_bytes()])
 }
 
@@ -146,7 +146,7 @@ fn stamp(key: &SecretString, parts: &[Vec<u8>]) -> String {
     raftsman_api::hex::encode(mark.sign().as_ref())
 }
 
-fn files(cluster: &ClusterAt, machine: &Name) -> Result<Vec<Delivered>, DeliveryError> {
+fn files(cluster: &ClusterHandle, machine: &Name) -> Result<Vec<Delivered>, DeliveryError> {
     let fleet = &cluster.fleet;
     // A machine that is not in the file any more only gets the fleet-wide settings.
     let machines = cluster.desired.machine(machine).map_or(&fleet.spec.machines, |machine| &machine.settings);
@@ -157,7 +157,7 @@ fn files(cluster: &ClusterAt, machine: &Name) -> Result<Vec<Delivered>, Delivery
     if let Some(admin) = &machines.admin
         && let Some(password) = &admin.console_password
     {
-        let password = secrets::resolve(password, fleet.setting.base())?;
+        let password = secrets::resolve(password, fleet.context.base())?;
         files.push(delivery::console_password(&admin.user, password.expose_secret())?);
     }
     if let Some(logs) = &machines.logs {
@@ -167,7 +167,7 @@ fn files(cluster: &ClusterAt, machine: &Name) -> Result<Vec<Delivered>, Delivery
 }
 
 fn log_files(fleet: &Fleet, machine: &Name, logs: &Logs, exporter: bool) -> Result<Vec<Delivered>, DeliveryError> {
-    let base = fleet.setting.base();
+    let base = fleet.context.base();
     let read = |path: Option<&String>| -> Result<Option<String>, DeliveryError> {
         let Some(path) = path.map(|path| base.join(path)) else { return Ok(None) };
         let text = std::fs::read_to_string(&path);

@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use raftsman_api::roles::Role;
 use raftsman_api::tls::Identity as TlsIdentity;
 use raftsman_core::desired::{self, DesireError, Desired, LoopbackNetwork};
-use raftsman_core::observed::{Ledger, Side};
+use raftsman_core::observed::{Ledger, TrustDomain};
 use raftsman_core::spec::{Incus, Machines, Member, Members, Name, Provider, Spec, Ssh};
 use raftsman_providers::networks::{NetworkError, Networks};
 use raftsman_providers::{
@@ -37,7 +37,7 @@ pub type AskPassphrase = fn(&str) -> Result<SecretString, String>;
 
 /// What the command line knows and the engine needs.
 #[derive(Debug, Clone)]
-pub struct Setting {
+pub struct Context {
     /// The file.
     pub file: PathBuf,
     /// Where the agent's binary is.
@@ -64,7 +64,7 @@ pub fn directory_of(file: &Path) -> &Path {
     }
 }
 
-impl Setting {
+impl Context {
     /// What paths in the file are relative to.
     pub fn base(&self) -> &Path {
         directory_of(&self.file)
@@ -155,7 +155,7 @@ pub enum FleetError {
 /// An open fleet.
 pub struct Fleet {
     /// What the command line said.
-    pub setting: Setting,
+    pub context: Context,
     /// The file.
     pub spec: Spec,
     /// The desired state.
@@ -195,11 +195,11 @@ pub(crate) const HOSTS: &str = "hosts";
 
 impl Fleet {
     /// Makes the state of a new fleet.
-    pub fn create(spec: &Spec, setting: &Setting, protection: Protection, now: Timestamp) -> Result<Store, FleetError> {
-        let dir = setting.state_dir(spec);
+    pub fn create(spec: &Spec, context: &Context, protection: Protection, now: Timestamp) -> Result<Store, FleetError> {
+        let dir = context.state_dir(spec);
         let mut store = Store::create(&dir, spec.fleet.as_str(), None, protection, now)?;
-        let lock = store.lock(LockInfo::new("init", &setting.user, &setting.host))?;
-        if let Err(error) = complete(&mut store, &lock, spec, setting, now) {
+        let lock = store.lock(LockInfo::new("init", &context.user, &context.host))?;
+        if let Err(error) = complete(&mut store, &lock, spec, context, now) {
             // It holds nothing of value yet.
             store.remove(lock)?;
             return Err(error);
@@ -214,12 +214,12 @@ impl Fleet {
     }
 
     /// Opens the state to read it.
-    pub fn open(spec: Spec, setting: Setting, now: Timestamp) -> Result<Arc<Self>, FleetError> {
-        let mut store = Store::open(&setting.state_dir(&spec), spec.fleet.as_str())?;
+    pub fn open(spec: Spec, context: Context, now: Timestamp) -> Result<Arc<Self>, FleetError> {
+        let mut store = Store::open(&context.state_dir(&spec), spec.fleet.as_str())?;
         if spec.machines.provider == Provider::Local {
             foresee_network(&mut store, spec.machines.network.as_deref())?;
         }
-        Self::opened(store, spec, setting, now)
+        Self::opened(store, spec, context, now)
     }
 
     /// Whether a part that every state has is not made yet, or has to be updated to the file.
@@ -233,20 +233,20 @@ impl Fleet {
     }
 
     /// Makes what an earlier, killed run did not make, under the lock of the whole fleet.
-    pub fn complete(spec: &Spec, setting: &Setting, lock: &Lock, now: Timestamp) -> Result<(), FleetError> {
-        let mut store = Store::open(&setting.state_dir(spec), spec.fleet.as_str())?;
-        complete(&mut store, lock, spec, setting, now)
+    pub fn complete(spec: &Spec, context: &Context, lock: &Lock, now: Timestamp) -> Result<(), FleetError> {
+        let mut store = Store::open(&context.state_dir(spec), spec.fleet.as_str())?;
+        complete(&mut store, lock, spec, context, now)
     }
 
-    fn opened(store: Store, spec: Spec, mut setting: Setting, now: Timestamp) -> Result<Arc<Self>, FleetError> {
+    fn opened(store: Store, spec: Spec, mut context: Context, now: Timestamp) -> Result<Arc<Self>, FleetError> {
         let dir = store.dir().to_owned();
         // It is read concurrently with everything else here.
         let shipped = {
-            let agent = setting.agent.clone();
+            let agent = context.agent.clone();
             std::thread::spawn(move || crate::artifacts::shipped(&agent))
         };
-        setting.complete_passphrase(&store)?;
-        let secrets = store.unlock(setting.identity_source())?;
+        context.complete_passphrase(&store)?;
+        let secrets = store.unlock(context.identity_source())?;
         if !Self::is_complete(&store)? {
             return Err(FleetError::Unfinished { dir });
         }
@@ -257,15 +257,15 @@ impl Fleet {
         let mut desired = desired::resolve(&spec, &identity)?;
         let shipped = shipped.join().ok().flatten();
         for cluster in &mut desired.clusters {
-            cluster.available.extend(crate::artifacts::available(&cluster.source, setting.base()));
+            cluster.available.extend(crate::artifacts::available(&cluster.source, context.base()));
             cluster.agents = access.desired(&trust_pem, &authority);
             cluster.agents.shipped.clone_from(&shipped);
         }
-        let provider = connection(&spec, &setting, &store, &desired)?;
-        let operator = Mutex::new(Issued { identity: operator(&setting, &authority, now)?, at: now });
+        let provider = connection(&spec, &context, &store, &desired)?;
+        let operator = Mutex::new(Issued { identity: operator(&context, &authority, now)?, at: now });
         let artifacts = Artifacts::new(dir.join("artifacts"));
         Ok(Arc::new(Self {
-            setting,
+            context,
             spec,
             desired,
             store,
@@ -284,7 +284,7 @@ impl Fleet {
         if !self.store.history(cluster.as_str())?.is_empty() {
             return Ok(Some("a history of it in the state".to_owned()));
         }
-        for side in Side::ALL {
+        for side in TrustDomain::ALL {
             if !kept_numbers(&self.store, cluster, side)?.is_empty() {
                 return Ok(Some(format!("a {side} CA of it in the state")));
             }
@@ -298,7 +298,7 @@ impl Fleet {
     pub fn operator(&self, now: Timestamp) -> TlsIdentity {
         let mut issued = self.operator.lock().unwrap_or_else(PoisonError::into_inner);
         if now.duration_since(issued.at) > RENEW_AFTER
-            && let Ok(identity) = operator(&self.setting, &self.authority, now)
+            && let Ok(identity) = operator(&self.context, &self.authority, now)
         {
             *issued = Issued { identity, at: now };
         }
@@ -311,24 +311,24 @@ impl Fleet {
     }
 }
 
-fn operator(setting: &Setting, authority: &Authority, now: Timestamp) -> Result<TlsIdentity, FleetError> {
-    let who = format!("{}@{}", setting.user, setting.host);
+fn operator(context: &Context, authority: &Authority, now: Timestamp) -> Result<TlsIdentity, FleetError> {
+    let who = format!("{}@{}", context.user, context.host);
     let role = Role::Admin.organization();
     let (chain, key) = authority.issue_client(&shortened(&who), Some(role), OWN_VALIDITY, now)?;
     Ok(TlsIdentity::from_pem(&chain, key.expose_secret())?)
 }
 
 /// A connection to the provider: one for each server that the file's zones name, combined into one.
-fn connection(spec: &Spec, setting: &Setting, store: &Store, desired: &Desired) -> Result<Connection, FleetError> {
+fn connection(spec: &Spec, context: &Context, store: &Store, desired: &Desired) -> Result<Connection, FleetError> {
     let machines = &spec.machines;
     let servers = match machines.provider {
         Provider::Incus | Provider::Libvirt if !machines.zones.is_empty() => servers(machines),
-        _ => return Ok(raftsman_providers::connect(settings(spec, machines, setting, store)?)),
+        _ => return Ok(raftsman_providers::connect(settings(spec, machines, context, store)?)),
     };
     let mut parts = Vec::new();
     for zones in servers {
         let Some(first) = zones.first() else { continue };
-        let mut settings = settings(spec, &machines.with_zone(Some(first)), setting, store)?;
+        let mut settings = settings(spec, &machines.with_zone(Some(first)), context, store)?;
         if let Settings::Incus(incus) = &mut settings {
             let target = |zone: &Name| Some((machines.zones.get(zone)?.incus.as_ref()?.target.clone()?, zone.clone()));
             incus.zones = zones.iter().filter_map(target).collect();
@@ -362,11 +362,11 @@ fn servers(machines: &Machines) -> Vec<Vec<Name>> {
 }
 
 /// Where the file says that machines come from.
-fn settings(spec: &Spec, machines: &Machines, setting: &Setting, store: &Store) -> Result<Settings, FleetError> {
+fn settings(spec: &Spec, machines: &Machines, context: &Context, store: &Store) -> Result<Settings, FleetError> {
     let Machines { provider, directory, ssh, incus, .. } = machines;
     let fleet_id = store.fleet().id.clone();
-    let agent = setting.agent.clone();
-    let below = |path: &String| setting.base().join(path);
+    let agent = context.agent.clone();
+    let below = |path: &String| context.base().join(path);
     match provider {
         Provider::Local => {
             let dir = directory.as_ref().map_or_else(|| store.dir().join("machines"), below);
@@ -409,9 +409,9 @@ fn settings(spec: &Spec, machines: &Machines, setting: &Setting, store: &Store) 
 }
 
 /// Claims the network that the file wants, or any. A fleet that has clusters keeps the one that it has.
-fn settle_network(store: &mut Store, lock: &Lock, setting: &Setting, wanted: Option<&str>) -> Result<(), FleetError> {
+fn settle_network(store: &mut Store, lock: &Lock, context: &Context, wanted: Option<&str>) -> Result<(), FleetError> {
     let fleet = store.fleet().clone();
-    let networks = Networks::new(setting.registry.clone());
+    let networks = Networks::new(context.registry.clone());
     match (fleet.network, wanted) {
         (Some(has), Some(wanted)) if has != wanted => {
             if !store.clusters()?.is_empty() {
@@ -443,9 +443,9 @@ fn foresee_network(store: &mut Store, wanted: Option<&str>) -> Result<(), FleetE
 }
 
 /// Makes what every state has beside its identity, where it is not there yet.
-fn complete(store: &mut Store, lock: &Lock, spec: &Spec, setting: &Setting, now: Timestamp) -> Result<(), FleetError> {
+fn complete(store: &mut Store, lock: &Lock, spec: &Spec, context: &Context, now: Timestamp) -> Result<(), FleetError> {
     if spec.machines.provider == Provider::Local {
-        settle_network(store, lock, setting, spec.machines.network.as_deref())?;
+        settle_network(store, lock, context, spec.machines.network.as_deref())?;
     }
     // Last: it marks that everything else exists.
     make_fleet_authority(store, lock, now)

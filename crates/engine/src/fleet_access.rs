@@ -109,9 +109,9 @@ impl FleetAccess {
     /// What the planner needs to know.
     pub fn desired(&self, trust_pem: &str, authority: &Authority) -> Agents {
         // Until the first change, machines have it from their boot data.
-        let told = *self != Self::default();
+        let described = *self != Self::default();
         Agents {
-            access: told.then(|| access_digest(trust_pem, &self.revoked)),
+            access: described.then(|| access_digest(trust_pem, &self.revoked)),
             signer: Some(authority.facts().public_key_sha256.clone()),
             signer_until: Some(authority.facts().not_after),
             shipped: None,

@@ -7,7 +7,7 @@ use raftsman_core::spec::Name;
 use serde_json::json;
 
 use crate::act::ActError;
-use crate::fleet::Setting;
+use crate::fleet::Context;
 use crate::store::{Entry, Lock, Store, StoreError};
 
 /// The journal of one run.
@@ -21,8 +21,8 @@ pub struct Journal {
 
 impl Journal {
     /// A run that holds the lock.
-    pub fn new(store: &Store, setting: &Setting, lock: &Lock) -> Self {
-        let who = format!("{}@{}", setting.user, setting.host);
+    pub fn new(store: &Store, context: &Context, lock: &Lock) -> Self {
+        let who = format!("{}@{}", context.user, context.host);
         let run = format!("{}-{}", lock.info().verb, lock.generation());
         Self { store: store.clone(), who, lock: lock.clone(), run }
     }

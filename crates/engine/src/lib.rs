@@ -14,7 +14,7 @@
 //! | [`store`] | the state directory: secrets, lock, generation, journal (owns `.raftsman/`) |
 //! | [`delivery`] | the file's secrets for machines → files for each of them |
 //! | [`secrets`], [`artifacts`] | what the file refers to: secrets, etcd binaries |
-//! | [`backup`], [`rehearsal`] | the store of the file; a point in it → whether it can be restored |
+//! | [`backup`], [`restore_test`] | the store of the file; a point in it → whether it can be restored |
 //! | [`arriving`] | bytes that arrive → a file that exists once it is complete |
 //! | [`interrupt`] | an operator's interrupt → no further step |
 //! | [`tokens`] | a machine that is to join → its join token |
@@ -37,7 +37,7 @@ pub mod machines;
 pub mod observe;
 pub mod ops;
 pub mod pki;
-pub mod rehearsal;
+pub mod restore_test;
 pub mod secrets;
 pub mod store;
 pub mod tokens;

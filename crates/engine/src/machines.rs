@@ -74,7 +74,7 @@ pub struct Inventory {
 }
 
 /// What the provider has of one machine, or why it cannot be asked.
-pub type Found = Result<Option<MachineRecord>, String>;
+pub type Lookup = Result<Option<MachineRecord>, String>;
 
 /// Asks every connection for its machines, each within its own time.
 async fn inventory(provider: &Connection, limit: Duration) -> Inventory {
@@ -98,14 +98,14 @@ async fn inventory(provider: &Connection, limit: Duration) -> Inventory {
 
 /// Asks for these machines, those of every connection within its own limit: a connection that hangs does not hide the
 /// machines of another.
-async fn records(provider: &Connection, names: &[Name], limit: Duration) -> BTreeMap<Name, Found> {
+async fn records(provider: &Connection, names: &[Name], limit: Duration) -> BTreeMap<Name, Lookup> {
     let mut groups: BTreeMap<Option<String>, Vec<&Name>> = BTreeMap::new();
     for name in names {
         groups.entry(provider.connection_of(name.as_str())).or_default().push(name);
     }
     let asked = join_all(groups.into_values().map(|names| async move {
         let texts: Vec<String> = names.iter().map(ToString::to_string).collect();
-        let answers: Vec<Found> = match within(limit, provider.machines(&texts)).await {
+        let answers: Vec<Lookup> = match within(limit, provider.machines(&texts)).await {
             Ok(found) => found.into_iter().map(|one| one.map_err(|error| crate::error_chain(&error))).collect(),
             Err(silent) => names.iter().map(|_| Err(silent.clone())).collect(),
         };
@@ -125,7 +125,7 @@ impl Fleet {
     }
 
     /// What the provider has of each of these machines.
-    pub async fn machine_records(&self, names: &[Name]) -> BTreeMap<Name, Found> {
+    pub async fn machine_records(&self, names: &[Name]) -> BTreeMap<Name, Lookup> {
         records(&self.provider, names, PROVIDER_LIMIT).await
     }
 

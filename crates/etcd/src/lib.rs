@@ -467,11 +467,11 @@ mod tests {
             stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").await.unwrap();
         });
         let error = error_at(at).await;
-        let told = format!(
+        let described = format!(
             "no connection to etcd: {at}: the TLS handshake with etcd failed: expected a server certificate for 127.0.0.1 \
              of the clients CA: received corrupt message of type InvalidContentType"
         );
-        assert_eq!(error, told);
+        assert_eq!(error, described);
     }
 
     #[test]

@@ -201,7 +201,7 @@ impl IncusError {
 }
 
 /// An instance or a volume of this fleet.
-struct Found {
+struct Instance {
     /// What the server calls it.
     called: String,
     /// The zone of the cluster member that it is on, where the file has one for it.
@@ -210,7 +210,7 @@ struct Found {
     config: Map<String, Value>,
 }
 
-impl Found {
+impl Instance {
     fn text(&self, key: &str) -> Option<&str> {
         self.config.get(key)?.as_str()
     }
@@ -309,7 +309,7 @@ impl Provider for Incus {
 }
 
 /// Stops and deletes it.
-async fn remove(server: &Server, found: &Found) -> Result<(), IncusError> {
+async fn remove(server: &Server, found: &Instance) -> Result<(), IncusError> {
     let path = format!("/1.0/instances/{}", found.called);
     if found.status != "Stopped" {
         let stop = json!({"action": "stop", "force": true, "timeout": 30});
@@ -326,7 +326,7 @@ fn gone(removed: Result<(), IncusError>) -> Result<(), IncusError> {
     removed.or_else(|error| if error.is_absent() { Ok(()) } else { Err(error) })
 }
 
-async fn switch_on(server: &Server, found: &Found) -> Result<(), IncusError> {
+async fn switch_on(server: &Server, found: &Instance) -> Result<(), IncusError> {
     if found.runs() {
         return Ok(());
     }
@@ -355,7 +355,7 @@ impl Incus {
 
     /// Whether an instance has the name of a machine of this fleet, current or of earlier versions. A copy of one does
     /// not.
-    fn is_named(&self, found: &Found) -> bool {
+    fn is_named(&self, found: &Instance) -> bool {
         let machine = found.machine();
         found.called == machine || found.called == self.called(machine)
     }
@@ -378,7 +378,7 @@ impl Incus {
 
     /// The instance of this machine, if there is one; an error when a foreign instance has its name. Earlier versions
     /// named it by the machine's name alone.
-    async fn instance(&self, server: &Server, machine: &str) -> Result<Option<Found>, IncusError> {
+    async fn instance(&self, server: &Server, machine: &str) -> Result<Option<Instance>, IncusError> {
         let called = self.called(machine);
         if let Some(found) = server.get(&format!("/1.0/instances/{called}")).await? {
             let found = self.ours(&found, "the instance", &called)?;
@@ -390,12 +390,12 @@ impl Incus {
         Ok(found.and_then(|found| self.ours(&found, "the instance", machine).ok()).filter(|it| it.machine() == machine))
     }
 
-    fn ours(&self, found: &Value, what: &'static str, name: &str) -> Result<Found, IncusError> {
+    fn ours(&self, found: &Value, what: &'static str, name: &str) -> Result<Instance, IncusError> {
         let config = found["config"].as_object().cloned().unwrap_or_default();
         let status = found["status"].as_str().unwrap_or_default().to_owned();
         let location = found["location"].as_str().unwrap_or_default();
         let zone = self.settings.zones.get(location).cloned();
-        let found = Found { called: name.to_owned(), zone, status, config };
+        let found = Instance { called: name.to_owned(), zone, status, config };
         match found.text(FLEET) == Some(&self.settings.fleet_id) {
             true => Ok(found),
             false => Err(IncusError::NotOurs { what, name: name.to_owned() }),
@@ -408,7 +408,7 @@ impl Incus {
     }
 
     /// The machine's data disk, if there is one.
-    async fn kept(&self, server: &Server, machine: &str) -> Result<Option<Found>, IncusError> {
+    async fn kept(&self, server: &Server, machine: &str) -> Result<Option<Instance>, IncusError> {
         for called in [volume_name(&self.called(machine)), volume_name(machine)] {
             let Some(path) = self.volume_path(&called) else { return Ok(None) };
             let Some(found) = server.get(&path).await? else { continue };
@@ -452,15 +452,15 @@ impl Incus {
     async fn make(&self, order: &MachineOrder) -> Result<MachineRecord, IncusError> {
         let server = self.server()?;
         let name = &order.name;
-        let told = told(order)?;
+        let boot_digest = boot_digest(order)?;
         let vanished = || IncusError::Vanished(name.clone());
-        let found = self.latest(server, order, &told).await?;
-        match (found.finished(), found.text(BOOT) == Some(&told)) {
+        let found = self.latest(server, order, &boot_digest).await?;
+        match (found.finished(), found.text(BOOT) == Some(&boot_digest)) {
             (true, true) => {}
-            (true, false) => self.tell_again(server, order, &told, &found).await?,
+            (true, false) => self.send_again(server, order, &boot_digest, &found).await?,
             // It was never started. Once it is, only an order to delete removes it: it may have been claimed.
             (false, _) => {
-                self.equip(server, order, &told, &found.called).await?;
+                self.equip(server, order, &boot_digest, &found.called).await?;
                 let finished = json!({"config": {FINISHED: found.text(NUMBER)}});
                 server.change(Method::PATCH, &format!("/1.0/instances/{}", found.called), Some(&finished)).await?;
             }
@@ -473,26 +473,28 @@ impl Incus {
 
     /// The instance, made where there is none. An incomplete one with other boot data or another shape is removed
     /// first: it cannot have been claimed.
-    async fn latest(&self, server: &Server, order: &MachineOrder, told: &str) -> Result<Found, IncusError> {
+    async fn latest(&self, server: &Server, order: &MachineOrder, boot_digest: &str) -> Result<Instance, IncusError> {
         let name = &order.name;
         for _ in 0..MAKES {
             match self.instance(server, name).await? {
-                Some(found) if found.finished() || (found.text(BOOT) == Some(told) && !self.outdated(&found)) => {
+                Some(found)
+                    if found.finished() || (found.text(BOOT) == Some(boot_digest) && !self.outdated(&found)) =>
+                {
                     return Ok(found);
                 }
                 Some(half) => remove(server, &half).await?,
-                None => self.make_instance(server, order, told).await?,
+                None => self.make_instance(server, order, boot_digest).await?,
             }
         }
         Err(IncusError::Vanished(name.clone()))
     }
 
-    async fn make_instance(&self, server: &Server, order: &MachineOrder, told: &str) -> Result<(), IncusError> {
+    async fn make_instance(&self, server: &Server, order: &MachineOrder, boot_digest: &str) -> Result<(), IncusError> {
         let data = match self.settings.machines.data_disk {
             Some(_) => self.make_volume(server, order).await?,
             None => None,
         };
-        let instance = self.instance_of(order, told, data.as_deref())?;
+        let instance = self.instance_of(order, boot_digest, data.as_deref())?;
         let target = self.target(server, order).await?;
         let path =
             target.map_or_else(|| "/1.0/instances".to_owned(), |target| format!("/1.0/instances?target={target}"));
@@ -534,7 +536,7 @@ impl Incus {
         Ok(Some(called))
     }
 
-    fn outdated(&self, found: &Found) -> bool {
+    fn outdated(&self, found: &Instance) -> bool {
         found.text(SHAPE) != Some(&self.shape())
     }
 
@@ -564,18 +566,18 @@ impl Incus {
     }
 
     /// The request for an instance; off at first.
-    fn instance_of(&self, order: &MachineOrder, told: &str, data: Option<&str>) -> Result<Value, IncusError> {
+    fn instance_of(&self, order: &MachineOrder, boot_digest: &str, data: Option<&str>) -> Result<Value, IncusError> {
         let machines = &self.settings.machines;
         let container = self.container();
         let mac = hardware_address(&self.settings.fleet_id, &order.name);
-        let program = program(told);
+        let program = program(boot_digest);
         let first = self.first_boot(order, &mac, &program);
         let mut config = json!({
             FLEET: self.settings.fleet_id,
             MACHINE: order.name,
             CLUSTER: order.cluster,
             ADDRESS: order.address.to_string(),
-            BOOT: told,
+            BOOT: boot_digest,
             SHAPE: self.shape(),
             // The instance must start again after a reboot of the server.
             "boot.autostart": "true",
@@ -655,12 +657,18 @@ impl Incus {
 
     /// Puts the agent's program and the files of the first boot in their places. A virtual machine has the agent in its
     /// image.
-    async fn equip(&self, server: &Server, order: &MachineOrder, told: &str, called: &str) -> Result<(), IncusError> {
+    async fn equip(
+        &self,
+        server: &Server,
+        order: &MachineOrder,
+        boot_digest: &str,
+        called: &str,
+    ) -> Result<(), IncusError> {
         if !self.container() {
             return Ok(());
         }
         let name = &order.name;
-        let (ours, program) = (&self.settings.agent, program(told));
+        let (ours, program) = (&self.settings.agent, program(boot_digest));
         let bytes = tokio::fs::read(ours).await.map_err(failed("read", ours))?;
         server.put(called, &program, Content::File { mode: 0o755, bytes: bytes.into() }).await?;
         let mac = hardware_address(&self.settings.fleet_id, name);
@@ -679,12 +687,12 @@ impl Incus {
     }
 
     /// Gives an existing machine new boot data: its agent reads it when it starts, unless it was claimed meanwhile.
-    async fn tell_again(
+    async fn send_again(
         &self,
         server: &Server,
         order: &MachineOrder,
-        told: &str,
-        found: &Found,
+        boot_digest: &str,
+        found: &Instance,
     ) -> Result<(), IncusError> {
         let path = format!("/1.0/instances/{}", found.called);
         let boot = boot_text(order)?;
@@ -693,7 +701,7 @@ impl Incus {
             let stop = json!({"action": "stop", "timeout": 30});
             server.change(Method::PUT, &format!("{path}/state"), Some(&stop)).await?;
         }
-        server.change(Method::PATCH, &path, Some(&json!({"config": {BOOT: told}}))).await
+        server.change(Method::PATCH, &path, Some(&json!({"config": {BOOT: boot_digest}}))).await
     }
 
     async fn await_agent(&self, order: &MachineOrder, called: &str) -> Result<(), IncusError> {
@@ -721,10 +729,10 @@ fn boot_text(order: &MachineOrder) -> Result<String, IncusError> {
 
 /// The path of the agent's program. An interrupted upload may still be under way when the next run makes a machine of
 /// the same name: it must not be the same file.
-fn program(told: &str) -> String {
-    format!("{AGENT_PROGRAM}-{}", &told[..told.len().min(12)])
+fn program(boot_digest: &str) -> String {
+    format!("{AGENT_PROGRAM}-{}", &boot_digest[..boot_digest.len().min(12)])
 }
 
-fn told(order: &MachineOrder) -> Result<String, IncusError> {
+fn boot_digest(order: &MachineOrder) -> Result<String, IncusError> {
     Ok(digest(&boot_text(order)?))
 }

@@ -454,7 +454,7 @@ impl Libvirt {
             disks: &disks,
             cards: &cards,
         };
-        let defined = self.virsh.tell(&["define", "/dev/stdin"], &description.render()).await;
+        let defined = self.virsh.define(&["define", "/dev/stdin"], &description.render()).await;
         defined.map_err(|error| self.of_start(&called, error))?;
         self.ours(name).await?.ok_or_else(|| LibvirtError::Missing(name.clone()))
     }
@@ -513,7 +513,7 @@ impl Libvirt {
 
     async fn make_volume(&self, pool: &str, description: &str) -> Result<(), LibvirtError> {
         let arguments = ["vol-create", &format!("--pool={pool}"), "--file=/dev/stdin"];
-        let made = self.virsh.tell(&arguments, description).await;
+        let made = self.virsh.define(&arguments, description).await;
         made.map(drop).map_err(|error| self.of_pool(pool, error))
     }
 

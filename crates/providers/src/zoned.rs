@@ -34,7 +34,7 @@ pub struct Zoned {
     placement: BTreeMap<String, Name>,
 }
 
-type Found = Result<Option<MachineRecord>, ProviderError>;
+type Lookup = Result<Option<MachineRecord>, ProviderError>;
 /// A machine, and the connection that has it.
 type Held<'a> = (&'a Part, MachineRecord);
 
@@ -66,7 +66,7 @@ impl Part {
         Ok(machines.into_iter().map(|machine| self.placed(machine)).collect())
     }
 
-    async fn machines(&self, names: &[String]) -> Vec<Found> {
+    async fn machines(&self, names: &[String]) -> Vec<Lookup> {
         let asked = async { Ok(self.connection.machines(names).await) };
         match self.within(asked).await {
             Ok(found) => found.into_iter().map(|found| Ok(found?.map(|machine| self.placed(machine)))).collect(),
@@ -86,7 +86,7 @@ impl Zoned {
 
     /// One answer of several: where the machine is; else that it does not exist, if the connection that it belongs to
     /// says so.
-    fn one_of<'a>(&'a self, name: &str, answers: Vec<(&'a Part, Found)>) -> Result<Option<Held<'a>>, ProviderError> {
+    fn one_of<'a>(&'a self, name: &str, answers: Vec<(&'a Part, Lookup)>) -> Result<Option<Held<'a>>, ProviderError> {
         let mut held: Option<Held<'a>> = None;
         let (mut unknown, mut denied) = (None, false);
         let is_home = |part: &Part| self.placement.get(name).is_some_and(|home| part.zones.contains(home));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     /// Where each of the machines is, or that it is not, or that this is unknown.
-    async fn told(zoned: &Zoned) -> Vec<String> {
+    async fn described(zoned: &Zoned) -> Vec<String> {
         let names = ["m1", "m2", "m3", "m4"].map(str::to_owned);
         let word = |found: Result<Option<MachineRecord>, ProviderError>| match found {
             Ok(Some(machine)) => machine.zone.map_or_else(|| "somewhere".to_owned(), |zone| zone.to_string()),
@@ -295,11 +295,11 @@ mod tests {
     #[tokio::test]
     async fn a_connection_that_is_dead_hides_its_own_machines_only() {
         let all = zoned([Some(vec!["m1"]), Some(vec!["m2"]), Some(vec!["m3"])]);
-        assert_eq!(told(&all).await, ["kvm1", "kvm2", "kvm3", "absent"]);
+        assert_eq!(described(&all).await, ["kvm1", "kvm2", "kvm3", "absent"]);
         assert_eq!(all.inventory().await.expect("all answer").len(), 3);
         // It is unknown whether a machine exists that is recorded nowhere.
         let dead = zoned([Some(vec!["m1"]), None, Some(vec![])]);
-        assert_eq!(told(&dead).await, ["kvm1", "unknown", "absent", "unknown"]);
+        assert_eq!(described(&dead).await, ["kvm1", "unknown", "absent", "unknown"]);
         dead.inventory().await.expect_err("one does not answer");
         let mut lists = Vec::new();
         for connection in dead.connections() {
@@ -310,8 +310,8 @@ mod tests {
         // The dead one is not asked for machines that belong elsewhere.
         assert!(dead.machine("m1").await.is_ok_and(|found| found.is_some()));
         let moved = zoned([Some(vec!["m1", "m2"]), None, Some(vec!["m3"])]);
-        assert_eq!(told(&moved).await, ["kvm1", "kvm1", "kvm3", "unknown"]);
+        assert_eq!(described(&moved).await, ["kvm1", "kvm1", "kvm3", "unknown"]);
         let twice = zoned([Some(vec!["m1", "m2"]), Some(vec!["m2"]), Some(vec![])]);
-        assert_eq!(told(&twice).await, ["kvm1", "kvm1 and kvm2", "absent", "absent"]);
+        assert_eq!(described(&twice).await, ["kvm1", "kvm1 and kvm2", "absent", "absent"]);
     }
 }

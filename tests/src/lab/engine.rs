@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use raftsman_engine::cluster::ClusterAt;
-use raftsman_engine::fleet::{Fleet, Setting};
+use raftsman_engine::cluster::ClusterHandle;
+use raftsman_engine::fleet::{Context, Fleet};
 use raftsman_engine::store::{Lock, LockInfo};
 
 use super::{Lab, binary, home};
@@ -11,7 +11,7 @@ use super::{Lab, binary, home};
 /// The lab's fleet.
 pub fn fleet(lab: &Lab) -> Arc<Fleet> {
     let spec = raftsman_core::spec::read(&lab.file()).spec.expect("a valid file");
-    let setting = Setting {
+    let context = Context {
         file: lab.path().join("raftsman.yaml"),
         agent: binary("raftsman-agent"),
         registry: home().join("raftsman/networks"),
@@ -21,14 +21,14 @@ pub fn fleet(lab: &Lab) -> Arc<Fleet> {
         user: "test".to_owned(),
         host: "here".to_owned(),
     };
-    Fleet::open(spec, setting, jiff::Timestamp::now()).expect("the fleet")
+    Fleet::open(spec, context, jiff::Timestamp::now()).expect("the fleet")
 }
 
 /// One of its clusters.
-pub fn cluster(lab: &Lab, name: &str) -> ClusterAt {
+pub fn cluster(lab: &Lab, name: &str) -> ClusterHandle {
     let fleet = fleet(lab);
     let desired = fleet.desired.clusters.iter().find(|cluster| cluster.name.as_str() == name).expect("the cluster");
-    ClusterAt::open(&fleet, desired).expect("the cluster's state")
+    ClusterHandle::open(&fleet, desired).expect("the cluster's state")
 }
 
 /// The lock of the state as it was when this generation was given out. The state's own count stays what it is.

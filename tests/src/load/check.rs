@@ -145,8 +145,8 @@ impl Past {
         let (first, last) =
             history.ending.as_ref().map_or((0, i64::MAX), |ending| (ending.first_revision, ending.last_revision));
         let replays = history.ending.iter().flat_map(|ending| &ending.replays);
-        let told = replays.filter_map(|replay| replay.events.as_ref()).next();
-        let mut events = told.unwrap_or(&history.events).clone();
+        let output = replays.filter_map(|replay| replay.events.as_ref()).next();
+        let mut events = output.unwrap_or(&history.events).clone();
         events.retain(|event| event.revision <= last);
         Self { events, first, last }
     }

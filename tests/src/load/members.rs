@@ -94,13 +94,13 @@ impl Members {
     }
 
     /// Waits for a connection, as a client does that waits for a server to be ready; or says why there is none.
-    pub(super) async fn link(&self, failed: Option<&Link>, patience: Duration) -> Result<Link, String> {
+    pub(super) async fn link(&self, failed: Option<&Link>, kind: Duration) -> Result<Link, String> {
         let begun = Instant::now();
         loop {
             if let Some(link) = self.pick(failed) {
                 return Ok(link);
             }
-            if begun.elapsed() >= patience {
+            if begun.elapsed() >= kind {
                 let why = self.inner().last_failure.clone().unwrap_or_default();
                 return Err(format!("no connection to any other member: {why}"));
             }
@@ -135,7 +135,7 @@ impl Members {
 
     async fn connect(self: Arc<Self>, address: IpAddr) {
         let dialled = match self.credentials() {
-            Ok(credentials) => dial(address, &credentials).await.map_err(|error| told(&error)),
+            Ok(credentials) => dial(address, &credentials).await.map_err(|error| output(&error)),
             Err(error) => Err(error),
         };
         let mut inner = self.inner();
@@ -160,7 +160,7 @@ impl Members {
         {
             return Ok(credentials.clone());
         }
-        let credentials = texts.credentials().map_err(|error| told(&error))?;
+        let credentials = texts.credentials().map_err(|error| output(&error))?;
         inner.credentials = Some((texts, credentials.clone()));
         Ok(credentials)
     }
@@ -182,6 +182,6 @@ impl Members {
 }
 
 /// An error with its causes.
-fn told(error: &EtcdError) -> String {
+fn output(error: &EtcdError) -> String {
     raftsman_engine::error_chain(error)
 }

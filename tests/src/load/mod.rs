@@ -43,7 +43,7 @@ use watch::Watch;
 use worker::{Pace, Shared};
 
 /// A cluster that acknowledges no write for so long is down, before the load or because of it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RETRY_FOR: Duration = Duration::from_secs(60);
 /// How long reading the history from all members may take.
 const REPLAY: Duration = Duration::from_secs(60);
 
@@ -168,7 +168,7 @@ impl Load {
     pub fn await_writes(&self, more: u64) {
         let (begun, goal) = (Instant::now(), self.acknowledged() + more);
         while self.acknowledged() < goal {
-            assert!(begun.elapsed() < PATIENCE, "no write was acknowledged for {} s", PATIENCE.as_secs());
+            assert!(begun.elapsed() < RETRY_FOR, "no write was acknowledged for {} s", RETRY_FOR.as_secs());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -220,7 +220,7 @@ impl Load {
             let last = ending.finals.iter().map(|found| found.revision).max().unwrap_or(0);
             let begun = Instant::now();
             while self.watched.load(Ordering::Acquire) < last {
-                if begun.elapsed() >= PATIENCE {
+                if begun.elapsed() >= RETRY_FOR {
                     ending.problems.push(format!("the watch did not come to revision {last}"));
                     break;
                 }
@@ -251,14 +251,14 @@ fn prefix() -> String {
 async fn first_revision(members: &Members, spelling: &Spelling) -> i64 {
     let begun = Instant::now();
     loop {
-        let why = match members.link(None, PATIENCE).await {
+        let why = match members.link(None, RETRY_FOR).await {
             Ok(mut link) => match range(&mut link.client, spelling).await {
                 Ok((revision, _)) => return revision,
                 Err(error) => error.to_string(),
             },
             Err(why) => why,
         };
-        assert!(begun.elapsed() < PATIENCE, "no load on a cluster that cannot be read: {why}");
+        assert!(begun.elapsed() < RETRY_FOR, "no load on a cluster that cannot be read: {why}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -282,7 +282,7 @@ async fn look_back(shared: &Shared, first_revision: i64, stopped: u64) -> Ending
     let mut problems = Vec::new();
     let begun = Instant::now();
     let (last_revision, finals) = loop {
-        let why = match shared.members.link(None, PATIENCE).await {
+        let why = match shared.members.link(None, RETRY_FOR).await {
             Ok(mut link) => match range(&mut link.client, &shared.spelling).await {
                 Ok(read) => break read,
                 Err(error) => {
@@ -292,7 +292,7 @@ async fn look_back(shared: &Shared, first_revision: i64, stopped: u64) -> Ending
             },
             Err(why) => why,
         };
-        if begun.elapsed() >= PATIENCE {
+        if begun.elapsed() >= RETRY_FOR {
             problems.push(format!("the keys cannot be read at the end: {why}"));
             break (first_revision, Vec::new());
         }
@@ -306,16 +306,16 @@ async fn look_back(shared: &Shared, first_revision: i64, stopped: u64) -> Ending
     }
     let last_change = finals.iter().map(|found| found.revision).max().unwrap_or(0);
     let tellings = shared.members.links().into_iter().map(|mut link| async move {
-        let told = watch::replay(&mut link.client, &shared.spelling, first_revision + 1, last_change);
-        match tokio::time::timeout(REPLAY, told).await {
+        let output = watch::replay(&mut link.client, &shared.spelling, first_revision + 1, last_change);
+        match tokio::time::timeout(REPLAY, output).await {
             Ok(Ok(events)) => Ok(Replay { member: link.address, events }),
             Ok(Err(error)) => Err(format!("{} does not tell the past: {error}", link.address)),
             Err(_) => Err(format!("{} does not tell the past up to revision {last_change}", link.address)),
         }
     });
     let mut replays = Vec::new();
-    for told in join_all(tellings).await {
-        match told {
+    for output in join_all(tellings).await {
+        match output {
             Ok(replay) => replays.push(replay),
             Err(problem) => problems.push(problem),
         }

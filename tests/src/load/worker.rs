@@ -148,9 +148,9 @@ async fn call(worker: u32, shared: &Shared, ask: Ask) -> Call {
             tokio::time::sleep(shared.retry_pause).await;
             let answer = match attempt(shared, &ask, first.link.as_ref()).await {
                 Ok(reply) => second_answer(&ask, reply, first.link.is_some()),
-                Err(second) => Answer::Unknown { error: second.told },
+                Err(second) => Answer::Unknown { error: second.output },
             };
-            (Some(first.told), answer)
+            (Some(first.output), answer)
         }
     };
     Call { worker, begin, end: shared.recorder.now(), ask, answer, first_failure }
@@ -180,11 +180,12 @@ fn second_answer(ask: &Ask, reply: Reply, first_was_sent: bool) -> Answer {
 struct Failure {
     /// None when there was no connection to send anything over.
     link: Option<Link>,
-    told: String,
+    output: String,
 }
 
 async fn attempt(shared: &Shared, what: &Ask, failed: Option<&Link>) -> Result<Reply, Failure> {
-    let link = shared.members.link(failed, shared.try_timeout).await.map_err(|told| Failure { link: None, told })?;
+    let link =
+        shared.members.link(failed, shared.try_timeout).await.map_err(|output| Failure { link: None, output })?;
     let mut client = link.client.clone();
     let asked = Box::pin(ask(&mut client, &shared.spelling, what));
     let error = match tokio::time::timeout(shared.try_timeout, asked).await {
@@ -200,7 +201,7 @@ async fn attempt(shared: &Shared, what: &Ask, failed: Option<&Link>) -> Result<R
             format!("no answer within {} ms", shared.try_timeout.as_millis())
         }
     };
-    Err(Failure { told: format!("{}: {error}", link.address), link: Some(link) })
+    Err(Failure { output: format!("{}: {error}", link.address), link: Some(link) })
 }
 
 /// Whether the member itself said so, so that its connection is sound. A lost token needs a new connection all the same.

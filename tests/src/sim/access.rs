@@ -18,9 +18,9 @@ const BROUGHT: &str = "ca: { clients: { brought: { certificate: first.crt, key: 
 
 /// Whether a member's process was started with the configuration that accepts clients.
 fn accepts_clients(desired: &Cluster, world: &World, name: &Name, machine: &MachineModel) -> bool {
-    let pace = desired.pace(&world.ledger).unwrap_or_default();
+    let timers = desired.timers(&world.ledger).unwrap_or_default();
     let (Some(member), Some(version)) = (desired.member(name), machine.process.version) else { return false };
-    let open = desired.config(member, version, pace, ClientAccess::Open);
+    let open = desired.config(member, version, timers, ClientAccess::Open);
     machine.process.state != ServiceState::Stopped && machine.process.config.as_ref() == Some(&open.digest)
 }
 

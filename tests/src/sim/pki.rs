@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use raftsman_core::action::{Action, EtcdAction, PkiAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::{MachineModel, World};
-use raftsman_core::observed::{AuthorityRecord, Ledger, MemberId, Observed, Origin, ServiceState, Side};
+use raftsman_core::observed::{AuthorityRecord, Ledger, MemberId, Observed, Origin, ServiceState, TrustDomain};
 use raftsman_core::spec::Name;
 
 use crate::dice::Dice;
@@ -19,7 +19,7 @@ pub(super) const FILES: [&str; 3] = [
 ];
 
 /// What the file brings where it brings something.
-pub(super) fn brought() -> BTreeMap<Side, AuthorityRecord> {
+pub(super) fn brought() -> BTreeMap<TrustDomain, AuthorityRecord> {
     let record = AuthorityRecord {
         number: 0,
         key: "theirs".to_owned(),
@@ -32,7 +32,7 @@ pub(super) fn brought() -> BTreeMap<Side, AuthorityRecord> {
         certificate: "certificate of theirs, of clients\n".to_owned(),
         ..record.clone()
     };
-    BTreeMap::from([(Side::Peers, record), (Side::Clients, of_clients)])
+    BTreeMap::from([(TrustDomain::Peers, record), (TrustDomain::Clients, of_clients)])
 }
 
 /// The operator wants another CA, or is done with the old one; or etcd has loaded other CAs than its agent reports; or
@@ -46,7 +46,7 @@ pub(super) fn meddle(dice: &mut Dice, world: &mut World, midway: bool) -> bool {
         world.leads = dice.pick(&following).copied().or(world.leads);
         return !following.is_empty();
     }
-    let side = if kind.is_multiple_of(2) { Side::Peers } else { Side::Clients };
+    let side = if kind.is_multiple_of(2) { TrustDomain::Peers } else { TrustDomain::Clients };
     let next = world.ledger.trust(side).is_some_and(|t| t.next.is_some());
     if kind >= 8 {
         let before = world.ledger.trust(side).map(|t| render(&t.current));
@@ -144,7 +144,7 @@ pub(super) fn broken(
     let emergency = |side| was.trust(side).is_some_and(|t| t.now);
     let silent = |name: &Name| observed.members.get(name).is_none_or(|m| m.report().is_none());
     for id in before.in_touch.difference(&is) {
-        let left = |name: &Name| emergency(Side::Peers) && silent(name);
+        let left = |name: &Name| emergency(TrustDomain::Peers) && silent(name);
         let listed = world.agreed.values().any(|a| a.members.iter().any(|m| m.id == *id));
         if let Some((name, _)) = up(id).filter(|(name, _)| listed && !left(name)) {
             return Some(("no member is cut off", format!("{name} by {action:?}")));
@@ -156,17 +156,17 @@ pub(super) fn broken(
     {
         return Some(("no member is cut off", format!("{machine} cannot follow after {action:?}")));
     }
-    if let Action::Pki(PkiAction::RetireAuthority { side: Side::Clients, unused: false }) = action {
+    if let Action::Pki(PkiAction::RetireAuthority { side: TrustDomain::Clients, unused: false }) = action {
         let trust = was.clients.as_ref()?;
         if !(trust.finish || trust.now || trust.old.iter().all(|a| a.not_after <= now)) {
             return Some(("clients get time for new certificates", format!("{action:?}")));
         }
     }
     let ended = |side| was.trust(side).is_some_and(|t| t.current.not_after <= now);
-    if !ended(Side::Clients) {
+    if !ended(TrustDomain::Clients) {
         let receives = receiving(desired, world);
         let shut = before.receiving.difference(&receives).filter(|name| serves(&world.machines[*name]));
-        let shut = shut.into_iter().find(|name| !(emergency(Side::Clients) && silent(name)));
+        let shut = shut.into_iter().find(|name| !(emergency(TrustDomain::Clients) && silent(name)));
         if let Some(name) = shut {
             return Some(("our clients are accepted", format!("not by {name} after {action:?}")));
         }
@@ -178,7 +178,7 @@ pub(super) fn broken(
             let gone: Vec<&AuthorityRecord> = gone.collect();
             let still = |m: &MachineModel| gone.iter().any(|a| world.accepts(m, side.purpose(), &a.key));
             let reached = |name: &Name| observed.members.get(name).is_some_and(|m| m.report().is_some());
-            let checked = *side == Side::Peers || desired.auth == raftsman_core::spec::AuthMode::Certificate;
+            let checked = *side == TrustDomain::Peers || desired.auth == raftsman_core::spec::AuthMode::Certificate;
             let machines = world.machines.iter().filter(|(name, m)| serves(m) && reached(name));
             let open = machines.filter(|_| checked).find(|(_, m)| still(m)).map(|(name, _)| name.clone());
             open.map(|name| ("the old CA is rejected", format!("not by {name}")))
@@ -193,26 +193,26 @@ pub(super) fn broken(
 /// Whether an authority that members trust has ended.
 fn ended_before(ledger: &Ledger, now: Timestamp) -> bool {
     let over = |side| ledger.trust(side).is_some_and(|t| t.known().iter().any(|a| a.not_after <= now));
-    Side::ALL.into_iter().any(over)
+    TrustDomain::ALL.into_iter().any(over)
 }
 
 /// What is not as it should be of a cluster that is done.
 pub(super) fn unfinished(desired: &Cluster, world: &World) -> Option<String> {
-    for side in Side::ALL {
+    for side in TrustDomain::ALL {
         let trust = world.ledger.trust(side)?;
-        if side == Side::Peers && trust.rotates() || trust.next.is_some() || !trust.retired.is_empty() {
+        if side == TrustDomain::Peers && trust.rotates() || trust.next.is_some() || !trust.retired.is_empty() {
             return Some(format!("the {side} CA still changes"));
         }
         for member in &desired.members {
             let machine = world.machines.get(&member.name)?;
             let leaf = machine.certificates.get(&side.purpose())?;
-            let reads = side == Side::Peers || desired.auth == raftsman_core::spec::AuthMode::Certificate;
+            let reads = side == TrustDomain::Peers || desired.auth == raftsman_core::spec::AuthMode::Certificate;
             if leaf.trust != Some(trust.digest())
                 || reads && machine.process.trust.get(&side.purpose()) != Some(&trust.digest())
             {
                 return Some(format!("{} trusts others than it should", member.name));
             }
-            if side == Side::Peers && leaf.issuer_key != trust.current.key {
+            if side == TrustDomain::Peers && leaf.issuer_key != trust.current.key {
                 return Some(format!("{} shows an old certificate", member.name));
             }
         }

@@ -65,9 +65,9 @@ impl Run {
             let seen = observed.members.get(name)?;
             seen.machine.seen()?;
             let report = seen.report()?;
-            let pace = self.desired.pace(&observed.ledger)?;
+            let timers = self.desired.timers(&observed.ledger)?;
             let access = self.desired.client_access(&observed.ledger);
-            let config = &self.desired.config(member, version, pace, access).digest;
+            let config = &self.desired.config(member, version, timers, access).digest;
             let ready = report.etcd.running_version? != version
                 && report.etcd.config.as_ref() == Some(config)
                 && report.etcd.installed.contains_key(&version)

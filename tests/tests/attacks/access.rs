@@ -93,10 +93,10 @@ const SETTINGS: [(&str, &str, &str, &str, &str); 19] = [
 
 #[test]
 fn settings_that_undo_safety_are_refused() {
-    for (attack, version, further, setting, rule) in SETTINGS {
+    for (attack, version, further, context, rule) in SETTINGS {
         let text = format!(
             "fleet: lab\netcd:\n  main:\n    members: 3\n    version: {version}\n    {further}\n    flags:\n      \
-             {setting}\n"
+             {context}\n"
         );
         let reading = spec::read(&text);
         let rendered = reading.render("raftsman.yaml", &text, false);

@@ -125,7 +125,7 @@ impl Attacker {
 /// What is done, what is asked of raftsman then, and what it says.
 struct Attack {
     name: &'static str,
-    deed: Box<dyn Fn(&Attacker)>,
+    attempt: Box<dyn Fn(&Attacker)>,
     asked: &'static [&'static str],
     refusal: &'static str,
 }
@@ -140,9 +140,9 @@ fn attack(
     name: &'static str,
     asked: &'static [&'static str],
     refusal: &'static str,
-    deed: impl Fn(&Attacker) + 'static,
+    attempt: impl Fn(&Attacker) + 'static,
 ) -> Attack {
-    Attack { name, deed: Box::new(deed), asked, refusal }
+    Attack { name, attempt: Box::new(attempt), asked, refusal }
 }
 
 /// A full backup with one thing changed in it.
@@ -354,8 +354,8 @@ fn nothing_of_an_attacker_is_taken_for_a_backup() {
     lab.run(SHOW).ok();
     let etcd = lab.etcds();
     let all = attacks();
-    for Attack { name, deed, asked, refusal } in &all {
-        deed(&attacker);
+    for Attack { name, attempt, asked, refusal } in &all {
+        attempt(&attacker);
         let said = lab.run(asked);
         let words = said.all();
         match *refusal {

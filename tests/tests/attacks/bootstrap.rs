@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// Passwords take etcd a while, and ten attackers have just tried many.
-const PATIENT: &str = "--command-timeout=30s";
+const LONG: &str = "--command-timeout=30s";
 /// So many attack at once: each of the kinds of [`Attacker`], several times.
 const ATTACKERS: usize = 10;
 
@@ -239,9 +239,9 @@ fn lab(version: &str, members: usize, mode: &str, brought: bool) -> (Lab, Option
 /// Nothing is there that the file does not say.
 #[track_caller]
 fn untouched(lab: &Lab) {
-    assert_eq!(lab.etcdctl(&["user", "list", PATIENT]).ok().stdout.trim(), "root");
-    assert_eq!(lab.etcdctl(&["role", "list", PATIENT]).ok().stdout.trim(), "");
-    assert_eq!(lab.etcdctl(&["get", "", "--prefix", "--keys-only", PATIENT]).ok().stdout.trim(), "");
+    assert_eq!(lab.etcdctl(&["user", "list", LONG]).ok().stdout.trim(), "root");
+    assert_eq!(lab.etcdctl(&["role", "list", LONG]).ok().stdout.trim(), "");
+    assert_eq!(lab.etcdctl(&["get", "", "--prefix", "--keys-only", LONG]).ok().stdout.trim(), "");
     lab.nothing_to_do();
 }
 
@@ -326,7 +326,7 @@ fn a_restore_and_a_recovery_leave_nothing_open() {
 /// What was backed up is there, and nothing of an attacker.
 #[track_caller]
 fn as_restored(lab: &Lab) {
-    assert_eq!(lab.etcdctl(&["user", "list", PATIENT]).ok().stdout.trim(), "root");
-    assert_eq!(lab.etcdctl(&["get", "", "--prefix", "--keys-only", PATIENT]).ok().stdout.trim(), "kept");
+    assert_eq!(lab.etcdctl(&["user", "list", LONG]).ok().stdout.trim(), "root");
+    assert_eq!(lab.etcdctl(&["get", "", "--prefix", "--keys-only", LONG]).ok().stdout.trim(), "kept");
     lab.nothing_to_do();
 }

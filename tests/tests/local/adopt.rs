@@ -468,7 +468,7 @@ fn what_cannot_be_adopted() {
     let lab = empty_lab();
     let theirs = Theirs::on_ports(GOOD);
     let (ca, key) = (theirs.file("ca.crt"), theirs.file("root.key"));
-    let mut told = String::new();
+    let mut output = String::new();
     for arguments in [
         &["--endpoints", "http://127.0.0.1:1", "--cacert", &ca][..],
         &["--endpoints", "127.0.0.1", "--cacert", &ca],
@@ -477,9 +477,9 @@ fn what_cannot_be_adopted() {
         &["--endpoints", "https://127.0.0.1:1", "--cacert", &key],
         &["--endpoints", "https://127.0.0.1:1", "--cacert", &ca, "--name", "Main"],
     ] {
-        let output = lab.run(&[&["adopt"][..], arguments].concat()).failed();
-        told.push_str(&theirs.plain(&output.stderr));
+        let failed = lab.run(&[&["adopt"][..], arguments].concat()).failed();
+        output.push_str(&theirs.plain(&failed.stderr));
     }
-    assert_snapshot!("adopt_refusals", told);
+    assert_snapshot!("adopt_refusals", output);
     assert!(!lab.path().join("raftsman.yaml").exists() && !lab.path().join(".raftsman").exists());
 }

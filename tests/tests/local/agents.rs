@@ -77,9 +77,9 @@ fn a_program_that_does_not_serve_is_reverted_and_named() {
     );
     std::fs::write(&path, script).expect("written");
     let begun = Instant::now();
-    let told = lab.run(&APPLY).failed().all();
-    assert!(begun.elapsed() < Duration::from_secs(30), "{told}");
-    assert!(told.contains("reverted") && told.contains("error: broken"), "{told}");
+    let output = lab.run(&APPLY).failed().all();
+    assert!(begun.elapsed() < Duration::from_secs(30), "{output}");
+    assert!(output.contains("reverted") && output.contains("error: broken"), "{output}");
     assert!(!lab.run(&["plan"]).stdout.contains("upgrade agent"), "it is not tried again");
     // It blocks nothing else.
     let file = lab.file();
@@ -153,10 +153,10 @@ fn upgrades_killed_at_any_moment_are_finished_by_the_next_apply() {
         }
         apply.wait().expect("it was ours");
         let begun = Instant::now();
-        let told = lab.run(&APPLY);
+        let output = lab.run(&APPLY);
         println!("run {run}: {victim:?} killed after {after:?}, next apply took {:?}", begun.elapsed());
         // One that was killed with a program on trial may meet the moment in which that is reverted.
-        if told.code != 0 {
+        if output.code != 0 {
             lab.run(&APPLY).ok();
         }
         all_shipped(&lab);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use age::secrecy::ExposeSecret as _;
 use jiff::Timestamp;
 use raftsman_backup::Place;
-use raftsman_backup::full::{self, Moved};
+use raftsman_backup::full::{self, TransferProgress};
 use raftsman_backup::{Keys, Repository, Store, Trust};
 use raftsman_core::backup::{Layout, Manifest};
 use raftsman_core::spec::Name;
@@ -281,7 +281,9 @@ fn restored(shelf: std::path::PathBuf, taken: &Value) {
         let repository = Repository { store, layout, cluster: Name::fixed("main"), trust };
         let manifest = repository.manifest(name).await.expect("its manifest");
         let file = std::fs::File::create(&db).expect("a file");
-        full::fetch(&repository, &manifest, &Keys::default(), &Moved::default(), file).await.expect("its snapshot");
+        full::fetch(&repository, &manifest, &Keys::default(), &TransferProgress::default(), file)
+            .await
+            .expect("its snapshot");
         manifest
     });
     assert_eq!(manifest.about.name.to_string(), taken["name"]);

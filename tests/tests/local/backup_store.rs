@@ -11,7 +11,7 @@ use futures::future::join_all;
 use futures::stream::{self, Stream};
 use jiff::Timestamp;
 use raftsman_api::hex;
-use raftsman_backup::full::{self, Depth, FullError, Moved};
+use raftsman_backup::full::{self, Depth, FullError, TransferProgress};
 use raftsman_backup::{Keys, Repository, Seals, Signer, Store, StoreError, Trust};
 use raftsman_core::backup::{About, FullName, Hashed, History, Layout, Manifest};
 use raftsman_core::observed::ClusterId;
@@ -75,14 +75,14 @@ async fn take(store: &Store, layout: &Layout, number: i64, bytes: Vec<u8>) -> Re
     let hashed = async { Ok(Hashed { hash: 1, compacted: 2, keys: 3 }) };
     let seals = Seals { zstd: true, recipients: Vec::new() };
     let at = repository(store, layout, CLUSTER);
-    full::take(&at, &signer(), about(number), &seals, pieces(bytes), hashed, &Moved::default()).await
+    full::take(&at, &signer(), about(number), &seals, pieces(bytes), hashed, &TransferProgress::default()).await
 }
 
 async fn good(store: &Store, layout: &Layout, name: FullName) -> bool {
     let look = async {
         let at = repository(store, layout, CLUSTER);
         let manifest = at.manifest(name).await?;
-        full::verify(&at, &manifest, &Keys::default(), &Moved::default()).await
+        full::verify(&at, &manifest, &Keys::default(), &TransferProgress::default()).await
     };
     matches!(look.await, Ok(Depth::Snapshot))
 }

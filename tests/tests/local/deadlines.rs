@@ -8,11 +8,11 @@ use futures::FutureExt as _;
 use futures::future::{LocalBoxFuture, join_all};
 use raftsman_api::v1;
 use raftsman_core::action::{
-    Action, AuthAction, EtcdAction, MachineAction, PkiAction, PreflightAction, StartData, UpkeepAction,
+    Action, AuthAction, EtcdAction, MachineAction, MaintenanceAction, PkiAction, PreflightAction, StartData,
 };
 use raftsman_core::observed::{ClusterId, MemberId, Purpose};
 use raftsman_core::spec::{EtcdVersion, Name};
-use raftsman_engine::act::Hands;
+use raftsman_engine::act::Executor;
 use raftsman_engine::observe::{AgentCalls, Observer};
 use raftsman_tests::lab::{Lab, engine, eventually, kill};
 use rustix::process::Signal;
@@ -20,7 +20,7 @@ use rustix::process::Signal;
 /// A call that has a limit of its own, or that of the run.
 const PROMPT: Duration = Duration::from_secs(15);
 /// One that takes as long as a database is large: that the agent hangs shows by the connection.
-const PATIENT: Duration = Duration::from_secs(45);
+const LONG: Duration = Duration::from_secs(45);
 
 /// Every action that goes to an agent, on this machine. Of those that need a store, a firewall or a new machine the calls
 /// are below.
@@ -51,7 +51,7 @@ fn asked(machine: &Name, cluster: ClusterId) -> Vec<(Action, &'static str)> {
         (Action::Etcd(EtcdAction::ClearData { machine: machine(), member: Some(MemberId(1)) }), "ClearData"),
         (Action::Preflight(PreflightAction::Measure), "Measure"),
         (Action::Machine(MachineAction::RebuildMachine { machine: machine() }), "StopEtcd"),
-        (Action::Upkeep(UpkeepAction::Defragment { machine: machine() }), "PassFence"),
+        (Action::Maintenance(MaintenanceAction::Defragment { machine: machine() }), "PassFence"),
         (Action::Auth(AuthAction::CreateRoot), "PassFence"),
     ]
 }
@@ -59,7 +59,7 @@ fn asked(machine: &Name, cluster: ClusterId) -> Vec<(Action, &'static str)> {
 type Said<'a> = LocalBoxFuture<'a, String>;
 
 /// The result of a call, as text.
-fn told<'a, T: 'a>(answer: impl Future<Output = Result<T, tonic::Status>> + 'a) -> Said<'a> {
+fn output<'a, T: 'a>(answer: impl Future<Output = Result<T, tonic::Status>> + 'a) -> Said<'a> {
     answer
         .map(|said| said.err().map_or_else(|| "it was answered".to_owned(), |no| no.message().to_owned()))
         .boxed_local()
@@ -70,26 +70,29 @@ fn called(agent: &AgentCalls) -> Vec<(&'static str, Duration, Said<'_>)> {
     use futures::stream::iter;
     let agent = move || agent.clone();
     let prompt = [
-        ("FinishClaim", told(async move { agent().finish_claim(v1::FinishClaimRequest::default()).await })),
-        ("InstallEtcd", told(async move { agent().install_etcd(iter([v1::InstallEtcdRequest::default()])).await })),
-        ("UpgradeAgent", told(async move { agent().upgrade_agent(iter([v1::UpgradeAgentRequest::default()])).await })),
+        ("FinishClaim", output(async move { agent().finish_claim(v1::FinishClaimRequest::default()).await })),
+        ("InstallEtcd", output(async move { agent().install_etcd(iter([v1::InstallEtcdRequest::default()])).await })),
+        (
+            "UpgradeAgent",
+            output(async move { agent().upgrade_agent(iter([v1::UpgradeAgentRequest::default()])).await }),
+        ),
         (
             "StoreCertificate",
-            told(async move { agent().store_certificate(v1::StoreCertificateRequest::default()).await }),
+            output(async move { agent().store_certificate(v1::StoreCertificateRequest::default()).await }),
         ),
-        ("SetFirewall", told(async move { agent().set_firewall(v1::SetFirewallRequest::default()).await })),
-        ("Deliver", told(async move { agent().deliver(v1::DeliverRequest::default()).await })),
-        ("SetBackups", told(async move { agent().set_backups(v1::SetBackupsRequest::default()).await })),
-        ("Leave", told(async move { agent().leave(v1::LeaveRequest::default()).await })),
+        ("SetFirewall", output(async move { agent().set_firewall(v1::SetFirewallRequest::default()).await })),
+        ("Deliver", output(async move { agent().deliver(v1::DeliverRequest::default()).await })),
+        ("SetBackups", output(async move { agent().set_backups(v1::SetBackupsRequest::default()).await })),
+        ("Leave", output(async move { agent().leave(v1::LeaveRequest::default()).await })),
     ];
     let patient = [
-        ("TakeBackup", told(async move { agent().take_backup(v1::TakeBackupRequest::default()).await })),
-        ("RestoreData", told(async move { agent().restore_data(iter([v1::RestoreDataRequest::default()])).await })),
-        ("Rehearse", told(async move { agent().rehearse(iter([v1::RehearseRequest::default()])).await })),
-        ("Compare", told(async move { agent().compare(v1::CompareRequest::default()).await })),
+        ("TakeBackup", output(async move { agent().take_backup(v1::TakeBackupRequest::default()).await })),
+        ("RestoreData", output(async move { agent().restore_data(iter([v1::RestoreDataRequest::default()])).await })),
+        ("Rehearse", output(async move { agent().rehearse(iter([v1::RehearseRequest::default()])).await })),
+        ("Compare", output(async move { agent().compare(v1::CompareRequest::default()).await })),
     ];
     let prompt = prompt.into_iter().map(|(call, said)| (call, PROMPT, said));
-    prompt.chain(patient.into_iter().map(|(call, said)| (call, PATIENT, said))).collect()
+    prompt.chain(patient.into_iter().map(|(call, said)| (call, LONG, said))).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -102,13 +105,13 @@ async fn an_agent_that_hangs_is_named_in_every_call() {
     let cluster = member.etcd.seen().expect("it answers").cluster;
     let agent = lab.agents()[0].1;
     let lock = engine::lock(&lab, 100);
-    let hands = Hands { observer: &observer, lock: &lock, limit: Duration::from_secs(3) };
+    let executor = Executor { observer: &observer, lock: &lock, limit: Duration::from_secs(3) };
     let links = observer.links(name).expect("links");
-    let calls = links.agent.client_within(hands.limit).await.expect("a connection");
+    let calls = links.agent.client_within(executor.limit).await.expect("a connection");
     kill(agent, Signal::STOP);
     let begun = Instant::now();
     let acts = asked(name, cluster).into_iter().map(|(action, call)| async move {
-        let error = hands.act(&action).await.expect_err(action.verb()).to_string();
+        let error = executor.act(&action).await.expect_err(action.verb()).to_string();
         let named = error.contains("the agent of main-1") && error.contains(call) && error.contains("within ");
         (!named || begun.elapsed() > PROMPT).then(|| format!("{}: {error} ({:?})", action.verb(), begun.elapsed()))
     });

@@ -152,29 +152,29 @@ fn a_copy_is_as_good_as_the_backup() {
     std::fs::write(&manifest, text).expect("as it was");
 
     // To the store of another file; a new cluster is bootstrapped from it there.
-    let born = Lab::cluster(1, VERSION, &["restore_from: { cluster: lab/main, key: { file: right.key } }"]);
+    let restored = Lab::cluster(1, VERSION, &["restore_from: { cluster: lab/main, key: { file: right.key } }"]);
     let second = shelf.path().join("second");
     std::fs::create_dir(&second).expect("a directory");
-    let file = born.file().replace("fleet: lab", "fleet: spare");
+    let file = restored.file().replace("fleet: lab", "fleet: spare");
     let keys = lab.run(&["backup", "key", "--json"]).ok().json();
     let trust = format!("  trust: [{}]\n", keys["keys"][0]["key"]);
-    born.write_file(&format!("{file}backups:\n  store: {{ directory: {second:?} }}\n  prefix: far\n{trust}"));
-    let other = born.path().join("raftsman.yaml").display().to_string();
+    restored.write_file(&format!("{file}backups:\n  store: {{ directory: {second:?} }}\n  prefix: far\n{trust}"));
+    let other = restored.path().join("raftsman.yaml").display().to_string();
     let copied = lab.run(&["backup", "copy", "--to-store-of", &other]).ok().stdout;
     assert!(copied.contains("far/lab/main/full/"), "{copied}");
-    std::fs::copy(&key, born.path().join("right.key")).expect("a key");
-    born.run(&["apply", "--yes", "--timeout", "60s"]).ok();
-    assert_eq!(born.etcdctl(&["get", "key-4", "--print-value-only"]).ok().stdout.trim(), "value");
+    std::fs::copy(&key, restored.path().join("right.key")).expect("a key");
+    restored.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+    assert_eq!(restored.etcdctl(&["get", "key-4", "--print-value-only"]).ok().stdout.trim(), "value");
     // Its machine tries the backups of the other: that one has nothing to do with it.
-    let none = born.run(&["drill", "--key", "right.key"]).failed().all();
+    let none = restored.run(&["drill", "--key", "right.key"]).failed().all();
     assert!(none.contains("no backup"), "of its own it has none: {none}");
-    let drilled = born.run(&["drill", "--from", "lab/main", "--key", "right.key", "--json"]).ok().json_lines();
+    let drilled = restored.run(&["drill", "--from", "lab/main", "--key", "right.key", "--json"]).ok().json_lines();
     let drilled = &drilled.last().expect("a line")["drill"];
     assert!(drilled["keys"].as_u64() >= Some(5) && drilled["behind"].is_null(), "{drilled}");
-    let history = born.run(&["drill", "--from", "lab/main", "--history", "--json"]).ok().json();
+    let history = restored.run(&["drill", "--from", "lab/main", "--history", "--json"]).ok().json();
     assert_eq!(history["drills"][0], *drilled, "{history}");
-    assert!(born.cluster_status()["drill"].is_null(), "it was not its own");
-    born.destroy();
+    assert!(restored.cluster_status()["drill"].is_null(), "it was not its own");
+    restored.destroy();
 
     // The snapshot alone.
     let plain = shelf.path().join("plain.db");

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use raftsman_core::action::{Account, Action, AuthAction, MemberAction, UpkeepAction, UserAction, VersionAction};
+use raftsman_core::action::{Account, Action, AuthAction, MaintenanceAction, MemberAction, UserAction, VersionAction};
 use raftsman_core::observed::{Alarm, ClusterId, Granted, MemberId};
 use raftsman_core::spec::{EtcdVersion, KeySpan, Level, Name};
-use raftsman_engine::act::Hands;
+use raftsman_engine::act::Executor;
 use raftsman_engine::observe::Observer;
 use raftsman_tests::lab::{Lab, engine};
 
@@ -71,9 +71,9 @@ fn changes(of: &[(Name, MemberId)], cluster: ClusterId, leader: MemberId) -> Vec
             cluster,
         }),
         Action::Member(MemberAction::MoveLeader { machine: machine.clone(), member }),
-        Action::Upkeep(UpkeepAction::Compact { revision: 3 }),
-        Action::Upkeep(UpkeepAction::Defragment { machine }),
-        Action::Upkeep(UpkeepAction::DisarmAlarm { alarm: Alarm::NoSpace }),
+        Action::Maintenance(MaintenanceAction::Compact { revision: 3 }),
+        Action::Maintenance(MaintenanceAction::Defragment { machine }),
+        Action::Maintenance(MaintenanceAction::DisarmAlarm { alarm: Alarm::NoSpace }),
         Action::Version(VersionAction::EnableDowngrade { version: EtcdVersion::parse("3.5.0").expect("a version") }),
         Action::Version(VersionAction::CancelDowngrade),
         Action::Auth(AuthAction::CreateRoot),
@@ -122,7 +122,7 @@ async fn a_stale_state_changes_nothing_in_etcd() {
     assert!(hand_overs(&lab) > 0, "the logs tell of those that were asked for");
     let before = facts(&lab);
     let old = engine::lock(&lab, 1);
-    let stale = Hands { observer: &observer, lock: &old, limit: Duration::from_secs(20) };
+    let stale = Executor { observer: &observer, lock: &old, limit: Duration::from_secs(20) };
     for action in changes(&ids, cluster, leader) {
         let refused = stale.act(&action).await.expect_err(action.verb()).to_string();
         // By how much depends on the agent that answers first: a minority may not have the newest one.
@@ -148,7 +148,7 @@ async fn a_stale_state_changes_nothing_in_etcd() {
     // With the newest one it is done.
     std::fs::write(&generation, format!("{newest}\n")).expect("the newest");
     let newest = engine::lock(&lab, newest);
-    let current = Hands { observer: &observer, lock: &newest, limit: Duration::from_secs(20) };
+    let current = Executor { observer: &observer, lock: &newest, limit: Duration::from_secs(20) };
     let role = changes(&ids, cluster, leader)
         .into_iter()
         .find(|change| matches!(change, Action::User(UserAction::SetRole { .. })));
@@ -164,13 +164,13 @@ async fn a_change_of_etcd_takes_a_majority_of_agents() {
     let observer = Observer::new(Arc::new(engine::cluster(&lab, "main"))).expect("an observer");
     observer.look().await.expect("a look");
     let lock = engine::lock(&lab, 100);
-    let hands = Hands { observer: &observer, lock: &lock, limit: Duration::from_secs(2) };
+    let executor = Executor { observer: &observer, lock: &lock, limit: Duration::from_secs(2) };
     let role = |name: &str| Action::User(UserAction::SetRole { role: name.to_owned(), set: vec![], revoke: vec![] });
     let agents = lab.agents();
     raftsman_tests::lab::kill(agents[0].1, rustix::process::Signal::KILL);
-    hands.act(&role("one")).await.expect("two of three will do");
+    executor.act(&role("one")).await.expect("two of three will do");
     raftsman_tests::lab::kill(agents[1].1, rustix::process::Signal::KILL);
-    let refused = hands.act(&role("two")).await.expect_err("one of three will not").to_string();
+    let refused = executor.act(&role("two")).await.expect_err("one of three will not").to_string();
     assert!(refused.starts_with("etcd was not changed: 1 of the 2 agents that it takes"), "{refused}");
     assert_eq!(lab.etcdctl(&["role", "list"]).ok().stdout, "one\n");
 }

@@ -71,7 +71,7 @@ fn whole(lab: &Lab, members: usize) -> Value {
     let cluster = status["clusters"][0].clone();
     assert_eq!(cluster["settled"], true, "{cluster}");
     assert_eq!(cluster["auth"], true, "{cluster}");
-    assert_eq!(status["strangers"], serde_json::json!([]));
+    assert_eq!(status["unnamed_machines"], serde_json::json!([]));
     let running = |found: Vec<(String, u32)>| found.into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     assert_eq!(running(lab.agents()), names, "one agent a machine");
     assert_eq!(running(lab.etcds()), names, "one etcd a machine");
@@ -95,12 +95,12 @@ struct Acknowledged(BTreeMap<String, String>);
 
 impl Acknowledged {
     /// Tries a write; a cluster that is not up yet does not acknowledge it, and nothing is written down.
-    fn try_put(&mut self, lab: &Lab, value: &str, patience: &str) -> bool {
+    fn try_put(&mut self, lab: &Lab, value: &str, kind: &str) -> bool {
         if lab.run(&["env", "main"]).code != 0 {
             return false;
         }
         let key = format!("ledger/{}", self.0.len());
-        let put = lab.etcdctl(&["put", &key, value, "--dial-timeout=1s", patience]);
+        let put = lab.etcdctl(&["put", &key, value, "--dial-timeout=1s", kind]);
         let acknowledged = put.code == 0;
         if acknowledged {
             self.0.insert(key, value.to_owned());
@@ -239,15 +239,15 @@ fn apply_killed_at_moments_spread_over_a_bring_up() {
         let mut acknowledged = Acknowledged::default();
         let recorded = id_before(&lab);
         // Every other time no check runs in between: the next apply comes at once.
-        let told = (i % 2 == 1).then(|| id_by_etcd(&lab)).flatten();
+        let output = (i % 2 == 1).then(|| id_by_etcd(&lab)).flatten();
         if i % 2 == 1 {
             wrote.fetch_add(
                 usize::from(acknowledged.try_put(&lab, "before the kill", "--command-timeout=2s")),
                 Ordering::Relaxed,
             );
         }
-        formed.fetch_add(usize::from(recorded.is_some() || told.is_some()), Ordering::Relaxed);
-        once_more(&lab, 5, &[recorded, told], &acknowledged);
+        formed.fetch_add(usize::from(recorded.is_some() || output.is_some()), Ordering::Relaxed);
+        once_more(&lab, 5, &[recorded, output], &acknowledged);
         lab.destroy();
     });
     println!("{} kills; {formed:?} when it had formed; {wrote:?} with a write before", moments.len());

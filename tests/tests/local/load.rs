@@ -23,7 +23,7 @@ fn a_change_of_the_configuration_rolls_under_load() {
     let verdict = load.finish();
     println!("{verdict}");
     verdict.assert_clean();
-    assert_eq!(verdict.figures.told, (3, 3), "every member tells the same past:\n{verdict}");
+    assert_eq!(verdict.figures.output, (3, 3), "every member tells the same past:\n{verdict}");
     assert!(verdict.figures.rewatches > 0, "the watch's own member was restarted:\n{verdict}");
     lab.destroy();
 }

@@ -112,7 +112,7 @@ fn cell(members: usize, version: &str, password: bool) {
     assert_eq!(listed.len(), members);
     for member in listed {
         assert_eq!(member["version"], version);
-        assert_eq!(member["doors"], json!({ "anonymous": "shut", "plaintext": "shut", "foreign": "shut" }));
+        assert_eq!(member["probe"], json!({ "anonymous": "denied", "plaintext": "denied", "foreign": "denied" }));
     }
     assert_eq!(lab.etcdctl(&["put", "greeting", "hello"]).ok().stdout.trim(), "OK");
     assert_eq!(lab.etcdctl(&["get", "greeting", "--print-value-only"]).ok().stdout.trim(), "hello");
@@ -482,24 +482,24 @@ fn certificates_are_renewed_without_a_restart() {
         let at = lab.addresses().into_iter().map(|a| a.to_string());
         at.map(|a| (fingerprint(&served(&a, 2379)), fingerprint(&served(&a, 2380)))).collect()
     };
-    let told = || -> Vec<(String, String)> {
+    let output = || -> Vec<(String, String)> {
         let members = lab.cluster_status()["members"].clone();
         let of = |m: &Value, purpose: &str| text(&m["certificates"][purpose]["fingerprint"]).to_owned();
         members.as_array().expect("members").iter().map(|m| (of(m, "server"), of(m, "peer"))).collect()
     };
-    let (old, pids) = (told(), lab.etcds());
+    let (old, pids) = (output(), lab.etcds());
     assert_eq!(shown(), old);
     // Those that are there end within the new time for renewal.
     lab.write_file(&lab.file().replace("validity: 2h, renew_before: 1h", "validity: 1000h, renew_before: 900h"));
     let lines = lab.apply();
     let issued: usize = waves_of(&lines, "issue_certificate").iter().map(Vec::len).sum();
     assert_eq!(issued, 6, "two for each member");
-    let new = told();
+    let new = output();
     assert!(old.iter().zip(&new).all(|(o, n)| o.0 != n.0 && o.1 != n.1), "{old:?} {new:?}");
     assert_eq!(lab.etcds(), pids, "no member was restarted");
     assert_eq!(shown(), new, "etcd shows the new ones at the next handshake");
     lab.etcdctl(&["put", "after", "renewal"]).ok();
     lab.apply();
-    assert_eq!(told(), new, "renewed once");
+    assert_eq!(output(), new, "renewed once");
     lab.destroy();
 }

@@ -41,7 +41,7 @@ fn clients_notice_nothing() {
 }
 
 /// Every operation once in as many seeds as there are operations, each time in another order.
-fn wish(seed: u64) -> Operation {
+fn target(seed: u64) -> Operation {
     let turn = usize::try_from(seed.saturating_sub(1)).unwrap_or(0);
     let mut order = Operation::ALL;
     Dice::new((turn / order.len()) as u64).shuffle(&mut order);
@@ -55,8 +55,8 @@ fn one_cluster(auth: Auth, seeds: Vec<u64>, failed: &mut Vec<String>) {
     let readers = std::env::var_os("RAFTSMAN_READERS").is_some();
     for seed in seeds {
         let mut dice = Dice::new(seed);
-        let operation = match wish(seed) {
-            wish if shape.allows(wish) => wish,
+        let operation = match target(seed) {
+            target if shape.allows(target) => target,
             Operation::Grow => Operation::Shrink,
             _ => Operation::Grow,
         };

@@ -65,8 +65,8 @@ fn judged(found: &Value, code: i32) {
     assert_eq!(millis(&found["recommended"]["election"]), recommended * 10);
     let (heartbeat, election) = (millis(&found["timers"]["heartbeat"]), millis(&found["timers"]["election"]));
     let at_risk = heartbeat * 1_000 <= write || heartbeat * 2_000 < trip || election * 1_000 < trip * 10;
-    let told = found["concerns"].as_array().expect("concerns").iter().any(|c| c["unsafe"] == true);
-    assert_eq!((told, code), (at_risk, if at_risk { 2 } else { 0 }), "{found}");
+    let output = found["concerns"].as_array().expect("concerns").iter().any(|c| c["unsafe"] == true);
+    assert_eq!((output, code), (at_risk, if at_risk { 2 } else { 0 }), "{found}");
 }
 
 #[test]
@@ -86,13 +86,13 @@ fn measured_timers_are_set_once_and_stay() {
 
     let kept = lab.ledger()["preflight"].clone();
     assert_eq!((&kept["rule"], kept["members"].as_object().map(|m| m.len())), (&1.into(), Some(3)), "{kept}");
-    let pace = (millis(&kept["pace"]["heartbeat"]), millis(&kept["pace"]["election"]));
-    assert_eq!(configured(&lab), pace);
-    assert!(pace.0 >= 100 && pace.1 == pace.0 * 10, "{kept}");
+    let timers = (millis(&kept["pace"]["heartbeat"]), millis(&kept["pace"]["election"]));
+    assert_eq!(configured(&lab), timers);
+    assert!(timers.0 >= 100 && timers.1 == timers.0 * 10, "{kept}");
 
     // Planning and applying again measure nothing and change nothing.
-    let told = lab.run(&["plan", "--detailed-exitcode"]).ok().stdout;
-    assert!(told.contains("by measurement; measured 2") && told.contains("fsync p99"), "{told}");
+    let output = lab.run(&["plan", "--detailed-exitcode"]).ok().stdout;
+    assert!(output.contains("by measurement; measured 2") && output.contains("fsync p99"), "{output}");
     let before = pids(&lab);
     assert_eq!(done(&lab.run(&["apply", "--yes", "--json"]).ok().json_lines()), Vec::<String>::new());
     assert_eq!(lab.ledger()["preflight"], kept);
@@ -155,8 +155,8 @@ fn timers_of_the_file_are_held_against_a_measurement_and_left_alone() {
     lab.write_file(&lab.file().replace("timers: { heartbeat: 1s, election: 10s }", "timers: measured"));
     let verbs = done(&lab.run(&["apply", "--yes", "--json", "--timeout", "120s"]).ok().json_lines());
     assert_eq!(count(&verbs, "measure"), 0, "there is one already: {verbs:?}");
-    let pace = millis(&lab.ledger()["preflight"]["pace"]["heartbeat"]);
-    assert_eq!(configured(&lab).0, pace);
-    assert_eq!(pids(&lab) != before, pace != 1_000);
+    let timers = millis(&lab.ledger()["preflight"]["pace"]["heartbeat"]);
+    assert_eq!(configured(&lab).0, timers);
+    assert_eq!(pids(&lab) != before, timers != 1_000);
     lab.destroy();
 }

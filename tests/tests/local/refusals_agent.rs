@@ -45,29 +45,29 @@ async fn an_agent_rejects_unauthorized_clients() {
     let stop = || StopEtcdRequest { grace_seconds: 1, ..Default::default() };
     let configure = || ConfigureEtcdRequest { config: "name: evil\n".to_owned(), digest: "0".repeat(64) };
     let refused = client(None).await.report(ReportRequest::default()).await.expect_err("refused");
-    story.tell("a certificate without a role", refused.message(), &["needs the role reader"]);
+    story.describe("a certificate without a role", refused.message(), &["needs the role reader"]);
     let refused = client(Some(Role::Reader)).await.stop_etcd(stamp(tonic::Request::new(stop()), 1000)).await;
-    story.tell(
+    story.describe(
         "a reader that wants to stop etcd",
         refused.expect_err("refused").message(),
         &["needs the role operator", "has the role reader"],
     );
     let refused = client(Some(Role::Operator)).await.stop_etcd(stop()).await.expect_err("refused");
-    story.tell("a change without a generation", refused.message(), &["generation"]);
+    story.describe("a change without a generation", refused.message(), &["generation"]);
     let refused = client(Some(Role::Operator)).await.stop_etcd(stamp(tonic::Request::new(stop()), 0)).await;
-    story.tell("a change of an older generation", refused.expect_err("refused").message(), &["is older than"]);
+    story.describe("a change of an older generation", refused.expect_err("refused").message(), &["is older than"]);
     // The agent has this generation already: nothing new to store.
     let newest =
         std::fs::read_to_string(lab.path().join(".raftsman/generation")).expect("it").trim().parse().expect("a number");
     let refused = client(Some(Role::Admin)).await.configure_etcd(stamp(tonic::Request::new(configure()), newest)).await;
-    story.tell(
+    story.describe(
         "a configuration that is not what its digest says",
         refused.expect_err("refused").message(),
         &["SHA-256", "nothing was written"],
     );
     let refused =
         client(Some(Role::Admin)).await.claim(ClaimRequest { nonce: vec![7; 32] }).await.expect_err("refused");
-    story.tell("a join token that was used", refused.message(), &["claimed"]);
+    story.describe("a join token that was used", refused.message(), &["claimed"]);
     let rejected = match connect(at, &tls(&identity(&theirs, Some(Role::Admin.organization())))).await {
         Err(error) => raftsman_engine::error_chain(&error),
         // With TLS 1.3 the server's no may come with the first call.
@@ -75,14 +75,14 @@ async fn an_agent_rejects_unauthorized_clients() {
             AgentClient::new(connected.channel).report(ReportRequest::default()).await.expect_err("refused").to_string()
         }
     };
-    story.tell("an admin of another fleet", "refused in the handshake", &[]);
+    story.describe("an admin of another fleet", "refused in the handshake", &[]);
     assert!(!rejected.is_empty());
     let error = connect(
         at,
         &ClientTls::claimed(&identity(&theirs, None), theirs.certificate_pem(), "main-1", &id).expect("TLS"),
     )
     .await;
-    story.tell(
+    story.describe(
         "an agent of another fleet",
         &raftsman_engine::error_chain(&error.expect_err("refused")),
         &["not the agent of main-1"],

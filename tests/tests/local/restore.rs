@@ -163,7 +163,7 @@ fn any_revision_and_moment_comes_back() {
             assert_eq!(*lease, leased);
         }
         // A watch from before the restore is cancelled, and not left waiting.
-        let told = bulk.with(async |mut client| {
+        let output = bulk.with(async |mut client| {
             let options = WatchOptions::new().with_start_revision(came);
             let mut watch = client.watch("leased", Some(options)).await.expect("a watch");
             loop {
@@ -173,7 +173,7 @@ fn any_revision_and_moment_comes_back() {
                 }
             }
         });
-        assert!(told > came, "seed {seed}: it is told that what it wants is gone: {told}");
+        assert!(output > came, "seed {seed}: it is told that what it wants is gone: {output}");
     }
     lab.nothing_to_do();
     let history = lab.run(&["journal", "--json"]).ok().stdout;

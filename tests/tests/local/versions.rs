@@ -97,14 +97,14 @@ fn snapshots_are_good(lab: &Lab, from: &[&str]) {
     assert_eq!(versions, wanted, "{files:?}");
     for file in files {
         let path = lab.path().join(".raftsman/snapshots").join(&file);
-        let told = Command::new(etcdctl())
+        let output = Command::new(etcdctl())
             .args(["snapshot", "status", "--write-out=json"])
             .arg(&path)
             .env("ETCDCTL_API", "3")
             .output()
             .expect("etcdctl runs");
-        let status: Value = serde_json::from_slice(&told.stdout)
-            .unwrap_or_else(|e| panic!("{file}: {e}: {}", String::from_utf8_lossy(&told.stderr)));
+        let status: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|e| panic!("{file}: {e}: {}", String::from_utf8_lossy(&output.stderr)));
         let revision: i64 = file.split('-').nth(1).and_then(|r| r.parse().ok()).expect("a revision in its name");
         assert!(status["revision"].as_i64() >= Some(revision) && revision > 1, "{file}: {status}");
     }
@@ -174,7 +174,7 @@ fn way(from: &str, to: &str, over: &[&str], further: &[&str]) -> Lab {
     let verdict = load.finish();
     println!("{from} to {to}:\n{verdict}");
     verdict.assert_clean();
-    assert_eq!(verdict.figures.told, (3, 3), "every member tells the same past:\n{verdict}");
+    assert_eq!(verdict.figures.output, (3, 3), "every member tells the same past:\n{verdict}");
     let wrote: Vec<&str> = [from].into_iter().chain(over[..over.len() - 1].iter().copied()).collect();
     snapshots_are_good(&lab, &wrote);
     assert_eq!(lab.cluster_status()["id"], id, "it is the same cluster");

@@ -172,13 +172,12 @@ async fn through_faults(incus: &Incus, number: u64, seed: u64) {
         ours.collect::<BTreeSet<_>>()
     };
     let faults = |dice: &mut Dice| proxy.plan(seeded(dice.bits(), 6 + dice.below(12), Duration::from_millis(300)));
-    let patience =
-        |dice: &mut Dice| Duration::from_millis(if dice.below(3) == 0 { dice.bits() % 4000 } else { 20_000 });
+    let kind = |dice: &mut Dice| Duration::from_millis(if dice.below(3) == 0 { dice.bits() % 4000 } else { 20_000 });
 
     for attempt in 0..2 {
         faults(&mut dice);
         // Killed after a while, or refused, or done.
-        let _ = timeout(patience(&mut dice), bring(&provider, &name, address, attempt)).await;
+        let _ = timeout(kind(&mut dice), bring(&provider, &name, address, attempt)).await;
     }
     proxy.plan(|_| Fault::None);
     for attempt in 2.. {
@@ -186,8 +185,8 @@ async fn through_faults(incus: &Incus, number: u64, seed: u64) {
         let done = done.unwrap_or_else(|e| {
             let look = "ls -l /etc/raftsman /usr/local/lib/raftsman /var/lib/raftsman; ip -br addr; \
                         systemctl --failed --no-pager; journalctl -b --no-pager -n 40";
-            let told = incus.exec(&name, look).all();
-            panic!("seed {seed}: {e:?}; there are {:?}\n{:#?}\n{told}", incus.inventory(), proxy.log())
+            let output = incus.exec(&name, look).all();
+            panic!("seed {seed}: {e:?}; there are {:?}\n{:#?}\n{output}", incus.inventory(), proxy.log())
         });
         if done {
             break;
@@ -199,7 +198,7 @@ async fn through_faults(incus: &Incus, number: u64, seed: u64) {
 
     for _ in 0..2 {
         faults(&mut dice);
-        let _ = timeout(patience(&mut dice), provider.delete(&name, None)).await;
+        let _ = timeout(kind(&mut dice), provider.delete(&name, None)).await;
     }
     proxy.plan(|_| Fault::None);
     provider.delete(&name, None).await.unwrap_or_else(|e| panic!("seed {seed}: {e:?}"));

@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use raftsman_core::render::cloud_init;
-use raftsman_core::render::delivery::{self, Then};
+use raftsman_core::render::delivery::{self, TakesEffect};
 use raftsman_core::render::first_boot::{AgentFrom, FirstBoot};
 use raftsman_core::render::nftables::{self, Firewall};
 use raftsman_core::render::systemd::AGENT_PROGRAM;
@@ -100,12 +100,12 @@ fn a_machine_boots_for_the_first_time() {
     assert!(open(address, 22) && !open(address, 9100) && !open(address, STRANGE));
 
     // Other rules are delivered, and count at once.
-    let mut doors = machines.doors().expect("doors");
-    doors.metrics_from = None;
+    let mut sources = machines.sources().expect("sources");
+    sources.metrics_from = None;
     let members = [address.into(), HERE];
     let balancers = std::collections::BTreeSet::new();
     let firewall = Firewall {
-        doors: &doors,
+        sources: &sources,
         agent_port: 2378,
         members: &members,
         metrics: true,
@@ -119,7 +119,7 @@ fn a_machine_boots_for_the_first_time() {
     // So is the console's password, which stays nowhere.
     let password = delivery::console_password(&Name::fixed("ops"), "it's \"hunter2\": $x").expect("a password");
     put(&hosts, password.what.path(), &password.contents);
-    let Then::Run(unit) = password.what.then() else { panic!("{:?}", password.what.then()) };
+    let TakesEffect::Run(unit) = password.what.then() else { panic!("{:?}", password.what.then()) };
     hosts.console(0, &format!("systemctl start {unit}")).ok();
     hosts.console(0, "grep -q '^ops:\\$' /etc/shadow && test ! -e /etc/raftsman/console-password").ok();
 

@@ -47,8 +47,8 @@ fn machines_boot_from_the_image_and_become_a_cluster() {
     lab.nothing_to_do();
 
     // etcd was there: the data disk does not hide it.
-    let told = incus.exec("main-1", "journalctl -b -u raftsman-agent --no-pager").ok().stdout;
-    assert!(told.contains("etcd installed") && !told.contains("bytes that were sent"), "{told}");
+    let output = incus.exec("main-1", "journalctl -b -u raftsman-agent --no-pager").ok().stdout;
+    assert!(output.contains("etcd installed") && !output.contains("bytes that were sent"), "{output}");
     // All programs can run, and only the configured ones do.
     incus.exec("main-1", "patroni --version && ls /usr/lib/postgresql/*/bin/postgres").ok();
     incus.exec("main-1", "systemctl is-active prometheus-node-exporter ssh").ok();

@@ -218,11 +218,11 @@ fn an_order_that_is_broken_off_anywhere_is_taken_up_again() {
     for round in 0..if soak() { 100 } else { 12 } {
         // The caller is killed, and its `virsh` with it.
         for attempt in 0..2 {
-            let patience = Duration::from_millis(dice.bits() % 1500);
+            let kind = Duration::from_millis(dice.bits() % 1500);
             let mut order = order("fleet-a", "m1", "10.79.0.11".parse().expect("an address"));
             // Every run of raftsman gives a new machine another hour.
             order.boot.join_deadline = Some(Timestamp::UNIX_EPOCH + SignedDuration::from_hours(1_000_000 + attempt));
-            let _ = runtime.block_on(async { timeout(patience, provider.create(&order)).await });
+            let _ = runtime.block_on(async { timeout(kind, provider.create(&order)).await });
         }
         // The last one gets as far as a machine that is too large for its host gets.
         let said = refusal(&runtime, &provider);
@@ -232,8 +232,8 @@ fn an_order_that_is_broken_off_anywhere_is_taken_up_again() {
         assert!(added.iter().any(|thing| thing.contains("ip='10.79.0.11'")), "round {round}: {added:?}");
         added.retain(|thing| !thing.contains("ip='10.79.0.11'"));
         assert_eq!(added, whole, "round {round}");
-        let patience = Duration::from_millis(dice.bits() % 600);
-        let _ = runtime.block_on(async { timeout(patience, provider.delete("m1", None)).await });
+        let kind = Duration::from_millis(dice.bits() % 600);
+        let _ = runtime.block_on(async { timeout(kind, provider.delete("m1", None)).await });
         runtime.block_on(provider.delete("m1", None)).unwrap_or_else(|e| panic!("round {round}: {e}"));
         assert_eq!(libvirt.everything(), before, "round {round}");
     }

@@ -89,10 +89,10 @@ fn a_host_is_enrolled_manually() {
     lab.nothing_to_do();
 
     // Its figures are there for Prometheus.
-    let told = || hosts.console(0, "cat /var/lib/prometheus/node-exporter/raftsman.prom").stdout;
-    let told =
-        eventually("etcd runs in its figures", || Some(told()).filter(|it| it.contains("raftsman_etcd_running 1")));
-    assert!(told.contains("raftsman_certificate_not_after_seconds{purpose=\"etcd-peer\"}"), "{told}");
+    let output = || hosts.console(0, "cat /var/lib/prometheus/node-exporter/raftsman.prom").stdout;
+    let output =
+        eventually("etcd runs in its figures", || Some(output()).filter(|it| it.contains("raftsman_etcd_running 1")));
+    assert!(output.contains("raftsman_certificate_not_after_seconds{purpose=\"etcd-peer\"}"), "{output}");
 
     lab.run(&["destroy", "--yes"]).ok();
     std::fs::remove_file(hosts.disk(0, "/usr/local/bin/raftsman-agent")).expect("what was put there by hand");

@@ -28,8 +28,8 @@ impl Drop for Journal<'_> {
     #[allow(clippy::print_stdout, reason = "the log says why a test failed")]
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let told = self.0.exec("main-1", "cloud-init status --long; ip -br addr; journalctl -b --no-pager -n 60");
-            println!("{}", told.all());
+            let output = self.0.exec("main-1", "cloud-init status --long; ip -br addr; journalctl -b --no-pager -n 60");
+            println!("{}", output.all());
         }
     }
 }
@@ -235,9 +235,9 @@ for host in hosts:
 #[test]
 fn only_what_the_role_needs_answers() {
     let incus = Incus::up();
-    let doors = "  node_exporter: true\n  firewall:\n    operators_from: [10.78.0.1]\n    clients_from: [10.78.0.1, 10.78.0.50]\n    \
+    let probe = "  node_exporter: true\n  firewall:\n    operators_from: [10.78.0.1]\n    clients_from: [10.78.0.1, 10.78.0.50]\n    \
                  ssh_from: [10.78.0.1]\n    metrics_from: [10.78.0.51]\n";
-    let lab = Lab::new(&file(&incus, 3, doors));
+    let lab = Lab::new(&file(&incus, 3, probe));
     let _journal = Journal(&incus);
     apply(&lab);
     for (name, address) in [("client", "10.78.0.50"), ("prometheus", "10.78.0.51"), ("neighbour", "10.78.0.52")] {
@@ -256,7 +256,7 @@ fn only_what_the_role_needs_answers() {
     let last = if soak() { 65535 } else { 3000 };
     let scan = |from: Option<&str>, machines: &[u8]| -> Vec<String> {
         let hosts: Vec<String> = machines.iter().map(|i| format!("10.78.0.1{i}")).collect();
-        let told = match from {
+        let output = match from {
             Some(machine) => {
                 incus.exec(machine, &format!("python3 -c '{SCAN}' {last} {}", hosts.join(" "))).ok().stdout
             }
@@ -267,8 +267,8 @@ fn only_what_the_role_needs_answers() {
             }
         };
         let found: Vec<String> =
-            told.lines().filter_map(|line| Some(line.strip_prefix("open:")?.trim().to_owned())).collect();
-        assert_eq!(found.len(), machines.len(), "{told}");
+            output.lines().filter_map(|line| Some(line.strip_prefix("open:")?.trim().to_owned())).collect();
+        assert_eq!(found.len(), machines.len(), "{output}");
         found
     };
     let mut table = format!("ports 1 to {last} that answer\n| from | main-1 | main-2 | main-3 |\n|---|---|---|---|\n");
@@ -346,12 +346,12 @@ fn secrets_are_delivered() {
     incus.exec("main-1", "test -z \"$(ls /etc/raftsman/logs)\" && ! systemctl is-active fluent-bit").ok();
 
     // Neither the server nor raftsman's state has any of them.
-    let mut told = incus.query("GET", "/1.0/instances?recursion=2", None).expect("an answer").to_string();
+    let mut output = incus.query("GET", "/1.0/instances?recursion=2", None).expect("an answer").to_string();
     let mut kept = std::process::Command::new("grep");
     kept.args(["-rlaF", "canary"]).arg(lab.path().join(".raftsman"));
-    told += &text(kept.output().expect("grep")).stdout;
-    told += &lab.run(&["journal", "--json"]).ok().stdout;
-    assert!(!told.contains("canary"), "{told}");
+    output += &text(kept.output().expect("grep")).stdout;
+    output += &lab.run(&["journal", "--json"]).ok().stdout;
+    assert!(!output.contains("canary"), "{output}");
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn what_the_server_stores_is_no_lasting_secret() {
     let begun = Instant::now();
     apply(&lab);
     println!("one member: {:?}", begun.elapsed());
-    let mut told = String::new();
+    let mut output = String::new();
     for path in [
         "/1.0/instances?recursion=2",
         "/1.0/storage-pools/default/volumes?recursion=1",
@@ -371,13 +371,13 @@ fn what_the_server_stores_is_no_lasting_secret() {
         "/1.0/networks?recursion=1",
         "/1.0",
     ] {
-        told += &incus.query("GET", path, None).expect("an answer").to_string();
+        output += &incus.query("GET", path, None).expect("an answer").to_string();
     }
     // All that lasts is in files of this machine, and of the state.
-    assert!(told.contains("user.raftsman.boot"), "it tells what it knows");
+    assert!(output.contains("user.raftsman.boot"), "it tells what it knows");
     // As a key of a machine's boot data, within a text within JSON; Incus itself has tokens for its clusters.
-    assert!(!told.contains(r#"join_token\""#), "what the machine was told was put into it");
-    assert!(!told.contains("PRIVATE KEY"), "a key");
+    assert!(!output.contains(r#"join_token\""#), "what the machine was told was put into it");
+    assert!(!output.contains("PRIVATE KEY"), "a key");
     let keys =
         incus.exec("main-1", "find /var/lib/raftsman -name '*.pem' -o -name '*key*' | xargs grep -l PRIVATE").ok();
     assert!(keys.stdout.lines().count() >= 3, "{}", keys.stdout);

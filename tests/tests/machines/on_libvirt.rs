@@ -123,7 +123,7 @@ fn three_machines_become_a_cluster_that_survives_losses_and_nothing_again() {
     assert_eq!(members(&lab), second);
     let sizes =
         ["main-1", "main-2", "main-3"].map(|machine| libvirt.virsh(&["dominfo", &libvirt.called(machine)]).ok().stdout);
-    assert!(sizes.iter().all(|told| told.contains("655360 KiB")), "{sizes:?}");
+    assert!(sizes.iter().all(|output| output.contains("655360 KiB")), "{sizes:?}");
     lab.nothing_to_do();
 
     timed("destroy", || lab.run(&["destroy", "--yes"]).ok());

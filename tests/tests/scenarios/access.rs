@@ -14,13 +14,13 @@ const BROUGHT: &str = "ca: { clients: { brought: { certificate: ca.crt, key: { f
 /// The access that every member that runs was started for.
 fn access(scene: &Scene) -> Vec<Option<ClientAccess>> {
     let (desired, world) = (&scene.desired, &scene.world);
-    let pace = desired.pace(&world.ledger).expect("timers");
+    let timers = desired.timers(&world.ledger).expect("timers");
     let of = |member: &raftsman_core::desired::Member| {
         let process = &world.machines[&member.name].process;
         let running = process.config.clone().filter(|_| process.state == ServiceState::Running)?;
         [ClientAccess::Closed, ClientAccess::Open]
             .into_iter()
-            .find(|access| desired.config(member, desired.version, pace, *access).digest == running)
+            .find(|access| desired.config(member, desired.version, timers, *access).digest == running)
     };
     desired.members.iter().map(of).collect()
 }
@@ -45,8 +45,8 @@ fn with_passwords_members_are_opened_once_auth_is_on() {
 #[test]
 fn a_cluster_of_one_is_opened_like_others() {
     let mut scene = Scene::empty(1, &[PASSWORD]);
-    let told = scene.to_the_end();
-    assert!(told.contains("restart all etcd") && told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.contains("restart all etcd") && output.ends_with("done\n"), "{output}");
     assert_eq!(access(&scene), [Some(ClientAccess::Open)]);
 }
 
@@ -60,11 +60,11 @@ fn certificates_of_a_brought_ca_open_nothing_before_auth() {
         origin: raftsman_core::observed::Origin::Brought,
         certificate: "theirs\n".to_owned(),
     };
-    scene.world.brought.insert(raftsman_core::observed::Side::Clients, record);
+    scene.world.brought.insert(raftsman_core::observed::TrustDomain::Clients, record);
     scene.until(is_auth);
     assert_eq!(access(&scene), [Some(ClientAccess::Closed); 3]);
-    let told = scene.to_the_end();
-    assert!(told.contains("restart all etcd") && told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.contains("restart all etcd") && output.ends_with("done\n"), "{output}");
     assert_eq!(access(&scene), [Some(ClientAccess::Open); 3]);
 }
 
@@ -73,8 +73,8 @@ fn certificates_of_a_brought_ca_open_nothing_before_auth() {
 fn a_first_start_with_a_made_ca_needs_no_restart() {
     for lines in [&[][..], &["auth: { mode: none }"]] {
         let mut scene = Scene::empty(3, lines);
-        let told = scene.to_the_end();
-        assert!(!told.contains("restart") && told.ends_with("done\n"), "{told}");
+        let output = scene.to_the_end();
+        assert!(!output.contains("restart") && output.ends_with("done\n"), "{output}");
     }
 }
 
@@ -84,8 +84,8 @@ fn a_cluster_that_has_auth_already_changes_nothing() {
     let mut scene = Scene::settled_with(3, &[PASSWORD]);
     scene.world.ledger.secured = None;
     scene.world.remember(&scene.desired.clone());
-    let told = scene.to_the_end();
-    assert_eq!(told, "done\n");
+    let output = scene.to_the_end();
+    assert_eq!(output, "done\n");
 }
 
 /// Left half made by a version that bootstrapped open clusters: auth first, and no member is closed for it.
@@ -94,8 +94,8 @@ fn an_open_cluster_without_auth_gets_auth_at_once() {
     let mut scene = Scene::settled_with(3, &[PASSWORD]);
     scene.agreed().auth = false;
     scene.world.ledger.secured = None;
-    let told = scene.to_the_end();
-    assert!(told.contains("enable auth") && !told.contains("restart") && told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.contains("enable auth") && !output.contains("restart") && output.ends_with("done\n"), "{output}");
 }
 
 #[test]
@@ -103,8 +103,8 @@ fn auth_that_the_file_did_not_want_before_closes_nothing() {
     let mut scene = Scene::settled_with(3, &["auth: { mode: none }"]);
     scene.desired = cluster(3, &["auth: { mode: certificate }"]);
     assert_eq!(scene.world.ledger.auth, Some(AuthMode::None));
-    let told = scene.to_the_end();
-    assert!(told.contains("enable auth") && !told.contains("restart") && told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.contains("enable auth") && !output.contains("restart") && output.ends_with("done\n"), "{output}");
 }
 
 /// Killed after every wave, no member that runs accepts clients while auth is off.
@@ -126,8 +126,8 @@ fn killed_anywhere_no_member_is_open_without_auth() {
             }
         }
         scene.world.remember(&scene.desired.clone());
-        let told = scene.to_the_end();
-        assert!(told.ends_with("done\n"), "{told}");
+        let output = scene.to_the_end();
+        assert!(output.ends_with("done\n"), "{output}");
         assert_eq!(access(&scene), [Some(ClientAccess::Open); 3]);
     }
 }
@@ -144,9 +144,9 @@ fn a_half_opened_cluster_is_opened_one_at_a_time() {
         .world
         .act(&scene.desired, &Action::Etcd(EtcdAction::RestartEtcd { machine, version, cluster }), 0)
         .expect("possible");
-    let told = scene.to_the_end();
-    assert!(!told.contains("restart all etcd") && told.matches("restart etcd").count() == 2, "{told}");
-    assert!(told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(!output.contains("restart all etcd") && output.matches("restart etcd").count() == 2, "{output}");
+    assert!(output.ends_with("done\n"), "{output}");
 }
 
 /// A member that does not answer may serve clients already: the others are opened one at a time.
@@ -155,8 +155,8 @@ fn members_are_opened_together_only_where_all_agents_answer() {
     let mut scene = Scene::empty(3, &[PASSWORD]);
     scene.until(is_auth);
     scene.hide(3, Hidden::Agent);
-    let told = scene.to_the_end();
-    assert!(!told.contains("restart all etcd") && told.matches("restart etcd").count() == 2, "{told}");
+    let output = scene.to_the_end();
+    assert!(!output.contains("restart all etcd") && output.matches("restart etcd").count() == 2, "{output}");
 }
 
 /// Opening relies on agents' reports: where two CAs have the same name, closed members may reject raftsman's clients.
@@ -165,8 +165,8 @@ fn members_are_opened_although_etcd_does_not_answer() {
     let mut scene = Scene::empty(3, &[PASSWORD]);
     scene.until(is_auth);
     (1..=3).for_each(|number| scene.hide(number, Hidden::Etcd));
-    let told = scene.until(|action| matches!(action, Action::Etcd(EtcdAction::RestartTogether { .. })));
-    assert!(told.contains("restart all etcd"), "{told}");
+    let output = scene.until(|action| matches!(action, Action::Etcd(EtcdAction::RestartTogether { .. })));
+    assert!(output.contains("restart all etcd"), "{output}");
     assert_eq!(access(&scene), [Some(ClientAccess::Open); 3]);
 }
 
@@ -179,8 +179,8 @@ fn safety_judges_what_opens_too_early() {
     let version = scene.desired.version;
     let start = Action::Etcd(EtcdAction::StartEtcd { machine: member.name.clone(), version, data: StartData::Empty });
     assert!(safety::judge(&scene.desired, &scene.look(), &[&start], &start).is_ok());
-    let pace = scene.desired.pace(&scene.world.ledger).expect("timers");
-    let open = scene.desired.config(&member, version, pace, ClientAccess::Open).digest.clone();
+    let timers = scene.desired.timers(&scene.world.ledger).expect("timers");
+    let open = scene.desired.config(&member, version, timers, ClientAccess::Open).digest.clone();
     scene.machine(1).config = Some(open);
     let refused = safety::judge(&scene.desired, &scene.look(), &[&start], &start).expect_err("refused");
     assert_eq!(refused.to_string(), "it would accept clients before auth is on");

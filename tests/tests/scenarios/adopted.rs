@@ -9,15 +9,15 @@ use raftsman_core::model::forecast;
 use raftsman_core::observed::{Adopted, Alarm, Fact, MemberId, Mode, Observed, Purpose};
 use raftsman_core::plan::{Plan, plan, safety};
 use raftsman_core::spec::EtcdVersion;
-use raftsman_tests::fixtures::{Scene, cluster, tell};
+use raftsman_tests::fixtures::{Scene, cluster, describe};
 
 const FILE: [&str; 2] = ["roles: { reader: [{ read: { prefix: /app/ } }] }", "users: { metrics: { roles: [reader] } }"];
 
 /// A settled cluster, adopted read-only, with the settings of the file.
 fn adopted(further: &[&str]) -> (Scene, Observed) {
     let mut scene = Scene::empty(3, further);
-    let told = scene.to_the_end();
-    assert!(told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n"), "{output}");
     let mut observed = scene.look();
     let clients = scene.desired.members.iter().map(|m| (m.name.clone(), m.client_url())).collect();
     observed.ledger.mode = Mode::Adopted(Adopted { clients });
@@ -52,7 +52,7 @@ fn as_the_file_says() {
     let (scene, observed) = adopted(&FILE);
     let next = planned(&scene, &observed);
     assert!(next.is_done());
-    assert_snapshot!(tell(&next), @"
+    assert_snapshot!(describe(&next), @"
     note: others run main-1 main-2 main-3: raftsman watches, and changes roles and users only
     done
     ");
@@ -72,7 +72,7 @@ fn everything_is_otherwise() {
         }
         etcd.members[2].name = "other".to_owned();
     });
-    assert_snapshot!(tell(&planned(&scene, &observed)), @"
+    assert_snapshot!(describe(&planned(&scene, &observed)), @"
     note: others run main-1 main-2 main-3: raftsman watches, and changes roles and users only
     blocked: `member main-3` is no member, the file says a member
     blocked: `member other` is a member, the file says no member
@@ -99,7 +99,7 @@ fn one_does_not_answer() {
     if let Some(last) = observed.members.values_mut().last() {
         last.etcd = Fact::Unreachable { error: "nothing listens there".to_owned(), since: scene.world.now };
     }
-    assert_snapshot!(tell(&planned(&scene, &observed)), @"
+    assert_snapshot!(describe(&planned(&scene, &observed)), @"
     note: others run main-1 main-2 main-3: raftsman watches, and changes roles and users only
     waits: main-3: it does not answer: nothing listens there
     ");
@@ -109,7 +109,7 @@ fn one_does_not_answer() {
 fn another_cluster_answers() {
     let (scene, mut observed) = adopted(&FILE);
     observed.ledger.cluster = Some(raftsman_core::observed::ClusterId(7));
-    assert_snapshot!(tell(&planned(&scene, &observed)), @"
+    assert_snapshot!(describe(&planned(&scene, &observed)), @"
     blocked: main-1: a member of cluster 714813d15d706db5 answers at its address, not one of 7
     blocked: main-2: a member of cluster 714813d15d706db5 answers at its address, not one of 7
     blocked: main-3: a member of cluster 714813d15d706db5 answers at its address, not one of 7
@@ -126,9 +126,9 @@ fn roles_and_users_are_changed_from_the_file() {
     scene.desired = cluster(3, &file);
     let forecast = forecast(&scene.desired, &observed, scene.world.now);
     assert!(forecast.converges, "{forecast:?}");
-    let told: Vec<String> =
-        forecast.waves.iter().map(|w| tell(&Plan { steps: w.steps.clone(), waiting: vec![] })).collect();
-    assert_snapshot!(told.concat(), @"
+    let output: Vec<String> =
+        forecast.waves.iter().map(|w| describe(&Plan { steps: w.steps.clone(), waiting: vec![] })).collect();
+    assert_snapshot!(output.concat(), @"
     * set role writer: not there yet: write prefix /app/; 1 1 1
     * set user app: not there yet: role writer; 1 1 1
       delete user metrics: not in the file; 1 1 1

@@ -13,8 +13,8 @@ use raftsman_tests::sim::agents::shipping;
 fn settled() -> Scene {
     let mut scene = Scene::empty(3, &[]);
     scene.desired = shipping(scene.desired, ("1.1.0", "old"));
-    let told = scene.to_the_end();
-    assert!(told.ends_with("done\n") && !told.contains("upgrade agent"), "machines come with the agent: {told}");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n") && !output.contains("upgrade agent"), "machines come with the agent: {output}");
     scene
 }
 
@@ -45,8 +45,8 @@ fn upgrades_come_after_all_else() {
     let mut scene = with("1.2.0", "new");
     let changed = raftsman_tests::fixtures::cluster(3, &["quota: 4GiB"]);
     scene.desired = shipping(changed, ("1.2.0", "new"));
-    let told = scene.to_the_end();
-    assert!(told.rfind("restart etcd") < told.find("upgrade agent"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.rfind("restart etcd") < output.find("upgrade agent"), "{output}");
     // One that cannot be asked may be in the middle of something: the others wait.
     let mut scene = with("1.2.0", "new");
     scene.hide(3, Hidden::Agent);

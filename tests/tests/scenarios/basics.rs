@@ -4,12 +4,12 @@
 //! no quorum. `Scene::to_the_end` itself holds every end against 're-planning changes nothing'.
 
 use insta::assert_snapshot;
-use raftsman_core::action::{Action, EtcdAction, MachineAction, UpkeepAction, UserAction};
+use raftsman_core::action::{Action, EtcdAction, MachineAction, MaintenanceAction, UserAction};
 use raftsman_core::model::MachineModel;
-use raftsman_core::observed::{Alarm, ClusterId, Data, Disk, Door, MemberId, PortTaken, Power, ServiceState};
+use raftsman_core::observed::{Alarm, ClusterId, Data, Disk, MemberId, PortTaken, Power, ProbeOutcome, ServiceState};
 use raftsman_core::plan::{Considered, Outcome, Waiting, explain};
 use raftsman_core::spec::Name;
-use raftsman_tests::fixtures::{Hidden, Scene, cluster, tell};
+use raftsman_tests::fixtures::{Hidden, Scene, cluster, describe};
 
 /// Another cluster's id.
 const OTHER: ClusterId = ClusterId(0xbad);
@@ -422,9 +422,9 @@ fn etcd_ends_again_and_again() {
     let mut scene = Scene::settled(3);
     scene.machine(2).process.state = ServiceState::Backoff;
     scene.machine(2).process.restarts = 2;
-    assert_snapshot!(tell(&scene.plan()), @"waits: main-2: etcd is starting");
+    assert_snapshot!(describe(&scene.plan()), @"waits: main-2: etcd is starting");
     scene.machine(2).process.restarts = 5;
-    assert_snapshot!(tell(&scene.plan()), @"blocked: main-2: etcd ended 5 times: signal 9");
+    assert_snapshot!(describe(&scene.plan()), @"blocked: main-2: etcd ended 5 times: signal 9");
 }
 
 // ---- The file changes.
@@ -648,8 +648,8 @@ fn an_alarm_and_a_change() {
 #[test]
 fn members_that_accept_anonymous_clients_are_reported() {
     let mut scene = Scene::settled(3);
-    scene.agreed().doors.anonymous = Door::Open;
-    scene.agreed().doors.foreign = Door::Unclear("timed out".to_owned());
+    scene.agreed().probe.anonymous = ProbeOutcome::Accepted;
+    scene.agreed().probe.foreign = ProbeOutcome::Untested("timed out".to_owned());
     assert_snapshot!(scene.to_the_end(), @"
     blocked: main-1: an anonymous client was let in
     waits: main-1: strangers could not be tried: timed out
@@ -699,8 +699,8 @@ fn prevent_destroy_keeps_members_that_the_file_has_no_more() {
     blocked: main-4: not in the file any more, and `prevent_destroy: true` keeps its machine and its data
     ");
     scene.desired = cluster(3, &[]);
-    let told = scene.to_the_end();
-    assert!(told.contains("delete machine main-5") && told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.contains("delete machine main-5") && output.ends_with("done\n"), "{output}");
 }
 
 #[test]
@@ -714,7 +714,7 @@ fn what_is_deleted_for_good_is_named() {
         Some("machine main-2")
     );
     assert_eq!(
-        deletion(&Action::Upkeep(UpkeepAction::Compact { revision: 7 })).as_deref(),
+        deletion(&Action::Maintenance(MaintenanceAction::Compact { revision: 7 })).as_deref(),
         Some("history before revision 7")
     );
     assert_eq!(deletion(&Action::Etcd(EtcdAction::StopEtcd { machine: name("main-2") })), None);
@@ -737,11 +737,11 @@ fn a_changed_setting_is_named() {
         report.etcd.running_config_text = text;
     }
     let steps = raftsman_core::model::forecast(&scene.desired, &observed, scene.world.now);
-    let told: Vec<String> = steps
+    let output: Vec<String> = steps
         .steps()
         .map(|step| format!("{} {}: {}", step.action.verb(), step.action.subject(), step.reason))
         .collect();
-    assert_snapshot!(told.join("\n"), @"
+    assert_snapshot!(output.join("\n"), @"
     configure etcd main-1: quota 8GiB → 4GiB, log_level info → warn
     configure etcd main-2: quota 8GiB → 4GiB, log_level info → warn
     configure etcd main-3: quota 8GiB → 4GiB, log_level info → warn
@@ -799,10 +799,10 @@ fn every_pass_reports_its_result() {
     agents that are not upgraded: nothing
     ");
     scene.until(|action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { .. })));
-    let told = explained(&scene);
-    assert!(told.contains("rolling restart: settings, version, CAs: restart etcd main-2"), "{told}");
+    let output = explained(&scene);
+    assert!(output.contains("rolling restart: settings, version, CAs: restart etcd main-2"), "{output}");
     // Where it is not clear which cluster this is, no other pass runs.
     scene.world.ledger.cluster = Some(ClusterId(7));
-    let told = explained(&scene);
-    assert!(told.starts_with("the cluster's id") && told.lines().count() == 1, "{told}");
+    let output = explained(&scene);
+    assert!(output.starts_with("the cluster's id") && output.lines().count() == 1, "{output}");
 }

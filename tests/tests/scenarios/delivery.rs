@@ -23,16 +23,16 @@ fn set(scene: &mut Scene, machine: &'static str, delivery: Delivery) {
 }
 
 /// What is done at the end, from the first line with this verb on.
-fn from<'t>(told: &'t str, verb: &str) -> &'t str {
-    let at = told.find(verb).unwrap_or_else(|| panic!("no {verb} in\n{told}"));
-    &told[told[..at].rfind('\n').map_or(0, |line| line + 1)..]
+fn from<'t>(output: &'t str, verb: &str) -> &'t str {
+    let at = output.find(verb).unwrap_or_else(|| panic!("no {verb} in\n{output}"));
+    &output[output[..at].rfind('\n').map_or(0, |line| line + 1)..]
 }
 
 #[test]
 fn new_machines_are_given_their_secrets_last() {
     let mut scene = new(&["image: a", PASSWORD]);
-    let told = scene.to_the_end();
-    assert_snapshot!(from(&told, "deliver"), @"
+    let output = scene.to_the_end();
+    assert_snapshot!(from(&output, "deliver"), @"
     * deliver secrets main-1 main-2 main-3: the machine does not have the secrets of the file; 1 1 1
     done
     ");

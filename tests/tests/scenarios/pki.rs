@@ -4,17 +4,17 @@
 //! no quorum. `Scene::to_the_end` itself holds every end against 're-planning changes nothing'.
 
 use insta::assert_snapshot;
-use raftsman_core::observed::{AuthorityRecord, Data, Origin, Purpose, Side, Trust};
+use raftsman_core::observed::{AuthorityRecord, Data, Origin, Purpose, Trust, TrustDomain};
 use raftsman_core::spec::Name;
-use raftsman_tests::fixtures::{Hidden, Scene, cluster, tell};
+use raftsman_tests::fixtures::{Hidden, Scene, cluster, describe};
 
 const DAY: i64 = 24;
 
-fn trust(scene: &mut Scene, side: Side) -> &mut Trust {
+fn trust(scene: &mut Scene, side: TrustDomain) -> &mut Trust {
     scene.world.ledger.trust_mut(side).as_mut().expect("an authority")
 }
 
-fn ask(scene: &mut Scene, side: Side) {
+fn ask(scene: &mut Scene, side: TrustDomain) {
     trust(scene, side).asked = true;
 }
 
@@ -41,7 +41,7 @@ fn bring(scene: &mut Scene, key: &str) {
         origin: Origin::Brought,
         certificate: format!("certificate of {key}\n"),
     };
-    scene.world.brought.insert(Side::Peers, record);
+    scene.world.brought.insert(TrustDomain::Peers, record);
 }
 
 // ---- Asked for.
@@ -49,7 +49,7 @@ fn bring(scene: &mut Scene, key: &str) {
 #[test]
 fn another_authority_for_peers() {
     let mut scene = Scene::settled(3);
-    ask(&mut scene, Side::Peers);
+    ask(&mut scene, TrustDomain::Peers);
     assert_snapshot!(scene.to_the_end(), @"
     * take in peers CA cluster: asked for; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
@@ -68,14 +68,14 @@ fn another_authority_for_peers() {
     * forget peers CA cluster: refused by every member; 1 1 1
     done
     ");
-    let trust = trust(&mut scene, Side::Peers);
+    let trust = trust(&mut scene, TrustDomain::Peers);
     assert_eq!((trust.current.number, trust.rotates()), (2, false));
 }
 
 #[test]
 fn another_authority_for_clients_waits_for_them() {
     let mut scene = Scene::settled(3);
-    ask(&mut scene, Side::Clients);
+    ask(&mut scene, TrustDomain::Clients);
     assert_snapshot!(scene.to_the_end(), @"
     * take in clients CA cluster: asked for; 1 1 1
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
@@ -94,7 +94,7 @@ fn another_authority_for_clients_waits_for_them() {
     scene.later(DAY * 61);
     scene.to_the_end();
     assert_eq!(scene.machine(1).certificates[&Purpose::Server].issuer_key, "clients-1");
-    trust(&mut scene, Side::Clients).finish = true;
+    trust(&mut scene, TrustDomain::Clients).finish = true;
     assert_snapshot!(scene.to_the_end(), @"
     * sign server cert main-1 main-2 main-3: signed by another authority; 1 1 1
     * retire clients CA cluster: not needed any more; 1 1 1
@@ -111,8 +111,8 @@ fn another_authority_for_clients_waits_for_them() {
 #[test]
 fn another_authority_for_clients_now() {
     let mut scene = Scene::settled(3);
-    ask(&mut scene, Side::Clients);
-    trust(&mut scene, Side::Clients).now = true;
+    ask(&mut scene, TrustDomain::Clients);
+    trust(&mut scene, TrustDomain::Clients).now = true;
     assert_snapshot!(scene.to_the_end(), @"
     * take in clients CA cluster: asked for; 1 1 1
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
@@ -131,14 +131,14 @@ fn another_authority_for_clients_now() {
     * forget clients CA cluster: refused by every member; 1 1 1
     done
     ");
-    assert!(!trust(&mut scene, Side::Clients).now);
+    assert!(!trust(&mut scene, TrustDomain::Clients).now);
 }
 
 #[test]
 fn other_authorities_for_both_share_the_restarts_of_the_first_phase() {
     let mut scene = Scene::settled(3);
-    ask(&mut scene, Side::Peers);
-    ask(&mut scene, Side::Clients);
+    ask(&mut scene, TrustDomain::Peers);
+    ask(&mut scene, TrustDomain::Clients);
     assert_snapshot!(scene.to_the_end(), @"
     * take in peers CA cluster: asked for; 1 1 1
       take in clients CA cluster: asked for; 1 1 1
@@ -166,14 +166,14 @@ fn other_authorities_for_both_share_the_restarts_of_the_first_phase() {
 fn another_authority_for_clients_with_passwords_restarts_no_member() {
     let mut scene = Scene::empty(3, &["auth: { mode: password }"]);
     scene.to_the_end();
-    ask(&mut scene, Side::Clients);
+    ask(&mut scene, TrustDomain::Clients);
     assert_snapshot!(scene.to_the_end(), @"
     * take in clients CA cluster: asked for; 1 1 1
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * switch clients CA cluster: trusted by every member; 1 1 1
     done
     ");
-    trust(&mut scene, Side::Clients).finish = true;
+    trust(&mut scene, TrustDomain::Clients).finish = true;
     assert_snapshot!(scene.to_the_end(), @"
     * sign server cert main-1 main-2 main-3: signed by another authority; 1 1 1
     * retire clients CA cluster: not needed any more; 1 1 1
@@ -186,7 +186,7 @@ fn another_authority_for_clients_with_passwords_restarts_no_member() {
 #[test]
 fn a_lone_member_has_no_transfer_target() {
     let mut scene = Scene::settled(1);
-    ask(&mut scene, Side::Peers);
+    ask(&mut scene, TrustDomain::Peers);
     assert_snapshot!(scene.to_the_end(), @"
     * take in peers CA cluster: asked for; 0 0 0
     * store peer trust main-1: trusted CAs have changed; 0 0 0
@@ -228,7 +228,7 @@ fn the_old_authority_of_the_clients_expires_before_the_operator_finishes() {
     let mut scene = Scene::settled(3);
     scene.later(DAY * (3650 - 170));
     scene.to_the_end();
-    assert!(!trust(&mut scene, Side::Clients).old.is_empty());
+    assert!(!trust(&mut scene, TrustDomain::Clients).old.is_empty());
     scene.later(DAY * 145);
     assert_snapshot!(scene.to_the_end(), @"
     * sign peer cert main-1 main-2 main-3: expired; 1 1 1
@@ -273,7 +273,11 @@ fn an_authority_that_was_brought_has_ended() {
     scene.to_the_end();
     scene.later(DAY * 6000);
     let plan = scene.plan();
-    assert!(plan.waiting.iter().any(|w| w.to_string() == "the authority of the peers has expired"), "{}", tell(&plan));
+    assert!(
+        plan.waiting.iter().any(|w| w.to_string() == "the authority of the peers has expired"),
+        "{}",
+        describe(&plan)
+    );
 }
 
 #[test]
@@ -315,7 +319,7 @@ fn made_then_brought_then_another_then_made() {
     scene.desired = cluster(3, &[]);
     scene.world.brought.clear();
     assert!(scene.to_the_end().ends_with("done\n"));
-    let trust = trust(&mut scene, Side::Peers);
+    let trust = trust(&mut scene, TrustDomain::Peers);
     assert_eq!((trust.current.origin, trust.rotates()), (Origin::Made, false));
 }
 
@@ -333,7 +337,7 @@ fn the_file_reverts_before_anything_is_signed() {
     * forget peers CA cluster: refused by every member; 1 1 1
     done
     ");
-    let trust = trust(&mut scene, Side::Peers);
+    let trust = trust(&mut scene, TrustDomain::Peers);
     assert_eq!((trust.current.number, trust.rotates()), (1, false));
 }
 
@@ -368,7 +372,7 @@ fn the_same_key_in_another_certificate() {
     let mut scene = Scene::settled(3);
     bring(&mut scene, "theirs");
     scene.to_the_end();
-    let brought = scene.world.brought.get_mut(&Side::Peers).expect("brought");
+    let brought = scene.world.brought.get_mut(&TrustDomain::Peers).expect("brought");
     brought.certificate = "a later certificate of theirs\n".to_owned();
     assert_snapshot!(scene.to_the_end(), @"
     * take in peers CA cluster: the file has changed; 1 1 1
@@ -409,7 +413,7 @@ fn another_authority_before_the_first_start() {
 #[test]
 fn a_member_is_down_when_the_next_authority_is_to_be_trusted() {
     let mut scene = Scene::settled(3);
-    ask(&mut scene, Side::Peers);
+    ask(&mut scene, TrustDomain::Peers);
     scene.cut_power(3);
     assert_snapshot!(scene.to_the_end(), @"
     * take in peers CA cluster: asked for; 0 0 0
@@ -435,7 +439,7 @@ fn a_member_is_down_when_the_next_authority_is_to_be_trusted() {
 #[test]
 fn an_agent_does_not_answer_before_the_switch() {
     let mut scene = Scene::settled(3);
-    ask(&mut scene, Side::Peers);
+    ask(&mut scene, TrustDomain::Peers);
     scene.hide(3, Hidden::Agent);
     assert_snapshot!(scene.to_the_end(), @"
     * take in peers CA cluster: asked for; 1 1 1
@@ -452,8 +456,8 @@ fn an_agent_does_not_answer_before_the_switch() {
 #[test]
 fn in_an_emergency_members_that_quorum_does_not_need_are_not_waited_for() {
     let mut scene = Scene::settled(5);
-    ask(&mut scene, Side::Peers);
-    trust(&mut scene, Side::Peers).now = true;
+    ask(&mut scene, TrustDomain::Peers);
+    trust(&mut scene, TrustDomain::Peers).now = true;
     scene.hide(5, Hidden::Agent);
     assert_snapshot!(scene.to_the_end(), @"
     * take in peers CA cluster: asked for; 2 2 2
@@ -493,8 +497,8 @@ fn lead(scene: &mut Scene, number: usize) {
 #[test]
 fn in_an_emergency_a_member_that_is_left_behind_does_not_lead() {
     let mut scene = Scene::settled(5);
-    ask(&mut scene, Side::Peers);
-    trust(&mut scene, Side::Peers).now = true;
+    ask(&mut scene, TrustDomain::Peers);
+    trust(&mut scene, TrustDomain::Peers).now = true;
     scene.hide(5, Hidden::Agent);
     lead(&mut scene, 5);
     assert_snapshot!(scene.to_the_end(), @"
@@ -529,10 +533,10 @@ fn in_an_emergency_a_member_that_is_left_behind_does_not_lead() {
 #[test]
 fn a_leader_that_was_left_behind_hands_over_when_it_is_back() {
     let mut scene = Scene::settled(5);
-    ask(&mut scene, Side::Peers);
-    trust(&mut scene, Side::Peers).now = true;
+    ask(&mut scene, TrustDomain::Peers);
+    trust(&mut scene, TrustDomain::Peers).now = true;
     scene.hide(5, Hidden::Agent);
-    while trust(&mut scene, Side::Peers).retired.is_empty() {
+    while trust(&mut scene, TrustDomain::Peers).retired.is_empty() {
         waves(&mut scene, 1);
     }
     waves(&mut scene, 2);
@@ -555,8 +559,8 @@ fn a_leader_that_was_left_behind_hands_over_when_it_is_back() {
 #[test]
 fn in_an_emergency_no_member_is_left_behind_where_that_would_cost_quorum() {
     let mut scene = Scene::settled(3);
-    ask(&mut scene, Side::Peers);
-    trust(&mut scene, Side::Peers).now = true;
+    ask(&mut scene, TrustDomain::Peers);
+    trust(&mut scene, TrustDomain::Peers).now = true;
     scene.hide(3, Hidden::Agent);
     assert_snapshot!(scene.to_the_end(), @"
     * take in peers CA cluster: asked for; 1 1 1
@@ -573,8 +577,8 @@ fn in_an_emergency_no_member_is_left_behind_where_that_would_cost_quorum() {
 #[test]
 fn a_member_goes_down_after_the_switch_and_catches_up() {
     let mut scene = Scene::settled(3);
-    ask(&mut scene, Side::Peers);
-    while trust(&mut scene, Side::Peers).old.is_empty() {
+    ask(&mut scene, TrustDomain::Peers);
+    while trust(&mut scene, TrustDomain::Peers).old.is_empty() {
         waves(&mut scene, 1);
     }
     scene.cut_power(2);
@@ -603,12 +607,12 @@ fn a_member_goes_down_after_the_switch_and_catches_up() {
 fn a_process_that_trusts_less_than_its_agent_says_is_detected() {
     let mut scene = Scene::settled(3);
     let before = scene.machine(2).process.trust.clone();
-    ask(&mut scene, Side::Peers);
+    ask(&mut scene, TrustDomain::Peers);
     waves(&mut scene, 6);
-    let told = scene.machine(2).process.trust.clone();
-    assert_ne!(told, before);
-    scene.world.bundles.insert(told[&Purpose::Peer].clone(), scene.world.bundles[&before[&Purpose::Peer]].clone());
-    assert_snapshot!(tell(&scene.plan()), @"
+    let output = scene.machine(2).process.trust.clone();
+    assert_ne!(output, before);
+    scene.world.bundles.insert(output[&Purpose::Peer].clone(), scene.world.bundles[&before[&Purpose::Peer]].clone());
+    assert_snapshot!(describe(&scene.plan()), @"
     waits: somebody of the peers CA 2 → main-1: no handshake: bad certificate
     waits: somebody of the peers CA 2 → main-2: no handshake: bad certificate
     waits: somebody of the peers CA 2 → main-3: no handshake: bad certificate
@@ -618,15 +622,15 @@ fn a_process_that_trusts_less_than_its_agent_says_is_detected() {
 #[test]
 fn a_member_that_still_accepts_the_old_ca_is_named() {
     let mut scene = Scene::settled(3);
-    ask(&mut scene, Side::Peers);
-    while trust(&mut scene, Side::Peers).retired.is_empty() {
+    ask(&mut scene, TrustDomain::Peers);
+    while trust(&mut scene, TrustDomain::Peers).retired.is_empty() {
         waves(&mut scene, 1);
     }
     waves(&mut scene, 5);
     let both: std::collections::BTreeSet<String> = ["peers-1".to_owned(), "peers-2".to_owned()].into();
     let digest = scene.machine(2).process.trust[&Purpose::Peer].clone();
     scene.world.bundles.insert(digest, both);
-    assert_snapshot!(tell(&scene.plan()), @"
+    assert_snapshot!(describe(&scene.plan()), @"
     blocked: main-1: still lets in whom the old peers CA 1 vouches for
     blocked: main-2: still lets in whom the old peers CA 1 vouches for
     blocked: main-3: still lets in whom the old peers CA 1 vouches for
@@ -646,25 +650,25 @@ fn a_certificate_of_an_unknown_ca_is_replaced() {
 #[test]
 fn members_change_while_the_clients_are_waited_for() {
     let mut scene = Scene::settled(3);
-    ask(&mut scene, Side::Clients);
+    ask(&mut scene, TrustDomain::Clients);
     scene.to_the_end();
     scene.desired = cluster(5, &[]);
     assert!(scene.to_the_end().ends_with("done\n"));
     let fourth = Name::parse("main-4").expect("a name");
     assert_eq!(scene.world.machines[&fourth].certificates[&Purpose::Server].issuer_key, "clients-1");
     scene.desired = cluster(3, &[]);
-    trust(&mut scene, Side::Clients).finish = true;
+    trust(&mut scene, TrustDomain::Clients).finish = true;
     assert!(scene.to_the_end().ends_with("done\n"));
-    assert!(!trust(&mut scene, Side::Clients).rotates());
+    assert!(!trust(&mut scene, TrustDomain::Clients).rotates());
 }
 
 #[test]
 fn a_member_too_many_goes_before_the_authority_changes() {
     let mut scene = Scene::settled(5);
-    ask(&mut scene, Side::Peers);
+    ask(&mut scene, TrustDomain::Peers);
     scene.desired = cluster(3, &[]);
     assert!(scene.to_the_end().ends_with("done\n"));
-    assert!(!trust(&mut scene, Side::Peers).rotates());
+    assert!(!trust(&mut scene, TrustDomain::Peers).rotates());
 }
 
 // ---- Agents.
@@ -719,7 +723,7 @@ fn agents_learn_of_a_ca_before_it_signs() {
     scene.desired.agents.access = Some("only-fleet-2".to_owned());
     scene.hide(3, Hidden::Agent);
     let steps = scene.plan().steps;
-    let told: Vec<&str> =
+    let output: Vec<&str> =
         steps.iter().filter(|it| it.action.verb() == "set agent access").map(|it| it.action.subject()).collect();
-    assert_eq!(told, ["main-1", "main-2"]);
+    assert_eq!(output, ["main-1", "main-2"]);
 }

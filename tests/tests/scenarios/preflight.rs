@@ -6,7 +6,7 @@ use raftsman_core::model::{Latency, forecast};
 use raftsman_core::observed::Preflight;
 use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
-use raftsman_tests::fixtures::{Hidden, Scene, cluster, tell};
+use raftsman_tests::fixtures::{Hidden, Scene, cluster, describe};
 
 const MEASURED: [&str; 1] = ["timers: measured"];
 const FAR: Latency = Latency { write_us: 3_000, round_trip_us: 150_000 };
@@ -17,16 +17,16 @@ fn name(number: usize) -> Name {
 
 /// The heartbeat in the configuration that every member runs, in milliseconds; they must be the same.
 fn heartbeat(scene: &Scene) -> u64 {
-    let pace = scene.desired.pace(&scene.world.ledger).expect("timers");
+    let timers = scene.desired.timers(&scene.world.ledger).expect("timers");
     for member in &scene.desired.members {
         let access = scene.desired.client_access(&scene.world.ledger);
-        let config = scene.desired.config(member, scene.desired.version, pace, access);
-        assert!(config.text.contains(&format!("heartbeat-interval: {}\n", pace.heartbeat.as_millis())), "{config:?}");
-        assert!(config.text.contains(&format!("election-timeout: {}\n", pace.election.as_millis())), "{config:?}");
+        let config = scene.desired.config(member, scene.desired.version, timers, access);
+        assert!(config.text.contains(&format!("heartbeat-interval: {}\n", timers.heartbeat.as_millis())), "{config:?}");
+        assert!(config.text.contains(&format!("election-timeout: {}\n", timers.election.as_millis())), "{config:?}");
         let process = &scene.world.machines[&member.name].process;
         assert_eq!(process.config.as_ref(), Some(&config.digest), "{}", member.name);
     }
-    pace.heartbeat.as_millis()
+    timers.heartbeat.as_millis()
 }
 
 /// The operator runs `raftsman preflight --save`.
@@ -197,8 +197,8 @@ fn a_member_replaced_later_gets_the_timers_of_the_others() {
     scene.world.latency = Latency::USUAL;
     let id = scene.agreed().members.iter().find(|m| m.name == "main-2").expect("listed").id;
     scene.world.ledger.replace.insert(name(2), id);
-    let told = scene.to_the_end();
-    assert!(told.ends_with("done\n") && !told.contains("measure"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n") && !output.contains("measure"), "{output}");
     assert_eq!(heartbeat(&scene), 200);
 }
 
@@ -222,7 +222,7 @@ fn timers_of_the_file_are_never_changed_and_what_does_not_suit_is_said() {
     save(&mut scene, Latency::USUAL);
     let plan = scene.plan();
     assert!(plan.is_done(), "a note holds nothing up");
-    assert_snapshot!(tell(&plan), @"
+    assert_snapshot!(describe(&plan), @"
     note: a lost leader is noticed after 10s; by what was measured, 1s would do
     done
     ");

@@ -8,7 +8,7 @@ use raftsman_core::model::{MachineModel, forecast};
 use raftsman_core::observed::{Fact, Observed, Password, Problem, Root, User};
 use raftsman_core::plan::{Plan, plan};
 use raftsman_core::spec::Name;
-use raftsman_tests::fixtures::{Hidden, Scene, cluster, tell};
+use raftsman_tests::fixtures::{Hidden, Scene, cluster, describe};
 
 const PASSWORD: &str = "auth: { mode: password, root_password: { file: root.password } }";
 
@@ -42,7 +42,7 @@ fn a_password_that_is_not_accepted_is_called_that_and_ends_apply() {
     let denied = "etcdserver: authentication failed, invalid user ID or password";
     let plan = planned(&scene, &with_problem(&scene, &[1, 2, 3], Problem::Denied, denied));
     assert!(plan.is_stuck(), "{plan:?}");
-    assert_snapshot!(tell(&plan) + &next(&plan));
+    assert_snapshot!(describe(&plan) + &next(&plan));
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn another_password_in_the_file_is_a_step() {
 fn an_etcd_that_hangs_is_not_starting() {
     let scene = Scene::settled(3);
     let plan = planned(&scene, &with_problem(&scene, &[2], Problem::Silent, "no answer from etcd within 3 s"));
-    assert_snapshot!(tell(&plan) + &next(&plan));
+    assert_snapshot!(describe(&plan) + &next(&plan));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn what_a_member_does_not_say_blocks() {
     scene.until(|action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { .. })));
     let unclear = "etcd's answer is not understood: it says that its version is `?`";
     let plan = planned(&scene, &with_problem(&scene, &[2], Problem::Unclear, unclear));
-    assert_snapshot!(tell(&plan));
+    assert_snapshot!(describe(&plan));
 }
 
 /// What answers is not replaced after a while as if it were down, whatever it answers.
@@ -88,7 +88,7 @@ fn a_lost_majority_is_recovered_not_replaced() {
     *scene.machine(1) = MachineModel::none();
     *scene.machine(3) = MachineModel::none();
     let plan = scene.plan();
-    assert_snapshot!(tell(&plan) + &next(&plan));
+    assert_snapshot!(describe(&plan) + &next(&plan));
     // One of three is no majority: it can be replaced.
     let mut scene = Scene::settled(3);
     *scene.machine(3) = MachineModel::none();
@@ -113,7 +113,7 @@ fn a_superuser_that_the_file_does_not_know_is_named() {
     scene.agreed().access.users.insert("app".to_owned(), app);
     let plan = scene.plan();
     assert!(!plan.is_done() && plan.is_stuck(), "{plan:?}");
-    assert_snapshot!(tell(&plan) + &next(&plan));
+    assert_snapshot!(describe(&plan) + &next(&plan));
     // Where the file has users, it is removed.
     let mut scene = Scene::settled_with(3, &["users: {}"]);
     scene.agreed().access.users.insert("mallory".to_owned(), mallory);

@@ -147,8 +147,8 @@ fn the_file_has_changed_meanwhile() {
     demolish(&mut scene, &[1, 2]);
     decide(&mut scene);
     scene.desired = cluster(5, &["log_level: warn"]);
-    let told = scene.to_the_end();
-    assert!(told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n"), "{output}");
     assert_eq!(scene.agreed().members.len(), 5);
 }
 
@@ -166,8 +166,8 @@ fn another_run_continues_an_interrupted_recovery() {
         scene.world.pass_time();
         scene.world.remember(&scene.desired);
     }
-    let told = scene.to_the_end();
-    assert!(told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n"), "{output}");
 }
 
 // ---- It refuses to guess.
@@ -209,7 +209,7 @@ fn a_machine_without_power_is_brought_up_first() {
 fn no_member_is_left() {
     let mut scene = Scene::settled(3);
     demolish(&mut scene, &[1, 2, 3]);
-    assert_eq!(proposal(&scene, &[], None), Err(Unclear::NobodyLeft));
+    assert_eq!(proposal(&scene, &[], None), Err(Unclear::NoDataLeft));
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn the_message_of_every_refusal() {
         Unclear::NeverFormed,
         Unclear::MajorityLeft { survivors: 2, of: 3 },
         Unclear::Unknown { members },
-        Unclear::NobodyLeft,
+        Unclear::NoDataLeft,
         Unclear::NoSurvivor { member: name(1) },
         Unclear::Unreadable { member: name(1) },
         Unclear::Adopted,

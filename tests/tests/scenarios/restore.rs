@@ -77,8 +77,8 @@ fn without_a_majority_a_backup_helps_as_well() {
     *scene.machine(1) = MachineModel::none();
     *scene.machine(3) = MachineModel::none();
     restore(&mut scene);
-    let told = scene.to_the_end();
-    assert!(told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n"), "{output}");
 }
 
 /// `restore_from` in the file: once the cluster exists, it has no effect.

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use insta::assert_snapshot;
 use raftsman_core::action::{
-    Account, Action, AgentAction, AuthAction, Company, EtcdAction, MachineAction, MemberAction, PkiAction,
-    PreflightAction, RecoveryAction, RestoreAction, StartData, UpkeepAction, UserAction, VersionAction,
+    Account, Action, AgentAction, AuthAction, Company, EtcdAction, MachineAction, MaintenanceAction, MemberAction,
+    PkiAction, PreflightAction, RecoveryAction, RestoreAction, StartData, UserAction, VersionAction,
 };
-use raftsman_core::observed::{Alarm, ClusterId, Data, ListedMember, MemberId, Observed, Purpose, ServiceState, Side};
+use raftsman_core::observed::{
+    Alarm, ClusterId, Data, ListedMember, MemberId, Observed, Purpose, ServiceState, TrustDomain,
+};
 use raftsman_core::plan::safety::{self, Refusal};
 use raftsman_core::spec::{EtcdVersion, Name};
 use raftsman_tests::fixtures::{Scene, cluster};
@@ -24,7 +26,7 @@ fn every_action() -> Vec<Action> {
         Action::User(UserAction::SetUser { user: "app".to_owned(), account, grant: Vec::new(), revoke: Vec::new() })
     };
     let start = |data| Action::Etcd(EtcdAction::StartEtcd { machine: at(), version, data });
-    let (member, side, purpose, digest) = (MemberId(1), Side::Peers, Purpose::Peer, String::new);
+    let (member, side, purpose, digest) = (MemberId(1), TrustDomain::Peers, Purpose::Peer, String::new);
     let (address, peer_url) = ("10.0.0.1".parse().expect("an address"), String::new);
     vec![
         Action::Pki(PkiAction::MakeAuthorities),
@@ -66,9 +68,9 @@ fn every_action() -> Vec<Action> {
         Action::Member(MemberAction::RemoveMember { name: "main-1".to_owned(), member }),
         Action::Member(MemberAction::UpdateMember { machine: at(), member, peer_url: peer_url(), version, cluster }),
         Action::Member(MemberAction::MoveLeader { machine: at(), member }),
-        Action::Upkeep(UpkeepAction::Compact { revision: 1 }),
-        Action::Upkeep(UpkeepAction::Defragment { machine: at() }),
-        Action::Upkeep(UpkeepAction::DisarmAlarm { alarm: Alarm::NoSpace }),
+        Action::Maintenance(MaintenanceAction::Compact { revision: 1 }),
+        Action::Maintenance(MaintenanceAction::Defragment { machine: at() }),
+        Action::Maintenance(MaintenanceAction::DisarmAlarm { alarm: Alarm::NoSpace }),
         Action::Version(VersionAction::TakeSnapshot { version }),
         Action::Version(VersionAction::EnableDowngrade { version }),
         Action::Version(VersionAction::CancelDowngrade),

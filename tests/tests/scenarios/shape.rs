@@ -9,7 +9,7 @@ use raftsman_core::action::{Action, MachineAction};
 use raftsman_core::model::World;
 use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
-use raftsman_tests::fixtures::{Hidden, Scene, epoch, on_machines, tell};
+use raftsman_tests::fixtures::{Hidden, Scene, describe, epoch, on_machines};
 
 const DATA_DISK: &str = "data_disk: 4GiB";
 
@@ -18,8 +18,8 @@ fn settled(members: usize, machines: &[&str]) -> Scene {
     let desired = on_machines(members, machines);
     let world = World::empty(&desired, epoch());
     let mut scene = Scene { desired, world, hidden: BTreeSet::new() };
-    let told = scene.to_the_end();
-    assert!(told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n"), "{output}");
     scene
 }
 
@@ -93,7 +93,7 @@ fn without_data_disks_members_are_replaced() {
 #[test]
 fn a_data_disk_that_is_new_has_no_data_yet() {
     let mut scene = changed(3, &["image: a"], &["image: a", DATA_DISK]);
-    assert_snapshot!(tell(&scene.plan()), @"
+    assert_snapshot!(describe(&scene.plan()), @"
     * remove member main-2: data disk: no → yes; 1 0 0
     waits: main-3: make machine anew waits for its turn
     waits: main-1: make machine anew waits for its turn
@@ -105,14 +105,14 @@ fn a_data_disk_that_is_new_has_no_data_yet() {
 fn changed_boot_data_replaces_nothing() {
     let further = ["image: a", "dns: { servers: [10.78.0.1] }", "updates: off", "gateway: 10.78.0.1"];
     let scene = changed(3, &["image: a"], &further);
-    assert_eq!(tell(&scene.plan()), "done\n");
+    assert_eq!(describe(&scene.plan()), "done\n");
 }
 
 #[test]
 fn a_machine_that_says_nothing_of_itself_is_left_alone() {
     let mut scene = changed(3, &["image: a"], &["image: b"]);
     (1..=3).for_each(|number| scene.machine(number).shape = None);
-    assert_eq!(tell(&scene.plan()), "done\n");
+    assert_eq!(describe(&scene.plan()), "done\n");
 }
 
 #[test]
@@ -120,13 +120,13 @@ fn while_a_member_is_down_no_machine_is_made_anew() {
     for disk in [DATA_DISK, "updates: off"] {
         let mut scene = changed(3, &["image: a", disk], &["image: b", disk]);
         scene.hide(2, Hidden::Etcd);
-        let told = tell(&scene.plan());
-        assert!(!told.contains("rebuild") && !told.contains("remove"), "{told}");
+        let output = describe(&scene.plan());
+        assert!(!output.contains("rebuild") && !output.contains("remove"), "{output}");
     }
     let mut scene = changed(3, &["image: a", DATA_DISK], &["image: b", DATA_DISK]);
     scene.hide(2, Hidden::Agent);
     scene.hide(2, Hidden::Etcd);
-    assert_snapshot!(tell(&scene.plan()), @"
+    assert_snapshot!(describe(&scene.plan()), @"
     waits: main-2: the agent does not answer: timed out
     waits: making the machine of `main-2` anew waits for main-2: not healthy
     ");
@@ -135,7 +135,7 @@ fn while_a_member_is_down_no_machine_is_made_anew() {
 #[test]
 fn the_only_member_needs_a_data_disk() {
     let scene = changed(1, &["image: a"], &["image: b"]);
-    assert_snapshot!(tell(&scene.plan()), @"
+    assert_snapshot!(describe(&scene.plan()), @"
     blocked: main-1: nobody can take leadership over from it
     ");
     let mut scene = changed(1, &["image: a", DATA_DISK], &["image: b", DATA_DISK]);

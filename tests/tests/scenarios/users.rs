@@ -7,7 +7,7 @@ use raftsman_core::action::{Account, Action, UserAction};
 use raftsman_core::observed::{Alarm, Granted, Password, Role, User, View};
 use raftsman_core::plan::{drift, safety};
 use raftsman_core::spec::{KeyRange, Keys, Level};
-use raftsman_tests::fixtures::{Scene, cluster, tell};
+use raftsman_tests::fixtures::{Scene, cluster, describe};
 
 const FILE: [&str; 3] = [
     "roles: { reader: [{ read: { prefix: /app/ } }], writer: [{ readwrite: { prefix: /app/ } }, { write: { key: /n } }] }",
@@ -24,8 +24,8 @@ const PASSWORDS: [&str; 3] = [
 /// A cluster with the roles and users of this file.
 fn settled(further: &[&str]) -> Scene {
     let mut scene = Scene::empty(3, further);
-    let told = scene.to_the_end();
-    assert!(told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n"), "{output}");
     scene
 }
 
@@ -49,8 +49,8 @@ fn user(roles: &[&str], password: Password) -> User {
 
 #[test]
 fn roles_and_users_of_a_new_cluster() {
-    let told = Scene::empty(3, &FILE).to_the_end();
-    let (_, after) = told.split_once("* enable auth").expect("auth");
+    let output = Scene::empty(3, &FILE).to_the_end();
+    let (_, after) = output.split_once("* enable auth").expect("auth");
     assert_snapshot!(format!("* enable auth{after}"), @"
     * enable auth cluster: auth is off; 1 1 1
     * set role reader: not there yet: read prefix /app/; 1 1 1
@@ -63,8 +63,8 @@ fn roles_and_users_of_a_new_cluster() {
 
 #[test]
 fn users_with_passwords_of_a_new_cluster() {
-    let told = Scene::empty(3, &PASSWORDS).to_the_end();
-    let (_, after) = told.split_once("* enable auth").expect("auth");
+    let output = Scene::empty(3, &PASSWORDS).to_the_end();
+    let (_, after) = output.split_once("* enable auth").expect("auth");
     assert_snapshot!(format!("* enable auth{after}"), @"
     * enable auth cluster: auth is off; 1 1 1
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
@@ -293,7 +293,7 @@ fn nothing_is_changed_while_data_is_corrupt() {
     let mut scene = settled(&FILE);
     scene.agreed().access.users.remove("metrics");
     scene.agreed().alarms.push(Alarm::Corrupt);
-    assert_snapshot!(tell(&scene.plan()), @"* disarm CORRUPT cluster: all members hold the same; 1 1 1");
+    assert_snapshot!(describe(&scene.plan()), @"* disarm CORRUPT cluster: all members hold the same; 1 1 1");
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn users_that_could_not_be_asked_for_are_waited_for() {
         }
     }
     let plan = raftsman_core::plan::plan(&scene.desired, &observed, scene.world.now);
-    assert_snapshot!(tell(&plan), @"waits: users and roles could not be asked for: no answer from etcd within 3 s");
+    assert_snapshot!(describe(&plan), @"waits: users and roles could not be asked for: no answer from etcd within 3 s");
 }
 
 // ---- What differs, in words.
@@ -341,7 +341,7 @@ fn what_safety_refuses() {
     let set_user = |user: &str, account, grant: &[&str], revoke: &[&str]| {
         Action::User(UserAction::SetUser { user: user.to_owned(), account, grant: names(grant), revoke: names(revoke) })
     };
-    let mut told = String::new();
+    let mut output = String::new();
     for action in [
         Action::User(UserAction::DeleteUser { user: "root".to_owned() }),
         Action::User(UserAction::DeleteRole { role: "root".to_owned() }),
@@ -367,9 +367,9 @@ fn what_safety_refuses() {
     ] {
         let verdict = safety::judge(&scene.desired, &observed, &[&action], &action);
         let verdict = verdict.map_or_else(|refusal| refusal.to_string(), |_| "fine".to_owned());
-        told.push_str(&format!("{} {}: {verdict}\n", action.verb(), action.subject()));
+        output.push_str(&format!("{} {}: {verdict}\n", action.verb(), action.subject()));
     }
-    assert_snapshot!(told, @"
+    assert_snapshot!(output, @"
     delete user root: `root` is left alone
     delete role root: `root` is left alone
     set user root: `root` is left alone

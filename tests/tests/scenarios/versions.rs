@@ -7,7 +7,7 @@ use raftsman_core::action::{Action, EtcdAction, VersionAction};
 use raftsman_core::observed::{Data, Root, ServiceState};
 use raftsman_core::spec::EtcdVersion;
 use raftsman_core::versions::Line;
-use raftsman_tests::fixtures::{Hidden, Scene, cluster, tell};
+use raftsman_tests::fixtures::{Hidden, Scene, cluster, describe};
 
 /// All versions that the directory of these scenes holds.
 const ALL: &[&str] = &["3.4.45", "3.5.34", "3.6.15", "3.7.2"];
@@ -101,8 +101,8 @@ fn two_lines_up_each_to_its_end() {
 
 #[test]
 fn an_old_patch_first_goes_to_one_that_may_meet_the_next_line() {
-    let told = running("3.5.30").wants("3.6.15", ALL, &[]).to_the_end();
-    let hops: Vec<&str> = told.lines().filter(|line| line.contains("snapshot")).collect();
+    let output = running("3.5.30").wants("3.6.15", ALL, &[]).to_the_end();
+    let hops: Vec<&str> = output.lines().filter(|line| line.contains("snapshot")).collect();
     assert_snapshot!(hops.join("\n"), @"
     * take snapshot cluster: 3.5.30 → 3.5.34; 1 1 1
     * take snapshot cluster: 3.5.34 → 3.6.15; 1 1 1
@@ -161,19 +161,19 @@ fn the_leader_goes_last() {
             Data::Empty | Data::Unreadable { .. } => panic!("no data"),
         };
         scene.world.leads = Some(id);
-        let told = scene.to_the_end();
-        let mut lines = told.lines().skip_while(|line| !line.contains("hand over to"));
+        let output = scene.to_the_end();
+        let mut lines = output.lines().skip_while(|line| !line.contains("hand over to"));
         let (handed_over, last) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
-        assert!(handed_over.contains(&format!(": main-{leader} restarts next;")), "{told}");
-        assert!(last.contains(&format!("restart etcd main-{leader}:")), "{told}");
-        assert!(lines.all(|line| !line.contains("restart etcd")), "{told}");
+        assert!(handed_over.contains(&format!(": main-{leader} restarts next;")), "{output}");
+        assert!(last.contains(&format!("restart etcd main-{leader}:")), "{output}");
+        assert!(lines.all(|line| !line.contains("restart etcd")), "{output}");
     }
 }
 
 /// Whether logs begin anew on this way.
-fn renews(told: &str) -> bool {
-    assert!(told.ends_with("done\n"), "{told}");
-    told.contains("the log holds requests of 3.5")
+fn renews(output: &str) -> bool {
+    assert!(output.ends_with("done\n"), "{output}");
+    output.contains("the log holds requests of 3.5")
 }
 
 #[test]
@@ -255,17 +255,17 @@ fn half_way_up_to_another_patch() {
     let mut scene = running("3.5.34").wants("3.6.14", ALL, &[]);
     scene.until(restarts("main-2"));
     scene.now_wants("3.6.15", ALL, &[]);
-    let told = scene.to_the_end();
-    assert_eq!(told.matches("restart etcd").count(), 3, "{told}");
-    assert!(told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert_eq!(output.matches("restart etcd").count(), 3, "{output}");
+    assert!(output.ends_with("done\n"), "{output}");
 }
 
 #[test]
 fn half_way_of_the_first_hop_the_second_waits() {
     let mut scene = running("3.5.34").wants("3.7.2", ALL, &[]);
     scene.until(restarts("main-2"));
-    let told = scene.until(|action| matches!(action, Action::Version(VersionAction::TakeSnapshot { .. })));
-    assert_snapshot!(told, @"
+    let output = scene.until(|action| matches!(action, Action::Version(VersionAction::TakeSnapshot { .. })));
+    assert_snapshot!(output, @"
     * restart etcd main-3: 3.5.34 → 3.6.15; 1 0 1
     * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: 3.5.34 → 3.6.15; 1 0 1
@@ -312,7 +312,7 @@ fn the_next_hop_waits_until_etcd_has_settled() {
         scene.until(restarts(machine));
     }
     scene.agreed().line = Some(Line(3, 5));
-    assert_snapshot!(tell(&scene.plan()), @"
+    assert_snapshot!(describe(&scene.plan()), @"
     waits: the cluster has not settled on 3.6 yet
     ");
 }
@@ -322,13 +322,13 @@ fn a_snapshot_serves_for_an_hour() {
     let mut scene = running("3.6.14").wants("3.6.15", &[], &[]);
     scene.until(|action| matches!(action, Action::Version(VersionAction::TakeSnapshot { .. })));
     let mut later = scene.clone();
-    assert!(tell(&scene.plan()).starts_with("* restart etcd"), "{}", tell(&scene.plan()));
+    assert!(describe(&scene.plan()).starts_with("* restart etcd"), "{}", describe(&scene.plan()));
     later.later(2);
-    assert!(tell(&later.plan()).starts_with("* take snapshot"), "{}", tell(&later.plan()));
+    assert!(describe(&later.plan()).starts_with("* take snapshot"), "{}", describe(&later.plan()));
     // Once a member runs the new version, no snapshot of the old one can be taken.
     scene.until(restarts("main-2"));
     scene.later(2);
-    assert!(tell(&scene.plan()).starts_with("* restart etcd"), "{}", tell(&scene.plan()));
+    assert!(describe(&scene.plan()).starts_with("* restart etcd"), "{}", describe(&scene.plan()));
 }
 
 // ---- The way down.
@@ -359,7 +359,7 @@ fn two_lines_down_each_announced() {
 fn the_next_way_down_waits_until_etcd_has_ended_the_one_before() {
     let mut scene = running("3.6.15").wants("3.5.34", ALL, &[]);
     scene.agreed().downgrade = Some(Line(3, 6));
-    assert_snapshot!(tell(&scene.plan()), @"waits: the cluster has not settled on 3.6 yet");
+    assert_snapshot!(describe(&scene.plan()), @"waits: the cluster has not settled on 3.6 yet");
 }
 
 #[test]
@@ -408,8 +408,8 @@ fn a_downgrade_goes_on_half_way_although_it_was_cancelled() {
     let mut scene = running("3.7.2").wants("3.6.15", ALL, &[]);
     scene.until(restarts("main-2"));
     scene.agreed().downgrade = None;
-    let told = scene.to_the_end();
-    assert!(told.ends_with("done\n") && !told.contains("downgrade"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n") && !output.contains("downgrade"), "{output}");
 }
 
 #[test]
@@ -425,12 +425,12 @@ fn the_way_down_needs_every_member() {
 // ---- What is refused. Nothing is done about it, and the members stay what they are.
 
 fn refused(mut scene: Scene) -> String {
-    let told = scene.to_the_end();
+    let output = scene.to_the_end();
     for (name, machine) in &scene.world.machines {
-        assert_eq!(machine.process.state, ServiceState::Running, "{name}: {told}");
+        assert_eq!(machine.process.state, ServiceState::Running, "{name}: {output}");
     }
     let next: Vec<String> = scene.plan().waiting.iter().map(|w| format!("→ {}", w.next())).collect();
-    format!("{told}{}", next.join("\n"))
+    format!("{output}{}", next.join("\n"))
 }
 
 #[test]

@@ -9,15 +9,15 @@ use raftsman_core::desired::{Cluster, Identity, resolve};
 use raftsman_core::model::World;
 use raftsman_core::observed::{Tolerance, View, Zones};
 use raftsman_core::spec::Name;
-use raftsman_tests::fixtures::{Hidden, Scene, desired, epoch, machines_of, spec, tell};
+use raftsman_tests::fixtures::{Hidden, Scene, describe, desired, epoch, machines_of, spec};
 
 const THREE: &str = "zones: { a: { incus: { target: a } }, b: { incus: { target: b } }, c: { incus: { target: c } } }";
 
 fn settled(desired: Cluster) -> Scene {
     let world = World::empty(&desired, epoch());
     let mut scene = Scene { desired, world, hidden: BTreeSet::new() };
-    let told = scene.to_the_end();
-    assert!(told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n"), "{output}");
     scene
 }
 
@@ -131,5 +131,5 @@ fn a_member_moves_to_the_zone_that_the_file_names_for_it() {
     // One whose zone is chosen stays, whatever would be chosen now.
     let mut scene = settled(machines_of(&[THREE], &["members: 3"]));
     scene.desired = machines_of(&[THREE], &["members: 3", "machines: { zones: [c, b, a] }"]);
-    assert_eq!(tell(&scene.plan()), "done\n");
+    assert_eq!(describe(&scene.plan()), "done\n");
 }

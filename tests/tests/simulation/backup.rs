@@ -9,8 +9,8 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use raftsman_core::backup::history::begin;
 use raftsman_core::backup::{
-    About, Batch, Catalog, Coding, Evidence, FullName, Hashed, History, Keep, Kept, Lookup, Manifest, Point, Standing,
-    Stored, Verdict, Wish, judge,
+    About, Batch, Catalog, Coding, Evidence, FullName, Hashed, History, Keep, Kept, Lookup, Manifest, Point,
+    RestoreTarget, Standing, Stored, Verdict, judge,
 };
 use raftsman_core::observed::ClusterId;
 use raftsman_core::spec::{EtcdVersion, Name};
@@ -288,14 +288,14 @@ struct Life {
 }
 
 /// How something is looked up: ours, or one that is broken.
-type Find = fn(&Life, Wish) -> Option<Point>;
+type Find = fn(&Life, RestoreTarget) -> Option<Point>;
 
-fn ours(life: &Life, wish: Wish) -> Option<Point> {
-    let told = if life.seed.is_multiple_of(2) { life.histories.clone() } else { Vec::new() };
-    let catalog = Catalog { fulls: life.fulls.values().cloned().collect(), doubtful: BTreeSet::new(), told };
+fn ours(life: &Life, target: RestoreTarget) -> Option<Point> {
+    let known = if life.seed.is_multiple_of(2) { life.histories.clone() } else { Vec::new() };
+    let catalog = Catalog { fulls: life.fulls.values().cloned().collect(), doubtful: BTreeSet::new(), known };
     let mut evidence = Evidence::default();
     loop {
-        match catalog.locate(wish, &evidence, life.clock()) {
+        match catalog.locate(target, &evidence, life.clock()) {
             Ok(Lookup::Found(point)) => return Some(*point),
             Ok(Lookup::NeedsBatches(name)) => {
                 evidence.batches.insert(name, life.batches.get(&name).cloned().unwrap_or_default());
@@ -309,8 +309,8 @@ fn ours(life: &Life, wish: Wish) -> Option<Point> {
 }
 
 /// As it was: the newest backup before the moment, whatever history it is of, with what is there of changes.
-fn whatever_is_near(life: &Life, wish: Wish) -> Option<Point> {
-    let Wish::Moment(moment) = wish else { return ours(life, wish) };
+fn whatever_is_near(life: &Life, target: RestoreTarget) -> Option<Point> {
+    let RestoreTarget::Moment(moment) = target else { return ours(life, target) };
     for full in life.fulls.values().rev().filter(|full| full.about.name.taken() <= moment) {
         let all = life.batches.get(&full.about.name).cloned().unwrap_or_default();
         let mut revision = full.about.name.revision();
@@ -326,17 +326,17 @@ fn whatever_is_near(life: &Life, wish: Wish) -> Option<Point> {
 }
 
 /// Forgets which histories there were: each backup is of a cluster that was bootstrapped with nothing.
-fn one_history(life: &Life, wish: Wish) -> Option<Point> {
-    let Wish::Moment(moment) = wish else { return ours(life, wish) };
+fn one_history(life: &Life, target: RestoreTarget) -> Option<Point> {
+    let RestoreTarget::Moment(moment) = target else { return ours(life, target) };
     let full = life.fulls.values().rev().find(|full| full.about.begun <= moment)?;
-    let told = vec![History::first(full.about.cluster_id)];
+    let known = vec![History::first(full.about.cluster_id)];
     let same = |other: &&Manifest| other.about.cluster_id == full.about.cluster_id;
     let fulls: Vec<Manifest> = life.fulls.values().filter(same).cloned().collect();
     let batches = life.batches.get(&full.about.name).cloned().unwrap_or_default();
     let last = batches.last().map_or(full.about.name.revision(), |batch| batch.to);
-    let catalog = Catalog { fulls, doubtful: BTreeSet::new(), told };
+    let catalog = Catalog { fulls, doubtful: BTreeSet::new(), known };
     let evidence = Evidence { batches: BTreeMap::from([(full.about.name, batches)]), times: life.times.clone() };
-    match catalog.locate(Wish::Revision(last), &evidence, life.clock()) {
+    match catalog.locate(RestoreTarget::Revision(last), &evidence, life.clock()) {
         Ok(Lookup::Found(point)) => Some(*point),
         _ => None,
     }
@@ -484,12 +484,12 @@ impl Life {
     }
 
     fn restore(&mut self) {
-        let wish = match self.dice.below(3) {
-            0 => Wish::Newest,
-            1 => Wish::Moment(self.clock() - hours(i64::try_from(self.dice.below(50)).expect("small"))),
-            _ => Wish::Revision((self.revision - i64::try_from(self.dice.below(500)).expect("small")).max(1)),
+        let target = match self.dice.below(3) {
+            0 => RestoreTarget::Newest,
+            1 => RestoreTarget::Moment(self.clock() - hours(i64::try_from(self.dice.below(50)).expect("small"))),
+            _ => RestoreTarget::Revision((self.revision - i64::try_from(self.dice.below(500)).expect("small")).max(1)),
         };
-        let Some(point) = ours(self, wish) else { return };
+        let Some(point) = ours(self, target) else { return };
         self.pass(60);
         let id = ClusterId(self.histories.len() as u64 + 1);
         let (parent, clock) = (Some(point.full.about.cluster_id), self.clock());
@@ -527,11 +527,11 @@ impl Life {
 
     /// Whether it must be found: a full backup of the history in force from before it, and changes from there past it.
     /// Of moments only as long as no clock was ever set.
-    fn is_there(&self, wish: Wish) -> bool {
+    fn is_there(&self, target: RestoreTarget) -> bool {
         let of = &self.truth[&self.history()];
-        let (at, past, begun) = match wish {
-            Wish::Revision(revision) => (revision, revision, Timestamp::MAX),
-            Wish::Moment(moment) if !self.clocks && of[0].at + SignedDuration::from_secs(20) < moment => {
+        let (at, past, begun) = match target {
+            RestoreTarget::Revision(revision) => (revision, revision, Timestamp::MAX),
+            RestoreTarget::Moment(moment) if !self.clocks && of[0].at + SignedDuration::from_secs(20) < moment => {
                 let Some(next) = of.iter().find(|it| it.at > moment) else { return false };
                 // From a full backup of before it: a later one does not show when its contents were written.
                 (next.revision - 1, next.revision, moment)
@@ -561,31 +561,33 @@ impl Life {
     /// What is found is what was there then.
     fn look(&mut self, find: Find) {
         let back = SignedDuration::from_secs(i64::try_from(self.dice.below(4 * 24 * 3600)).expect("small"));
-        let wish = match self.dice.below(6) {
-            0 => Wish::Newest,
-            1 | 2 => Wish::Revision((self.revision - i64::try_from(self.dice.below(300)).expect("small")).max(1)),
-            _ => Wish::Moment(self.clock() - back),
+        let target = match self.dice.below(6) {
+            0 => RestoreTarget::Newest,
+            1 | 2 => {
+                RestoreTarget::Revision((self.revision - i64::try_from(self.dice.below(300)).expect("small")).max(1))
+            }
+            _ => RestoreTarget::Moment(self.clock() - back),
         };
-        let Some(point) = find(self, wish) else {
+        let Some(point) = find(self, target) else {
             self.refused += 1;
-            let there = self.is_there(wish);
-            assert!(!there, "seed {}: {wish:?} at {} is there and was refused", self.seed, self.clock());
+            let there = self.is_there(target);
+            assert!(!there, "seed {}: {target:?} at {} is there and was refused", self.seed, self.clock());
             return;
         };
         self.found += 1;
         let (history, last) = (point.full.about.cluster_id, point.last());
-        let what = format!("seed {}: {wish:?} at {}: {last} of {history}", self.seed, self.clock());
+        let what = format!("seed {}: {target:?} at {}: {last} of {history}", self.seed, self.clock());
         let here = self.truth[&history].iter().find(|it| it.revision == last);
         let here = here.unwrap_or_else(|| panic!("{what}: no such revision in that history"));
-        match wish {
-            Wish::Revision(revision) => assert_eq!(last, revision, "{what}"),
+        match target {
+            RestoreTarget::Revision(revision) => assert_eq!(last, revision, "{what}"),
             // A clock is read before what it is read for is done.
-            Wish::Moment(moment) => {
+            RestoreTarget::Moment(moment) => {
                 let second = SignedDuration::from_secs(1);
                 let shown = here.lowest - second <= moment && moment <= here.highest + second;
                 assert!(shown, "{what}: the clock showed {} to {} then", here.lowest, here.highest);
             }
-            Wish::Newest => {
+            RestoreTarget::Newest => {
                 let reached = |full: &Manifest| {
                     let changes = self.batches.get(&full.about.name).and_then(|all| all.last());
                     changes.map_or(full.about.name.revision(), |batch| batch.to)
@@ -593,7 +595,7 @@ impl Life {
                 let most = self.fulls.values().filter(|full| full.about.cluster_id == history).map(reached).max();
                 assert_eq!(Some(last), most, "{what}: not all that there is");
             }
-            Wish::Backup(_) => {}
+            RestoreTarget::Backup(_) => {}
         }
     }
 }

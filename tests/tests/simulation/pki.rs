@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use raftsman_core::action::{Action, PkiAction};
 use raftsman_core::desired::Cluster;
-use raftsman_core::observed::{Agent, AgentReport, Fact, Greeting, Handshakes, Observed, Side, View};
+use raftsman_core::observed::{Agent, AgentReport, Fact, HandshakeResult, Handshakes, Observed, TrustDomain, View};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, plan};
 use raftsman_core::spec::Name;
 use raftsman_tests::sim::{Cast, Planner, Violation, all_at_once, lives};
@@ -52,13 +52,13 @@ fn assume_handshakes(observed: &mut Observed) {
     for name in &names {
         let mut all = Handshakes::default();
         all.peers.extend(names.iter().map(|other| (other.clone(), None)));
-        for side in Side::ALL {
+        for side in TrustDomain::ALL {
             let Some(trust) = observed.ledger.trust(side) else { continue };
-            let greeting = |key: &str| match trust.trusts(key) {
-                true => Greeting::Accepted,
-                false => Greeting::Refused("assumed".to_owned()),
+            let handshake = |key: &str| match trust.trusts(key) {
+                true => HandshakeResult::Accepted,
+                false => HandshakeResult::Refused("assumed".to_owned()),
             };
-            all.let_in.insert(side, trust.known().iter().map(|a| (a.key.clone(), greeting(&a.key))).collect());
+            all.let_in.insert(side, trust.known().iter().map(|a| (a.key.clone(), handshake(&a.key))).collect());
         }
         observed.handshakes.insert(name.clone(), all);
     }
@@ -85,7 +85,7 @@ fn disk_is_enough(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
 /// Lets the next CA sign before any member trusts it.
 fn switches_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = with(observed, |report, observed| {
-        for side in Side::ALL {
+        for side in TrustDomain::ALL {
             let Some(digest) = observed.ledger.trust(side).map(|t| t.digest()) else { continue };
             if let Some(certificate) = report.etcd.certificates.get_mut(&side.purpose()) {
                 certificate.trust = Some(digest.clone());
@@ -100,8 +100,8 @@ fn switches_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
 /// Trusts the old authority no more while members still show what it signed.
 fn retires_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = with(observed, |report, observed| {
-        let Some(trust) = observed.ledger.trust(Side::Peers) else { return };
-        let shown = report.etcd.certificates.get_mut(&Side::Peers.purpose());
+        let Some(trust) = observed.ledger.trust(TrustDomain::Peers) else { return };
+        let shown = report.etcd.certificates.get_mut(&TrustDomain::Peers.purpose());
         if let Some(certificate) = shown.filter(|c| trust.trusts(&c.issuer_key)) {
             certificate.issuer_key.clone_from(&trust.current.key);
         }
@@ -116,7 +116,7 @@ fn hurries(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let tolerance = View::of(observed).tolerance();
     if plan.is_done() && observed.ledger.clients.as_ref().is_some_and(|t| !t.old.is_empty()) {
         plan.steps.push(Step {
-            action: Action::Pki(PkiAction::RetireAuthority { side: Side::Clients, unused: false }),
+            action: Action::Pki(PkiAction::RetireAuthority { side: TrustDomain::Clients, unused: false }),
             reason: Reason::NotNeeded,
             before: tolerance,
             during: tolerance,
@@ -130,9 +130,9 @@ fn hurries(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 /// Forgets the old authority as soon as it is not to be trusted any more.
 fn forgets_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
-    let retired = |side: &Side| observed.ledger.trust(*side).is_some_and(|t| !t.retired.is_empty());
+    let retired = |side: &TrustDomain| observed.ledger.trust(*side).is_some_and(|t| !t.retired.is_empty());
     let quiet = View::of(observed).has_quorum() && plan.steps.len() == 1;
-    if let (Some(side), true) = (Side::ALL.into_iter().find(retired), quiet) {
+    if let (Some(side), true) = (TrustDomain::ALL.into_iter().find(retired), quiet) {
         plan.steps[0].action = Action::Pki(PkiAction::ForgetAuthority { side });
     }
     plan

@@ -50,7 +50,7 @@ enum Kind {
 
 /// What a writer is about to do.
 #[derive(Debug, Clone, Copy)]
-enum Deed {
+enum Operation {
     Start(u8),
     Remove(u8),
     Rotate,
@@ -62,7 +62,7 @@ struct Process {
     lock: Option<Lock>,
     kept: Option<Kept<Ledger>>,
     seen: BTreeSet<u8>,
-    deed: Option<Deed>,
+    operation: Option<Operation>,
 }
 
 struct Sim {
@@ -91,7 +91,7 @@ impl Sim {
             7..=8 => Kind::Early,
             _ => Kind::Repairer,
         };
-        self.processes.push(Process { kind, at: 0, lock: None, kept: None, seen: BTreeSet::new(), deed: None });
+        self.processes.push(Process { kind, at: 0, lock: None, kept: None, seen: BTreeSet::new(), operation: None });
     }
 
     /// As a cluster is opened: a ledger that is missing where there was one is refused.
@@ -211,22 +211,24 @@ impl Sim {
                 Self::learn(process);
                 self.put(process)?;
                 let ledger = &process.kept.as_ref().ok_or(Ended)?.value;
-                process.deed = Some(match self.dice.below(4) {
-                    0 => Deed::Rotate,
-                    1 if !ledger.started.is_empty() => Deed::Remove(*ledger.started.iter().next_back().expect("one")),
+                process.operation = Some(match self.dice.below(4) {
+                    0 => Operation::Rotate,
+                    1 if !ledger.started.is_empty() => {
+                        Operation::Remove(*ledger.started.iter().next_back().expect("one"))
+                    }
                     _ => match (0..5).find(|member| !ledger.started.contains(member)) {
-                        Some(member) => Deed::Start(member),
-                        None => Deed::Rotate,
+                        Some(member) => Operation::Start(member),
+                        None => Operation::Rotate,
                     },
                 });
             }
             // Written ahead.
             (Kind::Writer | Kind::Early, 4) => {
                 let ledger = &mut process.kept.as_mut().ok_or(Ended)?.value;
-                match process.deed {
-                    Some(Deed::Start(member)) => _ = ledger.started.insert(member),
-                    Some(Deed::Rotate) => ledger.authority += 1,
-                    Some(Deed::Remove(_)) | None => {}
+                match process.operation {
+                    Some(Operation::Start(member)) => _ = ledger.started.insert(member),
+                    Some(Operation::Rotate) => ledger.authority += 1,
+                    Some(Operation::Remove(_)) | None => {}
                 }
                 self.put(process)?;
             }
@@ -241,13 +243,13 @@ impl Sim {
     /// The true ledger is the world's: an action that it would have forbidden is the violation.
     fn act(&mut self, process: &Process) {
         let Some(ledger) = process.kept.as_ref().map(|kept| &kept.value) else { return };
-        match process.deed {
-            Some(Deed::Start(member)) => {
+        match process.operation {
+            Some(Operation::Start(member)) => {
                 let new = self.world.members.insert(member);
                 assert!(new, "VIOLATION: member {member} is started again, empty, under its old name");
             }
-            Some(Deed::Remove(member)) => _ = self.world.members.remove(&member),
-            Some(Deed::Rotate) => {
+            Some(Operation::Remove(member)) => _ = self.world.members.remove(&member),
+            Some(Operation::Rotate) => {
                 assert!(
                     ledger.authority > self.world.authority,
                     "VIOLATION: an authority that was changed is made again"

@@ -128,7 +128,7 @@ fn digest_of_all_decisions() {
         Cast::with_access(),
         Cast::with_shapes(),
         Cast::versions(),
-        Cast::with_upkeep(),
+        Cast::with_maintenance(),
     ];
     let mut seed = 0;
     while PLANS.load(Ordering::Relaxed) < wanted {

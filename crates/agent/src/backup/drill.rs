@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use etcd_client::Client;
 use jiff::Timestamp;
-use raftsman_backup::drill::{self, Tried};
-use raftsman_backup::full::{self, FullError, Moved};
-use raftsman_backup::{Keys, PointError, Repository, Wish, point};
+use raftsman_backup::drill::{self, TestedRestore};
+use raftsman_backup::full::{self, FullError, TransferProgress};
+use raftsman_backup::{Keys, PointError, Repository, RestoreTarget, point};
 use raftsman_core::backup::Drill;
 use raftsman_core::spec::EtcdVersion;
 use tokio::time::{Instant, sleep};
@@ -113,7 +113,7 @@ async fn try_newest(
     current: i64,
 ) -> Result<Drill, DrillError> {
     let (now, begun) = (Timestamp::now(), Instant::now());
-    let point = point::find(&repository, Wish::Newest, &order.histories, &Keys::default()).await?;
+    let point = point::find(&repository, RestoreTarget::Newest, &order.histories, &Keys::default()).await?;
     let at = Stored { repository, point };
     let room = Room::of(agent);
     room.holds(at.bytes())?;
@@ -133,12 +133,12 @@ async fn try_point(
     current: i64,
 ) -> Result<Drill, DrillError> {
     let mut restore_test = RestoreTest::begin(agent, &version.to_string()).await?;
-    restore_test.fetch(at, &Moved::default()).await?;
+    restore_test.fetch(at, &TransferProgress::default()).await?;
     let mut running = restore_test.start(agent).await?;
     full::holds(&at.point.full, running.hashed(at.point.full.about.name.revision()).await?)?;
     running.replay_from(at).await?;
     let (revision, keys) = running.ended(0).await?;
     let machine = backup::name(&agent.claim.boot().machine)?;
-    let tried = Tried { machine, version, revision, keys, took: begun.elapsed() };
+    let tried = TestedRestore { machine, version, revision, keys, took: begun.elapsed() };
     Ok(drill::record(&at.repository, Some(&order.signer), &at.point, tried, now, Some(current)).await?)
 }

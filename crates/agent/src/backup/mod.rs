@@ -8,7 +8,7 @@ use etcd_client::{Client, GetOptions, ResponseHeader, SnapshotStreaming};
 use futures::stream::{self, Stream, StreamExt as _};
 use jiff::Timestamp;
 use raftsman_api::v1;
-use raftsman_backup::full::{self, FullError, Moved};
+use raftsman_backup::full::{self, FullError, TransferProgress};
 use raftsman_backup::sign::SignError;
 use raftsman_backup::{Keys, Place, Point, Repository, Seals, Signer, Store, StoreError, Trust};
 use raftsman_core::backup::{About, FullName, Hashed, History, Layout, Manifest};
@@ -50,14 +50,14 @@ pub enum BackupError {
     Sign(#[from] SignError),
     /// etcd holds another history than the one in the settings.
     #[error(
-        "etcd's data is of the history {found}, and this machine was told of {told}: no backup is made until \
+        "etcd's data is of the history {found}, and this machine knows {known}: no backup is made until \
          `raftsman apply` says where it comes from"
     )]
     OtherHistory {
         /// The id in etcd's answer.
         found: ClusterId,
         /// The id in the settings.
-        told: String,
+        known: String,
     },
     /// The member.
     #[error(transparent)]
@@ -135,12 +135,12 @@ impl Order {
 
     /// Backups are made only of the history in the settings.
     pub fn expect(&self, found: ClusterId) -> Result<(), BackupError> {
-        let told = self.histories.last().map(|history| history.id);
-        match told == Some(found) {
+        let known = self.histories.last().map(|history| history.id);
+        match known == Some(found) {
             true => Ok(()),
             false => {
-                let told = told.map_or_else(|| "none".to_owned(), |told| told.to_string());
-                Err(BackupError::OtherHistory { found, told })
+                let known = known.map_or_else(|| "none".to_owned(), |known| known.to_string());
+                Err(BackupError::OtherHistory { found, known })
             }
         }
     }
@@ -174,8 +174,8 @@ impl Stored {
     }
 
     /// Writes the snapshot of its full backup to a file, and checks all of it.
-    pub async fn fetch(&self, moved: &Moved, to: std::fs::File) -> Result<(), FullError> {
-        full::fetch(&self.repository, &self.point.full, &Keys::default(), moved, to).await.map(drop)
+    pub async fn fetch(&self, progress: &TransferProgress, to: std::fs::File) -> Result<(), FullError> {
+        full::fetch(&self.repository, &self.point.full, &Keys::default(), progress, to).await.map(drop)
     }
 }
 
@@ -185,7 +185,7 @@ pub fn name(text: &str) -> Result<Name, BackupError> {
 }
 
 /// Makes a backup. It is complete and valid when this returns.
-pub async fn take(agent: &Agent, order: &Order, moved: &Moved) -> Result<Manifest, BackupError> {
+pub async fn take(agent: &Agent, order: &Order, progress: &TransferProgress) -> Result<Manifest, BackupError> {
     let boot = agent.claim.boot();
     let member = name(&boot.machine)?;
     let repository = order.repository()?;
@@ -220,7 +220,7 @@ pub async fn take(agent: &Agent, order: &Order, moved: &Moved) -> Result<Manifes
     about.upto = Some(now(&mut client).await?.revision());
     let first = stream::iter(first.map(|first| Ok(Bytes::copy_from_slice(first.blob()))));
     let snapshot = first.chain(pieces(snapshot));
-    Ok(Box::pin(full::take(&repository, &order.signer, about, &order.seals, snapshot, hashed, moved)).await?)
+    Ok(Box::pin(full::take(&repository, &order.signer, about, &order.seals, snapshot, hashed, progress)).await?)
 }
 
 /// The current revision of the cluster, confirmed by its majority.

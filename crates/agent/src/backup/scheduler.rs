@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use prost::Message as _;
 use raftsman_api::v1;
 use raftsman_backup::changes::{ChangesError, End};
-use raftsman_backup::full::{FullError, Moved};
+use raftsman_backup::full::{FullError, TransferProgress};
 use raftsman_backup::prune::prune;
 use raftsman_backup::{Repository, StoreError};
 use raftsman_core::backup::{Change, Event, Keep, Lines, Manifest};
@@ -103,20 +103,20 @@ struct BackupConfig {
 }
 
 impl BackupConfig {
-    fn new(told: v1::SetBackupsRequest) -> Result<Option<Self>, BackupError> {
-        let Some(order) = told.order else { return Ok(None) };
+    fn new(request: v1::SetBackupsRequest) -> Result<Option<Self>, BackupError> {
+        let Some(order) = request.order else { return Ok(None) };
         Ok(Some(Self {
             order: Order::new(order)?,
-            every: Duration::from_millis(told.every_ms),
-            changes_every: Some(Duration::from_millis(told.changes_every_ms)).filter(|every| !every.is_zero()),
-            drill: DrillSchedule::new(told.drill_every_ms, &told.drill_version)?,
-            prune: told.prune,
+            every: Duration::from_millis(request.every_ms),
+            changes_every: Some(Duration::from_millis(request.changes_every_ms)).filter(|every| !every.is_zero()),
+            drill: DrillSchedule::new(request.drill_every_ms, &request.drill_version)?,
+            prune: request.prune,
             keep: Keep {
-                last: told.keep_last,
-                hourly: told.keep_hourly,
-                daily: told.keep_daily,
-                weekly: told.keep_weekly,
-                changes_s: told.keep_changes_s,
+                last: request.keep_last,
+                hourly: request.keep_hourly,
+                daily: request.keep_daily,
+                weekly: request.keep_weekly,
+                changes_s: request.keep_changes_s,
             },
         }))
     }
@@ -125,7 +125,7 @@ impl BackupConfig {
 /// A machine's part in making backups.
 #[derive(Debug)]
 pub struct BackupScheduler {
-    told: watch::Sender<v1::SetBackupsRequest>,
+    request: watch::Sender<v1::SetBackupsRequest>,
     report: Mutex<v1::BackupsReport>,
     /// An error beside the making of backups that does not stop it.
     beside: Mutex<Option<String>>,
@@ -137,14 +137,14 @@ impl BackupScheduler {
     /// Loads the settings from before the agent's start.
     pub fn open(root: &Root) -> Result<Self, FileError> {
         let path = root.backups();
-        let told = match std::fs::read(&path) {
+        let request = match std::fs::read(&path) {
             // Not the same as no settings: that would be a machine without backups, and the operator would not notice.
             Ok(bytes) => v1::SetBackupsRequest::decode(bytes.as_slice()).unwrap_or_else(|_| damaged()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => v1::SetBackupsRequest::default(),
             Err(error) => return Err(FileError::of("read", &path)(error)),
         };
         Ok(Self {
-            told: watch::Sender::new(told),
+            request: watch::Sender::new(request),
             report: Mutex::default(),
             beside: Mutex::default(),
             making: Arc::default(),
@@ -152,18 +152,18 @@ impl BackupScheduler {
     }
 
     /// Stores the settings, and uses them from now on.
-    pub fn set(&self, root: &Root, told: v1::SetBackupsRequest) -> Result<(), BackupError> {
-        if let Some(order) = told.order.clone() {
+    pub fn set(&self, root: &Root, request: v1::SetBackupsRequest) -> Result<(), BackupError> {
+        if let Some(order) = request.order.clone() {
             Order::new(order)?;
         }
-        files::write(&root.backups(), &told.encode_to_vec(), 0o600)?;
-        self.told.send_replace(told);
+        files::write(&root.backups(), &request.encode_to_vec(), 0o600)?;
+        self.request.send_replace(request);
         Ok(())
     }
 
     /// For the agent's report; nothing without settings.
     pub fn report(&self, root: &Root) -> Option<v1::BackupsReport> {
-        let stamp = Some(self.told.borrow().stamp.clone()).filter(|stamp| !stamp.is_empty())?;
+        let stamp = Some(self.request.borrow().stamp.clone()).filter(|stamp| !stamp.is_empty())?;
         let described = certs::Store::new(root.client_tls()).describe(v1::Purpose::EtcdClient, "").ok().flatten();
         let certificate_not_after = described.and_then(|certificate| certificate.not_after);
         Some(v1::BackupsReport { stamp, certificate_not_after, ..self.known().clone() })
@@ -205,16 +205,16 @@ fn damaged() -> v1::SetBackupsRequest {
 
 /// Follows the settings, as long as the agent runs.
 pub async fn run(agent: Arc<Agent>) {
-    let mut told_now = agent.backup_scheduler.told.subscribe();
+    let mut requests = agent.backup_scheduler.request.subscribe();
     loop {
         *agent.backup_scheduler.known() =
             v1::BackupsReport { held: Some(moment(Timestamp::now())), ..Default::default() };
-        let config = BackupConfig::new(told_now.borrow_and_update().clone());
+        let config = BackupConfig::new(requests.borrow_and_update().clone());
         let work = async {
             match config {
                 Ok(Some(config)) => serve(&agent, &config).await,
                 Ok(None) => {
-                    if agent.backup_scheduler.told.borrow().stamp == DAMAGED {
+                    if agent.backup_scheduler.request.borrow().stamp == DAMAGED {
                         agent
                             .backup_scheduler
                             .failed("the settings of backups on this machine are damaged: apply again".to_owned());
@@ -229,7 +229,7 @@ pub async fn run(agent: Arc<Agent>) {
         };
         tokio::select! {
             () = work => {}
-            changed = told_now.changed() => if changed.is_err() { return },
+            changed = requests.changed() => if changed.is_err() { return },
         }
     }
 }
@@ -451,7 +451,7 @@ async fn newest(
 async fn make(agent: &Arc<Agent>, config: &BackupConfig) -> Result<Manifest, SchedulerError> {
     let _alone = agent.backup_scheduler.making.lock().await;
     let (maker, order) = (Arc::clone(agent), config.order.clone());
-    let making = Box::pin(async move { backup::take(&maker, &order, &Moved::default()).await });
+    let making = Box::pin(async move { backup::take(&maker, &order, &TransferProgress::default()).await });
     let manifest = agent.background.run(making).await?;
     tracing::info!(backup = %manifest.about.name, bytes = manifest.object.bytes, "backup made");
     Ok(manifest)
@@ -566,7 +566,7 @@ async fn changes(message: &WatchResponse, at: Timestamp, leases: &mut Leases) ->
     for event in message.events() {
         let Some(kv) = event.kv() else { continue };
         let key = kv.key().to_vec();
-        let told = match event.event_type() {
+        let request = match event.event_type() {
             EventType::Delete => Event::Delete { key },
             EventType::Put => {
                 let (value, lease) = (kv.value().to_vec(), kv.lease());
@@ -574,8 +574,8 @@ async fn changes(message: &WatchResponse, at: Timestamp, leases: &mut Leases) ->
             }
         };
         match changes.last_mut() {
-            Some(last) if last.revision == kv.mod_revision() => last.events.push(told),
-            _ => changes.push(Change { revision: kv.mod_revision(), at, events: vec![told] }),
+            Some(last) if last.revision == kv.mod_revision() => last.events.push(request),
+            _ => changes.push(Change { revision: kv.mod_revision(), at, events: vec![request] }),
         }
     }
     changes

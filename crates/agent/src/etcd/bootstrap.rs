@@ -101,16 +101,16 @@ mod tests {
 
     #[test]
     fn every_start_writes_its_own_section() {
-        let born = prepare(CONFIG, Start::Bootstrap(LINES));
-        assert_eq!(born, format!("{CONFIG}# raftsman: birth\n{LINES}\n"));
-        assert_eq!(split(&born).0, CONFIG);
-        assert_eq!(prepare(&born, Start::Bootstrap("")), born, "an earlier try");
-        let grown = prepare(&born, Start::Data { alone: false });
+        let started = prepare(CONFIG, Start::Bootstrap(LINES));
+        assert_eq!(started, format!("{CONFIG}# raftsman: birth\n{LINES}\n"));
+        assert_eq!(split(&started).0, CONFIG);
+        assert_eq!(prepare(&started, Start::Bootstrap("")), started, "an earlier try");
+        let grown = prepare(&started, Start::Data { alone: false });
         assert_eq!(grown, format!("{CONFIG}# raftsman: data\ninitial-cluster-state: existing\n"));
         let alone = prepare(&grown, Start::Data { alone: true });
         assert_eq!(alone, format!("{grown}force-new-cluster: true\n"));
         assert_eq!(prepare(&alone, Start::Data { alone: false }), grown);
-        assert_eq!(prepare(&alone, Start::Bootstrap(LINES)), born);
+        assert_eq!(prepare(&alone, Start::Bootstrap(LINES)), started);
         assert!(matches!(prepared(&grown, Start::Bootstrap("")), Err(BootstrapError::Missing)));
         assert!(matches!(prepared(CONFIG, Start::Bootstrap("")), Err(BootstrapError::Missing)));
     }
@@ -127,10 +127,10 @@ mod tests {
 
     #[test]
     fn another_configuration_keeps_the_section() {
-        let born = prepare(CONFIG, Start::Bootstrap(LINES));
-        assert_eq!(reconfigured("name: b\n", &born), format!("name: b\n# raftsman: birth\n{LINES}\n"));
-        assert_eq!(reconfigured("name: b", &born), format!("name: b\n# raftsman: birth\n{LINES}\n"));
-        assert_eq!(reconfigured(OLD, &born), OLD);
+        let started = prepare(CONFIG, Start::Bootstrap(LINES));
+        assert_eq!(reconfigured("name: b\n", &started), format!("name: b\n# raftsman: birth\n{LINES}\n"));
+        assert_eq!(reconfigured("name: b", &started), format!("name: b\n# raftsman: birth\n{LINES}\n"));
+        assert_eq!(reconfigured(OLD, &started), OLD);
         assert_eq!(reconfigured(CONFIG, ""), CONFIG);
     }
 }

@@ -37,7 +37,7 @@ pub enum HandshakeError {
 }
 
 /// Tests handshakes with all of them at the same time, as etcd itself would make them.
-pub async fn shake(store: Store, targets: Vec<v1::Target>) -> Result<Vec<v1::HandshakeResult>, HandshakeError> {
+pub async fn test(store: Store, targets: Vec<v1::Target>) -> Result<Vec<v1::HandshakeResult>, HandshakeError> {
     let config = spawn_blocking(move || config(&store)).await??;
     let connector = TlsConnector::from(Arc::new(config));
     let asked: Vec<(String, JoinHandle<Result<(), String>>)> = targets

@@ -10,7 +10,7 @@ use aws_lc_rs::digest::{self, SHA256};
 use prost::Message as _;
 use raftsman_api::hex;
 use raftsman_api::v1::{RestoreDataHead, RestoreHow};
-use raftsman_backup::full::{FullError, Moved};
+use raftsman_backup::full::{FullError, TransferProgress};
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -187,7 +187,7 @@ impl Restore {
                 holds(root, at.point.full.snapshot.bytes)?;
                 let room = Room::new(root, user)?;
                 let file = room.file.try_clone().map_err(FileError::of("write", &room.snapshot))?;
-                at.fetch(&Moved::default(), file).await?;
+                at.fetch(&TransferProgress::default(), file).await?;
                 run(&tool, root, &head, room.closed()).await?
             }
             Source::Own { tool, database } => run(&tool, root, &head, Room::of(root, user, &database)?).await?,

@@ -13,7 +13,7 @@ use etcd_client::{Client, GetOptions, LeaseGrantOptions, LeaseKeepAliveStream, L
 use futures::FutureExt as _;
 use raftsman_backup::Keys;
 use raftsman_backup::changes::{self, ChangesError};
-use raftsman_backup::full::{FullError, Moved};
+use raftsman_backup::full::{FullError, TransferProgress};
 use raftsman_core::backup::{Change, Event, Hashed};
 use raftsman_etcd::{EtcdError, PROBE_KEY, bounded, dial, within};
 use rustix::process::Signal;
@@ -199,10 +199,10 @@ impl RestoreTest {
     }
 
     /// All of the snapshot, from a store.
-    pub async fn fetch(&mut self, at: &Stored, moved: &Moved) -> Result<(), RestoreTestError> {
+    pub async fn fetch(&mut self, at: &Stored, progress: &TransferProgress) -> Result<(), RestoreTestError> {
         let Some((path, file)) = &self.snapshot else { return Ok(()) };
         let file = file.try_clone().await.map_err(FileError::of("write", path))?.into_std().await;
-        at.fetch(moved, file).await?;
+        at.fetch(progress, file).await?;
         self.checked = true;
         Ok(())
     }

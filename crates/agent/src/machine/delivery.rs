@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use raftsman_core::render::delivery::{Deliverable, Delivered, STAMP, Then};
+use raftsman_core::render::delivery::{Deliverable, Delivered, STAMP, TakesEffect};
 
 use crate::files::{self, FileError};
 use crate::supervisor::launch::Launcher;
@@ -58,7 +58,7 @@ pub async fn take(launcher: &Launcher, files: &[Delivered], stamp: &str) -> Resu
                 take_up(systemd, what.then()).await?;
             }
             None if files::remove(path)? => {
-                if let Then::Restart(unit) = what.then() {
+                if let TakesEffect::Restart(unit) = what.then() {
                     systemd.stop(unit).await?;
                 }
             }
@@ -68,11 +68,11 @@ pub async fn take(launcher: &Launcher, files: &[Delivered], stamp: &str) -> Resu
     Ok(files::write(Path::new(STAMP), stamp.as_bytes(), 0o600)?)
 }
 
-async fn take_up(systemd: &Systemd, then: Then) -> Result<(), DeliveryError> {
+async fn take_up(systemd: &Systemd, then: TakesEffect) -> Result<(), DeliveryError> {
     match then {
-        Then::Nothing => Ok(()),
-        Then::Run(unit) => Ok(systemd.run(unit).await?),
-        Then::Restart(unit) if !systemd.restart(unit).await? => Err(DeliveryError::NoReader { unit }),
-        Then::Restart(_) => Ok(()),
+        TakesEffect::Nothing => Ok(()),
+        TakesEffect::Run(unit) => Ok(systemd.run(unit).await?),
+        TakesEffect::Restart(unit) if !systemd.restart(unit).await? => Err(DeliveryError::NoReader { unit }),
+        TakesEffect::Restart(_) => Ok(()),
     }
 }

@@ -376,11 +376,11 @@ impl AgentService for Server {
         let order = Order::new(request.into_inner()).map_err(|error| error.status())?;
         let busy = |_| BackupError::Busy.status();
         let alone = Arc::clone(&self.agent.backup_scheduler.making).try_lock_owned().map_err(busy)?;
-        let (told, replies) = mpsc::channel(1);
+        let (request, replies) = mpsc::channel(1);
         let agent = Arc::clone(&self.agent);
         self.agent.background.spawn(async move {
             let _alone = alone;
-            serve_backup(&agent, order, &told).await;
+            serve_backup(&agent, order, &request).await;
         });
         Ok(Response::new(ReceiverStream::new(replies)))
     }
@@ -399,17 +399,17 @@ impl AgentService for Server {
         };
         let room = Room::of(&self.agent);
         room.holds(head.bytes).map_err(|error| error.status())?;
-        let (told, replies) = mpsc::channel(4);
+        let (request, replies) = mpsc::channel(4);
         let agent = Arc::clone(&self.agent);
         self.agent.background.spawn(async move {
             let served = tokio::select! {
-                served = serve_restore_test(&agent, &head, parts, &told) => served,
+                served = serve_restore_test(&agent, &head, parts, &request) => served,
                 full = room.ends() => Err(full.status()),
-                () = told.closed() => Err(Status::cancelled("the caller went away")),
+                () = request.closed() => Err(Status::cancelled("the caller went away")),
             };
             if let Err(status) = served {
                 tracing::warn!(error = status.message(), "a restore test failed");
-                let _ = told.send(Err(status)).await;
+                let _ = request.send(Err(status)).await;
             }
         });
         Ok(Response::new(ReceiverStream::new(replies)))
@@ -429,10 +429,10 @@ impl AgentService for Server {
         // The settings name the store and the keys. A client that sets them gets all data, and would keep getting it
         // after its certificate is revoked: so this takes an admin.
         let turn = self.admit_as(&request, Role::Admin).await?;
-        let told = request.into_inner();
+        let request = request.into_inner();
         self.change(turn, move |agent| {
-            let by_itself = told.order.is_some();
-            agent.backup_scheduler.set(&agent.root, told)?;
+            let by_itself = request.order.is_some();
+            agent.backup_scheduler.set(&agent.root, request)?;
             tracing::info!(by_itself, "told how to make backups");
             Ok::<_, BackupError>(v1::SetBackupsReply {})
         })
@@ -451,7 +451,7 @@ impl AgentService for Server {
         let expected = programs::etcd_expected(v1::EtcdExpected {
             data: request.expected_data,
             cluster_id: request.expected_cluster_id,
-            bootstrap: request.birth,
+            bootstrap: request.bootstrap,
             force_new_cluster: request.force_new_cluster,
         })?;
         let pid = self.start(turn, request.version, expected).await?;
@@ -506,7 +506,7 @@ impl AgentService for Server {
     async fn handshake(&self, request: Request<v1::HandshakeRequest>) -> Result<Response<v1::HandshakeReply>, Status> {
         self.allow(&request, Role::Reader)?;
         let store = Store::new(self.agent.root.peer_tls());
-        let results = handshake::shake(store, request.into_inner().targets).await.map_err(|error| error.status())?;
+        let results = handshake::test(store, request.into_inner().targets).await.map_err(|error| error.status())?;
         Ok(Response::new(v1::HandshakeReply { results }))
     }
 

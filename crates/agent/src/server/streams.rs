@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use raftsman_api::v1::take_backup_reply::What;
 use raftsman_api::v1::{self, rehearse_request};
-use raftsman_backup::full::Moved;
+use raftsman_backup::full::TransferProgress;
 use raftsman_core::backup::{Hashed, Lines};
 use tokio::sync::mpsc::Sender;
 use tonic::{Status, Streaming};
@@ -21,17 +21,17 @@ use crate::status::Coded;
 const TELL: Duration = Duration::from_millis(500);
 
 /// Makes a backup, and reports its progress and its end to a caller that still listens.
-pub(super) async fn serve_backup(agent: &Agent, order: Order, told: &Sender<Result<v1::TakeBackupReply, Status>>) {
-    let moved = Moved::default();
+pub(super) async fn serve_backup(agent: &Agent, order: Order, replies: &Sender<Result<v1::TakeBackupReply, Status>>) {
+    let progress = TransferProgress::default();
     let reply = |what| Ok(v1::TakeBackupReply { what: Some(what) });
-    let mut taking = pin!(backup::take(agent, &order, &moved));
+    let mut taking = pin!(backup::take(agent, &order, &progress));
     let mut tick = tokio::time::interval(TELL);
     let taken = loop {
         tokio::select! {
             taken = &mut taking => break taken,
             _ = tick.tick() => {
                 // The caller may have disconnected, or be too slow.
-                let _ = told.try_send(reply(What::Moved(moved_so_far(&moved))));
+                let _ = replies.try_send(reply(What::TransferProgress(moved_so_far(&progress))));
             }
         }
     };
@@ -47,7 +47,7 @@ pub(super) async fn serve_backup(agent: &Agent, order: Order, told: &Sender<Resu
         },
         reply,
     );
-    let _ = told.send(last).await;
+    let _ = replies.send(last).await;
 }
 
 /// Restores a point into a temporary etcd and reports what it holds, as long as the caller listens.
@@ -55,24 +55,24 @@ pub(super) async fn serve_restore_test(
     agent: &Agent,
     head: &v1::RehearseHead,
     mut parts: Streaming<v1::RehearseRequest>,
-    told: &Sender<Result<v1::RehearseReply, Status>>,
+    replies: &Sender<Result<v1::RehearseReply, Status>>,
 ) -> Result<(), Status> {
     use v1::rehearse_reply::What;
     let coded = |error: RestoreTestError| error.status();
-    let tell = async |what| {
-        let sent = told.send(Ok(v1::RehearseReply { what: Some(what) })).await;
+    let report = async |what| {
+        let sent = replies.send(Ok(v1::RehearseReply { what: Some(what) })).await;
         sent.map_err(|_| Status::cancelled("the caller went away"))
     };
     let mut coming = RestoreTest::begin(agent, &head.version).await.map_err(coded)?;
     let from = head.from.as_ref().map(Stored::new).transpose().map_err(|error| coded(error.into()))?;
     if let Some(from) = &from {
-        let moved = Moved::default();
-        let mut fetching = pin!(coming.fetch(from, &moved));
+        let progress = TransferProgress::default();
+        let mut fetching = pin!(coming.fetch(from, &progress));
         let mut tick = tokio::time::interval(TELL);
         loop {
             tokio::select! {
                 fetched = &mut fetching => break fetched.map_err(coded)?,
-                _ = tick.tick() => tell(What::Moved(moved_so_far(&moved))).await?,
+                _ = tick.tick() => report(What::TransferProgress(moved_so_far(&progress))).await?,
             }
         }
     }
@@ -86,7 +86,7 @@ pub(super) async fn serve_restore_test(
         }
     };
     let mut running = coming.start(agent).await.map_err(coded)?;
-    tell(What::Revision(running.revision().await.map_err(coded)?)).await?;
+    report(What::Revision(running.revision().await.map_err(coded)?)).await?;
     let base = match head.hash_at {
         0 => None,
         revision => Some(wire(running.hashed(revision).await.map_err(coded)?)),
@@ -102,7 +102,7 @@ pub(super) async fn serve_restore_test(
         let changes = Lines::read(&rest[..whole]).map_err(|error| Status::invalid_argument(error.to_string()))?;
         rest.drain(..whole);
         running.replay(&changes, head.upto).await.map_err(coded)?;
-        tell(What::Revision(running.revision().await.map_err(coded)?)).await?;
+        report(What::Revision(running.revision().await.map_err(coded)?)).await?;
         lines = match next(&mut parts, |message| message.part).await? {
             Some(rehearse_request::Part::Changes(lines)) => Some(lines),
             Some(_) => return Err(Status::invalid_argument("only changes may follow changes")),
@@ -113,20 +113,20 @@ pub(super) async fn serve_restore_test(
         return Err(Status::invalid_argument("the last change is not whole"));
     }
     let (revision, keys) = running.ended(head.upto).await.map_err(coded)?;
-    tell(What::Rehearsed(v1::Rehearsed { base, revision, keys })).await?;
+    report(What::RestoreTestResult(v1::RestoreTestResult { base, revision, keys })).await?;
     if head.snapshot {
         let unavailable = |error: raftsman_etcd::EtcdError| Status::unavailable(error.to_string());
         let snapshot = running.client().snapshot().await.map_err(|error| unavailable(error.into()))?;
         let mut pieces = pin!(backup::pieces(snapshot));
         while let Some(piece) = pieces.next().await {
-            tell(What::Snapshot(piece.map_err(unavailable)?.to_vec())).await?;
+            report(What::Snapshot(piece.map_err(unavailable)?.to_vec())).await?;
         }
     }
     Ok(())
 }
 
-fn moved_so_far(moved: &Moved) -> v1::Moved {
-    v1::Moved { received: moved.received(), stored: moved.stored(), checked: moved.checked() }
+fn moved_so_far(progress: &TransferProgress) -> v1::TransferProgress {
+    v1::TransferProgress { received: progress.received(), stored: progress.stored(), checked: progress.checked() }
 }
 
 pub(super) fn wire(contents: Hashed) -> v1::Contents {

@@ -88,7 +88,7 @@ impl Drop for Workspace {
 mod tests {
     use super::*;
 
-    const NOBODY: Owner = Owner { user: 65534, group: 65534 };
+    const UNPRIVILEGED: Owner = Owner { user: 65534, group: 65534 };
 
     fn root() -> (tempfile::TempDir, Root) {
         let dir = tempfile::tempdir().expect("dir");
@@ -112,7 +112,7 @@ mod tests {
             "only root can run something as another user: run the tests as root"
         );
         let (_dir, root) = root();
-        let workspace = Workspace::new(&root, "work", Some(NOBODY)).expect("a workspace");
+        let workspace = Workspace::new(&root, "work", Some(UNPRIVILEGED)).expect("a workspace");
         let output = workspace.command(Path::new("/bin/sh")).args(["-c", LOOK]).output().await.expect("it runs");
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let lines: Vec<&str> = said.lines().collect();

@@ -10,7 +10,7 @@ const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
 
 /// A port that a program needs and does not get.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct PortInUse {
     /// The port.
     pub port: u16,
     /// The process that holds it, as far as is known.
@@ -18,7 +18,7 @@ pub struct Taken {
 }
 
 /// Those of the addresses that cannot be bound now.
-pub fn taken(addresses: &[SocketAddr]) -> Vec<Taken> {
+pub fn taken(addresses: &[SocketAddr]) -> Vec<PortInUse> {
     addresses
         .iter()
         .filter_map(|address| {
@@ -30,7 +30,7 @@ pub fn taken(addresses: &[SocketAddr]) -> Vec<Taken> {
                 }
                 _ => format!("nobody: {error}"),
             };
-            Some(Taken { port: address.port(), holder })
+            Some(PortInUse { port: address.port(), holder })
         })
         .collect()
 }

@@ -85,7 +85,7 @@ impl Handle {
     pub fn open(pid: u32) -> io::Result<Self> {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
         let fd = Arc::new(pidfd_open(number, PidfdFlags::empty())?);
-        let (tell, ended) = watch::channel(false);
+        let (report, ended) = watch::channel(false);
         let watched = Arc::clone(&fd);
         // A thread that blocks until the end: tokio's own way to wait for a descriptor needs unsafe code.
         thread::Builder::new().name("watch a program".to_owned()).stack_size(64 * 1024).spawn(move || {
@@ -100,7 +100,7 @@ impl Handle {
                     Ok(_) => break,
                 }
             }
-            tell.send_replace(true);
+            report.send_replace(true);
         })?;
         Ok(Self { pid, fd, ended })
     }

@@ -43,15 +43,19 @@ async fn bootstrap_lines_apply_once() {
     assert!(refused.message().contains("nothing says which cluster"), "{refused:?}");
     assert!(!report(&mut client).await.etcd.unwrap().had_data);
 
-    bear(&mut client, VERSION, &machine.birth()).await.unwrap();
-    let born = running(&mut client).await;
+    bear(&mut client, VERSION, &machine.bootstrap()).await.unwrap();
+    let started = running(&mut client).await;
     let digest = hex::sha256(machine.plain_config().as_bytes());
-    assert_eq!((&born.config_digest, &born.running_config_digest), (&digest, &digest), "the birth is no part of it");
-    assert!(config(&machine).ends_with(&format!("# raftsman: birth\n{}", machine.birth())));
+    assert_eq!(
+        (&started.config_digest, &started.running_config_digest),
+        (&digest, &digest),
+        "the birth is no part of it"
+    );
+    assert!(config(&machine).ends_with(&format!("# raftsman: birth\n{}", machine.bootstrap())));
     machine.serves().await;
 
     stop(&mut client).await;
-    let data = born.data.unwrap();
+    let data = started.data.unwrap();
     start_on(&mut client, data.cluster_id, false).await.unwrap();
     machine.serves().await;
     assert!(config(&machine).ends_with(EXISTING), "{}", config(&machine));
@@ -74,22 +78,22 @@ async fn every_version_restarts_without_bootstrap_lines() {
         let (machine, mut client) = Machine::claimed(&fleet).await;
         machine.ready_etcd(&fleet, &mut client, version).await;
         configure(&mut client, &machine.plain_config()).await.unwrap();
-        bear(&mut client, version, &machine.birth()).await.unwrap();
-        let born = running(&mut client).await.data.unwrap();
+        bear(&mut client, version, &machine.bootstrap()).await.unwrap();
+        let started = running(&mut client).await.data.unwrap();
         machine.serves().await;
         for alone in [false, true, false] {
             stop(&mut client).await;
             let start = v1::StartEtcdRequest {
                 version: version.clone(),
                 expected_data: v1::DataState::Present.into(),
-                expected_cluster_id: born.cluster_id,
+                expected_cluster_id: started.cluster_id,
                 force_new_cluster: alone,
                 ..v1::StartEtcdRequest::default()
             };
             client.start_etcd(stamp(start)).await.unwrap();
             machine.serves().await;
             let data = report(&mut client).await.etcd.unwrap().data.unwrap();
-            assert_eq!((data.member_id, data.cluster_id), (born.member_id, born.cluster_id), "etcd {version}");
+            assert_eq!((data.member_id, data.cluster_id), (started.member_id, started.cluster_id), "etcd {version}");
         }
     }
 }
@@ -100,11 +104,14 @@ async fn a_bootstrap_is_retried_until_there_is_data() {
     let (machine, mut client) = ready(&fleet).await;
     // The first configuration is hopeless: etcd ends before it has data.
     configure(&mut client, &machine.plain_config().replace("name: etcd-1", "name: etcd-9")).await.unwrap();
-    bear(&mut client, VERSION, &machine.birth()).await.unwrap();
+    bear(&mut client, VERSION, &machine.bootstrap()).await.unwrap();
     until(&mut client, "a restart", |etcd| etcd.service.as_ref().unwrap().restarts >= 1).await;
-    assert!(config(&machine).ends_with(&format!("# raftsman: birth\n{}", machine.birth())));
+    assert!(config(&machine).ends_with(&format!("# raftsman: birth\n{}", machine.bootstrap())));
     configure(&mut client, &machine.plain_config()).await.unwrap();
-    assert!(config(&machine).ends_with(&format!("# raftsman: birth\n{}", machine.birth())), "the birth is not over");
+    assert!(
+        config(&machine).ends_with(&format!("# raftsman: birth\n{}", machine.bootstrap())),
+        "the birth is not over"
+    );
     // The next supervised start finds the good configuration, with the bootstrap lines.
     running(&mut client).await;
     machine.serves().await;
@@ -123,8 +130,8 @@ async fn a_member_goes_on_alone_once() {
     let fleet = Fleet::new("f6");
     let (machine, mut client) = ready(&fleet).await;
     // One member of two: the other never starts, so that no leader can be elected.
-    let birth = machine.birth().replace(":2380\n", &format!(":2380,etcd-2=https://{}:2380\n", own_address()));
-    bear(&mut client, VERSION, &birth).await.unwrap();
+    let bootstrap = machine.bootstrap().replace(":2380\n", &format!(":2380,etcd-2=https://{}:2380\n", own_address()));
+    bear(&mut client, VERSION, &bootstrap).await.unwrap();
     let cluster = running(&mut client).await.data.unwrap().cluster_id;
     sleep(Duration::from_secs(2)).await;
     assert!(machine.etcdctl(&["--command-timeout=1s", "put", "key", "value"]).is_err(), "no quorum");

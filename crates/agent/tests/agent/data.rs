@@ -21,7 +21,7 @@ async fn data(client: &mut Client) -> v1::Data {
 }
 
 /// What etcd itself says when it starts on its data: the last index, its term, what is committed.
-async fn told(client: &mut Client) -> Vec<(u64, u64, u64)> {
+async fn described(client: &mut Client) -> Vec<(u64, u64, u64)> {
     let request = v1::LogsRequest { log: v1::LogOf::Etcd.into(), lines: 1000 };
     let lines = client.logs(request).await.unwrap().into_inner().lines;
     let number = |line: &str, name: &str| -> Option<u64> {
@@ -60,7 +60,7 @@ async fn the_log_ends_where_etcd_says() {
         };
         client.start_etcd(stamp(start.clone())).await.unwrap();
         machine.serves().await;
-        let last = *told(&mut client).await.last().unwrap();
+        let last = *described(&mut client).await.last().unwrap();
         assert_eq!(last, (found.last_index, found.last_term, found.commit_index), "etcd {version}");
 
         // Killed in the middle of its work.
@@ -70,7 +70,7 @@ async fn the_log_ends_where_etcd_says() {
         assert!(found.last_index > last.0, "etcd {version}: {found:?}");
         client.start_etcd(stamp(start)).await.unwrap();
         machine.serves().await;
-        let last = *told(&mut client).await.last().unwrap();
+        let last = *described(&mut client).await.last().unwrap();
         assert_eq!(last, (found.last_index, found.last_term, found.commit_index), "etcd {version}, killed");
     }
 }
@@ -82,7 +82,7 @@ async fn data_is_moved_away_and_a_bootstrap_can_follow() {
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
     configure(&mut client, &machine.plain_config()).await.unwrap();
     clear(&mut client, 7).await.unwrap();
-    let token = |token: &str| format!("{}initial-cluster-token: {token}\n", machine.birth());
+    let token = |token: &str| format!("{}initial-cluster-token: {token}\n", machine.bootstrap());
     bear(&mut client, VERSION, &token("first")).await.unwrap();
     let first = running(&mut client).await.data.unwrap();
     machine.serves().await;
@@ -107,7 +107,7 @@ async fn data_is_moved_away_and_a_bootstrap_can_follow() {
     machine.start_agent().await;
     let mut client = machine.client(&fleet, Role::Operator).await;
     assert!(!report(&mut client).await.etcd.unwrap().had_data);
-    let token = |token: &str| format!("{}initial-cluster-token: {token}\n", machine.birth());
+    let token = |token: &str| format!("{}initial-cluster-token: {token}\n", machine.bootstrap());
     bear(&mut client, VERSION, &token("second")).await.unwrap();
     let second = running(&mut client).await.data.unwrap();
     assert_ne!(second.cluster_id, first.cluster_id);
@@ -192,7 +192,7 @@ async fn a_snapshot_becomes_data_again() {
     let (machine, mut client) = Machine::claimed(&fleet).await;
     machine.ready_etcd(&fleet, &mut client, VERSION).await;
     configure(&mut client, &machine.plain_config()).await.unwrap();
-    bear(&mut client, VERSION, &machine.birth()).await.unwrap();
+    bear(&mut client, VERSION, &machine.bootstrap()).await.unwrap();
     let first = running(&mut client).await.data.unwrap();
     machine.serves().await;
     machine.etcdctl(&["put", "kept", "in the snapshot"]).unwrap();

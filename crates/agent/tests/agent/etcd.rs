@@ -87,7 +87,7 @@ async fn ids_are_those_that_etcd_reports() {
         .await;
         let data = etcd.data.unwrap();
         let (member, cluster) = (format!("{:x}", data.member_id), format!("{:x}", data.cluster_id));
-        let told = |line: &String| {
+        let described = |line: &String| {
             line.contains(&format!(r#""local-member-id":"{member}""#))
                 && line.contains(&format!(r#""cluster-id":"{cluster}""#))
         };
@@ -95,7 +95,7 @@ async fn ids_are_those_that_etcd_reports() {
         loop {
             let request = v1::LogsRequest { log: v1::LogOf::Etcd.into(), lines: 1000 };
             let lines = client.logs(request).await.unwrap().into_inner().lines;
-            if lines.iter().any(told) {
+            if lines.iter().any(described) {
                 break;
             }
             assert!(begun.elapsed().as_secs() < 20, "etcd {version} never told {member} and {cluster}: {lines:#?}");

@@ -276,11 +276,11 @@ impl Machine {
 
     /// A configuration with the bootstrap lines (`initial-cluster`) in it.
     pub(crate) fn config(&self) -> String {
-        format!("{}{}", self.birth(), self.plain_config())
+        format!("{}{}", self.bootstrap(), self.plain_config())
     }
 
     /// The lines of a cluster of one.
-    pub(crate) fn birth(&self) -> String {
+    pub(crate) fn bootstrap(&self) -> String {
         format!("initial-cluster: etcd-1=https://{}:2380\ninitial-cluster-state: new\n", self.address.ip())
     }
 
@@ -396,11 +396,11 @@ pub(crate) async fn start_empty(client: &mut Client, version: &str) -> Result<u3
     bear(client, version, "").await
 }
 
-pub(crate) async fn bear(client: &mut Client, version: &str, birth: &str) -> Result<u32, Status> {
+pub(crate) async fn bear(client: &mut Client, version: &str, bootstrap: &str) -> Result<u32, Status> {
     let request = v1::StartEtcdRequest {
         version: version.to_owned(),
         expected_data: v1::DataState::Empty.into(),
-        birth: birth.to_owned(),
+        bootstrap: bootstrap.to_owned(),
         ..v1::StartEtcdRequest::default()
     };
     client.start_etcd(stamp(request)).await.map(|reply| reply.into_inner().pid)

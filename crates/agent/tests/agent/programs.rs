@@ -85,7 +85,7 @@ async fn a_program_is_installed_configured_started_restarted_and_stopped_by_its_
     assert_eq!(ready.config_digest, hex::sha256(machine.plain_config().as_bytes()));
     assert!(!ready.listening && ready.service.unwrap().state() == ServiceState::Stopped);
 
-    let request = start(etcd, Some(empty(&machine.birth())));
+    let request = start(etcd, Some(empty(&machine.bootstrap())));
     let first = client.start_program(stamp(request)).await.unwrap().into_inner().pid;
     let cluster = running(&mut client).await.data.unwrap().cluster_id;
     machine.serves().await;

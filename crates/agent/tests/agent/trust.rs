@@ -22,7 +22,7 @@ async fn store_trust(client: &mut Client, purpose: Purpose, pem: &str) -> Result
 }
 
 /// What the machine behind the client finds at this address.
-async fn shake(client: &mut Client, address: &str) -> String {
+async fn handshake(client: &mut Client, address: &str) -> String {
     let targets = vec![v1::Target { name: "other".to_owned(), address: address.to_owned() }];
     let results = client.handshake(v1::HandshakeRequest { targets }).await.unwrap().into_inner().results;
     assert_eq!((results.len(), results[0].name.as_str()), (1, "other"));
@@ -71,27 +71,27 @@ async fn handshakes_succeed_where_both_sides_trust() {
     let (_asking, mut friend) = ready(&fleet).await;
     let (untrusted, mut foreign) = ready(&other).await;
     let address = serving.address.ip().to_string();
-    let refused = shake(&mut friend, &address).await;
+    let refused = handshake(&mut friend, &address).await;
     assert!(refused.contains(&format!("{address}:2380: cannot connect: Connection refused")), "{refused}");
     start_empty(&mut server, VERSION).await.unwrap();
     let cluster = running(&mut server).await.data.unwrap().cluster_id;
     serving.serves().await;
-    assert_eq!(shake(&mut friend, &address).await, "");
+    assert_eq!(handshake(&mut friend, &address).await, "");
 
     // The member of another CA does not trust etcd, then etcd does not trust it, then both trust both.
-    let refused = shake(&mut foreign, &address).await;
+    let refused = handshake(&mut foreign, &address).await;
     assert!(refused.contains("the handshake failed: invalid peer certificate"), "{refused}");
     let both = format!("{}{}", fleet.ca_pem, other.ca_pem);
     store_trust(&mut foreign, Purpose::EtcdPeer, &both).await.unwrap();
-    let refused = shake(&mut foreign, &address).await;
+    let refused = handshake(&mut foreign, &address).await;
     assert!(refused.contains("it turned our certificate away"), "{refused}");
     store_trust(&mut server, Purpose::EtcdPeer, &both).await.unwrap();
-    let refused = shake(&mut foreign, &address).await;
+    let refused = handshake(&mut foreign, &address).await;
     assert!(refused.contains("it turned our certificate away"), "etcd has not read it yet: {refused}");
     stop(&mut server).await;
     start_on(&mut server, cluster, false).await.unwrap();
     serving.serves().await;
-    assert_eq!(shake(&mut foreign, &address).await, "");
+    assert_eq!(handshake(&mut foreign, &address).await, "");
 
     // etcd also looks where a member comes from, after the handshake: here that is 127.0.0.1.
     let request = v1::RequestCertificateRequest { purpose: Purpose::EtcdPeer.into() };
@@ -102,7 +102,7 @@ async fn handshakes_succeed_where_both_sides_trust() {
         trust_pem: both,
     };
     foreign.store_certificate(stamp(request)).await.unwrap();
-    let refused = shake(&mut foreign, &address).await;
+    let refused = handshake(&mut foreign, &address).await;
     assert!(refused.contains("it turned our certificate away"), "{refused}");
 }
 
@@ -115,7 +115,7 @@ async fn every_version_passes_handshakes() {
         machine.ready_etcd(&fleet, &mut server, version).await;
         start_empty(&mut server, version).await.unwrap();
         machine.serves().await;
-        assert_eq!(shake(&mut client, &machine.address.ip().to_string()).await, "", "etcd {version}");
+        assert_eq!(handshake(&mut client, &machine.address.ip().to_string()).await, "", "etcd {version}");
     }
 }
 

@@ -6,8 +6,8 @@ use raftsman_core::spec::Name;
 use raftsman_engine::ops::adopt::{Choices, adopt};
 
 use crate::args::{Adopt, Common};
+use crate::context::context;
 use crate::exit::{Failure, OK};
-use crate::setting::setting;
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Adopt) -> Result<ExitCode, Failure> {
@@ -22,11 +22,11 @@ pub(super) async fn run(common: &Common, args: &Adopt) -> Result<ExitCode, Failu
         fleet: named("--fleet", &args.fleet)?,
         cluster: named("--name", &args.name)?,
     };
-    let mut setting = setting(common)?;
+    let mut context = context(common)?;
     if let Some(output) = &args.output {
-        setting.file.clone_from(output);
+        context.file.clone_from(output);
     }
-    let adoption = Box::pin(adopt(&choices, &setting)).await?;
+    let adoption = Box::pin(adopt(&choices, &context)).await?;
     if args.json {
         view::print_json(&adoption)?;
     } else {

@@ -5,14 +5,14 @@ use std::process::ExitCode;
 use raftsman_engine::backup::{Accepted, keys};
 use raftsman_engine::fleet::directory_of;
 use raftsman_engine::ops::OpError;
-use raftsman_engine::ops::backup::{Target, Which, copy, keys as verifying_keys, list, now, prune, show, verify};
+use raftsman_engine::ops::backup::{Selection, Target, copy, keys as verifying_keys, list, now, prune, show, verify};
 use raftsman_engine::ops::begin::locked_cluster;
 use serde_json::json;
 
 use crate::args::{Accept, Backup, Common, Unsigned};
+use crate::context::{context, open, read_file, read_spec};
 use crate::exit::{Failure, OK};
-use crate::moving::Moving;
-use crate::setting::{open, read_file, read_spec, setting};
+use crate::transfer::TransferView;
 use crate::view::{self, Paint};
 
 /// What `--trust` and `--trust-unsigned` say.
@@ -30,13 +30,13 @@ fn unsigned(accept: &Unsigned) -> Accepted {
 }
 
 pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Failure> {
-    let fleet = || -> Result<_, Failure> { open(read_file(common)?, setting(common)?) };
+    let fleet = || -> Result<_, Failure> { open(read_file(common)?, context(common)?) };
     match args {
         Backup::Now { cluster, json } => {
-            let (fleet, lock) = locked_cluster(read_file(common)?, &setting(common)?, "backup", cluster.as_deref())?;
-            let moving = Moving::new(*json);
-            let taken = now(&fleet, lock, cluster.as_deref(), &|progress| moving.hear(progress)).await;
-            moving.end();
+            let (fleet, lock) = locked_cluster(read_file(common)?, &context(common)?, "backup", cluster.as_deref())?;
+            let transfer = TransferView::new(*json);
+            let taken = now(&fleet, lock, cluster.as_deref(), &|progress| transfer.on_progress(progress)).await;
+            transfer.end();
             let taken = taken?;
             match json {
                 true => view::print_json_line(&json!({ "event": "backed_up", "backup": taken })),
@@ -74,10 +74,11 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
                 (.., Some(file)) => Target::File(file),
                 (None, None, None) => return Err(Failure::other("say where to: see `raftsman backup copy --help`")),
             };
-            let moving = Moving::new(*json);
-            let hear = |progress| moving.hear(progress);
-            let copied = copy(&fleet()?, cluster.as_deref(), backup.as_deref(), target, &accepted, &keys, &hear).await;
-            moving.end();
+            let transfer = TransferView::new(*json);
+            let on_progress = |progress| transfer.on_progress(progress);
+            let copied =
+                copy(&fleet()?, cluster.as_deref(), backup.as_deref(), target, &accepted, &keys, &on_progress).await;
+            transfer.end();
             let copied = copied?;
             match json {
                 true => view::print_json_line(&json!({ "event": "copied", "copy": copied })),
@@ -87,15 +88,15 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
         Backup::Verify { backup, all, cluster, key, unsigned: accept, json } => {
             let accepted = unsigned(accept);
             let keys = keys(key).map_err(OpError::from)?;
-            let which = match backup {
-                Some(name) => Which::Named(name),
-                None if *all => Which::All,
-                None => Which::Newest,
+            let selection = match backup {
+                Some(name) => Selection::Named(name),
+                None if *all => Selection::All,
+                None => Selection::Newest,
             };
-            let moving = Moving::new(*json);
-            let hear = |progress| moving.hear(progress);
-            let verified = verify(&fleet()?, cluster.as_deref(), which, &accepted, &keys, &hear).await;
-            moving.end();
+            let transfer = TransferView::new(*json);
+            let on_progress = |progress| transfer.on_progress(progress);
+            let verified = verify(&fleet()?, cluster.as_deref(), selection, &accepted, &keys, &on_progress).await;
+            transfer.end();
             let verified = verified?;
             match json {
                 true => view::print_json_line(&json!({ "event": "verified", "backups": verified })),
@@ -106,8 +107,8 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
             }
         }
         Backup::Prune { cluster, show, unsigned: accept, json } => {
-            let (spec, setting) = (read_file(common)?, setting(common)?);
-            let (fleet, lock) = locked_cluster(spec, &setting, "backup prune", cluster.as_deref())?;
+            let (spec, context) = (read_file(common)?, context(common)?);
+            let (fleet, lock) = locked_cluster(spec, &context, "backup prune", cluster.as_deref())?;
             let accepted = unsigned(accept);
             let pruned = prune(&fleet, &lock, cluster.as_deref(), &accepted, *show).await?;
             match json {

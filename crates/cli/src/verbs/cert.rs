@@ -6,8 +6,8 @@ use raftsman_engine::ops::cert::{Existing, IssueRequest, Role, issue, issue_for_
 use serde_json::json;
 
 use crate::args::{AgentRole, Cert, Common};
+use crate::context::{clusters, context, open, read_file};
 use crate::exit::{Failure, OK};
-use crate::setting::{clusters, open, read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Cert) -> Result<ExitCode, Failure> {
@@ -17,7 +17,7 @@ pub(super) async fn run(common: &Common, args: &Cert) -> Result<ExitCode, Failur
         Cert::Revoke(args) => return super::rotate::revoke(common, args).await,
         Cert::List { clusters: names, json } => {
             let only = clusters(&spec, names)?;
-            let fleet = open(spec, setting(common)?)?;
+            let fleet = open(spec, context(common)?)?;
             let (certificates, silent) = list(&fleet, &only).await?;
             if *json {
                 view::print_json(&json!({ "certificates": certificates, "unreachable": silent }))?;
@@ -27,7 +27,7 @@ pub(super) async fn run(common: &Common, args: &Cert) -> Result<ExitCode, Failur
             }
         }
         Cert::Issue { user, agent_role, cluster, out, validity, force, json } => {
-            let fleet = open(spec, setting(common)?)?;
+            let fleet = open(spec, context(common)?)?;
             let existing = if *force { Existing::Replace } else { Existing::Keep };
             let request = IssueRequest { name: user, dir: out, validity: *validity, existing };
             let issued = match agent_role {

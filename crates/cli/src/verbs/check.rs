@@ -6,8 +6,8 @@ use raftsman_core::spec::Severity;
 use serde_json::json;
 
 use crate::args::{Check, Common};
+use crate::context::{file_text, read_text};
 use crate::exit::{Failure, OK};
-use crate::setting::{file_text, read_text};
 use crate::view::{self, Paint};
 
 pub(super) fn run(common: &Common, args: &Check) -> Result<ExitCode, Failure> {

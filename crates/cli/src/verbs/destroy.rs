@@ -7,14 +7,14 @@ use raftsman_engine::ops::destroy::{Destruction, run as destroy};
 
 use super::asked;
 use crate::args::{Common, Destroy};
+use crate::context::{clusters, context, read_file};
 use crate::exit::{Failure, OK};
-use crate::setting::{clusters, read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Destroy) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
-    let setting = setting(common)?;
+    let context = context(common)?;
     let fleet = spec.fleet.clone();
     let approve = |what: &Destruction| {
         let (whose, name) = match what.clusters.as_slice() {
@@ -30,7 +30,7 @@ pub(super) async fn run(common: &Common, args: &Destroy) -> Result<ExitCode, Fai
     let show = |what: &Destruction| view::print(&announce(what, Paint::of_stdout()));
     let consent = Consent { show: &show, approve: &approve };
     let gone = |machine: &str| view::print(&format!("{machine} is gone\n"));
-    let Some(done) = Box::pin(destroy(spec, &setting, &only, consent, &gone)).await? else {
+    let Some(done) = Box::pin(destroy(spec, &context, &only, consent, &gone)).await? else {
         view::print("there is nothing to destroy\n");
         return Ok(OK);
     };

@@ -11,14 +11,14 @@ use serde_json::json;
 
 use super::backup::accepted;
 use crate::args::{Common, Drill};
+use crate::context::{context, open, read_file};
 use crate::exit::{Failure, OK};
-use crate::moving::Moving;
-use crate::setting::{open, read_file, setting};
+use crate::transfer::TransferView;
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Drill) -> Result<ExitCode, Failure> {
     if args.history {
-        let fleet = open(read_file(common)?, setting(common)?)?;
+        let fleet = open(read_file(common)?, context(common)?)?;
         let drills = history(&fleet, args.cluster.as_deref(), args.from.as_deref()).await?;
         match args.json {
             true => view::print_json(&json!({ "drills": drills }))?,
@@ -26,14 +26,14 @@ pub(super) async fn run(common: &Common, args: &Drill) -> Result<ExitCode, Failu
         }
         return Ok(OK);
     }
-    let (fleet, lock) = locked_cluster(read_file(common)?, &setting(common)?, "drill", args.cluster.as_deref())?;
+    let (fleet, lock) = locked_cluster(read_file(common)?, &context(common)?, "drill", args.cluster.as_deref())?;
     let keys = keys(&args.key).map_err(OpError::from)?;
-    let moving = Moving::new(args.json);
-    let watch = |checked, total| moving.hear(Progress { received: 0, stored: 0, checked, total });
+    let transfer = TransferView::new(args.json);
+    let watch = |checked, total| transfer.on_progress(Progress { received: 0, stored: 0, checked, total });
     let accepted = accepted(&args.accept)?;
     let (cluster, from) = (args.cluster.as_deref(), args.from.as_deref());
     let done = drill(&fleet, &lock, cluster, from, &accepted, &keys, &watch).await;
-    moving.end();
+    transfer.end();
     let done = done?;
     match args.json {
         true => view::print_json_line(&json!({ "event": "drilled", "drill": done })),

@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use raftsman_engine::ops::env::{Settings, env};
 
 use crate::args::{Common, Env};
+use crate::context::{context, open, read_file};
 use crate::exit::{Failure, OK};
-use crate::setting::{open, read_file, setting};
 use crate::view;
 
 pub(super) fn run(common: &Common, args: &Env) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
-    let fleet = open(spec, setting(common)?)?;
+    let fleet = open(spec, context(common)?)?;
     let settings = env(&fleet, args.cluster.as_deref())?;
     if args.json {
         view::print_json(&settings)?;

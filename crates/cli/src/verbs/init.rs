@@ -10,8 +10,8 @@ use raftsman_engine::store::Protection;
 use secrecy::ExposeSecret as _;
 
 use crate::args::{Common, Init};
+use crate::context::{ask_passphrase, context};
 use crate::exit::{Failure, OK};
-use crate::setting::{ask_passphrase, setting};
 use crate::view;
 
 pub(super) fn run(common: &Common, args: &Init) -> Result<ExitCode, Failure> {
@@ -22,13 +22,13 @@ pub(super) fn run(common: &Common, args: &Init) -> Result<ExitCode, Failure> {
     if common.file.exists() {
         return Err(Failure::other(format!("{} is there already: it stays as it is", common.file.display())));
     }
-    let setting = setting(common)?;
+    let context = context(common)?;
     let (version, source, found) = etcd(args.etcd.as_deref())?;
     let text = file(&Choices { fleet: args.fleet.clone(), members: args.members, version, source });
     let protection =
         if args.passphrase { Protection::Passphrase(new_passphrase(common)?) } else { Protection::IdentityFile };
     // The state first: a file without a state would look as if the state had been lost.
-    make_state(&text, &setting, protection)?;
+    make_state(&text, &context, protection)?;
     write_file(&common.file, &text)?;
     view::print(&format!(
         "wrote {}: {} of etcd on this computer\nmade .raftsman: keys and memory of this fleet; keep it, and keep it private\n{found}\nnext: raftsman plan, raftsman apply\n",
@@ -60,7 +60,7 @@ fn etcd(named: Option<&Path>) -> Result<(Option<EtcdVersion>, Option<String>, St
 }
 
 fn new_passphrase(common: &Common) -> Result<secrecy::SecretString, Failure> {
-    if let Some(given) = setting(common)?.passphrase {
+    if let Some(given) = context(common)?.passphrase {
         return Ok(given);
     }
     let ask = |prompt| ask_passphrase(prompt).map_err(Failure::other);

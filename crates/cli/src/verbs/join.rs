@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use raftsman_engine::ops::join::{Invitation, run as join};
 
 use crate::args::{Common, Join};
+use crate::context::{context, read_file};
 use crate::exit::{Failure, OK};
-use crate::setting::{read_file, setting};
 use crate::view;
 
 pub(super) fn run(common: &Common, args: &Join) -> Result<ExitCode, Failure> {
-    let invitation = join(read_file(common)?, &setting(common)?, &args.host, args.valid_for)?;
+    let invitation = join(read_file(common)?, &context(common)?, &args.host, args.valid_for)?;
     if args.json {
         view::print_json(&invitation)?;
     } else {

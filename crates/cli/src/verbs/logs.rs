@@ -7,8 +7,8 @@ use raftsman_engine::ops::logs::{added, logs};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Common, Logs};
+use crate::context::{context, open, read_file};
 use crate::exit::{Failure, OK, say};
-use crate::setting::{open, read_file, setting};
 use crate::view;
 
 /// How often new lines are requested.
@@ -18,7 +18,7 @@ const WINDOW: u32 = 1000;
 
 pub(super) async fn run(common: &Common, args: &Logs) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
-    let fleet = open(spec, setting(common)?)?;
+    let fleet = open(spec, context(common)?)?;
     let first = if args.follow { WINDOW.max(args.lines) } else { args.lines };
     let mut seen = logs(&fleet, &args.machine, args.agent, first).await?;
     let shown = seen.len().saturating_sub(usize::try_from(args.lines).unwrap_or(usize::MAX));

@@ -8,8 +8,8 @@ use clap_complete::Shell;
 use raftsman_core::spec::{self, EtcdCluster, Members, Name};
 
 use crate::args::{Arguments, Common};
+use crate::context::file_text;
 use crate::exit::{Failure, OK};
-use crate::setting::file_text;
 use crate::view;
 
 pub(super) fn completions(shell: Shell) {

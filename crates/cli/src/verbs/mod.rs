@@ -13,6 +13,7 @@ mod init;
 mod join;
 mod journal;
 mod logs;
+mod maintenance;
 mod manual;
 mod plan;
 mod preflight;
@@ -22,7 +23,6 @@ mod restore;
 mod rotate;
 mod state;
 mod status;
-mod upkeep;
 pub(crate) mod version;
 mod versions;
 
@@ -34,23 +34,23 @@ use raftsman_engine::apply::Outcome;
 use tokio::sync::Notify;
 
 use crate::args::{Arguments, Common, Verb};
+use crate::context::unlocked;
 use crate::exit::{Failure, OK, say};
-use crate::setting::unlocked;
 use crate::view::{self, Paint};
 
 /// Runs the verb. After a wait for the lock it starts again: what was read, shown and asked before may have changed.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { common, verb } = arguments;
     Paint::choose(common.color);
-    let patience = common.lock_timeout.unwrap_or_default();
-    let (until, mut said) = (Instant::now() + patience, false);
+    let limit = common.lock_timeout.unwrap_or_default();
+    let (until, mut said) = (Instant::now() + limit, false);
     loop {
         let outcome = once(&common, &verb).await;
         match outcome.as_ref().err().and_then(Failure::waits) {
             Some((error, stack)) if Instant::now() < until => {
                 if !said {
-                    let patience = spec::Duration::from_millis(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX));
-                    say(&format!("waits up to {patience} for the lock: {error}\n"));
+                    let limit = spec::Duration::from_millis(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
+                    say(&format!("waits up to {limit} for the lock: {error}\n"));
                 }
                 said = true;
                 unlocked(&common, stack, until).await?;
@@ -78,10 +78,10 @@ async fn once(common: &Common, verb: &Verb) -> Result<ExitCode, Failure> {
         Verb::Version(args) => Box::pin(version::run(common, args)).await,
         Verb::State(args) => state::run(common, args).await,
         Verb::Destroy(args) => destroy::run(common, args).await,
-        Verb::Defrag(args) => upkeep::run_defrag(common, args).await,
-        Verb::Compact(args) => upkeep::run_compact(common, args).await,
-        Verb::MoveLeader(args) => upkeep::run_move_leader(common, args).await,
-        Verb::Verify(args) => upkeep::run_verify(common, args).await,
+        Verb::Defrag(args) => maintenance::run_defrag(common, args).await,
+        Verb::Compact(args) => maintenance::run_compact(common, args).await,
+        Verb::MoveLeader(args) => maintenance::run_move_leader(common, args).await,
+        Verb::Verify(args) => maintenance::run_verify(common, args).await,
         Verb::Replace(args) => Box::pin(replace::run(common, args)).await,
         Verb::Recover(args) => Box::pin(recover::run(common, args)).await,
         Verb::Drill(args) => Box::pin(drill::run(common, args)).await,

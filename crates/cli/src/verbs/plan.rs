@@ -7,18 +7,18 @@ use raftsman_engine::ops::begin::is_new;
 use raftsman_engine::ops::plan::{Detail, FleetPlan, plan, plan_of_new};
 
 use crate::args::{Common, Plan};
+use crate::context::{clusters, context, judge_file, open};
 use crate::exit::{CHANGES, Failure, OK};
-use crate::setting::{clusters, judge_file, open, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Plan) -> Result<ExitCode, Failure> {
     let spec = judge_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
-    let setting = setting(common)?;
+    let context = context(common)?;
     let detail = Detail { diffs: args.diff, explain: args.explain };
-    let plan = match is_new(&spec, &setting)? {
-        true => plan_of_new(&spec, &setting, &only, detail)?,
-        false => plan(&open(spec, setting)?, &only, detail).await?,
+    let plan = match is_new(&spec, &context)? {
+        true => plan_of_new(&spec, &context, &only, detail)?,
+        false => plan(&open(spec, context)?, &only, detail).await?,
     };
     show(&plan, args.json)?;
     if !plan.unmet.is_empty() {

@@ -6,14 +6,14 @@ use raftsman_engine::ops::begin::locked;
 use raftsman_engine::ops::preflight::preflight;
 
 use crate::args::{Common, Preflight};
+use crate::context::{clusters, context, read_file};
 use crate::exit::{CHANGES, Failure, OK};
-use crate::setting::{clusters, read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Preflight) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
-    let (fleet, lock) = locked(spec, &setting(common)?, "preflight", &only)?;
+    let (fleet, lock) = locked(spec, &context(common)?, "preflight", &only)?;
     let found = preflight(&fleet, &lock, &only, args.save).await?;
     if args.json {
         view::print_json(&found)?;

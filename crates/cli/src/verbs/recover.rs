@@ -5,27 +5,27 @@ use std::process::ExitCode;
 use raftsman_core::spec::Name;
 use raftsman_engine::ops::apply::Execution;
 use raftsman_engine::ops::begin::Consent;
-use raftsman_engine::ops::recover::{Survey, Wishes, run as recover};
+use raftsman_engine::ops::recover::{RecoverRequest, Survey, run as recover};
 use tokio::sync::Notify;
 
-use super::upkeep::tell;
+use super::maintenance::on_event;
 use super::{NOT_NAMED, approved, asked, ended};
 use crate::args::{Common, Recover};
+use crate::context::{context, read_file};
 use crate::exit::Failure;
 use crate::interrupt::interruptible_once;
-use crate::setting::{read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Recover) -> Result<ExitCode, Failure> {
     let member = |name: &String| {
         Name::parse(name).map_err(|_| Failure::other(format!("`{name}` is no member: look at `raftsman status`")))
     };
-    let wishes = Wishes {
+    let request = RecoverRequest {
         cluster: args.cluster.clone(),
         from: args.from.as_ref().map(member).transpose()?,
         lost: args.lost.iter().map(member).collect::<Result<_, _>>()?,
     };
-    let (spec, setting, begun) = (read_file(common)?, setting(common)?, Notify::new());
+    let (spec, context, begun) = (read_file(common)?, context(common)?, Notify::new());
     let approve = |found: &Survey| {
         let answered = || {
             let survivor = found.remains.outcome.as_ref().map(|proposal| proposal.survivor.to_string());
@@ -36,10 +36,10 @@ pub(super) async fn run(common: &Common, args: &Recover) -> Result<ExitCode, Fai
         // A recovery that is under way was approved when it began.
         approved(&begun, args.yes || found.under_way, answered, NOT_NAMED)
     };
-    interruptible_once(&begun, tell(args.json), async |report, interrupt| {
+    interruptible_once(&begun, on_event(args.json), async |report, interrupt| {
         let execution = Execution { timeout: args.timeout, report, interrupt };
         let consent = Consent { show: &|found: &Survey| show(found, args.json), approve: &approve };
-        ended(&Box::pin(recover(spec, &setting, &wishes, args.show, consent, execution)).await?)
+        ended(&Box::pin(recover(spec, &context, &request, args.show, consent, execution)).await?)
     })
     .await
 }

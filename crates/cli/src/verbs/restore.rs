@@ -7,19 +7,19 @@ use raftsman_engine::ops::OpError;
 use raftsman_engine::ops::apply::Execution;
 use raftsman_engine::ops::backup::Progress;
 use raftsman_engine::ops::begin::Consent;
-use raftsman_engine::ops::restore::{Request, Survey, Watch, Wish, run as restore};
-use raftsman_engine::rehearsal::Rehearsed;
+use raftsman_engine::ops::restore::{Request, RestoreTarget, Survey, Watch, run as restore};
+use raftsman_engine::restore_test::RestoreTestResult;
 use serde_json::json;
 use tokio::sync::Notify;
 
 use super::backup::accepted;
-use super::upkeep::tell;
+use super::maintenance::on_event;
 use super::{NOT_NAMED, approved, asked, ended};
 use crate::args::{Common, Restore};
+use crate::context::{context, read_file};
 use crate::exit::Failure;
 use crate::interrupt::interruptible_once;
-use crate::moving::Moving;
-use crate::setting::{read_file, setting};
+use crate::transfer::TransferView;
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Restore) -> Result<ExitCode, Failure> {
@@ -27,16 +27,16 @@ pub(super) async fn run(common: &Common, args: &Restore) -> Result<ExitCode, Fai
         cluster: args.cluster.clone(),
         from: args.from.clone(),
         accepted: accepted(&args.accept)?,
-        wish: match (&args.backup, args.revision, args.at) {
-            (Some(name), _, _) => Wish::Backup(name.parse()?),
-            (None, Some(revision), _) => Wish::Revision(revision),
-            (None, None, Some(moment)) => Wish::Moment(moment),
-            (None, None, None) => Wish::Newest,
+        target: match (&args.backup, args.revision, args.at) {
+            (Some(name), _, _) => RestoreTarget::Backup(name.parse()?),
+            (None, Some(revision), _) => RestoreTarget::Revision(revision),
+            (None, None, Some(moment)) => RestoreTarget::Moment(moment),
+            (None, None, None) => RestoreTarget::Newest,
         },
         keys: keys(&args.key).map_err(OpError::from)?,
         show: args.show,
     };
-    let (spec, setting, begun) = (read_file(common)?, setting(common)?, Notify::new());
+    let (spec, context, begun) = (read_file(common)?, context(common)?, Notify::new());
     let show = |found: &Survey| match args.json {
         true => {
             view::print_json_line(&json!({ "event": "survey", "survey": found }));
@@ -49,22 +49,22 @@ pub(super) async fn run(common: &Common, args: &Restore) -> Result<ExitCode, Fai
         let question = format!("\nAll that `{cluster}` holds now is replaced. Type the cluster's name to go on: ");
         approved(&begun, args.yes, || asked(&question).as_deref() == Some(cluster), NOT_NAMED)
     };
-    let moving = Moving::new(args.json);
-    let progress = |checked, total| moving.hear(Progress { received: 0, stored: 0, checked, total });
-    let tried = |tried: &Rehearsed| {
-        moving.end();
+    let transfer = TransferView::new(args.json);
+    let progress = |checked, total| transfer.on_progress(Progress { received: 0, stored: 0, checked, total });
+    let tried = |tried: &RestoreTestResult| {
+        transfer.end();
         match args.json {
             true => view::print_json_line(&json!({ "event": "tried", "tried": tried })),
             false => view::print(&view::restore::tried(tried)),
         }
     };
-    let done = interruptible_once(&begun, tell(args.json), async |report, interrupt| {
+    let done = interruptible_once(&begun, on_event(args.json), async |report, interrupt| {
         let execution = Execution { timeout: args.timeout, report, interrupt };
         let (consent, watch) =
             (Consent { show: &show, approve: &approve }, Watch { progress: &progress, tried: &tried });
-        ended(&Box::pin(restore(spec, &setting, request, consent, watch, execution)).await?)
+        ended(&Box::pin(restore(spec, &context, request, consent, watch, execution)).await?)
     })
     .await;
-    moving.end();
+    transfer.end();
     done
 }

@@ -2,42 +2,42 @@
 
 use std::process::ExitCode;
 
-use raftsman_core::observed::Side;
+use raftsman_core::observed::TrustDomain;
 use raftsman_engine::fleet_access::Phase;
 use raftsman_engine::ops::apply::Execution;
 use raftsman_engine::ops::begin::Consent;
 use raftsman_engine::ops::fleet_access::{run_revocation, run_rotation};
-use raftsman_engine::ops::rotate::{Rotation, Wish, run as rotate};
+use raftsman_engine::ops::rotate::{RotateRequest, Rotation, run as rotate};
 use tokio::sync::Notify;
 
-use super::upkeep::tell;
+use super::maintenance::on_event;
 use super::{DECLINED, approved, confirmed, ended};
 use crate::args::{Common, Revoke, Rotate, RotateSide};
+use crate::context::{context, read_file};
 use crate::exit::{Failure, OK};
 use crate::interrupt::{interruptible, interruptible_once};
-use crate::setting::{read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Rotate) -> Result<ExitCode, Failure> {
     let side = match args.side {
-        RotateSide::Peers => Side::Peers,
-        RotateSide::Clients => Side::Clients,
+        RotateSide::Peers => TrustDomain::Peers,
+        RotateSide::Clients => TrustDomain::Clients,
         RotateSide::Fleet => return fleet(common, args).await,
     };
-    let wish = Wish { side, finish: args.finish, now: args.now };
-    let (spec, setting, begun) = (read_file(common)?, setting(common)?, Notify::new());
+    let request = RotateRequest { side, finish: args.finish, now: args.now };
+    let (spec, context, begun) = (read_file(common)?, context(common)?, Notify::new());
     let show = |what: &Rotation| match args.json {
         true => view::print_json_line(&serde_json::json!({ "event": "plan", "plan": what.plan })),
         false => view::print(&view::plan::render(&what.plan, Paint::of_stdout())),
     };
     let approve = |_: &Rotation| approved(&begun, args.yes, || confirmed("\nCarry this out? [y/N] "), DECLINED);
-    let done = interruptible_once(&begun, tell(args.json), async |report, interrupt| {
+    let done = interruptible_once(&begun, on_event(args.json), async |report, interrupt| {
         let execution = Execution { timeout: args.timeout, report, interrupt };
         let consent = Consent { show: &show, approve: &approve };
-        ended(&Box::pin(rotate(spec, &setting, args.cluster.as_deref(), wish, consent, execution)).await?)
+        ended(&Box::pin(rotate(spec, &context, args.cluster.as_deref(), request, consent, execution)).await?)
     })
     .await?;
-    if side == Side::Clients && !args.finish && !args.now && !args.json {
+    if side == TrustDomain::Clients && !args.finish && !args.now && !args.json {
         view::print(view::cert::CLIENTS_NEXT);
     }
     Ok(done)
@@ -49,16 +49,16 @@ async fn fleet(common: &Common, args: &Rotate) -> Result<ExitCode, Failure> {
             "the fleet's CA is changed for all clusters, in one go: give neither --cluster, --finish nor --now",
         ));
     }
-    let (spec, setting, begun) = (read_file(common)?, setting(common)?, Notify::new());
+    let (spec, context, begun) = (read_file(common)?, context(common)?, Notify::new());
     let approve = |phase: &Phase| {
         let answered = || confirmed("Change the CA of all agents and operators of this fleet? [y/N] ");
         // A rotation that is under way was approved when it began.
         approved(&begun, args.yes || *phase != Phase::Settled, answered, DECLINED)
     };
-    interruptible_once(&begun, tell(args.json), async |report, interrupt| {
+    interruptible_once(&begun, on_event(args.json), async |report, interrupt| {
         let execution = Execution { timeout: args.timeout, report, interrupt };
         let consent = Consent { show: &|_: &Phase| {}, approve: &approve };
-        Ok(Box::pin(run_rotation(spec, &setting, consent, &|phase| say(args.json, phase), execution)).await?)
+        Ok(Box::pin(run_rotation(spec, &context, consent, &|phase| say(args.json, phase), execution)).await?)
     })
     .await?;
     Ok(OK)
@@ -80,10 +80,10 @@ fn say(json: bool, phase: Phase) {
 
 /// `raftsman cert revoke`.
 pub(super) async fn revoke(common: &Common, args: &Revoke) -> Result<ExitCode, Failure> {
-    let (spec, setting) = (read_file(common)?, setting(common)?);
-    let key = interruptible(tell(args.json), async |report, interrupt| {
+    let (spec, context) = (read_file(common)?, context(common)?);
+    let key = interruptible(on_event(args.json), async |report, interrupt| {
         let execution = Execution { timeout: args.timeout, report, interrupt };
-        Ok(Box::pin(run_revocation(spec, &setting, &args.certificate, execution)).await?)
+        Ok(Box::pin(run_revocation(spec, &context, &args.certificate, execution)).await?)
     })
     .await?;
     if args.json {

@@ -8,17 +8,17 @@ use serde_json::json;
 
 use super::{DECLINED, confirmed};
 use crate::args::{Common, State};
+use crate::context::{clusters, context, open, read_file};
 use crate::exit::{Failure, OK};
-use crate::setting::{clusters, open, read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &State) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
-    let setting = setting(common)?;
+    let context = context(common)?;
     match args {
         State::Check { clusters: names, json } => {
             let only = clusters(&spec, names)?;
-            let found = check(&open(spec, setting)?, &only).await?;
+            let found = check(&open(spec, context)?, &only).await?;
             match json {
                 true => view::print_json(&json!({ "ledgers": found }))?,
                 false => view::print(&view::state::check(&found, Paint::of_stdout())),
@@ -37,7 +37,7 @@ pub(super) async fn run(common: &Common, args: &State) -> Result<ExitCode, Failu
                 false => Err(DECLINED.to_owned()),
             };
             let consent = Consent { show: &show, approve: &approve };
-            let done = run_repair(spec, &setting, &only, consent).await?;
+            let done = run_repair(spec, &context, &only, consent).await?;
             match json {
                 true => view::print_json(&json!({ "repaired": done }))?,
                 false if done.is_empty() => {}

@@ -7,8 +7,8 @@ use raftsman_engine::ops::status::{FleetStatus, status};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Common, Status};
+use crate::context::{clusters, context, open, read_file};
 use crate::exit::{CHANGES, Failure, OK};
-use crate::setting::{clusters, open, read_file, setting};
 use crate::view::{self, Paint};
 
 /// Every observation queries all members: a shorter interval would add load.
@@ -31,7 +31,7 @@ pub(super) async fn run(common: &Common, args: &Status) -> Result<ExitCode, Fail
 async fn look(common: &Common, args: &Status) -> Result<FleetStatus, Failure> {
     let spec = read_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
-    Ok(status(&open(spec, setting(common)?)?, &only).await?)
+    Ok(status(&open(spec, context(common)?)?, &only).await?)
 }
 
 /// Repeats it, until Ctrl-C or until the reader of the output is gone. The exit code is that of the last observation.

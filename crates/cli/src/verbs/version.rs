@@ -2,14 +2,14 @@
 
 use std::process::ExitCode;
 
-use raftsman_engine::fleet::Setting;
+use raftsman_engine::fleet::Context;
 use raftsman_engine::ops::begin::{is_new, open};
 use raftsman_engine::ops::version::{AgentVersion, agents};
 use serde::Serialize;
 
 use crate::args::{Common, Version};
+use crate::context::{context, read_file};
 use crate::exit::{Failure, OK};
-use crate::setting::{read_file, setting};
 use crate::view;
 
 /// This program, and the agents of the fleet.
@@ -61,11 +61,11 @@ pub(super) async fn run(common: &Common, args: &Version) -> Result<ExitCode, Fai
 async fn of_agents(common: &Common) -> Result<Option<Vec<AgentVersion>>, Failure> {
     let spec = read_file(common)?;
     // A version query must not ask for a passphrase.
-    let setting = Setting { ask_passphrase: None, ..setting(common)? };
-    if is_new(&spec, &setting)? {
+    let context = Context { ask_passphrase: None, ..context(common)? };
+    if is_new(&spec, &context)? {
         return Ok(None);
     }
-    Ok(Some(agents(&open(spec, setting)?).await?))
+    Ok(Some(agents(&open(spec, context)?).await?))
 }
 
 fn target() -> String {

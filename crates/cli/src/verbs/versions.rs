@@ -5,14 +5,14 @@ use std::process::ExitCode;
 use raftsman_engine::ops::versions::all;
 
 use crate::args::{Common, Versions};
+use crate::context::{clusters, context, open, read_file};
 use crate::exit::{CHANGES, Failure, OK};
-use crate::setting::{clusters, open, read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Versions) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
-    let fleet = open(spec, setting(common)?)?;
+    let fleet = open(spec, context(common)?)?;
     let versions = all(&fleet, &only).await?;
     if args.json {
         view::print_json(&versions)?;

@@ -37,7 +37,7 @@ pub(crate) fn render(adoption: &Adoption, paint: Paint) -> String {
     }
     out.push('\n');
     for finding in &adoption.findings {
-        out.push_str(&told(finding, paint));
+        out.push_str(&described(finding, paint));
     }
     if adoption.findings.is_empty() {
         out.push_str("Nothing to complain of.\n");
@@ -70,7 +70,7 @@ fn row(member: &Member) -> [String; 8] {
     ]
 }
 
-fn told(finding: &Finding, paint: Paint) -> String {
+fn described(finding: &Finding, paint: Paint) -> String {
     let word = match finding.weight {
         Weight::Problem => paint.red("problem:"),
         Weight::Warning => paint.yellow("warning:"),

@@ -3,13 +3,13 @@
 use jiff::Timestamp;
 use raftsman_core::backup::FullName;
 use raftsman_core::backup::{About, Coding, Manifest};
-use raftsman_engine::ops::backup::{Copied, Listing, Pruned, Taken, Verified, VerifyingKey};
+use raftsman_engine::ops::backup::{Copied, Listing, NewBackup, Pruned, Verified, VerifyingKey};
 
 use super::{Paint, Table, bytes, span};
 
 /// The last message of `raftsman backup now`.
-pub(crate) fn taken(taken: &Taken, paint: Paint) -> String {
-    let Taken { manifest, place, path } = taken;
+pub(crate) fn taken(taken: &NewBackup, paint: Paint) -> String {
+    let NewBackup { manifest, place, path } = taken;
     let seconds = (manifest.finished.as_second() - manifest.about.begun.as_second()).max(0);
     format!(
         "{} {} of {}, read back: {} in {} after {}\n    {path} in {place}\n",
@@ -58,8 +58,8 @@ pub(crate) fn listing(listing: &Listing, now: Timestamp, paint: Paint) -> String
 }
 
 /// The text of `raftsman backup show`.
-pub(crate) fn shown(shown: &Taken, paint: Paint) -> String {
-    let Taken { manifest, place, path } = shown;
+pub(crate) fn shown(shown: &NewBackup, paint: Paint) -> String {
+    let NewBackup { manifest, place, path } = shown;
     let Manifest { about, finished, hashed, .. } = manifest;
     let About { fleet, cluster, cluster_id, member, version, begun, .. } = about;
     let moment = |at: &Timestamp| at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();

@@ -6,6 +6,7 @@ pub(crate) mod cert;
 pub(crate) mod drill;
 pub(crate) mod explain;
 pub(crate) mod journal;
+pub(crate) mod maintenance;
 pub(crate) mod plan;
 pub(crate) mod preflight;
 pub(crate) mod recover;
@@ -13,7 +14,6 @@ pub(crate) mod restore;
 pub(crate) mod state;
 pub(crate) mod status;
 mod table;
-pub(crate) mod upkeep;
 pub(crate) mod version;
 pub(crate) mod versions;
 
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anstyle::{AnsiColor, Style};
 use raftsman_core::observed::{Tolerance, Zones};
-use raftsman_core::plan::Patience;
+use raftsman_core::plan::WaitKind;
 
 pub(crate) use table::Table;
 
@@ -90,11 +90,11 @@ impl Paint {
     }
 
     /// The label of a step that is not taken.
-    pub(crate) fn patience(self, patience: Patience) -> String {
-        match patience {
-            Patience::Soon => self.yellow("waits:"),
-            Patience::Blocked => self.red("blocked:"),
-            Patience::Note => self.dim("note:"),
+    pub(crate) fn kind(self, kind: WaitKind) -> String {
+        match kind {
+            WaitKind::Soon => self.yellow("waits:"),
+            WaitKind::Blocked => self.red("blocked:"),
+            WaitKind::Note => self.dim("note:"),
         }
     }
 

@@ -17,8 +17,8 @@ pub(crate) fn render(plan: &FleetPlan, paint: Paint) -> String {
     for silent in &plan.provider_unreachable {
         out.push_str(&format!("{} {silent}\n", paint.yellow("provider:")));
     }
-    if !plan.strangers.is_empty() {
-        let names = plan.strangers.join(", ");
+    if !plan.unnamed_machines.is_empty() {
+        let names = plan.unnamed_machines.join(", ");
         out.push_str(&format!(
             "{} machines of this fleet that the file does not name, left alone: {names}\n\n",
             paint.yellow("note:")
@@ -73,7 +73,7 @@ fn one(plan: &ClusterPlan, paint: Paint) -> String {
         out.push_str(&decided(considered, paint));
     }
     for waiting in &forecast.waiting {
-        let label = paint.patience(waiting.patience());
+        let label = paint.kind(waiting.kind());
         out.push_str(&format!("  {label} {waiting}\n    → {}\n", waiting.next()));
     }
     if forecast.waves.is_empty() && forecast.converges {
@@ -86,16 +86,16 @@ fn one(plan: &ClusterPlan, paint: Paint) -> String {
 fn decided(considered: &[Considered], paint: Paint) -> String {
     let mut table = Table::indented(4);
     for Considered { about, outcome } in considered {
-        let told: Vec<String> = match outcome {
+        let described: Vec<String> = match outcome {
             Outcome::Nothing => vec![paint.dim("nothing to do")],
             Outcome::Left { because } => vec![paint.dim(&format!("skipped: {because}"))],
             Outcome::Found { steps, waiting } => {
                 let steps = steps.iter().map(|step| format!("{}: {}", step.action.describe(), step.reason));
-                let waits = waiting.iter().map(|waiting| format!("{} {waiting}", paint.patience(waiting.patience())));
+                let waits = waiting.iter().map(|waiting| format!("{} {waiting}", paint.kind(waiting.kind())));
                 steps.chain(waits).collect()
             }
         };
-        for (index, line) in told.into_iter().enumerate() {
+        for (index, line) in described.into_iter().enumerate() {
             table.row([if index == 0 { (*about).to_owned() } else { String::new() }, line]);
         }
     }

@@ -1,7 +1,7 @@
 //! What was measured → the text of `raftsman preflight`, and the line of it in a plan.
 
 use raftsman_core::observed::{Measured, Preflight, time};
-use raftsman_core::spec::{Name, Pace};
+use raftsman_core::spec::{Name, RaftTimers};
 use raftsman_engine::ops::preflight::ClusterPreflight;
 
 use super::{Paint, Table};
@@ -13,7 +13,7 @@ pub(crate) fn render(found: &[ClusterPreflight], paint: Paint) -> String {
 
 fn cluster(found: &ClusterPreflight, paint: Paint) -> String {
     let whence = if found.by_measurement { "by measurement" } else { "by the file" };
-    let timers = found.timers.map_or_else(|| "not set yet".to_owned(), pace);
+    let timers = found.timers.map_or_else(|| "not set yet".to_owned(), raft_timers);
     let name = paint.bold(&format!("etcd {}", found.cluster));
     let mut out = format!("{name}   {timers}, {whence}\n");
     let members = &found.measurement.members;
@@ -35,7 +35,7 @@ fn cluster(found: &ClusterPreflight, paint: Paint) -> String {
         }
     }
     out.push_str(&format!("  slowest: {}\n", found.worst));
-    out.push_str(&format!("  recommended: {}\n", pace(found.recommended)));
+    out.push_str(&format!("  recommended: {}\n", raft_timers(found.recommended)));
     for concern in &found.concerns {
         let label = if concern.is_unsafe { paint.red("unsafe:") } else { paint.yellow("note:") };
         out.push_str(&format!("  {label} {}\n    → {}\n", concern.message, concern.next));
@@ -61,15 +61,15 @@ fn row(name: &Name, measured: &Measured, others: &[&Name]) -> Vec<String> {
     first.into_iter().chain(others.iter().filter(|_| others.len() > 1).map(trip)).collect()
 }
 
-fn pace(pace: Pace) -> String {
-    format!("heartbeat {}, election {}", pace.heartbeat, pace.election)
+fn raft_timers(timers: RaftTimers) -> String {
+    format!("heartbeat {}, election {}", timers.heartbeat, timers.election)
 }
 
 /// The line in a plan: the timers, where they follow from it, and what was measured.
-pub(crate) fn line(kept: &Preflight, timers: Option<Pace>, by_measurement: bool, paint: Paint) -> String {
+pub(crate) fn line(kept: &Preflight, timers: Option<RaftTimers>, by_measurement: bool, paint: Paint) -> String {
     let at = kept.measurement.at.strftime("%Y-%m-%d %H:%M");
     let timers = timers.map_or_else(String::new, |timers| {
-        format!("{}, {}; ", pace(timers), if by_measurement { "by measurement" } else { "by the file" })
+        format!("{}, {}; ", raft_timers(timers), if by_measurement { "by measurement" } else { "by the file" })
     });
     let label = paint.dim("timers:");
     format!("  {label} {timers}measured {at} UTC: {}\n", kept.measurement.worst())

@@ -1,7 +1,7 @@
 //! What a restore would change → the text of `raftsman restore`.
 
 use raftsman_engine::ops::restore::Survey;
-use raftsman_engine::rehearsal::Rehearsed;
+use raftsman_engine::restore_test::RestoreTestResult;
 
 use super::{Paint, plan};
 
@@ -25,7 +25,7 @@ pub(crate) fn survey(found: &Survey, paint: Paint) -> String {
 }
 
 /// It can be restored.
-pub(crate) fn tried(tried: &Rehearsed) -> String {
+pub(crate) fn tried(tried: &RestoreTestResult) -> String {
     format!(
         "tried in a throwaway etcd in {:.1} s: revision {}, {} keys\nmakes the data of every member, while they still serve\n",
         tried.took.as_secs_f64(),

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use raftsman_core::backup::Health;
-use raftsman_core::observed::{Alarm, Door, Tolerance};
+use raftsman_core::observed::{Alarm, ProbeOutcome, Tolerance};
 use raftsman_engine::ops::status::{ClusterStatus, Expiry, FleetStatus, MemberStatus};
 
 use super::{Paint, Table, bytes, span, tolerances};
@@ -17,8 +17,8 @@ pub(crate) fn render(status: &FleetStatus, now: Timestamp, paint: Paint) -> Stri
     for silent in &status.provider_unreachable {
         out.push_str(&format!("{} {silent}\n", paint.yellow("provider:")));
     }
-    if !status.strangers.is_empty() {
-        let names = status.strangers.join(", ");
+    if !status.unnamed_machines.is_empty() {
+        let names = status.unnamed_machines.join(", ");
         out.push_str(&format!("{} machines that the file does not name: {names}\n", paint.yellow("note:")));
     }
     out
@@ -44,7 +44,7 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
     let name = paint.bold(&format!("etcd {}", cluster.cluster));
     let mut out = format!("{name}   {state}{tolerance}, {auth}{id}\n");
     let mut table = Table::indented(2);
-    let heads = ["ADDRESS", "STATE", "VERSION", "DB", "REVISION", "RESTARTS", "STRANGERS"];
+    let heads = ["ADDRESS", "STATE", "VERSION", "DB", "REVISION", "RESTARTS", "UNAUTHENTICATED"];
     let zone = zones.map(|_| "ZONE");
     table.row(["MEMBER"].into_iter().chain(zone).chain(heads).map(|head| paint.dim(head)));
     for member in &cluster.members {
@@ -74,7 +74,7 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
         out.push_str(&format!("    filled by {prefix}\n"));
     }
     for waiting in &cluster.waiting {
-        let label = paint.patience(waiting.waiting.patience());
+        let label = paint.kind(waiting.waiting.kind());
         out.push_str(&format!("  {label} {}\n    → {}\n", waiting.message, waiting.next));
     }
     if let Some(backups) = &cluster.backups {
@@ -145,13 +145,13 @@ fn row(member: &MemberStatus, paint: Paint) -> [String; 7] {
         "starting" | "new" | "learner" => paint.yellow(member.state),
         other => paint.red(other),
     };
-    let strangers = member.doors.as_ref().map_or_else(dash, |doors| {
-        if doors.not_shut().next().is_none() {
-            "refused".to_owned()
-        } else if doors.not_shut().any(|(_, door)| *door == Door::Open) {
-            paint.red("LET IN")
+    let unauthenticated = member.probe.as_ref().map_or_else(dash, |probe| {
+        if probe.not_denied().next().is_none() {
+            "denied".to_owned()
+        } else if probe.not_denied().any(|(_, outcome)| *outcome == ProbeOutcome::Accepted) {
+            paint.red("ACCEPTED")
         } else {
-            "unclear".to_owned()
+            "untested".to_owned()
         }
     });
     [
@@ -161,7 +161,7 @@ fn row(member: &MemberStatus, paint: Paint) -> [String; 7] {
         member.db_size.map_or_else(dash, bytes),
         member.revision.map_or_else(dash, |r| r.to_string()),
         member.restarts.map_or_else(dash, |r| r.to_string()),
-        strangers,
+        unauthenticated,
     ]
 }
 

@@ -9,12 +9,12 @@ mod agents;
 mod auth;
 mod etcd;
 mod machines;
+mod maintenance;
 mod members;
 mod pki;
 mod preflight;
 mod recovery;
 mod restore;
-mod upkeep;
 mod users;
 mod versions;
 
@@ -24,12 +24,12 @@ pub use agents::AgentAction;
 pub use auth::AuthAction;
 pub use etcd::{EtcdAction, StartData};
 pub use machines::MachineAction;
+pub use maintenance::MaintenanceAction;
 pub use members::MemberAction;
 pub use pki::PkiAction;
 pub use preflight::PreflightAction;
 pub use recovery::RecoveryAction;
 pub use restore::RestoreAction;
-pub use upkeep::UpkeepAction;
 pub use users::{Account, UserAction};
 pub use versions::VersionAction;
 
@@ -52,7 +52,7 @@ pub enum Action {
     /// On the list of members, or on leadership.
     Member(MemberAction),
     /// On databases and alarms.
-    Upkeep(UpkeepAction),
+    Maintenance(MaintenanceAction),
     /// Around a change of versions.
     Version(VersionAction),
     /// On auth.
@@ -75,7 +75,7 @@ macro_rules! ask {
             Action::Preflight($topic) => $answer,
             Action::Etcd($topic) => $answer,
             Action::Member($topic) => $answer,
-            Action::Upkeep($topic) => $answer,
+            Action::Maintenance($topic) => $answer,
             Action::Version($topic) => $answer,
             Action::Auth($topic) => $answer,
             Action::User($topic) => $answer,
@@ -103,7 +103,7 @@ topics! {
     Preflight(PreflightAction),
     Etcd(EtcdAction),
     Member(MemberAction),
-    Upkeep(UpkeepAction),
+    Maintenance(MaintenanceAction),
     Version(VersionAction),
     Auth(AuthAction),
     User(UserAction),
@@ -235,7 +235,7 @@ impl Action {
             | Self::Pki(_)
             | Self::Preflight(_)
             | Self::Member(_)
-            | Self::Upkeep(_)
+            | Self::Maintenance(_)
             | Self::Version(_)
             | Self::Auth(_)
             | Self::User(_)

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::{Changes, Class, Company, Subject};
-use crate::observed::{Purpose, Side};
+use crate::observed::{Purpose, TrustDomain};
 use crate::spec::Name;
 
 /// One action on authorities, certificates or trust.
@@ -17,24 +17,24 @@ pub enum PkiAction {
     /// Make, or add, the authority that is to sign next. No member trusts it yet.
     NextAuthority {
         /// Whose.
-        side: Side,
+        side: TrustDomain,
     },
     /// Activate the next authority: from now on it signs.
     SwitchAuthority {
         /// Whose.
-        side: Side,
+        side: TrustDomain,
     },
     /// Distrust the old authorities.
     RetireAuthority {
         /// Whose.
-        side: Side,
+        side: TrustDomain,
         /// Distrust the next authority, which is not wanted any more, instead of the old ones.
         unused: bool,
     },
     /// Delete the old authorities with their keys: no member accepts their certificates any more.
     ForgetAuthority {
         /// Whose.
-        side: Side,
+        side: TrustDomain,
     },
     /// Put the certificates of all authorities that are to be trusted beside a certificate. etcd reads them when it
     /// starts.
@@ -88,14 +88,14 @@ impl PkiAction {
     pub fn verb(&self) -> &'static str {
         match self {
             Self::MakeAuthorities => "make authorities",
-            Self::NextAuthority { side: Side::Peers } => "take in peers CA",
-            Self::NextAuthority { side: Side::Clients } => "take in clients CA",
-            Self::SwitchAuthority { side: Side::Peers } => "switch peers CA",
-            Self::SwitchAuthority { side: Side::Clients } => "switch clients CA",
-            Self::RetireAuthority { side: Side::Peers, .. } => "retire peers CA",
-            Self::RetireAuthority { side: Side::Clients, .. } => "retire clients CA",
-            Self::ForgetAuthority { side: Side::Peers } => "forget peers CA",
-            Self::ForgetAuthority { side: Side::Clients } => "forget clients CA",
+            Self::NextAuthority { side: TrustDomain::Peers } => "take in peers CA",
+            Self::NextAuthority { side: TrustDomain::Clients } => "take in clients CA",
+            Self::SwitchAuthority { side: TrustDomain::Peers } => "switch peers CA",
+            Self::SwitchAuthority { side: TrustDomain::Clients } => "switch clients CA",
+            Self::RetireAuthority { side: TrustDomain::Peers, .. } => "retire peers CA",
+            Self::RetireAuthority { side: TrustDomain::Clients, .. } => "retire clients CA",
+            Self::ForgetAuthority { side: TrustDomain::Peers } => "forget peers CA",
+            Self::ForgetAuthority { side: TrustDomain::Clients } => "forget clients CA",
             Self::StoreTrust { purpose: Purpose::Peer, .. } => "store peer trust",
             Self::StoreTrust { purpose: Purpose::Server, .. } => "store server trust",
             Self::IssueCertificate { purpose: Purpose::Peer, .. } => "sign peer cert",

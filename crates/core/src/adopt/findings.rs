@@ -62,7 +62,7 @@ const LARGE: i64 = 256 << 20;
 pub fn findings(found: &Found) -> Vec<Finding> {
     let mut all = Vec::new();
     health(found, &mut all);
-    doors(found, &mut all);
+    probe(found, &mut all);
     for member in &found.members {
         certificates(found, member, &mut all);
         place(member, &mut all);
@@ -144,7 +144,7 @@ fn health(found: &Found, all: &mut Vec<Finding>) {
         by_compaction.entry(hash.compacted).or_default().insert(hash.hash);
     }
     if by_compaction.values().any(|hashes| hashes.len() > 1) {
-        let told = found.hashes.members.iter().map(|(name, hash)| format!("{name} {:08x}", hash.hash));
+        let described = found.hashes.members.iter().map(|(name, hash)| format!("{name} {:08x}", hash.hash));
         all.push(Finding::new(
             Weight::Problem,
             "hash-differs",
@@ -152,14 +152,14 @@ fn health(found: &Found, all: &mut Vec<Finding>) {
             format!(
                 "members hold different data at revision {}: {}",
                 found.hashes.revision,
-                told.collect::<Vec<_>>().join(", ")
+                described.collect::<Vec<_>>().join(", ")
             ),
             "take a snapshot of each member, and find the one that differs before anything is restarted",
         ));
     }
 }
 
-fn doors(found: &Found, all: &mut Vec<Finding>) {
+fn probe(found: &Found, all: &mut Vec<Finding>) {
     if found.auth == Some(false) {
         let (weight, who) = match found.certificates_needed {
             true => (Weight::Warning, "everybody with a certificate of the clients' authority"),
@@ -377,14 +377,14 @@ fn settings(found: &Found, all: &mut Vec<Finding>) {
     for key in keys.into_iter().filter(|key| !key.starts_with("flags.")) {
         let values: BTreeSet<&String> = settings.iter().filter_map(|settings| settings.get(key)).collect();
         if values.len() > 1 {
-            let told = found.members.iter().zip(&settings).filter_map(|(member, settings)| {
+            let described = found.members.iter().zip(&settings).filter_map(|(member, settings)| {
                 settings.get(key).map(|value| format!("{} {value}", member.listed.name))
             });
             all.push(Finding::new(
                 Weight::Warning,
                 "setting-differs",
                 None,
-                format!("`{key}` is not the same on every member: {}", told.collect::<Vec<_>>().join(", ")),
+                format!("`{key}` is not the same on every member: {}", described.collect::<Vec<_>>().join(", ")),
                 "the file has one value for all: choose it, and set it on the others",
             ));
         }

@@ -138,9 +138,9 @@ pub fn wanted(cluster: &Cluster) -> BTreeMap<String, String> {
     let mut set = |key: &str, value: String| drop(settings.insert(key.to_owned(), value));
     set("quota", spec.quota.to_string());
     // No agent is there to measure: the timers that the members run with are taken as they are.
-    if let Some(pace) = spec.timers.given() {
-        set("timers.heartbeat", pace.heartbeat.to_string());
-        set("timers.election", pace.election.to_string());
+    if let Some(timers) = spec.timers.given() {
+        set("timers.heartbeat", timers.heartbeat.to_string());
+        set("timers.election", timers.election.to_string());
     }
     let mode = match spec.auto_compaction.mode {
         CompactionMode::Periodic => "periodic",
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn compaction_is_told_in_many_ways() {
-        for (mode, retention, told) in [
+        for (mode, retention, described) in [
             ("periodic", "0", "off"),
             ("periodic", "1", "periodic 1h"),
             ("periodic", "90m", "periodic 1h30m"),
@@ -254,7 +254,7 @@ mod tests {
             ("revision", "1000", "revision 1000"),
             ("revision", "0", "off"),
         ] {
-            assert_eq!(compaction(mode, retention), told, "{mode} {retention}");
+            assert_eq!(compaction(mode, retention), described, "{mode} {retention}");
         }
     }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::drill::Drill;
 use super::name::FullName;
-use crate::observed::Keeping;
+use crate::observed::BackupState;
 use crate::spec::{Backups, Duration, Name};
 
 /// A full backup may take a while, and another agent may have to take over first.
@@ -37,7 +37,7 @@ pub struct Health {
 #[serde(tag = "problem", rename_all = "snake_case")]
 pub enum Problem {
     /// No machine makes them.
-    NobodyMakesThem,
+    NoScheduler,
     /// It cannot.
     Failing {
         /// The machine.
@@ -87,7 +87,7 @@ pub enum Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NobodyMakesThem => f.write_str("no machine makes backups: apply, or see the agents' logs"),
+            Self::NoScheduler => f.write_str("no machine makes backups: apply, or see the agents' logs"),
             Self::Failing { machine, error, since } => {
                 write!(f, "{machine} cannot make backups since {}: {error}", minute(*since))
             }
@@ -117,28 +117,28 @@ fn minute(at: Timestamp) -> String {
 }
 
 /// Their status, as far as the machines that answer know; nothing where machines make none by themselves.
-pub fn health(settings: &Backups, machines: &BTreeMap<Name, Keeping>, now: Timestamp) -> Option<Health> {
+pub fn health(settings: &Backups, machines: &BTreeMap<Name, BackupState>, now: Timestamp) -> Option<Health> {
     let every = settings.every?;
-    let keeper = machines.iter().find(|(_, keeping)| keeping.keeps);
-    let full = machines.values().filter_map(|keeping| keeping.full).max();
-    let covered = keeper.and_then(|(_, keeping)| keeping.covered).filter(|_| settings.changes_every.is_some());
+    let keeper = machines.iter().find(|(_, state)| state.keeps);
+    let full = machines.values().filter_map(|state| state.full).max();
+    let covered = keeper.and_then(|(_, state)| state.covered).filter(|_| settings.changes_every.is_some());
     let mut problems = Vec::new();
-    for (machine, keeping) in machines {
-        if let Some((error, since)) = keeping.problem.clone()
+    for (machine, state) in machines {
+        if let Some((error, since)) = state.problem.clone()
             && now.duration_since(since) > CHANGES_GRACE
         {
             problems.push(Problem::Failing { machine: machine.clone(), error, since });
         }
     }
-    for (machine, keeping) in machines {
-        if let Some((error, since)) = keeping.drill_problem.clone() {
+    for (machine, state) in machines {
+        if let Some((error, since)) = state.drill_problem.clone() {
             problems.push(Problem::DrillFailed { machine: machine.clone(), error, since });
         }
     }
-    let held = machines.values().filter_map(|keeping| keeping.held).max();
+    let held = machines.values().filter_map(|state| state.held).max();
     let vacant = held.is_none_or(|held| now.duration_since(held) > CHANGES_GRACE);
     if keeper.is_none() && vacant && problems.is_empty() {
-        problems.push(Problem::NobodyMakesThem);
+        problems.push(Problem::NoScheduler);
     }
     let late = |at: Timestamp, every: Duration, grace| {
         let limit = SignedDuration::try_from(every.to_std()).unwrap_or(SignedDuration::MAX).saturating_add(grace);
@@ -149,7 +149,7 @@ pub fn health(settings: &Backups, machines: &BTreeMap<Name, Keeping>, now: Times
     }
     if let (Some(last), Some(every)) = (last_drill(machines), settings.drill_every)
         && late(last.at, every, GRACE)
-        && machines.values().all(|keeping| keeping.drill_problem.is_none())
+        && machines.values().all(|state| state.drill_problem.is_none())
     {
         problems.push(Problem::DrillLate { last: last.at, every });
     }
@@ -158,16 +158,16 @@ pub fn health(settings: &Backups, machines: &BTreeMap<Name, Keeping>, now: Times
     {
         problems.push(Problem::ChangesLate { covered, every });
     }
-    if let Some(count) = keeper.map(|(_, keeping)| keeping.unverified).filter(|count| *count > 0) {
+    if let Some(count) = keeper.map(|(_, state)| state.unverified).filter(|count| *count > 0) {
         problems.push(Problem::Unverified { count });
     }
-    let store_read = machines.values().any(|keeping| keeping.store_read);
+    let store_read = machines.values().any(|state| state.store_read);
     Some(Health { keeper: keeper.map(|(name, _)| name.clone()), full, store_read, covered, problems })
 }
 
 /// The newest drill that a machine knows of.
-pub fn last_drill(machines: &BTreeMap<Name, Keeping>) -> Option<&Drill> {
-    machines.values().filter_map(|keeping| keeping.drill.as_ref()).max_by_key(|drill| drill.at)
+pub fn last_drill(machines: &BTreeMap<Name, BackupState>) -> Option<&Drill> {
+    machines.values().filter_map(|state| state.drill.as_ref()).max_by_key(|drill| drill.at)
 }
 
 #[cfg(test)]
@@ -194,21 +194,21 @@ mod tests {
         }
     }
 
-    fn words(machines: &[(&'static str, Keeping)], now: &str) -> Vec<String> {
-        let machines = machines.iter().map(|(name, keeping)| (Name::fixed(name), keeping.clone())).collect();
+    fn words(machines: &[(&'static str, BackupState)], now: &str) -> Vec<String> {
+        let machines = machines.iter().map(|(name, state)| (Name::fixed(name), state.clone())).collect();
         let health = health(&settings(), &machines, at(now)).expect("a schedule");
         health.problems.iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn a_store_that_no_machine_has_read_is_not_empty() {
-        let of = |machines: &[(&'static str, Keeping)]| {
-            let machines = machines.iter().map(|(name, keeping)| (Name::fixed(name), keeping.clone())).collect();
+        let of = |machines: &[(&'static str, BackupState)]| {
+            let machines = machines.iter().map(|(name, state)| (Name::fixed(name), state.clone())).collect();
             health(&settings(), &machines, at("2026-11-16T03:05:00Z")).expect("a schedule").store_read
         };
-        let looked = Keeping { store_read: true, ..Keeping::default() };
-        assert!(!of(&[]) && !of(&[("a", Keeping::default())]));
-        assert!(of(&[("a", looked), ("b", Keeping::default())]));
+        let looked = BackupState { store_read: true, ..BackupState::default() };
+        assert!(!of(&[]) && !of(&[("a", BackupState::default())]));
+        assert!(of(&[("a", looked), ("b", BackupState::default())]));
     }
 
     #[test]
@@ -216,15 +216,15 @@ mod tests {
         let name = FullName::new(at("2026-11-16T03:00:00Z"), 7);
         let full = Some(name);
         let covered = Some(at("2026-11-16T03:59:00Z"));
-        let good = Keeping { keeps: true, full, covered, ..Keeping::default() };
-        let by = Keeping::default();
+        let good = BackupState { keeps: true, full, covered, ..BackupState::default() };
+        let by = BackupState::default();
         assert!(words(&[("a", good.clone()), ("b", by.clone())], "2026-11-16T03:59:30Z").is_empty());
         insta::assert_snapshot!(words(&[("a", good.clone()), ("b", by.clone())], "2026-11-16T04:10:01Z").join("\n"), @r"
         the newest full backup is of 2026-11-16 03:00 UTC, and one is wanted every 1h
         changes are in the store up to 2026-11-16 03:59 UTC, and are wanted every 2s
         ");
         insta::assert_snapshot!(words(&[("a", by.clone())], "2026-11-16T04:10:01Z").join("\n"), @"no machine makes backups: apply, or see the agents' logs");
-        let looks = Keeping { held: Some(at("2026-11-16T04:09:30Z")), ..by.clone() };
+        let looks = BackupState { held: Some(at("2026-11-16T04:09:30Z")), ..by.clone() };
         assert!(words(&[("a", looks)], "2026-11-16T04:10:01Z").is_empty(), "another one takes over");
         let drill = Drill {
             format: Drill::FORMAT,
@@ -239,14 +239,14 @@ mod tests {
             behind: None,
             behind_ms: None,
         };
-        let tried = Keeping { drill: Some(drill), ..good.clone() };
+        let tried = BackupState { drill: Some(drill), ..good.clone() };
         assert!(words(&[("a", tried.clone())], "2026-11-16T03:39:59Z").is_empty());
         insta::assert_snapshot!(words(&[("a", tried.clone())], "2026-11-16T03:40:01Z").join("\n"), @"the last drill was on 2026-11-15 03:30 UTC, and one is wanted every 1d");
-        let bad = Keeping { drill_problem: Some(("no room".to_owned(), at("2026-11-16T03:31:00Z"))), ..tried };
+        let bad = BackupState { drill_problem: Some(("no room".to_owned(), at("2026-11-16T03:31:00Z"))), ..tried };
         insta::assert_snapshot!(words(&[("a", bad)], "2026-11-16T03:40:01Z").join("\n"), @"the newest backup cannot be restored on a since 2026-11-16 03:31 UTC: no room");
-        let failing = Keeping { problem: Some(("no way".to_owned(), at("2026-11-16T03:01:00Z"))), full, ..by };
+        let failing = BackupState { problem: Some(("no way".to_owned(), at("2026-11-16T03:01:00Z"))), full, ..by };
         insta::assert_snapshot!(words(&[("a", failing)], "2026-11-16T03:05:00Z").join("\n"), @"a cannot make backups since 2026-11-16 03:01 UTC: no way");
-        let visited = Keeping { unverified: 6, ..good };
+        let visited = BackupState { unverified: 6, ..good };
         insta::assert_snapshot!(words(&[("a", visited)], "2026-11-16T03:59:30Z").join("\n"), @"6 in the store cannot be verified, or are from the future, and are neither counted nor removed: see `raftsman backup list`");
         assert_eq!(health(&Backups { every: None, ..settings() }, &BTreeMap::new(), at("2026-11-16T03:05:00Z")), None);
     }

@@ -30,5 +30,5 @@ pub use health::{Health, health, last_drill};
 pub use history::History;
 pub use manifest::{About, Hashed, Manifest, ManifestError, Signable, Signature, Stored, Unverified};
 pub use name::{BatchName, Coding, FullName, Layout, NameError, Object};
-pub use point::{Catalog, Evidence, Lookup, LookupError, Point, Wish};
+pub use point::{Catalog, Evidence, Lookup, LookupError, Point, RestoreTarget};
 pub use retention::{Keep, Kept, Standing, Verdict, judge};

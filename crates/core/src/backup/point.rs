@@ -17,7 +17,7 @@ pub const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(10);
 
 /// What is to be restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub enum RestoreTarget {
     /// The newest point that can be restored.
     Newest,
     /// This full backup, as it is.
@@ -132,7 +132,7 @@ pub struct Catalog {
     /// Those whose manifest was refused, or damaged.
     pub doubtful: BTreeSet<FullName>,
     /// The histories of the cluster, where its state is at hand.
-    pub told: Vec<History>,
+    pub known: Vec<History>,
 }
 
 /// What was read of the changes so far.
@@ -164,8 +164,8 @@ impl Catalog {
     /// The histories that lead to the one in force, the oldest first.
     pub fn histories(&self, now: Timestamp) -> Vec<History> {
         let here = |history: &History| self.fulls.iter().any(|full| full.about.cluster_id == history.id);
-        if self.told.iter().any(here) {
-            return self.told.clone();
+        if self.known.iter().any(here) {
+            return self.known.clone();
         }
         let histories = |full: &Manifest| match full.about.histories.is_empty() {
             true => vec![History::first(full.about.cluster_id)],
@@ -203,16 +203,16 @@ impl Catalog {
     }
 
     /// Looks for what is wanted, with what was read so far.
-    pub fn locate(&self, wish: Wish, evidence: &Evidence, now: Timestamp) -> Result<Lookup, LookupError> {
-        match wish {
-            Wish::Backup(name) => {
+    pub fn locate(&self, target: RestoreTarget, evidence: &Evidence, now: Timestamp) -> Result<Lookup, LookupError> {
+        match target {
+            RestoreTarget::Backup(name) => {
                 let full = self.fulls.iter().find(|full| full.about.name == name);
                 let full = full.ok_or(LookupError::NoSuchBackup(name))?.clone();
                 Ok(found(full, Vec::new(), None))
             }
-            Wish::Newest => self.furthest(evidence, now),
-            Wish::Revision(revision) => self.revision(revision, evidence, now),
-            Wish::Moment(moment) => self.moment(moment, evidence, now),
+            RestoreTarget::Newest => self.furthest(evidence, now),
+            RestoreTarget::Revision(revision) => self.revision(revision, evidence, now),
+            RestoreTarget::Moment(moment) => self.moment(moment, evidence, now),
         }
     }
 
@@ -403,11 +403,11 @@ mod tests {
         full
     }
 
-    fn find(fulls: Vec<Manifest>, wish: Wish) -> Result<(u64, i64), LookupError> {
+    fn find(fulls: Vec<Manifest>, target: RestoreTarget) -> Result<(u64, i64), LookupError> {
         let catalog = Catalog { fulls, ..Catalog::default() };
         let mut evidence = Evidence::default();
         loop {
-            match catalog.locate(wish, &evidence, at(10_000))? {
+            match catalog.locate(target, &evidence, at(10_000))? {
                 Lookup::Found(point) => return Ok((point.full.about.cluster_id.0, point.last())),
                 Lookup::NeedsBatches(name) => drop(evidence.batches.insert(name, Vec::new())),
                 Lookup::NeedsTimes(_) => panic!("no batch is there"),
@@ -419,20 +419,20 @@ mod tests {
     #[test]
     fn a_moment_is_never_restored_from_the_history_before() {
         let fulls = || vec![full(1, 0, 10), full(1, 50, 10), full(2, 300, 1_000_000_050), full(2, 400, 1_000_000_050)];
-        let moment = |second| find(fulls(), Wish::Moment(at(second)));
+        let moment = |second| find(fulls(), RestoreTarget::Moment(at(second)));
         assert!(matches!(moment(200), Err(LookupError::TooEarly { history: ClusterId(2), .. })), "{:?}", moment(200));
         assert_eq!(moment(20).expect("nothing changed until 50"), (1, 10));
         assert_eq!(moment(350).expect("nothing changed until 400"), (2, 1_000_000_050));
         // Nothing shows what was written after the last one of a history.
         assert!(matches!(moment(70), Err(LookupError::NotCovered { .. })));
         assert!(matches!(moment(500), Err(LookupError::NotCovered { .. })));
-        let revision = |revision| find(fulls(), Wish::Revision(revision));
+        let revision = |revision| find(fulls(), RestoreTarget::Revision(revision));
         assert!(matches!(revision(1_000_000_020), Err(LookupError::Chain(ChainError::Ends { last: 10, .. }))));
         assert_eq!(revision(10).expect("it is there"), (1, 10));
-        assert_eq!(find(fulls(), Wish::Newest).expect("the newest"), (2, 1_000_000_050));
+        assert_eq!(find(fulls(), RestoreTarget::Newest).expect("the newest"), (2, 1_000_000_050));
         // Also when a clock of the first history was ahead.
         let ahead = vec![full(1, 0, 10), full(1, 9000, 11), full(2, 300, 1_000_000_050)];
-        assert_eq!(find(ahead, Wish::Newest).expect("the newest"), (2, 1_000_000_050));
+        assert_eq!(find(ahead, RestoreTarget::Newest).expect("the newest"), (2, 1_000_000_050));
     }
 
     /// A batch of one change each second, from a revision and a second on, seen then or all at `late`.
@@ -464,24 +464,24 @@ mod tests {
         let (first, second) = (full(1, 0, 10), full(1, 100, 20));
         let catalog = Catalog { fulls: vec![first.clone(), second.clone()], ..Catalog::default() };
         let followed = batch(&first, (10, 50), 90, None);
-        let find = |begun: Option<(Batch, Vec<(i64, Timestamp)>)>, wish| {
+        let find = |begun: Option<(Batch, Vec<(i64, Timestamp)>)>, target| {
             let mut evidence = Evidence::default();
             for (batch, times) in [Some(followed.clone()), begun].into_iter().flatten() {
                 evidence.times.insert(batch.name(), times);
                 evidence.batches.insert(batch.base, vec![batch]);
             }
             evidence.batches.entry(second.about.name).or_default();
-            match catalog.locate(wish, &evidence, at(10_000)) {
+            match catalog.locate(target, &evidence, at(10_000)) {
                 Ok(Lookup::Found(point)) => (point.full.about.name.revision(), point.last()),
                 other => panic!("{other:?}"),
             }
         };
         let late = || Some(batch(&second, (20, 30), 500, Some(60)));
         for begun in [None, late()] {
-            assert_eq!(find(begun.clone(), Wish::Newest), (10, 50));
-            assert_eq!(find(begun.clone(), Wish::Revision(40)), (10, 40));
+            assert_eq!(find(begun.clone(), RestoreTarget::Newest), (10, 50));
+            assert_eq!(find(begun.clone(), RestoreTarget::Revision(40)), (10, 40));
             // Revision 31 was written at 110; an agent that began to watch later saw it at 500.
-            assert_eq!(find(begun, Wish::Moment(at(110))), (10, 31));
+            assert_eq!(find(begun, RestoreTarget::Moment(at(110))), (10, 31));
         }
     }
 
@@ -491,7 +491,7 @@ mod tests {
         let future = FullName::new(at(1_000_000), 99);
         let with = |doubtful: FullName| {
             let doubtful = BTreeSet::from([doubtful]);
-            Catalog { fulls: vec![full(1, 50, 10)], doubtful, told: Vec::new() }
+            Catalog { fulls: vec![full(1, 50, 10)], doubtful, known: Vec::new() }
                 .newest(at(10_000))
                 .map(|full| full.about.name)
         };

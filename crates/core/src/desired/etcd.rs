@@ -11,7 +11,9 @@ use super::addresses::Allotment;
 use super::{Agents, Cluster, Config, DesireError, HEALTH_PORT, Member, machines};
 use crate::render;
 use crate::render::etcd::ClientAccess;
-use crate::spec::{Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Machines, Members, Name, Pace, Source};
+use crate::spec::{
+    Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Machines, Members, Name, RaftTimers, Source,
+};
 
 /// Where an agent listens.
 pub const AGENT_PORT: u16 = 2378;
@@ -101,7 +103,7 @@ pub(super) fn config(
     member: &Name,
     address: IpAddr,
     version: EtcdVersion,
-    pace: Pace,
+    timers: RaftTimers,
     access: ClientAccess,
     fronted: bool,
 ) -> Config {
@@ -115,7 +117,7 @@ pub(super) fn config(
         peer_url: url(address, PEER_PORT),
         version,
         gateway,
-        pace,
+        timers,
         access,
         cluster: spec,
     });
@@ -123,7 +125,13 @@ pub(super) fn config(
 }
 
 /// The same for a member that listens for clients at [`CLOSED_PORT`], and accepts only raftsman.
-pub(super) fn closed(spec: &EtcdCluster, member: &Name, address: IpAddr, version: EtcdVersion, pace: Pace) -> Config {
+pub(super) fn closed(
+    spec: &EtcdCluster,
+    member: &Name,
+    address: IpAddr,
+    version: EtcdVersion,
+    timers: RaftTimers,
+) -> Config {
     let mut spec = spec.clone();
     // Members that start together wait for each other in it, and they are compared anyway.
     spec.corruption_checks.initial = false;
@@ -135,7 +143,7 @@ pub(super) fn closed(spec: &EtcdCluster, member: &Name, address: IpAddr, version
         peer_url: url(address, PEER_PORT),
         version,
         gateway: false,
-        pace,
+        timers,
         access: ClientAccess::Closed,
         cluster: &spec,
     });
@@ -177,8 +185,8 @@ pub(super) fn resolve(
     let members = places
         .into_iter()
         .map(|(member, address)| {
-            let pace = spec.timers.given().unwrap_or_default();
-            let config = config(spec, &member, address, spec.version, pace, ClientAccess::Open, fronted);
+            let timers = spec.timers.given().unwrap_or_default();
+            let config = config(spec, &member, address, spec.version, timers, ClientAccess::Open, fronted);
             let profile = |usage, names: Vec<String>, addresses: Vec<IpAddr>| {
                 let (mut names, mut addresses) = (names, addresses);
                 names.sort();

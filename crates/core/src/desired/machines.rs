@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::spec::zones::spread;
-use crate::spec::{Doors, EtcdCluster, Machines, Name, Provider, Shape};
+use crate::spec::{EtcdCluster, FirewallSources, Machines, Name, Provider, Shape};
 
 /// One machine that should be. What runs on it names it: a member of etcd by its field `machine`.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,7 +22,7 @@ pub struct Machine {
     /// What can be done with it.
     pub capabilities: Capabilities,
     /// From where it may be reached, where it has a firewall that raftsman writes.
-    pub firewall: Option<Doors>,
+    pub firewall: Option<FirewallSources>,
     /// Whether it serves metrics of its own (node exporter).
     pub metrics: bool,
     /// Whether files with secrets are delivered to it once it runs.
@@ -74,7 +74,7 @@ impl Machine {
             address: Address::Given(address),
             shape: settings.shape(),
             capabilities,
-            firewall: settings.doors().filter(|_| capabilities.boots),
+            firewall: settings.sources().filter(|_| capabilities.boots),
             metrics: settings.node_exporter == Some(true),
             delivers: capabilities.boots && settings.has_deliveries(),
             settings,

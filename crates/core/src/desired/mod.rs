@@ -14,11 +14,11 @@ use std::sync::Arc;
 
 use jiff::SignedDuration;
 
-use crate::observed::{Ledger, Origin, Side};
+use crate::observed::{Ledger, Origin, TrustDomain};
 use crate::render;
 use crate::render::nftables::{self, Firewall};
 use crate::spec::{
-    AuthMode, Authorities, Authority, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, Pace, Secret, Source, Spec,
+    AuthMode, Authorities, Authority, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, RaftTimers, Secret, Source, Spec,
 };
 
 pub use crate::render::etcd::ClientAccess;
@@ -205,10 +205,10 @@ impl Cluster {
     }
 
     /// The authority of this side, as the file says.
-    pub fn authority(&self, side: Side) -> &Authority {
+    pub fn authority(&self, side: TrustDomain) -> &Authority {
         match side {
-            Side::Peers => &self.authorities.peers,
-            Side::Clients => &self.authorities.clients,
+            TrustDomain::Peers => &self.authorities.peers,
+            TrustDomain::Clients => &self.authorities.clients,
         }
     }
 
@@ -243,18 +243,18 @@ impl Cluster {
         balancers: &BTreeSet<IpAddr>,
     ) -> Option<Config> {
         let machine = self.machine(machine)?;
-        let doors = machine.firewall.as_ref()?;
+        let sources = machine.firewall.as_ref()?;
         let members: Vec<IpAddr> = self.neighbours(ledger).into_iter().collect();
         let (agent_port, metrics) = (AGENT_PORT, machine.metrics);
         let text =
-            nftables::rules(&Firewall { doors, agent_port, members: &members, metrics, etcd_metrics, balancers });
+            nftables::rules(&Firewall { sources, agent_port, members: &members, metrics, etcd_metrics, balancers });
         Some(Config { digest: render::digest(&text), text })
     }
 
     /// The heartbeat and election time-outs of every member: those of the file, or those that were measured; nothing
     /// while they are to be measured and have not been.
-    pub fn pace(&self, ledger: &Ledger) -> Option<Pace> {
-        self.settings.timers.given().or_else(|| ledger.preflight.as_ref().map(|preflight| preflight.pace))
+    pub fn timers(&self, ledger: &Ledger) -> Option<RaftTimers> {
+        self.settings.timers.given().or_else(|| ledger.preflight.as_ref().map(|preflight| preflight.timers))
     }
 
     /// Which clients members accept now. Where auth is wanted, every client that is accepted before it is on is a
@@ -286,10 +286,10 @@ impl Cluster {
         &self,
         member: &'a Member,
         version: EtcdVersion,
-        pace: Pace,
+        timers: RaftTimers,
         access: ClientAccess,
     ) -> Cow<'a, Config> {
-        self.config_at(member, version, member.address, pace, access)
+        self.config_at(member, version, member.address, timers, access)
     }
 
     /// The same at this address: a member that changes its address is configured for the new one when it moves.
@@ -298,11 +298,11 @@ impl Cluster {
         member: &'a Member,
         version: EtcdVersion,
         address: IpAddr,
-        pace: Pace,
+        timers: RaftTimers,
         access: ClientAccess,
     ) -> Cow<'a, Config> {
         let rendered = self.settings.timers.given().unwrap_or_default();
-        let same = version == self.version && address == member.address && pace == rendered;
+        let same = version == self.version && address == member.address && timers == rendered;
         if same && access == ClientAccess::Open {
             return Cow::Borrowed(&member.config);
         }
@@ -311,15 +311,15 @@ impl Cluster {
             &member.name,
             address,
             version,
-            pace,
+            timers,
             access,
             !self.balancers.is_empty(),
         ))
     }
 
     /// A member's configuration while it is compared with the others: it listens at [`CLOSED_PORT`].
-    pub fn closed_config(&self, member: &Member, version: EtcdVersion, pace: Pace) -> Config {
-        etcd::closed(&self.settings, &member.name, member.address, version, pace)
+    pub fn closed_config(&self, member: &Member, version: EtcdVersion, timers: RaftTimers) -> Config {
+        etcd::closed(&self.settings, &member.name, member.address, version, timers)
     }
 }
 

@@ -5,13 +5,13 @@
 mod auth;
 mod etcd;
 mod machines;
+mod maintenance;
 mod members;
 mod mode;
 mod rebuild;
 mod recovery;
 mod restore;
 mod stored;
-mod upkeep;
 mod versions;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,12 +19,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+pub use maintenance::SpaceRecord;
 pub use members::LearnerRecord;
 pub use mode::{Adopted, Mode};
 pub use rebuild::RebuildError;
 pub use recovery::Recovery;
 pub use restore::{Restoration, SnapshotSource};
-pub use upkeep::SpaceRecord;
 pub use versions::SnapshotRecord;
 
 use stored::Stored;
@@ -34,7 +34,7 @@ use crate::backup::history::begin;
 use crate::backup::{Drill, History};
 use crate::desired::Cluster;
 use crate::observed::{
-    Alarm, AuthorityRecord, ClusterId, ListedMember, MemberId, Observed, Preflight, Problem, Side, Trust, View,
+    Alarm, AuthorityRecord, ClusterId, ListedMember, MemberId, Observed, Preflight, Problem, Trust, TrustDomain, View,
 };
 use crate::spec::{AuthMode, Name};
 
@@ -95,27 +95,27 @@ pub struct Ledger {
 
 impl Ledger {
     /// The authorities of this side, once there are any.
-    pub fn trust(&self, side: Side) -> Option<&Trust> {
+    pub fn trust(&self, side: TrustDomain) -> Option<&Trust> {
         match side {
-            Side::Peers => self.peers.as_ref(),
-            Side::Clients => self.clients.as_ref(),
+            TrustDomain::Peers => self.peers.as_ref(),
+            TrustDomain::Clients => self.clients.as_ref(),
         }
     }
 
     /// The place of this side's authorities.
-    pub fn trust_mut(&mut self, side: Side) -> &mut Option<Trust> {
+    pub fn trust_mut(&mut self, side: TrustDomain) -> &mut Option<Trust> {
         match side {
-            Side::Peers => &mut self.peers,
-            Side::Clients => &mut self.clients,
+            TrustDomain::Peers => &mut self.peers,
+            TrustDomain::Clients => &mut self.clients,
         }
     }
 
     /// Adds an authority: the first of its side, or the next. Before etcd was ever started no member trusts the
     /// previous one, so that the new one replaces it at once.
-    pub fn take_in(&mut self, side: Side, record: AuthorityRecord) {
-        let nobody = self.started.is_empty() && self.cluster.is_none();
+    pub fn take_in(&mut self, side: TrustDomain, record: AuthorityRecord) {
+        let unused = self.started.is_empty() && self.cluster.is_none();
         match self.trust_mut(side) {
-            Some(trust) if !nobody => trust.take_in(record),
+            Some(trust) if !unused => trust.take_in(record),
             place => *place = Some(Trust::new(record)),
         }
     }
@@ -126,7 +126,7 @@ impl Ledger {
             Action::Machine(action) => machines::ahead(self, desired, action),
             Action::Etcd(action) => etcd::ahead(self, desired, observed, action),
             Action::Member(action) => members::ahead(self, desired, observed, action, now),
-            Action::Upkeep(action) => upkeep::ahead(self, observed, action),
+            Action::Maintenance(action) => maintenance::ahead(self, observed, action),
             Action::Auth(action) => auth::ahead(self, desired, action),
             // The next observation tells whether it was done, or the code that executes it records it.
             Action::Pki(_)
@@ -142,7 +142,7 @@ impl Ledger {
     /// What is known once an action was done.
     pub fn after(&mut self, action: &Action) {
         match action {
-            Action::Upkeep(action) => upkeep::after(self, action),
+            Action::Maintenance(action) => maintenance::after(self, action),
             Action::Restore(action) => restore::after(self, action),
             // The next observation shows it.
             Action::Machine(_)

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::Ledger;
 use crate::desired::Cluster;
-use crate::observed::{Data, Observed, Side, Trust, View};
+use crate::observed::{Data, Observed, Trust, TrustDomain, View};
 use crate::spec::Name;
 
 /// The incarnation of a machine that etcd was started on and that cannot be asked: no machine has it, so that a machine
@@ -38,7 +38,7 @@ pub enum RebuildError {
         "members have data, and the state keeps no {0} CA: a new one would be trusted by none of them; bring the state's \
          directory back from a copy, with its certificates and secrets"
     )]
-    NoAuthority(Side),
+    NoAuthority(TrustDomain),
 }
 
 impl Ledger {
@@ -80,7 +80,7 @@ impl Ledger {
             [only] => *only,
             _ => return Err(RebuildError::SeveralClusters),
         };
-        if let Some(side) = Side::ALL.into_iter().find(|side| ledger.trust(*side).is_none()) {
+        if let Some(side) = TrustDomain::ALL.into_iter().find(|side| ledger.trust(*side).is_none()) {
             return Err(RebuildError::NoAuthority(side));
         }
         ledger.cluster = Some(cluster);

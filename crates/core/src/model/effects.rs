@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    Agreed, MachineModel, Stored, World, agents, auth, etcd, machines, members, pki, preflight, recovery, restore,
-    upkeep, users, versions,
+    Agreed, MachineModel, Stored, World, agents, auth, etcd, machines, maintenance, members, pki, preflight, recovery,
+    restore, users, versions,
 };
 use crate::action::Action;
 use crate::desired::Cluster;
-use crate::observed::{Access, ClusterId, Data, Door, Doors, ListedMember, MemberId, Power, Root};
+use crate::observed::{Access, AccessProbe, ClusterId, Data, ListedMember, MemberId, Power, ProbeOutcome, Root};
 use crate::render;
 use crate::spec::{AuthMode, Name};
 
@@ -23,14 +23,18 @@ pub struct Impossible(pub String);
 
 impl Agreed {
     pub(super) fn new(members: Vec<ListedMember>) -> Self {
-        let doors = Doors { anonymous: Door::Shut, plaintext: Door::Shut, foreign: Door::Shut };
+        let probe = AccessProbe {
+            anonymous: ProbeOutcome::Denied,
+            plaintext: ProbeOutcome::Denied,
+            foreign: ProbeOutcome::Denied,
+        };
         Self {
             members,
             root: Root::Missing,
             auth: false,
             formed: false,
             alarms: Vec::new(),
-            doors,
+            probe,
             stored: Stored::new(),
             access: Access::default(),
             line: None,
@@ -56,7 +60,7 @@ impl World {
             Action::Preflight(action) => preflight::act(self, desired, action)?,
             Action::Etcd(action) => etcd::act(self, desired, action, warm_up)?,
             Action::Member(action) => members::act(self, desired, action, warm_up)?,
-            Action::Upkeep(action) => upkeep::act(self, action)?,
+            Action::Maintenance(action) => maintenance::act(self, action)?,
             Action::Version(action) => versions::act(self, desired, action)?,
             Action::Auth(action) => auth::act(self, action)?,
             Action::User(action) => users::act(self, desired, action)?,
@@ -74,7 +78,7 @@ impl World {
     }
 
     /// The data of a member that etcd was once started on.
-    pub(super) fn born(&self, desired: &Cluster, name: &Name, cluster: Option<ClusterId>) -> Data {
+    pub(super) fn bootstrap_data(&self, desired: &Cluster, name: &Name, cluster: Option<ClusterId>) -> Data {
         let ids = Ids::of(&self.founders(desired));
         let listed = cluster.and_then(|id| self.agreed.get(&id)).into_iter().flat_map(|agreed| &agreed.members);
         let listed = listed.into_iter().find(|m| m.name == name.as_str()).map(|m| m.id);

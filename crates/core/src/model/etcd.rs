@@ -78,7 +78,7 @@ impl World {
     ) -> Result<(), Impossible> {
         let founders = self.ledger.founders.clone();
         let ids = Ids::of(&founders);
-        let born = ids.members.get(name).copied();
+        let started = ids.members.get(name).copied();
         let joined = match data {
             StartData::Joining(cluster) => self.agreed.get(&cluster).and_then(|agreed| {
                 let this = |m: &&ListedMember| self.ledger.name_of(m).as_ref() == Some(name);
@@ -97,7 +97,7 @@ impl World {
         }
         match (data, &machine.data) {
             (StartData::Empty, Data::Empty) => {
-                let member = born.ok_or_else(|| Impossible(format!("{name} is not in the file")))?;
+                let member = started.ok_or_else(|| Impossible(format!("{name} is not in the file")))?;
                 machine.data = Data::Present { member, cluster: ids.cluster };
             }
             (StartData::Joining(cluster), Data::Empty) => {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::World;
 use crate::desired::Cluster;
 use crate::observed::{Fact, Observed, Problem, Tolerance};
-use crate::plan::{Patience, Pause, Plan, Step, Waiting, plan};
+use crate::plan::{Pause, Plan, Step, WaitKind, Waiting, plan};
 
 /// More waves than any sound plan has: a planner that does not converge is stopped here.
 const MAX_WAVES: usize = 200;
@@ -84,7 +84,7 @@ fn forecast_by(
         if next.steps.is_empty() || waves.len() >= MAX_WAVES {
             let converges = next.is_done();
             let waiting =
-                next.waiting.into_iter().filter(|w| converges || w.patience() != Patience::Soon || stuck(w)).collect();
+                next.waiting.into_iter().filter(|w| converges || w.kind() != WaitKind::Soon || stuck(w)).collect();
             return Forecast { now: tolerance, waves, waiting, converges };
         }
         for step in &next.steps {
@@ -102,7 +102,7 @@ fn forecast_by(
         world.pass_time();
         world.remember(desired);
         seen = still_unreachable(world.observe(desired), observed);
-        seen.handshakes = world.shake_hands(desired, &seen);
+        seen.handshakes = world.test_handshakes(desired, &seen);
     }
 }
 
@@ -126,7 +126,7 @@ fn stuck(waiting: &Waiting) -> bool {
             | Waiting::LearnerCatchingUp { .. }
             | Waiting::HealFirst { .. }
             | Waiting::ReplacedLater { .. }
-            | Waiting::NoHeir { .. }
+            | Waiting::NoTransferTarget { .. }
             | Waiting::MemberSilent { .. }
             | Waiting::UsersUnknown { .. }
             | Waiting::PasswordUnknown { .. }

@@ -19,9 +19,10 @@ impl World {
         }
         let names = desired.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
         let members = names.map(|name| (name.clone(), self.observe_member(desired, name))).collect();
-        let (ledger, brought, upkeep) = (self.ledger.clone(), self.brought.clone(), self.observe_upkeep(desired));
-        let mut observed = Observed { ledger, members, brought, handshakes: BTreeMap::new(), upkeep };
-        observed.handshakes = self.shake_hands(desired, &observed);
+        let (ledger, brought, maintenance) =
+            (self.ledger.clone(), self.brought.clone(), self.observe_maintenance(desired));
+        let mut observed = Observed { ledger, members, brought, handshakes: BTreeMap::new(), maintenance };
+        observed.handshakes = self.test_handshakes(desired, &observed);
         observed
     }
 
@@ -103,7 +104,7 @@ impl World {
             alarms: agreed.map(|a| a.alarms.clone()).unwrap_or_default(),
             auth: asked.map(|a| a.auth),
             root: agreed.map_or(crate::observed::Root::Unknown, |a| a.root),
-            doors: asked.filter(|a| a.auth || desired.auth == AuthMode::None).map(|a| a.doors.clone()),
+            probe: asked.filter(|a| a.auth || desired.auth == AuthMode::None).map(|a| a.probe.clone()),
             access: asked.filter(|a| a.auth).map(|a| Ok(a.access.clone())),
             settings: BTreeMap::new(),
             read_error,

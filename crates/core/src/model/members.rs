@@ -46,9 +46,9 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &MemberAction, w
             })?;
             world.stop(machine, Some(*cluster))?;
             let member = desired.member(machine);
-            let pace = desired.pace(&world.ledger).unwrap_or_default();
+            let timers = desired.timers(&world.ledger).unwrap_or_default();
             let access = desired.client_access(&world.ledger);
-            let digest = member.map(|m| desired.config(m, *version, pace, access).digest.clone());
+            let digest = member.map(|m| desired.config(m, *version, timers, access).digest.clone());
             let address = member.map(|m| m.address);
             let moved = world.claimed(machine)?;
             moved.config = digest;

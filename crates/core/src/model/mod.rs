@@ -7,13 +7,13 @@ mod etcd;
 mod forecast;
 mod look;
 mod machines;
+mod maintenance;
 mod members;
 mod pki;
 mod preflight;
 mod recovery;
 mod restore;
 mod trust;
-mod upkeep;
 mod users;
 mod versions;
 
@@ -24,13 +24,14 @@ use jiff::Timestamp;
 
 pub use effects::Impossible;
 pub use forecast::{Forecast, Wave, forecast};
+pub use maintenance::Stored;
 pub use preflight::Latency;
-pub use upkeep::Stored;
 
 use crate::desired::{Cluster, address_of};
 use crate::observed::{
-    Access, Agent, AgentProgram, Alarm, AuthorityRecord, CertificateFacts, ClusterId, Data, Delivery, Disk, Doors,
-    EtcdFacts, Ledger, ListedMember, MemberId, Observed, PortTaken, Power, Purpose, Root, ServiceState, Side,
+    Access, AccessProbe, Agent, AgentProgram, Alarm, AuthorityRecord, CertificateFacts, ClusterId, Data, Delivery,
+    Disk, EtcdFacts, Ledger, ListedMember, MemberId, Observed, PortTaken, Power, Purpose, Root, ServiceState,
+    TrustDomain,
 };
 use crate::spec::{EtcdVersion, Name, Shape};
 use crate::versions::{Line, REQUESTS_OF_TODAY};
@@ -51,7 +52,7 @@ pub struct World {
     /// Counts machines, so that each has its own incarnation.
     pub made: u64,
     /// The authorities that the file brings.
-    pub brought: BTreeMap<Side, AuthorityRecord>,
+    pub brought: BTreeMap<TrustDomain, AuthorityRecord>,
     /// Every trust that was ever stored anywhere: its digest, and the keys of those that it trusts.
     pub bundles: BTreeMap<String, BTreeSet<String>>,
     /// What disks and network take.
@@ -164,7 +165,7 @@ pub struct Agreed {
     /// Alarms.
     pub alarms: Vec<Alarm>,
     /// Whether unauthenticated clients are rejected.
-    pub doors: Doors,
+    pub probe: AccessProbe,
     /// What its members hold.
     pub stored: Stored,
     /// Its roles and users.
@@ -353,7 +354,7 @@ impl World {
     /// unchanged: a machine that etcd was started on has etcd's data.
     fn trust_the_silent(&mut self, desired: &Cluster, observed: &Observed) {
         let others = observed.members.values().filter_map(|m| m.etcd.seen());
-        let pace = desired.pace(&observed.ledger).unwrap_or_default();
+        let timers = desired.timers(&observed.ledger).unwrap_or_default();
         let access = desired.client_access(&observed.ledger);
         let assumed = others.map(|e| e.version).min().unwrap_or(desired.version);
         for (name, incarnation) in &observed.ledger.started {
@@ -365,7 +366,7 @@ impl World {
             }
             let data = match seen.etcd.seen() {
                 Some(etcd) => Data::Present { member: etcd.member, cluster: etcd.cluster },
-                None => self.born(desired, name, observed.ledger.cluster),
+                None => self.bootstrap_data(desired, name, observed.ledger.cluster),
             };
             let version = seen.etcd.seen().map(|e| e.version).unwrap_or(assumed);
             let running = if answers { ServiceState::Running } else { ServiceState::Stopped };
@@ -377,7 +378,7 @@ impl World {
                 machine.installed = BTreeSet::from([version]);
                 machine.last_version = Some(version);
                 machine.certificates = certificates;
-                machine.config = Some(desired.config(member, version, pace, access).digest.clone());
+                machine.config = Some(desired.config(member, version, timers, access).digest.clone());
                 machine.config_address = observed.ledger.members.get(name).and_then(|url| address_of(url));
                 machine.data = data;
                 machine.had_data = true;
@@ -395,7 +396,7 @@ impl World {
     }
 
     fn adopt(&mut self, etcd: &EtcdFacts) {
-        let shut = crate::observed::Door::Shut;
+        let shut = crate::observed::ProbeOutcome::Denied;
         self.leads = etcd.leader.or(self.leads);
         let agreed = self.agreed.entry(etcd.cluster).or_insert_with(|| Agreed {
             members: etcd.members.clone(),
@@ -403,7 +404,7 @@ impl World {
             auth: etcd.auth.unwrap_or(false),
             formed: etcd.leader.is_some(),
             alarms: etcd.alarms.clone(),
-            doors: Doors { anonymous: shut.clone(), plaintext: shut.clone(), foreign: shut },
+            probe: AccessProbe { anonymous: shut.clone(), plaintext: shut.clone(), foreign: shut },
             stored: Agreed::UNSEEN,
             access: Access::default(),
             line: None,
@@ -421,8 +422,8 @@ impl World {
             root @ (Root::Ready | Root::Outdated) => agreed.root = root,
             Root::Missing | Root::Unknown => {}
         }
-        if let Some(doors) = &etcd.doors {
-            agreed.doors = doors.clone();
+        if let Some(probe) = &etcd.probe {
+            agreed.probe = probe.clone();
         }
         agreed.line = agreed.line.max(etcd.storage_version.map(Line::of));
         agreed.downgrade = agreed.downgrade.or(etcd.downgrade.map(Line::of));
@@ -514,7 +515,7 @@ impl World {
             }
         }
         self.connect();
-        upkeep::grow(&mut self.machines, &mut self.agreed);
+        maintenance::grow(&mut self.machines, &mut self.agreed);
         let formed: Vec<ClusterId> = self.agreed.keys().copied().filter(|id| self.has_quorum(*id)).collect();
         for id in formed {
             let lines = self.lines(id);

@@ -8,14 +8,14 @@ use super::World;
 use super::effects::{Impossible, later};
 use crate::action::PkiAction;
 use crate::desired::Cluster;
-use crate::observed::{CertificateFacts, Purpose, Side};
+use crate::observed::{CertificateFacts, Purpose, TrustDomain};
 use crate::spec::Name;
 
 pub(super) fn act(world: &mut World, desired: &Cluster, action: &PkiAction) -> Result<(), Impossible> {
     let now = world.now;
     match action {
         PkiAction::MakeAuthorities => {
-            for side in Side::ALL {
+            for side in TrustDomain::ALL {
                 if world.ledger.trust(side).is_none() {
                     world.ledger.take_in(side, world.authority(desired, side));
                 }

@@ -33,9 +33,9 @@ pub(super) fn act(
                 let Data::Present { cluster, .. } = world.claimed(machine)?.data else {
                     return Err(Impossible(format!("{machine} was not restored")));
                 };
-                let pace = desired.pace(&world.ledger).unwrap_or_default();
+                let timers = desired.timers(&world.ledger).unwrap_or_default();
                 let access = desired.client_access(&world.ledger);
-                let config = desired.member(machine).map(|m| desired.config(m, version, pace, access));
+                let config = desired.member(machine).map(|m| desired.config(m, version, timers, access));
                 world.claimed(machine)?.config = config.map(|config| config.digest.clone());
                 world.start(machine, version, StartData::Of(cluster), warm_up)?;
                 // Machines that make backups by themselves are given the new history.

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{MachineModel, World};
 use crate::desired::Cluster;
 use crate::observed::{
-    AuthorityRecord, ClusterId, Greeting, Handshakes, MemberId, Observed, Origin, Purpose, ServiceState, Side, Trust,
-    View, quorum,
+    AuthorityRecord, ClusterId, HandshakeResult, Handshakes, MemberId, Observed, Origin, Purpose, ServiceState, Trust,
+    TrustDomain, View, quorum,
 };
 use crate::plan::trust::to_be_proven;
 use crate::spec::{AuthMode, Authority, Name};
@@ -132,7 +132,7 @@ impl World {
 
     /// Every bundle that can be made of the authorities that the ledger knows may be on a disk somewhere.
     pub(super) fn note_bundles(&mut self) {
-        for side in Side::ALL {
+        for side in TrustDomain::ALL {
             if let Some(trust) = self.ledger.trust(side) {
                 self.bundles.extend(trust.bundles());
             }
@@ -140,7 +140,7 @@ impl World {
     }
 
     /// The trust that is to be stored now, by its digest.
-    pub(super) fn store_trust(&mut self, side: Side) -> Result<String, Impossible> {
+    pub(super) fn store_trust(&mut self, side: TrustDomain) -> Result<String, Impossible> {
         let trust = self.ledger.trust(side).ok_or_else(|| Impossible("there is no authority".to_owned()))?;
         let digest = trust.digest();
         let keys: BTreeSet<String> = trust.trusted().into_iter().map(|a| a.key.clone()).collect();
@@ -149,7 +149,7 @@ impl World {
     }
 
     /// The authority that the file says: brought, or a new one.
-    pub(super) fn authority(&self, desired: &Cluster, side: Side) -> AuthorityRecord {
+    pub(super) fn authority(&self, desired: &Cluster, side: TrustDomain) -> AuthorityRecord {
         let number = self.ledger.trust(side).map_or(1, |t| t.numbered + 1);
         let origin = match desired.authority(side) {
             Authority::Made => Origin::Made,
@@ -163,12 +163,12 @@ impl World {
         AuthorityRecord { number, not_after: later(self.now, desired.ca_validity_ms), origin, key, certificate }
     }
 
-    pub(super) fn trust_mut(&mut self, side: Side) -> Result<&mut Trust, Impossible> {
+    pub(super) fn trust_mut(&mut self, side: TrustDomain) -> Result<&mut Trust, Impossible> {
         self.ledger.trust_mut(side).as_mut().ok_or_else(|| Impossible("there is no authority".to_owned()))
     }
 
     /// What handshake tests show, where a phase depends on it.
-    pub fn shake_hands(&self, desired: &Cluster, observed: &Observed) -> BTreeMap<Name, Handshakes> {
+    pub fn test_handshakes(&self, desired: &Cluster, observed: &Observed) -> BTreeMap<Name, Handshakes> {
         let sides = to_be_proven(desired, observed, self.now);
         if sides.is_empty() {
             return BTreeMap::new();
@@ -176,27 +176,27 @@ impl World {
         let serves = |m: &MachineModel| m.exists && m.process.state == ServiceState::Running && m.process.warm_up == 0;
         let one = |(name, machine): (&Name, &MachineModel)| -> Option<(Name, Handshakes)> {
             observed.members.get(name)?.report()?;
-            let mut shaken = Handshakes::default();
+            let mut handshakes = Handshakes::default();
             for (other, o) in self.machines.iter().filter(|(other, o)| *other != name && o.exists) {
                 let error = match (serves(o), self.linked(machine, o)) {
                     (false, _) => Some("connection refused".to_owned()),
                     (true, false) => Some("bad certificate".to_owned()),
                     (true, true) => None,
                 };
-                shaken.peers.insert(other.clone(), error);
+                handshakes.peers.insert(other.clone(), error);
             }
             for side in &sides {
                 let trust = self.ledger.trust(*side)?;
-                let greet = |a: &AuthorityRecord| match (serves(machine), self.accepts(machine, side.purpose(), &a.key))
-                {
-                    (false, _) => Greeting::Unclear("connection refused".to_owned()),
-                    (true, true) => Greeting::Accepted,
-                    (true, false) => Greeting::Refused("bad certificate".to_owned()),
-                };
-                let greetings = trust.known().into_iter().map(|a| (a.key.clone(), greet(a))).collect();
-                shaken.let_in.insert(*side, greetings);
+                let result =
+                    |a: &AuthorityRecord| match (serves(machine), self.accepts(machine, side.purpose(), &a.key)) {
+                        (false, _) => HandshakeResult::Unclear("connection refused".to_owned()),
+                        (true, true) => HandshakeResult::Accepted,
+                        (true, false) => HandshakeResult::Refused("bad certificate".to_owned()),
+                    };
+                let results = trust.known().into_iter().map(|a| (a.key.clone(), result(a))).collect();
+                handshakes.let_in.insert(*side, results);
             }
-            Some((name.clone(), shaken))
+            Some((name.clone(), handshakes))
         };
         self.machines.iter().filter_map(one).collect()
     }

@@ -49,7 +49,7 @@ pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: 
                 | Action::Preflight(_)
                 | Action::Etcd(_)
                 | Action::Member(_)
-                | Action::Upkeep(_)
+                | Action::Maintenance(_)
                 | Action::Version(_)
                 | Action::Auth(_)
                 | Action::Restore(_)

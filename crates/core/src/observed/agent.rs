@@ -47,7 +47,7 @@ pub struct AgentReport {
     pub delivery: Delivery,
     /// Its part in making backups, where machines make them by themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub backups: Option<Keeping>,
+    pub backups: Option<BackupState>,
     /// The program of the agent; none where it is too old to be upgraded by a call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<AgentProgram>,
@@ -85,7 +85,7 @@ pub struct FailedUpgrade {
 
 /// A machine's role in making backups: one of a cluster makes them, and the others are on standby.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keeping {
+pub struct BackupState {
     /// Whether it makes them.
     pub keeps: bool,
     /// The newest complete full backup, as far as it knows.

@@ -84,7 +84,7 @@ pub struct EtcdFacts {
     /// The superuser, looked at while auth is off.
     pub root: Root,
     /// Whether unauthenticated clients are rejected, tested once auth is on.
-    pub doors: Option<Doors>,
+    pub probe: Option<AccessProbe>,
     /// Roles and users, or why they could not be asked for. Looked at where the file speaks of them, once auth is on, at
     /// one member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -160,32 +160,32 @@ pub const ANONYMOUS: &str = "an anonymous";
 
 /// Whether clients that should be rejected are rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Doors {
+pub struct AccessProbe {
     /// A client without credentials.
-    pub anonymous: Door,
+    pub anonymous: ProbeOutcome,
     /// A client without TLS.
-    pub plaintext: Door,
+    pub plaintext: ProbeOutcome,
     /// A client whose certificate a foreign authority signed.
-    pub foreign: Door,
+    pub foreign: ProbeOutcome,
 }
 
-impl Doors {
+impl AccessProbe {
     /// The probes that were not rejected, with their outcome.
-    pub fn not_shut(&self) -> impl Iterator<Item = (&'static str, &Door)> {
+    pub fn not_denied(&self) -> impl Iterator<Item = (&'static str, &ProbeOutcome)> {
         [(ANONYMOUS, &self.anonymous), ("a plaintext", &self.plaintext), ("a foreign-CA", &self.foreign)]
             .into_iter()
-            .filter(|(_, door)| !matches!(door, Door::Shut))
+            .filter(|(_, outcome)| !matches!(outcome, ProbeOutcome::Denied))
     }
 }
 
 /// The outcome of one probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Door {
+pub enum ProbeOutcome {
     /// The client was rejected.
-    Shut,
+    Denied,
     /// The client was accepted.
-    Open,
+    Accepted,
     /// It could not be tested.
-    Unclear(String),
+    Untested(String),
 }

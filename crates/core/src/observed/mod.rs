@@ -4,10 +4,10 @@ mod agent;
 mod balancer;
 mod etcd;
 mod fact;
+mod maintenance;
 mod member;
 mod preflight;
 mod trust;
-mod upkeep;
 mod users;
 mod view;
 mod zones;
@@ -19,15 +19,17 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 pub use agent::{
-    Agent, AgentProgram, AgentReport, CertificateFacts, Data, Delivery, Disk, EtcdOnMachine, FailedUpgrade, Keeping,
-    LogEnd, PortTaken, Purpose, Service, ServiceState,
+    Agent, AgentProgram, AgentReport, BackupState, CertificateFacts, Data, Delivery, Disk, EtcdOnMachine,
+    FailedUpgrade, LogEnd, PortTaken, Purpose, Service, ServiceState,
 };
 pub use balancer::{BalancerFacts, ServerFacts, ServerState, StatError};
-pub use etcd::{ANONYMOUS, Alarm, ClusterId, Door, Doors, EtcdFacts, ListedMember, MemberId, Problem, Root};
+pub use etcd::{
+    ANONYMOUS, AccessProbe, Alarm, ClusterId, EtcdFacts, ListedMember, MemberId, ProbeOutcome, Problem, Root,
+};
 pub use fact::Fact;
+pub use maintenance::{Agreement, FilledPrefix, Filling, Hash, Hashes, Maintenance, PrefixCounter, Sampled, size};
 pub use preflight::{Concern, Measured, Measurement, Preflight, Worst, judge, recommend, time};
-pub use trust::{AuthorityRecord, Greeting, Handshakes, Origin, Side, Trust};
-pub use upkeep::{Agreement, FilledPrefix, Filling, Hash, Hashes, Sampled, Tally, Upkeep, size};
+pub use trust::{AuthorityRecord, HandshakeResult, Handshakes, Origin, Trust, TrustDomain};
 pub use users::{Access, Granted, Password, ROOT, Role, User};
 pub use view::{Tolerance, View, quorum};
 pub use zones::Zones;
@@ -47,10 +49,10 @@ pub struct Observed {
     pub members: BTreeMap<Name, MemberObserved>,
     /// What was measured because of an alarm.
     #[serde(default)]
-    pub upkeep: Upkeep,
+    pub maintenance: Maintenance,
     /// The authorities that the file brings, as they are found where it says.
     #[serde(default)]
-    pub brought: BTreeMap<Side, AuthorityRecord>,
+    pub brought: BTreeMap<TrustDomain, AuthorityRecord>,
     /// Which certificates each member accepts. Tested while an authority changes, where a phase depends on it.
     #[serde(default)]
     pub handshakes: BTreeMap<Name, Handshakes>,

@@ -9,7 +9,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{Duration, Name, Pace};
+use crate::spec::{Duration, Name, RaftTimers};
 
 /// Heartbeats that the rule gives out, in milliseconds. Each is about twice the one before, so that no noise tells two
 /// of them apart; the first is etcd's default, the last the longest with an election time-out that etcd allows.
@@ -67,7 +67,8 @@ pub struct Preflight {
     /// The rule that the timers were found by: [`Preflight::RULE`] of its time.
     pub rule: u32,
     /// The timers.
-    pub pace: Pace,
+    #[serde(alias = "pace")]
+    pub timers: RaftTimers,
 }
 
 impl Measurement {
@@ -100,20 +101,20 @@ impl Preflight {
     /// only where two steps lie between, because they cost a restart of every member.
     pub fn after(before: Option<&Self>, measurement: Measurement) -> Self {
         let found = recommend(&measurement);
-        let kept = before.map(|before| before.pace).filter(|pace| {
-            let (old, new) = (pace.heartbeat.as_millis(), found.heartbeat.as_millis());
+        let kept = before.map(|before| before.timers).filter(|timers| {
+            let (old, new) = (timers.heartbeat.as_millis(), found.heartbeat.as_millis());
             (old / FAR + 1..=old).contains(&new)
         });
-        Self { measurement, rule: Self::RULE, pace: kept.unwrap_or(found) }
+        Self { measurement, rule: Self::RULE, timers: kept.unwrap_or(found) }
     }
 }
 
 /// The timers that suit what was measured; the longest that etcd allows where none do.
-pub fn recommend(measurement: &Measurement) -> Pace {
+pub fn recommend(measurement: &Measurement) -> RaftTimers {
     let worst = measurement.worst();
     let needed = needed_us(&worst);
     let step = STEPS.into_iter().find(|ms| ms * 1000 >= needed).unwrap_or(STEPS[STEPS.len() - 1]);
-    Pace { heartbeat: Duration::from_millis(step), election: Duration::from_millis(step * HEARTBEATS) }
+    RaftTimers { heartbeat: Duration::from_millis(step), election: Duration::from_millis(step * HEARTBEATS) }
 }
 
 /// One round trip and one durable write: what lies between a heartbeat that is sent and one that is answered.
@@ -134,9 +135,9 @@ pub enum Concern {
         /// How long ninety-nine writes in a hundred take at most.
         write_us: u32,
         /// The timers.
-        pace: Pace,
+        timers: RaftTimers,
         /// Those that suit.
-        better: Pace,
+        better: RaftTimers,
     },
     /// A heartbeat comes more than twice in a round trip.
     RoundTripOutlastsHeartbeat {
@@ -147,9 +148,9 @@ pub enum Concern {
         /// How long it takes.
         round_trip_us: u32,
         /// The timers.
-        pace: Pace,
+        timers: RaftTimers,
         /// Those that suit.
-        better: Pace,
+        better: RaftTimers,
     },
     /// Fewer than ten round trips fit into the election time-out: members start elections without need.
     ElectionTooShort {
@@ -160,25 +161,25 @@ pub enum Concern {
         /// How long a round trip takes.
         round_trip_us: u32,
         /// The timers.
-        pace: Pace,
+        timers: RaftTimers,
         /// Those that suit.
-        better: Pace,
+        better: RaftTimers,
     },
     /// One round trip and one durable write do not fit into a heartbeat.
     Tight {
         /// What both take.
         needed_us: u64,
         /// The timers.
-        pace: Pace,
+        timers: RaftTimers,
         /// Those that suit.
-        better: Pace,
+        better: RaftTimers,
     },
     /// A lost leader goes unnoticed for much longer than it has to.
     TooLong {
         /// The timers.
-        pace: Pace,
+        timers: RaftTimers,
         /// Those that suit.
-        better: Pace,
+        better: RaftTimers,
     },
     /// A disk is slower than etcd wants it.
     SlowDisk {
@@ -190,30 +191,30 @@ pub enum Concern {
 }
 
 /// What is to be said about timers after a measurement, the worst first.
-pub fn judge(pace: Pace, measurement: &Measurement) -> Vec<Concern> {
+pub fn judge(timers: RaftTimers, measurement: &Measurement) -> Vec<Concern> {
     let worst = measurement.worst();
     let better = recommend(measurement);
-    let [heartbeat, election] = [pace.heartbeat, pace.election].map(|time| time.as_millis().saturating_mul(1000));
+    let [heartbeat, election] = [timers.heartbeat, timers.election].map(|time| time.as_millis().saturating_mul(1000));
     let mut concerns = Vec::new();
     if let Some((from, to, round_trip_us)) = worst.round_trip.clone() {
         let trip = u64::from(round_trip_us);
         if election < trip * ROUND_TRIPS {
             let (from, to) = (from.clone(), to.clone());
-            concerns.push(Concern::ElectionTooShort { from, to, round_trip_us, pace, better });
+            concerns.push(Concern::ElectionTooShort { from, to, round_trip_us, timers, better });
         }
         if heartbeat * 2 < trip {
-            concerns.push(Concern::RoundTripOutlastsHeartbeat { from, to, round_trip_us, pace, better });
+            concerns.push(Concern::RoundTripOutlastsHeartbeat { from, to, round_trip_us, timers, better });
         }
     }
     if let Some((machine, write_us)) = worst.write.clone().filter(|(_, us)| heartbeat <= u64::from(*us)) {
-        concerns.push(Concern::WriteOutlastsHeartbeat { machine, write_us, pace, better });
+        concerns.push(Concern::WriteOutlastsHeartbeat { machine, write_us, timers, better });
     }
     let needed_us = needed_us(&worst);
     if concerns.is_empty() && heartbeat < needed_us {
-        concerns.push(Concern::Tight { needed_us, pace, better });
+        concerns.push(Concern::Tight { needed_us, timers, better });
     }
-    if better.election.as_millis().saturating_mul(FAR) <= pace.election.as_millis() {
-        concerns.push(Concern::TooLong { pace, better });
+    if better.election.as_millis().saturating_mul(FAR) <= timers.election.as_millis() {
+        concerns.push(Concern::TooLong { timers, better });
     }
     concerns.extend(
         worst
@@ -249,11 +250,11 @@ impl Concern {
     /// What an operator can do about it.
     pub fn next(&self) -> String {
         match self {
-            Self::WriteOutlastsHeartbeat { pace, better, .. }
-            | Self::RoundTripOutlastsHeartbeat { pace, better, .. }
-            | Self::ElectionTooShort { pace, better, .. }
-            | Self::Tight { pace, better, .. }
-                if better.heartbeat <= pace.heartbeat && better.election <= pace.election =>
+            Self::WriteOutlastsHeartbeat { timers, better, .. }
+            | Self::RoundTripOutlastsHeartbeat { timers, better, .. }
+            | Self::ElectionTooShort { timers, better, .. }
+            | Self::Tight { timers, better, .. }
+                if better.heartbeat <= timers.heartbeat && better.election <= timers.election =>
             {
                 "etcd allows no longer timers: bring the members closer together, or give them faster disks".to_owned()
             }
@@ -276,24 +277,28 @@ impl Concern {
 impl fmt::Display for Concern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::WriteOutlastsHeartbeat { machine, write_us, pace, .. } => {
-                let (write, heartbeat) = (time(*write_us), pace.heartbeat);
+            Self::WriteOutlastsHeartbeat { machine, write_us, timers, .. } => {
+                let (write, heartbeat) = (time(*write_us), timers.heartbeat);
                 write!(f, "{machine}: a durable write takes up to {write}, a heartbeat comes every {heartbeat}")
             }
-            Self::RoundTripOutlastsHeartbeat { from, to, round_trip_us, pace, .. } => {
-                let (trip, heartbeat) = (time(*round_trip_us), pace.heartbeat);
+            Self::RoundTripOutlastsHeartbeat { from, to, round_trip_us, timers, .. } => {
+                let (trip, heartbeat) = (time(*round_trip_us), timers.heartbeat);
                 write!(f, "{from} ↔ {to}: a round trip takes {trip}, a heartbeat comes every {heartbeat}")
             }
-            Self::ElectionTooShort { from, to, round_trip_us, pace, .. } => {
-                let (trip, election) = (time(*round_trip_us), pace.election);
+            Self::ElectionTooShort { from, to, round_trip_us, timers, .. } => {
+                let (trip, election) = (time(*round_trip_us), timers.election);
                 write!(f, "{from} ↔ {to}: ten round trips of {trip} do not fit into an election time-out of {election}")
             }
-            Self::Tight { needed_us, pace, .. } => {
+            Self::Tight { needed_us, timers, .. } => {
                 let needed = time(u32::try_from(*needed_us).unwrap_or(u32::MAX));
-                write!(f, "a round trip and a durable write take {needed}, a heartbeat comes every {}", pace.heartbeat)
+                write!(
+                    f,
+                    "a round trip and a durable write take {needed}, a heartbeat comes every {}",
+                    timers.heartbeat
+                )
             }
-            Self::TooLong { pace, better } => {
-                let (found, enough) = (pace.election, better.election);
+            Self::TooLong { timers, better } => {
+                let (found, enough) = (timers.election, better.election);
                 write!(f, "a lost leader is noticed after {found}; by what was measured, {enough} would do")
             }
             Self::SlowDisk { machine, write_us } => {
@@ -341,8 +346,8 @@ mod tests {
         Measurement { at: Timestamp::UNIX_EPOCH, members }
     }
 
-    fn pace(heartbeat: u64, election: u64) -> Pace {
-        Pace { heartbeat: Duration::from_millis(heartbeat), election: Duration::from_millis(election) }
+    fn timers(heartbeat: u64, election: u64) -> RaftTimers {
+        RaftTimers { heartbeat: Duration::from_millis(heartbeat), election: Duration::from_millis(election) }
     }
 
     fn recommended(write_us: u32, far_us: u32) -> u64 {
@@ -351,8 +356,8 @@ mod tests {
         found.heartbeat.as_millis()
     }
 
-    fn told(pace: Pace, measurement: &Measurement) -> Vec<String> {
-        judge(pace, measurement).iter().map(|c| format!("{}{c}", if c.is_unsafe() { "! " } else { "" })).collect()
+    fn described(timers: RaftTimers, measurement: &Measurement) -> Vec<String> {
+        judge(timers, measurement).iter().map(|c| format!("{}{c}", if c.is_unsafe() { "! " } else { "" })).collect()
     }
 
     #[test]
@@ -364,9 +369,9 @@ mod tests {
         assert_eq!(recommended(10 * MS, 300 * MS), 400);
         assert_eq!(recommended(10 * MS, 4_000 * MS), 5_000);
         assert_eq!(recommended(u32::MAX, u32::MAX), 5_000, "etcd allows no more");
-        let nobody = Measurement { at: Timestamp::UNIX_EPOCH, members: BTreeMap::new() };
-        assert_eq!(recommend(&nobody), Pace::default());
-        assert_eq!(judge(Pace::default(), &nobody), []);
+        let none = Measurement { at: Timestamp::UNIX_EPOCH, members: BTreeMap::new() };
+        assert_eq!(recommend(&none), RaftTimers::default());
+        assert_eq!(judge(RaftTimers::default(), &none), []);
     }
 
     #[test]
@@ -384,45 +389,48 @@ mod tests {
     #[test]
     fn timers_of_the_file_are_held_against_it() {
         let near = measurement(2 * MS, 300, 300);
-        assert_eq!(told(pace(100, 1_000), &near), Vec::<String>::new());
-        assert_eq!(told(pace(300, 3_000), &near), Vec::<String>::new());
+        assert_eq!(described(timers(100, 1_000), &near), Vec::<String>::new());
+        assert_eq!(described(timers(300, 3_000), &near), Vec::<String>::new());
         assert_eq!(
-            told(pace(500, 5_000), &near),
+            described(timers(500, 5_000), &near),
             ["a lost leader is noticed after 5s; by what was measured, 1s would do"]
         );
         let far = measurement(2 * MS, 20 * MS, 120 * MS);
         assert_eq!(
-            told(pace(100, 1_000), &far),
+            described(timers(100, 1_000), &far),
             ["! a ↔ c: ten round trips of 120 ms do not fit into an election time-out of 1s"]
         );
         assert_eq!(
-            told(pace(100, 1_500), &far),
+            described(timers(100, 1_500), &far),
             ["a round trip and a durable write take 122 ms, a heartbeat comes every 100ms"]
         );
-        assert_eq!(told(pace(50, 1_500), &far), ["! a ↔ c: a round trip takes 120 ms, a heartbeat comes every 50ms"]);
+        assert_eq!(
+            described(timers(50, 1_500), &far),
+            ["! a ↔ c: a round trip takes 120 ms, a heartbeat comes every 50ms"]
+        );
         let slow = measurement(130 * MS, 300, 300);
         assert_eq!(
-            told(pace(100, 1_000), &slow),
+            described(timers(100, 1_000), &slow),
             [
                 "! c: a durable write takes up to 130 ms, a heartbeat comes every 100ms",
                 "c: a durable write takes up to 130 ms, etcd wants less than 10 ms"
             ]
         );
-        let beyond = judge(pace(5_000, 50_000), &measurement(MS, MS, 6_000 * MS));
+        let beyond = judge(timers(5_000, 50_000), &measurement(MS, MS, 6_000 * MS));
         assert!(beyond[0].is_unsafe() && beyond[0].next().contains("etcd allows no longer timers"), "{beyond:?}");
     }
 
     #[test]
     fn noise_changes_nothing() {
         let first = Preflight::after(None, measurement(2 * MS, MS, 197 * MS));
-        assert_eq!(first.pace, pace(200, 2_000));
+        assert_eq!(first.timers, timers(200, 2_000));
         let after = |before: &Preflight, far_us| Preflight::after(Some(before), measurement(2 * MS, MS, far_us));
-        assert_eq!(after(&first, 99 * MS).pace, pace(200, 2_000), "one step down is not worth a restart");
-        assert_eq!(after(&first, 100).pace, pace(200, 2_000));
+        assert_eq!(after(&first, 99 * MS).timers, timers(200, 2_000), "one step down is not worth a restart");
+        assert_eq!(after(&first, 100).timers, timers(200, 2_000));
         let longer = after(&first, 199 * MS);
-        assert_eq!(longer.pace, pace(400, 4_000), "what would not be safe is left at once");
-        assert_eq!(after(&longer, 197 * MS).pace, pace(400, 4_000));
-        assert_eq!(after(&longer, 97 * MS).pace, pace(100, 1_000), "two steps down are worth it");
+        assert_eq!(longer.timers, timers(400, 4_000), "what would not be safe is left at once");
+        assert_eq!(after(&longer, 197 * MS).timers, timers(400, 4_000));
+        assert_eq!(after(&longer, 97 * MS).timers, timers(100, 1_000), "two steps down are worth it");
         assert_eq!(longer.rule, Preflight::RULE);
     }
 

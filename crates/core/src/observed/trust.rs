@@ -16,14 +16,14 @@ use crate::spec::Name;
 /// Which certificates an authority signs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Side {
+pub enum TrustDomain {
     /// What members present to each other.
     Peers,
     /// What clients present, and what members present to clients.
     Clients,
 }
 
-impl Side {
+impl TrustDomain {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Peers, Self::Clients];
 
@@ -44,7 +44,7 @@ impl Side {
     }
 }
 
-impl fmt::Display for Side {
+impl fmt::Display for TrustDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -52,10 +52,10 @@ impl fmt::Display for Side {
 
 impl Purpose {
     /// The side whose authority signs it.
-    pub fn side(self) -> Side {
+    pub fn side(self) -> TrustDomain {
         match self {
-            Self::Peer => Side::Peers,
-            Self::Server => Side::Clients,
+            Self::Peer => TrustDomain::Peers,
+            Self::Server => TrustDomain::Clients,
         }
     }
 }
@@ -186,14 +186,14 @@ impl Trust {
 
     /// Whether the old authorities are to go: those of the peers as soon as no member needs them, those of the clients
     /// once an operator says so, in an emergency, or when they have expired.
-    pub fn finishes(&self, side: Side, now: Timestamp) -> bool {
+    pub fn finishes(&self, side: TrustDomain, now: Timestamp) -> bool {
         !self.old.is_empty()
-            && (side == Side::Peers || self.finish || self.now || self.old.iter().all(|a| a.not_after <= now))
+            && (side == TrustDomain::Peers || self.finish || self.now || self.old.iter().all(|a| a.not_after <= now))
     }
 
     /// The authority that signs members' certificates now. What members present to clients is signed by the oldest
     /// authority for as long as there are clients that may trust no other.
-    pub fn signer(&self, side: Side, renew_before: jiff::SignedDuration, now: Timestamp) -> &AuthorityRecord {
+    pub fn signer(&self, side: TrustDomain, renew_before: jiff::SignedDuration, now: Timestamp) -> &AuthorityRecord {
         let serves = |a: &&AuthorityRecord| a.not_after.duration_since(now) > renew_before;
         match self.old.iter().find(serves) {
             Some(old) if !self.finishes(side, now) => old,
@@ -261,13 +261,13 @@ pub struct Handshakes {
     /// From this machine, with its own certificate, to other members' peer ports: what went wrong, if anything.
     pub peers: BTreeMap<Name, Option<String>>,
     /// At this member's port of each side: the result for a client with a certificate of the authority with this key.
-    pub let_in: BTreeMap<Side, BTreeMap<String, Greeting>>,
+    pub let_in: BTreeMap<TrustDomain, BTreeMap<String, HandshakeResult>>,
 }
 
 /// The result of a handshake with a client certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Greeting {
+pub enum HandshakeResult {
     /// The certificate was accepted.
     Accepted,
     /// The certificate was rejected, with this error.
@@ -328,12 +328,12 @@ mod tests {
         trust.take_in(record(2));
         trust.switch(Timestamp::UNIX_EPOCH);
         let (week, now) = (jiff::SignedDuration::from_hours(168), Timestamp::UNIX_EPOCH);
-        assert_eq!(trust.signer(Side::Peers, week, now).number, 2);
-        assert_eq!(trust.signer(Side::Clients, week, now).number, 1);
+        assert_eq!(trust.signer(TrustDomain::Peers, week, now).number, 2);
+        assert_eq!(trust.signer(TrustDomain::Clients, week, now).number, 1);
         trust.old[0].not_after = now.checked_add(week).expect("a timestamp");
-        assert_eq!(trust.signer(Side::Clients, week, now).number, 2, "nearly over");
+        assert_eq!(trust.signer(TrustDomain::Clients, week, now).number, 2, "nearly over");
         trust.old[0].not_after = Timestamp::MAX;
         trust.finish = true;
-        assert_eq!(trust.signer(Side::Clients, week, now).number, 2);
+        assert_eq!(trust.signer(TrustDomain::Clients, week, now).number, 2);
     }
 }

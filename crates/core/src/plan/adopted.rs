@@ -30,13 +30,13 @@ pub(super) fn compare(draft: &mut Draft<'_>) -> Report {
 
 /// A difference; one that several members share is reported once.
 fn differs(draft: &mut Draft<'_>, machine: Option<&Name>, key: &str, found: &str, wanted: &str) {
-    let told = draft.waiting.iter_mut().find_map(|waiting| match waiting {
+    let described = draft.waiting.iter_mut().find_map(|waiting| match waiting {
         Waiting::Differs { machines, key: k, found: f, wanted: w } if (&**k, &**f, &**w) == (key, found, wanted) => {
             Some(machines)
         }
         _ => None,
     });
-    match (told, machine) {
+    match (described, machine) {
         (Some(machines), Some(machine)) => machines.push(machine.clone()),
         (Some(_), None) => {}
         (None, _) => {

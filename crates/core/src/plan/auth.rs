@@ -3,7 +3,7 @@
 use super::report::Report;
 use super::{Draft, Reason, Step, Waiting, versions};
 use crate::action::AuthAction;
-use crate::observed::{ANONYMOUS, Door, Root};
+use crate::observed::{ANONYMOUS, ProbeOutcome, Root};
 use crate::spec::AuthMode;
 
 /// Turns auth on as soon as the cluster takes writes, and tests that unauthenticated clients are rejected.
@@ -40,15 +40,17 @@ pub(super) fn secure(draft: &mut Draft<'_>) -> Report {
 
 fn prove(draft: &mut Draft<'_>) {
     for (name, etcd) in &draft.view.answering {
-        for (who, door) in etcd.doors.iter().flat_map(|d| d.not_shut()) {
+        for (who, outcome) in etcd.probe.iter().flat_map(|d| d.not_denied()) {
             // Without auth, raftsman's client needs no user name.
             if draft.desired.auth == AuthMode::None && who == ANONYMOUS {
                 continue;
             }
             let machine = (*name).clone();
-            draft.waiting.push(match door {
-                Door::Unclear(error) => Waiting::DoorUnclear { machine, error: error.clone() },
-                Door::Open | Door::Shut => Waiting::DoorOpen { machine, who: who.to_owned() },
+            draft.waiting.push(match outcome {
+                ProbeOutcome::Untested(error) => Waiting::ProbeFailed { machine, error: error.clone() },
+                ProbeOutcome::Accepted | ProbeOutcome::Denied => {
+                    Waiting::UnauthenticatedAccepted { machine, who: who.to_owned() }
+                }
             });
         }
     }

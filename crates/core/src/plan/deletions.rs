@@ -2,8 +2,8 @@
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
-use crate::action::{Action, MachineAction, PkiAction, UpkeepAction, UserAction};
-use crate::observed::Side;
+use crate::action::{Action, MachineAction, MaintenanceAction, PkiAction, UserAction};
+use crate::observed::TrustDomain;
 
 /// What is gone for good once the action is done, such as `user alice`; nothing where all can be restored.
 ///
@@ -23,8 +23,8 @@ pub fn deletion(action: &Action) -> Option<String> {
             | MachineAction::RebuildMachine { .. } => None,
         },
         Action::Pki(action) => match action {
-            PkiAction::ForgetAuthority { side: Side::Peers } => Some("old peers CA".to_owned()),
-            PkiAction::ForgetAuthority { side: Side::Clients } => Some("old clients CA".to_owned()),
+            PkiAction::ForgetAuthority { side: TrustDomain::Peers } => Some("old peers CA".to_owned()),
+            PkiAction::ForgetAuthority { side: TrustDomain::Clients } => Some("old clients CA".to_owned()),
             PkiAction::MakeAuthorities
             | PkiAction::NextAuthority { .. }
             | PkiAction::SwitchAuthority { .. }
@@ -32,9 +32,9 @@ pub fn deletion(action: &Action) -> Option<String> {
             | PkiAction::StoreTrust { .. }
             | PkiAction::IssueCertificate { .. } => None,
         },
-        Action::Upkeep(action) => match action {
-            UpkeepAction::Compact { revision } => Some(format!("history before revision {revision}")),
-            UpkeepAction::Defragment { .. } | UpkeepAction::DisarmAlarm { .. } => None,
+        Action::Maintenance(action) => match action {
+            MaintenanceAction::Compact { revision } => Some(format!("history before revision {revision}")),
+            MaintenanceAction::Defragment { .. } | MaintenanceAction::DisarmAlarm { .. } => None,
         },
         Action::User(action) => match action {
             UserAction::DeleteRole { role } => Some(format!("role {role}")),

@@ -3,9 +3,9 @@
 use super::report::{Because, Report};
 use super::safety::Case;
 use super::situation::{Ready, left_behind, to_be_opened};
-use super::{Draft, Reason, Step, Waiting, members, safety, trust, upkeep, versions};
+use super::{Draft, Reason, Step, Waiting, maintenance, members, safety, trust, versions};
 use crate::action::{Action, EtcdAction, StartData, VersionAction};
-use crate::observed::{ClusterId, Data, Fact, Problem, ServiceState, Side, quorum};
+use crate::observed::{ClusterId, Data, Fact, Problem, ServiceState, TrustDomain, quorum};
 use crate::spec::{AuthMode, EtcdVersion, Name};
 
 /// After so many crashes a process is not expected to come up by itself any more.
@@ -145,14 +145,14 @@ fn may_start(draft: &mut Draft<'_>, ready: &Ready<'_>) -> Option<StartData> {
             draft.lose(name, Waiting::DataLost { machine: name.clone() });
             None
         }
-        Data::Empty => birth(draft, name),
+        Data::Empty => bootstrap(draft, name),
         Data::Unreadable { .. } => None,
     }
 }
 
 /// How a member is bootstrapped: with its cluster, or into one that lists it. The founders' list is valid until the
 /// members change.
-fn birth(draft: &mut Draft<'_>, name: &Name) -> Option<StartData> {
+fn bootstrap(draft: &mut Draft<'_>, name: &Name) -> Option<StartData> {
     let ledger = &draft.observed.ledger;
     match (draft.view.listed, ledger.cluster.or_else(|| draft.view.clusters.keys().next().copied())) {
         (Some(_), Some(cluster)) => Some(StartData::Joining(cluster)),
@@ -207,7 +207,7 @@ fn await_restart(draft: &mut Draft<'_>, ready: &Ready<'_>) {
     let service = &ready.report.etcd.service;
     let last_exit = service.last_exit.clone().unwrap_or_else(|| "for an unknown reason".to_owned());
     if service.finds_others_different() {
-        upkeep::refuses_to_start(draft, machine);
+        maintenance::refuses_to_start(draft, machine);
         return;
     }
     let waiting = if let Some(taken) = ready.report.etcd.ports_taken.first() {
@@ -298,7 +298,7 @@ pub(super) fn roll(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
 
 /// Whether a member was started with other authorities to trust than those that are to be trusted.
 fn distrusts(draft: &Draft<'_>, ready: &Ready<'_>) -> bool {
-    Side::ALL.into_iter().any(|side| !trust::in_effect(draft.desired, draft.observed, side, ready.report))
+    TrustDomain::ALL.into_iter().any(|side| !trust::in_effect(draft.desired, draft.observed, side, ready.report))
 }
 
 /// Restarts members together: those that no other member can complete a TLS handshake with any more, which would each

@@ -1,7 +1,7 @@
 //! Machines that should be, machines that are → machines to make, start, enroll and equip.
 
 use super::situation::{Ready, to_be_opened};
-use super::versions::Course;
+use super::versions::UpgradePath;
 use super::{Draft, Reason, Step, Waiting, members, pki};
 use crate::action::{Action, EtcdAction, MachineAction};
 use crate::desired::{ClientAccess, Config, Member};
@@ -16,9 +16,9 @@ const MAX_CLOCK_OFFSET_MS: u64 = 60_000;
 const MIN_FREE_BYTES: u64 = 64 * 1024 * 1024;
 
 /// Steps that bring machines closer to running etcd; returns the members that are ready.
-pub(super) fn prepare<'a>(draft: &mut Draft<'a>, course: Course) -> Vec<Ready<'a>> {
+pub(super) fn prepare<'a>(draft: &mut Draft<'a>, path: UpgradePath) -> Vec<Ready<'a>> {
     let desired = draft.desired;
-    let ready = desired.members.iter().filter_map(|member| prepare_one(draft, member, course)).collect();
+    let ready = desired.members.iter().filter_map(|member| prepare_one(draft, member, path)).collect();
     // Members are opened to clients once new machines are enrolled: all of them are configured in one wave then, however
     // long the first one took until it was seen that auth is on.
     let enrolls = draft.steps.iter().any(|step| matches!(step.action, Action::Machine(MachineAction::Enroll { .. })));
@@ -32,7 +32,7 @@ pub(super) fn prepare<'a>(draft: &mut Draft<'a>, course: Course) -> Vec<Ready<'a
     ready
 }
 
-fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) -> Option<Ready<'a>> {
+fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, path: UpgradePath) -> Option<Ready<'a>> {
     let name = &member.name;
     let observed = draft.observed;
     let seen = observed.members.get(name)?;
@@ -108,24 +108,24 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
             return None;
         }
         let action = MachineAction::MoveMachine { machine: name.clone(), address: member.address };
-        draft.steps.push(Step::new(action, Reason::Moved));
+        draft.steps.push(Step::new(action, Reason::TransferProgress));
         return None;
     }
     let etcd = &report.etcd;
-    let version = version(etcd, course);
-    let pace = draft.desired.pace(&observed.ledger);
+    let version = version(etcd, path);
+    let timers = draft.desired.timers(&observed.ledger);
     // A machine that is no member need not be closed to clients; a restored member is configured when it is compared.
     let access = match outside || observed.ledger.restoration().is_some() {
         true => ClientAccess::Open,
         false => draft.desired.client_access(&observed.ledger),
     };
     let address = members::serves_at(draft, member);
-    let configured = |access| pace.map(|pace| draft.desired.config_at(member, version, address, pace, access));
+    let configured = |access| timers.map(|timers| draft.desired.config_at(member, version, address, timers, access));
     let config = configured(access);
     let open = (access == ClientAccess::Closed).then(|| configured(ClientAccess::Open)).flatten();
     let open = open.map(|config| config.digest.clone());
     // Before the timers are measured, every member keeps those that it has.
-    let stays = matches!(course, Course::Stay(_)) || pace.is_none();
+    let stays = matches!(path, UpgradePath::Stay(_)) || timers.is_none();
     let kept = etcd.running_config.as_ref().or(etcd.config.as_ref()).filter(|_| stays);
     let equipped = equip(draft, member, report, version, config.as_deref().filter(|_| kept.is_none()));
     let digest = kept.or(config.as_ref().map(|config| &config.digest)).filter(|_| equipped)?.clone();
@@ -136,11 +136,11 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, course: Course) ->
 
 /// The version that etcd should run on a machine now. A stopped member restarts with the version that its data was last
 /// used with, and is upgraded like all others.
-fn version(etcd: &EtcdOnMachine, course: Course) -> EtcdVersion {
+fn version(etcd: &EtcdOnMachine, path: UpgradePath) -> EtcdVersion {
     let last = etcd.used_with().filter(|last| etcd.installed.contains_key(last));
     match etcd.service.state {
-        ServiceState::Stopped => last.unwrap_or_else(|| course.target(None)),
-        ServiceState::Running | ServiceState::Backoff => course.target(etcd.running_version.or(last)),
+        ServiceState::Stopped => last.unwrap_or_else(|| path.target(None)),
+        ServiceState::Running | ServiceState::Backoff => path.target(etcd.running_version.or(last)),
     }
 }
 

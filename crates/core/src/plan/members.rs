@@ -9,7 +9,7 @@ use jiff::SignedDuration;
 
 use super::report::{Because, Report};
 use super::situation::{Ready, may_lead, trusted_target};
-use super::{Draft, Patience, Reason, Step, Waiting};
+use super::{Draft, Reason, Step, WaitKind, Waiting};
 use crate::action::{Action, EtcdAction, MachineAction, MemberAction, StartData};
 use crate::desired::{self, Member};
 use crate::observed::{Data, Fact, ListedMember, MemberId, Power, ServiceState, quorum};
@@ -136,14 +136,13 @@ fn learners(draft: &mut Draft<'_>) {
             remove(draft, &learner, Reason::NotInFile);
             continue;
         };
-        let patience =
-            SignedDuration::from_millis(i64::try_from(draft.desired.learner_patience_ms).unwrap_or(i64::MAX));
+        let kind = SignedDuration::from_millis(i64::try_from(draft.desired.learner_patience_ms).unwrap_or(i64::MAX));
         let record = draft.observed.ledger.learner.filter(|record| record.member == learner.id);
         let index = draft.view.answering.get(&machine).map_or(0, |e| e.raft_index);
         let leader = draft.view.answering.values().map(|e| e.raft_index).max().unwrap_or(0);
         if index > 0 && index.saturating_add(CLOSE) >= leader {
             promote(draft, machine, learner.id);
-        } else if record.is_some_and(|r| draft.now.duration_since(r.since) > patience && index <= r.index) {
+        } else if record.is_some_and(|r| draft.now.duration_since(r.since) > kind && index <= r.index) {
             remove(draft, &learner, Reason::Stalled);
         } else {
             draft.wait(Waiting::LearnerCatchingUp { machine, index, of: leader });
@@ -176,13 +175,13 @@ fn replace(draft: &mut Draft<'_>) {
     let for_good: Vec<String> = lost
         .iter()
         .map(|(_, waiting)| waiting)
-        .filter(|w| w.patience() == Patience::Blocked)
+        .filter(|w| w.kind() == WaitKind::Blocked)
         .map(ToString::to_string)
         .collect();
     // No member can be replaced without a majority, and the members that are lost do not come back.
     if !draft.view.has_quorum() && for_good.len() < of && of - for_good.len() < quorum(of) {
         draft.wait(Waiting::MajorityLost { lost: for_good, of });
-        draft.waiting.extend(lost.into_iter().map(|(_, w)| w).filter(|w| w.patience() != Patience::Blocked));
+        draft.waiting.extend(lost.into_iter().map(|(_, w)| w).filter(|w| w.kind() != WaitKind::Blocked));
         return;
     }
     for (name, waiting) in lost {
@@ -224,7 +223,7 @@ pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
         None => {
             let others = draft.desired.members.iter().filter(|m| m.name != *from && !draft.to_be_replaced(&m.name));
             let others = others.count();
-            draft.wait(Waiting::NoHeir { machine: from.clone(), others });
+            draft.wait(Waiting::NoTransferTarget { machine: from.clone(), others });
         }
     }
 }
@@ -372,7 +371,7 @@ fn relocate(draft: &mut Draft<'_>, ready: &[Ready<'_>], member: &Member, id: Mem
         version: ready.version,
         cluster,
     };
-    draft.steps.push(Step::new(action, Reason::Moved));
+    draft.steps.push(Step::new(action, Reason::TransferProgress));
 }
 
 /// Where a machine of the file is, when that is not where it says.

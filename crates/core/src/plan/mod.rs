@@ -7,6 +7,7 @@ mod deletions;
 mod delivery;
 mod etcd;
 mod machines;
+mod maintenance;
 mod members;
 mod passes;
 mod pki;
@@ -19,7 +20,6 @@ mod shape;
 mod situation;
 mod step;
 pub mod trust;
-mod upkeep;
 mod users;
 mod versions;
 mod waiting;
@@ -33,7 +33,7 @@ pub use report::Because;
 pub use step::{Pause, Reason, Step};
 pub use users::{Drift, drift};
 pub use versions::{route, versions};
-pub use waiting::{Patience, Remedy, Waiting};
+pub use waiting::{Remedy, WaitKind, Waiting};
 
 use crate::desired::Cluster;
 use crate::observed::{Observed, View};
@@ -54,7 +54,7 @@ pub struct Plan {
 impl Plan {
     /// Whether nothing is left to do or to wait for. Informational entries do not count.
     pub fn is_done(&self) -> bool {
-        self.steps.is_empty() && self.waiting.iter().all(|w| w.patience() == Patience::Note)
+        self.steps.is_empty() && self.waiting.iter().all(|w| w.kind() == WaitKind::Note)
     }
 
     /// Whether nothing is done and waiting does not help: what is waited for is itself blocked.
@@ -64,14 +64,14 @@ impl Plan {
             Waiting::HealFirst { unhealthy, .. } => {
                 unhealthy.iter().all(|member| lost.iter().any(|name| name.as_str() == member))
             }
-            other => other.patience() != Patience::Soon,
+            other => other.kind() != WaitKind::Soon,
         };
         self.steps.is_empty() && self.waiting.iter().all(hopeless)
     }
 
     /// What waiting does not resolve.
     pub fn blocked(&self) -> impl Iterator<Item = &Waiting> {
-        self.waiting.iter().filter(|w| w.patience() == Patience::Blocked)
+        self.waiting.iter().filter(|w| w.kind() == WaitKind::Blocked)
     }
 }
 
@@ -90,7 +90,7 @@ pub fn explain(desired: &Cluster, observed: &Observed, now: Timestamp) -> Vec<Co
 /// The next step of a defragmentation of these members that an operator asked for: followers first, never the leader.
 pub fn defragment(desired: &Cluster, observed: &Observed, members: Vec<Name>, now: Timestamp) -> Plan {
     let mut draft = Draft::new(desired, observed, now);
-    upkeep::defragment(&mut draft, members);
+    maintenance::defragment(&mut draft, members);
     safety::gate(draft)
 }
 

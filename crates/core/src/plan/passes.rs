@@ -5,10 +5,10 @@ use serde::Serialize;
 use super::Reason;
 use super::report::{Because, Report};
 use super::situation::Ready;
-use super::versions::Course;
+use super::versions::UpgradePath;
 use super::{
-    Draft, Patience, Step, Waiting, adopted, agents, auth, delivery, etcd, machines, members, pki, preflight, recovery,
-    restore, shape, trust, upkeep, users, versions,
+    Draft, Step, WaitKind, Waiting, adopted, agents, auth, delivery, etcd, machines, maintenance, members, pki,
+    preflight, recovery, restore, shape, trust, users, versions,
 };
 use crate::action::Action;
 use crate::ledger::Mode;
@@ -33,7 +33,7 @@ enum Condition {
 
 impl Condition {
     fn unmet(self, draft: &Draft<'_>) -> Option<Because> {
-        let soon = |waiting: &Waiting| waiting.patience() == Patience::Soon;
+        let soon = |waiting: &Waiting| waiting.kind() == WaitKind::Soon;
         let (holds, otherwise) = match self {
             Self::NothingPlanned => (draft.steps.is_empty(), Because::StepsFirst),
             Self::NothingAlone => (!draft.steps.iter().any(|s| s.action.exclusive()), Because::AloneFirst),
@@ -51,8 +51,8 @@ impl Condition {
 
 /// What passes find out for later passes.
 #[derive(Default)]
-struct Found<'a> {
-    course: Option<Course>,
+struct Decided<'a> {
+    path: Option<UpgradePath>,
     ready: Vec<Ready<'a>>,
 }
 
@@ -62,14 +62,14 @@ struct Pass {
     when: &'static [Condition],
     /// Where it finds something, no later pass runs.
     decides: bool,
-    look: for<'a> fn(&mut Draft<'a>, &mut Found<'a>) -> Report,
+    look: for<'a> fn(&mut Draft<'a>, &mut Decided<'a>) -> Report,
 }
 
 impl Pass {
     const fn new(
         about: &'static str,
         when: &'static [Condition],
-        look: for<'a> fn(&mut Draft<'a>, &mut Found<'a>) -> Report,
+        look: for<'a> fn(&mut Draft<'a>, &mut Decided<'a>) -> Report,
     ) -> Self {
         Self { about, when, decides: false, look }
     }
@@ -82,8 +82,8 @@ impl Pass {
         Self { decides: true, ..Self::new("agents newer than this raftsman", &[], |d, _| agents::newer(d)) };
     const AUTHORITIES: Self = Self::new("CAs", &[], |d, _| pki::authorities(d));
     const MACHINES: Self = Self::new("machines, certificates, binaries and configuration", &[], |d, found| {
-        let course = versions::upgrade_path(d);
-        *found = Found { course: Some(course), ready: machines::prepare(d, course) };
+        let path = versions::upgrade_path(d);
+        *found = Decided { path: Some(path), ready: machines::prepare(d, path) };
         Report::Looked
     });
     const FIRST_MEASUREMENT: Self = Self::new(
@@ -111,10 +111,10 @@ const NORMAL: &[Pass] = &[
     Pass::new("members not in the file, needed for quorum", &[Condition::NoQuorum], |d, _| members::keep_quorum(d)),
     // What is broken comes first: no healthy member is restarted beside a lost one.
     Pass::new("learners, lost and replaced members", &[], |d, found| members::repair(d, &found.ready)),
-    Pass::new("alarms", &[Condition::Quorum], |d, _| upkeep::clear_alarms(d)),
+    Pass::new("alarms", &[Condition::Quorum], |d, _| maintenance::clear_alarms(d)),
     Pass::new("measuring timers", &[Condition::NothingPlanned, Condition::Formed], |d, _| preflight::measure(d)),
     Pass::new("downgrade", &[Condition::NothingPlanned, Condition::Quorum], |d, found| {
-        found.course.map_or(Report::Looked, |course| versions::follow_upgrade_path(d, course))
+        found.path.map_or(Report::Looked, |path| versions::follow_upgrade_path(d, path))
     }),
     Pass::new("a leader that the others could not follow", &[], |d, _| trust::hand_over_left_behind(d)),
     Pass::new(
@@ -131,7 +131,9 @@ const NORMAL: &[Pass] = &[
     Pass::new("auth", &[Condition::Quorum, Condition::NothingAlone], |d, _| auth::secure(d)),
     Pass::SUPERUSERS,
     Pass::USERS,
-    Pass::new("scheduled defragmentation", &[Condition::NothingPlanned, Condition::Quorum], |d, _| upkeep::routine(d)),
+    Pass::new("scheduled defragmentation", &[Condition::NothingPlanned, Condition::Quorum], |d, _| {
+        maintenance::routine(d)
+    }),
     // Late: this raftsman works with agents of the version before, and an upgrade that fails must keep no operator from
     // repairing a cluster. Before deliveries, which only a newer agent may know.
     Pass::new("agents' programs", &[Condition::NothingPlanned, Condition::NothingAwaited], |d, _| agents::upgrade(d)),
@@ -227,17 +229,17 @@ impl Intent {
     }
 }
 
-/// Runs all passes; `tell` gets the topic of each, its report, and the new steps and waits.
-pub(super) fn make(draft: &mut Draft<'_>, mut tell: impl FnMut(&'static str, Report, &[Step], &[Waiting])) {
-    let mut found = Found::default();
+/// Runs all passes; `report` gets the topic of each, its report, and the new steps and waits.
+pub(super) fn make(draft: &mut Draft<'_>, mut report: impl FnMut(&'static str, Report, &[Step], &[Waiting])) {
+    let mut found = Decided::default();
     for pass in passes(draft) {
         let (steps, waiting) = (draft.steps.len(), draft.waiting.len());
-        let report = match pass.when.iter().find_map(|condition| condition.unmet(draft)) {
+        let outcome = match pass.when.iter().find_map(|condition| condition.unmet(draft)) {
             Some(because) => Report::Left(because),
             None => (pass.look)(draft, &mut found),
         };
         let new = (draft.steps.get(steps..).unwrap_or_default(), draft.waiting.get(waiting..).unwrap_or_default());
-        tell(pass.about, report, new.0, new.1);
+        report(pass.about, outcome, new.0, new.1);
         if pass.decides && !(new.0.is_empty() && new.1.is_empty()) {
             return;
         }

@@ -6,7 +6,7 @@ use super::report::Report;
 use super::{Draft, Reason, Step, Waiting, members, trust};
 use crate::action::{MachineAction, PkiAction};
 use crate::desired::{AGENT_RENEW_BEFORE, LeafProfile, Member};
-use crate::observed::{AgentReport, AuthorityRecord, CertificateFacts, Purpose, Side, Trust};
+use crate::observed::{AgentReport, AuthorityRecord, CertificateFacts, Purpose, Trust, TrustDomain};
 use crate::spec::{Authority, Name};
 
 /// Authorities come first: nothing can be signed without them.
@@ -15,7 +15,7 @@ pub(super) fn authorities(draft: &mut Draft<'_>) -> Report {
     if ledger.peers.is_none() || ledger.clients.is_none() {
         draft.steps.push(Step::new(PkiAction::MakeAuthorities, Reason::Missing));
     }
-    for side in Side::ALL {
+    for side in TrustDomain::ALL {
         let Some(authorities) = draft.observed.ledger.trust(side) else { continue };
         let unwanted = |next| !trust::is_wanted(draft.desired, draft.observed, side, next);
         if let Some(reason) = successor(draft, side, authorities) {
@@ -31,7 +31,7 @@ pub(super) fn authorities(draft: &mut Draft<'_>) -> Report {
 }
 
 /// Why there has to be another authority, if there has.
-fn successor(draft: &Draft<'_>, side: Side, authorities: &Trust) -> Option<Reason> {
+fn successor(draft: &Draft<'_>, side: TrustDomain, authorities: &Trust) -> Option<Reason> {
     // One rotation after the other: another one would extend by accident the time that clients have for this one.
     if authorities.finishes(side, draft.now) {
         return None;
@@ -126,7 +126,7 @@ fn flaw(
     profile: &LeafProfile,
     authorities: &Trust,
     signer: &AuthorityRecord,
-    side: Side,
+    side: TrustDomain,
     now: Timestamp,
 ) -> Option<Reason> {
     let Some(seen) = seen else {

@@ -24,7 +24,7 @@ pub fn answering<'a>(desired: &'a Cluster, observed: &Observed) -> (Vec<&'a Name
 
 /// Has everything measured that the timers rest on.
 pub(super) fn measure(draft: &mut Draft<'_>) -> Report {
-    if draft.desired.pace(&draft.observed.ledger).is_some() {
+    if draft.desired.timers(&draft.observed.ledger).is_some() {
         return Report::Looked;
     }
     let (ready, needed) = answering(draft.desired, draft.observed);
@@ -40,8 +40,10 @@ pub(super) fn measure(draft: &mut Draft<'_>) -> Report {
 /// Says what does not suit the last measurement.
 pub(super) fn note(draft: &mut Draft<'_>) -> Report {
     let ledger = &draft.observed.ledger;
-    let (Some(pace), Some(preflight)) = (draft.desired.pace(ledger), &ledger.preflight) else { return Report::Looked };
-    let concerns = judge(pace, &preflight.measurement);
+    let (Some(timers), Some(preflight)) = (draft.desired.timers(ledger), &ledger.preflight) else {
+        return Report::Looked;
+    };
+    let concerns = judge(timers, &preflight.measurement);
     draft.waiting.extend(concerns.into_iter().map(|concern| Waiting::TimersUnfit { concern }));
     Report::Looked
 }

@@ -105,7 +105,7 @@ pub enum Unclear {
         members: Vec<Name>,
     },
     /// No member has data.
-    NobodyLeft,
+    NoDataLeft,
     /// The one that was asked for has no data.
     NoSurvivor {
         /// Which.
@@ -142,7 +142,7 @@ impl fmt::Display for Unclear {
                     names.join(" --lost ")
                 )
             }
-            Self::NobodyLeft => f.write_str("no member has its data: only a snapshot can help"),
+            Self::NoDataLeft => f.write_str("no member has its data: only a snapshot can help"),
             Self::NoSurvivor { member } => write!(f, "`{member}` has no data to build a cluster of"),
             Self::Unreadable { member } => {
                 write!(f, "it cannot be told how much `{member}` knows: say with `--from` around whom to build")
@@ -189,7 +189,7 @@ fn propose(
     }
     // A member that is not in the file has no place in the new cluster.
     let mut candidates = survivors.iter().filter(|s| desired.member(s.name).is_some());
-    let best = candidates.clone().max_by_key(|s| (s.index, std::cmp::Reverse(s.name))).ok_or(Unclear::NobodyLeft)?;
+    let best = candidates.clone().max_by_key(|s| (s.index, std::cmp::Reverse(s.name))).ok_or(Unclear::NoDataLeft)?;
     let chosen = match from {
         None => match survivors.iter().find(|s| s.index == 0) {
             Some(unread) => return Err(Unclear::Unreadable { member: unread.name.clone() }),
@@ -377,9 +377,9 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
 /// The digest of the survivor's configuration, where it is to be closed to clients.
 fn closed(draft: &Draft<'_>, survivor: &Name, version: EtcdVersion) -> Option<String> {
     let (desired, ledger) = (draft.desired, &draft.observed.ledger);
-    let (member, pace) = (desired.member(survivor)?, desired.pace(ledger)?);
+    let (member, timers) = (desired.member(survivor)?, desired.timers(ledger)?);
     let access = desired.client_access(ledger);
-    let config = (access == ClientAccess::Closed).then(|| desired.config(member, version, pace, access));
+    let config = (access == ClientAccess::Closed).then(|| desired.config(member, version, timers, access));
     config.map(|config| config.digest.clone())
 }
 

@@ -62,7 +62,7 @@ pub(super) fn awaited(draft: &Draft<'_>) -> bool {
 /// Once all machines are ready: the backup is tested on one of them, and all get the resulting snapshot.
 pub(super) fn prepare(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     if draft.steps.is_empty() && draft.waiting.is_empty() && ready.len() == draft.desired.members.len() {
-        draft.steps.push(Step::new(RestoreAction::PrepareRestore, Reason::BornFrom));
+        draft.steps.push(Step::new(RestoreAction::PrepareRestore, Reason::BootstrappedFrom));
     }
     let lost = std::mem::take(&mut draft.lost);
     draft.waiting.extend(lost.into_iter().map(|(_, waiting)| waiting));

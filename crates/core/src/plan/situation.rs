@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::desired::{ClientAccess, Cluster, Member, address_of};
-use crate::observed::{AgentReport, Agreement, EtcdFacts, Observed, ServiceState, Side, View};
+use crate::observed::{AgentReport, Agreement, EtcdFacts, Observed, ServiceState, TrustDomain, View};
 use crate::render::changes::Change;
 use crate::spec::{EtcdVersion, Name};
 
@@ -40,7 +40,7 @@ pub(super) fn participants<'a>(observed: &'a Observed, view: &View<'_>) -> Vec<P
 /// Members whose etcd may not know the authority that signs now: one that runs with other trust, in an emergency one that
 /// cannot be asked. They talk to others over connections that they have; none could be made anew.
 pub(super) fn left_behind(observed: &Observed, view: &View<'_>) -> BTreeSet<Name> {
-    let Some(trust) = observed.ledger.trust(Side::Peers) else { return BTreeSet::new() };
+    let Some(trust) = observed.ledger.trust(TrustDomain::Peers) else { return BTreeSet::new() };
     let (digest, changed) = (trust.digest(), !trust.old.is_empty() || !trust.retired.is_empty());
     let knows = |running: &String| {
         *running == digest || trust.keys_of(running).is_some_and(|keys| keys.contains(&trust.current.key))
@@ -48,7 +48,9 @@ pub(super) fn left_behind(observed: &Observed, view: &View<'_>) -> BTreeSet<Name
     let left = |report: Option<&AgentReport>| match report {
         None => trust.now && changed,
         // An older agent does not report the trust that it started etcd with.
-        Some(report) => report.etcd.running_trust.get(&Side::Peers.purpose()).is_some_and(|running| !knows(running)),
+        Some(report) => {
+            report.etcd.running_trust.get(&TrustDomain::Peers.purpose()).is_some_and(|running| !knows(running))
+        }
     };
     let left = participants(observed, view).into_iter().filter(|(_, report)| left(*report));
     left.map(|(name, _)| name.clone()).collect()
@@ -56,7 +58,7 @@ pub(super) fn left_behind(observed: &Observed, view: &View<'_>) -> BTreeSet<Name
 
 /// Whether an operator wants the authority of the peers changed without waiting for members that cannot be reached.
 pub(super) fn emergency(observed: &Observed) -> bool {
-    observed.ledger.trust(Side::Peers).is_some_and(|trust| trust.now && trust.rotates())
+    observed.ledger.trust(TrustDomain::Peers).is_some_and(|trust| trust.now && trust.rotates())
 }
 
 /// Whether others could follow this member if they were restarted: not one that is left behind, or about to be.
@@ -109,9 +111,9 @@ fn digest(
     version: EtcdVersion,
     access: ClientAccess,
 ) -> Option<String> {
-    let (member, pace) = (desired.member(machine)?, desired.pace(&observed.ledger)?);
+    let (member, timers) = (desired.member(machine)?, desired.timers(&observed.ledger)?);
     let address = observed.ledger.members.get(machine).and_then(|url| address_of(url)).unwrap_or(member.address);
-    Some(desired.config_at(member, version, address, pace, access).digest.clone())
+    Some(desired.config_at(member, version, address, timers, access).digest.clone())
 }
 
 /// Whether etcd on this machine, started now with this version, would accept clients before auth is on.

@@ -14,7 +14,7 @@ use super::{Draft, Reason, Step, Waiting, members};
 use crate::action::PkiAction;
 use crate::desired::Cluster;
 use crate::observed::{
-    AgentReport, AuthorityRecord, Greeting, Observed, Origin, ServiceState, Side, Trust, View, quorum,
+    AgentReport, AuthorityRecord, HandshakeResult, Observed, Origin, ServiceState, Trust, TrustDomain, View, quorum,
 };
 use crate::spec::{AuthMode, Authority, Name};
 
@@ -30,7 +30,7 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    pub(super) fn action(self, side: Side) -> PkiAction {
+    pub(super) fn action(self, side: TrustDomain) -> PkiAction {
         match self {
             Self::Switch => PkiAction::SwitchAuthority { side },
             Self::Retire => PkiAction::RetireAuthority { side, unused: false },
@@ -48,7 +48,7 @@ impl Phase {
 }
 
 /// Whether this authority is one that the file wants: made as it says, or the one that it brings.
-pub(super) fn is_wanted(desired: &Cluster, observed: &Observed, side: Side, record: &AuthorityRecord) -> bool {
+pub(super) fn is_wanted(desired: &Cluster, observed: &Observed, side: TrustDomain, record: &AuthorityRecord) -> bool {
     match (desired.authority(side), observed.brought.get(&side)) {
         (Authority::Made, _) => record.origin == Origin::Made,
         // Where it could not be read, nothing is concluded.
@@ -57,7 +57,7 @@ pub(super) fn is_wanted(desired: &Cluster, observed: &Observed, side: Side, reco
 }
 
 /// The next phase of a change of this side's authorities.
-pub(super) fn phase(desired: &Cluster, observed: &Observed, side: Side, now: Timestamp) -> Option<Phase> {
+pub(super) fn phase(desired: &Cluster, observed: &Observed, side: TrustDomain, now: Timestamp) -> Option<Phase> {
     let trust = observed.ledger.trust(side)?;
     match &trust.next {
         Some(next) if is_wanted(desired, observed, side, next) => Some(Phase::Switch),
@@ -86,12 +86,12 @@ fn runs(report: &AgentReport) -> bool {
 }
 
 /// Whether etcd checks client certificates on this side. Clients with passwords present none.
-fn checked(desired: &Cluster, observed: &Observed, side: Side) -> bool {
-    side == Side::Peers || observed.ledger.auth.unwrap_or(desired.auth) != AuthMode::Password
+fn checked(desired: &Cluster, observed: &Observed, side: TrustDomain) -> bool {
+    side == TrustDomain::Peers || observed.ledger.auth.unwrap_or(desired.auth) != AuthMode::Password
 }
 
 /// Whether the running process, and what it would read if it were started now, are as they should be.
-pub(super) fn in_effect(desired: &Cluster, observed: &Observed, side: Side, report: &AgentReport) -> bool {
+pub(super) fn in_effect(desired: &Cluster, observed: &Observed, side: TrustDomain, report: &AgentReport) -> bool {
     let Some(trust) = observed.ledger.trust(side) else { return true };
     let (digest, etcd) = (trust.digest(), &report.etcd);
     let stored = etcd.certificates.get(&side.purpose()).is_some_and(|c| c.trust.as_ref() == Some(&digest));
@@ -100,7 +100,7 @@ pub(super) fn in_effect(desired: &Cluster, observed: &Observed, side: Side, repo
 }
 
 /// Members that have not got everything yet that must be there before the phase.
-fn laggards(desired: &Cluster, observed: &Observed, view: &View<'_>, side: Side, phase: Phase) -> Vec<Name> {
+fn laggards(desired: &Cluster, observed: &Observed, view: &View<'_>, side: TrustDomain, phase: Phase) -> Vec<Name> {
     let Some(trust) = observed.ledger.trust(side) else { return Vec::new() };
     let ready = |report: &AgentReport| {
         let leaf = report.etcd.certificates.get(&side.purpose());
@@ -110,7 +110,7 @@ fn laggards(desired: &Cluster, observed: &Observed, view: &View<'_>, side: Side,
     let needed = needed(observed, view, trust);
     let late = needed.iter().filter(|(_, r)| !r.is_some_and(ready)).map(|(name, _)| *name);
     // A leader that is left behind must transfer leadership first: the others could not follow it.
-    let leads = view.leader.filter(|leader| side == Side::Peers && !may_lead(observed, view, leader));
+    let leads = view.leader.filter(|leader| side == TrustDomain::Peers && !may_lead(observed, view, leader));
     let late: BTreeSet<&Name> = late.chain(leads).collect();
     late.into_iter().cloned().collect()
 }
@@ -127,17 +127,17 @@ pub(super) fn hand_over_left_behind(draft: &mut Draft<'_>) -> Report {
 }
 
 /// Sides on which handshakes have to be tested now: a phase waits for nothing else.
-pub fn to_be_proven(desired: &Cluster, observed: &Observed, now: Timestamp) -> Vec<Side> {
+pub fn to_be_proven(desired: &Cluster, observed: &Observed, now: Timestamp) -> Vec<TrustDomain> {
     let view = View::of(observed);
-    let due = |side: &Side| match phase(desired, observed, *side, now) {
+    let due = |side: &TrustDomain| match phase(desired, observed, *side, now) {
         None => false,
         Some(phase) => !in_vain(observed, *side, now) && laggards(desired, observed, &view, *side, phase).is_empty(),
     };
-    Side::ALL.into_iter().filter(due).collect()
+    TrustDomain::ALL.into_iter().filter(due).collect()
 }
 
 /// Whether the authority that signs has expired: what it signed has expired with it, and no handshake can succeed.
-fn in_vain(observed: &Observed, side: Side, now: Timestamp) -> bool {
+fn in_vain(observed: &Observed, side: TrustDomain, now: Timestamp) -> bool {
     observed.ledger.trust(side).is_some_and(|t| t.current.not_after <= now)
 }
 
@@ -146,7 +146,7 @@ fn unproven(
     desired: &Cluster,
     observed: &Observed,
     view: &View<'_>,
-    side: Side,
+    side: TrustDomain,
     phase: Phase,
     now: Timestamp,
 ) -> Vec<Waiting> {
@@ -161,7 +161,7 @@ fn unproven(
     let mut open = Vec::new();
     for (name, _) in &needed {
         let tried = observed.handshakes.get(*name).unwrap_or(&empty);
-        if side == Side::Peers {
+        if side == TrustDomain::Peers {
             for (other, _) in needed.iter().filter(|(other, _)| other != name) {
                 match tried.peers.get(*other) {
                     Some(None) => {}
@@ -173,13 +173,13 @@ fn unproven(
         if !checked(desired, observed, side) {
             continue;
         }
-        let greeting = |key: &str| tried.let_in.get(&side).and_then(|keys| keys.get(key));
+        let handshake = |key: &str| tried.let_in.get(&side).and_then(|keys| keys.get(key));
         let lives = |a: &&AuthorityRecord| a.not_after > now;
         for authority in trust.trusted().into_iter().filter(lives) {
             let who = || format!("somebody of the {side} CA {}", authority.number);
-            match greeting(&authority.key) {
-                Some(Greeting::Accepted) => {}
-                Some(Greeting::Refused(error) | Greeting::Unclear(error)) => failed(who(), name, error),
+            match handshake(&authority.key) {
+                Some(HandshakeResult::Accepted) => {}
+                Some(HandshakeResult::Refused(error) | HandshakeResult::Unclear(error)) => failed(who(), name, error),
                 None => failed(who(), name, untried),
             }
         }
@@ -187,12 +187,12 @@ fn unproven(
         let gone = trust.retired.iter().filter(lives).filter(|a| !trust.trusts(&a.key));
         for authority in gone.filter(|_| phase == Phase::Forget) {
             let who = || format!("somebody of the {side} CA {}", authority.number);
-            match greeting(&authority.key) {
-                Some(Greeting::Refused(_)) => {}
-                Some(Greeting::Accepted) => {
+            match handshake(&authority.key) {
+                Some(HandshakeResult::Refused(_)) => {}
+                Some(HandshakeResult::Accepted) => {
                     open.push(Waiting::StillLetIn { machine: (*name).clone(), side, number: authority.number })
                 }
-                Some(Greeting::Unclear(error)) => failed(who(), name, error),
+                Some(HandshakeResult::Unclear(error)) => failed(who(), name, error),
                 None => failed(who(), name, untried),
             }
         }
@@ -205,7 +205,7 @@ fn unproven(
 pub(super) fn hindrances(
     desired: &Cluster,
     observed: &Observed,
-    side: Side,
+    side: TrustDomain,
     phase: Phase,
     now: Timestamp,
 ) -> Vec<Waiting> {
@@ -225,8 +225,8 @@ pub(super) fn hindrances(
 /// that members are restarted once for both.
 pub(super) fn rotate(draft: &mut Draft<'_>) -> Report {
     let (desired, observed, now) = (draft.desired, draft.observed, draft.now);
-    let phases = Side::ALL.into_iter().filter_map(|side| Some((phase(desired, observed, side, now)?, side)));
-    let phases: Vec<(Phase, Side)> = phases.collect();
+    let phases = TrustDomain::ALL.into_iter().filter_map(|side| Some((phase(desired, observed, side, now)?, side)));
+    let phases: Vec<(Phase, TrustDomain)> = phases.collect();
     let Some(first) = phases.iter().map(|(phase, _)| *phase).min() else { return Report::Looked };
     let quiet = draft.steps.is_empty();
     for (phase, side) in phases {
@@ -241,8 +241,8 @@ pub(super) fn rotate(draft: &mut Draft<'_>) -> Report {
             continue;
         }
         // A member that lags for a known reason has that reported already.
-        let told: Vec<Name> = draft.waiting.iter().filter_map(|w| w.machine().cloned()).collect();
-        let known = |machine: &Name| told.contains(machine) || draft.has_step_for(machine);
+        let described: Vec<Name> = draft.waiting.iter().filter_map(|w| w.machine().cloned()).collect();
+        let known = |machine: &Name| described.contains(machine) || draft.has_step_for(machine);
         let new = |w: &Waiting| !matches!(w, Waiting::TrustLags { machine, .. } if known(machine));
         let new: Vec<Waiting> = hindrances.into_iter().filter(new).collect();
         draft.waiting.extend(new);
@@ -254,12 +254,12 @@ pub(super) fn rotate(draft: &mut Draft<'_>) -> Report {
 pub(super) fn accepted(
     observed: &Observed,
     view: &View<'_>,
-    side: Side,
+    side: TrustDomain,
     key: &str,
     machine: &Name,
 ) -> Result<(), Name> {
     // The owners of clients distribute trust to them; raftsman's own clients accept every trusted authority.
-    let Some(trust) = observed.ledger.trust(side).filter(|_| side == Side::Peers) else { return Ok(()) };
+    let Some(trust) = observed.ledger.trust(side).filter(|_| side == TrustDomain::Peers) else { return Ok(()) };
     let others = needed(observed, view, trust).into_iter().filter(|(name, _)| *name != machine);
     for (name, report) in others {
         let Some(report) = report else { return Err(name.clone()) };
@@ -277,8 +277,8 @@ pub(super) fn accepted(
 /// Whether this member, once restarted, and the healthy others will still complete handshakes: in an emergency at least
 /// with all that are not left behind, and with the leader.
 pub(super) fn stays_in_touch(observed: &Observed, view: &View<'_>, machine: &Name) -> Result<(), Name> {
-    let Some(trust) = observed.ledger.trust(Side::Peers) else { return Ok(()) };
-    let leaf = |report: &AgentReport| report.etcd.certificates.get(&Side::Peers.purpose()).cloned();
+    let Some(trust) = observed.ledger.trust(TrustDomain::Peers) else { return Ok(()) };
+    let leaf = |report: &AgentReport| report.etcd.certificates.get(&TrustDomain::Peers.purpose()).cloned();
     let Some(own) = observed.members.get(machine).and_then(|m| m.report()).and_then(leaf) else { return Ok(()) };
     let holds = |digest: Option<&String>, key: &str| match digest {
         // An older agent does not report the trust that it started etcd with.
@@ -294,7 +294,7 @@ pub(super) fn stays_in_touch(observed: &Observed, view: &View<'_>, machine: &Nam
         let counts = name != machine && view.healthy.contains(name) && !ignored(name);
         let Some(report) = report.filter(|_| counts) else { continue };
         let Some(other) = leaf(report) else { continue };
-        let running = report.etcd.running_trust.get(&Side::Peers.purpose());
+        let running = report.etcd.running_trust.get(&TrustDomain::Peers.purpose());
         if !holds(own.trust.as_ref(), &other.issuer_key) || !holds(running, &own.issuer_key) {
             return Err(name.clone());
         }
@@ -303,8 +303,8 @@ pub(super) fn stays_in_touch(observed: &Observed, view: &View<'_>, machine: &Nam
 }
 
 /// Whether the trust that is stored now covers every member, also one that presents a certificate of another authority.
-pub(super) fn covers(observed: &Observed, view: &View<'_>, side: Side) -> Result<(), Name> {
-    let Some(trust) = observed.ledger.trust(side).filter(|_| side == Side::Peers) else { return Ok(()) };
+pub(super) fn covers(observed: &Observed, view: &View<'_>, side: TrustDomain) -> Result<(), Name> {
+    let Some(trust) = observed.ledger.trust(side).filter(|_| side == TrustDomain::Peers) else { return Ok(()) };
     for (name, report) in needed(observed, view, trust) {
         let leaf = report.and_then(|r| r.etcd.certificates.get(&side.purpose()));
         let ended = |key: &str| trust.by_key(key).is_some_and(|a| a.not_after <= observed.at());
@@ -318,7 +318,7 @@ pub(super) fn covers(observed: &Observed, view: &View<'_>, side: Side) -> Result
 /// Whether so many members trust only expired authorities that the others are no majority: restarted one by one, each
 /// would be alone.
 pub(super) fn locked_out(desired: &Cluster, observed: &Observed, view: &View<'_>, now: Timestamp) -> bool {
-    Side::ALL.into_iter().filter(|side| checked(desired, observed, *side)).any(|side| {
+    TrustDomain::ALL.into_iter().filter(|side| checked(desired, observed, *side)).any(|side| {
         let Some(trust) = observed.ledger.trust(side) else { return false };
         let all = participants(observed, view);
         let ended = |key: &String| trust.by_key(key).is_some_and(|a| a.not_after <= now);

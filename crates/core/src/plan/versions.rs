@@ -17,7 +17,7 @@ const FRESH: SignedDuration = SignedDuration::from_hours(1);
 
 /// Which version is next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Course {
+pub(super) enum UpgradePath {
     /// This one, for every member.
     To(EtcdVersion),
     /// No member changes its version, unless this hop is done first; new members join with this version.
@@ -26,7 +26,7 @@ pub(super) enum Course {
     Stay(EtcdVersion),
 }
 
-impl Course {
+impl UpgradePath {
     /// The version for a member that runs this one now, or none.
     pub(super) fn target(self, running: Option<EtcdVersion>) -> EtcdVersion {
         match self {
@@ -67,29 +67,29 @@ fn of(member: &MemberObserved) -> Option<EtcdVersion> {
 }
 
 /// Finds the version that is next on the upgrade path.
-pub(super) fn upgrade_path(draft: &mut Draft<'_>) -> Course {
+pub(super) fn upgrade_path(draft: &mut Draft<'_>) -> UpgradePath {
     let wanted = draft.desired.version;
     let now = versions(draft.desired, draft.observed, &draft.view);
-    let Some(running) = now.running.values().min().copied() else { return Course::To(wanted) };
+    let Some(running) = now.running.values().min().copied() else { return UpgradePath::To(wanted) };
     // The file wants auth off: versions change once it is.
     if draft.desired.auth == AuthMode::None && now.auth {
-        return Course::Hold(running, None);
+        return UpgradePath::Hold(running, None);
     }
     let hop = next(&now, wanted, &draft.desired.available).and_then(|hop| match hop {
         Some(Hop::To(version)) => understood(draft.desired, &now, version).map(|()| hop),
         hop => Ok(hop),
     });
     match hop {
-        Ok(None) => Course::To(wanted),
-        Ok(Some(Hop::To(version))) => Course::To(version),
+        Ok(None) => UpgradePath::To(wanted),
+        Ok(Some(Hop::To(version))) => UpgradePath::To(version),
         Ok(Some(Hop::Settle(line))) => {
             draft.wait(Waiting::VersionSettling { line });
-            Course::Hold(running, None)
+            UpgradePath::Hold(running, None)
         }
-        Ok(Some(hop @ (Hop::Enable(_) | Hop::Renew(_) | Hop::Cancel(_)))) => Course::Hold(running, Some(hop)),
+        Ok(Some(hop @ (Hop::Enable(_) | Hop::Renew(_) | Hop::Cancel(_)))) => UpgradePath::Hold(running, Some(hop)),
         Err(refusal) => {
             draft.wait(Waiting::VersionRefused { running, wanted, refusal });
-            Course::Stay(running)
+            UpgradePath::Stay(running)
         }
     }
 }
@@ -117,8 +117,8 @@ fn understood(desired: &Cluster, now: &Versions, version: EtcdVersion) -> Result
 }
 
 /// Enables or cancels a downgrade.
-pub(super) fn follow_upgrade_path(draft: &mut Draft<'_>, course: Course) -> Report {
-    let Course::Hold(running, Some(hop)) = course else { return Report::Looked };
+pub(super) fn follow_upgrade_path(draft: &mut Draft<'_>, path: UpgradePath) -> Report {
+    let UpgradePath::Hold(running, Some(hop)) = path else { return Report::Looked };
     match hop {
         Hop::Enable(line) | Hop::Renew(line) => {
             let renews = matches!(hop, Hop::Renew(_));

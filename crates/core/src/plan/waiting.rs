@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::observed::{Alarm, ClusterId, Concern, Side};
+use crate::observed::{Alarm, ClusterId, Concern, TrustDomain};
 use crate::spec::{AuthMode, EtcdVersion, Name};
 use crate::versions::{Line, VersionRefusal};
 
@@ -268,7 +268,7 @@ pub enum Waiting {
         seconds: u64,
     },
     /// There is no member to transfer leadership to.
-    NoHeir {
+    NoTransferTarget {
         /// The leader.
         machine: Name,
         /// How many other members could become one.
@@ -298,7 +298,7 @@ pub enum Waiting {
         /// Which.
         machine: Name,
         /// Of which side.
-        side: Side,
+        side: TrustDomain,
     },
     /// A client and a member that must trust each other before an authority changes do not complete a TLS handshake.
     HandshakeFailed {
@@ -314,7 +314,7 @@ pub enum Waiting {
         /// Where.
         machine: Name,
         /// Of which side.
-        side: Side,
+        side: TrustDomain,
         /// Which of its authorities.
         number: u32,
     },
@@ -345,14 +345,14 @@ pub enum Waiting {
         machine: Name,
     },
     /// A client gets in that should be rejected.
-    DoorOpen {
+    UnauthenticatedAccepted {
         /// Where.
         machine: Name,
         /// The kind of client.
         who: String,
     },
     /// Rejection of unauthenticated clients could not be tested yet.
-    DoorUnclear {
+    ProbeFailed {
         /// Where.
         machine: Name,
         /// What was seen.
@@ -460,7 +460,7 @@ pub enum Remedy {
 /// Whether waiting helps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Patience {
+pub enum WaitKind {
     /// It resolves by itself: look again.
     Soon,
     /// An operator must act.
@@ -471,7 +471,7 @@ pub enum Patience {
 
 impl Waiting {
     /// Whether waiting helps.
-    pub fn patience(&self) -> Patience {
+    pub fn kind(&self) -> WaitKind {
         match self {
             Self::MachineUnknown { .. }
             | Self::AgentUnreachable { .. }
@@ -484,18 +484,18 @@ impl Waiting {
             | Self::LearnerCatchingUp { .. }
             | Self::HealFirst { .. }
             | Self::ReplacedLater { .. }
-            | Self::NoHeir { others: 1.., .. }
+            | Self::NoTransferTarget { others: 1.., .. }
             | Self::TrustLags { .. }
             | Self::HandshakeFailed { .. }
             | Self::VersionSettling { .. }
-            | Self::DoorUnclear { .. }
+            | Self::ProbeFailed { .. }
             | Self::MemberSilent { .. }
             | Self::UsersUnknown { .. }
-            | Self::PasswordUnknown { .. } => Patience::Soon,
-            Self::NotTakenOver { .. } | Self::TimersUnfit { .. } | Self::AgentTooOld { .. } => Patience::Note,
+            | Self::PasswordUnknown { .. } => WaitKind::Soon,
+            Self::NotTakenOver { .. } | Self::TimersUnfit { .. } | Self::AgentTooOld { .. } => WaitKind::Note,
             // With one or two members no other can take over: waiting never helps.
-            Self::WouldLoseQuorum { of, .. } if *of < 3 => Patience::Blocked,
-            Self::WouldLoseQuorum { .. } => Patience::Soon,
+            Self::WouldLoseQuorum { of, .. } if *of < 3 => WaitKind::Blocked,
+            Self::WouldLoseQuorum { .. } => WaitKind::Soon,
             Self::Unsafe { .. }
             | Self::AgentNewer { .. }
             | Self::AgentReverted { .. }
@@ -522,7 +522,7 @@ impl Waiting {
             | Self::VersionRefused { .. }
             | Self::LearnerEvicted { .. }
             | Self::AddressInUse { .. }
-            | Self::NoHeir { others: 0, .. }
+            | Self::NoTransferTarget { others: 0, .. }
             | Self::AuthDiffers { .. }
             | Self::AuthorityExpired { .. }
             | Self::StillLetIn { .. }
@@ -533,7 +533,7 @@ impl Waiting {
             | Self::Undeliverable { .. }
             | Self::RestoredOthers { .. }
             | Self::DataDisputed { .. }
-            | Self::DoorOpen { .. } => Patience::Blocked,
+            | Self::UnauthenticatedAccepted { .. } => WaitKind::Blocked,
         }
     }
 
@@ -563,21 +563,21 @@ impl Waiting {
             | Self::LearnerCatchingUp { machine, .. }
             | Self::LearnerEvicted { machine }
             | Self::ReplacedLater { machine, .. }
-            | Self::NoHeir { machine, .. }
+            | Self::NoTransferTarget { machine, .. }
             | Self::AddressInUse { machine, .. }
             | Self::MemberCorrupt { machine, .. }
             | Self::DataDisputed { machine }
             | Self::TrustLags { machine, .. }
             | Self::HandshakeFailed { to: machine, .. }
             | Self::StillLetIn { machine, .. }
-            | Self::DoorOpen { machine, .. }
+            | Self::UnauthenticatedAccepted { machine, .. }
             | Self::MemberSilent { machine, .. }
             | Self::Undeliverable { machine, .. }
             | Self::AgentNewer { machine, .. }
             | Self::AgentTooOld { machine, .. }
             | Self::AgentReverted { machine, .. }
             | Self::AgentNoRoom { machine, .. }
-            | Self::DoorUnclear { machine, .. } => Some(machine),
+            | Self::ProbeFailed { machine, .. } => Some(machine),
             Self::Unsafe { machine, .. } => machine.as_ref(),
             Self::TimersUnfit { concern } => concern.machine(),
             Self::Differs { machines, .. } => machines.first().filter(|_| machines.len() == 1),

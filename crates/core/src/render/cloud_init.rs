@@ -18,7 +18,7 @@ pub enum UserDataError {
     /// More than a cloud takes.
     #[error(
         "the user data of machine `{machine}` has {bytes} bytes, and clouds take {LONGEST}: \
-         list fewer SSH keys or shorter ones (ed25519), or fewer networks at the firewall's doors"
+         list fewer SSH keys or shorter ones (ed25519), or fewer networks in the firewall's sources"
     )]
     TooLong {
         /// The machine.

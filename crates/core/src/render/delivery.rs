@@ -36,7 +36,7 @@ pub enum Deliverable {
 
 /// How a delivered file takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
+pub enum TakesEffect {
     /// By a file that is delivered after it.
     Nothing,
     /// This unit is run, to its end.
@@ -92,16 +92,16 @@ impl Deliverable {
     }
 
     /// What the agent asks systemd for once it is in its place.
-    pub fn then(self) -> Then {
+    pub fn then(self) -> TakesEffect {
         match self {
-            Self::ConsolePassword => Then::Run(units::CONSOLE.name),
-            Self::LogConfig => Then::Restart(FLUENT_BIT),
+            Self::ConsolePassword => TakesEffect::Run(units::CONSOLE.name),
+            Self::LogConfig => TakesEffect::Restart(FLUENT_BIT),
             Self::LogForwardCa
             | Self::LogSecrets
             | Self::LogDynamicCa
             | Self::LogDynamicCertificate
             | Self::LogDynamicKey
-            | Self::LogDynamic => Then::Nothing,
+            | Self::LogDynamic => TakesEffect::Nothing,
         }
     }
 }

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 use super::yaml::quoted;
-use crate::spec::{AuthMode, CompactionMode, EtcdCluster, EtcdVersion, FlagValue, LogLevel, Name, Pace, Retention};
+use crate::spec::{
+    AuthMode, CompactionMode, EtcdCluster, EtcdVersion, FlagValue, LogLevel, Name, RaftTimers, Retention,
+};
 
 /// Which client certificates a member's client listener accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +34,7 @@ pub struct Member<'a> {
     /// Whether the JSON gateway is on.
     pub gateway: bool,
     /// Its heartbeat and election time-outs.
-    pub pace: Pace,
+    pub timers: RaftTimers,
     /// Which clients it accepts.
     pub access: ClientAccess,
     /// The cluster's settings.
@@ -41,7 +43,7 @@ pub struct Member<'a> {
 
 /// What etcd reads at its bootstrap only, so that it is no part of its configuration: a cluster that grows must not
 /// restart its members for it. `members` are all members as name and peer URL, the new one among them.
-pub fn birth<'a>(members: impl IntoIterator<Item = (&'a str, &'a str)>, token: &str, joins: bool) -> String {
+pub fn bootstrap<'a>(members: impl IntoIterator<Item = (&'a str, &'a str)>, token: &str, joins: bool) -> String {
     let list: Vec<String> = members.into_iter().map(|(name, url)| format!("{name}={url}")).collect();
     format!(
         "initial-cluster: {}\ninitial-cluster-token: {}\ninitial-cluster-state: {}\n",
@@ -72,8 +74,8 @@ pub fn config(member: &Member<'_>) -> String {
     set("listen-peer-urls", &quoted(&member.peer_url));
     set("initial-advertise-peer-urls", &quoted(&member.peer_url));
     set("strict-reconfig-check", &true);
-    set("heartbeat-interval", &member.pace.heartbeat.as_millis());
-    set("election-timeout", &member.pace.election.as_millis());
+    set("heartbeat-interval", &member.timers.heartbeat.as_millis());
+    set("election-timeout", &member.timers.election.as_millis());
     set("quota-backend-bytes", &spec.quota.bytes());
     set("auto-compaction-mode", &quoted(compaction_mode(spec.auto_compaction.mode)));
     set("auto-compaction-retention", &quoted(&retention(spec.auto_compaction.retention)));

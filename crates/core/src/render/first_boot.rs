@@ -87,14 +87,14 @@ fn word(text: &str) -> String {
 impl FirstBoot<'_> {
     /// The firewall rules, or nothing where there is no firewall.
     pub fn firewall(&self) -> Option<String> {
-        let doors = self.machines.doors()?;
+        let sources = self.machines.sources()?;
         let metrics = self.machines.node_exporter == Some(true);
         let agent_port = self.boot.agent_port;
         // Which listeners etcd has is not known yet: the agent gets the full rules before etcd starts.
         let etcd_metrics = false;
         // A member that does not run yet has no health to check.
         let (members, balancers) = (self.members, &BTreeSet::new());
-        Some(nftables::rules(&Firewall { doors: &doors, agent_port, members, metrics, etcd_metrics, balancers }))
+        Some(nftables::rules(&Firewall { sources: &sources, agent_port, members, metrics, etcd_metrics, balancers }))
     }
 
     /// What the distribution has to have installed; nothing where the image carries everything.
@@ -108,7 +108,7 @@ impl FirstBoot<'_> {
             ("chrony", machines.time.is_some()),
             ("curl", matches!(self.agent, AgentFrom::Url { .. })),
             ("e2fsprogs", self.data_disk.is_some()),
-            ("nftables", machines.doors().is_some()),
+            ("nftables", machines.sources().is_some()),
             ("prometheus-node-exporter", machines.node_exporter == Some(true)),
             ("unattended-upgrades", machines.updates == Some(Updates::Security)),
         ];
@@ -161,7 +161,7 @@ impl FirstBoot<'_> {
 
     /// Its units that are started with every boot.
     fn units(&self) -> Vec<Unit> {
-        let firewall = self.machines.doors().map(|_| units::FIREWALL);
+        let firewall = self.machines.sources().map(|_| units::FIREWALL);
         let data_disk = self.data_disk.map(|_| units::DATA_DISK);
         firewall.into_iter().chain(data_disk).chain([units::FIRST_BOOT]).collect()
     }
@@ -180,7 +180,7 @@ impl FirstBoot<'_> {
             let mut enable = vec!["systemctl", "enable", "--no-reload"];
             enable.extend(self.units().iter().map(|unit| unit.name));
             commands.extend([enable, vec!["systemctl", "daemon-reload"]]);
-            if self.machines.doors().is_some() {
+            if self.machines.sources().is_some() {
                 commands.push(vec!["systemctl", "start", units::FIREWALL.name]);
             }
             commands.push(vec!["systemctl", "start", "--no-block", units::FIRST_BOOT.name]);

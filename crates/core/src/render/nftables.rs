@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use crate::desired::{CLIENT_PORT, HEALTH_PORT, HTTP_PORT, PEER_PORT};
-use crate::spec::{Doors, Subnet};
+use crate::spec::{FirewallSources, Subnet};
 
 /// Where the rules are on the machine.
 pub const PATH: &str = "/etc/raftsman/firewall.nft";
@@ -18,7 +18,7 @@ pub const METRICS_PORT: u16 = 9100;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Firewall<'a> {
     /// The sources from which each service may be reached.
-    pub doors: &'a Doors,
+    pub sources: &'a FirewallSources,
     /// The port that the agent serves on.
     pub agent_port: u16,
     /// The addresses of the cluster's members.
@@ -33,29 +33,29 @@ pub struct Firewall<'a> {
 
 /// The rules, a table of their own: others on the machine stay as they are. Loaded as a whole or not at all.
 pub fn rules(firewall: &Firewall<'_>) -> String {
-    let doors = firewall.doors;
+    let sources = firewall.sources;
     let members: Vec<Subnet> = firewall.members.iter().copied().map(Subnet::single).collect();
     let balancers: Vec<Subnet> = firewall.balancers.iter().copied().map(Subnet::single).collect();
     // Members may ask each other as clients do, wherever clients may come from, and balancers pass on what clients ask.
     let near = || members.iter().chain(&balancers).copied();
-    let clients = doors.clients_from.as_ref().map(|from| from.iter().copied().chain(near()).collect::<Vec<_>>());
+    let clients = sources.clients_from.as_ref().map(|from| from.iter().copied().chain(near()).collect::<Vec<_>>());
     let mut out = String::with_capacity(2048);
     out.push_str(HEAD);
-    door(&mut out, "raftsman's operators", firewall.agent_port, doors.operators_from.as_deref());
-    door(&mut out, "etcd's clients", CLIENT_PORT, clients.as_deref());
+    accept(&mut out, "raftsman's operators", firewall.agent_port, sources.operators_from.as_deref());
+    accept(&mut out, "etcd's clients", CLIENT_PORT, clients.as_deref());
     if firewall.etcd_metrics {
         // Operators ask there for the version that the cluster has agreed upon.
-        let operators = doors.operators_from.iter().flatten().copied();
-        let from = doors.metrics_from.as_ref().map(|from| from.iter().copied().chain(operators).collect::<Vec<_>>());
-        door(&mut out, "etcd's metrics", HTTP_PORT, from.as_deref());
+        let operators = sources.operators_from.iter().flatten().copied();
+        let from = sources.metrics_from.as_ref().map(|from| from.iter().copied().chain(operators).collect::<Vec<_>>());
+        accept(&mut out, "etcd's metrics", HTTP_PORT, from.as_deref());
     }
     if !balancers.is_empty() {
-        door(&mut out, "balancers that check etcd's health", HEALTH_PORT, Some(&balancers));
+        accept(&mut out, "balancers that check etcd's health", HEALTH_PORT, Some(&balancers));
     }
-    door(&mut out, "etcd's members", PEER_PORT, Some(&members));
-    door(&mut out, "SSH", SSH_PORT, doors.ssh_from.as_deref());
+    accept(&mut out, "etcd's members", PEER_PORT, Some(&members));
+    accept(&mut out, "SSH", SSH_PORT, sources.ssh_from.as_deref());
     if firewall.metrics {
-        door(&mut out, "the node exporter", METRICS_PORT, doors.metrics_from.as_deref());
+        accept(&mut out, "the node exporter", METRICS_PORT, sources.metrics_from.as_deref());
     }
     out.push_str("    }\n}\n");
     out
@@ -65,7 +65,7 @@ pub fn rules(firewall: &Firewall<'_>) -> String {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BalancerFirewall<'a> {
     /// The sources from which each service may be reached.
-    pub doors: &'a Doors,
+    pub sources: &'a FirewallSources,
     /// The port that the agent serves on.
     pub agent_port: u16,
     /// The port that clients connect to.
@@ -78,11 +78,11 @@ pub struct BalancerFirewall<'a> {
 
 /// The rules of a machine that a balancer has to itself.
 pub fn balancer_rules(firewall: &BalancerFirewall<'_>) -> String {
-    let doors = firewall.doors;
+    let sources = firewall.sources;
     let mut out = String::with_capacity(2048);
     out.push_str(HEAD);
-    door(&mut out, "raftsman's operators", firewall.agent_port, doors.operators_from.as_deref());
-    door(&mut out, "etcd's clients", firewall.port, doors.clients_from.as_deref());
+    accept(&mut out, "raftsman's operators", firewall.agent_port, sources.operators_from.as_deref());
+    accept(&mut out, "etcd's clients", firewall.port, sources.clients_from.as_deref());
     if !firewall.peers.is_empty() {
         out.push_str("        # instances that agree on the virtual address\n");
     }
@@ -90,9 +90,9 @@ pub fn balancer_rules(firewall: &BalancerFirewall<'_>) -> String {
         let family = if peer.is_ipv4() { "ip" } else { "ip6" };
         let _ = writeln!(out, "        {family} saddr {peer} meta l4proto vrrp accept");
     }
-    door(&mut out, "SSH", SSH_PORT, doors.ssh_from.as_deref());
+    accept(&mut out, "SSH", SSH_PORT, sources.ssh_from.as_deref());
     if firewall.metrics {
-        door(&mut out, "the node exporter", METRICS_PORT, doors.metrics_from.as_deref());
+        accept(&mut out, "the node exporter", METRICS_PORT, sources.metrics_from.as_deref());
     }
     out.push_str("    }\n}\n");
     out
@@ -116,7 +116,7 @@ table inet raftsman {
 ";
 
 /// The rules for one port: from everywhere, or from these networks only.
-fn door(out: &mut String, what: &str, port: u16, from: Option<&[Subnet]>) {
+fn accept(out: &mut String, what: &str, port: u16, from: Option<&[Subnet]>) {
     let _ = writeln!(out, "        # {what}");
     let Some(from) = from else {
         let _ = writeln!(out, "        tcp dport {port} accept");
@@ -163,18 +163,19 @@ mod tests {
 
     #[test]
     fn a_balancer_lets_in_clients_and_its_peers() {
-        let doors = Doors { clients_from: Some(subnets(&["10.0.0.0/8"])), ..Doors::default() };
+        let sources = FirewallSources { clients_from: Some(subnets(&["10.0.0.0/8"])), ..FirewallSources::default() };
         let peers = [IpAddr::from([10, 0, 0, 22]), "fd00::22".parse().expect("an address")];
-        let firewall = BalancerFirewall { doors: &doors, agent_port: 2378, port: 2379, peers: &peers, metrics: false };
+        let firewall =
+            BalancerFirewall { sources: &sources, agent_port: 2378, port: 2379, peers: &peers, metrics: false };
         insta::assert_snapshot!("balancer", balancer_rules(&firewall));
     }
 
     #[test]
     fn members_let_in_the_balancers_that_check_them() {
-        let doors = Doors { clients_from: Some(subnets(&["10.9.0.0/16"])), ..Doors::default() };
+        let sources = FirewallSources { clients_from: Some(subnets(&["10.9.0.0/16"])), ..FirewallSources::default() };
         let (members, balancers) = ([IpAddr::from([10, 0, 0, 11])], BTreeSet::from([IpAddr::from([10, 0, 0, 21])]));
         let rules = rules(&Firewall {
-            doors: &doors,
+            sources: &sources,
             agent_port: 2378,
             members: &members,
             metrics: false,

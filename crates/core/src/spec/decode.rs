@@ -31,9 +31,9 @@ where
     T: for<'x> Deserialize<'x>,
 {
     // Silent cuts (a parent of something already reported) are bounded by the depth, but be sure.
-    let mut patience = 4 * limit + 64;
-    while diagnostics.len() < limit && patience > 0 {
-        patience -= 1;
+    let mut limit = 4 * limit + 64;
+    while diagnostics.len() < limit && limit > 0 {
+        limit -= 1;
         let fault = match T::deserialize(Value { node, hush: false }) {
             Ok(value) => return Some(value),
             Err(fault) => fault,
@@ -52,13 +52,13 @@ where
             continue;
         }
         let missing = matches!(cause, Cause::MissingKey(_));
-        let told = cause.tell();
-        tainted.extend(told.meant.map(|meant| path.parent().key(meant)));
+        let description = cause.describe();
+        tainted.extend(description.meant.map(|meant| path.parent().key(meant)));
         let at = if missing || at.is_empty() { entry_place.unwrap_or(at) } else { at };
-        let mut diagnostic = Diagnostic::error(told.code, path, at, told.message);
-        diagnostic.help = told.help;
+        let mut diagnostic = Diagnostic::error(description.code, path, at, description.message);
+        diagnostic.help = description.help;
         diagnostics.push(diagnostic);
-        if trail.is_empty() || !prune(node, &trail, told.meant) {
+        if trail.is_empty() || !prune(node, &trail, description.meant) {
             return None;
         }
     }

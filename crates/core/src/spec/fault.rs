@@ -41,7 +41,7 @@ pub(super) enum Cause {
 }
 
 /// Messages ready to be shown.
-pub(super) struct Told {
+pub(super) struct Description {
     pub(super) code: &'static str,
     pub(super) message: String,
     pub(super) help: Option<String>,
@@ -104,14 +104,17 @@ impl Fault {
 }
 
 impl Cause {
-    pub(super) fn tell(self) -> Told {
-        let told = |code, message, help, meant| Told { code, message, help, meant };
+    pub(super) fn describe(self) -> Description {
+        let description = |code, message, help, meant| Description { code, message, help, meant };
         match self {
-            Self::Said { code, message, help } => told(code, message, help, None),
-            Self::Expected(what) => told("wrong-type", format!("expected {what}"), None, None),
-            Self::MissingKey(key) => {
-                told("missing-key", format!("the key `{key}` is missing"), Some(format!("add {}", example(key))), None)
-            }
+            Self::Said { code, message, help } => description(code, message, help, None),
+            Self::Expected(what) => description("wrong-type", format!("expected {what}"), None, None),
+            Self::MissingKey(key) => description(
+                "missing-key",
+                format!("the key `{key}` is missing"),
+                Some(format!("add {}", example(key))),
+                None,
+            ),
             Self::UnknownKey { key, known } => {
                 let meant = nearest(&key, known);
                 let help = match (meant, key.as_str()) {
@@ -121,14 +124,14 @@ impl Cause {
                     (Some(meant), _) => format!("did you mean `{meant}`?"),
                     (None, _) => listed("the keys here are", known),
                 };
-                told("unknown-key", format!("unknown key {}", quoted(&key)), Some(help), meant)
+                description("unknown-key", format!("unknown key {}", quoted(&key)), Some(help), meant)
             }
             Self::UnknownWord { word, known } => {
                 let help = match nearest(&word, known) {
                     Some(meant) => format!("did you mean `{meant}`? {}", listed("One of", known)),
                     None => listed("write one of", known),
                 };
-                told(
+                description(
                     "unknown-value",
                     format!("{} is not one of the values this key takes", quoted(&word)),
                     Some(help),

@@ -101,13 +101,13 @@ impl Machines {
         self.logs.is_some() || self.admin.as_ref().is_some_and(|admin| admin.console_password.is_some())
     }
 
-    /// The doors of the machines, or nothing where there is no firewall.
-    pub fn doors(&self) -> Option<Doors> {
+    /// The sources that the firewall accepts, or nothing where there is no firewall.
+    pub fn sources(&self) -> Option<FirewallSources> {
         match &self.firewall {
-            Some(Firewall::Doors(doors)) => Some(doors.clone()),
-            Some(Firewall::Switch(on)) => on.then(Doors::default),
+            Some(Firewall::Sources(sources)) => Some(sources.clone()),
+            Some(Firewall::Switch(on)) => on.then(FirewallSources::default),
             // A host that existed before may run other services: no firewall locks their clients out unasked.
-            None => (self.provider != Provider::Hosts).then(Doors::default),
+            None => (self.provider != Provider::Hosts).then(FirewallSources::default),
         }
     }
 }
@@ -175,17 +175,17 @@ pub struct Dns {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Firewall {
-    /// None, or one whose doors are open to everybody where they may be.
+    /// None, or one that accepts every source where that is allowed.
     Switch(bool),
-    /// One with these doors.
-    Doors(Doors),
+    /// One that accepts these sources.
+    Sources(FirewallSources),
 }
 
 /// From where each service of a machine may be reached: networks such as `10.0.0.0/8`, or single addresses. Members reach
 /// each other always, and nobody else reaches the port between members.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Doors {
+pub struct FirewallSources {
     /// The agent, port 2378: where raftsman is run. Anywhere by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub operators_from: Option<Vec<Subnet>>,

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::backups::{Backups, RestoreFrom};
 use super::balancers::Balancer;
 use super::machines::Machines;
+use super::maintenance::Maintenance;
 use super::overrides::{ClusterMachines, MemberMachine};
 use super::units::{ByteSize, Duration, EtcdVersion, Name};
-use super::upkeep::Maintenance;
 use super::users::{Roles, Users};
 
 /// One fleet: the machines, and the clusters that stand on them.
@@ -296,7 +296,7 @@ pub enum Timers {
     /// Found by a rule.
     Found(TimersFound),
     /// These.
-    Given(Pace),
+    Given(RaftTimers),
 }
 
 /// How heartbeat and election time-outs are found.
@@ -310,7 +310,7 @@ pub enum TimersFound {
 /// Heartbeat and election time-outs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Pace {
+pub struct RaftTimers {
     /// How often the leader makes itself heard: about one round trip between members.
     pub heartbeat: Duration,
     /// How long a follower waits before it stands for election: at least ten heartbeats.
@@ -448,21 +448,21 @@ impl Default for AutoCompaction {
 
 impl Default for Timers {
     fn default() -> Self {
-        Self::Given(Pace::default())
+        Self::Given(RaftTimers::default())
     }
 }
 
 impl Timers {
     /// What the file says itself; nothing where it wants them measured.
-    pub fn given(&self) -> Option<Pace> {
+    pub fn given(&self) -> Option<RaftTimers> {
         match self {
-            Self::Given(pace) => Some(*pace),
+            Self::Given(timers) => Some(*timers),
             Self::Found(TimersFound::Measured) => None,
         }
     }
 }
 
-impl Default for Pace {
+impl Default for RaftTimers {
     fn default() -> Self {
         Self { heartbeat: Duration::from_millis(100), election: Duration::from_millis(1000) }
     }

@@ -7,8 +7,8 @@ use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::decode::TEXT_OR_MORE;
-use super::machines::{Doors, Firewall};
-use super::types::{Checksums, FlagValue, Members, Pace, Retention, Timers, TimersFound};
+use super::machines::{Firewall, FirewallSources};
+use super::types::{Checksums, FlagValue, Members, RaftTimers, Retention, Timers, TimersFound};
 use super::units::{Duration, UnitError};
 
 impl<'de> Deserialize<'de> for Members {
@@ -80,8 +80,8 @@ impl<'de> Deserialize<'de> for Timers {
             fn visit_unit<E: Error>(self) -> Result<Timers, E> {
                 Ok(Timers::default())
             }
-            fn visit_map<A: MapAccess<'de>>(self, pace: A) -> Result<Timers, A::Error> {
-                Pace::deserialize(MapAccessDeserializer::new(pace)).map(Timers::Given)
+            fn visit_map<A: MapAccess<'de>>(self, timers: A) -> Result<Timers, A::Error> {
+                RaftTimers::deserialize(MapAccessDeserializer::new(timers)).map(Timers::Given)
             }
         }
         deserializer.deserialize_any(Shapes)
@@ -94,13 +94,13 @@ impl<'de> Deserialize<'de> for Firewall {
         impl<'de> Visitor<'de> for Shapes {
             type Value = Firewall;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`true`, `false`, or its doors such as `{ ssh_from: [10.0.0.0/8] }`")
+                f.write_str("`true`, `false`, or its sources such as `{ ssh_from: [10.0.0.0/8] }`")
             }
             fn visit_bool<E: Error>(self, on: bool) -> Result<Firewall, E> {
                 Ok(Firewall::Switch(on))
             }
-            fn visit_map<A: MapAccess<'de>>(self, doors: A) -> Result<Firewall, A::Error> {
-                Doors::deserialize(MapAccessDeserializer::new(doors)).map(Firewall::Doors)
+            fn visit_map<A: MapAccess<'de>>(self, sources: A) -> Result<Firewall, A::Error> {
+                FirewallSources::deserialize(MapAccessDeserializer::new(sources)).map(Firewall::Sources)
             }
         }
         deserializer.deserialize_any(Shapes)

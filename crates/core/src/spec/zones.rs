@@ -147,15 +147,15 @@ mod tests {
     #[test]
     fn members_are_spread_evenly_and_stay() {
         let [a, b, c] = ["a", "b", "c"].map(Name::fixed);
-        let told = |zones: &[&Name], given: &[Option<Name>]| -> String {
+        let described = |zones: &[&Name], given: &[Option<Name>]| -> String {
             let placed = spread(zones, given);
             placed.iter().map(|zone| zone.as_ref().map_or("-", |zone| zone.as_str())).collect()
         };
         let none = || vec![None; 5];
-        assert_eq!(told(&[&a, &b, &c], &none()), "abcab");
-        assert_eq!(told(&[], &none()), "-----");
+        assert_eq!(described(&[&a, &b, &c], &none()), "abcab");
+        assert_eq!(described(&[], &none()), "-----");
         // A third zone: those that have a place keep it, new ones go there.
         let kept = [Some(a.clone()), Some(b.clone()), Some(a.clone()), None, None];
-        assert_eq!(told(&[&a, &b, &c], &kept), "abacb");
+        assert_eq!(described(&[&a, &b, &c], &kept), "abacb");
     }
 }

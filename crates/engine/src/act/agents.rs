@@ -9,7 +9,7 @@ use raftsman_api::v1::{AgentProgram, ReportRequest, UpgradeAgentHead, UpgradeAge
 use raftsman_core::action::AgentAction;
 use raftsman_core::spec::Name;
 
-use super::{ActError, Hands};
+use super::{ActError, Executor};
 
 /// gRPC's messages are limited to 4 MiB.
 const CHUNK: usize = 1 << 20;
@@ -51,16 +51,16 @@ pub enum UpgradeError {
 }
 
 /// Executes one action of this topic.
-pub(super) async fn act(hands: Hands<'_>, action: &AgentAction) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &AgentAction) -> Result<(), ActError> {
     match action {
-        AgentAction::UpgradeAgent { machine, digest } => Box::pin(hands.upgrade_agent(machine, digest)).await,
+        AgentAction::UpgradeAgent { machine, digest } => Box::pin(executor.upgrade_agent(machine, digest)).await,
     }
 }
 
-impl Hands<'_> {
+impl Executor<'_> {
     async fn upgrade_agent(self, machine: &Name, digest: &str) -> Result<(), ActError> {
         let cluster = self.cluster();
-        let path = cluster.fleet.setting.agent.clone();
+        let path = cluster.fleet.context.agent.clone();
         let changed = || UpgradeError::Changed { path: path.clone() };
         let version = cluster.desired.agents.shipped.as_ref().map(|shipped| shipped.version.to_string());
         let bytes = tokio::fs::read(&path).await.map_err(|source| ActError::Read { path: path.clone(), source })?;

@@ -6,19 +6,19 @@ use raftsman_core::action::AuthAction;
 use raftsman_etcd::{EtcdError, bounded};
 use secrecy::ExposeSecret;
 
-use super::{ActError, Hands};
+use super::{ActError, Executor};
 
 /// Executes one action of this topic.
-pub(super) async fn act(hands: Hands<'_>, action: &AuthAction, now: Timestamp) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &AuthAction, now: Timestamp) -> Result<(), ActError> {
     match action {
-        AuthAction::CreateRoot => hands.create_root(now).await,
-        AuthAction::ChangeRootPassword => hands.change_root_password(now).await,
-        AuthAction::EnableAuth => hands.enable_auth(now).await,
-        AuthAction::DisableAuth => hands.disable_auth(now).await,
+        AuthAction::CreateRoot => executor.create_root(now).await,
+        AuthAction::ChangeRootPassword => executor.change_root_password(now).await,
+        AuthAction::EnableAuth => executor.enable_auth(now).await,
+        AuthAction::DisableAuth => executor.disable_auth(now).await,
     }
 }
 
-impl Hands<'_> {
+impl Executor<'_> {
     async fn create_root(self, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
         // Also where the authorities were made before the file asked for passwords.

@@ -15,7 +15,7 @@ use raftsman_core::observed::{ClusterId, MemberId};
 use raftsman_core::render;
 use raftsman_core::spec::{EtcdVersion, Name};
 
-use super::{ActError, Hands};
+use super::{ActError, Executor};
 use crate::artifacts::Artifact;
 
 /// etcd hands its leadership over and closes its files in well under this time.
@@ -23,29 +23,31 @@ const STOP_GRACE_SECONDS: u32 = 20;
 /// A machine whose etcd was stopped for the machine's removal is gone well within this time.
 const RESUME_SECONDS: u32 = 60;
 /// The others do not wait for a member that takes longer than this to serve.
-const BIRTH: Duration = Duration::from_secs(1);
+const BOOTSTRAP_WAIT: Duration = Duration::from_secs(1);
 /// gRPC's messages are limited to 4 MiB.
 const CHUNK: usize = 1 << 20;
 
 /// Executes one action of this topic.
-pub(super) async fn act(hands: Hands<'_>, action: &EtcdAction) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &EtcdAction) -> Result<(), ActError> {
     match action {
-        EtcdAction::InstallEtcd { machine, version } => hands.install_etcd(machine, *version).await,
-        EtcdAction::ConfigureEtcd { machine, version, at, .. } => hands.configure_etcd(machine, *version, *at).await,
-        EtcdAction::StartEtcd { machine, version, data } => hands.start_etcd(machine, *version, *data).await,
-        EtcdAction::RestartEtcd { machine, version, cluster } => hands.restart_etcd(machine, *version, *cluster).await,
-        EtcdAction::RestartTogether { machines, cluster } => hands.restart_together(machines, *cluster).await,
-        EtcdAction::StopEtcd { machine } => hands.stop_etcd(machine).await,
-        EtcdAction::ClearData { machine, member } => hands.clear_data(machine, *member).await,
+        EtcdAction::InstallEtcd { machine, version } => executor.install_etcd(machine, *version).await,
+        EtcdAction::ConfigureEtcd { machine, version, at, .. } => executor.configure_etcd(machine, *version, *at).await,
+        EtcdAction::StartEtcd { machine, version, data } => executor.start_etcd(machine, *version, *data).await,
+        EtcdAction::RestartEtcd { machine, version, cluster } => {
+            executor.restart_etcd(machine, *version, *cluster).await
+        }
+        EtcdAction::RestartTogether { machines, cluster } => executor.restart_together(machines, *cluster).await,
+        EtcdAction::StopEtcd { machine } => executor.stop_etcd(machine).await,
+        EtcdAction::ClearData { machine, member } => executor.clear_data(machine, *member).await,
     }
 }
 
-impl Hands<'_> {
+impl Executor<'_> {
     async fn install_etcd(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;
         fleet.artifacts.fetch(&cluster.desired.source, version).await?;
-        let artifact = fleet.artifacts.found(&cluster.desired.source, version, fleet.setting.base()).await?;
+        let artifact = fleet.artifacts.found(&cluster.desired.source, version, fleet.context.base()).await?;
         self.install(machine, &artifact, "").await
     }
 
@@ -82,9 +84,9 @@ impl Hands<'_> {
         let member = self.member(machine)?;
         let desired = &self.cluster().desired;
         let ledger = self.cluster().ledger();
-        let pace = desired.pace(&ledger).ok_or(ActError::NotMeasured)?;
+        let timers = desired.timers(&ledger).ok_or(ActError::NotMeasured)?;
         let (address, access) = (at.unwrap_or(member.address), desired.client_access(&ledger));
-        let config = desired.config_at(member, version, address, pace, access).into_owned();
+        let config = desired.config_at(member, version, address, timers, access).into_owned();
         let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
         self.agent(machine).await?.configure_etcd(self.stamped(request)).await?;
         Ok(())
@@ -97,16 +99,16 @@ impl Hands<'_> {
         data: StartData,
     ) -> Result<(), ActError> {
         let force_new_cluster = matches!(data, StartData::Alone(_));
-        let (expected_data, expected_cluster_id, birth) = match data {
-            StartData::Empty => (DataState::Empty, 0, self.first_birth()),
-            StartData::Joining(_) => (DataState::Empty, 0, self.late_birth(machine).await?),
+        let (expected_data, expected_cluster_id, bootstrap) = match data {
+            StartData::Empty => (DataState::Empty, 0, self.first_bootstrap()),
+            StartData::Joining(_) => (DataState::Empty, 0, self.late_bootstrap(machine).await?),
             StartData::Of(ClusterId(id)) | StartData::Alone(ClusterId(id)) => (DataState::Present, id, String::new()),
         };
         let request = StartEtcdRequest {
             version: version.to_string(),
             expected_data: expected_data.into(),
             expected_cluster_id,
-            birth,
+            bootstrap,
             force_new_cluster,
         };
         self.agent(machine).await?.start_etcd(self.stamped(request)).await?;
@@ -140,21 +142,21 @@ impl Hands<'_> {
         for (machine, version) in machines {
             self.restart_etcd(machine, *version, cluster).await?;
             // Correctness does not depend on it: it only saves time.
-            let _ = tokio::time::timeout(BIRTH, self.answers_members(machine)).await;
+            let _ = tokio::time::timeout(BOOTSTRAP_WAIT, self.answers_members(machine)).await;
         }
         Ok(())
     }
 
     /// `initial-cluster` of the members that bootstrap the cluster.
-    fn first_birth(self) -> String {
+    fn first_bootstrap(self) -> String {
         let ledger = self.cluster().ledger();
         let founders = ledger.founders.iter().map(|(name, url)| (name.as_str(), url.as_str()));
-        render::etcd::birth(founders, &self.cluster().desired.token, false)
+        render::etcd::bootstrap(founders, &self.cluster().desired.token, false)
     }
 
     /// `initial-cluster` of a member that joins: every member that the cluster lists, and the new one under its future
     /// name.
-    async fn late_birth(self, machine: &Name) -> Result<String, ActError> {
+    async fn late_bootstrap(self, machine: &Name) -> Result<String, ActError> {
         let ledger = self.cluster().ledger();
         let list = self.member_list(Timestamp::now()).await?;
         let named = list.iter().filter_map(|m| Some((ledger.name_of(m)?, m.peer_urls.first()?)));
@@ -163,7 +165,7 @@ impl Hands<'_> {
             return Err(ActError::NotListed(machine.clone()));
         }
         let all = named.iter().map(|(name, url)| (name.as_str(), url.as_str()));
-        Ok(render::etcd::birth(all, &self.cluster().desired.token, true))
+        Ok(render::etcd::bootstrap(all, &self.cluster().desired.token, true))
     }
 
     pub(super) async fn stop_etcd(self, machine: &Name) -> Result<(), ActError> {
@@ -203,6 +205,6 @@ impl Hands<'_> {
             }
         };
         // Correctness does not depend on it: it only saves time.
-        let _ = tokio::time::timeout(BIRTH, served).await;
+        let _ = tokio::time::timeout(BOOTSTRAP_WAIT, served).await;
     }
 }

@@ -8,10 +8,10 @@ use raftsman_api::v1::PassFenceRequest;
 use raftsman_core::spec::Name;
 use tonic::Code;
 
-use super::{ActError, Hands};
+use super::{ActError, Executor};
 use crate::observe;
 
-impl Hands<'_> {
+impl Executor<'_> {
     /// A connection to the leader for a change, made right after the fence was passed.
     pub(super) async fn changing(self, now: Timestamp) -> Result<Client, ActError> {
         let client = Box::pin(self.leader(now)).await?;

@@ -16,8 +16,8 @@ use raftsman_core::spec::{AuthMode, Name, Provider};
 use raftsman_providers::{Artifact, MachineOrder};
 
 use super::pki::{certify_client, swap};
-use super::{ActError, Hands};
-use crate::delivery::Parcel;
+use super::{ActError, Executor};
+use crate::delivery::Payload;
 use crate::fleet::Fleet;
 use crate::pki::{LeafProfile, Usages};
 use crate::store::Lock;
@@ -59,29 +59,29 @@ fn agent_profile(fleet: &Fleet, machine: &Name, address: IpAddr) -> LeafProfile 
 }
 
 /// Executes one action of this topic.
-pub(super) async fn act(hands: Hands<'_>, action: &MachineAction, now: Timestamp) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &MachineAction, now: Timestamp) -> Result<(), ActError> {
     match action {
-        MachineAction::CreateMachine { machine } => hands.create_machine(machine, now).await,
-        MachineAction::StartMachine { machine } => hands.start_machine(machine, now).await,
-        MachineAction::Enroll { machine } => hands.enroll(machine, now).await,
-        MachineAction::SetFirewall { machine, .. } => hands.set_firewall(machine).await,
-        MachineAction::SetAccess { machine, .. } => hands.set_access(machine).await,
-        MachineAction::RenewAgent { machine } => hands.renew_agent(machine, now).await,
-        MachineAction::Deliver { machine } => hands.deliver(machine).await,
-        MachineAction::MoveMachine { machine, address } => hands.move_machine(machine, *address).await,
-        MachineAction::RebuildMachine { machine } => hands.rebuild_machine(machine).await,
-        MachineAction::DeleteMachine { machine } => hands.delete_machine(machine).await,
+        MachineAction::CreateMachine { machine } => executor.create_machine(machine, now).await,
+        MachineAction::StartMachine { machine } => executor.start_machine(machine, now).await,
+        MachineAction::Enroll { machine } => executor.enroll(machine, now).await,
+        MachineAction::SetFirewall { machine, .. } => executor.set_firewall(machine).await,
+        MachineAction::SetAccess { machine, .. } => executor.set_access(machine).await,
+        MachineAction::RenewAgent { machine } => executor.renew_agent(machine, now).await,
+        MachineAction::Deliver { machine } => executor.deliver(machine).await,
+        MachineAction::MoveMachine { machine, address } => executor.move_machine(machine, *address).await,
+        MachineAction::RebuildMachine { machine } => executor.rebuild_machine(machine).await,
+        MachineAction::DeleteMachine { machine } => executor.delete_machine(machine).await,
     }
 }
 
-impl Hands<'_> {
+impl Executor<'_> {
     async fn create_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;
         let member = self.member(machine)?;
         let source = &cluster.desired.source;
         fleet.artifacts.fetch(source, cluster.desired.version).await?;
-        let etcd = fleet.artifacts.found(source, cluster.desired.version, fleet.setting.base()).await?;
+        let etcd = fleet.artifacts.found(source, cluster.desired.version, fleet.context.base()).await?;
         // An operator may have installed its agent manually: the agent proves that with its token.
         let joined = fleet.spec.machines.provider == Provider::Hosts
             && fleet.secrets.get(&token_name(machine))?.is_some()
@@ -144,7 +144,7 @@ impl Hands<'_> {
 
     async fn deliver(self, machine: &Name) -> Result<(), ActError> {
         let cluster = self.cluster();
-        let Parcel { files, stamp, backups } = Parcel::pack(cluster, self.lock, machine).map_err(Box::new)?;
+        let Payload { files, stamp, backups } = Payload::pack(cluster, self.lock, machine).map_err(Box::new)?;
         let mut agent = self.agent(machine).await?;
         let had = agent.report(ReportRequest { into_data: false }).await?.into_inner();
         if had.delivery_stamp != stamp {

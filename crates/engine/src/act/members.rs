@@ -11,11 +11,11 @@ use raftsman_core::observed::{ListedMember, MemberId};
 use raftsman_etcd::{EtcdError, PROBE_KEY, bounded};
 
 use super::versions::leads;
-use super::{ActError, Hands};
+use super::{ActError, Executor};
 use crate::observe;
 
 /// How long a change of members that etcd rejects as too early is retried.
-const PATIENCE: Duration = Duration::from_secs(15);
+const RETRY_FOR: Duration = Duration::from_secs(15);
 const AGAIN: Duration = Duration::from_millis(100);
 /// A member learns of its leader within a heartbeat.
 const SOON: Duration = Duration::from_millis(10);
@@ -25,24 +25,24 @@ const SOON: Duration = Duration::from_millis(10);
 const REST: Duration = Duration::from_secs(1);
 
 /// Executes one action of this topic.
-pub(super) async fn act(hands: Hands<'_>, action: &MemberAction, now: Timestamp) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &MemberAction, now: Timestamp) -> Result<(), ActError> {
     match action {
-        MemberAction::AddLearner { peer_url, .. } => hands.add_learner(peer_url, now).await,
-        MemberAction::PromoteMember { member, .. } => hands.promote_member(*member, now).await,
-        MemberAction::RemoveMember { member, .. } => hands.remove_member(*member, now).await,
+        MemberAction::AddLearner { peer_url, .. } => executor.add_learner(peer_url, now).await,
+        MemberAction::PromoteMember { member, .. } => executor.promote_member(*member, now).await,
+        MemberAction::RemoveMember { member, .. } => executor.remove_member(*member, now).await,
         MemberAction::UpdateMember { machine, member, peer_url, version, cluster } => {
-            hands.update_member(*member, peer_url, now).await?;
-            hands.configure_etcd(machine, *version, None).await?;
-            hands.restart_etcd(machine, *version, *cluster).await
+            executor.update_member(*member, peer_url, now).await?;
+            executor.configure_etcd(machine, *version, None).await?;
+            executor.restart_etcd(machine, *version, *cluster).await
         }
-        MemberAction::MoveLeader { member, .. } => hands.move_leader(*member, now).await,
+        MemberAction::MoveLeader { member, .. } => executor.move_leader(*member, now).await,
     }
 }
 
-impl Hands<'_> {
+impl Executor<'_> {
     async fn add_learner(self, peer_url: &str, now: Timestamp) -> Result<(), ActError> {
         let client = self.leader(now).await?;
-        self.patiently(&client, |mut client| async move {
+        self.with_retries(&client, |mut client| async move {
             let options = MemberAddOptions::new().with_is_learner();
             Ok(client.member_add([peer_url], Some(options)).await.map(drop)?)
         })
@@ -61,12 +61,13 @@ impl Hands<'_> {
 
     async fn promote_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {
         let client = self.leader(now).await?;
-        self.patiently(&client, |mut client| async move { Ok(client.member_promote(member.0).await.map(drop)?) }).await
+        self.with_retries(&client, |mut client| async move { Ok(client.member_promote(member.0).await.map(drop)?) })
+            .await
     }
 
     async fn remove_member(self, member: MemberId, now: Timestamp) -> Result<(), ActError> {
         let client = self.leader(now).await?;
-        self.patiently(&client, |mut client| async move { Ok(client.member_remove(member.0).await.map(drop)?) })
+        self.with_retries(&client, |mut client| async move { Ok(client.member_remove(member.0).await.map(drop)?) })
             .await?;
         tokio::time::sleep(REST).await;
         Ok(())
@@ -87,7 +88,7 @@ impl Hands<'_> {
     /// Waits until every member that answers knows its new leader. A member that does not know it forwards writes to
     /// the old leader; when that one stops next, the client gets no answer to its write.
     async fn all_follow(self, leader: MemberId, now: Timestamp) -> Result<(), ActError> {
-        let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
+        let credentials = self.observer.credentials(now).await?.ok_or(ActError::NoMemberAnswers)?;
         let begun = tokio::time::Instant::now();
         for name in self.cluster().places().keys() {
             let Ok(links) = self.links(name) else { continue };
@@ -96,7 +97,7 @@ impl Hands<'_> {
                 let status: Result<_, EtcdError> = bounded(async { Ok(client.status().await?) }).await;
                 // A member that fails to answer is observed again before the next step.
                 let follows = status.map_or(true, |status| status.leader() == leader.0);
-                if follows || begun.elapsed() > PATIENCE {
+                if follows || begun.elapsed() > RETRY_FOR {
                     break;
                 }
                 tokio::time::sleep(SOON).await;
@@ -121,7 +122,7 @@ impl Hands<'_> {
         now: Timestamp,
         wanted: impl Fn(&StatusResponse) -> bool,
     ) -> Result<Client, ActError> {
-        let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
+        let credentials = self.observer.credentials(now).await?.ok_or(ActError::NoMemberAnswers)?;
         let places = self.cluster().places();
         let asked = places.keys().filter_map(|name| self.links(name).ok()).map(|links| {
             let credentials = &credentials;
@@ -133,7 +134,7 @@ impl Hands<'_> {
             }
         });
         let mut answers: FuturesUnordered<_> = asked.collect();
-        let mut other: Result<Client, ActError> = Err(ActError::NobodyAnswers);
+        let mut other: Result<Client, ActError> = Err(ActError::NoMemberAnswers);
         while let Some(answer) = answers.next().await {
             match answer {
                 Some((client, status)) if wanted(&status) => return Ok(client),
@@ -146,7 +147,7 @@ impl Hands<'_> {
 
     /// etcd changes its members only once they have been connected for five seconds, and promotes a learner only when
     /// the leader knows its progress: a moment later the answer may differ. The fence is passed before each try.
-    async fn patiently<F>(self, client: &Client, call: impl Fn(Client) -> F) -> Result<(), ActError>
+    async fn with_retries<F>(self, client: &Client, call: impl Fn(Client) -> F) -> Result<(), ActError>
     where
         F: Future<Output = Result<(), EtcdError>> + Send,
     {
@@ -154,7 +155,7 @@ impl Hands<'_> {
         loop {
             self.pass_fence(client).await?;
             match bounded(call(client.clone())).await {
-                Err(error) if error.too_early() && begun.elapsed() < PATIENCE => tokio::time::sleep(AGAIN).await,
+                Err(error) if error.too_early() && begun.elapsed() < RETRY_FOR => tokio::time::sleep(AGAIN).await,
                 outcome => return Ok(outcome?),
             }
         }

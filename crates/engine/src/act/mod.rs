@@ -5,12 +5,12 @@ mod auth;
 mod etcd;
 mod fence;
 mod machines;
+mod maintenance;
 mod members;
 pub(crate) mod pki;
 mod preflight;
 mod recovery;
 pub(crate) mod restore;
-mod upkeep;
 mod users;
 mod versions;
 
@@ -29,7 +29,7 @@ use raftsman_core::spec::Name;
 use raftsman_etcd::EtcdError;
 
 use crate::artifacts::ArtifactError;
-use crate::cluster::{ClusterAt, ClusterError};
+use crate::cluster::{ClusterError, ClusterHandle};
 use crate::delivery::DeliveryError;
 use crate::observe::{AgentCalls, LinkError, Links, Observer};
 use crate::pki::PkiError;
@@ -141,12 +141,12 @@ pub enum ActError {
     NotMeasured,
     /// No member answers.
     #[error("no member of the cluster answers")]
-    NobodyAnswers,
+    NoMemberAnswers,
 }
 
 /// Carries out actions on one cluster, under one generation of the lock.
 #[derive(Debug, Clone, Copy)]
-pub struct Hands<'a> {
+pub struct Executor<'a> {
     /// The cluster and the connections to it.
     pub observer: &'a Observer,
     /// The lock: what is remembered is written under it, and every change bears its generation.
@@ -163,7 +163,7 @@ fn refusal(status: &tonic::Status) -> String {
     }
 }
 
-impl<'h> Hands<'h> {
+impl<'h> Executor<'h> {
     /// Carries it out. The future is boxed here, so that it is compiled once and not again in every caller.
     pub fn act<'a>(self, action: &'a Action) -> BoxFuture<'a, Result<(), ActError>>
     where
@@ -178,7 +178,7 @@ impl<'h> Hands<'h> {
                 Action::Preflight(action) => preflight::act(self, action).await,
                 Action::Etcd(action) => etcd::act(self, action).await,
                 Action::Member(action) => members::act(self, action, now).await,
-                Action::Upkeep(action) => upkeep::act(self, action, now).await,
+                Action::Maintenance(action) => maintenance::act(self, action, now).await,
                 Action::Version(action) => versions::act(self, action, now).await,
                 Action::Auth(action) => auth::act(self, action, now).await,
                 Action::User(action) => users::act(self, action, now).await,
@@ -189,8 +189,8 @@ impl<'h> Hands<'h> {
     }
 }
 
-impl Hands<'_> {
-    fn cluster(&self) -> &ClusterAt {
+impl Executor<'_> {
+    fn cluster(&self) -> &ClusterHandle {
         self.observer.cluster()
     }
 

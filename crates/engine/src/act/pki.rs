@@ -8,44 +8,44 @@ use raftsman_api::fence;
 use raftsman_api::v1::{self, RequestCertificateRequest, StoreCertificateRequest, StoreTrustRequest};
 use raftsman_core::action::PkiAction;
 use raftsman_core::desired::ClientAccess;
-use raftsman_core::observed::{Purpose, Side};
+use raftsman_core::observed::{Purpose, TrustDomain};
 use raftsman_core::spec::Name;
 use tonic::Request;
 
-use super::{ActError, Hands};
-use crate::cluster::{ClusterAt, signers_profile};
+use super::{ActError, Executor};
+use crate::cluster::{ClusterHandle, signers_profile};
 use crate::observe::{AgentCalls, AgentLink, LinkError};
 use crate::pki::{LeafProfile, PkiError, Usages};
 
 /// Executes one action of this topic.
-pub(super) async fn act(hands: Hands<'_>, action: &PkiAction, now: Timestamp) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &PkiAction, now: Timestamp) -> Result<(), ActError> {
     match action {
-        PkiAction::MakeAuthorities => hands.make_authorities(now),
-        PkiAction::NextAuthority { side } => Ok(hands.cluster().next_authority(hands.lock, *side, now)?),
+        PkiAction::MakeAuthorities => executor.make_authorities(now),
+        PkiAction::NextAuthority { side } => Ok(executor.cluster().next_authority(executor.lock, *side, now)?),
         PkiAction::SwitchAuthority { side } => {
-            Ok(hands.cluster().change_trust(hands.lock, *side, |trust| trust.switch(now))?)
+            Ok(executor.cluster().change_trust(executor.lock, *side, |trust| trust.switch(now))?)
         }
         PkiAction::RetireAuthority { side, unused } => {
-            Ok(hands.cluster().change_trust(hands.lock, *side, |trust| trust.retire(*unused))?)
+            Ok(executor.cluster().change_trust(executor.lock, *side, |trust| trust.retire(*unused))?)
         }
-        PkiAction::ForgetAuthority { side } => hands.forget_authority(*side),
-        PkiAction::StoreTrust { machine, purpose } => hands.store_trust(machine, *purpose).await,
+        PkiAction::ForgetAuthority { side } => executor.forget_authority(*side),
+        PkiAction::StoreTrust { machine, purpose } => executor.store_trust(machine, *purpose).await,
         PkiAction::IssueCertificate { machine, purpose, also } => {
-            hands.issue_certificate(machine, *purpose, *also, now).await
+            executor.issue_certificate(machine, *purpose, *also, now).await
         }
     }
 }
 
-impl Hands<'_> {
+impl Executor<'_> {
     fn make_authorities(self, now: Timestamp) -> Result<(), ActError> {
-        for side in Side::ALL {
+        for side in TrustDomain::ALL {
             self.cluster().first_authority(self.lock, side, now)?;
         }
         self.cluster().make_root_password(self.lock)?;
         Ok(())
     }
 
-    fn forget_authority(self, side: Side) -> Result<(), ActError> {
+    fn forget_authority(self, side: TrustDomain) -> Result<(), ActError> {
         // The ledger first: keys that it does not record belong to no authority, and the sweep removes them.
         self.cluster().change_trust(self.lock, side, |trust| trust.forget())?;
         self.cluster().sweep_authorities(self.lock)?;
@@ -77,16 +77,16 @@ impl Hands<'_> {
 /// Gives a machine a certificate that etcd authenticates as `root`, valid for as long as members' certificates. It is
 /// signed by the clients' authority, or for a member that is closed to clients.
 pub(crate) async fn certify_client(
-    cluster: &ClusterAt,
+    cluster: &ClusterHandle,
     agent: &AgentLink,
     generation: u64,
     access: ClientAccess,
 ) -> Result<(), ActError> {
     let now = Timestamp::now();
-    let trust = cluster.trust(Side::Clients)?;
+    let trust = cluster.trust(TrustDomain::Clients)?;
     let authority = match access {
-        ClientAccess::Open => cluster.kept(Side::Clients, &trust.current)?,
-        ClientAccess::Closed => cluster.authority(Side::Peers)?,
+        ClientAccess::Open => cluster.kept(TrustDomain::Clients, &trust.current)?,
+        ClientAccess::Closed => cluster.authority(TrustDomain::Peers)?,
     };
     let validity_ms = cluster.desired.members.first().map_or(0, |member| member.server.validity_ms);
     let profile = LeafProfile {

@@ -10,16 +10,16 @@ use raftsman_core::observed::{Measured, Measurement, Preflight};
 use raftsman_core::plan::preflight;
 use raftsman_core::spec::Name;
 
-use super::{ActError, Hands};
+use super::{ActError, Executor};
 
 /// Executes one action of this topic.
-pub(super) async fn act(hands: Hands<'_>, action: &PreflightAction) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &PreflightAction) -> Result<(), ActError> {
     match action {
-        PreflightAction::Measure => Box::pin(hands.measure()).await,
+        PreflightAction::Measure => Box::pin(executor.measure()).await,
     }
 }
 
-impl Hands<'_> {
+impl Executor<'_> {
     /// Measures, and remembers what follows from it.
     async fn measure(self) -> Result<(), ActError> {
         let (measurement, silent) = self.measurement().await?;

@@ -6,19 +6,19 @@ use raftsman_core::action::RecoveryAction;
 use raftsman_core::observed::MemberId;
 use raftsman_core::spec::{EtcdVersion, Name};
 
-use super::{ActError, Hands};
+use super::{ActError, Executor};
 
 /// No cluster makes so many writes in the time that operators need to notice the loss of its majority.
 const BUMP: u64 = 1_000_000_000;
 
 /// Executes one action of this topic.
-pub(super) async fn act(hands: Hands<'_>, action: &RecoveryAction) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &RecoveryAction) -> Result<(), ActError> {
     match action {
-        RecoveryAction::RestoreData { machine, version } => Box::pin(hands.restore_data(machine, *version)).await,
+        RecoveryAction::RestoreData { machine, version } => Box::pin(executor.restore_data(machine, *version)).await,
     }
 }
 
-impl Hands<'_> {
+impl Executor<'_> {
     pub(super) async fn restore_data(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
         let cluster = self.cluster();
         let ledger = cluster.ledger();

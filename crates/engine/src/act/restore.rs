@@ -11,7 +11,7 @@ use raftsman_api::v1::{
     CompareReply, CompareRequest, ConfigureEtcdRequest, Contents, HandshakeRequest, ReportRequest, RestoreDataHead,
     RestoreDataRequest, RestoreHow, StopEtcdRequest, Target,
 };
-use raftsman_backup::{Keys, Point, Wish};
+use raftsman_backup::{Keys, Point, RestoreTarget};
 use raftsman_core::action::{RestoreAction, StartData};
 use raftsman_core::desired::{CLOSED_PORT, ClientAccess};
 use raftsman_core::observed::{ClusterId, Ledger, MemberObserved, Observed, Restoration, SnapshotSource, View};
@@ -23,21 +23,21 @@ use tokio::time::{Instant, sleep};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::pki::certify_client;
-use super::{ActError, Hands};
-use crate::backup::{self, Accepted, BackupError, StoreOf};
-use crate::cluster::ClusterAt;
-use crate::rehearsal::{Rehearsed, Stage, rehearse};
+use super::{ActError, Executor};
+use crate::backup::{self, Accepted, BackupError, BackupRepository};
+use crate::cluster::ClusterHandle;
+use crate::restore_test::{RestoreTestResult, Stage, run_restore_test};
 use crate::secrets;
 
 const CHUNK: usize = 1 << 20;
 /// No cluster makes so many writes between the last observation and now.
 const BUMP: u64 = 1_000_000_000;
 /// How long members that were just restored may take to connect to each other.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RETRY_FOR: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// Where the snapshot of a restoration is.
-pub(crate) fn snapshot(cluster: &ClusterAt, file: &str) -> PathBuf {
+pub(crate) fn snapshot(cluster: &ClusterHandle, file: &str) -> PathBuf {
     cluster.fleet.store.dir().join("snapshots").join(file)
 }
 
@@ -48,15 +48,15 @@ pub(crate) fn seen(observed: &Observed) -> i64 {
 }
 
 /// The point to restore that the file names.
-fn wish(from: &RestoreFrom) -> Result<Wish, ActError> {
+fn target(from: &RestoreFrom) -> Result<RestoreTarget, ActError> {
     let wrong = |what: &str| ActError::NoSuchPoint(what.to_owned());
     Ok(match from {
-        RestoreFrom { backup: Some(name), .. } => Wish::Backup(name.parse().map_err(|_| wrong(name))?),
+        RestoreFrom { backup: Some(name), .. } => RestoreTarget::Backup(name.parse().map_err(|_| wrong(name))?),
         RestoreFrom { revision: Some(revision), .. } => {
-            Wish::Revision(i64::try_from(*revision).map_err(|_| wrong(&revision.to_string()))?)
+            RestoreTarget::Revision(i64::try_from(*revision).map_err(|_| wrong(&revision.to_string()))?)
         }
-        RestoreFrom { at: Some(at), .. } => Wish::Moment(at.parse().map_err(|_| wrong(at))?),
-        _ => Wish::Newest,
+        RestoreFrom { at: Some(at), .. } => RestoreTarget::Moment(at.parse().map_err(|_| wrong(at))?),
+        _ => RestoreTarget::Newest,
     })
 }
 
@@ -67,15 +67,15 @@ fn is_able(observed: &Observed, machine: &Name, version: EtcdVersion) -> bool {
 }
 
 /// Executes one action of this topic.
-pub(super) async fn act(hands: Hands<'_>, action: &RestoreAction) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &RestoreAction) -> Result<(), ActError> {
     match action {
-        RestoreAction::PrepareRestore => Box::pin(hands.prepare_restore()).await,
-        RestoreAction::RestoreBackup { machine, version } => Box::pin(hands.restore_backup(machine, *version)).await,
-        RestoreAction::CompareRestored { machines } => Box::pin(hands.compare_restored(machines)).await,
+        RestoreAction::PrepareRestore => Box::pin(executor.prepare_restore()).await,
+        RestoreAction::RestoreBackup { machine, version } => Box::pin(executor.restore_backup(machine, *version)).await,
+        RestoreAction::CompareRestored { machines } => Box::pin(executor.compare_restored(machines)).await,
     }
 }
 
-impl Hands<'_> {
+impl Executor<'_> {
     /// The backup that the file bootstraps a new cluster from: tested, and recorded as a restoration.
     async fn prepare_restore(self) -> Result<(), ActError> {
         let cluster = self.cluster();
@@ -86,12 +86,12 @@ impl Hands<'_> {
         let keys = match &from.key {
             Some(key) => {
                 let text =
-                    secrets::resolve(key, fleet.setting.base()).map_err(|error| Box::new(BackupError::from(error)))?;
+                    secrets::resolve(key, fleet.context.base()).map_err(|error| Box::new(BackupError::from(error)))?;
                 backup::identities(text.expose_secret())
             }
             None => Keys::default(),
         };
-        let point = at.find(wish(&from)?, &keys).await.map_err(Box::new)?;
+        let point = at.find(target(&from)?, &keys).await.map_err(Box::new)?;
         let observed = self.observer.look_and_learn(self.lock).await?;
         let (restoration, _) =
             self.restorable(&at, from.cluster.as_deref(), &point, &observed, &keys, &|_, _| {}).await?;
@@ -102,13 +102,13 @@ impl Hands<'_> {
     /// Tries a point, and makes one snapshot of it for all members.
     pub(crate) async fn restorable(
         self,
-        at: &StoreOf,
+        at: &BackupRepository,
         from: Option<&str>,
         point: &Point,
         observed: &Observed,
         keys: &Keys,
         watch: &(dyn Fn(u64, u64) + Send + Sync),
-    ) -> Result<(Restoration, Rehearsed), ActError> {
+    ) -> Result<(Restoration, RestoreTestResult), ActError> {
         let cluster = self.cluster();
         let name = point.full.about.name;
         let untried = untried(&cluster.desired, observed, name, point.last(), Timestamp::now());
@@ -136,23 +136,23 @@ impl Hands<'_> {
     /// Restores a point into a temporary etcd on one of the cluster's machines.
     pub(crate) async fn try_out(
         self,
-        at: &StoreOf,
+        at: &BackupRepository,
         point: &Point,
         keys: &Keys,
         save: Option<&Path>,
         watch: &(dyn Fn(u64, u64) + Send + Sync),
-    ) -> Result<Rehearsed, ActError> {
+    ) -> Result<RestoreTestResult, ActError> {
         let (desired, observed) = (&self.cluster().desired, self.observer.look().await?);
         let version = desired.version;
         let leader = View::of(&observed).leader;
         // A machine that has all that a restore needs, and is not the leader: the leader has more load.
         let able = desired.members.iter().map(|member| &member.name).filter(|name| is_able(&observed, name, version));
-        let machine = able.min_by_key(|name| leader == Some(*name)).ok_or(ActError::NobodyAnswers)?;
+        let machine = able.min_by_key(|name| leader == Some(*name)).ok_or(ActError::NoMemberAnswers)?;
         self.install_tool(machine, version).await?;
         let agent = &self.links(machine)?.agent;
         certify_client(self.cluster(), agent, self.generation(), ClientAccess::Open).await?;
         let stage = Stage { machine: machine.clone(), agent, version };
-        Ok(rehearse(at, point, keys, &stage, save, watch).await.map_err(Box::new)?)
+        Ok(run_restore_test(at, point, keys, &stage, save, watch).await.map_err(Box::new)?)
     }
 
     fn restoration(self) -> Result<Restoration, ActError> {
@@ -261,7 +261,7 @@ impl Hands<'_> {
     /// Puts etcd's tool on the machine, unless it is there.
     pub(super) async fn install_tool(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
         let (cluster, fleet) = (self.cluster(), &self.cluster().fleet);
-        let tool = fleet.artifacts.found_tool(&cluster.desired.source, version, fleet.setting.base()).await?;
+        let tool = fleet.artifacts.found_tool(&cluster.desired.source, version, fleet.context.base()).await?;
         self.install(machine, &tool, "etcdutl").await
     }
 
@@ -302,7 +302,7 @@ impl Hands<'_> {
     pub(super) async fn answers_members(self, machine: &Name) -> Result<(), ActError> {
         let begun = Instant::now();
         let address = self.member(machine)?.address.to_string();
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < RETRY_FOR {
             let itself = Target { name: machine.to_string(), address: address.clone() };
             let request = HandshakeRequest { targets: vec![itself] };
             let asked = self.agent(machine).await?.handshake(request).await?.into_inner();
@@ -324,11 +324,11 @@ impl Hands<'_> {
     /// The id of the cluster that they form, once all hold the same data.
     async fn compared(self, restoration: &Restoration, machines: &[Name]) -> Result<ClusterId, ActError> {
         let (cluster, version) = (self.cluster(), restoration.version);
-        let pace = cluster.desired.pace(&cluster.ledger()).ok_or(ActError::NotMeasured)?;
+        let timers = cluster.desired.timers(&cluster.ledger()).ok_or(ActError::NotMeasured)?;
         try_join_all(machines.iter().map(async |machine| {
             // A killed run may have left it running.
             self.stop_at_once(machine).await?;
-            let config = cluster.desired.closed_config(self.member(machine)?, version, pace);
+            let config = cluster.desired.closed_config(self.member(machine)?, version, timers);
             let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
             self.agent(machine).await?.configure_etcd(self.stamped(request)).await?;
             certify_client(cluster, &self.links(machine)?.agent, self.generation(), ClientAccess::Closed).await
@@ -350,7 +350,7 @@ impl Hands<'_> {
             }));
             let held: Vec<CompareReply> = match tried.await {
                 Ok(held) => held,
-                Err(error) if begun.elapsed() > PATIENCE => return Err(error),
+                Err(error) if begun.elapsed() > RETRY_FOR => return Err(error),
                 Err(_) => {
                     sleep(AGAIN).await;
                     continue;
@@ -358,14 +358,14 @@ impl Hands<'_> {
             };
             let revision = held.iter().map(|one| one.revision).max().unwrap_or(0);
             let same = held.windows(2).all(|two| two[0] == two[1]);
-            if !same && begun.elapsed() < PATIENCE {
+            if !same && begun.elapsed() < RETRY_FOR {
                 // A member may have applied an entry that another is about to apply.
                 sleep(AGAIN).await;
                 continue;
             }
             let Contents { keys, .. } = held.first().and_then(|one| one.contents).unwrap_or_default();
             if same && keys == restoration.keys && revision > restoration.revision {
-                return started.first().copied().ok_or(ActError::NobodyAnswers);
+                return started.first().copied().ok_or(ActError::NoMemberAnswers);
             }
             let found: Vec<String> = machines
                 .iter()

@@ -8,21 +8,21 @@ use raftsman_core::spec::{KeySpan, Level};
 use raftsman_etcd::{EtcdError, bounded};
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::{ActError, Hands};
+use super::{ActError, Executor};
 
 /// Executes one action of this topic.
-pub(super) async fn act(hands: Hands<'_>, action: &UserAction, now: Timestamp) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &UserAction, now: Timestamp) -> Result<(), ActError> {
     match action {
-        UserAction::SetRole { role, set, revoke } => Box::pin(hands.set_role(role, set, revoke, now)).await,
-        UserAction::DeleteRole { role } => Box::pin(hands.delete_role(role, now)).await,
+        UserAction::SetRole { role, set, revoke } => Box::pin(executor.set_role(role, set, revoke, now)).await,
+        UserAction::DeleteRole { role } => Box::pin(executor.delete_role(role, now)).await,
         UserAction::SetUser { user, account, grant, revoke } => {
-            Box::pin(hands.set_user(user, *account, grant, revoke, now)).await
+            Box::pin(executor.set_user(user, *account, grant, revoke, now)).await
         }
-        UserAction::DeleteUser { user } => Box::pin(hands.delete_user(user, now)).await,
+        UserAction::DeleteUser { user } => Box::pin(executor.delete_user(user, now)).await,
     }
 }
 
-impl Hands<'_> {
+impl Executor<'_> {
     async fn set_role(self, role: &str, set: &[Granted], revoke: &[KeySpan], now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
         let done = async {
@@ -113,8 +113,8 @@ async fn delete(client: &mut Client, user: &str) -> Result<(), EtcdError> {
 }
 
 /// One call. These words in its error say that it was made before.
-async fn call(deed: impl Future<Output = Result<(), EtcdError>> + Send, before: &str) -> Result<(), EtcdError> {
-    match bounded(deed).await {
+async fn call(request: impl Future<Output = Result<(), EtcdError>> + Send, before: &str) -> Result<(), EtcdError> {
+    match bounded(request).await {
         Err(EtcdError::Call(etcd_client::Error::GRpcStatus(status))) if status.message().contains(before) => Ok(()),
         other => other,
     }

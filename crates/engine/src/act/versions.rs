@@ -12,7 +12,7 @@ use raftsman_core::observed::SnapshotRecord;
 use raftsman_core::spec::EtcdVersion;
 use raftsman_etcd::{Answered, EtcdError, PROBE_KEY, bounded};
 
-use super::{ActError, Hands};
+use super::{ActError, Executor};
 use crate::arriving::Arriving;
 
 /// The wait for the next part of a member's snapshot ends after this time.
@@ -38,15 +38,15 @@ pub enum SnapshotError {
 }
 
 /// Executes one action of this topic.
-pub(super) async fn act(hands: Hands<'_>, action: &VersionAction, now: Timestamp) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &VersionAction, now: Timestamp) -> Result<(), ActError> {
     match action {
-        VersionAction::TakeSnapshot { version } => Box::pin(hands.take_snapshot(*version, now)).await,
-        VersionAction::EnableDowngrade { version } => hands.enable_downgrade(*version, now).await,
-        VersionAction::CancelDowngrade => hands.cancel_downgrade(now).await,
+        VersionAction::TakeSnapshot { version } => Box::pin(executor.take_snapshot(*version, now)).await,
+        VersionAction::EnableDowngrade { version } => executor.enable_downgrade(*version, now).await,
+        VersionAction::CancelDowngrade => executor.cancel_downgrade(now).await,
     }
 }
 
-impl Hands<'_> {
+impl Executor<'_> {
     /// Saves all data, as it is now, in a file of the state.
     async fn take_snapshot(self, before: EtcdVersion, now: Timestamp) -> Result<(), ActError> {
         // A follower has less load than the leader.

@@ -66,14 +66,14 @@ pub(super) async fn seen(to: Option<&Endpoint>, identity: Option<&Identity>) -> 
         }
         None => builder.with_no_client_auth(),
     };
-    let shake = async {
+    let handshake = async {
         let tcp = TcpStream::connect(to.at).await?;
         TlsConnector::from(Arc::new(config)).connect(to.name.clone(), tcp).await
     };
-    let shaken = tokio::time::timeout(CALL_TIMEOUT, shake).await;
+    let outcome = tokio::time::timeout(CALL_TIMEOUT, handshake).await;
     // A server that rejects our handshake has shown its certificate before.
     let shown = witness.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-    match (shown, shaken) {
+    match (shown, outcome) {
         (Some(der), _) => pki::purposes(&der).map_err(|error| error.to_string()),
         (None, Ok(Err(error))) => Err(error.to_string()),
         (None, Ok(Ok(_))) => Err("it showed none".to_owned()),
@@ -84,11 +84,11 @@ pub(super) async fn seen(to: Option<&Endpoint>, identity: Option<&Identity>) -> 
 /// Whether this authority signed the certificate that is shown there; nothing when that is unknown.
 pub(super) async fn trusted(to: &Endpoint, ca_pem: &str) -> Option<bool> {
     let credentials = Credentials::new(ca_pem, None, None).ok()?;
-    let shake = async {
+    let handshake = async {
         let tcp = TcpStream::connect(to.at).await?;
         credentials.connector().connect(to.name.clone(), tcp).await
     };
-    match tokio::time::timeout(CALL_TIMEOUT, shake).await.ok()? {
+    match tokio::time::timeout(CALL_TIMEOUT, handshake).await.ok()? {
         Ok(_) => Some(true),
         Err(error) => match error.to_string() {
             // The name is checked only after the signature was found valid.

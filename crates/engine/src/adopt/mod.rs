@@ -52,7 +52,7 @@ pub enum LookError {
     Plaintext(String),
     /// No member answers.
     #[error("no member answers: {}", .0.join("; "))]
-    Nobody(Vec<String>),
+    NoneAnswers(Vec<String>),
     /// Auth is enabled, and no credentials were given.
     #[error(
         "the cluster wants to know who asks: give the password of `root` with --password-file, or a certificate of \
@@ -113,7 +113,7 @@ pub async fn look(way: &Way, now: Timestamp) -> Result<Found, LookError> {
     }
     let Some(first) = answers.first() else {
         let locked = errors.iter().all(|error| error.contains("user name is empty"));
-        return Err(if locked { LookError::NeedsUser } else { LookError::Nobody(errors) });
+        return Err(if locked { LookError::NeedsUser } else { LookError::NoneAnswers(errors) });
     };
     let id = first.says.cluster;
     if answers.iter().any(|answer| answer.says.cluster != id) {
@@ -264,9 +264,9 @@ async fn access(client: &Client, auth: Option<bool>) -> Result<Access, String> {
 
 /// Whether a client without a certificate gets no answer.
 async fn certificates_needed(to: &Endpoint, way: &Way) -> bool {
-    let Ok(nobody) = Credentials::new(&way.ca_pem, None, None) else { return true };
+    let Ok(anonymous) = Credentials::new(&way.ca_pem, None, None) else { return true };
     let tried = async {
-        let mut client = dial(to.clone(), &nobody).await?;
+        let mut client = dial(to.clone(), &anonymous).await?;
         bounded(async { Ok(client.status().await?) }).await
     };
     match Box::pin(tried).await {

@@ -129,10 +129,10 @@ mod tests {
         let environment = strings(&["ETCD_ELECTION_TIMEOUT=2000", "ETCD_NAME=b", "HOME=/root"]);
         let (source, settings) = settings(&line, &environment, Path::new("/")).expect("settings");
         assert_eq!(source, "its arguments and its environment");
-        let told: Vec<String> = settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let described: Vec<String> = settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let wanted =
             ["client-cert-auth=true", "election-timeout=2000", "heartbeat-interval=200", "name=a", "pre-vote=false"];
-        assert_eq!(told, wanted);
+        assert_eq!(described, wanted);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use raftsman_core::spec::EtcdVersion;
 use super::ArtifactError;
 
 /// Far more than etcd needs even on a slow, busy computer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const RETRY_FOR: Duration = Duration::from_secs(20);
 
 /// `ENOEXEC`, for which the standard library has no name.
 const NOT_A_PROGRAM_HERE: i32 = 8;
@@ -34,7 +34,7 @@ pub(super) fn sha256(path: &Path) -> Result<String, ArtifactError> {
 
 /// What `etcd --version` says.
 pub(super) fn version(path: &Path) -> Result<EtcdVersion, ArtifactError> {
-    answer(path, PATIENCE)?
+    answer(path, RETRY_FOR)?
         .lines()
         .find_map(|line| EtcdVersion::parse(line.strip_prefix("etcd Version:")?).ok())
         .ok_or_else(|| {

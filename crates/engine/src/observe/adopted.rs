@@ -83,7 +83,7 @@ impl EtcdLink {
             alarms: alarms(status.errors()),
             auth,
             root: Root::Unknown,
-            doors: None,
+            probe: None,
             access: None,
             quota: Some(status.db_size_quota()).filter(|quota| *quota > 0),
             storage_version: None,

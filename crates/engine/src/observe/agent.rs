@@ -13,15 +13,15 @@ use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_api::v1::{self, ClaimReply, ClaimRequest, ReportRequest};
 use raftsman_core::backup::Drill;
 use raftsman_core::observed::{
-    Agent, AgentProgram, AgentReport, CertificateFacts, ClusterId, Data, Delivery, Disk, EtcdOnMachine, Fact,
-    FailedUpgrade, Keeping, LogEnd, MemberId, PortTaken, Purpose, Service, ServiceState,
+    Agent, AgentProgram, AgentReport, BackupState, CertificateFacts, ClusterId, Data, Delivery, Disk, EtcdOnMachine,
+    Fact, FailedUpgrade, LogEnd, MemberId, PortTaken, Purpose, Service, ServiceState,
 };
 use raftsman_core::spec::{EtcdVersion, Name};
 use tokio::sync::Mutex;
 use tonic::transport::Channel;
 
 use super::limits;
-use crate::cluster::ClusterAt;
+use crate::cluster::ClusterHandle;
 use crate::fleet::Fleet;
 use crate::tokens::{KeptToken, TokenError};
 
@@ -151,7 +151,7 @@ impl AgentLink {
             return Ok(self.calls(channel.clone(), most));
         }
         let Connected { channel, server_certificate } =
-            connect(ClusterAt::agent_at(self.address), &self.claimed).await?;
+            connect(ClusterHandle::agent_at(self.address), &self.claimed).await?;
         if key_of(&server_certificate).is_none_or(|key| self.revoked.contains(&key)) {
             return Err(LinkError::Revoked { machine: self.machine.clone() });
         }
@@ -169,7 +169,7 @@ impl AgentLink {
         *self.open.lock().await = None;
     }
 
-    pub(super) async fn look(&self, cluster: &Arc<ClusterAt>, into_data: bool, now: Timestamp) -> Fact<Agent> {
+    pub(super) async fn look(&self, cluster: &Arc<ClusterHandle>, into_data: bool, now: Timestamp) -> Fact<Agent> {
         let fleet = &cluster.fleet;
         match self.report(cluster, into_data).await {
             Ok(report) => Fact::Seen { value: Agent::Claimed(Box::new(report)), at: now },
@@ -201,7 +201,7 @@ impl AgentLink {
         }
         let token = kept.token;
         let tls = ClientTls::unclaimed(&fleet.operator(Timestamp::now()), self.machine.as_str(), fleet.id())?;
-        let connected = connect(ClusterAt::agent_at(self.address), &tls).await?;
+        let connected = connect(ClusterHandle::agent_at(self.address), &tls).await?;
         let mut client = self.calls(connected.channel, Duration::MAX);
         let nonce = claim::nonce()?;
         let request = ClaimRequest { nonce: nonce.clone() };
@@ -211,7 +211,7 @@ impl AgentLink {
     }
 
     /// The agent's report.
-    async fn report(&self, cluster: &Arc<ClusterAt>, into_data: bool) -> Result<AgentReport, LinkError> {
+    async fn report(&self, cluster: &Arc<ClusterHandle>, into_data: bool) -> Result<AgentReport, LinkError> {
         let mut client = self.client().await?;
         let sent = Timestamp::now();
         let reply = client.report(ReportRequest { into_data }).await?.into_inner();
@@ -242,7 +242,7 @@ fn understand(reply: v1::ReportReply, sent: Timestamp, delivery: Delivery) -> Re
         firewall: Some(reply.firewall_digest).filter(|digest| !digest.is_empty()),
         delivery,
         access: Some(reply.access_digest).filter(|digest| !digest.is_empty()),
-        backups: reply.backups.map(keeping).transpose()?,
+        backups: reply.backups.map(state).transpose()?,
         program: reply.agent_program.map(program).transpose()?,
         etcd: understand_etcd(etcd)?,
     })
@@ -262,10 +262,10 @@ fn program(wire: v1::AgentProgram) -> Result<AgentProgram, String> {
     })
 }
 
-fn keeping(wire: v1::BackupsReport) -> Result<Keeping, String> {
+fn state(wire: v1::BackupsReport) -> Result<BackupState, String> {
     let since = wire.problem_since.map(timestamp).transpose()?;
     let drill_since = wire.drill_problem_since.map(timestamp).transpose()?;
-    Ok(Keeping {
+    Ok(BackupState {
         keeps: wire.keeps,
         store_read: wire.store_read,
         full: Some(wire.full).filter(|name| !name.is_empty()).and_then(|name| name.parse().ok()),

@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 use etcd_client::{Client, GetOptions};
 use jiff::Timestamp;
 use raftsman_core::desired::HTTP_PORT;
-use raftsman_core::observed::{Alarm, Doors, EtcdFacts, Fact, ListedMember, MemberId, Problem, Root};
+use raftsman_core::observed::{AccessProbe, Alarm, EtcdFacts, Fact, ListedMember, MemberId, Problem, Root};
 use raftsman_core::spec::EtcdVersion;
 use raftsman_etcd::{Answered, Endpoint, EtcdError, PROBE_KEY, bounded, dial};
 use tokio::sync::Mutex;
 
-use super::{doors, http};
+use super::{http, probe};
 use crate::cluster::ClusterCredentials;
 
 /// The connection to one member's etcd.
@@ -24,9 +24,9 @@ pub struct EtcdLink {
 #[derive(Default)]
 pub(super) struct Open {
     pub(super) root: Option<Client>,
-    nobody: Option<Client>,
+    anonymous: Option<Client>,
     /// The access probe's result for this process, kept once every attempt was denied.
-    doors: Option<Doors>,
+    probe: Option<AccessProbe>,
     /// Whether the password that was accepted is the one before that of the file.
     outdated: bool,
     /// With passwords: whether auth was enabled at the last observation, so that a login is needed.
@@ -90,13 +90,13 @@ impl EtcdLink {
         }
         let healthy = read.is_ok();
         let members = if healthy { members(root).await? } else { Vec::new() };
-        let doors = match (&auth, healthy) {
-            (Ok(locked), true) if *locked || credentials.nameless => match &open.doors {
+        let probe = match (&auth, healthy) {
+            (Ok(locked), true) if *locked || credentials.nameless => match &open.probe {
                 // While the connection stands, it is the same process, and its access rules do not change.
-                Some(doors) => Some(doors.clone()),
+                Some(probe) => Some(probe.clone()),
                 None => {
-                    let tried = Box::pin(doors::try_all(self.to.at.ip(), credentials)).await;
-                    open.doors = Some(tried.clone()).filter(|doors| doors.not_shut().next().is_none());
+                    let tried = Box::pin(probe::try_all(self.to.at.ip(), credentials)).await;
+                    open.probe = Some(tried.clone()).filter(|probe| probe.not_denied().next().is_none());
                     Some(tried)
                 }
             },
@@ -126,7 +126,7 @@ impl EtcdLink {
             alarms: alarms(status.errors()),
             auth: auth.ok(),
             root: if open.outdated { Root::Outdated } else { Root::Unknown },
-            doors,
+            probe,
             access: None,
             settings: BTreeMap::new(),
         })
@@ -135,11 +135,11 @@ impl EtcdLink {
     /// Whether auth is enabled, asked without a user: a linearizable read succeeds while it is disabled, and is denied
     /// once it is enabled.
     async fn auth(&self, open: &mut Open, credentials: &ClusterCredentials) -> Result<bool, EtcdError> {
-        let mut nobody = match &open.nobody {
+        let mut anonymous = match &open.anonymous {
             Some(client) => client.clone(),
-            None => open.nobody.insert(dial(self.to.clone(), &credentials.nobody).await?).clone(),
+            None => open.anonymous.insert(dial(self.to.clone(), &credentials.anonymous).await?).clone(),
         };
-        match bounded(async { Ok(nobody.get(PROBE_KEY, None).await?) }).await {
+        match bounded(async { Ok(anonymous.get(PROBE_KEY, None).await?) }).await {
             Ok(_) => Ok(false),
             Err(error) if error.unauthenticated() => Ok(true),
             Err(error) => Err(error),
@@ -148,9 +148,9 @@ impl EtcdLink {
 
     /// Whether a learner requires credentials: it answers a serializable read while auth is disabled.
     async fn learner_auth(&self, open: &Open) -> Option<bool> {
-        let mut nobody = open.nobody.clone()?;
+        let mut anonymous = open.anonymous.clone()?;
         let own = GetOptions::new().with_serializable();
-        match bounded(async { Ok(nobody.get(PROBE_KEY, Some(own)).await?) }).await {
+        match bounded(async { Ok(anonymous.get(PROBE_KEY, Some(own)).await?) }).await {
             Ok(_) => Some(false),
             Err(error) => error.unauthenticated().then_some(true),
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use raftsman_api::v1::{HandshakeRequest, Target};
 use raftsman_core::desired::{CLIENT_PORT, PEER_PORT};
-use raftsman_core::observed::{Greeting, Handshakes, Side};
+use raftsman_core::observed::{HandshakeResult, Handshakes, TrustDomain};
 use raftsman_core::spec::Name;
 use raftsman_etcd::{CALL_TIMEOUT, Credentials};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -25,17 +25,17 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) async fn of_member(
     links: &Links,
     others: &BTreeMap<Name, IpAddr>,
-    sides: &[Side],
+    sides: &[TrustDomain],
     credentials: &ClusterCredentials,
 ) -> Handshakes {
     let tried = credentials.vouched.iter().filter(|((side, _), _)| sides.contains(side));
-    let greetings = tried.map(|((side, key), credentials)| async move {
-        (*side, key.clone(), greeting(links.etcd.to().at.ip(), *side, credentials).await)
+    let results = tried.map(|((side, key), credentials)| async move {
+        (*side, key.clone(), handshake(links.etcd.to().at.ip(), *side, credentials).await)
     });
-    let (peers, greetings) = tokio::join!(among_members(&links.agent, others), join_all(greetings));
+    let (peers, results) = tokio::join!(among_members(&links.agent, others), join_all(results));
     let mut handshakes = Handshakes { peers, let_in: BTreeMap::new() };
-    for (side, key, greeting) in greetings {
-        handshakes.let_in.entry(side).or_default().insert(key, greeting);
+    for (side, key, handshake) in results {
+        handshakes.let_in.entry(side).or_default().insert(key, handshake);
     }
     handshakes
 }
@@ -59,10 +59,10 @@ async fn among_members(agent: &AgentLink, others: &BTreeMap<Name, IpAddr>) -> BT
 
 /// The result of a handshake with these credentials. With TLS 1.3 etcd verifies the client's certificate only after the
 /// client's side of the handshake is done: it then answers a request, or sends an alert instead.
-async fn greeting(address: IpAddr, side: Side, credentials: &Credentials) -> Greeting {
+async fn handshake(address: IpAddr, side: TrustDomain, credentials: &Credentials) -> HandshakeResult {
     let port = match side {
-        Side::Peers => PEER_PORT,
-        Side::Clients => CLIENT_PORT,
+        TrustDomain::Peers => PEER_PORT,
+        TrustDomain::Clients => CLIENT_PORT,
     };
     let asked = async {
         let tcp = TcpStream::connect(SocketAddr::new(address, port)).await?;
@@ -73,12 +73,12 @@ async fn greeting(address: IpAddr, side: Side, credentials: &Credentials) -> Gre
         Ok::<_, std::io::Error>(answer)
     };
     match tokio::time::timeout(CALL_TIMEOUT, asked).await {
-        Ok(Ok(answer)) if answer == *b"HTTP/" => Greeting::Accepted,
-        Ok(Ok(_)) => Greeting::Unclear("what answers there is no etcd".to_owned()),
+        Ok(Ok(answer)) if answer == *b"HTTP/" => HandshakeResult::Accepted,
+        Ok(Ok(_)) => HandshakeResult::Unclear("what answers there is no etcd".to_owned()),
         // Only an explicit alert counts as a rejection: a connection may close for any reason.
-        Ok(Err(error)) if turned_away(&error) => Greeting::Refused(error.to_string()),
-        Ok(Err(error)) => Greeting::Unclear(error.to_string()),
-        Err(_) => Greeting::Unclear("no answer".to_owned()),
+        Ok(Err(error)) if turned_away(&error) => HandshakeResult::Refused(error.to_string()),
+        Ok(Err(error)) => HandshakeResult::Unclear(error.to_string()),
+        Err(_) => HandshakeResult::Unclear("no answer".to_owned()),
     }
 }
 

@@ -2,12 +2,12 @@
 
 mod adopted;
 mod agent;
-mod doors;
 mod etcd;
 mod handshakes;
 mod http;
 mod limits;
-mod upkeep;
+mod maintenance;
+mod probe;
 mod users;
 
 use std::collections::BTreeMap;
@@ -19,8 +19,8 @@ use jiff::Timestamp;
 use raftsman_api::tls::TlsError;
 use raftsman_core::desired::ClientAccess;
 use raftsman_core::observed::{
-    Agent, AuthorityRecord, Delivery, EtcdFacts, Fact, Handshakes, Ledger, Machine, MemberObserved, Observed, Power,
-    ServiceState, Side, Trust, Upkeep, View,
+    Agent, AuthorityRecord, Delivery, EtcdFacts, Fact, Handshakes, Ledger, Machine, Maintenance, MemberObserved,
+    Observed, Power, ServiceState, Trust, TrustDomain, View,
 };
 use raftsman_core::plan::trust::to_be_proven;
 use raftsman_core::spec::{AuthMode, Name};
@@ -33,25 +33,25 @@ pub(crate) use etcd::members;
 pub(crate) use http::get as http_get;
 pub(crate) use users::{read as read_access, try_password};
 
-use crate::cluster::{ClusterAt, ClusterCredentials, ClusterError};
+use crate::cluster::{ClusterCredentials, ClusterError, ClusterHandle};
 use crate::fleet::RENEW_AFTER;
-use crate::machines::Found;
+use crate::machines::Lookup;
 use crate::pki::PkiError;
 use crate::store::{Lock, StoreError};
 
 /// Observes one cluster repeatedly, and keeps its connections open in between.
 #[derive(Debug)]
 pub struct Observer {
-    cluster: Arc<ClusterAt>,
+    cluster: Arc<ClusterHandle>,
     links: std::sync::Mutex<BTreeMap<Name, Arc<Links>>>,
     /// When the links and the credentials were last renewed, because their certificates expire.
     renewed: std::sync::Mutex<Timestamp>,
     credentials: Mutex<Option<Known>>,
-    brought: Mutex<Option<BTreeMap<Side, AuthorityRecord>>>,
+    brought: Mutex<Option<BTreeMap<TrustDomain, AuthorityRecord>>>,
     before: Mutex<Option<Observed>>,
     /// The provider's ids of the machines in the last observation.
     ids: std::sync::Mutex<BTreeMap<Name, String>>,
-    upkeep: Mutex<upkeep::Found>,
+    maintenance: Mutex<maintenance::Causes>,
     known: Mutex<users::Known>,
     into_data: bool,
 }
@@ -82,7 +82,7 @@ pub struct Links {
 
 impl Observer {
     /// An observer without a connection yet.
-    pub fn new(cluster: Arc<ClusterAt>) -> Result<Self, TlsError> {
+    pub fn new(cluster: Arc<ClusterHandle>) -> Result<Self, TlsError> {
         let observer = Self {
             cluster,
             links: Default::default(),
@@ -91,7 +91,7 @@ impl Observer {
             brought: Mutex::new(None),
             before: Mutex::new(None),
             ids: Default::default(),
-            upkeep: Mutex::default(),
+            maintenance: Mutex::default(),
             known: Mutex::default(),
             into_data: false,
         };
@@ -102,7 +102,7 @@ impl Observer {
     }
 
     /// An observer that has agents read etcd's data, also while etcd runs.
-    pub fn into_data(cluster: Arc<ClusterAt>) -> Result<Self, TlsError> {
+    pub fn into_data(cluster: Arc<ClusterHandle>) -> Result<Self, TlsError> {
         Ok(Self { into_data: true, ..Self::new(cluster)? })
     }
 
@@ -120,7 +120,7 @@ impl Observer {
     }
 
     /// The observed cluster.
-    pub fn cluster(&self) -> &Arc<ClusterAt> {
+    pub fn cluster(&self) -> &Arc<ClusterHandle> {
         &self.cluster
     }
 
@@ -181,7 +181,7 @@ impl Observer {
     }
 
     /// Authorities that the file brings are read once per run.
-    async fn brought(&self) -> Result<BTreeMap<Side, AuthorityRecord>, ClusterError> {
+    async fn brought(&self) -> Result<BTreeMap<TrustDomain, AuthorityRecord>, ClusterError> {
         let mut brought = self.brought.lock().await;
         if let Some(brought) = brought.as_ref() {
             return Ok(brought.clone());
@@ -281,13 +281,13 @@ impl Observer {
             let (cluster, trace) = (self.cluster.desired.name.to_string(), format!("machine `{name}`"));
             return Err(StoreError::LedgerMissing { cluster, trace }.into());
         }
-        let (ledger, upkeep) = (self.cluster.ledger(), Upkeep::default());
-        let mut observed = Observed { ledger, members, brought, handshakes: BTreeMap::new(), upkeep };
+        let (ledger, maintenance) = (self.cluster.ledger(), Maintenance::default());
+        let mut observed = Observed { ledger, members, brought, handshakes: BTreeMap::new(), maintenance };
         if let Ok(credentials) = &credentials {
             // Raftsman does not manage the superuser and the alarms of an adopted cluster.
             if observed.ledger.adopted().is_none() {
                 self.look_for_root(&mut observed, credentials).await;
-                observed.upkeep = Box::pin(self.look_into_alarms(&observed, credentials)).await;
+                observed.maintenance = Box::pin(self.look_into_alarms(&observed, credentials)).await;
             }
             self.look_for_users(&mut observed, credentials).await;
         }
@@ -303,13 +303,13 @@ impl Observer {
     async fn prove(&self, looked: Looked, now: Timestamp) -> Observed {
         let Looked { mut observed, places, credentials } = looked;
         if let Some(credentials) = &credentials {
-            observed.handshakes = self.shake_hands(&observed, &places, credentials, now).await;
+            observed.handshakes = self.test_handshakes(&observed, &places, credentials, now).await;
         }
         observed
     }
 
     /// Has members test TLS handshakes, where the next phase of a CA rotation depends on them.
-    async fn shake_hands(
+    async fn test_handshakes(
         &self,
         observed: &Observed,
         places: &BTreeMap<Name, IpAddr>,
@@ -338,7 +338,7 @@ impl Observer {
         }
         let names: Vec<Name> = places.keys().cloned().collect();
         let found = self.cluster.fleet.machine_records(&names).await;
-        let id = |found: &Found| found.as_ref().ok()?.as_ref()?.id.clone();
+        let id = |found: &Lookup| found.as_ref().ok()?.as_ref()?.id.clone();
         let ids = found.iter().filter_map(|(name, found)| Some((name.clone(), id(found)?))).collect();
         *self.ids.lock().unwrap_or_else(PoisonError::into_inner) = ids;
         found.into_iter().map(|(name, found)| (name, machine_fact(found, now))).collect()
@@ -419,7 +419,7 @@ impl Observer {
     }
 }
 
-fn machine_fact(found: Found, at: Timestamp) -> Fact<Machine> {
+fn machine_fact(found: Lookup, at: Timestamp) -> Fact<Machine> {
     match found {
         Err(error) => Fact::Unreachable { error, since: at },
         Ok(None) => Fact::Absent { at },
@@ -448,7 +448,7 @@ mod tests {
     use jiff::SignedDuration;
 
     use super::*;
-    use crate::fleet::{Fleet, Setting};
+    use crate::fleet::{Context, Fleet};
     use crate::store::fixture;
 
     #[tokio::test]
@@ -456,7 +456,7 @@ mod tests {
         let (_scratch, dir) = fixture::of_format_2();
         let file = "fleet: lab\nstate: state\nmachines: { provider: local }\netcd: { main: { members: 1, version: 3.6.15 } }\n";
         let spec = raftsman_core::spec::read(file).spec.expect("a valid file");
-        let setting = Setting {
+        let context = Context {
             file: dir.parent().unwrap().join("raftsman.yaml"),
             agent: "/none".into(),
             registry: dir.join("none"),
@@ -467,8 +467,8 @@ mod tests {
             host: "desk".to_owned(),
         };
         let begun = Timestamp::now();
-        let fleet = Fleet::open(spec, setting, begun).unwrap();
-        let cluster = ClusterAt::open(&fleet, &fleet.desired.clusters[0]).unwrap();
+        let fleet = Fleet::open(spec, context, begun).unwrap();
+        let cluster = ClusterHandle::open(&fleet, &fleet.desired.clusters[0]).unwrap();
         let observer = Observer::new(Arc::new(cluster)).unwrap();
         let name = fleet.desired.clusters[0].members[0].name.clone();
         let link = || observer.links(&name).unwrap();

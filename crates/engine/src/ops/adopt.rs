@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use raftsman_api::tls::Identity;
 use raftsman_core::adopt::{self, Finding, Found, Weight, draft, findings};
-use raftsman_core::observed::{Adopted, Ledger, Mode, Side};
+use raftsman_core::observed::{Adopted, Ledger, Mode, TrustDomain};
 use raftsman_core::spec::{self, Name, Reading, Secret};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
@@ -16,7 +16,7 @@ use super::{OpError, lock_info};
 use crate::adopt::{LookError, Way, look};
 use crate::authorities::bring_in;
 use crate::cluster::adopted_name;
-use crate::fleet::{Fleet, Setting};
+use crate::fleet::{Context, Fleet};
 use crate::journal::Journal;
 use crate::pki::{Authority, AuthorityKind};
 use crate::store::{Protection, Store, Version};
@@ -76,10 +76,10 @@ pub struct Adoption {
 }
 
 /// Observes, writes the file and makes the state. Nothing in the cluster itself is changed.
-pub async fn adopt(choices: &Choices, setting: &Setting) -> Result<Adoption, OpError> {
+pub async fn adopt(choices: &Choices, context: &Context) -> Result<Adoption, OpError> {
     let now = Timestamp::now();
-    if setting.file.exists() {
-        return Err(AdoptError::FileExists(setting.file.clone()).into());
+    if context.file.exists() {
+        return Err(AdoptError::FileExists(context.file.clone()).into());
     }
     let way = way(choices)?;
     check_keys(choices, &way, now)?;
@@ -95,18 +95,18 @@ pub async fn adopt(choices: &Choices, setting: &Setting) -> Result<Adoption, OpE
     all.sort_by_key(|finding| finding.weight);
     let state = match &reading.spec {
         Some(spec) => {
-            let dir = setting.state_dir(spec);
+            let dir = context.state_dir(spec);
             if dir.exists() {
                 return Err(AdoptError::StateExists(dir).into());
             }
-            let store = Fleet::create(spec, setting, Protection::IdentityFile, now)?;
-            remember(&store, choices, setting, &way, &found)?;
+            let store = Fleet::create(spec, context, Protection::IdentityFile, now)?;
+            remember(&store, choices, context, &way, &found)?;
             true
         }
         None => false,
     };
-    write_file(&setting.file, &drafted.text)?;
-    Ok(Adoption { file: setting.file.clone(), state, found, findings: all })
+    write_file(&context.file, &drafted.text)?;
+    Ok(Adoption { file: context.file.clone(), state, found, findings: all })
 }
 
 fn read(path: &Path) -> Result<String, OpError> {
@@ -174,9 +174,9 @@ fn of_file(reading: &Reading) -> Vec<Finding> {
 }
 
 /// Writes to the state what no observation can tell.
-fn remember(store: &Store, choices: &Choices, setting: &Setting, way: &Way, found: &Found) -> Result<(), OpError> {
-    let lock = store.lock(lock_info(setting, "adopt"))?;
-    let secrets = store.unlock(setting.identity_source())?;
+fn remember(store: &Store, choices: &Choices, context: &Context, way: &Way, found: &Found) -> Result<(), OpError> {
+    let lock = store.lock(lock_info(context, "adopt"))?;
+    let secrets = store.unlock(context.identity_source())?;
     // The ledger comes first, still empty: keys without a ledger would mean that the cluster lost it.
     let cluster = choices.cluster.as_str();
     let version = store.put_cluster(&lock, cluster, &Version::none(), &Ledger::default())?;
@@ -190,11 +190,12 @@ fn remember(store: &Store, choices: &Choices, setting: &Setting, way: &Way, foun
     let peers = named().filter_map(|(name, m)| Some((name, m.listed.peer_urls.first()?.clone())));
     let (ca_key, peers_key) = (&choices.ca_key, choices.peers.as_ref());
     let ca_key = ca_key.as_deref().map(secret).transpose()?;
-    let clients = bring_in(store, &secrets, &lock, &choices.cluster, Side::Clients, (&way.ca_pem, ca_key.as_ref()))?;
+    let clients =
+        bring_in(store, &secrets, &lock, &choices.cluster, TrustDomain::Clients, (&way.ca_pem, ca_key.as_ref()))?;
     let peers_trust = match peers_key {
         Some((certificate, key)) => {
             let (certificate, key) = (read(certificate)?, secret(key)?);
-            Some(bring_in(store, &secrets, &lock, &choices.cluster, Side::Peers, (&certificate, Some(&key)))?)
+            Some(bring_in(store, &secrets, &lock, &choices.cluster, TrustDomain::Peers, (&certificate, Some(&key)))?)
         }
         None => None,
     };
@@ -210,7 +211,7 @@ fn remember(store: &Store, choices: &Choices, setting: &Setting, way: &Way, foun
         ..Ledger::default()
     };
     store.put_cluster(&lock, cluster, &version, &ledger)?;
-    let journal = Journal::new(store, setting, &lock);
+    let journal = Journal::new(store, context, &lock);
     let members: Vec<&str> = found.members.iter().map(|m| m.listed.name.as_str()).collect();
     journal.note(Some(&choices.cluster), "adopted", json!({ "id": found.cluster, "members": members }))?;
     Ok(())

@@ -11,14 +11,14 @@ use super::needs::{Unmet, agent, provider_answers};
 use super::plan::{Detail, FleetPlan, plan, plan_of_new};
 use super::{OpError, for_each_cluster};
 use crate::apply::{self, ApplyError, Event, Outcome};
-use crate::cluster::ClusterAt;
-use crate::fleet::{Fleet, Setting};
+use crate::cluster::ClusterHandle;
+use crate::fleet::{Context, Fleet};
 use crate::interrupt::Interrupt;
 use crate::journal::Journal;
 use crate::store::Lock;
 
 /// Receives every event of a cluster as it happens.
-pub type Tell = Arc<dyn Fn(&Name, Event) + Send + Sync>;
+pub type OnEvent = Arc<dyn Fn(&Name, Event) + Send + Sync>;
 
 /// How steps are carried out.
 #[derive(Clone)]
@@ -26,7 +26,7 @@ pub struct Execution {
     /// It stops after this time without progress.
     pub timeout: Duration,
     /// Receives every event.
-    pub report: Tell,
+    pub report: OnEvent,
     /// Interrupts it.
     pub interrupt: Interrupt,
 }
@@ -60,27 +60,27 @@ pub(super) fn converged(outcomes: &[Outcome]) -> Result<(), OpError> {
 /// start, a state that was made for it is removed again.
 pub async fn run(
     spec: Spec,
-    setting: &Setting,
+    context: &Context,
     only: &[Name],
     consent: Consent<'_, FleetPlan>,
     execution: Execution,
 ) -> Result<Vec<Outcome>, OpError> {
-    let mut setting = setting.clone();
+    let mut context = context.clone();
     let scope = clusters(&spec, only);
     // The operator is asked before anything is made, even the state.
-    let mut forecast = match is_new(&spec, &setting)? {
-        true => plan_of_new(&spec, &setting, only, Detail::default())?,
+    let mut forecast = match is_new(&spec, &context)? {
+        true => plan_of_new(&spec, &context, only, Detail::default())?,
         false => {
-            let fleet = open(spec.clone(), setting)?;
+            let fleet = open(spec.clone(), context)?;
             // The operator has given a passphrase already: it is not requested again.
-            setting = fleet.setting.clone();
+            context = fleet.context.clone();
             plan(&fleet, only, Detail::default()).await?
         }
     };
-    if !forecast.obstacles().is_empty() && !is_new(&spec, &setting)? {
+    if !forecast.obstacles().is_empty() && !is_new(&spec, &context)? {
         // A port may be in use by a machine that another command has just made: if a command holds the lock, it is
         // named, or waited for.
-        let begun = begin(spec.clone(), &setting, "apply", &scope)?;
+        let begun = begin(spec.clone(), &context, "apply", &scope)?;
         drop(begun.lock);
         forecast = plan(&begun.fleet, only, Detail::default()).await?;
     }
@@ -93,11 +93,11 @@ pub async fn run(
         return Err(OpError::Unmet(obstacles));
     }
     consent.ask(&forecast)?;
-    let Begun { fleet, lock, made } = begin(spec, &setting, "apply", &scope)?;
+    let Begun { fleet, lock, made } = begin(spec, &context, "apply", &scope)?;
     if let Err(error) = execution.unless_interrupted(preflight(&fleet, only)).await {
         if made {
             drop(lock);
-            withdraw(fleet.store.clone(), &setting)?;
+            withdraw(fleet.store.clone(), &context)?;
         }
         return Err(error);
     }
@@ -111,14 +111,14 @@ pub async fn carry_out(
     only: &[Name],
     execution: Execution,
 ) -> Result<Vec<Outcome>, OpError> {
-    let Execution { timeout, report: tell, interrupt } = execution;
-    let journal = Arc::new(Journal::new(&fleet.store, &fleet.setting, lock));
+    let Execution { timeout, report: on_event, interrupt } = execution;
+    let journal = Arc::new(Journal::new(&fleet.store, &fleet.context, lock));
     for_each_cluster(fleet, only, |cluster| {
-        let (journal, tell, interrupt) = (Arc::clone(&journal), Arc::clone(&tell), interrupt.clone());
+        let (journal, on_event, interrupt) = (Arc::clone(&journal), Arc::clone(&on_event), interrupt.clone());
         async move {
             let name = cluster.desired.name.clone();
-            let tell = |event| tell(&name, event);
-            let outcome = Box::pin(apply::apply(Arc::clone(&cluster), &journal, timeout, &tell, &interrupt)).await;
+            let on_event = |event| on_event(&name, event);
+            let outcome = Box::pin(apply::apply(Arc::clone(&cluster), &journal, timeout, &on_event, &interrupt)).await;
             if let Some(revision) = outcome.observed.as_ref().and_then(apply::last_revision) {
                 cluster.remember(journal.lock(), |ledger| ledger.last_revision = ledger.last_revision.max(revision))?;
             }
@@ -138,9 +138,9 @@ pub async fn carry_out(
 /// Finds every binary, authority and secret that will be needed: what is missing is reported before anything is
 /// changed.
 pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError> {
-    agent(&fleet.setting)?;
+    agent(&fleet.context)?;
     let chosen = || fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
-    let clusters = chosen().map(|cluster| Ok((cluster, ClusterAt::open(fleet, cluster)?)));
+    let clusters = chosen().map(|cluster| Ok((cluster, ClusterHandle::open(fleet, cluster)?)));
     let clusters = clusters.collect::<Result<Vec<_>, OpError>>()?;
     // Running clusters are maintained without the provider as far as possible. Where none runs yet, everything depends
     // on machines.
@@ -152,7 +152,7 @@ pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError>
         // Nothing is installed in an adopted cluster.
         if at.ledger().adopted().is_none() {
             fleet.artifacts.fetch(&cluster.source, cluster.version).await?;
-            fleet.artifacts.found(&cluster.source, cluster.version, fleet.setting.base()).await?;
+            fleet.artifacts.found(&cluster.source, cluster.version, fleet.context.base()).await?;
         }
         at.check_references(jiff::Timestamp::now())?;
     }

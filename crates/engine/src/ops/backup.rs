@@ -7,12 +7,12 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use raftsman_api::v1::{self, take_backup_reply};
-use raftsman_backup::copy::Side;
-use raftsman_backup::full::{self, Depth, Moved};
+use raftsman_backup::copy::CopyEnd;
+use raftsman_backup::full::{self, Depth, TransferProgress};
 use raftsman_backup::prune::prune as remove_old;
 use raftsman_backup::{Keys, Place, Store, changes};
 use raftsman_core::backup::point::is_future;
-use raftsman_core::backup::{FullName, Keep, Layout, Manifest, Wish, chain};
+use raftsman_core::backup::{FullName, Keep, Layout, Manifest, RestoreTarget, chain};
 use raftsman_core::desired::ClientAccess;
 use raftsman_core::observed::{Observed, View};
 use raftsman_core::spec::{AuthMode, Backups, Name, Prune};
@@ -22,7 +22,7 @@ use serde_json::json;
 use super::{OpError, pick_cluster};
 use crate::act::pki::certify_client;
 use crate::arriving::Arriving;
-use crate::backup::{Accepted, BackupError, StoreOf, make_signing_key, order, place, public_key};
+use crate::backup::{Accepted, BackupError, BackupRepository, make_signing_key, order, place, public_key};
 use crate::fleet::{Fleet, directory_of};
 use crate::journal::Journal;
 use crate::observe::Observer;
@@ -49,7 +49,7 @@ pub type Watch<'a> = dyn Fn(Progress) + Send + Sync + 'a;
 
 /// A new backup.
 #[derive(Debug, Serialize)]
-pub struct Taken {
+pub struct NewBackup {
     /// What is known of it.
     #[serde(flatten)]
     pub manifest: Manifest,
@@ -59,19 +59,24 @@ pub struct Taken {
     pub path: String,
 }
 
-impl Taken {
-    fn of(at: &StoreOf, manifest: Manifest) -> Self {
+impl NewBackup {
+    fn of(at: &BackupRepository, manifest: Manifest) -> Self {
         let path = at.repository.layout.snapshot(manifest.about.name, manifest.coding);
         Self { path, place: at.repository.store.place().to_owned(), manifest }
     }
 }
 
 /// Has a member's machine make a backup. The lock is released as soon as no change is left to make.
-pub async fn now(fleet: &Arc<Fleet>, lock: Lock, cluster: Option<&str>, watch: &Watch<'_>) -> Result<Taken, OpError> {
+pub async fn now(
+    fleet: &Arc<Fleet>,
+    lock: Lock,
+    cluster: Option<&str>,
+    watch: &Watch<'_>,
+) -> Result<NewBackup, OpError> {
     let cluster = Arc::new(pick_cluster(fleet, cluster)?);
     let name = cluster.desired.name.clone();
     make_signing_key(fleet, &lock)?;
-    let at = StoreOf::open(fleet, &name, &Accepted::default())?;
+    let at = BackupRepository::open(fleet, &name, &Accepted::default())?;
     let observer = Observer::new(Arc::clone(&cluster))?;
     let observed = observer.look().await?;
     let machine = chosen(&observed).ok_or_else(|| OpError::NoQuorum(name.clone()))?;
@@ -84,7 +89,7 @@ pub async fn now(fleet: &Arc<Fleet>, lock: Lock, cluster: Option<&str>, watch: &
             None
         }
     };
-    let journal = Journal::new(&fleet.store, &fleet.setting, &lock);
+    let journal = Journal::new(&fleet.store, &fleet.context, &lock);
     journal.note(Some(&name), "backup", json!({ "machine": machine }))?;
     // The journal holds the lock, too.
     drop((journal, lock));
@@ -94,14 +99,14 @@ pub async fn now(fleet: &Arc<Fleet>, lock: Lock, cluster: Option<&str>, watch: &
     let mut replies = links.agent.client().await?.take_backup(request).await.map_err(failed)?.into_inner();
     while let Some(reply) = replies.next().await {
         match reply.map_err(failed)?.what {
-            Some(take_backup_reply::What::Moved(v1::Moved { received, stored, checked })) => {
+            Some(take_backup_reply::What::TransferProgress(v1::TransferProgress { received, stored, checked })) => {
                 let total = u64::try_from(size).unwrap_or_default().max(received);
                 watch(Progress { received, stored, checked, total });
             }
             Some(take_backup_reply::What::Manifest(text)) => {
                 let manifest: Manifest =
                     serde_json::from_str(&text).map_err(|error| OpError::Unclear(error.to_string()))?;
-                return Ok(Taken::of(&at, manifest));
+                return Ok(NewBackup::of(&at, manifest));
             }
             None => {}
         }
@@ -143,7 +148,7 @@ pub struct Listing {
 
 /// The backups in the store.
 pub async fn list(fleet: &Arc<Fleet>, cluster: Option<&str>, accepted: &Accepted) -> Result<Listing, OpError> {
-    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
+    let at = BackupRepository::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
     let now = Timestamp::now();
     let found = at.repository.found().await.map_err(BackupError::from)?;
     let mut backups = Vec::new();
@@ -190,7 +195,7 @@ pub async fn prune(
     only_show: bool,
 ) -> Result<Pruned, OpError> {
     let cluster = pick_cluster(fleet, cluster)?;
-    let at = StoreOf::open(fleet, &cluster.desired.name, accepted)?;
+    let at = BackupRepository::open(fleet, &cluster.desired.name, accepted)?;
     if at.settings.prune == Prune::Never {
         return Err(BackupError::NeverPruned.into());
     }
@@ -216,7 +221,7 @@ pub async fn prune(
         ignored: list(gone.ignored),
     };
     if !only_show {
-        let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+        let journal = Journal::new(&fleet.store, &fleet.context, lock);
         journal.note(Some(&pruned.cluster), "backup prune", json!({ "pruned": pruned }))?;
     }
     Ok(pruned)
@@ -248,10 +253,10 @@ pub async fn show(
     cluster: Option<&str>,
     name: Option<&str>,
     accepted: &Accepted,
-) -> Result<Taken, OpError> {
-    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
+) -> Result<NewBackup, OpError> {
+    let at = BackupRepository::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
     let manifest = at.named(name).await?;
-    Ok(Taken::of(&at, manifest))
+    Ok(NewBackup::of(&at, manifest))
 }
 
 /// The result of verifying a backup.
@@ -269,7 +274,7 @@ pub struct Verified {
 
 /// Which backups are verified.
 #[derive(Debug, Clone, Copy)]
-pub enum Which<'a> {
+pub enum Selection<'a> {
     /// The newest.
     Newest,
     /// All of them.
@@ -282,16 +287,16 @@ pub enum Which<'a> {
 pub async fn verify(
     fleet: &Arc<Fleet>,
     cluster: Option<&str>,
-    which: Which<'_>,
+    selection: Selection<'_>,
     accepted: &Accepted,
     keys: &Keys,
     watch: &Watch<'_>,
 ) -> Result<Vec<Verified>, OpError> {
-    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
-    let names = match which {
-        Which::Named(name) => vec![name.parse().map_err(BackupError::from)?],
-        Which::Newest => vec![at.named(None).await?.about.name],
-        Which::All => {
+    let at = BackupRepository::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
+    let names = match selection {
+        Selection::Named(name) => vec![name.parse().map_err(BackupError::from)?],
+        Selection::Newest => vec![at.named(None).await?.about.name],
+        Selection::All => {
             let listed = full::list(&at.repository.store, &at.repository.layout).await.map_err(BackupError::from)?;
             listed.into_iter().filter(|(_, has_manifest)| *has_manifest).map(|(name, _)| name).collect()
         }
@@ -299,9 +304,9 @@ pub async fn verify(
     let mut verified = Vec::new();
     for name in names {
         let looked = verify_one(&at, name, keys, watch).await;
-        let looked = match which {
-            Which::All => full::unless_gone(&at.repository, name, looked).await,
-            Which::Named(_) | Which::Newest => looked.map(Some),
+        let looked = match selection {
+            Selection::All => full::unless_gone(&at.repository, name, looked).await,
+            Selection::Named(_) | Selection::Newest => looked.map(Some),
         };
         verified.push(match looked {
             Ok(None) => continue,
@@ -316,15 +321,20 @@ pub async fn verify(
     Ok(verified)
 }
 
-async fn verify_one(at: &StoreOf, name: FullName, keys: &Keys, watch: &Watch<'_>) -> Result<Depth, full::FullError> {
+async fn verify_one(
+    at: &BackupRepository,
+    name: FullName,
+    keys: &Keys,
+    watch: &Watch<'_>,
+) -> Result<Depth, full::FullError> {
     let manifest = at.manifest(name).await?;
-    let moved = Moved::default();
+    let moved = TransferProgress::default();
     let looking = full::verify(&at.repository, &manifest, keys, &moved);
     telling(looking, &moved, manifest.object.bytes, watch).await
 }
 
 /// Reports progress until the work ends.
-async fn telling<T>(work: impl Future<Output = T>, moved: &Moved, total: u64, watch: &Watch<'_>) -> T {
+async fn telling<T>(work: impl Future<Output = T>, moved: &TransferProgress, total: u64, watch: &Watch<'_>) -> T {
     let mut work = std::pin::pin!(work);
     let mut tick = tokio::time::interval(TELL);
     loop {
@@ -377,13 +387,13 @@ pub async fn copy(
     keys: &Keys,
     watch: &Watch<'_>,
 ) -> Result<Copied, OpError> {
-    let at = StoreOf::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
+    let at = BackupRepository::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
     let manifest = match (name, &target) {
         // The backup whose changes reach the newest revision, which need not be the newest backup.
-        (None, Target::Directory(_) | Target::Store { .. }) => at.find(Wish::Newest, keys).await?.full,
+        (None, Target::Directory(_) | Target::Store { .. }) => at.find(RestoreTarget::Newest, keys).await?.full,
         _ => at.named(name).await?,
     };
-    let (backup, moved, total) = (manifest.about.name, Moved::default(), manifest.object.bytes);
+    let (backup, moved, total) = (manifest.about.name, TransferProgress::default(), manifest.object.bytes);
     let (store, layout) = match target {
         Target::File(path) => {
             let failed = |source| BackupError::Write { path: path.to_owned(), source };
@@ -413,7 +423,7 @@ pub async fn copy(
         let (batches, _) = changes::since(&at.repository, &manifest).await?;
         // Batches that do not continue the backup are not copied.
         let batches = chain(&manifest, &batches, None).map_err(changes::ChangesError::from)?;
-        let to = Side { store: &store, layout: &layout };
+        let to = CopyEnd { store: &store, layout: &layout };
         raftsman_backup::copy::copy(&at.repository, to, &manifest, &batches, &moved).await?;
         Ok::<_, BackupError>(batches.len())
     };

@@ -9,7 +9,7 @@ use raftsman_providers::networks::Networks;
 
 use super::destroy::remove_dir;
 use super::{OpError, pick_member};
-use crate::fleet::{Fleet, Setting};
+use crate::fleet::{Context, Fleet};
 use crate::store::{Lock, LockInfo, LockScope, Protection, Store, StoreError};
 
 /// A fleet, and the right to change it.
@@ -44,8 +44,8 @@ impl<T> Consent<'_, T> {
 }
 
 /// The state of this fleet; none where it does not exist, or its identity is incomplete.
-pub fn state(spec: &Spec, setting: &Setting) -> Result<Option<Store>, OpError> {
-    match Store::open(&setting.state_dir(spec), spec.fleet.as_str()) {
+pub fn state(spec: &Spec, context: &Context) -> Result<Option<Store>, OpError> {
+    match Store::open(&context.state_dir(spec), spec.fleet.as_str()) {
         Ok(store) => Ok(Some(store)),
         Err(StoreError::Missing { .. } | StoreError::Unfinished { .. }) => Ok(None),
         Err(error) => Err(error.into()),
@@ -53,39 +53,39 @@ pub fn state(spec: &Spec, setting: &Setting) -> Result<Option<Store>, OpError> {
 }
 
 /// Whether this fleet has no state yet, or one whose creation was interrupted.
-pub fn is_new(spec: &Spec, setting: &Setting) -> Result<bool, OpError> {
-    Ok(match state(spec, setting)? {
+pub fn is_new(spec: &Spec, context: &Context) -> Result<bool, OpError> {
+    Ok(match state(spec, context)? {
         Some(store) => !Fleet::is_complete(&store)?,
         None => true,
     })
 }
 
 /// Opens the fleet to read it.
-pub fn open(spec: Spec, setting: Setting) -> Result<Arc<Fleet>, OpError> {
-    Ok(Fleet::open(spec, setting, Timestamp::now())?)
+pub fn open(spec: Spec, context: Context) -> Result<Arc<Fleet>, OpError> {
+    Ok(Fleet::open(spec, context, Timestamp::now())?)
 }
 
 /// Makes the state where there is none yet, completes one whose creation was interrupted, takes the lock and opens the
 /// fleet.
-pub fn begin(spec: Spec, setting: &Setting, verb: &str, scope: &LockScope) -> Result<Begun, OpError> {
-    let (store, made) = match state(&spec, setting)? {
+pub fn begin(spec: Spec, context: &Context, verb: &str, scope: &LockScope) -> Result<Begun, OpError> {
+    let (store, made) = match state(&spec, context)? {
         Some(store) => (store, false),
-        None => (Fleet::create(&spec, setting, Protection::IdentityFile, Timestamp::now())?, true),
+        None => (Fleet::create(&spec, context, Protection::IdentityFile, Timestamp::now())?, true),
     };
-    let info = LockInfo::new(verb, &setting.user, &setting.host);
+    let info = LockInfo::new(verb, &context.user, &context.host);
     let begun = (|| {
         if Fleet::is_to_be_completed(&store, &spec)? {
             // These are the fleet's own entries.
-            Fleet::complete(&spec, setting, &store.lock(info.clone())?, Timestamp::now())?;
+            Fleet::complete(&spec, context, &store.lock(info.clone())?, Timestamp::now())?;
         }
         let lock = store.lock_for(scope, info)?;
-        Ok::<_, OpError>((open(spec, setting.clone())?, lock))
+        Ok::<_, OpError>((open(spec, context.clone())?, lock))
     })();
     match begun {
         Ok((fleet, lock)) => Ok(Begun { fleet, lock, made }),
         Err(error) => {
             if made {
-                withdraw(store, setting)?;
+                withdraw(store, context)?;
             }
             Err(error)
         }
@@ -93,13 +93,13 @@ pub fn begin(spec: Spec, setting: &Setting, verb: &str, scope: &LockScope) -> Re
 }
 
 /// Removes a state that this operation made, when nothing can start. A state that another operator uses by now stays.
-pub(super) fn withdraw(store: Store, setting: &Setting) -> Result<(), OpError> {
-    let lock = match store.lock(LockInfo::new("withdraw", &setting.user, &setting.host)) {
+pub(super) fn withdraw(store: Store, context: &Context) -> Result<(), OpError> {
+    let lock = match store.lock(LockInfo::new("withdraw", &context.user, &context.host)) {
         Ok(lock) => lock,
         Err(StoreError::Locked { .. }) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
-    Networks::new(setting.registry.clone()).release(&store.fleet().id)?;
+    Networks::new(context.registry.clone()).release(&store.fleet().id)?;
     remove_dir(&store.dir().join("artifacts"))?;
     store.remove(lock)?;
     Ok(())
@@ -112,20 +112,20 @@ pub fn clusters(spec: &Spec, only: &[Name]) -> LockScope {
 }
 
 /// A fleet that was applied before, under the lock of these clusters; of all of them where none is named.
-pub fn locked(spec: Spec, setting: &Setting, verb: &str, only: &[Name]) -> Result<(Arc<Fleet>, Lock), OpError> {
+pub fn locked(spec: Spec, context: &Context, verb: &str, only: &[Name]) -> Result<(Arc<Fleet>, Lock), OpError> {
     let scope = clusters(&spec, only);
-    locked_for(spec, setting, verb, &scope)
+    locked_for(spec, context, verb, &scope)
 }
 
 /// A fleet that was applied before, under the lock of the whole fleet.
-pub fn locked_fleet(spec: Spec, setting: &Setting, verb: &str) -> Result<(Arc<Fleet>, Lock), OpError> {
-    locked_for(spec, setting, verb, &LockScope::Fleet)
+pub fn locked_fleet(spec: Spec, context: &Context, verb: &str) -> Result<(Arc<Fleet>, Lock), OpError> {
+    locked_for(spec, context, verb, &LockScope::Fleet)
 }
 
 /// A fleet that was applied before, under the lock of the cluster of this name; without a name, of the only one.
 pub fn locked_cluster(
     spec: Spec,
-    setting: &Setting,
+    context: &Context,
     verb: &str,
     cluster: Option<&str>,
 ) -> Result<(Arc<Fleet>, Lock), OpError> {
@@ -138,30 +138,30 @@ pub fn locked_cluster(
             several => return Err(OpError::WhichCluster(several.to_vec())),
         },
     };
-    locked_for(spec, setting, verb, &LockScope::Stacks(BTreeSet::from([name])))
+    locked_for(spec, context, verb, &LockScope::Stacks(BTreeSet::from([name])))
 }
 
 /// A fleet that was applied before, under the lock of the cluster that this member is of.
 pub fn locked_member(
     spec: Spec,
-    setting: &Setting,
+    context: &Context,
     verb: &str,
     cluster: Option<&str>,
     member: &str,
 ) -> Result<(Arc<Fleet>, Lock), OpError> {
-    if is_new(&spec, setting)? {
+    if is_new(&spec, context)? {
         return Err(OpError::NeverApplied);
     }
-    let fleet = open(spec.clone(), setting.clone())?;
+    let fleet = open(spec.clone(), context.clone())?;
     let cluster = pick_member(&fleet, cluster, member)?.0.desired.name;
     // The operator has given a passphrase already: it is not requested again.
-    locked_for(spec, &fleet.setting, verb, &LockScope::Stacks(BTreeSet::from([cluster.to_string()])))
+    locked_for(spec, &fleet.context, verb, &LockScope::Stacks(BTreeSet::from([cluster.to_string()])))
 }
 
-fn locked_for(spec: Spec, setting: &Setting, verb: &str, scope: &LockScope) -> Result<(Arc<Fleet>, Lock), OpError> {
-    if is_new(&spec, setting)? {
+fn locked_for(spec: Spec, context: &Context, verb: &str, scope: &LockScope) -> Result<(Arc<Fleet>, Lock), OpError> {
+    if is_new(&spec, context)? {
         return Err(OpError::NeverApplied);
     }
-    let Begun { fleet, lock, .. } = begin(spec, setting, verb, scope)?;
+    let Begun { fleet, lock, .. } = begin(spec, context, verb, scope)?;
     Ok((fleet, lock))
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 pub use raftsman_api::roles::Role;
 use raftsman_core::desired::AGENT_RENEW_BEFORE;
-use raftsman_core::observed::{AuthorityRecord, Side, Trust};
+use raftsman_core::observed::{AuthorityRecord, Trust, TrustDomain};
 use raftsman_core::spec::{self, AuthMode, Name};
 use secrecy::ExposeSecret;
 use serde::Serialize;
@@ -50,13 +50,13 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
     let lists = for_each_cluster(fleet, only, |cluster| async move {
         let name = &cluster.desired.name;
         let mut certificates = Vec::new();
-        for side in Side::ALL {
+        for side in TrustDomain::ALL {
             let Some(trust) = cluster.ledger().trust(side).cloned() else { continue };
             for (standing, records) in standings(&trust) {
                 for record in records {
                     let facts = pki::describe(&record.certificate)?;
                     let standing = Some(standing).filter(|_| trust.rotates());
-                    let what = if side == Side::Peers { "peers CA" } else { "clients CA" };
+                    let what = if side == TrustDomain::Peers { "peers CA" } else { "clients CA" };
                     let made = *cluster.desired.authority(side) == spec::Authority::Made;
                     let before = cluster.desired.renew_authority_before();
                     let renewal = facts.not_after.checked_sub(before).ok().filter(|_| made && record == &trust.current);
@@ -174,14 +174,14 @@ pub fn issue(fleet: &Arc<Fleet>, cluster: Option<&str>, request: IssueRequest<'_
     let user = request.name;
     let cluster = pick_cluster(fleet, cluster)?;
     let now = Timestamp::now();
-    let trust = cluster.trust(Side::Clients)?;
+    let trust = cluster.trust(TrustDomain::Clients)?;
     // Before auth is enabled, every client with a certificate is a superuser.
     let ledger = cluster.ledger();
     let unsecured = ledger.adopted().is_none() && ledger.secured.is_none();
     if cluster.desired.auth == AuthMode::Certificate && unsecured && user != "root" {
         return Err(OpError::AuthOff(cluster.desired.name.clone()));
     }
-    let authority = cluster.kept(Side::Clients, &trust.current)?;
+    let authority = cluster.kept(TrustDomain::Clients, &trust.current)?;
     let usual = if user == "root" { ROOT_VALIDITY } else { USER_VALIDITY };
     let validity = request.validity.unwrap_or(usual);
     let leaf = Leaf { authority: &authority, organization: &cluster.desired.organization, trust: trust.bundle() };

@@ -13,8 +13,8 @@ use serde::Serialize;
 use super::OpError;
 use super::begin::{Begun, Consent, begin, clusters, state};
 use crate::authorities::sweep;
-use crate::cluster::{ClusterAt, adopted_name, earlier_passwords_name, root_password_name};
-use crate::fleet::{Fleet, HOSTS, Setting};
+use crate::cluster::{ClusterHandle, adopted_name, earlier_passwords_name, root_password_name};
+use crate::fleet::{Context, Fleet, HOSTS};
 use crate::machines::{GiveBackError, Inventory, SilentConnection};
 use crate::store::{Lock, LockScope, Store};
 use crate::tokens::token_name;
@@ -42,24 +42,24 @@ pub struct Destruction {
 /// The whole of `raftsman destroy`: observes, asks, and destroys. Returns nothing where there was no state.
 pub async fn run(
     mut spec: Spec,
-    setting: &Setting,
+    context: &Context,
     only: &[Name],
     consent: Consent<'_, Destruction>,
-    tell: &(dyn Fn(&str) + Sync),
+    on_event: &(dyn Fn(&str) + Sync),
 ) -> Result<Option<Destruction>, OpError> {
-    if state(&spec, setting)?.is_none() {
-        Store::remove_unfinished(&setting.state_dir(&spec))?;
+    if state(&spec, context)?.is_none() {
+        Store::remove_unfinished(&context.state_dir(&spec))?;
         return Ok(None);
     }
-    allowed(&spec, &setting.file, only)?;
+    allowed(&spec, &context.file, only)?;
     // The fleet's actual network counts, not the one that the file asks for.
     spec.machines.network = None;
     let scope = if only.is_empty() { LockScope::Fleet } else { clusters(&spec, only) };
-    let Begun { fleet, lock, .. } = begin(spec, setting, "destroy", &scope)?;
+    let Begun { fleet, lock, .. } = begin(spec, context, "destroy", &scope)?;
     let what = survey(&fleet, only).await?;
     (consent.show)(&what);
     consent.ask(&what)?;
-    Ok(Some(destroy(fleet, lock, what, tell).await?))
+    Ok(Some(destroy(fleet, lock, what, on_event).await?))
 }
 
 /// Whether the file allows that these clusters are destroyed.
@@ -79,7 +79,7 @@ pub async fn survey(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Destruction, Op
     let mut named: BTreeSet<Name> = chosen().flat_map(|c| &c.members).map(|m| m.name.clone()).collect();
     for cluster in chosen() {
         // A lost or damaged ledger may have recorded machines that the file does not list: destroying would be a guess.
-        named.extend(ClusterAt::open(fleet, cluster)?.ledger().members.into_keys());
+        named.extend(ClusterHandle::open(fleet, cluster)?.ledger().members.into_keys());
     }
     let concerned: BTreeSet<SilentConnection> = match only.is_empty() {
         true => silent.into_iter().collect(),
@@ -100,17 +100,17 @@ pub async fn survey(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Destruction, Op
     Ok(Destruction { machines, clusters, state: only.is_empty(), left: Vec::new(), ids })
 }
 
-/// Destroys it. `tell` gets every machine that is gone.
+/// Destroys it. `on_event` gets every machine that is gone.
 pub async fn destroy(
     fleet: Arc<Fleet>,
     lock: Lock,
     what: Destruction,
-    tell: &(dyn Fn(&str) + Sync),
+    on_event: &(dyn Fn(&str) + Sync),
 ) -> Result<Destruction, OpError> {
     let deleted = join_all(what.machines.iter().map(|name| async {
         let gone = fleet.give_back(&lock, name, what.ids.get(name).map(String::as_str)).await;
         if gone.is_ok() {
-            tell(name);
+            on_event(name);
         }
         gone
     }));
@@ -152,7 +152,7 @@ pub async fn destroy(
     for ours in ["machines", HOSTS] {
         let _ = std::fs::remove_dir(fleet.store.dir().join(ours));
     }
-    Networks::new(fleet.setting.registry.clone()).release(fleet.id())?;
+    Networks::new(fleet.context.registry.clone()).release(fleet.id())?;
     let left = fleet.store.clone().remove(lock)?.left;
     Ok(Destruction { left, ..what })
 }

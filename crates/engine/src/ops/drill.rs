@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use raftsman_backup::drill::{self, Tried};
+use raftsman_backup::drill::{self, TestedRestore};
 use raftsman_backup::sign::SignError;
-use raftsman_backup::{Keys, PublicKey, Wish};
+use raftsman_backup::{Keys, PublicKey, RestoreTarget};
 use raftsman_core::backup::Drill;
 use serde_json::json;
 
 use super::{OpError, pick_cluster};
-use crate::act::Hands;
+use crate::act::Executor;
 use crate::act::restore::seen;
-use crate::backup::{Accepted, BackupError, StoreOf, make_signing_key, source};
+use crate::backup::{Accepted, BackupError, BackupRepository, make_signing_key, source};
 use crate::fleet::Fleet;
 use crate::journal::Journal;
 use crate::observe::Observer;
@@ -32,13 +32,13 @@ pub async fn drill(
 ) -> Result<Drill, OpError> {
     let cluster = Arc::new(pick_cluster(fleet, cluster)?);
     let at = source(fleet, &cluster.desired.name, from, accepted)?;
-    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    let journal = Journal::new(&fleet.store, &fleet.context, lock);
     let observer = Observer::new(Arc::clone(&cluster))?;
     let observed = observer.look().await?;
     let (now, current) = (Timestamp::now(), seen(&observed));
-    let point = at.find(Wish::Newest, keys).await?;
-    let hands = Hands { observer: &observer, lock, limit: Duration::MAX };
-    let tried = match hands.try_out(&at, &point, keys, None, watch).await {
+    let point = at.find(RestoreTarget::Newest, keys).await?;
+    let executor = Executor { observer: &observer, lock, limit: Duration::MAX };
+    let tried = match executor.try_out(&at, &point, keys, None, watch).await {
         Ok(tried) => tried,
         Err(error) => {
             let error_text = crate::error_chain(&error);
@@ -49,10 +49,11 @@ pub async fn drill(
     // The current revision of another cluster is unknown here.
     let answered = from.is_none() && observed.members.values().any(|member| member.etcd.seen().is_some());
     let version = cluster.desired.version;
-    let tried = Tried { machine: tried.machine, version, revision: tried.revision, keys: tried.keys, took: tried.took };
+    let tried =
+        TestedRestore { machine: tried.machine, version, revision: tried.revision, keys: tried.keys, took: tried.took };
     // A drill of another fleet's backup is signed with this cluster's own key: fleets that trust that key accept it.
     make_signing_key(fleet, lock)?;
-    let own = StoreOf::open(fleet, &cluster.desired.name, &Accepted::default())?.signer;
+    let own = BackupRepository::open(fleet, &cluster.desired.name, &Accepted::default())?.signer;
     let signer = at.signer.as_ref().or(own.as_ref());
     let drill = drill::record(&at.repository, signer, &point, tried, now, answered.then_some(current))
         .await
@@ -71,6 +72,9 @@ pub async fn history(fleet: &Arc<Fleet>, cluster: Option<&str>, from: Option<&st
     // Other fleets' keys that the file trusts, and this cluster's own, for drills of other fleets' backups.
     let trusted: Result<Vec<PublicKey>, SignError> = at.settings.trust.iter().map(|key| key.parse()).collect();
     at.repository.trust.keys.extend(trusted.map_err(BackupError::from)?);
-    at.repository.trust.keys.extend(StoreOf::open(fleet, &name, &Accepted::default())?.signer.map(|own| own.public()));
+    at.repository
+        .trust
+        .keys
+        .extend(BackupRepository::open(fleet, &name, &Accepted::default())?.signer.map(|own| own.public()));
     Ok(drill::history(&at.repository).await.map_err(BackupError::from)?)
 }

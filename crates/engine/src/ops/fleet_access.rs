@@ -12,7 +12,7 @@ use super::apply::{Execution, carry_out, converged, preflight};
 use super::begin::{Consent, locked_fleet, open};
 use super::{OpError, for_each_cluster};
 use crate::authorities::public_key;
-use crate::fleet::{Fleet, Setting};
+use crate::fleet::{Context, Fleet};
 use crate::fleet_access::Phase;
 use crate::journal::Journal;
 use crate::observe::Observer;
@@ -22,12 +22,12 @@ use crate::store::Lock;
 /// agent before the next begins. An interrupted rotation continues at its phase.
 pub async fn run_rotation(
     spec: Spec,
-    setting: &Setting,
+    context: &Context,
     consent: Consent<'_, Phase>,
     on_phase: &(dyn Fn(Phase) + Sync),
     execution: Execution,
 ) -> Result<(), OpError> {
-    let (mut fleet, lock) = locked_fleet(spec.clone(), setting, "cert rotate")?;
+    let (mut fleet, lock) = locked_fleet(spec.clone(), context, "cert rotate")?;
     let mut phase = fleet.access.phase();
     consent.ask(&phase)?;
     if phase == Phase::Settled {
@@ -36,7 +36,7 @@ pub async fn run_rotation(
     }
     loop {
         on_phase(phase);
-        fleet = open(spec.clone(), fleet.setting.clone())?;
+        fleet = open(spec.clone(), fleet.context.clone())?;
         converged(&carry_out(&fleet, &lock, &[], execution.clone()).await?)?;
         proven(&fleet).await?;
         if phase == Phase::Distrusting {
@@ -50,14 +50,14 @@ pub async fn run_rotation(
 /// The whole of `raftsman cert revoke`: records the key, sends it to every agent, and checks that each rejects it.
 pub async fn run_revocation(
     spec: Spec,
-    setting: &Setting,
+    context: &Context,
     certificate: &str,
     execution: Execution,
 ) -> Result<String, OpError> {
     let key = key_to_revoke(certificate)?;
-    let (fleet, lock) = locked_fleet(spec.clone(), setting, "cert revoke")?;
+    let (fleet, lock) = locked_fleet(spec.clone(), context, "cert revoke")?;
     revoke(&fleet, &lock, &key)?;
-    let fleet = open(spec, fleet.setting.clone())?;
+    let fleet = open(spec, fleet.context.clone())?;
     converged(&carry_out(&fleet, &lock, &[], execution).await?)?;
     proven(&fleet).await?;
     Ok(key)
@@ -79,7 +79,7 @@ pub fn revoke(fleet: &Arc<Fleet>, lock: &Lock, key: &str) -> Result<bool, OpErro
     let mut access = fleet.access.clone();
     let new = access.revoked.insert(key.to_owned());
     access.write(&fleet.secrets, lock)?;
-    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    let journal = Journal::new(&fleet.store, &fleet.context, lock);
     journal.note(None, "marked", json!({ "revoke": key }))?;
     Ok(new)
 }
@@ -101,7 +101,7 @@ pub fn advance(fleet: &Arc<Fleet>, lock: &Lock) -> Result<Phase, OpError> {
             Phase::Distrusting
         }
     };
-    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    let journal = Journal::new(&fleet.store, &fleet.context, lock);
     journal.note(None, "marked", json!({ "rotate": { "side": "fleet", "phase": next } }))?;
     Ok(next)
 }

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use raftsman_core::spec::{self, EtcdVersion};
 
 use super::OpError;
-use crate::fleet::{Fleet, Setting};
+use crate::fleet::{Context, Fleet};
 use crate::store::{Protection, Store};
 
 /// What the new file should say.
@@ -50,7 +50,7 @@ pub fn write_file(path: &Path, text: &str) -> Result<(), OpError> {
 }
 
 /// Makes the state for the file.
-pub fn make_state(text: &str, setting: &Setting, protection: Protection) -> Result<Option<Store>, OpError> {
+pub fn make_state(text: &str, context: &Context, protection: Protection) -> Result<Option<Store>, OpError> {
     let Some(spec) = spec::read(text).spec else { return Ok(None) };
-    Ok(Some(Fleet::create(&spec, setting, protection, Timestamp::now())?))
+    Ok(Some(Fleet::create(&spec, context, protection, Timestamp::now())?))
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::begin::{Begun, begin, clusters};
 use super::{OpError, pick_member};
 use crate::act;
-use crate::fleet::{Fleet, Setting};
+use crate::fleet::{Context, Fleet};
 use crate::store::Lock;
 use crate::tokens::KeptToken;
 
@@ -35,7 +35,7 @@ pub struct Invitation {
 }
 
 /// The whole of `raftsman join`: makes the state where there is none, and invites the host under its cluster's lock.
-pub fn run(spec: Spec, setting: &Setting, host: &str, valid_for: Duration) -> Result<Invitation, OpError> {
+pub fn run(spec: Spec, context: &Context, host: &str, valid_for: Duration) -> Result<Invitation, OpError> {
     check(&spec)?;
     // Hosts are listed in the file, by name.
     let cluster = spec.etcd.iter().find(|(_, cluster)| match &cluster.members {
@@ -44,7 +44,7 @@ pub fn run(spec: Spec, setting: &Setting, host: &str, valid_for: Duration) -> Re
     });
     let only: Vec<Name> = cluster.map(|(name, _)| name.clone()).into_iter().collect();
     let scope = clusters(&spec, &only);
-    let Begun { fleet, lock, .. } = begin(spec, setting, "join", &scope)?;
+    let Begun { fleet, lock, .. } = begin(spec, context, "join", &scope)?;
     join(&fleet, &lock, host, valid_for)
 }
 

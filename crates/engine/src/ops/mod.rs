@@ -12,6 +12,7 @@ pub mod fleet_access;
 pub mod init;
 pub mod join;
 pub mod logs;
+pub mod maintenance;
 pub mod needs;
 pub mod plan;
 pub mod preflight;
@@ -21,14 +22,13 @@ pub mod restore;
 pub mod rotate;
 pub mod state;
 pub mod status;
-pub mod upkeep;
 pub mod version;
 pub mod versions;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use raftsman_core::observed::Side;
+use raftsman_core::observed::TrustDomain;
 use raftsman_core::plan::Waiting;
 use raftsman_core::spec::Name;
 use raftsman_etcd::EtcdError;
@@ -37,8 +37,8 @@ use crate::act::ActError;
 use crate::apply::ApplyError;
 use crate::artifacts::ArtifactError;
 use crate::backup::BackupError;
-use crate::cluster::{ClusterAt, ClusterError};
-use crate::fleet::{Fleet, FleetError, Setting};
+use crate::cluster::{ClusterError, ClusterHandle};
+use crate::fleet::{Context, Fleet, FleetError};
 use crate::machines::{Inventory, SilentConnection};
 use crate::observe::LinkError;
 use crate::pki::PkiError;
@@ -156,7 +156,7 @@ pub enum OpError {
         /// Which cluster.
         cluster: Name,
         /// Which side.
-        side: Side,
+        side: TrustDomain,
         /// How many CAs the state keeps.
         count: usize,
     },
@@ -205,7 +205,7 @@ pub enum OpError {
     #[error(
         "no machine of `{cluster}` can be asked to measure: {why}; `raftsman apply` makes machines, `raftsman status` says how they fare"
     )]
-    NobodyMeasures {
+    NoMeasurement {
         /// Which cluster.
         cluster: Name,
         /// Why one of them cannot.
@@ -249,7 +249,7 @@ pub enum OpError {
         /// Which cluster.
         cluster: Name,
         /// Which side.
-        side: Side,
+        side: TrustDomain,
         /// Its certificate.
         certificate: String,
     },
@@ -259,7 +259,7 @@ pub enum OpError {
         /// Which cluster.
         cluster: Name,
         /// Which side.
-        side: Side,
+        side: TrustDomain,
     },
     /// The rotation waits for clients.
     #[error(
@@ -313,12 +313,12 @@ fn names(names: &[Name]) -> String {
 }
 
 /// The lock's record: the user, the host and the verb.
-fn lock_info(setting: &Setting, verb: &str) -> LockInfo {
-    LockInfo::new(verb, &setting.user, &setting.host)
+fn lock_info(context: &Context, verb: &str) -> LockInfo {
+    LockInfo::new(verb, &context.user, &context.host)
 }
 
 /// The cluster of this name; without a name, the only one.
-fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<ClusterAt, OpError> {
+fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<ClusterHandle, OpError> {
     let clusters = &fleet.desired.clusters;
     let known = || clusters.iter().map(|c| c.name.to_string()).collect();
     let picked = match name {
@@ -331,18 +331,18 @@ fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<ClusterAt, OpE
             _ => return Err(OpError::WhichCluster(known())),
         },
     };
-    Ok(ClusterAt::open(fleet, picked)?)
+    Ok(ClusterHandle::open(fleet, picked)?)
 }
 
 /// The member of this name, and its cluster, which may be named too.
-fn pick_member(fleet: &Arc<Fleet>, cluster: Option<&str>, member: &str) -> Result<(ClusterAt, Name), OpError> {
+fn pick_member(fleet: &Arc<Fleet>, cluster: Option<&str>, member: &str) -> Result<(ClusterHandle, Name), OpError> {
     if cluster.is_some() {
         pick_cluster(fleet, cluster)?;
     }
     let clusters = fleet.desired.clusters.iter().filter(|c| cluster.is_none_or(|name| c.name.as_str() == name));
     let members: Vec<_> = clusters.flat_map(|c| c.members.iter().map(move |m| (c, &m.name))).collect();
     match members.iter().find(|(_, name)| name.as_str() == member) {
-        Some((cluster, name)) => Ok((ClusterAt::open(fleet, cluster)?, (*name).clone())),
+        Some((cluster, name)) => Ok((ClusterHandle::open(fleet, cluster)?, (*name).clone())),
         None => {
             let known = members.iter().map(|(_, name)| name.to_string()).collect();
             Err(OpError::NoSuchMachine { name: member.to_owned(), known })
@@ -366,7 +366,7 @@ async fn surroundings(fleet: &Arc<Fleet>) -> Result<Surroundings, OpError> {
         fleet.desired.clusters.iter().flat_map(|c| &c.members).map(|m| m.name.clone()).collect();
     // The file may have dropped members that are still to be removed.
     for cluster in &fleet.desired.clusters {
-        named.extend(ClusterAt::open(fleet, cluster)?.ledger().members.into_keys());
+        named.extend(ClusterHandle::open(fleet, cluster)?.ledger().members.into_keys());
     }
     let unnamed = machines.into_iter().map(|m| m.name).filter(|name| !named.contains(name.as_str())).collect();
     Ok(Surroundings { unnamed, silent })
@@ -380,11 +380,11 @@ async fn for_each_cluster<T, F, W>(fleet: &Arc<Fleet>, only: &[Name], work: W) -
 where
     T: Send + 'static,
     F: Future<Output = Result<T, OpError>> + Send + 'static,
-    W: Fn(Arc<ClusterAt>) -> F,
+    W: Fn(Arc<ClusterHandle>) -> F,
 {
     let mut tasks = Vec::new();
     for desired in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
-        tasks.push(work(Arc::new(ClusterAt::open(fleet, desired)?)));
+        tasks.push(work(Arc::new(ClusterHandle::open(fleet, desired)?)));
     }
     let spawned = tasks.into_iter().map(|task| async move { tokio::spawn(task).await? });
     in_order(CLUSTERS_AT_A_TIME, spawned).await.into_iter().collect()

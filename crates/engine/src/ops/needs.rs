@@ -10,7 +10,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use raftsman_core::action::{Action, MachineAction};
 use raftsman_core::desired::{AGENT_PORT, CLIENT_PORT, Cluster, Desired, PEER_PORT};
-use raftsman_core::observed::Side;
+use raftsman_core::observed::TrustDomain;
 use raftsman_core::spec::{self, AuthMode, Name, Provider, Spec};
 use raftsman_providers::networks::{Networks, taken};
 use serde::Serialize;
@@ -19,9 +19,9 @@ use super::OpError;
 use super::plan::FleetPlan;
 use crate::artifacts::Artifacts;
 use crate::authorities::brought;
-use crate::cluster::{ClusterAt, ClusterError};
+use crate::cluster::{ClusterError, ClusterHandle};
 use crate::error_chain;
-use crate::fleet::{Fleet, FleetError, Setting};
+use crate::fleet::{Context, Fleet, FleetError};
 use crate::machines::SilentConnection;
 
 /// Something that `apply` needs and would not find.
@@ -63,30 +63,30 @@ pub(super) fn listed(unmet: &[Unmet]) -> String {
 }
 
 /// What a fleet without a state would not find.
-pub(super) fn of_new(spec: &Spec, setting: &Setting, desired: &Desired, only: &[Name], now: Timestamp) -> Vec<Unmet> {
+pub(super) fn of_new(spec: &Spec, context: &Context, desired: &Desired, only: &[Name], now: Timestamp) -> Vec<Unmet> {
     let mut unmet = Vec::new();
     let mut note = |cluster: Option<&Cluster>, need, outcome: Result<(), OpError>| {
         if let Err(error) = outcome {
             unmet.push(Unmet { cluster: cluster.map(|c| c.name.clone()), need, message: error_chain(&error) });
         }
     };
-    note(None, Need::AgentBinary, agent(setting));
+    note(None, Need::AgentBinary, agent(context));
     let network = spec.machines.network.as_deref().filter(|_| spec.machines.provider == Provider::Local);
     if let Some(network) = network.and_then(|network| network.parse().ok()) {
-        let vacant = Networks::new(setting.registry.clone()).vacant(network);
+        let vacant = Networks::new(context.registry.clone()).vacant(network);
         note(None, Need::Network, vacant.map_err(|error| FleetError::from(error).into()));
     }
-    let artifacts = Artifacts::new(setting.state_dir(spec).join("artifacts"));
+    let artifacts = Artifacts::new(context.state_dir(spec).join("artifacts"));
     // Clusters mostly share the binary of the cluster before: it is searched once.
     let mut found = None;
     for cluster in wanted(desired, only) {
         let needed = (&cluster.source, cluster.version);
         if found != Some(needed) {
-            let binary = artifacts.check(&cluster.source, cluster.version, setting.base());
+            let binary = artifacts.check(&cluster.source, cluster.version, context.base());
             found = binary.is_ok().then_some(needed);
             note(Some(cluster), Need::EtcdBinary, binary.map_err(OpError::from));
         }
-        note(Some(cluster), Need::References, references(cluster, setting.base(), now).map_err(OpError::from));
+        note(Some(cluster), Need::References, references(cluster, context.base(), now).map_err(OpError::from));
     }
     unmet
 }
@@ -100,12 +100,12 @@ pub(super) fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name], now:
             unmet.push(Unmet { cluster: cluster.map(|c| c.name.clone()), need, message: error_chain(&error) });
         }
     };
-    note(None, Need::AgentBinary, agent(&fleet.setting));
+    note(None, Need::AgentBinary, agent(&fleet.context));
     let machines =
         plans.iter().flat_map(|plan| plan.forecast.steps()).filter_map(|step| through_provider(&step.action));
     note(None, Need::Machines, provider_answers(fleet, &plan.provider_unreachable, machines));
     for cluster in wanted(&fleet.desired, only) {
-        let at = match ClusterAt::open(fleet, cluster) {
+        let at = match ClusterHandle::open(fleet, cluster) {
             Ok(at) => at,
             Err(error) => {
                 note(Some(cluster), Need::References, Err(error.into()));
@@ -114,7 +114,7 @@ pub(super) fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name], now:
         };
         // Nothing is installed in an adopted cluster.
         if at.ledger().adopted().is_none() {
-            let binary = fleet.artifacts.check(&cluster.source, cluster.version, fleet.setting.base());
+            let binary = fleet.artifacts.check(&cluster.source, cluster.version, fleet.context.base());
             note(Some(cluster), Need::EtcdBinary, binary.map_err(OpError::from));
         }
         note(Some(cluster), Need::References, at.check_references(now).map_err(OpError::from));
@@ -162,8 +162,8 @@ fn wanted<'a>(desired: &'a Desired, only: &'a [Name]) -> impl Iterator<Item = &'
 }
 
 /// Whether the agent's program can be run.
-pub(super) fn agent(setting: &Setting) -> Result<(), OpError> {
-    let agent = &setting.agent;
+pub(super) fn agent(context: &Context) -> Result<(), OpError> {
+    let agent = &context.agent;
     match std::fs::metadata(agent).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0) {
         true => Ok(()),
         false => Err(OpError::NoAgent(agent.clone())),
@@ -172,7 +172,7 @@ pub(super) fn agent(setting: &Setting) -> Result<(), OpError> {
 
 /// Whether all that the file refers to for a cluster exists and is valid.
 fn references(cluster: &Cluster, base: &Path, now: Timestamp) -> Result<(), ClusterError> {
-    for side in Side::ALL {
+    for side in TrustDomain::ALL {
         if let spec::Authority::Brought(reference) = cluster.authority(side) {
             brought(side, reference, base, now)?;
         }

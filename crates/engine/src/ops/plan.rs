@@ -6,15 +6,15 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use raftsman_core::desired::{ClientAccess, Cluster, Identity, LoopbackNetwork, resolve};
 use raftsman_core::model::{Forecast, forecast};
-use raftsman_core::observed::{Fact, Ledger, MemberObserved, Observed, Preflight, Upkeep, View, Zones};
+use raftsman_core::observed::{Fact, Ledger, Maintenance, MemberObserved, Observed, Preflight, View, Zones};
 use raftsman_core::plan::{Considered, deletion, explain};
 use raftsman_core::render::changes::diff;
-use raftsman_core::spec::{EtcdVersion, Name, Pace, Spec};
+use raftsman_core::spec::{EtcdVersion, Name, RaftTimers, Spec};
 use serde::Serialize;
 
 use super::needs::{self, Need, Unmet};
 use super::{OpError, Surroundings, for_each_cluster, surroundings};
-use crate::fleet::{Fleet, FleetError, Setting};
+use crate::fleet::{Context, Fleet, FleetError};
 use crate::machines::SilentConnection;
 use crate::observe::Observer;
 
@@ -31,7 +31,7 @@ pub struct ClusterPlan {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zones: Option<Zones>,
     /// Its heartbeat and election time-outs; nothing while they are to be measured.
-    pub timers: Option<Pace>,
+    pub timers: Option<RaftTimers>,
     /// Whether the file wants them measured.
     pub timers_by_measurement: bool,
     /// What was measured last.
@@ -74,7 +74,7 @@ pub struct FleetPlan {
     /// Its clusters.
     pub clusters: Vec<ClusterPlan>,
     /// Machines of the fleet that the file does not name. They are not changed.
-    pub strangers: Vec<String>,
+    pub unnamed_machines: Vec<String>,
     /// Connections of the provider that do not answer: their machines are neither made nor changed.
     pub provider_unreachable: Vec<SilentConnection>,
     /// What the steps delete permanently.
@@ -101,8 +101,8 @@ impl FleetPlan {
             what.map(|what| Deletion { cluster: cluster.clone(), what }).collect::<Vec<_>>()
         };
         let deletions = clusters.iter().flat_map(of_cluster).collect();
-        let (strangers, provider_unreachable, unmet) = (Vec::new(), Vec::new(), Vec::new());
-        Self { fleet, clusters, strangers, provider_unreachable, deletions, unmet }
+        let (unnamed_machines, provider_unreachable, unmet) = (Vec::new(), Vec::new(), Vec::new());
+        Self { fleet, clusters, unnamed_machines, provider_unreachable, deletions, unmet }
     }
 
     /// Whether there is anything to do.
@@ -135,7 +135,7 @@ pub async fn plan(fleet: &Arc<Fleet>, only: &[Name], detail: Detail) -> Result<F
     let (clusters, around) = tokio::join!(clusters, surroundings(fleet));
     let Surroundings { unnamed, silent } = around?;
     let mut plan = FleetPlan::new(fleet.spec.fleet.clone(), clusters?);
-    (plan.strangers, plan.provider_unreachable) = (unnamed, silent);
+    (plan.unnamed_machines, plan.provider_unreachable) = (unnamed, silent);
     // Where nothing is to be done, nothing is needed.
     if plan.has_steps() || !plan.converges() {
         plan.unmet = needs::of_fleet(fleet, &plan, only, Timestamp::now());
@@ -144,7 +144,7 @@ pub async fn plan(fleet: &Arc<Fleet>, only: &[Name], detail: Detail) -> Result<F
 }
 
 /// The plan of a fleet that has no state yet: nothing of it can exist.
-pub fn plan_of_new(spec: &Spec, setting: &Setting, only: &[Name], detail: Detail) -> Result<FleetPlan, OpError> {
+pub fn plan_of_new(spec: &Spec, context: &Context, only: &[Name], detail: Detail) -> Result<FleetPlan, OpError> {
     // The first apply chooses the network; the plan does not depend on it.
     let network = spec.machines.network.as_deref().and_then(|n| n.parse().ok());
     let network = network.or_else(|| Some(LoopbackNetwork::new(0, 1)));
@@ -161,11 +161,11 @@ pub fn plan_of_new(spec: &Spec, setting: &Setting, only: &[Name], detail: Detail
     let clusters = wanted.map(|cluster| {
         let members: BTreeMap<Name, MemberObserved> =
             cluster.members.iter().map(|m| (m.name.clone(), absent())).collect();
-        let (ledger, upkeep) = (Ledger::default(), Upkeep::default());
-        let observed = Observed { ledger, members, brought: BTreeMap::new(), handshakes: BTreeMap::new(), upkeep };
+        let (ledger, maintenance) = (Ledger::default(), Maintenance::default());
+        let observed = Observed { ledger, members, brought: BTreeMap::new(), handshakes: BTreeMap::new(), maintenance };
         detailed_plan(cluster, &observed, detail)
     });
-    let unmet = needs::of_new(spec, setting, &desired, only, at);
+    let unmet = needs::of_new(spec, context, &desired, only, at);
     Ok(FleetPlan { unmet, ..FleetPlan::new(spec.fleet.clone(), clusters.collect()) })
 }
 
@@ -189,7 +189,7 @@ fn cluster_plan_at(desired: &Cluster, observed: &Observed, now: Timestamp) -> Cl
         members: desired.members.len(),
         version: desired.version,
         zones: Zones::of(desired, observed, &View::of(observed)),
-        timers: desired.pace(&observed.ledger),
+        timers: desired.timers(&observed.ledger),
         timers_by_measurement: desired.settings.timers.given().is_none(),
         preflight: observed.ledger.preflight.clone(),
         forecast: forecast(desired, observed, now),
@@ -201,7 +201,7 @@ fn cluster_plan_at(desired: &Cluster, observed: &Observed, now: Timestamp) -> Cl
 /// The configuration file of every member as the file wants it, beside the one that its machine has.
 fn diffs(desired: &Cluster, observed: &Observed) -> Vec<ConfigDiff> {
     let mut diffs: Vec<ConfigDiff> = Vec::new();
-    let Some(pace) = desired.pace(&observed.ledger).filter(|_| observed.ledger.adopted().is_none()) else {
+    let Some(timers) = desired.timers(&observed.ledger).filter(|_| observed.ledger.adopted().is_none()) else {
         return diffs;
     };
     for member in &desired.members {
@@ -212,7 +212,7 @@ fn diffs(desired: &Cluster, observed: &Observed) -> Vec<ConfigDiff> {
             // What it has is not known.
             Some((None, false)) => continue,
         };
-        let text = diff(has, &desired.config(member, desired.version, pace, ClientAccess::Open).text);
+        let text = diff(has, &desired.config(member, desired.version, timers, ClientAccess::Open).text);
         match diffs.iter_mut().find(|other| other.diff == text) {
             Some(same) => same.machines.push(member.name.clone()),
             None if text.is_empty() => {}

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raftsman_core::observed::{Concern, Measurement, Preflight, Worst, judge, recommend};
-use raftsman_core::spec::{Name, Pace};
+use raftsman_core::spec::{Name, RaftTimers};
 use serde::Serialize;
 use serde_json::json;
 
 use super::OpError;
-use crate::act::Hands;
-use crate::cluster::ClusterAt;
+use crate::act::Executor;
+use crate::cluster::ClusterHandle;
 use crate::fleet::Fleet;
 use crate::journal::Journal;
 use crate::observe::Observer;
@@ -30,9 +30,9 @@ pub struct ClusterPreflight {
     /// The slowest disk, and the highest round-trip time.
     pub worst: Worst,
     /// The timers that suit it.
-    pub recommended: Pace,
+    pub recommended: RaftTimers,
     /// The timers in force: of the file, or of the recorded measurement; nothing before there is one.
-    pub timers: Option<Pace>,
+    pub timers: Option<RaftTimers>,
     /// Whether the file wants them measured.
     pub by_measurement: bool,
     /// Whether this measurement is kept.
@@ -70,35 +70,35 @@ pub async fn preflight(
     only: &[Name],
     save: bool,
 ) -> Result<Vec<ClusterPreflight>, OpError> {
-    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    let journal = Journal::new(&fleet.store, &fleet.context, lock);
     let mut all = Vec::new();
     for desired in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
-        all.push(one(Arc::new(ClusterAt::open(fleet, desired)?), &journal, save).await?);
+        all.push(one(Arc::new(ClusterHandle::open(fleet, desired)?), &journal, save).await?);
     }
     Ok(all)
 }
 
-async fn one(cluster: Arc<ClusterAt>, journal: &Journal, save: bool) -> Result<ClusterPreflight, OpError> {
+async fn one(cluster: Arc<ClusterHandle>, journal: &Journal, save: bool) -> Result<ClusterPreflight, OpError> {
     let name = cluster.desired.name.clone();
     if cluster.ledger().adopted().is_some() {
-        return Err(OpError::NobodyMeasures { cluster: name, why: "others run it, without an agent".to_owned() });
+        return Err(OpError::NoMeasurement { cluster: name, why: "others run it, without an agent".to_owned() });
     }
     let observer = Observer::new(Arc::clone(&cluster))?;
     // Where the machines are by now.
     observer.look().await?;
-    let hands = Hands { observer: &observer, lock: journal.lock(), limit: Duration::MAX };
-    let (measurement, silent) = hands.measurement().await?;
+    let executor = Executor { observer: &observer, lock: journal.lock(), limit: Duration::MAX };
+    let (measurement, silent) = executor.measurement().await?;
     if measurement.members.is_empty() {
         let why = silent.into_values().next().unwrap_or_default();
-        return Err(OpError::NobodyMeasures { cluster: name, why });
+        return Err(OpError::NoMeasurement { cluster: name, why });
     }
     if save {
         let kept = Preflight::after(cluster.ledger().preflight.as_ref(), measurement.clone());
         journal.note(Some(&name), "measured", json!(kept))?;
         cluster.remember(journal.lock(), |ledger| ledger.preflight = Some(kept))?;
     }
-    let timers = cluster.desired.pace(&cluster.ledger());
-    let concerns = timers.map(|pace| judge(pace, &measurement)).unwrap_or_default();
+    let timers = cluster.desired.timers(&cluster.ledger());
+    let concerns = timers.map(|timers| judge(timers, &measurement)).unwrap_or_default();
     let concerns = concerns.into_iter().map(|concern| ConcernStatus {
         message: concern.to_string(),
         next: concern.next(),

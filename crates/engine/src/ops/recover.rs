@@ -14,15 +14,15 @@ use super::begin::{Consent, locked_cluster};
 use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_cluster};
 use crate::apply::Outcome;
-use crate::cluster::ClusterAt;
-use crate::fleet::{Fleet, Setting};
+use crate::cluster::ClusterHandle;
+use crate::fleet::{Context, Fleet};
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
 
 /// The operator's input to a recovery.
 #[derive(Debug, Clone, Default)]
-pub struct Wishes {
+pub struct RecoverRequest {
     /// The cluster; the only one of the file when it is not named.
     pub cluster: Option<String>,
     /// The survivor to recover from, where the operator chooses it.
@@ -50,14 +50,14 @@ pub struct Survey {
 /// only observes.
 pub async fn run(
     spec: Spec,
-    setting: &Setting,
-    wishes: &Wishes,
+    context: &Context,
+    request: &RecoverRequest,
     show: bool,
     consent: Consent<'_, Survey>,
     execution: Execution,
 ) -> Result<Vec<Outcome>, OpError> {
-    let (fleet, lock) = locked_cluster(spec, setting, "recover", wishes.cluster.as_deref())?;
-    let found = survey(&fleet, wishes).await?;
+    let (fleet, lock) = locked_cluster(spec, context, "recover", request.cluster.as_deref())?;
+    let found = survey(&fleet, request).await?;
     (consent.show)(&found);
     let proposal = match &found.remains.outcome {
         _ if found.under_way => None,
@@ -69,19 +69,19 @@ pub async fn run(
     }
     consent.ask(&found)?;
     if let Some(proposal) = proposal {
-        execution.unless_interrupted(mark(&fleet, &lock, wishes, proposal)).await?;
+        execution.unless_interrupted(mark(&fleet, &lock, request, proposal)).await?;
     }
     carry_out(&fleet, &lock, std::slice::from_ref(&found.cluster), execution).await
 }
 
 /// Observes what is left. Nothing is changed.
-pub async fn survey(fleet: &Arc<Fleet>, wishes: &Wishes) -> Result<Survey, OpError> {
-    let cluster = Arc::new(pick_cluster(fleet, wishes.cluster.as_deref())?);
+pub async fn survey(fleet: &Arc<Fleet>, request: &RecoverRequest) -> Result<Survey, OpError> {
+    let cluster = Arc::new(pick_cluster(fleet, request.cluster.as_deref())?);
     let mut observed = Observer::into_data(Arc::clone(&cluster))?.look().await?;
     let desired = &cluster.desired;
     let now = Timestamp::now();
     let under_way = observed.ledger.recovery().is_some();
-    let remains = recovery::survey(desired, &observed, &wishes.lost, wishes.from.as_ref());
+    let remains = recovery::survey(desired, &observed, &request.lost, request.from.as_ref());
     if !under_way {
         recovery::decide(&mut observed.ledger, &remains, now);
     }
@@ -89,21 +89,26 @@ pub async fn survey(fleet: &Arc<Fleet>, wishes: &Wishes) -> Result<Survey, OpErr
     Ok(Survey { cluster: desired.name.clone(), remains, plan, under_way })
 }
 
-fn plan(fleet: &Fleet, cluster: &ClusterAt, observed: &Observed) -> FleetPlan {
+fn plan(fleet: &Fleet, cluster: &ClusterHandle, observed: &Observed) -> FleetPlan {
     let plan = cluster_plan(&cluster.desired, observed);
     FleetPlan::new(fleet.spec.fleet.clone(), vec![plan])
 }
 
 /// Records the decision: from now on `apply` recovers the cluster. The proposal must still hold.
-pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, wishes: &Wishes, proposal: &Proposal) -> Result<(), OpError> {
-    let cluster = Arc::new(pick_cluster(fleet, wishes.cluster.as_deref())?);
+pub async fn mark(
+    fleet: &Arc<Fleet>,
+    lock: &Lock,
+    request: &RecoverRequest,
+    proposal: &Proposal,
+) -> Result<(), OpError> {
+    let cluster = Arc::new(pick_cluster(fleet, request.cluster.as_deref())?);
     let observed = Observer::into_data(Arc::clone(&cluster))?.look().await?;
     // What is missing is reported before anything is changed.
     let source = &cluster.desired.source;
     let seen = observed.members.get(&proposal.survivor).and_then(|m| m.report());
     let version = seen.and_then(|r| r.etcd.used_with()).unwrap_or(cluster.desired.version);
-    fleet.artifacts.tool(source, version, fleet.setting.base())?;
-    let remains = recovery::survey(&cluster.desired, &observed, &wishes.lost, wishes.from.as_ref());
+    fleet.artifacts.tool(source, version, fleet.context.base())?;
+    let remains = recovery::survey(&cluster.desired, &observed, &request.lost, request.from.as_ref());
     match &remains.outcome {
         Ok(now) if now.survivor == proposal.survivor && now.of == proposal.of => {}
         Ok(_) => return Err(OpError::Unclear("what is left has changed: look again".to_owned())),
@@ -111,7 +116,7 @@ pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, wishes: &Wishes, proposal: &P
     }
     let now = Timestamp::now();
     cluster.remember(lock, |ledger| recovery::decide(ledger, &remains, now))?;
-    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    let journal = Journal::new(&fleet.store, &fleet.context, lock);
     journal.note(Some(&cluster.desired.name), "recovery", json!({ "remains": remains }))?;
     Ok(())
 }

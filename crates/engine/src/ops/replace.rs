@@ -12,8 +12,8 @@ use super::begin::{Consent, locked_member};
 use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_member};
 use crate::apply::Outcome;
-use crate::cluster::ClusterAt;
-use crate::fleet::{Fleet, Setting};
+use crate::cluster::ClusterHandle;
+use crate::fleet::{Context, Fleet};
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
@@ -35,13 +35,13 @@ pub struct Replacement {
 /// should only be marked.
 pub async fn run(
     spec: Spec,
-    setting: &Setting,
+    context: &Context,
     member: &str,
     mark_only: bool,
     consent: Consent<'_, Replacement>,
     execution: Execution,
 ) -> Result<(Replacement, Vec<Outcome>), OpError> {
-    let (fleet, lock) = locked_member(spec, setting, "replace", None, member)?;
+    let (fleet, lock) = locked_member(spec, context, "replace", None, member)?;
     let what = survey(&fleet, member).await?;
     (consent.show)(&what);
     consent.ask(&what)?;
@@ -80,14 +80,14 @@ pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, member: &str) -> Result<(Name
     cluster.remember(lock, |ledger| {
         ledger.replace.insert(member.clone(), id);
     })?;
-    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    let journal = Journal::new(&fleet.store, &fleet.context, lock);
     journal.note(Some(&cluster.desired.name), "marked", json!({ "replace": member, "member": id }))?;
     Ok((cluster.desired.name.clone(), member))
 }
 
 /// The member of this name, as a majority lists it; or the one that was marked before and is removed already: an
 /// operator can repeat an interrupted command, and it continues.
-fn listed(cluster: &ClusterAt, observed: &Observed, member: &Name) -> Result<MemberId, OpError> {
+fn listed(cluster: &ClusterHandle, observed: &Observed, member: &Name) -> Result<MemberId, OpError> {
     let view = View::of(observed);
     let list = view.listed.filter(|_| view.has_quorum());
     let list = list.ok_or_else(|| OpError::NoQuorum(cluster.desired.name.clone()))?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-pub use raftsman_backup::Wish;
+pub use raftsman_backup::RestoreTarget;
 use raftsman_backup::{Keys, Point};
 use raftsman_core::backup::FullName;
 use raftsman_core::observed::{Observed, Restoration};
@@ -17,14 +17,14 @@ use super::apply::{Execution, carry_out};
 use super::begin::{Consent, locked_cluster};
 use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_cluster};
-use crate::act::Hands;
+use crate::act::Executor;
 use crate::act::restore::seen;
 use crate::apply::Outcome;
 use crate::backup::{Accepted, source};
-use crate::fleet::{Fleet, Setting};
+use crate::fleet::{Context, Fleet};
 use crate::journal::Journal;
 use crate::observe::Observer;
-use crate::rehearsal::Rehearsed;
+use crate::restore_test::RestoreTestResult;
 use crate::store::Lock;
 
 /// What restoring a backup would do.
@@ -70,7 +70,7 @@ pub struct Request {
     /// Which backups are accepted beyond those that are signed with the cluster's own key.
     pub accepted: Accepted,
     /// Up to where.
-    pub wish: Wish,
+    pub target: RestoreTarget,
     /// What decrypts it.
     pub keys: Keys,
     /// Only look.
@@ -82,7 +82,7 @@ pub struct Watch<'a> {
     /// Bytes that were read, and their total.
     pub progress: &'a (dyn Fn(u64, u64) + Send + Sync),
     /// Its result.
-    pub tried: &'a (dyn Fn(&Rehearsed) + Sync),
+    pub tried: &'a (dyn Fn(&RestoreTestResult) + Sync),
 }
 
 impl std::fmt::Debug for Watch<'_> {
@@ -94,15 +94,15 @@ impl std::fmt::Debug for Watch<'_> {
 /// The whole of `raftsman restore`: observes, asks, tests the backup, records the decision, and applies it.
 pub async fn run(
     spec: Spec,
-    setting: &Setting,
+    context: &Context,
     request: Request,
     consent: Consent<'_, Survey>,
     watch: Watch<'_>,
     execution: Execution,
 ) -> Result<Vec<Outcome>, OpError> {
-    let Request { cluster, from, accepted, wish, keys, show } = request;
-    let (fleet, lock) = locked_cluster(spec, setting, "restore", cluster.as_deref())?;
-    let found = survey(&fleet, cluster.as_deref(), from.as_deref(), &accepted, wish, &keys).await?;
+    let Request { cluster, from, accepted, target, keys, show } = request;
+    let (fleet, lock) = locked_cluster(spec, context, "restore", cluster.as_deref())?;
+    let found = survey(&fleet, cluster.as_deref(), from.as_deref(), &accepted, target, &keys).await?;
     (consent.show)(&found);
     if show {
         return Ok(Vec::new());
@@ -110,7 +110,7 @@ pub async fn run(
     consent.ask(&found)?;
     let marked = Box::pin(async {
         let tried = try_out(&fleet, &lock, &found, from.as_deref(), &keys, watch.progress).await?;
-        (watch.tried)(&tried.rehearsed);
+        (watch.tried)(&tried.result);
         mark(&fleet, &lock, &found, &tried).await
     });
     execution.unless_interrupted(marked).await?;
@@ -123,7 +123,7 @@ pub async fn survey(
     cluster: Option<&str>,
     from: Option<&str>,
     accepted: &Accepted,
-    wish: Wish,
+    target: RestoreTarget,
     keys: &Keys,
 ) -> Result<Survey, OpError> {
     let cluster = Arc::new(pick_cluster(fleet, cluster)?);
@@ -138,7 +138,7 @@ pub async fn survey(
             cluster.desired.name
         )));
     }
-    let point = at.find(wish, keys).await?;
+    let point = at.find(target, keys).await?;
     let mut then = observed.clone();
     let (name, revision) = (point.full.about.name, point.last());
     decide(&mut then.ledger, untried(&cluster.desired, &observed, name, revision, Timestamp::now()));
@@ -159,9 +159,9 @@ pub async fn survey(
 
 /// A backup that was tested, and can be restored.
 #[derive(Debug)]
-pub struct Tried {
+pub struct TestedBackup {
     /// What came of it.
-    pub rehearsed: Rehearsed,
+    pub result: RestoreTestResult,
     restoration: Restoration,
 }
 
@@ -173,24 +173,24 @@ pub async fn try_out(
     from: Option<&str>,
     keys: &Keys,
     watch: &(dyn Fn(u64, u64) + Send + Sync),
-) -> Result<Tried, OpError> {
+) -> Result<TestedBackup, OpError> {
     // It was verified already: what is read must have the same hashes.
     let at = source(fleet, &survey.cluster, from, &Accepted::default())?;
     let observer = Observer::new(Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str()))?))?;
-    let hands = Hands { observer: &observer, lock, limit: Duration::MAX };
-    let (restoration, rehearsed) = hands.restorable(&at, from, &survey.point, &survey.observed, keys, watch).await?;
-    Ok(Tried { rehearsed, restoration })
+    let executor = Executor { observer: &observer, lock, limit: Duration::MAX };
+    let (restoration, result) = executor.restorable(&at, from, &survey.point, &survey.observed, keys, watch).await?;
+    Ok(TestedBackup { result, restoration })
 }
 
 /// Has machines prepare their members' data, and records the decision: from now on `apply` restores it.
-pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, survey: &Survey, tried: &Tried) -> Result<(), OpError> {
+pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, survey: &Survey, tried: &TestedBackup) -> Result<(), OpError> {
     let cluster = Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str()))?);
     let observer = Observer::new(Arc::clone(&cluster))?;
-    let hands = Hands { observer: &observer, lock, limit: Duration::MAX };
+    let executor = Executor { observer: &observer, lock, limit: Duration::MAX };
     // Before any member stops: clients do not have to wait for the slow part.
-    hands.prepare_data(&tried.restoration).await?;
+    executor.prepare_data(&tried.restoration).await?;
     cluster.remember(lock, |ledger| decide(ledger, tried.restoration.clone()))?;
-    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+    let journal = Journal::new(&fleet.store, &fleet.context, lock);
     journal.note(Some(&survey.cluster), "restore", json!({ "restoration": tried.restoration }))?;
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use raftsman_core::observed::{Side, Trust};
+use raftsman_core::observed::{Trust, TrustDomain};
 use raftsman_core::spec::{self, Name, Spec};
 use serde::Serialize;
 use serde_json::json;
@@ -13,24 +13,24 @@ use super::begin::{Consent, locked_cluster};
 use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_cluster};
 use crate::apply::Outcome;
-use crate::cluster::ClusterAt;
-use crate::fleet::{Fleet, Setting};
+use crate::cluster::ClusterHandle;
+use crate::fleet::{Context, Fleet};
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::Lock;
 
 /// The operator's request for an authority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Wish {
+pub struct RotateRequest {
     /// Of which side.
-    pub side: Side,
+    pub side: TrustDomain,
     /// All clients have new certificates: the old authority can be distrusted.
     pub finish: bool,
     /// An emergency: the rotation waits neither for clients nor for members that it does not need.
     pub now: bool,
 }
 
-impl Wish {
+impl RotateRequest {
     fn mark(self, trust: &mut Trust) {
         if self.finish {
             trust.finish = true;
@@ -42,7 +42,7 @@ impl Wish {
     }
 
     /// Whether the request is possible.
-    fn check(self, cluster: &ClusterAt) -> Result<Trust, OpError> {
+    fn check(self, cluster: &ClusterHandle) -> Result<Trust, OpError> {
         let (side, name) = (self.side, cluster.desired.name.clone());
         let trust = cluster.trust(side)?;
         match cluster.desired.authority(side) {
@@ -50,7 +50,7 @@ impl Wish {
             spec::Authority::Brought(brought) if !trust.rotates() => {
                 Err(OpError::BroughtAuthority { cluster: name, side, certificate: brought.certificate.clone() })
             }
-            _ if !self.finish && !self.now && side == Side::Clients && !trust.old.is_empty() => {
+            _ if !self.finish && !self.now && side == TrustDomain::Clients && !trust.old.is_empty() => {
                 Err(OpError::ClientsAwaited(name))
             }
             _ => Ok(trust),
@@ -70,29 +70,29 @@ pub struct Rotation {
 /// The whole of `raftsman cert rotate` for one cluster: observes, asks, checks the requirements, marks, and applies.
 pub async fn run(
     spec: Spec,
-    setting: &Setting,
+    context: &Context,
     cluster: Option<&str>,
-    wish: Wish,
+    request: RotateRequest,
     consent: Consent<'_, Rotation>,
     execution: Execution,
 ) -> Result<Vec<Outcome>, OpError> {
-    let (fleet, lock) = locked_cluster(spec, setting, "cert rotate", cluster)?;
-    let what = survey(&fleet, cluster, wish).await?;
+    let (fleet, lock) = locked_cluster(spec, context, "cert rotate", cluster)?;
+    let what = survey(&fleet, cluster, request).await?;
     (consent.show)(&what);
     consent.ask(&what)?;
     let only = [what.cluster];
     execution.unless_interrupted(preflight(&fleet, &only)).await?;
-    mark(&fleet, &lock, &only[0], wish)?;
+    mark(&fleet, &lock, &only[0], request)?;
     carry_out(&fleet, &lock, &only, execution).await
 }
 
 /// What this rotation would do.
-pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, wish: Wish) -> Result<Rotation, OpError> {
+pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, request: RotateRequest) -> Result<Rotation, OpError> {
     let cluster = Arc::new(pick_cluster(fleet, cluster)?);
-    wish.check(&cluster)?;
+    request.check(&cluster)?;
     let mut observed = Observer::new(Arc::clone(&cluster))?.look().await?;
-    if let Some(trust) = observed.ledger.trust_mut(wish.side) {
-        wish.mark(trust);
+    if let Some(trust) = observed.ledger.trust_mut(request.side) {
+        request.mark(trust);
     }
     let desired = &cluster.desired;
     let plan = cluster_plan(desired, &observed);
@@ -101,11 +101,11 @@ pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, wish: Wish) -> Re
 }
 
 /// Records the request, for `apply` to carry out.
-pub fn mark(fleet: &Arc<Fleet>, lock: &Lock, cluster: &Name, wish: Wish) -> Result<(), OpError> {
+pub fn mark(fleet: &Arc<Fleet>, lock: &Lock, cluster: &Name, request: RotateRequest) -> Result<(), OpError> {
     let cluster = pick_cluster(fleet, Some(cluster.as_str()))?;
-    wish.check(&cluster)?;
-    cluster.change_trust(lock, wish.side, |trust| wish.mark(trust))?;
-    let journal = Journal::new(&fleet.store, &fleet.setting, lock);
-    journal.note(Some(&cluster.desired.name), "marked", json!({ "rotate": wish }))?;
+    request.check(&cluster)?;
+    cluster.change_trust(lock, request.side, |trust| request.mark(trust))?;
+    let journal = Journal::new(&fleet.store, &fleet.context, lock);
+    journal.note(Some(&cluster.desired.name), "marked", json!({ "rotate": request }))?;
     Ok(())
 }

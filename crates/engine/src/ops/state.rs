@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use raftsman_core::desired::Cluster;
-use raftsman_core::observed::{Ledger, Side};
+use raftsman_core::observed::{Ledger, TrustDomain};
 use raftsman_core::spec::{Name, Spec};
 use serde::Serialize;
 use serde_json::json;
@@ -12,8 +12,8 @@ use serde_json::json;
 use super::OpError;
 use super::begin::{Begun, Consent, begin, clusters};
 use crate::authorities::only_kept;
-use crate::cluster::{ClusterAt, ClusterError};
-use crate::fleet::{Fleet, Setting};
+use crate::cluster::{ClusterError, ClusterHandle};
+use crate::fleet::{Context, Fleet};
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::{Lock, StoreError};
@@ -82,7 +82,7 @@ pub async fn check(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<LedgerState>
     for desired in chosen(fleet, only) {
         let name = desired.name.as_str();
         let copies = fleet.store.history(name)?;
-        let (version, problem) = match ClusterAt::open(fleet, desired) {
+        let (version, problem) = match ClusterHandle::open(fleet, desired) {
             Ok(cluster) if cluster.has_ledger() => (Some(cluster.version()), None),
             Ok(cluster) => match Observer::new(Arc::new(cluster))?.look().await {
                 Ok(_) => (None, None),
@@ -117,12 +117,12 @@ fn lost(error: ClusterError) -> Result<String, OpError> {
 /// The whole of `raftsman state repair`: checks under the lock, asks, and repairs what is lost or damaged.
 pub async fn run_repair(
     spec: Spec,
-    setting: &Setting,
+    context: &Context,
     only: &[Name],
     consent: Consent<'_, Vec<LedgerState>>,
 ) -> Result<Vec<Repaired>, OpError> {
     let scope = clusters(&spec, only);
-    let Begun { fleet, lock, .. } = begin(spec, setting, "state repair", &scope)?;
+    let Begun { fleet, lock, .. } = begin(spec, context, "state repair", &scope)?;
     let found = check(&fleet, only).await?;
     (consent.show)(&found);
     if found.iter().all(|one| one.problem.is_none()) {
@@ -149,7 +149,7 @@ pub async fn repair(fleet: &Arc<Fleet>, lock: &Lock, states: &[LedgerState]) -> 
             }
         };
         let version = fleet.store.replace_cluster(lock, name, &ledger)?.number();
-        let journal = Journal::new(&fleet.store, &fleet.setting, lock);
+        let journal = Journal::new(&fleet.store, &fleet.context, lock);
         journal.note(Some(&state.cluster), "repaired", json!({ "from": state.remedy, "version": version }))?;
         done.push(Repaired { cluster: state.cluster.clone(), from: state.remedy, version, lost });
     }
@@ -157,15 +157,15 @@ pub async fn repair(fleet: &Arc<Fleet>, lock: &Lock, states: &[LedgerState]) -> 
 }
 
 async fn rebuild(fleet: &Arc<Fleet>, desired: &Cluster) -> Result<Ledger, OpError> {
-    let kept = |side: Side| {
+    let kept = |side: TrustDomain| {
         only_kept(&fleet.store, &desired.name, side)?.map_err(|count| {
             let cluster = desired.name.clone();
             OpError::RebuildRotation { cluster, side, count }
         })
     };
-    let (peers, clients) = (kept(Side::Peers)?, kept(Side::Clients)?);
+    let (peers, clients) = (kept(TrustDomain::Peers)?, kept(TrustDomain::Clients)?);
     let draft = Ledger { peers: peers.clone(), clients: clients.clone(), ..Ledger::default() };
-    let draft = ClusterAt::draft(fleet, desired, draft);
+    let draft = ClusterHandle::draft(fleet, desired, draft);
     let observed = Observer::new(Arc::new(draft))?.look().await?;
     Ledger::rebuilt_from(desired, (peers, clients), &observed, Timestamp::now())
         .map_err(|source| OpError::Rebuild { cluster: desired.name.clone(), source })

@@ -8,8 +8,8 @@ use raftsman_core::backup::{Drill, Health, health, last_drill};
 use raftsman_core::desired::{Cluster, Member};
 use raftsman_core::model::forecast;
 use raftsman_core::observed::{
-    AgentReport, Alarm, CertificateFacts, ClusterId, Doors, Filling, Keeping, Observed, Purpose, Side, Tolerance, View,
-    Zones,
+    AccessProbe, AgentReport, Alarm, BackupState, CertificateFacts, ClusterId, Filling, Observed, Purpose, Tolerance,
+    TrustDomain, View, Zones,
 };
 use raftsman_core::plan::{Drift, Waiting, drift, plan};
 use raftsman_core::spec::{EtcdVersion, Name};
@@ -28,7 +28,7 @@ pub struct FleetStatus {
     /// Its clusters.
     pub clusters: Vec<ClusterStatus>,
     /// Machines of the fleet that the file does not name.
-    pub strangers: Vec<String>,
+    pub unnamed_machines: Vec<String>,
     /// Connections of the provider that do not answer.
     pub provider_unreachable: Vec<SilentConnection>,
 }
@@ -74,7 +74,7 @@ pub struct ClusterStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drill: Option<Drill>,
     /// Sides whose old authority is still trusted, so that clients can get new certificates.
-    pub old_ca_trusted: Vec<Side>,
+    pub old_ca_trusted: Vec<TrustDomain>,
 }
 
 /// A problem or something that is waited for, as text.
@@ -127,7 +127,7 @@ pub struct MemberStatus {
     /// How often it ended by itself.
     pub restarts: Option<u32>,
     /// The result of the access probe: whether unauthenticated clients are denied.
-    pub doors: Option<Doors>,
+    pub probe: Option<AccessProbe>,
     /// Its certificates.
     pub certificates: BTreeMap<Purpose, CertificateFacts>,
     /// Its machine's agent.
@@ -163,10 +163,10 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
             cluster.desired.members.iter().map(|m| member(&cluster.desired, &observed, &view, m)).collect();
         let access = view.answering.values().find_map(|e| e.access.as_ref()).and_then(|access| access.as_ref().ok());
         let drift = access.map(|seen| drift(&cluster.desired.access, seen)).unwrap_or_default();
-        let keeping = observed.members.iter().filter_map(|(name, seen)| Some((name, seen.report()?.backups.as_ref()?)));
-        let keeping: BTreeMap<Name, Keeping> = keeping.map(|(name, keeping)| (name.clone(), keeping.clone())).collect();
-        let drills = last_drill(&keeping).into_iter().chain(&observed.ledger.drill);
-        let backups = cluster.fleet.spec.backups.as_ref().and_then(|settings| health(settings, &keeping, now));
+        let state = observed.members.iter().filter_map(|(name, seen)| Some((name, seen.report()?.backups.as_ref()?)));
+        let state: BTreeMap<Name, BackupState> = state.map(|(name, state)| (name.clone(), state.clone())).collect();
+        let drills = last_drill(&state).into_iter().chain(&observed.ledger.drill);
+        let backups = cluster.fleet.spec.backups.as_ref().and_then(|settings| health(settings, &state, now));
         Ok(ClusterStatus {
             id: observed.ledger.cluster.or_else(|| view.clusters.keys().next().copied()),
             settled: next.is_done() && backups.as_ref().is_none_or(|backups| backups.problems.is_empty()),
@@ -177,10 +177,10 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
             leader: view.leader.cloned(),
             auth: view.answering.values().find_map(|e| e.auth),
             alarms: [Alarm::NoSpace, Alarm::Corrupt].into_iter().filter(|alarm| view.alarmed(*alarm)).collect(),
-            filling: observed.upkeep.filling.clone(),
+            filling: observed.maintenance.filling.clone(),
             first_expiry: first_leaf(&cluster.desired, &members, now),
             first_ca_expiry: first_authority(&cluster.desired, &observed, now),
-            old_ca_trusted: Side::ALL.into_iter().filter(|side| awaits(&observed, *side, now)).collect(),
+            old_ca_trusted: TrustDomain::ALL.into_iter().filter(|side| awaits(&observed, *side, now)).collect(),
             drift,
             pending: forecast(&cluster.desired, &observed, now).steps().count(),
             waiting: next
@@ -194,8 +194,8 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
     });
     // Concurrently: a provider that does not answer costs its time limit once.
     let (clusters, around) = tokio::join!(clusters, surroundings(fleet));
-    let Surroundings { unnamed: strangers, silent: provider_unreachable } = around?;
-    Ok(FleetStatus { clusters: clusters?, strangers, provider_unreachable, fleet: fleet.spec.fleet.clone() })
+    let Surroundings { unnamed: unnamed_machines, silent: provider_unreachable } = around?;
+    Ok(FleetStatus { clusters: clusters?, unnamed_machines, provider_unreachable, fleet: fleet.spec.fleet.clone() })
 }
 
 fn first_leaf(desired: &Cluster, members: &[MemberStatus], now: Timestamp) -> Option<Expiry> {
@@ -213,17 +213,17 @@ fn first_leaf(desired: &Cluster, members: &[MemberStatus], now: Timestamp) -> Op
 }
 
 fn first_authority(desired: &Cluster, observed: &Observed, now: Timestamp) -> Option<Expiry> {
-    let expiry = |side: Side| {
+    let expiry = |side: TrustDomain| {
         let trust = observed.ledger.trust(side)?;
         let at = trust.next.as_ref().unwrap_or(&trust.current).not_after;
         let due = at.duration_since(now) < desired.renew_authority_before();
         Some(Expiry { at, what: side.name(), member: None, due })
     };
-    Side::ALL.into_iter().filter_map(expiry).min()
+    TrustDomain::ALL.into_iter().filter_map(expiry).min()
 }
 
 /// Whether the rotation waits for clients.
-fn awaits(observed: &Observed, side: Side, now: Timestamp) -> bool {
+fn awaits(observed: &Observed, side: TrustDomain, now: Timestamp) -> bool {
     observed.ledger.trust(side).is_some_and(|t| !t.old.is_empty() && !t.finishes(side, now))
 }
 
@@ -283,7 +283,7 @@ fn member(desired: &Cluster, observed: &Observed, view: &View<'_>, of: &Member) 
         revision: etcd.map(|e| e.revision),
         pid: service.and_then(|s| s.pid),
         restarts: service.map(|s| s.restarts),
-        doors: etcd.and_then(|e| e.doors.clone()),
+        probe: etcd.and_then(|e| e.probe.clone()),
         certificates: report.map(|r| r.etcd.certificates.clone()).unwrap_or_default(),
         agent: report.map(|r| AgentStatus::of(desired, r)),
     }

@@ -68,7 +68,7 @@ pub async fn all(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<ClusterVersion
         };
         let fleet = &cluster.fleet;
         let hops = if now.running.is_empty() { vec![desired.version] } else { way.clone() };
-        let mut checks = hops.iter().map(|hop| fleet.artifacts.check(&desired.source, *hop, fleet.setting.base()));
+        let mut checks = hops.iter().map(|hop| fleet.artifacts.check(&desired.source, *hop, fleet.context.base()));
         let unmet = checks.find_map(Result::err).filter(|_| observed.ledger.adopted().is_none());
         Ok(ClusterVersions {
             unmet: unmet.map(|error| crate::error_chain(&error)),

@@ -223,14 +223,14 @@ fn handshake(
 fn tls_takes_what_is_issued_and_nothing_else() {
     for algorithm in ALL {
         let authority = made(algorithm);
-        let stranger = made(KeyAlgorithm::EcdsaP256);
+        let other = made(KeyAlgorithm::EcdsaP256);
         let (key, csr) = request(KeyAlgorithm::EcdsaP256);
         let chain = authority.sign_csr(&csr, &profile(Usages::Both), now()).unwrap();
         let key = key.serialize_pem();
         let server = (chain.as_str(), key.as_str());
         let (client_chain, client_key) = authority.issue_client("alice", Some("raftsman:admin"), DAY, now()).unwrap();
         let client = Some((client_chain.as_str(), client_key.expose_secret()));
-        let (foreign_chain, foreign_key) = stranger.issue_client("alice", Some("raftsman:admin"), DAY, now()).unwrap();
+        let (foreign_chain, foreign_key) = other.issue_client("alice", Some("raftsman:admin"), DAY, now()).unwrap();
         let foreign = Some((foreign_chain.as_str(), foreign_key.expose_secret()));
 
         for name in ["main-1", "a.etcd.example.org", "127.0.42.1", "::1"] {
@@ -240,7 +240,7 @@ fn tls_takes_what_is_issued_and_nothing_else() {
         handshake(server, client, &authority, &authority, "main-2").unwrap_err();
         handshake(server, None, &authority, &authority, "main-1").unwrap_err();
         handshake(server, foreign, &authority, &authority, "main-1").unwrap_err();
-        handshake(server, client, &authority, &stranger, "main-1").unwrap_err();
+        handshake(server, client, &authority, &other, "main-1").unwrap_err();
         // A client's certificate is not valid for a server, nor the other way round.
         handshake((&client_chain, client_key.expose_secret()), client, &authority, &authority, "alice").unwrap_err();
         let server_only = authority.sign_csr(&csr, &profile(Usages::Server), now()).unwrap();

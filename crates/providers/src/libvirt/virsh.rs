@@ -250,7 +250,7 @@ impl Virsh {
     }
 
     /// Runs a command with this on its standard input, which is the file `/dev/stdin`.
-    pub(super) async fn tell(&self, arguments: &[&str], input: &str) -> Result<String, LibvirtError> {
+    pub(super) async fn define(&self, arguments: &[&str], input: &str) -> Result<String, LibvirtError> {
         self.run(arguments, input.as_bytes().to_vec(), ASK_LIMIT).await
     }
 

@@ -106,7 +106,7 @@ impl Fault {
 /// A member that hangs wakes up after this long, and a network heals: later than any election.
 const NAP: Duration = Duration::from_secs(3);
 
-struct Wishes {
+struct Options {
     cells: usize,
     operation: Option<Operation>,
     fault: Option<Fault>,
@@ -119,8 +119,8 @@ struct Wishes {
     table: Option<String>,
 }
 
-fn wishes(arguments: &[String]) -> Wishes {
-    let mut wishes = Wishes {
+fn options(arguments: &[String]) -> Options {
+    let mut options = Options {
         cells: usize::MAX,
         operation: None,
         fault: None,
@@ -135,23 +135,23 @@ fn wishes(arguments: &[String]) -> Wishes {
     for pair in arguments.chunks(2) {
         let [key, value] = pair else { panic!("{} needs a value", pair[0]) };
         match key.as_str() {
-            "--cells" => wishes.cells = value.parse().expect("a number"),
-            "--seed" => wishes.seed = value.parse().expect("a number"),
-            "--operation" => wishes.operation = Some(Operation::named(value).expect("an operation")),
-            "--fault" => wishes.fault = Some(Fault::named(value).expect("a fault")),
-            "--step" => wishes.step = Some(value.parse().expect("a number")),
+            "--cells" => options.cells = value.parse().expect("a number"),
+            "--seed" => options.seed = value.parse().expect("a number"),
+            "--operation" => options.operation = Some(Operation::named(value).expect("an operation")),
+            "--fault" => options.fault = Some(Fault::named(value).expect("a fault")),
+            "--step" => options.step = Some(value.parse().expect("a number")),
             "--shard" => {
                 let (index, of) = value.split_once('/').expect("such as 0/2");
-                wishes.shard = (index.parse().expect("a number"), of.parse().expect("a number"));
+                options.shard = (index.parse().expect("a number"), of.parse().expect("a number"));
             }
-            "--auth" => wishes.auth = Some(Auth::named(value).expect("certificate or password")),
-            "--readers" => wishes.readers = value == "yes",
-            "--results" => wishes.results = Some(value.clone()),
-            "--table" => wishes.table = Some(value.clone()),
+            "--auth" => options.auth = Some(Auth::named(value).expect("certificate or password")),
+            "--readers" => options.readers = value == "yes",
+            "--results" => options.results = Some(value.clone()),
+            "--table" => options.table = Some(value.clone()),
             other => panic!("what is {other}?"),
         }
     }
-    wishes
+    options
 }
 
 /// What dies in which wave of which operation.
@@ -161,37 +161,37 @@ type Cell = (Operation, Fault, usize);
 type Outcome = (Operation, Fault, usize, Result<(), String>);
 
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
-    let wishes = wishes(arguments);
-    if let Some(path) = &wishes.table {
+    let options = options(arguments);
+    if let Some(path) = &options.table {
         let (table, green) = table(&read(path));
         println!("{table}");
         return if green { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     partition::enter();
-    let results = run(&wishes);
+    let results = run(&options);
     let (table, green) = table(&results);
     println!("\n{table}");
     if green { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn cells(wishes: &Wishes, dice: &mut Dice) -> Vec<Cell> {
+fn cells(options: &Options, dice: &mut Dice) -> Vec<Cell> {
     let mut cells: Vec<Cell> = Vec::new();
-    for operation in Operation::ALL.into_iter().filter(|o| wishes.operation.is_none_or(|wish| wish == *o)) {
-        for fault in Fault::ALL.into_iter().filter(|f| wishes.fault.is_none_or(|wish| wish == *f)) {
-            let steps = (1..=fault.steps()).filter(|step| wishes.step.is_none_or(|wish| wish == *step));
+    for operation in Operation::ALL.into_iter().filter(|o| options.operation.is_none_or(|target| target == *o)) {
+        for fault in Fault::ALL.into_iter().filter(|f| options.fault.is_none_or(|target| target == *f)) {
+            let steps = (1..=fault.steps()).filter(|step| options.step.is_none_or(|target| target == *step));
             cells.extend(steps.map(|step| (operation, fault, step)));
         }
     }
-    if wishes.cells < cells.len() {
+    if options.cells < cells.len() {
         // A slice is drawn from all of them, the early steps first: every operation has those.
         cells.retain(|(_, _, step)| *step <= 2);
         dice.shuffle(&mut cells);
     }
-    let (index, of) = wishes.shard;
+    let (index, of) = options.shard;
     cells.retain(|cell| row(cell) % of == index);
-    if wishes.cells == usize::MAX {
+    if options.cells == usize::MAX {
         // One mode after the other, so that one cluster of each is enough.
-        cells.sort_by_key(|cell| auth(wishes, 0, cell).name());
+        cells.sort_by_key(|cell| auth(options, 0, cell).name());
     }
     cells
 }
@@ -203,25 +203,25 @@ fn row((operation, fault, _): &Cell) -> usize {
 }
 
 /// How clients authenticate in a cell, after so many others.
-fn auth(wishes: &Wishes, done: usize, cell: &Cell) -> Auth {
-    let turn = if wishes.cells == usize::MAX { row(cell) } else { usize::from(done * 2 >= wishes.cells) };
-    wishes.auth.unwrap_or_else(|| Auth::drawn(wishes.seed + turn as u64))
+fn auth(options: &Options, done: usize, cell: &Cell) -> Auth {
+    let turn = if options.cells == usize::MAX { row(cell) } else { usize::from(done * 2 >= options.cells) };
+    options.auth.unwrap_or_else(|| Auth::drawn(options.seed + turn as u64))
 }
 
-fn run(wishes: &Wishes) -> Vec<Outcome> {
-    let mut dice = Dice::new(wishes.seed);
-    let cells = cells(wishes, &mut dice);
+fn run(options: &Options) -> Vec<Outcome> {
+    let mut dice = Dice::new(options.seed);
+    let cells = cells(options, &mut dice);
     let mut results: Vec<Outcome> = Vec::new();
-    let mut file = wishes
+    let mut file = options
         .results
         .as_ref()
         .map(|path| std::fs::OpenOptions::new().create(true).append(true).open(path).expect("a file for the results"));
     let mut scene: Option<Scene> = None;
     let mut ended: Option<(Operation, Fault)> = None;
     println!("operation       fault                     auth         step  seconds  longest gap  outcome");
-    let before = wishes.results.as_ref().filter(|path| std::path::Path::new(path).exists()).map(|path| read(path));
+    let before = options.results.as_ref().filter(|path| std::path::Path::new(path).exists()).map(|path| read(path));
     for (operation, fault, step) in cells {
-        if results.len() >= wishes.cells {
+        if results.len() >= options.cells {
             break;
         }
         // What was green in a run before this one is not tried again.
@@ -234,12 +234,12 @@ fn run(wishes: &Wishes) -> Vec<Outcome> {
         if ended == Some((operation, fault)) {
             continue;
         }
-        let auth = auth(wishes, results.len(), &(operation, fault, step));
+        let auth = auth(options, results.len(), &(operation, fault, step));
         // The one before has to be gone: they have the same addresses.
         let kept = scene.take().filter(|scene| scene.shape.auth == auth);
         let mut scene_now = kept.unwrap_or_else(|| Scene::new(auth));
         let began = Instant::now();
-        let outcome = scene_now.cell(wishes.readers, (operation, fault, step), &mut dice);
+        let outcome = scene_now.cell(options.readers, (operation, fault, step), &mut dice);
         Groups::heal();
         let (gap, verdict) = match outcome {
             // The operation has no such step: not a cell.
@@ -433,8 +433,8 @@ fn again(lab: &Lab, commands: Vec<Vec<String>>, shape: &Shape) -> Result<(), Str
             output.code == 0 || beyond.iter().any(|said| last.contains(said))
         });
         if !done {
-            let told: String = last.chars().rev().take(1500).collect::<Vec<_>>().into_iter().rev().collect();
-            return Err(format!("{}: {told}", words.join(" ")));
+            let output: String = last.chars().rev().take(1500).collect::<Vec<_>>().into_iter().rev().collect();
+            return Err(format!("{}: {output}", words.join(" ")));
         }
     }
     let status = lab.cluster_status();

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use raftsman_backup::full::{self, Moved};
+use raftsman_backup::full::{self, TransferProgress};
 use raftsman_backup::{Keys, Place, Repository, Store, Trust};
 use raftsman_core::backup::Layout;
 use raftsman_core::spec::Name;
@@ -91,7 +91,9 @@ fn fetch(shelf: &Path, name: &str, to: &Path) {
         let repository = Repository { store, layout, cluster, trust };
         let manifest = repository.manifest(name).await.expect("a manifest");
         let file = std::fs::File::create(to).expect("a file");
-        full::fetch(&repository, &manifest, &Keys::default(), &Moved::default(), file).await.expect("fetched");
+        full::fetch(&repository, &manifest, &Keys::default(), &TransferProgress::default(), file)
+            .await
+            .expect("fetched");
     });
 }
 

@@ -43,7 +43,7 @@ pub struct Figures {
     /// How many times the watch was restarted.
     pub rewatches: usize,
     /// Members that returned the whole history, and all that were asked.
-    pub told: (usize, usize),
+    pub output: (usize, usize),
     /// What the linearizability checkers had to do.
     pub windows: Windows,
     /// How long the checks took.
@@ -84,7 +84,7 @@ impl Figures {
             errors: errors(history).len(),
             ambiguous: history.calls.iter().filter(|call| matches!(call.answer, Answer::Ambiguous { .. })).count(),
             rewatches: history.rewatches,
-            told: (replays.iter().filter(|replay| replay.events.is_some()).count(), replays.len()),
+            output: (replays.iter().filter(|replay| replay.events.is_some()).count(), replays.len()),
             windows: Windows::default(),
             checking: Duration::ZERO,
         }
@@ -137,7 +137,7 @@ impl fmt::Display for Figures {
         writeln!(f, "first tries that failed {}; errors after one retry {}", self.retried, self.errors)?;
         writeln!(f, "swaps, result unknown  {}", self.ambiguous)?;
         writeln!(f, "watch taken up again   {}", self.rewatches)?;
-        writeln!(f, "the past told by       {} of {} members", self.told.0, self.told.1)?;
+        writeln!(f, "the past told by       {} of {} members", self.output.0, self.output.1)?;
         writeln!(f, "judged                 {} in {:.1} s", self.windows, self.checking.as_secs_f64())
     }
 }

@@ -122,7 +122,7 @@ fn spans(history: &History, past: &Past) -> BTreeMap<Key, Vec<Span>> {
             applied.entry((event.key, value)).or_default().push(event.revision);
         }
     }
-    let told: BTreeMap<(Key, i64), u64> =
+    let output: BTreeMap<(Key, i64), u64> =
         history.events.iter().map(|event| ((event.key, event.revision), event.at)).collect();
     for call in &history.calls {
         for (key, value) in call.ask.writes() {
@@ -134,7 +134,7 @@ fn spans(history: &History, past: &Past) -> BTreeMap<Key, Vec<Span>> {
             // A put that was tried twice may have been applied twice, and the first time after the second.
             let others = applied.get(&(key, value)).into_iter().flatten().filter(|at| Some(**at) != acknowledged);
             for revision in others {
-                let end = told.get(&(key, *revision)).copied().unwrap_or(u64::MAX);
+                let end = output.get(&(key, *revision)).copied().unwrap_or(u64::MAX);
                 add(key, call.begin, end.max(call.begin), step);
             }
         }

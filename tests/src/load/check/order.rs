@@ -28,17 +28,17 @@ fn contents(history: &History, past: &Past) -> Vec<Violation> {
     };
     let mut found = Vec::new();
     for call in &history.calls {
-        let (revision, told): (i64, Vec<(Key, Option<Value>)>) = match (&call.answer, &call.ask) {
+        let (revision, output): (i64, Vec<(Key, Option<Value>)>) = match (&call.answer, &call.ask) {
             (Answer::Read { revision, values }, ask) => {
                 (*revision, ask.reads().into_iter().zip(values.clone()).collect())
             }
             (Answer::Kept { revision, found }, Ask::Swap { key, .. }) => (*revision, vec![(*key, *found)]),
             _ => continue,
         };
-        for (key, told) in told {
+        for (key, output) in output {
             let there = at(key, revision);
-            if told != there {
-                let what = format!("at revision {revision} key {key} held {there:?}, not {told:?}: {call:?}");
+            if output != there {
+                let what = format!("at revision {revision} key {key} held {there:?}, not {output:?}: {call:?}");
                 found.push(Violation { rule: Rule::StaleRead, what });
             }
         }

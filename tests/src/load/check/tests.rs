@@ -78,8 +78,8 @@ impl Store {
             finals.insert(event.key, Final { key: event.key, value: event.value, revision: event.revision });
             finals
         });
-        let told = self.history.events.iter().map(|event| Event { at: 0, ..event.clone() });
-        let replay = |n: u8| Replay { member: [127, 0, 0, n].into(), events: Some(told.clone().collect()) };
+        let output = self.history.events.iter().map(|event| Event { at: 0, ..event.clone() });
+        let replay = |n: u8| Replay { member: [127, 0, 0, n].into(), events: Some(output.clone().collect()) };
         self.history.ending = Some(Ending {
             stopped: self.history.calls.iter().map(|call| call.end).max().unwrap_or(0),
             first_revision: 1,
@@ -142,7 +142,7 @@ fn rules(history: &History) -> Vec<Rule> {
 }
 
 /// Applies this change to all sources of the history: the watch and the members.
-fn all_tellings(history: &mut History, change: impl Fn(&mut Vec<Event>)) {
+fn all_orders(history: &mut History, change: impl Fn(&mut Vec<Event>)) {
     change(&mut history.events);
     for replay in &mut history.ending.as_mut().expect("an end").replays {
         change(replay.events.as_mut().expect("events"));
@@ -187,7 +187,7 @@ fn a_quiet_history_is_clean() {
 fn a_lost_write_is_caught() {
     let (mut history, value) = three_puts();
     // As if it had never happened, versions and all.
-    all_tellings(&mut history, |events| {
+    all_orders(&mut history, |events| {
         events.retain(|event| event.value != Some(value));
         for event in events.iter_mut().filter(|event| event.key == 0 && event.version > 2) {
             event.version -= 1;
@@ -357,7 +357,7 @@ fn a_torn_transaction_is_caught() {
             event.revision += 1;
         }
     };
-    all_tellings(&mut history, |events| events.iter_mut().for_each(late));
+    all_orders(&mut history, |events| events.iter_mut().for_each(late));
     let ending = history.ending.as_mut().expect("an end");
     ending.last_revision += 1;
     ending.finals.iter_mut().filter(|found| found.key == 1).for_each(|found| found.revision += 1);

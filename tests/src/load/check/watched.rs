@@ -8,15 +8,15 @@ use super::{Past, Rule, Violation};
 
 type Told = (i64, Key, Option<u64>, i64);
 
-fn told(event: &Event) -> Told {
+fn output(event: &Event) -> Told {
     (event.revision, event.key, event.value, event.version)
 }
 
 pub(super) fn check(history: &History, past: &Past) -> Vec<Violation> {
     let mut found = Vec::new();
     sequence("the watch", &history.events, past, &mut found);
-    let live: BTreeSet<Told> = history.events.iter().map(told).collect();
-    let whole: BTreeSet<Told> = past.events.iter().map(told).collect();
+    let live: BTreeSet<Told> = history.events.iter().map(output).collect();
+    let whole: BTreeSet<Told> = past.events.iter().map(output).collect();
     for event in whole.difference(&live) {
         found.push(Violation { rule: Rule::WatchMissed, what: format!("the watch did not tell {event:?}") });
     }
@@ -26,7 +26,7 @@ pub(super) fn check(history: &History, past: &Past) -> Vec<Violation> {
     let replays = history.ending.iter().flat_map(|ending| &ending.replays);
     for (member, events) in replays.filter_map(|replay| Some((replay.member, replay.events.as_ref()?))) {
         sequence(&format!("{member}, looking back,"), events, past, &mut found);
-        let tells: BTreeSet<Told> = events.iter().map(told).collect();
+        let tells: BTreeSet<Told> = events.iter().map(output).collect();
         for event in tells.symmetric_difference(&whole) {
             let what = format!("{member} and another member do not both tell {event:?}");
             found.push(Violation { rule: Rule::MembersDiffer, what });

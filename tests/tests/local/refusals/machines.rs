@@ -267,7 +267,7 @@ fn a_full_disk() {
     let output = lab.run(&APPLY).failed();
     let left = std::fs::read_dir(disk.join("main-1/artifacts")).into_iter().flatten().count();
     drop(small);
-    story.tell("no room for the binary", &output.all(), &["No space left on device", "free some space"]);
+    story.describe("no room for the binary", &output.all(), &["No space left on device", "free some space"]);
     assert_eq!(left, 0, "half a binary was left");
 
     // Room for the binary, not for etcd's log.
@@ -279,7 +279,7 @@ fn a_full_disk() {
     drop(larger);
     assert!(processes.iter().any(|(_, line)| line.contains("raftsman-agent")), "{processes:?}");
     assert!(!processes.iter().any(|(_, line)| line.contains("--config-file=")), "etcd was started: {processes:?}");
-    story.tell(
+    story.describe(
         "no room for etcd",
         &output.all(),
         &["MiB free, etcd needs at least 64", "make room on the disk of `main-1`"],

@@ -120,7 +120,7 @@ fn the_state() {
     kill(first.id(), Signal::STOP);
     for verb in [&APPLY[..], &["destroy", "--yes"]] {
         let output = lab.run(verb).failed();
-        story.tell(
+        story.describe(
             &format!("a second operator: {}", verb[0]),
             &output.all(),
             &["is running `raftsman apply`", "wait until it is done"],

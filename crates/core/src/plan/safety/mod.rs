@@ -10,12 +10,12 @@ mod agents;
 mod auth;
 mod etcd;
 mod machines;
+mod maintenance;
 mod members;
 mod pki;
 mod preflight;
 mod recovery;
 mod restore;
-mod upkeep;
 mod users;
 mod versions;
 
@@ -109,7 +109,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         Action::Preflight(action) => preflight::judge(&case, action),
         Action::Etcd(action) => etcd::judge(&case, action),
         Action::Member(action) => members::judge(&case, action),
-        Action::Upkeep(action) => upkeep::judge(&case, action),
+        Action::Maintenance(action) => maintenance::judge(&case, action),
         Action::Version(action) => versions::judge(&case, action),
         Action::Auth(action) => auth::judge(&case, action),
         Action::User(action) => users::judge(&case, action),

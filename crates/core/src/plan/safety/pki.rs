@@ -2,7 +2,7 @@
 
 use super::{Case, Cost, Refusal};
 use crate::action::PkiAction;
-use crate::observed::{Purpose, Side};
+use crate::observed::{Purpose, TrustDomain};
 use crate::plan::trust;
 use crate::spec::Name;
 
@@ -26,7 +26,7 @@ pub(super) fn judge(case: &Case<'_>, action: &PkiAction) -> Result<Cost, Refusal
 }
 
 /// Whether this phase of a change of authorities is the next, and every member is ready for it.
-fn phase(case: &Case<'_>, side: Side, action: &PkiAction) -> Result<(), String> {
+fn phase(case: &Case<'_>, side: TrustDomain, action: &PkiAction) -> Result<(), String> {
     let (desired, observed, now) = (case.desired, case.observed, case.observed.at());
     match trust::phase(desired, observed, side, now) {
         Some(phase) if phase.action(side) == *action => {

@@ -58,7 +58,7 @@ pub(super) fn meanwhile(case: &Case<'_>, recovery: &Recovery, action: &Action) -
         | Action::Pki(_)
         | Action::Preflight(_)
         | Action::Member(_)
-        | Action::Upkeep(_)
+        | Action::Maintenance(_)
         | Action::Version(_)
         | Action::Auth(_)
         | Action::User(_)

@@ -79,7 +79,7 @@ pub(super) fn meanwhile(case: &Case<'_>, restoration: &Restoration, action: &Act
             RestoreAction::PrepareRestore | RestoreAction::RestoreBackup { .. } => refuse(restoring),
         },
         Action::Member(_)
-        | Action::Upkeep(_)
+        | Action::Maintenance(_)
         | Action::Version(_)
         | Action::Auth(_)
         | Action::User(_)

@@ -98,7 +98,7 @@ impl Waiting {
             Self::ReplacedLater { machine, .. } => {
                 format!("bring it back before that, or do not wait: `raftsman replace {machine}`")
             }
-            Self::NoHeir { .. } => "it needs another healthy member of the file".to_owned(),
+            Self::NoTransferTarget { .. } => "it needs another healthy member of the file".to_owned(),
             Self::AddressInUse { machine, .. } => format!("give `{machine}` an address of its own"),
             Self::AuthDiffers { made_for, .. } => format!(
                 "write `auth: {{ mode: {made_for} }}`: changing how the clients of a running cluster log in is not in \
@@ -134,8 +134,10 @@ impl Waiting {
             Self::MemberCorrupt { machine, .. } => {
                 format!("have it fetch all data anew from the others: `raftsman replace {machine}`")
             }
-            Self::DoorOpen { .. } => "take the cluster off the network until this is understood".to_owned(),
-            Self::DoorUnclear { .. } | Self::UsersUnknown { .. } => "it is tried again".to_owned(),
+            Self::UnauthenticatedAccepted { .. } => {
+                "take the cluster off the network until this is understood".to_owned()
+            }
+            Self::ProbeFailed { .. } | Self::UsersUnknown { .. } => "it is tried again".to_owned(),
             Self::NotTakenOver { .. } => {
                 "taking them over needs an agent on each machine and the keys of both authorities, and is not in this \
                  version yet"
@@ -295,7 +297,7 @@ impl fmt::Display for Waiting {
             Self::ReplacedLater { machine, seconds } => {
                 write!(f, "{machine}: lost; it is replaced in {seconds} s (`replace_after`)")
             }
-            Self::NoHeir { machine, .. } => write!(f, "{machine}: nobody can take leadership over from it"),
+            Self::NoTransferTarget { machine, .. } => write!(f, "{machine}: no other member can take over leadership"),
             Self::AddressInUse { machine, holder } => {
                 write!(f, "{machine}: its address is the one of the member `{holder}`")
             }
@@ -321,8 +323,10 @@ impl fmt::Display for Waiting {
             Self::DataDisputed { machine } => {
                 write!(f, "{machine}: etcd does not start: its data differs from that of another member")
             }
-            Self::DoorOpen { machine, who } => write!(f, "{machine}: {who} client was let in"),
-            Self::DoorUnclear { machine, error } => write!(f, "{machine}: strangers could not be tried: {error}"),
+            Self::UnauthenticatedAccepted { machine, who } => write!(f, "{machine}: {who} client was accepted"),
+            Self::ProbeFailed { machine, error } => {
+                write!(f, "{machine}: rejection of unauthenticated clients could not be tested: {error}")
+            }
             Self::NotTakenOver { members } => {
                 write!(f, "others run {}: raftsman watches, and changes roles and users only", join(members.iter()))
             }

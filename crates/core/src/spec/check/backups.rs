@@ -26,7 +26,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     let spec = findings.spec;
     for (name, cluster) in &spec.etcd {
         if let Some(from) = &cluster.restore_from {
-            born(findings, &Path::of(&["etcd", name.as_str(), "restore_from"]), from);
+            restore_from(findings, &Path::of(&["etcd", name.as_str(), "restore_from"]), from);
         }
     }
     let Some(backups) = &findings.spec.backups else { return };
@@ -104,7 +104,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
 }
 
 /// The backup that a cluster is bootstrapped from.
-fn born(findings: &mut Findings<'_>, section: &Path, from: &RestoreFrom) {
+fn restore_from(findings: &mut Findings<'_>, section: &Path, from: &RestoreFrom) {
     let here = |key: &str| section.clone().key(key);
     if findings.spec.backups.is_none() {
         findings.add(

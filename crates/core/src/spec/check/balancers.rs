@@ -38,7 +38,7 @@ fn at(balancer: &Name, key: &str) -> Path {
 
 /// What was found to be taken so far, and where.
 #[derive(Default)]
-struct Taken<'s> {
+struct InUse<'s> {
     names: HashMap<Cow<'s, str>, Path>,
     addresses: HashMap<IpAddr, Path>,
     router_ids: HashMap<u8, &'s Name>,
@@ -72,8 +72,8 @@ pub(super) fn check(findings: &mut Findings<'_>) {
 }
 
 /// The names and addresses of members.
-fn of_members(spec: &Spec) -> Taken<'_> {
-    let mut taken = Taken::default();
+fn of_members(spec: &Spec) -> InUse<'_> {
+    let mut taken = InUse::default();
     for (cluster, settings) in &spec.etcd {
         let members = Path::of(&["etcd", cluster.as_str(), "members"]);
         match &settings.members {
@@ -136,7 +136,7 @@ fn count(spec: &Spec, balancer: &Balancer) -> Option<u64> {
     }
 }
 
-fn instances<'s>(findings: &mut Findings<'s>, taken: &mut Taken<'s>, name: &'s Name, balancer: &'s Balancer) {
+fn instances<'s>(findings: &mut Findings<'s>, taken: &mut InUse<'s>, name: &'s Name, balancer: &'s Balancer) {
     let spec = findings.spec;
     let here = || at(name, "instances");
     match count(spec, balancer) {
@@ -193,7 +193,7 @@ fn instances<'s>(findings: &mut Findings<'s>, taken: &mut Taken<'s>, name: &'s N
 /// One instance of a list.
 fn listed<'s>(
     findings: &mut Findings<'s>,
-    taken: &mut Taken<'s>,
+    taken: &mut InUse<'s>,
     path: &Path,
     instance: &'s Instance,
     local: bool,
@@ -246,7 +246,7 @@ fn nowhere(findings: &mut Findings<'_>, path: Path, which: String) {
     findings.add(finding.uses(Path::of(&["machines", "provider"])));
 }
 
-fn one_name<'s>(findings: &mut Findings<'s>, taken: &mut Taken<'s>, name: Cow<'s, str>, path: Path) {
+fn one_name<'s>(findings: &mut Findings<'s>, taken: &mut InUse<'s>, name: Cow<'s, str>, path: Path) {
     match taken.names.get(&name) {
         None => drop(taken.names.insert(name, path)),
         Some(first) => findings.add(
@@ -258,7 +258,7 @@ fn one_name<'s>(findings: &mut Findings<'s>, taken: &mut Taken<'s>, name: Cow<'s
     }
 }
 
-fn address_once<'s>(findings: &mut Findings<'s>, taken: &mut Taken<'s>, address: IpAddr, path: Path) {
+fn address_once<'s>(findings: &mut Findings<'s>, taken: &mut InUse<'s>, address: IpAddr, path: Path) {
     match taken.addresses.get(&address) {
         None => drop(taken.addresses.insert(address, path)),
         Some(first) => findings.add(
@@ -269,7 +269,7 @@ fn address_once<'s>(findings: &mut Findings<'s>, taken: &mut Taken<'s>, address:
     }
 }
 
-fn ports<'s>(findings: &mut Findings<'s>, taken: &mut Taken<'s>, name: &'s Name, balancer: &'s Balancer) {
+fn ports<'s>(findings: &mut Findings<'s>, taken: &mut InUse<'s>, name: &'s Name, balancer: &'s Balancer) {
     let (port, here) = (balancer.port, || at(name, "port"));
     if port < FIRST_PORT {
         findings.add(
@@ -314,7 +314,7 @@ fn ports<'s>(findings: &mut Findings<'s>, taken: &mut Taken<'s>, name: &'s Name,
     }
 }
 
-fn virtual_address<'s>(findings: &mut Findings<'s>, taken: &mut Taken<'s>, name: &'s Name, balancer: &'s Balancer) {
+fn virtual_address<'s>(findings: &mut Findings<'s>, taken: &mut InUse<'s>, name: &'s Name, balancer: &'s Balancer) {
     let spec = findings.spec;
     let here = || at(name, "virtual_address");
     let Some(address) = balancer.virtual_address else {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::super::diagnostic::Path;
-use super::super::machines::{Dns, Doors, Firewall, Machines, Mirror, Provider};
+use super::super::machines::{Dns, Firewall, FirewallSources, Machines, Mirror, Provider};
 use super::super::subnet::Subnet;
 use super::super::types::Members;
 use super::super::units::quoted;
@@ -32,8 +32,8 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     if let Some(settings) = &machines.dns {
         dns(findings, settings);
     }
-    if let Some(Firewall::Doors(settings)) = &machines.firewall {
-        doors(findings, &at, machines.node_exporter == Some(true), settings);
+    if let Some(Firewall::Sources(settings)) = &machines.firewall {
+        sources(findings, &at, machines.node_exporter == Some(true), settings);
     }
     if let Some(settings) = &machines.mirror {
         mirror(findings, settings);
@@ -174,25 +174,30 @@ fn dns(findings: &mut Findings<'_>, dns: &Dns) {
 }
 
 /// The firewall of the fleet or of a cluster.
-pub(super) fn doors(findings: &mut Findings<'_>, at: &dyn Fn(&str) -> Path, exporter: bool, doors: &Doors) {
+pub(super) fn sources(
+    findings: &mut Findings<'_>,
+    at: &dyn Fn(&str) -> Path,
+    exporter: bool,
+    sources: &FirewallSources,
+) {
     let here = |key: &str| at("firewall").key(key);
-    if doors.operators_from.as_ref().is_some_and(Vec::is_empty) {
+    if sources.operators_from.as_ref().is_some_and(Vec::is_empty) {
         findings.add(
             Finding::error("operators-locked-out", here("operators_from"), "nobody could reach the agents")
-                .why("raftsman itself comes through this door")
+                .why("raftsman itself connects here")
                 .help("list the network that raftsman is run from, or leave it out to let everybody knock"),
         );
     }
-    if doors.clients_from.as_ref().is_some_and(Vec::is_empty) {
+    if sources.clients_from.as_ref().is_some_and(Vec::is_empty) {
         findings.add(
             Finding::error("clients-locked-out", here("clients_from"), "nobody but the members could reach etcd")
-                .why("raftsman itself comes through this door to see whether etcd is healthy")
+                .why("raftsman itself connects here to see whether etcd is healthy")
                 .help("list the networks of etcd's clients and of raftsman, or leave it out to let everybody knock"),
         );
     }
-    if doors.metrics_from.is_some() && !exporter {
+    if sources.metrics_from.is_some() && !exporter {
         findings.add(
-            Finding::warning("metrics-none", here("metrics_from"), "there is nothing behind this door")
+            Finding::warning("metrics-none", here("metrics_from"), "no service listens on this port")
                 .on_key()
                 .uses(at("node_exporter"))
                 .help("set `node_exporter: true`, or remove it"),

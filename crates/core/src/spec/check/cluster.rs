@@ -1,7 +1,7 @@
 //! One etcd cluster's settings → combinations that etcd refuses, or that are unwise.
 
 use super::super::diagnostic::Path;
-use super::super::types::{AuthMode, CompactionMode, EtcdCluster, Pace, Retention};
+use super::super::types::{AuthMode, CompactionMode, EtcdCluster, RaftTimers, Retention};
 use super::super::units::{ByteSize, Duration, EtcdVersion, Name};
 use super::{Finding, Findings};
 
@@ -218,7 +218,7 @@ fn history(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &
 }
 
 fn timers(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &EtcdCluster) {
-    let Some(Pace { heartbeat, election }) = cluster.timers.given() else { return };
+    let Some(RaftTimers { heartbeat, election }) = cluster.timers.given() else { return };
     let heartbeat_at = || at(&["timers", "heartbeat"]);
     let election_at = || at(&["timers", "election"]);
     let longest = Duration::from_millis(50_000);

@@ -8,11 +8,11 @@ mod flags;
 mod incus;
 mod libvirt;
 mod machines;
+mod maintenance;
 mod members;
 mod overrides;
 mod pki;
 mod source;
-mod upkeep;
 mod users;
 mod zones;
 
@@ -192,7 +192,7 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], keys: PublicKeys
         cluster::check(&mut findings, name, cluster);
         pki::check(&mut findings, name, cluster);
         flags::check(&mut findings, name, cluster);
-        upkeep::check(&mut findings, name, cluster);
+        maintenance::check(&mut findings, name, cluster);
         users::check(&mut findings, name, cluster);
     }
     zones::advise(&mut findings);

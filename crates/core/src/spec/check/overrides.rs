@@ -35,8 +35,8 @@ fn of_cluster(findings: &mut Findings<'_>, name: &Name, ours: &ClusterMachines) 
         }
     }
     let merged = fleet.with_cluster(Some(ours));
-    if let Some(Firewall::Doors(doors)) = &ours.firewall {
-        boot::doors(findings, &here, merged.node_exporter == Some(true), doors);
+    if let Some(Firewall::Sources(sources)) = &ours.firewall {
+        boot::sources(findings, &here, merged.node_exporter == Some(true), sources);
     }
     if let Some(settings) = ours.incus.as_ref().filter(|_| fleet.provider == Provider::Incus) {
         let at = |key: &str| here("incus").key(key);

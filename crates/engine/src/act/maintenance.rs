@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions};
 use jiff::Timestamp;
-use raftsman_core::action::{Action, UpkeepAction};
+use raftsman_core::action::{Action, MaintenanceAction};
 use raftsman_core::observed::Alarm;
 use raftsman_core::plan::safety;
 use raftsman_core::spec::Name;
 use raftsman_etcd::{EtcdError, REWRITE, bounded, within};
 
-use super::{ActError, Hands};
+use super::{ActError, Executor};
 
 /// The size from which clients notice the pause of a defragmentation.
 const LARGE: i64 = 64 << 20;
@@ -24,15 +24,15 @@ const STEADY: u32 = 3;
 const HEARD: Duration = Duration::from_secs(5);
 
 /// Executes one action of this topic.
-pub(super) async fn act(hands: Hands<'_>, action: &UpkeepAction, now: Timestamp) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &MaintenanceAction, now: Timestamp) -> Result<(), ActError> {
     match action {
-        UpkeepAction::Compact { revision } => hands.compact(*revision, now).await,
-        UpkeepAction::Defragment { machine } => hands.defragment(machine, now).await,
-        UpkeepAction::DisarmAlarm { alarm } => Box::pin(hands.disarm(*alarm, now)).await,
+        MaintenanceAction::Compact { revision } => executor.compact(*revision, now).await,
+        MaintenanceAction::Defragment { machine } => executor.defragment(machine, now).await,
+        MaintenanceAction::DisarmAlarm { alarm } => Box::pin(executor.disarm(*alarm, now)).await,
     }
 }
 
-impl Hands<'_> {
+impl Executor<'_> {
     /// Compacts, and waits until every member has dropped the old revisions: each does so by itself, after the call.
     async fn compact(self, revision: i64, now: Timestamp) -> Result<(), ActError> {
         let mut leader = self.changing(now).await?;
@@ -64,7 +64,7 @@ impl Hands<'_> {
     }
 
     async fn defragment(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
-        let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
+        let credentials = self.observer.credentials(now).await?.ok_or(ActError::NoMemberAnswers)?;
         let mut client = self.links(machine)?.etcd.client(&credentials).await?;
         let status = bounded(async { Ok(client.status().await?) }).await?;
         // A client that waited for the member before, or lost a write in the leadership transfer, retries within
@@ -72,8 +72,10 @@ impl Hands<'_> {
         // no client to protect.
         if status.raft_used_db_size() >= LARGE && status.errors().is_empty() {
             tokio::time::sleep(REST).await;
-            let (fresh, action) =
-                (self.observer.look().await?, Action::Upkeep(UpkeepAction::Defragment { machine: machine.clone() }));
+            let (fresh, action) = (
+                self.observer.look().await?,
+                Action::Maintenance(MaintenanceAction::Defragment { machine: machine.clone() }),
+            );
             safety::judge(&self.cluster().desired, &fresh, &[&action], &action).map_err(ActError::Unsafe)?;
         }
         self.pass_fence(&client).await?;
@@ -104,7 +106,7 @@ impl Hands<'_> {
 
     /// Connections to all members that answer.
     async fn clients(self, now: Timestamp) -> Result<Vec<Client>, ActError> {
-        let credentials = self.observer.credentials(now).await?.ok_or(ActError::NobodyAnswers)?;
+        let credentials = self.observer.credentials(now).await?.ok_or(ActError::NoMemberAnswers)?;
         let mut clients = Vec::new();
         for name in self.cluster().places().keys() {
             if let Ok(links) = self.links(name)

@@ -21,7 +21,7 @@ const GROUPS: usize = 4096;
 /// What was measured because of an alarm.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Upkeep {
+pub struct Maintenance {
     /// What fills the database; looked at while the quota is used up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filling: Option<Filling>,
@@ -83,7 +83,7 @@ pub fn size(bytes: u64) -> String {
 
 /// Counts keys by their prefixes, in one pass and bounded memory.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct PrefixCounter {
     keys: u64,
     /// By depth, so that a prefix with nearly all values can be split further.
     groups: Vec<BTreeMap<String, Group>>,
@@ -110,7 +110,7 @@ pub struct Sampled {
     pub samples: Vec<Vec<u8>>,
 }
 
-impl Tally {
+impl PrefixCounter {
     /// Counts a key of which so many values are kept.
     pub fn add(&mut self, key: &[u8], revisions: u64) {
         self.keys += 1;
@@ -300,12 +300,12 @@ impl Observed {
     /// Whether all voters that could be asked, this one aside, hold the same and are a majority.
     pub fn rest_agrees(&self, view: &View<'_>, but: &Name) -> bool {
         let voters = self.voters(view).unwrap_or_default();
-        self.upkeep.hashes.as_ref().is_some_and(|hashes| hashes.rest_agrees(&voters, but))
+        self.maintenance.hashes.as_ref().is_some_and(|hashes| hashes.rest_agrees(&voters, but))
     }
 
     /// Whether the voters hold the same, as far as their hashes were compared.
     pub fn agreement(&self, view: &View<'_>) -> Agreement {
-        match (&self.upkeep.hashes, self.voters(view)) {
+        match (&self.maintenance.hashes, self.voters(view)) {
             (Some(hashes), Some(names)) => hashes.agreement(&names),
             _ => Agreement::Unclear,
         }
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn keys_are_told_apart_as_far_as_it_helps() {
-        let mut tally = Tally::default();
+        let mut tally = PrefixCounter::default();
         for i in 0..900 {
             tally.add(format!("/registry/events/ns-{}/e{i}", i % 3).as_bytes(), 1);
         }
@@ -327,8 +327,8 @@ mod tests {
         }
         tally.add(b"config", 1);
         let top = tally.top();
-        let told: Vec<(&str, u64, u64)> = top.iter().map(|s| (s.prefix.as_str(), s.keys, s.revisions)).collect();
-        assert_eq!(told, [("/registry/events/", 900, 900), ("config", 1, 1)], "the others are a tenth");
+        let described: Vec<(&str, u64, u64)> = top.iter().map(|s| (s.prefix.as_str(), s.keys, s.revisions)).collect();
+        assert_eq!(described, [("/registry/events/", 900, 900), ("config", 1, 1)], "the others are a tenth");
         for i in 0..1000 {
             tally.add(format!("/registry/events/ns-1/f{i}").as_bytes(), 1);
         }
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn samples_are_few_and_spread() {
-        let mut tally = Tally::default();
+        let mut tally = PrefixCounter::default();
         for i in 0..100_000_u32 {
             tally.add(format!("k/{i:06}").as_bytes(), 1);
         }
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let mut tally = Tally::default();
+        let mut tally = PrefixCounter::default();
         for i in 0..50_000_u32 {
             tally.add(format!("{i}/{i}/{i}").as_bytes(), 1);
         }

@@ -8,7 +8,7 @@ use futures::StreamExt as _;
 use raftsman_api::v1::rehearse_reply::What;
 use raftsman_api::v1::rehearse_request::Part;
 use raftsman_api::v1::{RehearseHead, RehearseRequest};
-use raftsman_backup::full::{self, Moved};
+use raftsman_backup::full::{self, TransferProgress};
 use raftsman_backup::snapshot::Check;
 use raftsman_backup::{Keys, Point, changes};
 use raftsman_core::backup::Hashed;
@@ -18,7 +18,7 @@ use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::arriving::Arriving;
-use crate::backup::{BackupError, StoreOf};
+use crate::backup::{BackupError, BackupRepository};
 use crate::observe::AgentLink;
 
 /// A message takes less than this.
@@ -26,7 +26,7 @@ const CHUNK: usize = 1 << 20;
 
 /// The result of a restore test.
 #[derive(Debug, Clone, Serialize)]
-pub struct Rehearsed {
+pub struct RestoreTestResult {
     /// On which machine.
     pub machine: Name,
     /// The last revision in it.
@@ -53,14 +53,14 @@ pub struct Stage<'a> {
 }
 
 /// Runs the restore test. It changes nothing; a file is written where the snapshot is wanted.
-pub async fn rehearse(
-    at: &StoreOf,
+pub async fn run_restore_test(
+    at: &BackupRepository,
     point: &Point,
     keys: &Keys,
     stage: &Stage<'_>,
     save: Option<&Path>,
     watch: &(dyn Fn(u64, u64) + Send + Sync),
-) -> Result<Rehearsed, BackupError> {
+) -> Result<RestoreTestResult, BackupError> {
     let begun = Instant::now();
     let manifest = &point.full;
     let failed = |status| BackupError::Agent { machine: stage.machine.clone(), status: Box::new(status) };
@@ -73,33 +73,33 @@ pub async fn rehearse(
         bytes: point.batches.iter().fold(manifest.snapshot.bytes, |all, batch| all.saturating_add(batch.lines.bytes)),
     };
     let (parts, sent) = mpsc::channel(8);
-    let moved = Moved::default();
-    let sending = send(at, point, keys, head, parts, &moved);
+    let progress = TransferProgress::default();
+    let sending = send(at, point, keys, head, parts, &progress);
     let receiving = async {
         let mut client = stage.agent.client().await.map_err(Box::new)?;
         let mut replies = client.rehearse(ReceiverStream::new(sent)).await.map_err(failed)?.into_inner();
-        let mut rehearsed = None;
+        let mut result = None;
         let mut file = save.map(Saved::begin).transpose()?;
         while let Some(reply) = replies.next().await {
             match reply.map_err(failed)?.what {
-                Some(What::Rehearsed(all)) => rehearsed = Some(all),
+                Some(What::RestoreTestResult(all)) => result = Some(all),
                 Some(What::Snapshot(bytes)) => file.iter_mut().try_for_each(|file| file.write(&bytes))?,
-                Some(What::Moved(moved)) => watch(moved.checked, manifest.object.bytes),
+                Some(What::TransferProgress(progress)) => watch(progress.checked, manifest.object.bytes),
                 Some(What::Revision(_)) | None => {}
             }
         }
-        let rehearsed = rehearsed.ok_or_else(|| BackupError::Broken { machine: stage.machine.clone() })?;
+        let result = result.ok_or_else(|| BackupError::Broken { machine: stage.machine.clone() })?;
         let sha256 = file.map(Saved::finish).transpose()?;
-        Ok::<_, BackupError>((rehearsed, sha256))
+        Ok::<_, BackupError>((result, sha256))
     };
     let mut tick = tokio::time::interval(Duration::from_millis(500));
     let telling = async {
         loop {
             tick.tick().await;
-            if moved.checked() == 0 {
+            if progress.checked() == 0 {
                 continue;
             }
-            watch(moved.checked(), manifest.object.bytes);
+            watch(progress.checked(), manifest.object.bytes);
         }
     };
     let both = async {
@@ -123,24 +123,24 @@ pub async fn rehearse(
             received = &mut receiving => received,
         }
     };
-    let (rehearsed, sha256) = tokio::select! {
+    let (result, sha256) = tokio::select! {
         outcome = both => outcome?,
         () = telling => return Err(BackupError::Broken { machine: stage.machine.clone() }),
     };
-    let base = rehearsed.base.unwrap_or_default();
+    let base = result.base.unwrap_or_default();
     full::holds(manifest, Hashed { hash: base.hash, compacted: base.compacted, keys: base.keys })?;
     let machine = stage.machine.clone();
-    Ok(Rehearsed { machine, revision: rehearsed.revision, keys: rehearsed.keys, took: begun.elapsed(), sha256 })
+    Ok(RestoreTestResult { machine, revision: result.revision, keys: result.keys, took: begun.elapsed(), sha256 })
 }
 
 /// Sends all of it. The caller sends the end, because an interrupted transfer has none.
 async fn send(
-    at: &StoreOf,
+    at: &BackupRepository,
     point: &Point,
     keys: &Keys,
     head: RehearseHead,
     parts: Sender<RehearseRequest>,
-    moved: &Moved,
+    progress: &TransferProgress,
 ) -> (Result<(), BackupError>, Sender<RehearseRequest>) {
     let part = |part| RehearseRequest { part: Some(part) };
     let reads_itself = head.from.is_some();
@@ -150,7 +150,7 @@ async fn send(
         return (Ok(()), parts);
     }
     let chunks = io::BufWriter::with_capacity(CHUNK, Chunks(parts.clone()));
-    let fetched = full::fetch(&at.repository, &point.full, keys, moved, chunks).await;
+    let fetched = full::fetch(&at.repository, &point.full, keys, progress, chunks).await;
     let mut outcome = fetched.map(drop).map_err(BackupError::from);
     for batch in &point.batches {
         if outcome.is_err() || parts.is_closed() {

@@ -14,7 +14,7 @@ use crate::view::{bytes, print, print_json_line};
 const REMIND: Duration = Duration::from_secs(10);
 
 /// Shows progress.
-pub(crate) enum Moving {
+pub(crate) enum TransferView {
     /// On a terminal.
     Live(ProgressBar),
     /// In a pipe.
@@ -23,7 +23,7 @@ pub(crate) enum Moving {
     Json,
 }
 
-impl Moving {
+impl TransferView {
     /// The right one for where the output goes.
     pub(crate) fn new(json: bool) -> Self {
         if json {
@@ -41,7 +41,7 @@ impl Moving {
     }
 
     /// Shows new progress.
-    pub(crate) fn hear(&self, progress: Progress) {
+    pub(crate) fn on_progress(&self, progress: Progress) {
         let (what, done, total) = match progress {
             // The object has as many bytes as were stored, and all of them are read back.
             Progress { received, stored, checked, .. } if received > 0 && checked > 0 => {

@@ -1,7 +1,7 @@
 //! What maintenance did or found → the text of `raftsman defrag`, `verify` and `replace`.
 
+use raftsman_engine::ops::maintenance::{Defragmented, Verification, Verified};
 use raftsman_engine::ops::replace::Replacement;
-use raftsman_engine::ops::upkeep::{Defragmented, Verification, Verified};
 
 use super::{Paint, Table, bytes, plan};
 

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use super::effects::Impossible;
 use super::{Agreed, MachineModel, World};
-use crate::action::UpkeepAction;
+use crate::action::MaintenanceAction;
 use crate::desired::Cluster;
 use crate::observed::{
-    Alarm, ClusterId, EtcdFacts, FilledPrefix, Filling, Hash, Hashes, MemberId, Observed, ServiceState, Upkeep, View,
+    Alarm, ClusterId, EtcdFacts, FilledPrefix, Filling, Hash, Hashes, Maintenance, MemberId, Observed, ServiceState,
+    View,
 };
 use crate::spec::Name;
 
@@ -36,11 +37,11 @@ impl Stored {
     }
 }
 
-pub(super) fn act(world: &mut World, action: &UpkeepAction) -> Result<(), Impossible> {
+pub(super) fn act(world: &mut World, action: &MaintenanceAction) -> Result<(), Impossible> {
     match action {
-        UpkeepAction::Compact { revision } => world.compact(*revision),
-        UpkeepAction::Defragment { machine } => world.defragment(machine),
-        UpkeepAction::DisarmAlarm { alarm } => world.disarm(*alarm),
+        MaintenanceAction::Compact { revision } => world.compact(*revision),
+        MaintenanceAction::Defragment { machine } => world.defragment(machine),
+        MaintenanceAction::DisarmAlarm { alarm } => world.disarm(*alarm),
     }
 }
 
@@ -128,10 +129,10 @@ impl World {
     }
 
     /// What an observation of the cause of an alarm shows.
-    pub(super) fn observe_upkeep(&self, desired: &Cluster) -> Upkeep {
+    pub(super) fn observe_maintenance(&self, desired: &Cluster) -> Maintenance {
         let Some((id, agreed)) = self.agreed.iter().find(|(id, a)| !a.alarms.is_empty() && self.has_quorum(**id))
         else {
-            return Upkeep::default();
+            return Maintenance::default();
         };
         let stored = agreed.stored;
         let (bytes, history) = (stored.live.unsigned_abs(), stored.history.unsigned_abs());
@@ -146,7 +147,7 @@ impl World {
             Some((name.clone(), Hash::Known { hash, compacted: stored.compacted }))
         };
         let hashes = Hashes { revision: stored.revision, members: names.filter_map(hash).collect() };
-        Upkeep {
+        Maintenance {
             filling: agreed.alarms.contains(&Alarm::NoSpace).then_some(filling),
             hashes: agreed.alarms.contains(&Alarm::Corrupt).then_some(hashes),
         }
@@ -164,7 +165,7 @@ impl World {
         let Some(agreed) = self.agreed.get_mut(&etcd.cluster) else { return };
         // What compaction will leave is known once it was done, and else estimated by what was counted.
         let compacted = observed.ledger.space.as_ref().is_some_and(|space| space.done);
-        let live = match &observed.upkeep.filling {
+        let live = match &observed.maintenance.filling {
             Some(filling) if !compacted => i64::try_from(filling.bytes).unwrap_or(i64::MAX).min(etcd.db_in_use),
             _ => etcd.db_in_use,
         };

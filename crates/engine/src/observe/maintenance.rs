@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use etcd_client::{Client, Error, GetOptions, KeyValue, WatchOptions};
 use futures::future::join_all;
 use jiff::Timestamp;
-use raftsman_core::observed::{Alarm, Filling, Hash, Hashes, Observed, Tally, Upkeep, View};
+use raftsman_core::observed::{Alarm, Filling, Hash, Hashes, Maintenance, Observed, PrefixCounter, View};
 use raftsman_core::spec::Name;
 use raftsman_etcd::{EtcdError, bounded, within};
 
@@ -33,21 +33,21 @@ const HASHES_AGE: Duration = Duration::from_secs(10);
 
 /// What was found last, and when.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct Causes {
     filling: Option<(Instant, Filling)>,
     hashes: Option<(Instant, Hashes)>,
 }
 
 impl Observer {
     /// Finds the causes of the observed alarms.
-    pub(super) async fn look_into_alarms(&self, observed: &Observed, credentials: &ClusterCredentials) -> Upkeep {
+    pub(super) async fn look_into_alarms(&self, observed: &Observed, credentials: &ClusterCredentials) -> Maintenance {
         // A member that does not start because its data differs leaves open which data is right.
         let disputed = observed.members.values().filter_map(|m| m.report());
         let disputed = disputed.into_iter().any(|report| report.etcd.service.finds_others_different());
         let (no_space, corrupt, asked, voters) = {
             let view = View::of(observed);
             if !view.has_quorum() {
-                return Upkeep::default();
+                return Maintenance::default();
             }
             // A follower has less load than the leader.
             let asked = view.healthy.iter().find(|name| view.leader != Some(**name)).or(view.healthy.first());
@@ -55,7 +55,7 @@ impl Observer {
                 view.answering.iter().filter(|(_, e)| !e.learner).map(|(n, _)| (*n).clone()).collect();
             (view.alarmed(Alarm::NoSpace), view.corrupt() || disputed, asked.map(|name| (*name).clone()), voters)
         };
-        let mut found = self.upkeep.lock().await;
+        let mut found = self.maintenance.lock().await;
         let fresh = |at: &Instant, age| at.elapsed() < age;
         if !no_space {
             found.filling = None;
@@ -71,7 +71,7 @@ impl Observer {
             let hashes = self.hashes(observed, credentials).await;
             found.hashes = Some((Instant::now(), hashes));
         }
-        Upkeep {
+        Maintenance {
             filling: found.filling.as_ref().map(|(_, filling)| filling.clone()),
             hashes: found.hashes.as_ref().map(|(_, hashes)| hashes.clone()),
         }
@@ -119,7 +119,7 @@ impl Observer {
 async fn filling(mut client: Client) -> Result<Filling, EtcdError> {
     let begun = Instant::now();
     let compacted = compacted(&mut client).await.unwrap_or(0);
-    let mut tally = Tally::default();
+    let mut tally = PrefixCounter::default();
     let (mut from, mut limit) = (vec![0], PAGE);
     let complete = loop {
         let options = GetOptions::new().with_from_key().with_keys_only().with_serializable().with_limit(limit);
@@ -175,13 +175,13 @@ fn kept(kv: &KeyValue, compacted: i64) -> u64 {
 
 /// The revision up to which history was compacted: etcd returns it to a watch that starts before it.
 async fn compacted(client: &mut Client) -> Option<i64> {
-    const NOBODYS: &str = "raftsman/history";
+    const UNUSED_KEY: &str = "raftsman/history";
     let options = GetOptions::new().with_serializable().with_revision(1);
-    if bounded(async { Ok(client.get(NOBODYS, Some(options)).await?) }).await.is_ok() {
+    if bounded(async { Ok(client.get(UNUSED_KEY, Some(options)).await?) }).await.is_ok() {
         return Some(0);
     }
-    let told = async {
-        let mut watch = client.watch(NOBODYS, Some(WatchOptions::new().with_start_revision(1))).await?;
+    let described = async {
+        let mut watch = client.watch(UNUSED_KEY, Some(WatchOptions::new().with_start_revision(1))).await?;
         while let Some(message) = watch.message().await? {
             if message.compact_revision() > 0 {
                 return Ok(Some(message.compact_revision()));
@@ -189,5 +189,5 @@ async fn compacted(client: &mut Client) -> Option<i64> {
         }
         Ok(None)
     };
-    bounded(told).await.ok().flatten()
+    bounded(described).await.ok().flatten()
 }

@@ -55,8 +55,8 @@ fn full_and_writable_again(version: &str) {
     assert_eq!((&filled["prefix"], &filled["keys"]), (&"logs/".into(), &5.into()), "{status}");
     let history = filled["history"].as_u64().expect("bytes");
     assert!((8 << 20..24 << 20).contains(&history), "about 15 MiB of old values: {history}");
-    let told = lab.run(&["plan"]).ok().stdout;
-    assert!(told.contains("the quota is used up, most by `logs/` (5 keys"), "{told}");
+    let output = lab.run(&["plan"]).ok().stdout;
+    assert!(output.contains("the quota is used up, most by `logs/` (5 keys"), "{output}");
 
     let lines = lab.run(&["apply", "--yes", "--json", "--timeout", "60s"]).ok().json_lines();
     let verbs = done(&lines);
@@ -160,8 +160,8 @@ fn what_the_file_asks_for_is_done_by_apply() {
     bulk.fill("bulk/", 10, 100, 128 * 1024).expect("written");
     lab.nothing_to_do();
     lab.run(&["compact", "--yes", "--keep", "5"]).ok();
-    let told = lab.run(&["plan"]).ok().stdout;
-    assert!(told.contains("are free"), "{told}");
+    let output = lab.run(&["plan"]).ok().stdout;
+    assert!(output.contains("are free"), "{output}");
     let lines = lab.run(&["apply", "--yes", "--json"]).ok().json_lines();
     let mut verbs = done(&lines);
     // What compaction freed counts as free on a member after its next commits: a quiet one may have none for a while.
@@ -308,9 +308,13 @@ fn nothing_is_done_to_a_cluster_that_lacks_a_member() {
     }
     lab.apply();
     let leader = lab.cluster_status()["leader"].as_str().expect("a leader").to_owned();
-    let heir = if leader == "main-1" { "main-2" } else { "main-1" };
-    lab.run(&["move-leader", heir]).ok();
-    assert_eq!(lab.cluster_status()["leader"], heir);
-    assert_eq!(lab.run(&["move-leader", heir]).ok().stdout.trim(), format!("{heir} leads"), "it does already");
+    let transfer_target = if leader == "main-1" { "main-2" } else { "main-1" };
+    lab.run(&["move-leader", transfer_target]).ok();
+    assert_eq!(lab.cluster_status()["leader"], transfer_target);
+    assert_eq!(
+        lab.run(&["move-leader", transfer_target]).ok().stdout.trim(),
+        format!("{transfer_target} leads"),
+        "it does already"
+    );
     lab.destroy();
 }

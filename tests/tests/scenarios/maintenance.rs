@@ -1,7 +1,7 @@
 //! Full databases, large files, corrupt members → what the planner does about them, and what it leaves to operators.
 
 use insta::assert_snapshot;
-use raftsman_core::action::{Action, MemberAction, UpkeepAction};
+use raftsman_core::action::{Action, MaintenanceAction, MemberAction};
 use raftsman_core::model::forecast;
 use raftsman_core::observed::{Alarm, Fact, Hash, Hashes, MemberId, SpaceRecord, View};
 use raftsman_core::plan::{Waiting, plan, safety};
@@ -17,8 +17,8 @@ fn name(number: usize) -> Name {
 /// A settled cluster with this quota.
 fn small(members: usize) -> Scene {
     let mut scene = Scene::empty(members, &["quota: 16MiB"]);
-    let told = scene.to_the_end();
-    assert!(told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n"), "{output}");
     scene
 }
 
@@ -130,7 +130,7 @@ fn history_is_kept_where_all_that_answer_have_room() {
     scene.desired = cluster(3, &["quota: 64MiB"]);
     let restarted = |scene: &Scene| {
         let last = scene.plan().steps.first().map(|s| s.action.clone());
-        matches!(last, Some(Action::Upkeep(UpkeepAction::DisarmAlarm { .. })))
+        matches!(last, Some(Action::Maintenance(MaintenanceAction::DisarmAlarm { .. })))
     };
     while !restarted(&scene) {
         let step = scene.plan().steps.first().expect("it gets there").action.clone();
@@ -139,7 +139,7 @@ fn history_is_kept_where_all_that_answer_have_room() {
         }
         scene.world.pass_time();
         scene.world.remember(&scene.desired);
-        assert!(!matches!(step, Action::Upkeep(UpkeepAction::Compact { .. })), "{step:?}");
+        assert!(!matches!(step, Action::Maintenance(MaintenanceAction::Compact { .. })), "{step:?}");
     }
     // The one that was restarted last is not back yet.
     scene.hide(1, Hidden::Etcd);
@@ -172,13 +172,14 @@ fn no_room_is_made_while_a_member_is_down() {
 #[test]
 fn a_run_that_was_killed_while_compacting_waits_for_its_end() {
     let mut scene = full(3, 2, 14);
-    let Some(Action::Upkeep(UpkeepAction::Compact { revision })) = scene.plan().steps.first().map(|s| s.action.clone())
+    let Some(Action::Maintenance(MaintenanceAction::Compact { revision })) =
+        scene.plan().steps.first().map(|s| s.action.clone())
     else {
         panic!("{:?}", scene.plan())
     };
     scene.world.ledger.space = Some(SpaceRecord { revision, done: false, ..SpaceRecord::default() });
     // It is unknown whether the call was made.
-    assert_eq!(scene.plan().steps[0].action, Action::Upkeep(UpkeepAction::Compact { revision }));
+    assert_eq!(scene.plan().steps[0].action, Action::Maintenance(MaintenanceAction::Compact { revision }));
     assert!(scene.to_the_end().ends_with("done\n"));
     assert_eq!(scene.world.ledger.space, None, "the next time is another");
 }
@@ -186,7 +187,7 @@ fn a_run_that_was_killed_while_compacting_waits_for_its_end() {
 #[test]
 fn what_compaction_freed_is_not_counted_yet() {
     let mut scene = full(3, 2, 14);
-    scene.until(|action| matches!(action, Action::Upkeep(UpkeepAction::Compact { .. })));
+    scene.until(|action| matches!(action, Action::Maintenance(MaintenanceAction::Compact { .. })));
     let stale = |scene: &Scene| {
         let mut observed = scene.look();
         for member in observed.members.values_mut() {
@@ -198,14 +199,14 @@ fn what_compaction_freed_is_not_counted_yet() {
     };
     // The keys take 2 MiB: the files are rewritten, whatever they say is in use.
     let next = stale(&scene);
-    assert!(matches!(next.steps[0].action, Action::Upkeep(UpkeepAction::Defragment { .. })), "{next:?}");
+    assert!(matches!(next.steps[0].action, Action::Maintenance(MaintenanceAction::Defragment { .. })), "{next:?}");
     // Once all of them were, their reported sizes are right.
     let space = scene.world.ledger.space.as_mut().expect("a compaction");
     space.rewritten = [name(1), name(2), name(3)].into();
     let next = stale(&scene);
     assert!(next.steps.is_empty() && matches!(next.waiting[0], Waiting::QuotaFull { .. }), "{next:?}");
-    let told = scene.to_the_end();
-    assert!(told.ends_with("done\n"), "{told}");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n"), "{output}");
 }
 
 #[test]
@@ -273,7 +274,13 @@ fn outside_of_the_window_nothing_is_done() {
     scene.world.now = "2026-02-28T03:00:00Z".parse().expect("a Saturday");
     assert_snapshot!(scene.to_the_end(), @"done");
     scene.world.now = "2026-03-01T03:00:00Z".parse().expect("a Sunday");
-    assert!(scene.plan().steps.iter().any(|s| matches!(s.action, Action::Upkeep(UpkeepAction::Defragment { .. }))));
+    assert!(
+        scene
+            .plan()
+            .steps
+            .iter()
+            .any(|s| matches!(s.action, Action::Maintenance(MaintenanceAction::Defragment { .. })))
+    );
     scene.later(1);
     assert_snapshot!(scene.to_the_end(), @"done");
 }
@@ -285,7 +292,7 @@ fn nothing_is_rewritten_while_a_member_is_down() {
     assert_snapshot!(scene.to_the_end(), @"
     waits: main-3: etcd is starting
     ");
-    let defragment = Action::Upkeep(UpkeepAction::Defragment { machine: name(2) });
+    let defragment = Action::Maintenance(MaintenanceAction::Defragment { machine: name(2) });
     let refused = safety::judge(&scene.desired, &scene.look(), &[&defragment], &defragment);
     assert_snapshot!(refused.expect_err("it must not"), @"
     2 of 3 members are healthy: quorum would be lost
@@ -309,7 +316,7 @@ fn a_disk_without_room_for_the_new_file_is_named() {
 fn the_leader_is_never_rewritten() {
     let scene = large(&[RULE]);
     let leads = (1..=3).map(name).find(|n| scene.look().members[n].etcd.seen().is_some_and(|e| e.leads()));
-    let defragment = Action::Upkeep(UpkeepAction::Defragment { machine: leads.expect("a leader") });
+    let defragment = Action::Maintenance(MaintenanceAction::Defragment { machine: leads.expect("a leader") });
     let refused = safety::judge(&scene.desired, &scene.look(), &[&defragment], &defragment);
     assert_snapshot!(refused.expect_err("it must not"), @"
     it leads: leadership has to go first
@@ -330,7 +337,7 @@ fn an_old_version_is_not_rewritten_while_a_learner_gets_its_snapshot() {
         };
         scene.agreed().members.push(learner);
         let follower = (1..=3).map(name).find(|n| scene.look().members[n].etcd.seen().is_some_and(|e| !e.leads()));
-        let defragment = Action::Upkeep(UpkeepAction::Defragment { machine: follower.expect("a follower") });
+        let defragment = Action::Maintenance(MaintenanceAction::Defragment { machine: follower.expect("a follower") });
         let judged = safety::judge(&scene.desired, &scene.look(), &[&defragment], &defragment);
         assert_eq!(judged.is_ok(), safe, "{version}: {judged:?}");
     }
@@ -354,11 +361,11 @@ fn a_corrupt_member_is_replaced_on_request() {
         scene.world.corrupt(&name(corrupt));
         let id = scene.look().members[&name(corrupt)].etcd.seen().expect("it answers").member;
         scene.world.ledger.replace.insert(name(corrupt), id);
-        let told = scene.to_the_end();
-        assert!(told.ends_with("done\n"), "{told}");
-        assert_eq!((scene.agreed().alarms.len(), scene.machine(corrupt).corrupt), (0, false), "{told}");
+        let output = scene.to_the_end();
+        assert!(output.ends_with("done\n"), "{output}");
+        assert_eq!((scene.agreed().alarms.len(), scene.machine(corrupt).corrupt), (0, false), "{output}");
         if corrupt == 2 {
-            assert_snapshot!(told, @"
+            assert_snapshot!(output, @"
             * remove member main-2: replaced; 1 0 0
             * stop etcd main-2: replaced; 0 0 0
             * clear data main-2: replaced; 0 0 0
@@ -415,15 +422,15 @@ fn a_corrupt_member_that_does_not_start_is_named() {
         Some("exit code 1: 8e9e05c52164694d found data inconsistency with peers".to_owned());
     // The others have not been compared yet.
     let next = plan(&scene.desired, &observed, scene.world.now);
-    assert_snapshot!(raftsman_tests::fixtures::tell(&next), @"
+    assert_snapshot!(raftsman_tests::fixtures::describe(&next), @"
     blocked: main-2: etcd does not start: its data differs from that of another member
     ");
     let hash = |hash| Hash::Known { hash, compacted: 1 };
     let hashes = |third| Hashes { revision: 1, members: [(name(1), hash(7)), (name(3), hash(third))].into() };
     // The others differ as well: it may be the one that is right.
-    observed.upkeep.hashes = Some(hashes(8));
+    observed.maintenance.hashes = Some(hashes(8));
     let next = plan(&scene.desired, &observed, scene.world.now);
-    assert_snapshot!(raftsman_tests::fixtures::tell(&next), @"
+    assert_snapshot!(raftsman_tests::fixtures::describe(&next), @"
     blocked: main-2: etcd does not start: its data differs from that of another member
     ");
     let view = View::of(&observed);
@@ -433,9 +440,9 @@ fn a_corrupt_member_that_does_not_start_is_named() {
     assert_snapshot!(refused.expect_err("it must not"), @"
     the members that stay differ in their data
     ");
-    observed.upkeep.hashes = Some(hashes(7));
+    observed.maintenance.hashes = Some(hashes(7));
     let next = plan(&scene.desired, &observed, scene.world.now);
-    assert_snapshot!(raftsman_tests::fixtures::tell(&next), @"
+    assert_snapshot!(raftsman_tests::fixtures::describe(&next), @"
     blocked: main-2: etcd does not start: its data differs from that of the other members
     ");
     assert_snapshot!(next.waiting[0].next(), @"

@@ -3,32 +3,34 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use raftsman_engine::ops::apply::Tell;
+use raftsman_engine::ops::apply::OnEvent;
 use raftsman_engine::ops::begin::{locked_cluster, locked_member};
-use raftsman_engine::ops::upkeep::{Drop, Whose, compact, compactable, defrag, move_leader, verify};
+use raftsman_engine::ops::maintenance::{
+    CompactTarget, DefragScope, compact, compactable, defrag, move_leader, verify,
+};
 
 use super::{NOT_NAMED, asked};
 use crate::args::{Common, Compact, Defrag, MoveLeader, Verify};
+use crate::context::{clusters, context, open, read_file};
 use crate::exit::{CHANGES, Failure, OK};
 use crate::interrupt::interruptible;
 use crate::progress::Progress;
-use crate::setting::{clusters, open, read_file, setting};
 use crate::view::{self, Paint};
 
 pub(super) async fn run_defrag(common: &Common, args: &Defrag) -> Result<ExitCode, Failure> {
-    let (spec, setting, tell) = (read_file(common)?, setting(common)?, tell(args.json));
+    let (spec, context, on_event) = (read_file(common)?, context(common)?, on_event(args.json));
     let cluster = args.cluster.as_deref();
     let (fleet, lock) = match &args.member {
-        Some(member) => locked_member(spec, &setting, "defrag", cluster, member)?,
-        None => locked_cluster(spec, &setting, "defrag", cluster)?,
+        Some(member) => locked_member(spec, &context, "defrag", cluster, member)?,
+        None => locked_cluster(spec, &context, "defrag", cluster)?,
     };
-    let whose = match &args.member {
-        Some(member) => Whose::Member(member),
-        None if args.all => Whose::All,
-        None => Whose::Large,
+    let scope = match &args.member {
+        Some(member) => DefragScope::Member(member),
+        None if args.all => DefragScope::All,
+        None => DefragScope::Large,
     };
-    let done = interruptible(tell, async |tell, interrupt| {
-        Ok(defrag(&fleet, &lock, args.cluster.as_deref(), whose, &tell, &interrupt).await?)
+    let done = interruptible(on_event, async |on_event, interrupt| {
+        Ok(defrag(&fleet, &lock, args.cluster.as_deref(), scope, &on_event, &interrupt).await?)
     })
     .await?;
     if args.json {
@@ -36,16 +38,16 @@ pub(super) async fn run_defrag(common: &Common, args: &Defrag) -> Result<ExitCod
     } else if done.is_empty() {
         view::print("Nothing to do: no file has much room in it. `--all` rewrites them all the same.\n");
     } else {
-        view::print(&view::upkeep::defragmented(&done, Paint::of_stdout()));
+        view::print(&view::maintenance::defragmented(&done, Paint::of_stdout()));
     }
     Ok(OK)
 }
 
 pub(super) async fn run_compact(common: &Common, args: &Compact) -> Result<ExitCode, Failure> {
-    let (fleet, lock) = locked_cluster(read_file(common)?, &setting(common)?, "compact", args.cluster.as_deref())?;
+    let (fleet, lock) = locked_cluster(read_file(common)?, &context(common)?, "compact", args.cluster.as_deref())?;
     let what = match (args.revision, args.keep) {
-        (Some(revision), _) => Drop::Before(revision),
-        (None, keep) => Drop::AllBut(keep.unwrap_or(0)),
+        (Some(revision), _) => CompactTarget::Before(revision),
+        (None, keep) => CompactTarget::AllBut(keep.unwrap_or(0)),
     };
     let goes = compactable(&fleet, args.cluster.as_deref(), what).await?;
     if !args.yes {
@@ -59,9 +61,9 @@ pub(super) async fn run_compact(common: &Common, args: &Compact) -> Result<ExitC
         }
     }
     // The revision that the operator approved, even if the cluster has newer ones meanwhile.
-    let what = Drop::Before(goes.revision);
-    let done = interruptible(tell(args.json), async |tell, _| {
-        Ok(compact(&fleet, &lock, args.cluster.as_deref(), what, &tell).await?)
+    let what = CompactTarget::Before(goes.revision);
+    let done = interruptible(on_event(args.json), async |on_event, _| {
+        Ok(compact(&fleet, &lock, args.cluster.as_deref(), what, &on_event).await?)
     })
     .await?;
     if args.json {
@@ -76,10 +78,11 @@ pub(super) async fn run_compact(common: &Common, args: &Compact) -> Result<ExitC
 }
 
 pub(super) async fn run_move_leader(common: &Common, args: &MoveLeader) -> Result<ExitCode, Failure> {
-    let (fleet, lock) = locked_member(read_file(common)?, &setting(common)?, "move-leader", None, &args.member)?;
-    let leader =
-        interruptible(tell(args.json), async |tell, _| Ok(move_leader(&fleet, &lock, &args.member, &tell).await?))
-            .await?;
+    let (fleet, lock) = locked_member(read_file(common)?, &context(common)?, "move-leader", None, &args.member)?;
+    let leader = interruptible(on_event(args.json), async |on_event, _| {
+        Ok(move_leader(&fleet, &lock, &args.member, &on_event).await?)
+    })
+    .await?;
     if args.json {
         view::print_json_line(&serde_json::json!({ "event": "leads", "member": leader }));
     } else {
@@ -91,11 +94,11 @@ pub(super) async fn run_move_leader(common: &Common, args: &MoveLeader) -> Resul
 pub(super) async fn run_verify(common: &Common, args: &Verify) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
-    let found = verify(&open(spec, setting(common)?)?, &only).await?;
+    let found = verify(&open(spec, context(common)?)?, &only).await?;
     if args.json {
         view::print_json(&found)?;
     } else {
-        view::print(&view::upkeep::verified(&found, Paint::of_stdout()));
+        view::print(&view::maintenance::verified(&found, Paint::of_stdout()));
     }
     Ok(match () {
         () if found.iter().any(|one| one.verdict == "differ") => ExitCode::FAILURE,
@@ -104,7 +107,7 @@ pub(super) async fn run_verify(common: &Common, args: &Verify) -> Result<ExitCod
     })
 }
 
-pub(super) fn tell(json: bool) -> Tell {
+pub(super) fn on_event(json: bool) -> OnEvent {
     let progress = Progress::new(json);
-    Arc::new(move |cluster, event| progress.hear(cluster, &event))
+    Arc::new(move |cluster, event| progress.on_event(cluster, &event))
 }

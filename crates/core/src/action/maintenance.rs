@@ -9,7 +9,7 @@ use crate::spec::Name;
 /// One action on databases and alarms.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
-pub enum UpkeepAction {
+pub enum MaintenanceAction {
     /// Drop what was overwritten or deleted before this revision, on every member. The files stay as large as they are.
     Compact {
         /// The oldest revision that can still be read.
@@ -27,7 +27,7 @@ pub enum UpkeepAction {
     },
 }
 
-impl UpkeepAction {
+impl MaintenanceAction {
     /// What it means for safety.
     pub fn class(&self) -> Class {
         match self {

@@ -1,18 +1,18 @@
 //! A step on databases or alarms → what it costs, or why it must not be done.
 
 use super::{Case, Cost, Refusal, corrupt, otherwise};
-use crate::action::UpkeepAction;
+use crate::action::MaintenanceAction;
 use crate::observed::{Agreement, Alarm, EtcdFacts, ListedMember, Tolerance, size};
 use crate::plan::Pause;
 use crate::plan::situation::has_room;
 use crate::spec::{EtcdVersion, Name};
 
-pub(super) fn judge(case: &Case<'_>, action: &UpkeepAction) -> Result<Cost, Refusal> {
+pub(super) fn judge(case: &Case<'_>, action: &MaintenanceAction) -> Result<Cost, Refusal> {
     let list = case.view.listed.filter(|_| case.view.has_quorum()).ok_or(Refusal::NoQuorum)?;
     match action {
-        UpkeepAction::Compact { revision } => compact(case, *revision).map(|()| case.unharmed),
-        UpkeepAction::Defragment { machine } => defragment(case, list, machine),
-        UpkeepAction::DisarmAlarm { alarm } => disarm(case, list, *alarm).map(|()| case.unharmed),
+        MaintenanceAction::Compact { revision } => compact(case, *revision).map(|()| case.unharmed),
+        MaintenanceAction::Defragment { machine } => defragment(case, list, machine),
+        MaintenanceAction::DisarmAlarm { alarm } => disarm(case, list, *alarm).map(|()| case.unharmed),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Seeded lives of databases that fill up and are damaged → our planner makes room safely, and seven others are caught.
 
 use jiff::Timestamp;
-use raftsman_core::action::{Action, MemberAction, UpkeepAction};
+use raftsman_core::action::{Action, MaintenanceAction, MemberAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Alarm, Observed, Tolerance, View};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, Waiting, plan};
@@ -10,7 +10,7 @@ use raftsman_tests::sim::{Cast, Planner, Violation, lives};
 
 #[test]
 fn no_plan_of_ours_makes_room_unsafely() {
-    let stats = lives(0..600, &Cast::with_upkeep(), plan).unwrap_or_else(|violation| panic!("{violation}"));
+    let stats = lives(0..600, &Cast::with_maintenance(), plan).unwrap_or_else(|violation| panic!("{violation}"));
     // A simulation in which nothing happens proves nothing.
     assert!(stats.converged > 300, "{stats:?}");
     assert!(stats.faults > 1_000, "{stats:?}");
@@ -19,7 +19,7 @@ fn no_plan_of_ours_makes_room_unsafely() {
 
 #[track_caller]
 fn caught(planner: Planner, rule: &str) {
-    match lives(0..3_000, &Cast::with_upkeep(), planner) {
+    match lives(0..3_000, &Cast::with_maintenance(), planner) {
         Err(Violation { rule: broken, .. }) if broken == rule => {}
         Err(other) => panic!("caught, but for another rule: {other}"),
         Ok(stats) => panic!("a broken planner went unnoticed: {stats:?}"),
@@ -50,10 +50,10 @@ fn full(observed: &Observed) -> bool {
 fn two_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     if let [step] = plan.steps.as_slice()
-        && matches!(step.action, Action::Upkeep(UpkeepAction::Defragment { .. }))
+        && matches!(step.action, Action::Maintenance(MaintenanceAction::Defragment { .. }))
         && let Some(machine) = waits_to_be_rewritten(&plan).into_iter().next()
     {
-        let second = Step { action: Action::Upkeep(UpkeepAction::Defragment { machine }), ..step.clone() };
+        let second = Step { action: Action::Maintenance(MaintenanceAction::Defragment { machine }), ..step.clone() };
         plan.steps.push(second);
     }
     plan
@@ -65,7 +65,9 @@ fn leader_too(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let leader = View::of(observed).leader.cloned();
     let hands_over = plan.steps.iter().any(|s| matches!(s.action, Action::Member(MemberAction::MoveLeader { .. })));
     match waits_to_be_rewritten(&plan).into_iter().find(|m| Some(m) == leader.as_ref()) {
-        Some(machine) if hands_over => only(Action::Upkeep(UpkeepAction::Defragment { machine }), plan.waiting),
+        Some(machine) if hands_over => {
+            only(Action::Maintenance(MaintenanceAction::Defragment { machine }), plan.waiting)
+        }
         _ => plan,
     }
 }
@@ -73,8 +75,10 @@ fn leader_too(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 /// Takes the alarm back at once.
 fn disarms_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
-    if full(observed) && plan.steps.iter().any(|s| matches!(s.action, Action::Upkeep(UpkeepAction::Compact { .. }))) {
-        return only(Action::Upkeep(UpkeepAction::DisarmAlarm { alarm: Alarm::NoSpace }), plan.waiting);
+    if full(observed)
+        && plan.steps.iter().any(|s| matches!(s.action, Action::Maintenance(MaintenanceAction::Compact { .. })))
+    {
+        return only(Action::Maintenance(MaintenanceAction::DisarmAlarm { alarm: Alarm::NoSpace }), plan.waiting);
     }
     plan
 }
@@ -82,9 +86,10 @@ fn disarms_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
 /// Takes the alarm back once history is gone, and leaves the files as they are.
 fn never_rewrites(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
-    if full(observed) && plan.steps.iter().any(|s| matches!(s.action, Action::Upkeep(UpkeepAction::Defragment { .. })))
+    if full(observed)
+        && plan.steps.iter().any(|s| matches!(s.action, Action::Maintenance(MaintenanceAction::Defragment { .. })))
     {
-        return only(Action::Upkeep(UpkeepAction::DisarmAlarm { alarm: Alarm::NoSpace }), plan.waiting);
+        return only(Action::Maintenance(MaintenanceAction::DisarmAlarm { alarm: Alarm::NoSpace }), plan.waiting);
     }
     plan
 }
@@ -94,7 +99,7 @@ fn compacts_for_ever(desired: &Cluster, observed: &Observed, now: Timestamp) -> 
     let plan = plan(desired, observed, now);
     let revision = View::of(observed).answering.values().map(|e| e.revision).max();
     match revision.filter(|_| full(observed) && plan.steps.iter().any(|s| s.action.exclusive())) {
-        Some(revision) => only(Action::Upkeep(UpkeepAction::Compact { revision }), plan.waiting),
+        Some(revision) => only(Action::Maintenance(MaintenanceAction::Compact { revision }), plan.waiting),
         None => plan,
     }
 }
@@ -106,7 +111,7 @@ fn does_not_wait(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
     let view = View::of(observed);
     match view.healthy.iter().find(|name| view.leader != Some(**name)) {
         Some(name) if plan.steps.is_empty() && plan.waiting.iter().any(waits) => {
-            only(Action::Upkeep(UpkeepAction::Defragment { machine: (*name).clone() }), plan.waiting)
+            only(Action::Maintenance(MaintenanceAction::Defragment { machine: (*name).clone() }), plan.waiting)
         }
         _ => plan,
     }
@@ -117,7 +122,7 @@ fn ignores_damage(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
     let plan = plan(desired, observed, now);
     let view = View::of(observed);
     if view.has_quorum() && view.corrupt() && plan.steps.is_empty() {
-        return only(Action::Upkeep(UpkeepAction::DisarmAlarm { alarm: Alarm::Corrupt }), plan.waiting);
+        return only(Action::Maintenance(MaintenanceAction::DisarmAlarm { alarm: Alarm::Corrupt }), plan.waiting);
     }
     plan
 }
@@ -127,7 +132,7 @@ fn tidies_up(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let revision = View::of(observed).answering.values().map(|e| e.revision).max();
     match revision.filter(|revision| plan.is_done() && *revision > 1_000) {
-        Some(revision) => only(Action::Upkeep(UpkeepAction::Compact { revision }), plan.waiting),
+        Some(revision) => only(Action::Maintenance(MaintenanceAction::Compact { revision }), plan.waiting),
         None => plan,
     }
 }

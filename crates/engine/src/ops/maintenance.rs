@@ -4,17 +4,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use raftsman_core::action::{Action, MemberAction, UpkeepAction};
+use raftsman_core::action::{Action, MaintenanceAction, MemberAction};
 use raftsman_core::observed::{Agreement, Hash, Hashes, Observed, View};
 use raftsman_core::plan::{Reason, Step, Waiting, defragment, safety};
 use raftsman_core::spec::{Defragmentation, Name};
 use serde::Serialize;
 
-use super::apply::Tell;
+use super::apply::OnEvent;
 use super::{OpError, for_each_cluster, pick_cluster, pick_member};
-use crate::act::Hands;
+use crate::act::Executor;
 use crate::apply::Event;
-use crate::cluster::ClusterAt;
+use crate::cluster::ClusterHandle;
 use crate::fleet::Fleet;
 use crate::interrupt::Interrupt;
 use crate::journal::Journal;
@@ -50,13 +50,13 @@ pub struct Compacted {
 struct Single<'a> {
     observer: Observer,
     journal: Journal,
-    tell: &'a Tell,
+    on_event: &'a OnEvent,
 }
 
 impl<'a> Single<'a> {
-    fn new(fleet: &Arc<Fleet>, cluster: ClusterAt, lock: &Lock, tell: &'a Tell) -> Result<Self, OpError> {
-        let journal = Journal::new(&fleet.store, &fleet.setting, lock);
-        Ok(Self { observer: Observer::new(Arc::new(cluster))?, journal, tell })
+    fn new(fleet: &Arc<Fleet>, cluster: ClusterHandle, lock: &Lock, on_event: &'a OnEvent) -> Result<Self, OpError> {
+        let journal = Journal::new(&fleet.store, &fleet.context, lock);
+        Ok(Self { observer: Observer::new(Arc::new(cluster))?, journal, on_event })
     }
 
     async fn look(&self) -> Result<Observed, OpError> {
@@ -73,17 +73,17 @@ impl<'a> Single<'a> {
         let step = Step { action: action.clone(), reason, before, during, after: before, pause };
         cluster.remember(self.journal.lock(), |ledger| ledger.ahead(desired, observed, &action, Timestamp::now()))?;
         self.journal.begun(name, std::slice::from_ref(&step))?;
-        (self.tell)(name, Event::Wave { steps: vec![step] });
+        (self.on_event)(name, Event::Wave { steps: vec![step] });
         let begun = Instant::now();
-        let hands = Hands { observer: &self.observer, lock: self.journal.lock(), limit: Duration::MAX };
-        let outcome = hands.act(&action).await;
+        let executor = Executor { observer: &self.observer, lock: self.journal.lock(), limit: Duration::MAX };
+        let outcome = executor.act(&action).await;
         match &outcome {
             Ok(()) => {
                 cluster.remember(self.journal.lock(), |ledger| ledger.after(&action))?;
-                (self.tell)(name, Event::Done { action: action.clone(), took: begun.elapsed() });
+                (self.on_event)(name, Event::Done { action: action.clone(), took: begun.elapsed() });
             }
             Err(error) => {
-                (self.tell)(name, Event::Failed { action: action.clone(), error: error.to_string() });
+                (self.on_event)(name, Event::Failed { action: action.clone(), error: error.to_string() });
             }
         }
         let outcomes = [(action, outcome)];
@@ -95,7 +95,7 @@ impl<'a> Single<'a> {
 
 /// The members to defragment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose<'a> {
+pub enum DefragScope<'a> {
     /// All members with much free space in their files.
     Large,
     /// Those of all members.
@@ -110,17 +110,17 @@ pub async fn defrag(
     fleet: &Arc<Fleet>,
     lock: &Lock,
     cluster: Option<&str>,
-    whose: Whose<'_>,
-    tell: &Tell,
+    scope: DefragScope<'_>,
+    on_event: &OnEvent,
     interrupt: &Interrupt,
 ) -> Result<Vec<Defragmented>, OpError> {
-    let (cluster, member) = match whose {
-        Whose::Member(member) => {
+    let (cluster, member) = match scope {
+        DefragScope::Member(member) => {
             pick_member(fleet, cluster, member).map(|(cluster, member)| (cluster, Some(member)))?
         }
-        Whose::Large | Whose::All => (pick_cluster(fleet, cluster)?, None),
+        DefragScope::Large | DefragScope::All => (pick_cluster(fleet, cluster)?, None),
     };
-    let single = Single::new(fleet, cluster, lock, tell)?;
+    let single = Single::new(fleet, cluster, lock, on_event)?;
     let mut observed = single.look().await?;
     let mut left: Vec<Name> = match member {
         Some(member) => vec![member],
@@ -133,7 +133,7 @@ pub async fn defrag(
     if left.is_empty() {
         return Err(OpError::NoQuorum(single.observer.cluster().desired.name.clone()));
     }
-    if whose == Whose::Large {
+    if scope == DefragScope::Large {
         let view = View::of(&observed);
         // It is unknown for a member that does not answer; the safety check decides then.
         let idle = |name: &Name| view.answering.get(name).map(|e| !Defragmentation::ASKED.pays(e.db_size, e.db_in_use));
@@ -156,7 +156,7 @@ pub async fn defrag(
         let size = |observed: &Observed, name: &Name| View::of(observed).answering.get(name).map_or(0, |e| e.db_size);
         single.act(&observed, step.action.clone(), Reason::Asked).await?;
         let now = single.look().await?;
-        if let Action::Upkeep(UpkeepAction::Defragment { machine }) = step.action {
+        if let Action::Maintenance(MaintenanceAction::Defragment { machine }) = step.action {
             let (before, after) = (size(&observed, &machine), size(&now, &machine));
             left.retain(|name| *name != machine);
             done.push(Defragmented { member: machine, before, after });
@@ -168,7 +168,7 @@ pub async fn defrag(
 
 /// How much history to drop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Drop {
+pub enum CompactTarget {
     /// All before this revision.
     Before(i64),
     /// All but this many of the last revisions.
@@ -176,20 +176,20 @@ pub enum Drop {
 }
 
 /// What a compaction would drop. Nothing is changed.
-pub async fn compactable(fleet: &Arc<Fleet>, cluster: Option<&str>, what: Drop) -> Result<Compacted, OpError> {
+pub async fn compactable(fleet: &Arc<Fleet>, cluster: Option<&str>, what: CompactTarget) -> Result<Compacted, OpError> {
     let observer = Observer::new(Arc::new(pick_cluster(fleet, cluster)?))?;
     let cluster = observer.cluster().desired.name.clone();
     target(cluster, &observer.look().await?, what)
 }
 
 /// The oldest revision that stays, and the newest one.
-fn target(cluster: Name, observed: &Observed, what: Drop) -> Result<Compacted, OpError> {
+fn target(cluster: Name, observed: &Observed, what: CompactTarget) -> Result<Compacted, OpError> {
     let view = View::of(observed);
     let revisions = view.healthy.iter().filter_map(|n| view.answering.get(n)).map(|e| e.revision);
     let newest = revisions.max().ok_or_else(|| OpError::NoQuorum(cluster.clone()))?;
     let revision = match what {
-        Drop::Before(revision) => revision,
-        Drop::AllBut(count) => newest - count,
+        CompactTarget::Before(revision) => revision,
+        CompactTarget::AllBut(count) => newest - count,
     };
     match (1..=newest).contains(&revision) {
         true => Ok(Compacted { cluster, revision, newest }),
@@ -202,22 +202,22 @@ pub async fn compact(
     fleet: &Arc<Fleet>,
     lock: &Lock,
     cluster: Option<&str>,
-    what: Drop,
-    tell: &Tell,
+    what: CompactTarget,
+    on_event: &OnEvent,
 ) -> Result<Compacted, OpError> {
-    let single = Single::new(fleet, pick_cluster(fleet, cluster)?, lock, tell)?;
+    let single = Single::new(fleet, pick_cluster(fleet, cluster)?, lock, on_event)?;
     let observed = single.look().await?;
     let compacted = target(single.observer.cluster().desired.name.clone(), &observed, what)?;
     single
-        .act(&observed, Action::Upkeep(UpkeepAction::Compact { revision: compacted.revision }), Reason::Asked)
+        .act(&observed, Action::Maintenance(MaintenanceAction::Compact { revision: compacted.revision }), Reason::Asked)
         .await?;
     Ok(compacted)
 }
 
 /// Transfers leadership to this member.
-pub async fn move_leader(fleet: &Arc<Fleet>, lock: &Lock, member: &str, tell: &Tell) -> Result<Name, OpError> {
+pub async fn move_leader(fleet: &Arc<Fleet>, lock: &Lock, member: &str, on_event: &OnEvent) -> Result<Name, OpError> {
     let (cluster, machine) = pick_member(fleet, None, member)?;
-    let single = Single::new(fleet, cluster, lock, tell)?;
+    let single = Single::new(fleet, cluster, lock, on_event)?;
     let observed = single.look().await?;
     let view = View::of(&observed);
     if !view.has_quorum() {
@@ -266,7 +266,7 @@ pub async fn verify(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<Verificatio
     for_each_cluster(fleet, only, |cluster| async move { Box::pin(verify_one(cluster)).await }).await
 }
 
-async fn verify_one(cluster: Arc<ClusterAt>) -> Result<Verification, OpError> {
+async fn verify_one(cluster: Arc<ClusterHandle>) -> Result<Verification, OpError> {
     let name = cluster.desired.name.clone();
     let observer = Observer::new(cluster)?;
     let mut tries = 0;

@@ -3,29 +3,29 @@
 use std::net::{IpAddr, SocketAddr};
 
 use raftsman_core::desired::CLIENT_PORT;
-use raftsman_core::observed::{Door, Doors};
+use raftsman_core::observed::{AccessProbe, ProbeOutcome};
 use raftsman_etcd::{CALL_TIMEOUT, Credentials, bounded, dial};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::cluster::ClusterCredentials;
 
-pub(super) async fn try_all(address: IpAddr, credentials: &ClusterCredentials) -> Doors {
+pub(super) async fn try_all(address: IpAddr, credentials: &ClusterCredentials) -> AccessProbe {
     let foreign = async {
-        match greeted(address, &credentials.foreign).await {
+        match handshake_succeeds(address, &credentials.foreign).await {
             Ok(true) => as_client(address, &credentials.foreign).await,
-            Ok(false) => Door::Shut,
-            Err(error) => Door::Unclear(error.to_string()),
+            Ok(false) => ProbeOutcome::Denied,
+            Err(error) => ProbeOutcome::Untested(error.to_string()),
         }
     };
     let (anonymous, plaintext, foreign) =
-        tokio::join!(as_client(address, &credentials.nobody), plaintext(address), foreign);
-    Doors { anonymous, plaintext, foreign }
+        tokio::join!(as_client(address, &credentials.anonymous), plaintext(address), foreign);
+    AccessProbe { anonymous, plaintext, foreign }
 }
 
 /// Whether the server accepts our certificate. With TLS 1.3 it verifies it only after our side of the handshake is
 /// done: it either answers our first frame, or sends an alert instead.
-async fn greeted(address: IpAddr, credentials: &Credentials) -> std::io::Result<bool> {
+async fn handshake_succeeds(address: IpAddr, credentials: &Credentials) -> std::io::Result<bool> {
     const HTTP2_GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let tried = async {
         let tcp = TcpStream::connect(SocketAddr::new(address, CLIENT_PORT)).await?;
@@ -39,21 +39,21 @@ async fn greeted(address: IpAddr, credentials: &Credentials) -> std::io::Result<
 }
 
 /// Tries to read as this client.
-async fn as_client(address: IpAddr, credentials: &Credentials) -> Door {
+async fn as_client(address: IpAddr, credentials: &Credentials) -> ProbeOutcome {
     let tried = async {
         let mut client = dial(address, credentials).await?;
         bounded(async { Ok(client.get("raftsman/stranger", None).await?) }).await
     };
     match tried.await {
-        Ok(_) => Door::Open,
+        Ok(_) => ProbeOutcome::Accepted,
         // Rejected in the handshake, or rejected by auth: access is denied either way.
-        Err(error) if error.turned_away() || error.unauthenticated() => Door::Shut,
-        Err(error) => Door::Unclear(error.to_string()),
+        Err(error) if error.turned_away() || error.unauthenticated() => ProbeOutcome::Denied,
+        Err(error) => ProbeOutcome::Untested(error.to_string()),
     }
 }
 
 /// Tries to speak HTTP without TLS: Go's TLS server answers with a line that says what it expected.
-async fn plaintext(address: IpAddr) -> Door {
+async fn plaintext(address: IpAddr) -> ProbeOutcome {
     let tried = async {
         let mut stream = TcpStream::connect(SocketAddr::new(address, CLIENT_PORT)).await?;
         stream.write_all(b"GET /version HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n").await?;
@@ -62,10 +62,12 @@ async fn plaintext(address: IpAddr) -> Door {
         Ok::<_, std::io::Error>(answer)
     };
     match tokio::time::timeout(CALL_TIMEOUT, tried).await {
-        Ok(Ok(answer)) if answer.starts_with(b"HTTP/1.1 2") || answer.starts_with(b"HTTP/1.0 2") => Door::Open,
-        Ok(Ok(_)) => Door::Shut,
-        Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionReset => Door::Shut,
-        Ok(Err(error)) => Door::Unclear(error.to_string()),
-        Err(_) => Door::Unclear("no answer to a plaintext request".to_owned()),
+        Ok(Ok(answer)) if answer.starts_with(b"HTTP/1.1 2") || answer.starts_with(b"HTTP/1.0 2") => {
+            ProbeOutcome::Accepted
+        }
+        Ok(Ok(_)) => ProbeOutcome::Denied,
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionReset => ProbeOutcome::Denied,
+        Ok(Err(error)) => ProbeOutcome::Untested(error.to_string()),
+        Err(_) => ProbeOutcome::Untested("no answer to a plaintext request".to_owned()),
     }
 }

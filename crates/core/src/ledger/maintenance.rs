@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::Ledger;
-use crate::action::UpkeepAction;
+use crate::action::MaintenanceAction;
 use crate::observed::{Alarm, Observed, View};
 use crate::spec::Name;
 
@@ -24,23 +24,25 @@ pub struct SpaceRecord {
     pub rewritten: BTreeSet<Name>,
 }
 
-pub(super) fn ahead(ledger: &mut Ledger, observed: &Observed, action: &UpkeepAction) {
+pub(super) fn ahead(ledger: &mut Ledger, observed: &Observed, action: &MaintenanceAction) {
     match action {
-        UpkeepAction::Compact { revision } if View::of(observed).alarmed(Alarm::NoSpace) => {
+        MaintenanceAction::Compact { revision } if View::of(observed).alarmed(Alarm::NoSpace) => {
             ledger.space = Some(SpaceRecord { revision: *revision, done: false, rewritten: BTreeSet::new() });
         }
         // The next observation tells whether it was done.
-        UpkeepAction::Compact { .. } | UpkeepAction::Defragment { .. } | UpkeepAction::DisarmAlarm { .. } => {}
+        MaintenanceAction::Compact { .. }
+        | MaintenanceAction::Defragment { .. }
+        | MaintenanceAction::DisarmAlarm { .. } => {}
     }
 }
 
-pub(super) fn after(ledger: &mut Ledger, action: &UpkeepAction) {
+pub(super) fn after(ledger: &mut Ledger, action: &MaintenanceAction) {
     let Some(space) = &mut ledger.space else { return };
     match action {
-        UpkeepAction::Compact { revision } => space.done |= space.revision == *revision,
-        UpkeepAction::Defragment { machine } => {
+        MaintenanceAction::Compact { revision } => space.done |= space.revision == *revision,
+        MaintenanceAction::Defragment { machine } => {
             space.rewritten.insert(machine.clone());
         }
-        UpkeepAction::DisarmAlarm { .. } => {}
+        MaintenanceAction::DisarmAlarm { .. } => {}
     }
 }

@@ -1,6 +1,6 @@
 //! Databases in simulated lives → they fill up, are compacted by others and corrupted, and what must hold meanwhile.
 
-use raftsman_core::action::{Action, MemberAction, UpkeepAction};
+use raftsman_core::action::{Action, MaintenanceAction, MemberAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::{Agreed, MachineModel, World};
 use raftsman_core::observed::{Alarm, ClusterId, Data, MemberId, quorum};
@@ -20,7 +20,7 @@ pub(super) const FILES: [&[&str]; 4] = [
 ];
 
 /// Whether this life is about databases.
-pub(super) fn is_told_of(desired: &Cluster) -> bool {
+pub(super) fn is_configured(desired: &Cluster) -> bool {
     desired.settings.quota <= ByteSize::mib(256)
 }
 
@@ -73,7 +73,7 @@ pub(super) fn broken(world: &World, action: &Action) -> Option<&'static str> {
     let (id, agreed) = agreed(world)?;
     let voters = agreed.members.iter().filter(|m| !m.learner).count();
     match action {
-        Action::Upkeep(UpkeepAction::Defragment { machine }) => {
+        Action::Maintenance(MaintenanceAction::Defragment { machine }) => {
             let this = world.machines.get(machine).map(|m| &m.data);
             let leads = matches!(this, Some(Data::Present { member, .. }) if world.leader(id) == Some(*member));
             match () {
@@ -84,7 +84,7 @@ pub(super) fn broken(world: &World, action: &Action) -> Option<&'static str> {
                 () => None,
             }
         }
-        Action::Upkeep(UpkeepAction::Compact { revision }) => {
+        Action::Maintenance(MaintenanceAction::Compact { revision }) => {
             let again = *revision <= agreed.stored.compacted;
             let known = world.ledger.space.as_ref().is_some_and(|space| space.done);
             match () {
@@ -93,14 +93,14 @@ pub(super) fn broken(world: &World, action: &Action) -> Option<&'static str> {
                 () => None,
             }
         }
-        Action::Upkeep(UpkeepAction::DisarmAlarm { alarm: Alarm::NoSpace }) => {
+        Action::Maintenance(MaintenanceAction::DisarmAlarm { alarm: Alarm::NoSpace }) => {
             let tight = |m: &MachineModel| {
                 m.db_size.max(agreed.stored.live + agreed.stored.history) * 10 >= m.process.quota * 9
             };
             let caused = members(world, id).any(|(_, m)| m.process.quota > 0 && tight(m));
             caused.then_some("an alarm is taken back once its cause is gone")
         }
-        Action::Upkeep(UpkeepAction::DisarmAlarm { alarm: Alarm::Corrupt }) => {
+        Action::Maintenance(MaintenanceAction::DisarmAlarm { alarm: Alarm::Corrupt }) => {
             let caused = members(world, id).any(|(_, m)| m.corrupt);
             caused.then_some("an alarm is taken back once its cause is gone")
         }

@@ -7,7 +7,7 @@ use super::report::{Because, Report};
 use super::safety::Case;
 use super::situation::{at_part, has_room};
 use super::{Draft, Reason, Step, Waiting, members, safety};
-use crate::action::{Action, MemberAction, UpkeepAction};
+use crate::action::{Action, MaintenanceAction, MemberAction};
 use crate::observed::{Agreement, Alarm, EtcdFacts, Filling};
 use crate::spec::Name;
 
@@ -49,7 +49,7 @@ pub(super) fn clear_alarms(draft: &mut Draft<'_>) -> Report {
 fn corruption(draft: &mut Draft<'_>) {
     match draft.observed.agreement(&draft.view) {
         Agreement::All if draft.steps.is_empty() => {
-            let action = UpkeepAction::DisarmAlarm { alarm: Alarm::Corrupt };
+            let action = MaintenanceAction::DisarmAlarm { alarm: Alarm::Corrupt };
             draft.steps.push(Step::new(action, Reason::MembersAgree));
         }
         Agreement::All => {}
@@ -90,7 +90,7 @@ fn space(draft: &mut Draft<'_>) {
     let tight: Vec<Name> =
         sized.iter().filter(|(_, e)| !has_room(e, draft.quota(e))).map(|(name, _)| name.clone()).collect();
     if tight.is_empty() && unhealthy.is_empty() {
-        let action = UpkeepAction::DisarmAlarm { alarm: Alarm::NoSpace };
+        let action = MaintenanceAction::DisarmAlarm { alarm: Alarm::NoSpace };
         draft.steps.push(Step::new(action, Reason::RoomAgain));
         return;
     }
@@ -107,7 +107,7 @@ fn space(draft: &mut Draft<'_>) {
     // Pages that compaction freed count as free only after further commits, and while no client can write there may be
     // none for long. Where the keys take far less than is said to be in use, rewriting the files shows what is true.
     let counted =
-        draft.observed.upkeep.filling.as_ref().filter(|filling| filling.complete).map(|filling| filling.bytes);
+        draft.observed.maintenance.filling.as_ref().filter(|filling| filling.complete).map(|filling| filling.bytes);
     let doubtful = counted.is_some_and(|counted| counted.saturating_mul(2) < data.unsigned_abs());
     let unproven = |name: &Name| !draft.observed.ledger.space.as_ref().is_some_and(|s| s.rewritten.contains(name));
     let proven = !doubtful || !tight.iter().any(unproven);
@@ -120,10 +120,10 @@ fn space(draft: &mut Draft<'_>) {
         Some(_) => None,
     };
     if let Some(revision) = revision {
-        let filled_by = draft.observed.upkeep.filling.as_ref().map(most).unwrap_or_default();
-        draft.steps.push(Step::new(UpkeepAction::Compact { revision }, Reason::QuotaUsedUp { filled_by }));
+        let filled_by = draft.observed.maintenance.filling.as_ref().map(most).unwrap_or_default();
+        draft.steps.push(Step::new(MaintenanceAction::Compact { revision }, Reason::QuotaUsedUp { filled_by }));
     } else if let Some(quota) = full.filter(|_| proven) {
-        let filled_by = draft.observed.upkeep.filling.as_ref().map(most).unwrap_or_default();
+        let filled_by = draft.observed.maintenance.filling.as_ref().map(most).unwrap_or_default();
         draft.wait(Waiting::QuotaFull { in_use: data, quota, filled_by });
     } else if !unhealthy.is_empty() {
         draft.wait(Waiting::HealFirst { change: "making room in the database".to_owned(), unhealthy });
@@ -166,7 +166,7 @@ pub(super) fn defragment(draft: &mut Draft<'_>, mut who: Vec<Name>) {
         match Case::of(draft.desired, draft.observed, &draft.view).room_for_new_file(machine, etcd) {
             Ok(()) => true,
             Err(refusal) => {
-                let action = Action::Upkeep(UpkeepAction::Defragment { machine: machine.clone() });
+                let action = Action::Maintenance(MaintenanceAction::Defragment { machine: machine.clone() });
                 draft.waiting.push(safety::refused(&action, refusal));
                 false
             }
@@ -183,7 +183,7 @@ pub(super) fn defragment(draft: &mut Draft<'_>, mut who: Vec<Name>) {
         draft.wait(turn(machine));
     } else if let Some(etcd) = draft.view.answering.get(&machine) {
         let reason = Reason::RoomInFile { free: (etcd.db_size - etcd.db_in_use).max(0), of: etcd.db_size };
-        draft.steps.push(Step::new(UpkeepAction::Defragment { machine }, reason));
+        draft.steps.push(Step::new(MaintenanceAction::Defragment { machine }, reason));
     }
     draft.waiting.extend(who.map(turn));
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use raftsman_core::spec::{self, Name, Reading, Spec};
 use raftsman_engine::authorities::public_key;
-use raftsman_engine::fleet::{Fleet, Setting, directory_of};
+use raftsman_engine::fleet::{Context, Fleet, directory_of};
 use raftsman_engine::ops::begin;
 use secrecy::SecretString;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ pub(crate) fn file_text(file: &Path) -> Result<String, Failure> {
 }
 
 /// Everything but the file.
-pub(crate) fn setting(common: &Common) -> Result<Setting, Failure> {
+pub(crate) fn context(common: &Common) -> Result<Context, Failure> {
     let passphrase = match &common.passphrase_file {
         Some(path) => {
             let text = std::fs::read_to_string(path)
@@ -93,7 +93,7 @@ pub(crate) fn setting(common: &Common) -> Result<Setting, Failure> {
         None => None,
     };
     let uname = rustix::system::uname();
-    Ok(Setting {
+    Ok(Context {
         file: common.file.clone(),
         agent: agent(common)?,
         registry: registry(),
@@ -108,8 +108,8 @@ pub(crate) fn setting(common: &Common) -> Result<Setting, Failure> {
 }
 
 /// Opens the fleet of the file to read it, and asks for the passphrase where it needs one.
-pub(crate) fn open(spec: Spec, setting: Setting) -> Result<Arc<Fleet>, Failure> {
-    Ok(begin::open(spec, setting)?)
+pub(crate) fn open(spec: Spec, context: Context) -> Result<Arc<Fleet>, Failure> {
+    Ok(begin::open(spec, context)?)
 }
 
 /// How often the lock is checked.
@@ -117,8 +117,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Returns when no other process holds the lock any more, of this stack or of the whole fleet, or at the deadline.
 pub(crate) async fn unlocked(common: &Common, stack: Option<&str>, until: Instant) -> Result<(), Failure> {
-    let (spec, setting) = (read_file(common)?, setting(common)?);
-    let held = || match (begin::state(&spec, &setting), stack) {
+    let (spec, context) = (read_file(common)?, context(common)?);
+    let held = || match (begin::state(&spec, &context), stack) {
         (Ok(Some(store)), Some(stack)) => store.stack_holder(stack).is_ok_and(|holder| holder.is_some()),
         (Ok(Some(store)), None) => store.lock_holder().is_ok_and(|holder| holder.is_some()),
         // The verb itself reports any other error.
