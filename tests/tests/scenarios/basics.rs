@@ -651,12 +651,12 @@ fn members_that_accept_anonymous_clients_are_reported() {
     scene.agreed().probe.anonymous = ProbeOutcome::Accepted;
     scene.agreed().probe.foreign = ProbeOutcome::Untested("timed out".to_owned());
     assert_snapshot!(scene.to_the_end(), @"
-    blocked: main-1: an anonymous client was let in
-    waits: main-1: strangers could not be tried: timed out
-    blocked: main-2: an anonymous client was let in
-    waits: main-2: strangers could not be tried: timed out
-    blocked: main-3: an anonymous client was let in
-    waits: main-3: strangers could not be tried: timed out
+    blocked: main-1: an anonymous client was accepted
+    waits: main-1: rejection of unauthenticated clients could not be tested: timed out
+    blocked: main-2: an anonymous client was accepted
+    waits: main-2: rejection of unauthenticated clients could not be tested: timed out
+    blocked: main-3: an anonymous client was accepted
+    waits: main-3: rejection of unauthenticated clients could not be tested: timed out
     ");
 }
 

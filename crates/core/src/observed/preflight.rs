@@ -67,7 +67,7 @@ pub struct Preflight {
     /// The rule that the timers were found by: [`Preflight::RULE`] of its time.
     pub rule: u32,
     /// The timers.
-    #[serde(alias = "pace")]
+    #[serde(rename = "pace")]
     pub timers: RaftTimers,
 }
 

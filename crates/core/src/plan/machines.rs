@@ -108,7 +108,7 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, path: UpgradePath)
             return None;
         }
         let action = MachineAction::MoveMachine { machine: name.clone(), address: member.address };
-        draft.steps.push(Step::new(action, Reason::TransferProgress));
+        draft.steps.push(Step::new(action, Reason::Moved));
         return None;
     }
     let etcd = &report.etcd;

@@ -371,7 +371,7 @@ fn relocate(draft: &mut Draft<'_>, ready: &[Ready<'_>], member: &Member, id: Mem
         version: ready.version,
         cluster,
     };
-    draft.steps.push(Step::new(action, Reason::TransferProgress));
+    draft.steps.push(Step::new(action, Reason::Moved));
 }
 
 /// Where a machine of the file is, when that is not where it says.

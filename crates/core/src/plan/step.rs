@@ -116,7 +116,7 @@ pub enum Reason {
     /// The learner makes no progress.
     Stalled,
     /// The file has another address for it.
-    TransferProgress,
+    Moved,
     /// The file has machines made otherwise.
     OtherShape {
         /// What changes, in words.
@@ -231,7 +231,7 @@ impl fmt::Display for Reason {
             Self::Replaced => f.write_str("replaced"),
             Self::CaughtUp => f.write_str("caught up"),
             Self::Stalled => f.write_str("does not get on"),
-            Self::TransferProgress => f.write_str("another address"),
+            Self::Moved => f.write_str("another address"),
             Self::OtherShape { change } => f.write_str(change),
             Self::QuotaUsedUp { filled_by } if filled_by.is_empty() => f.write_str("the quota is used up"),
             // One is enough for a line; `status` shows more.
@@ -243,7 +243,7 @@ impl fmt::Display for Reason {
             Self::MembersAgree => f.write_str("all members hold the same"),
             Self::Asked => f.write_str("asked for"),
             Self::Recovery { survivor } => write!(f, "built anew around {survivor}"),
-            Self::BootstrappedFrom => f.write_str("born from a backup"),
+            Self::BootstrappedFrom => f.write_str("bootstrapped from a backup"),
             Self::Restored { backup } => write!(f, "restored from {}", backup.taken()),
             Self::LeaderGoes { from } => write!(f, "{from} is about to go"),
             Self::LeaderRestarts { from } => write!(f, "{from} restarts next"),
