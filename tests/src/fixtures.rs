@@ -146,17 +146,18 @@ impl Scene {
     pub fn look(&self) -> Observed {
         let mut observed = self.world.observe(&self.desired);
         let (error, since) = ("timed out".to_owned(), self.world.now);
-        for (name, member) in &mut observed.members {
+        for (name, seen) in &mut observed.machines {
+            let Some(member) = observed.etcd.members.get_mut(name) else { continue };
             for (_, what) in self.hidden.iter().filter(|(hidden, _)| hidden == name.as_str()) {
                 let error = error.clone();
                 match what {
-                    Hidden::Machine => member.machine = Fact::Unreachable { error, since },
-                    Hidden::Agent => member.agent = Fact::Unreachable { error, since },
+                    Hidden::Machine => seen.machine = Fact::Unreachable { error, since },
+                    Hidden::Agent => seen.agent = Fact::Unreachable { error, since },
                     Hidden::Etcd => member.etcd = Fact::Unreachable { error, since },
                 }
             }
         }
-        observed.handshakes = self.world.test_handshakes(&self.desired, &observed);
+        observed.etcd.handshakes = self.world.test_handshakes(&self.desired, &observed);
         observed
     }
 

@@ -21,7 +21,8 @@ use raftsman_core::action::{
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{
-    Data, Disk, Fact, ListedMember, MemberId, MemberObserved, Observed, PortTaken, Power, ServiceState, View,
+    Data, Disk, Fact, ListedMember, MachineObserved, MemberId, MemberObserved, Observed, PortTaken, Power,
+    ServiceState, View,
 };
 use raftsman_core::plan::{Plan, Step, WaitKind, Waiting, plan};
 use raftsman_core::spec::{EtcdVersion, Name};
@@ -443,8 +444,8 @@ impl Run {
         let since = self.world.now;
         let dice = &mut self.dice;
         let hide = |error: &str| (error.to_owned(), since);
-        for member in observed.members.values_mut() {
-            let MemberObserved { machine, agent, etcd, .. } = member;
+        for (name, MachineObserved { machine, agent }) in &mut observed.machines {
+            let Some(MemberObserved { etcd, .. }) = observed.etcd.members.get_mut(name) else { continue };
             if dice.one_in(8 * calm) {
                 let (error, since) = hide("the provider does not answer");
                 *machine = Fact::Unreachable { error, since };
@@ -458,7 +459,7 @@ impl Run {
                 *etcd = Fact::Unreachable { error, since };
             }
         }
-        observed.handshakes = self.world.test_handshakes(&self.desired, &observed);
+        observed.etcd.handshakes = self.world.test_handshakes(&self.desired, &observed);
         observed
     }
 
@@ -663,7 +664,7 @@ impl Run {
         ) {
             return Ok(());
         }
-        let Some(member) = action.machine().and_then(|name| observed.members.get(name)) else { return Ok(()) };
+        let Some(seen) = action.machine().and_then(|name| observed.machines.get(name)) else { return Ok(()) };
         let unreachable = |fact_is: bool, what: &str| {
             if fact_is {
                 Err(self
@@ -672,7 +673,7 @@ impl Run {
                 Ok(())
             }
         };
-        unreachable(matches!(member.machine, Fact::Unreachable { .. }), "machine")?;
+        unreachable(matches!(seen.machine, Fact::Unreachable { .. }), "machine")?;
         match action {
             Action::Machine(MachineAction::CreateMachine { .. })
             | Action::Machine(MachineAction::StartMachine { .. }) => Ok(()),
@@ -691,11 +692,11 @@ impl Run {
                 Ok(())
             }
             Action::Machine(MachineAction::DeleteMachine { .. })
-                if member.machine.seen().is_some_and(|m| m.power == Power::Stopped) =>
+                if seen.machine.seen().is_some_and(|m| m.power == Power::Stopped) =>
             {
                 Ok(())
             }
-            _ => unreachable(matches!(member.agent, Fact::Unreachable { .. }), "agent"),
+            _ => unreachable(matches!(seen.agent, Fact::Unreachable { .. }), "agent"),
         }
     }
 

@@ -7,7 +7,7 @@ use futures::future::join_all;
 use jiff::Timestamp;
 use raftsman_core::action::{Action, EtcdAction, StartData};
 use raftsman_core::desired::Member;
-use raftsman_core::observed::{MemberObserved, Observed, ServiceState, View};
+use raftsman_core::observed::{Observed, ServiceState, View};
 use raftsman_core::plan::{Plan, Step, Waiting, plan, safety};
 use raftsman_core::spec::Name;
 use tokio::sync::OnceCell;
@@ -373,12 +373,12 @@ impl Run<'_> {
 
 /// Members that have data and whose etcd neither answers nor runs, as far as its agent says.
 fn down(observed: &Observed) -> Vec<Name> {
-    let runs = |member: &MemberObserved| match member.report() {
+    let runs = |name: &Name| match observed.report(name) {
         Some(report) => report.etcd.service.state == ServiceState::Running || !report.etcd.had_data,
-        None => member.etcd.seen().is_some(),
+        None => observed.answer(name).is_some(),
     };
-    let ours = observed.members.iter().filter(|(name, _)| observed.ledger.started.contains_key(*name));
-    ours.filter(|(_, member)| !runs(member)).map(|(name, _)| name.clone()).collect()
+    let ours = observed.etcd.members.keys().filter(|name| observed.ledger.started.contains_key(*name));
+    ours.filter(|name| !runs(name)).cloned().collect()
 }
 
 /// Whether etcd is started on an empty directory.

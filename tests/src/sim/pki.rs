@@ -142,7 +142,7 @@ pub(super) fn broken(
     };
     // An emergency rotation leaves unreachable members behind.
     let emergency = |side| was.trust(side).is_some_and(|t| t.now);
-    let silent = |name: &Name| observed.members.get(name).is_none_or(|m| m.report().is_none());
+    let silent = |name: &Name| observed.report(name).is_none();
     for id in before.in_touch.difference(&is) {
         let left = |name: &Name| emergency(TrustDomain::Peers) && silent(name);
         let listed = world.agreed.values().any(|a| a.members.iter().any(|m| m.id == *id));
@@ -177,7 +177,7 @@ pub(super) fn broken(
             let gone = trust.retired.iter().filter(|a| !trust.trusts(&a.key) && a.not_after > now);
             let gone: Vec<&AuthorityRecord> = gone.collect();
             let still = |m: &MachineModel| gone.iter().any(|a| world.accepts(m, side.purpose(), &a.key));
-            let reached = |name: &Name| observed.members.get(name).is_some_and(|m| m.report().is_some());
+            let reached = |name: &Name| observed.report(name).is_some();
             let checked = *side == TrustDomain::Peers || desired.auth == raftsman_core::spec::AuthMode::Certificate;
             let machines = world.machines.iter().filter(|(name, m)| serves(m) && reached(name));
             let open = machines.filter(|_| checked).find(|(_, m)| still(m)).map(|(name, _)| name.clone());

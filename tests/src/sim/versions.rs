@@ -62,9 +62,8 @@ impl Run {
         let view = View::of(observed);
         let ready = |name: &Name| {
             let member = self.desired.member(name)?;
-            let seen = observed.members.get(name)?;
-            seen.machine.seen()?;
-            let report = seen.report()?;
+            observed.machine(name)?;
+            let report = observed.report(name)?;
             let timers = self.desired.timers(&observed.ledger)?;
             let access = self.desired.client_access(&observed.ledger);
             let config = &self.desired.config(member, version, timers, access).digest;

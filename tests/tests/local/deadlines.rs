@@ -101,7 +101,7 @@ async fn an_agent_that_hangs_is_named_in_every_call() {
     lab.apply();
     let observer = Observer::new(Arc::new(engine::cluster(&lab, "main"))).expect("an observer");
     let observed = observer.look().await.expect("a look");
-    let (name, member) = observed.members.iter().next().expect("a member");
+    let (name, member) = observed.etcd.members.iter().next().expect("a member");
     let cluster = member.etcd.seen().expect("it answers").cluster;
     let agent = lab.agents()[0].1;
     let lock = engine::lock(&lab, 100);

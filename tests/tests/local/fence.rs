@@ -115,8 +115,12 @@ async fn a_stale_state_changes_nothing_in_etcd() {
 
     let observer = Observer::new(Arc::new(engine::cluster(&lab, "main"))).expect("an observer");
     let observed = observer.look().await.expect("a look");
-    let seen: Vec<_> =
-        observed.members.iter().map(|(name, m)| (name.clone(), m.etcd.seen().expect("it answers").clone())).collect();
+    let seen: Vec<_> = observed
+        .etcd
+        .members
+        .iter()
+        .map(|(name, m)| (name.clone(), m.etcd.seen().expect("it answers").clone()))
+        .collect();
     let ids: Vec<_> = seen.iter().map(|(name, etcd)| (name.clone(), etcd.member)).collect();
     let (cluster, leader) = (seen[0].1.cluster, seen[0].1.leader.expect("a leader"));
     assert!(hand_overs(&lab) > 0, "the logs tell of those that were asked for");

@@ -23,11 +23,13 @@ fn adopted(further: &[&str]) -> (Scene, Observed) {
     observed.ledger.mode = Mode::Adopted(Adopted { clients });
     observed.ledger.started.clear();
     let settings = adopt::wanted(&scene.desired);
-    for member in observed.members.values_mut() {
-        member.agent = Fact::Absent { at: scene.world.now };
-        if let Fact::Seen { value, .. } = &mut member.machine {
+    for seen in observed.machines.values_mut() {
+        seen.agent = Fact::Absent { at: scene.world.now };
+        if let Fact::Seen { value, .. } = &mut seen.machine {
             value.foreign = true;
         }
+    }
+    for member in observed.etcd.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd {
             value.settings.clone_from(&settings);
         }
@@ -40,7 +42,7 @@ fn planned(scene: &Scene, observed: &Observed) -> Plan {
 }
 
 fn change(observed: &mut Observed, change: impl Fn(&mut raftsman_core::observed::EtcdFacts)) {
-    for member in observed.members.values_mut() {
+    for member in observed.etcd.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd {
             change(value);
         }
@@ -96,7 +98,7 @@ fn settings_that_were_not_seen_are_no_difference() {
 #[test]
 fn one_does_not_answer() {
     let (scene, mut observed) = adopted(&FILE);
-    if let Some(last) = observed.members.values_mut().last() {
+    if let Some(last) = observed.etcd.members.values_mut().last() {
         last.etcd = Fact::Unreachable { error: "nothing listens there".to_owned(), since: scene.world.now };
     }
     assert_snapshot!(describe(&planned(&scene, &observed)), @"

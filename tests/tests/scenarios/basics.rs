@@ -726,9 +726,9 @@ fn a_changed_setting_is_named() {
     let before = scene.desired.clone();
     scene.desired = cluster(3, &["quota: 4GiB", "log_level: warn"]);
     let mut observed = scene.look();
-    for (name, member) in &mut observed.members {
+    for (name, seen) in &mut observed.machines {
         let raftsman_core::observed::Fact::Seen { value: raftsman_core::observed::Agent::Claimed(report), .. } =
-            &mut member.agent
+            &mut seen.agent
         else {
             panic!("{name} is claimed");
         };

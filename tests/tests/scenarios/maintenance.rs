@@ -190,7 +190,7 @@ fn what_compaction_freed_is_not_counted_yet() {
     scene.until(|action| matches!(action, Action::Maintenance(MaintenanceAction::Compact { .. })));
     let stale = |scene: &Scene| {
         let mut observed = scene.look();
-        for member in observed.members.values_mut() {
+        for member in observed.etcd.members.values_mut() {
             if let Fact::Seen { value, .. } = &mut member.etcd {
                 value.db_in_use = value.db_size;
             }
@@ -315,7 +315,7 @@ fn a_disk_without_room_for_the_new_file_is_named() {
 #[test]
 fn the_leader_is_never_rewritten() {
     let scene = large(&[RULE]);
-    let leads = (1..=3).map(name).find(|n| scene.look().members[n].etcd.seen().is_some_and(|e| e.leads()));
+    let leads = (1..=3).map(name).find(|n| scene.look().etcd.members[n].etcd.seen().is_some_and(|e| e.leads()));
     let defragment = Action::Maintenance(MaintenanceAction::Defragment { machine: leads.expect("a leader") });
     let refused = safety::judge(&scene.desired, &scene.look(), &[&defragment], &defragment);
     assert_snapshot!(refused.expect_err("it must not"), @"
@@ -336,7 +336,7 @@ fn an_old_version_is_not_rewritten_while_a_learner_gets_its_snapshot() {
             learner: true,
         };
         scene.agreed().members.push(learner);
-        let follower = (1..=3).map(name).find(|n| scene.look().members[n].etcd.seen().is_some_and(|e| !e.leads()));
+        let follower = (1..=3).map(name).find(|n| scene.look().etcd.members[n].etcd.seen().is_some_and(|e| !e.leads()));
         let defragment = Action::Maintenance(MaintenanceAction::Defragment { machine: follower.expect("a follower") });
         let judged = safety::judge(&scene.desired, &scene.look(), &[&defragment], &defragment);
         assert_eq!(judged.is_ok(), safe, "{version}: {judged:?}");
@@ -359,7 +359,7 @@ fn a_corrupt_member_is_replaced_on_request() {
     for corrupt in 1..=3 {
         let mut scene = Scene::settled(3);
         scene.world.corrupt(&name(corrupt));
-        let id = scene.look().members[&name(corrupt)].etcd.seen().expect("it answers").member;
+        let id = scene.look().etcd.members[&name(corrupt)].etcd.seen().expect("it answers").member;
         scene.world.ledger.replace.insert(name(corrupt), id);
         let output = scene.to_the_end();
         assert!(output.ends_with("done\n"), "{output}");
@@ -383,7 +383,7 @@ fn a_corrupt_member_is_replaced_on_request() {
 fn a_sound_member_is_not_replaced_under_the_alarm() {
     let mut scene = Scene::settled(3);
     scene.world.corrupt(&name(2));
-    let id = scene.look().members[&name(3)].etcd.seen().expect("it answers").member;
+    let id = scene.look().etcd.members[&name(3)].etcd.seen().expect("it answers").member;
     scene.world.ledger.replace.insert(name(3), id);
     assert_snapshot!(scene.to_the_end(), @"
     blocked: main-2: its data differs from that of the other members
@@ -414,7 +414,7 @@ fn a_corrupt_member_that_does_not_start_is_named() {
     machine.process.restarts = 7;
     let mut observed = scene.look();
     let Some(Fact::Seen { value: raftsman_core::observed::Agent::Claimed(report), .. }) =
-        observed.members.get_mut(&name(2)).map(|m| &mut m.agent)
+        observed.machines.get_mut(&name(2)).map(|m| &mut m.agent)
     else {
         panic!("an agent")
     };
@@ -428,7 +428,7 @@ fn a_corrupt_member_that_does_not_start_is_named() {
     let hash = |hash| Hash::Known { hash, compacted: 1 };
     let hashes = |third| Hashes { revision: 1, members: [(name(1), hash(7)), (name(3), hash(third))].into() };
     // The others differ as well: it may be the one that is right.
-    observed.maintenance.hashes = Some(hashes(8));
+    observed.etcd.maintenance.hashes = Some(hashes(8));
     let next = plan(&scene.desired, &observed, scene.world.now);
     assert_snapshot!(raftsman_tests::fixtures::describe(&next), @"
     blocked: main-2: etcd does not start: its data differs from that of another member
@@ -440,7 +440,7 @@ fn a_corrupt_member_that_does_not_start_is_named() {
     assert_snapshot!(refused.expect_err("it must not"), @"
     the members that stay differ in their data
     ");
-    observed.maintenance.hashes = Some(hashes(7));
+    observed.etcd.maintenance.hashes = Some(hashes(7));
     let next = plan(&scene.desired, &observed, scene.world.now);
     assert_snapshot!(raftsman_tests::fixtures::describe(&next), @"
     blocked: main-2: etcd does not start: its data differs from that of the other members

@@ -20,7 +20,7 @@ fn name(number: usize) -> Name {
 fn with_problem(scene: &Scene, numbers: &[usize], problem: Problem, error: &str) -> Observed {
     let mut observed = scene.look();
     for number in numbers {
-        let member = observed.members.get_mut(&name(*number)).expect("a member");
+        let member = observed.etcd.members.get_mut(&name(*number)).expect("a member");
         member.etcd = Fact::Unreachable { error: error.to_owned(), since: scene.world.now };
         member.problem = Some(problem);
     }

@@ -300,7 +300,7 @@ fn nothing_is_changed_while_data_is_corrupt() {
 fn users_that_could_not_be_asked_for_are_waited_for() {
     let scene = settled(&FILE);
     let mut observed = scene.look();
-    for member in observed.members.values_mut() {
+    for member in observed.etcd.members.values_mut() {
         if let raftsman_core::observed::Fact::Seen { value, .. } = &mut member.etcd {
             value.access = Some(Err("no answer from etcd within 3 s".to_owned()));
         }

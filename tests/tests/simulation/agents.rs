@@ -18,9 +18,8 @@ fn no_agent_is_downgraded() {
 fn downgrades(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let ours = plan(desired, observed, now);
     let Some(shipped) = desired.agents.shipped.as_ref().filter(|_| ours.steps.is_empty()) else { return ours };
-    let other = observed.members.iter().find(|(_, seen)| {
-        let program = seen.report().and_then(|report| report.program.as_ref());
-        program.is_some_and(|program| program.digest.as_ref() != Some(&shipped.digest))
+    let other = observed.reports().find(|(_, report)| {
+        report.program.as_ref().is_some_and(|program| program.digest.as_ref() != Some(&shipped.digest))
     });
     let step = |machine| Step {
         action: Action::Agent(AgentAction::UpgradeAgent { machine, digest: shipped.digest.clone() }),

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use raftsman_core::action::{Action, EtcdAction};
 use raftsman_core::desired::Cluster;
-use raftsman_core::observed::{Data, Fact, Ledger, MemberObserved, Observed, Root, ServiceState, View};
+use raftsman_core::observed::{Data, Fact, Ledger, MachineObserved, Observed, Root, ServiceState, View};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, Waiting, plan};
 use raftsman_tests::sim::{Cast, Planner, Stats, Violation, all_at_once, lives};
 
@@ -51,11 +51,11 @@ fn unreachable_is_absent(desired: &Cluster, observed: &Observed, now: Timestamp)
         }
     }
     let mut observed = observed.clone();
-    for MemberObserved { machine, agent, etcd, .. } in observed.members.values_mut() {
+    for MachineObserved { machine, agent } in observed.machines.values_mut() {
         absent(machine);
         absent(agent);
-        absent(etcd);
     }
+    observed.etcd.members.values_mut().for_each(|member| absent(&mut member.etcd));
     plan(desired, &observed, now)
 }
 
@@ -64,8 +64,8 @@ fn forgetful(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
     let Ledger { peers, clients, .. } = observed.ledger.clone();
     observed.ledger = Ledger { peers, clients, ..Ledger::default() };
-    for member in observed.members.values_mut() {
-        if let Fact::Seen { value: raftsman_core::observed::Agent::Claimed(report), .. } = &mut member.agent {
+    for seen in observed.machines.values_mut() {
+        if let Fact::Seen { value: raftsman_core::observed::Agent::Claimed(report), .. } = &mut seen.agent {
             report.etcd.had_data = false;
         }
     }
@@ -77,9 +77,9 @@ fn one_by_one(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let first_start = |s: &Step| matches!(s.reason, Reason::FirstStart { .. });
     if plan.steps.iter().any(first_start) {
-        let waits = observed.members.values().any(|m| {
-            let running = m.report().is_some_and(|r| r.etcd.service.state == ServiceState::Running);
-            running && !m.etcd.seen().is_some_and(|e| e.healthy())
+        let waits = observed.reports().any(|(name, report)| {
+            let running = report.etcd.service.state == ServiceState::Running;
+            running && !observed.answer(name).is_some_and(|e| e.healthy())
         });
         plan.steps.truncate(usize::from(!waits));
         if waits {
@@ -96,7 +96,7 @@ fn impatient(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         return plan;
     }
     let stale = desired.members.iter().find_map(|m| {
-        let etcd = &observed.members.get(&m.name)?.report()?.etcd;
+        let etcd = &observed.report(&m.name)?.etcd;
         let Data::Present { cluster, .. } = etcd.data else { return None };
         let stale = etcd.running_config.is_some() && etcd.running_config.as_ref() != Some(&m.config.digest);
         stale.then(|| {
@@ -118,7 +118,7 @@ fn impatient(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 /// Turns auth on before there is a superuser.
 fn auth_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
-    for member in observed.members.values_mut() {
+    for member in observed.etcd.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd {
             value.root = Root::Ready;
         }
@@ -129,8 +129,8 @@ fn auth_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 /// Writes the configuration again at every look.
 fn restless(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
-    for member in observed.members.values_mut() {
-        if let Fact::Seen { value: raftsman_core::observed::Agent::Claimed(report), .. } = &mut member.agent {
+    for seen in observed.machines.values_mut() {
+        if let Fact::Seen { value: raftsman_core::observed::Agent::Claimed(report), .. } = &mut seen.agent {
             report.etcd.config = Some("something else".to_owned());
         }
     }

@@ -84,7 +84,7 @@ fn two_learners(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
     if !plan.steps.is_empty() && !list.iter().any(|m| m.learner) || list.is_empty() {
         return plan;
     }
-    let ready = |name: &Name| observed.members.get(name).is_some_and(|m| m.report().is_some());
+    let ready = |name: &Name| observed.report(name).is_some();
     let missing = desired
         .members
         .iter()
@@ -114,7 +114,7 @@ fn clears_members(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
     let Some(Step { action: Action::Etcd(EtcdAction::StartEtcd { machine, .. }), .. }) = plan.steps.first() else {
         return plan;
     };
-    let data = observed.members.get(machine).and_then(|m| m.report()).map(|r| r.etcd.data.clone());
+    let data = observed.report(machine).map(|r| r.etcd.data.clone());
     match data {
         Some(Data::Present { member, .. }) => {
             instead(&plan, Action::Etcd(EtcdAction::ClearData { machine: machine.clone(), member: Some(member) }))
@@ -142,7 +142,7 @@ fn crowds(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 fn restarts_wiped(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut forgetful = observed.clone();
     forgetful.ledger.started.clear();
-    for member in forgetful.members.values_mut() {
+    for member in forgetful.machines.values_mut() {
         if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut member.agent {
             report.etcd.had_data = false;
         }

@@ -38,7 +38,7 @@ fn caught(planner: Planner, rules: &[&str]) {
 /// The same observation with other reports.
 fn with(observed: &Observed, change: impl Fn(&mut AgentReport, &Observed)) -> Observed {
     let mut changed = observed.clone();
-    for member in changed.members.values_mut() {
+    for member in changed.machines.values_mut() {
         if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut member.agent {
             change(report, observed);
         }
@@ -48,7 +48,7 @@ fn with(observed: &Observed, change: impl Fn(&mut AgentReport, &Observed)) -> Ob
 
 /// As if every handshake had succeeded, and every client of the old CA had been rejected.
 fn assume_handshakes(observed: &mut Observed) {
-    let names: Vec<Name> = observed.members.keys().cloned().collect();
+    let names: Vec<Name> = observed.machines.keys().cloned().collect();
     for name in &names {
         let mut all = Handshakes::default();
         all.peers.extend(names.iter().map(|other| (other.clone(), None)));
@@ -60,7 +60,7 @@ fn assume_handshakes(observed: &mut Observed) {
             };
             all.let_in.insert(side, trust.known().iter().map(|a| (a.key.clone(), handshake(&a.key))).collect());
         }
-        observed.handshakes.insert(name.clone(), all);
+        observed.etcd.handshakes.insert(name.clone(), all);
     }
 }
 

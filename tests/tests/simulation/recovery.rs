@@ -247,8 +247,8 @@ fn impatient(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 fn blind(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut seen = observed.clone();
     let survivor = seen.ledger.recovery().map(|recovery| recovery.survivor.clone());
-    for (_, member) in seen.members.iter_mut().filter(|(name, _)| Some(*name) != survivor.as_ref()) {
-        if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut member.agent {
+    for (_, machine) in seen.machines.iter_mut().filter(|(name, _)| Some(*name) != survivor.as_ref()) {
+        if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut machine.agent {
             report.etcd.service.state = ServiceState::Stopped;
         }
     }

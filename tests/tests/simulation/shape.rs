@@ -47,7 +47,7 @@ fn forgets_the_data(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
         && let Action::Member(MemberAction::RemoveMember { name, .. }) = &*action
         && reason.contains('→')
         && let Ok(machine) = Name::parse(name)
-        && observed.members.get(&machine).is_some_and(|member| member.report().is_some())
+        && observed.report(&machine).is_some()
     {
         *action = Action::Machine(MachineAction::RebuildMachine { machine });
     }
@@ -61,8 +61,7 @@ fn careless(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
         return plan;
     }
     let old = |name: &Name| {
-        let member = observed.members.get(name).filter(|member| member.report().is_some());
-        let found = member.and_then(|member| member.machine.seen()?.shape.clone());
+        let found = observed.report(name).and_then(|_| observed.machine(name)?.shape.clone());
         let wanted = desired.machine(name).and_then(|machine| machine.shape.clone());
         found.zip(wanted).is_some_and(|(found, wanted)| {
             found.keeps_data() && wanted.keeps_data() && found.change_to(&wanted).is_some()

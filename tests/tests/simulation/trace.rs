@@ -27,9 +27,9 @@ const ACTIONS: &str = include_str!("../../../crates/core/tests/stored/actions.js
 
 /// Every action, about a machine and a member of this world.
 fn actions(desired: &Cluster, observed: &Observed, turn: usize) -> Vec<Action> {
-    let names: Vec<_> = observed.members.keys().collect();
+    let names: Vec<_> = observed.machines.keys().collect();
     let machine = names.get(turn % names.len().max(1)).map_or("main-1", |name| name.as_str());
-    let etcd = observed.members.values().find_map(|member| member.etcd.seen());
+    let etcd = observed.answers().next().map(|(_, etcd)| etcd);
     let list = etcd.map(|etcd| etcd.members.as_slice()).unwrap_or_default();
     let member = list.get(turn % list.len().max(1)).map_or("8e9e05c52164694d".to_owned(), |m| m.id.to_string());
     let cluster = etcd.map_or("c0ffee".to_owned(), |etcd| etcd.cluster.to_string());
@@ -44,7 +44,7 @@ fn actions(desired: &Cluster, observed: &Observed, turn: usize) -> Vec<Action> {
 /// The same world, were it adopted, recovered or restored.
 fn modes(observed: &Observed) -> Vec<Observed> {
     let ledger = serde_json::to_value(&observed.ledger).expect("JSON");
-    let names: Vec<_> = observed.members.keys().collect();
+    let names: Vec<_> = observed.machines.keys().collect();
     let members: Value = serde_json::to_value(&observed.ledger.members).expect("JSON");
     let cluster = observed.ledger.cluster.map_or("c0ffee".to_owned(), |id| id.to_string());
     let (survivor, since) = (names.first(), "2026-01-01T00:00:00Z");

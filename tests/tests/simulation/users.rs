@@ -29,7 +29,7 @@ fn caught(planner: Planner, rule: &str) {
 /// The same observation with other users and roles.
 fn with(observed: &Observed, change: impl Fn(&mut Access)) -> Observed {
     let mut observed = observed.clone();
-    for member in observed.members.values_mut() {
+    for member in observed.etcd.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd
             && let Some(Ok(access)) = &mut value.access
         {

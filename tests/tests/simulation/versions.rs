@@ -39,12 +39,14 @@ fn caught(planner: Planner, rule: &str) {
 /// Shows every member's version through this glass: what it runs, and what its data is written for.
 fn through(observed: &Observed, glass: impl Fn(EtcdVersion) -> EtcdVersion) -> Observed {
     let mut observed = observed.clone();
-    for member in observed.members.values_mut() {
+    for member in observed.etcd.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd {
             value.version = glass(value.version);
             value.storage_version = value.storage_version.map(&glass).map(|v| Line::of(v).first());
         }
-        if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut member.agent {
+    }
+    for seen in observed.machines.values_mut() {
+        if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut seen.agent {
             report.etcd.running_version = report.etcd.running_version.map(&glass);
             report.etcd.last_version = report.etcd.last_version.map(&glass);
         }
@@ -54,7 +56,7 @@ fn through(observed: &Observed, glass: impl Fn(EtcdVersion) -> EtcdVersion) -> O
 
 /// With a view that hides an older line, the record that its log was renewed is hidden, too.
 fn through_and_forget(observed: &Observed, glass: impl Fn(EtcdVersion) -> EtcdVersion) -> Observed {
-    let seen = observed.members.values().filter_map(|m| m.etcd.seen()).map(|e| e.version);
+    let seen = observed.answers().map(|(_, etcd)| etcd).map(|e| e.version);
     let hides = seen.into_iter().any(|v| glass(v) != v);
     let mut observed = through(observed, glass);
     observed.ledger.log_renewed = observed.ledger.log_renewed.filter(|_| !hides);
@@ -70,7 +72,7 @@ fn skips_a_line(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
 
 /// Goes on with the members that have made the first hop before the others have made it.
 fn two_hops_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
-    let seen = observed.members.values().filter_map(|m| m.etcd.seen()).map(|e| e.version);
+    let seen = observed.answers().map(|(_, etcd)| etcd).map(|e| e.version);
     let newest = seen.max().unwrap_or(desired.version);
     let further = Line::of(newest) < Line::of(desired.version);
     let glass = |v: EtcdVersion| if further && Line::of(v) < Line::of(newest) { newest } else { v };
@@ -93,7 +95,7 @@ fn without_snapshot(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
 /// Assumes that the downgrade was enabled, and that etcd has finished it.
 fn downgrades_unannounced(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
-    for member in observed.members.values_mut() {
+    for member in observed.etcd.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd
             && Line::of(value.version) > Line::of(desired.version)
         {
@@ -121,7 +123,7 @@ fn leader_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
         && let (Action::Etcd(EtcdAction::RestartEtcd { machine, version, .. }), Reason::Version { .. }) =
             (&mut step.action, &step.reason)
         && let Some(leader) = view.leader.filter(|name| view.answering.get(name).is_some_and(|e| e.version != *version))
-        && observed.members.get(leader).is_some_and(|m| m.report().is_some())
+        && observed.report(leader).is_some()
     {
         *machine = leader.clone();
     }

@@ -21,7 +21,7 @@ pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, observed: &Observed,
                 ledger.members.extend(ledger.founders.clone());
                 ledger.auth = Some(desired.auth);
             }
-            if let Some(report) = observed.members.get(machine).and_then(|m| m.report()) {
+            if let Some(report) = observed.report(machine) {
                 ledger.started.insert(machine.clone(), report.incarnation.clone());
             }
         }

@@ -32,7 +32,7 @@ pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, action: &MachineActi
 impl Ledger {
     /// Remembers where machines are: as their provider reports it, else as the file had it when they were seen.
     pub(super) fn place(&mut self, desired: &Cluster, observed: &Observed) {
-        let seen = |name: &Name| observed.members.get(name).and_then(|member| member.machine.seen());
+        let seen = |name: &Name| observed.machine(name);
         for machine in desired.machines.values() {
             let Some(found) = seen(&machine.name) else { continue };
             if let Some(zone) = found.zone.as_ref().or(machine.place.zone.as_ref()) {

@@ -184,13 +184,13 @@ impl Ledger {
         self.started.retain(|name, _| listed.contains_key(name));
         let adopted = self.adopted().is_some();
         self.members.retain(|name, _| {
-            let gone = || adopted || observed.members.get(name).is_none_or(|m| m.machine.is_absent());
+            let gone = || adopted || observed.machines.get(name).is_none_or(|m| m.machine.is_absent());
             listed.contains_key(name) || desired.member(name).is_some() || !gone()
         });
         let voter = |name: &Name| listed.get(name).is_some_and(|m| !m.learner);
         // A member that denies our credentials or sends an invalid answer is up, whatever else is wrong with it.
         let answers = |name: &Name| {
-            let problem = observed.members.get(name).and_then(|seen| seen.problem);
+            let problem = observed.etcd.members.get(name).and_then(|member| member.problem);
             matches!(problem, Some(Problem::Denied | Problem::Unclear))
         };
         let down = |name: &Name| voter(name) && !view.healthy.contains(name) && !answers(name);

@@ -55,8 +55,8 @@ impl Ledger {
         let view = View::of(observed);
         let listed = view.listed.filter(|_| view.has_quorum());
         let mut on_disk = BTreeMap::new();
-        for (name, member) in &observed.members {
-            match member.report() {
+        for (name, seen) in &observed.machines {
+            match seen.report() {
                 Some(report) => match report.etcd.data {
                     Data::Present { cluster, .. } => {
                         on_disk.insert(name.clone(), (cluster, report.incarnation.clone()));
@@ -68,7 +68,7 @@ impl Ledger {
                 },
                 // A majority's member list tells which machines are members; without it a silent machine may hold
                 // anything.
-                None if member.machine.is_absent() || listed.is_some() => {}
+                None if seen.machine.is_absent() || listed.is_some() => {}
                 None => return Err(RebuildError::Silent(name.clone())),
             }
         }

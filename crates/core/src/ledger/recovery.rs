@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{Ledger, Mode};
-use crate::observed::{ClusterId, MemberId, Observed, View};
+use crate::observed::{AgentReport, ClusterId, MemberId, Observed, View};
 use crate::spec::Name;
 
 /// A cluster that lost its majority for good, and the member around which it is built anew.
@@ -30,7 +30,7 @@ impl Ledger {
     pub(super) fn rebuilt(&mut self, observed: &Observed, now: Timestamp) {
         let Mode::Recovering(recovery) = &mut self.mode else { return };
         recovery.settled |= recovery.alone && View::of(observed).is_alone(&recovery.survivor);
-        let found = observed.members.get(&recovery.survivor).and_then(|m| m.cluster_on_disk());
+        let found = observed.report(&recovery.survivor).and_then(AgentReport::cluster_on_disk);
         let Some(cluster) = found.filter(|found| *found != recovery.of) else { return };
         let (survivor, parent) = (recovery.survivor.clone(), recovery.of);
         self.begin_history(cluster, Some(parent), None, now);

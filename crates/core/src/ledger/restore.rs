@@ -84,7 +84,7 @@ impl Ledger {
     /// Once all members have the same of a backup, they are the cluster.
     pub(super) fn restored(&mut self, observed: &Observed, now: Timestamp) {
         let Some(restoration) = self.restoration().cloned().filter(|restoration| restoration.agreed) else { return };
-        let report = |name: &Name| observed.members.get(name).and_then(|member| member.report());
+        let report = |name: &Name| observed.report(name);
         let Some(cluster) = restoration.members.keys().find_map(|name| match report(name)?.etcd.data {
             Data::Present { cluster, .. } => Some(cluster).filter(|found| !restoration.old.contains(found)),
             Data::Empty | Data::Unreadable { .. } => None,

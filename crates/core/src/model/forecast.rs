@@ -102,7 +102,7 @@ fn forecast_by(
         world.pass_time();
         world.remember(desired);
         seen = still_unreachable(world.observe(desired), observed);
-        seen.handshakes = world.test_handshakes(desired, &seen);
+        seen.etcd.handshakes = world.test_handshakes(desired, &seen);
     }
 }
 
@@ -139,24 +139,26 @@ fn stuck(waiting: &Waiting) -> bool {
 /// What could not be reached now cannot be reached in the forecast either, except where a step of the plan makes it
 /// reachable.
 fn still_unreachable(mut seen: Observed, observed: &Observed) -> Observed {
-    for (name, member) in &mut seen.members {
-        let Some(before) = observed.members.get(name) else { continue };
+    for (name, machine) in &mut seen.machines {
+        let Some(before) = observed.machines.get(name) else { continue };
         if let Fact::Unreachable { .. } = before.machine {
-            member.machine = before.machine.clone();
-            // Its agent and its etcd may answer though its provider does not: steps on them have their effect.
+            machine.machine = before.machine.clone();
+            // Its agent may answer though its provider does not: steps on it have their effect.
             if before.agent.seen().is_none() {
-                member.agent = before.agent.clone();
-            }
-            if before.etcd.seen().is_none() {
-                (member.etcd, member.problem) = (before.etcd.clone(), before.problem);
+                machine.agent = before.agent.clone();
             }
         }
+        if let (Fact::Unreachable { .. }, Fact::Unreachable { .. }) = (&before.agent, &machine.agent) {
+            machine.agent = before.agent.clone();
+        }
+    }
+    for (name, member) in &mut seen.etcd.members {
+        let Some(before) = observed.etcd.members.get(name) else { continue };
+        let hidden = observed.machines.get(name).is_some_and(|m| matches!(m.machine, Fact::Unreachable { .. }));
         // What neither a step nor waiting resolves stays as it is.
-        if let Some(Problem::Denied | Problem::Unclear) = before.problem {
-            (member.etcd, member.problem) = (before.etcd.clone(), before.problem);
-        }
-        if let (Fact::Unreachable { .. }, Fact::Unreachable { .. }) = (&before.agent, &member.agent) {
-            member.agent = before.agent.clone();
+        let stays = matches!(before.problem, Some(Problem::Denied | Problem::Unclear));
+        if stays || hidden && before.etcd.seen().is_none() {
+            *member = before.clone();
         }
     }
     seen

@@ -1,12 +1,12 @@
 //! The simulated world → what an observer would see of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{MachineModel, Stored, World};
 use crate::desired::Cluster;
 use crate::observed::{
-    Agent, AgentReport, ClusterId, Data, EtcdFacts, EtcdOnMachine, Fact, LogEnd, Machine, MemberObserved, Observed,
-    Power, Service, ServiceState,
+    Agent, AgentReport, ClusterId, Data, EtcdFacts, EtcdObserved, EtcdOnMachine, Fact, LogEnd, Machine,
+    MachineObserved, MemberObserved, Observed, Power, Service, ServiceState,
 };
 use crate::spec::{AuthMode, Name};
 use crate::versions::Line;
@@ -18,23 +18,20 @@ impl World {
             return Observed { ledger: self.ledger.clone(), ..watched.clone() };
         }
         let names = desired.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
-        let members = names.map(|name| (name.clone(), self.observe_member(desired, name))).collect();
-        let (ledger, brought, maintenance) =
-            (self.ledger.clone(), self.brought.clone(), self.observe_maintenance(desired));
-        let mut observed = Observed { ledger, members, brought, handshakes: BTreeMap::new(), maintenance };
-        observed.handshakes = self.test_handshakes(desired, &observed);
+        let names: BTreeSet<&Name> = names.collect();
+        let machines = names.iter().map(|name| ((*name).clone(), self.observe_machine(name))).collect();
+        let members = names.iter().map(|name| ((*name).clone(), self.observe_member(desired, name))).collect();
+        let (brought, maintenance) = (self.brought.clone(), self.observe_maintenance(desired));
+        let etcd = EtcdObserved { members, maintenance, brought, handshakes: BTreeMap::new() };
+        let mut observed = Observed { ledger: self.ledger.clone(), machines, etcd };
+        observed.etcd.handshakes = self.test_handshakes(desired, &observed);
         observed
     }
 
-    fn observe_member(&self, desired: &Cluster, name: &Name) -> MemberObserved {
+    fn observe_machine(&self, name: &Name) -> MachineObserved {
         let at = self.now;
         let Some(machine) = self.machines.get(name).filter(|m| m.exists) else {
-            return MemberObserved {
-                machine: Fact::Absent { at },
-                agent: Fact::Absent { at },
-                etcd: Fact::Absent { at },
-                problem: None,
-            };
+            return MachineObserved { machine: Fact::Absent { at }, agent: Fact::Absent { at } };
         };
         let agent = if machine.power == Power::Stopped {
             Fact::Absent { at }
@@ -45,6 +42,21 @@ impl World {
         } else {
             Fact::Seen { value: Agent::Unclaimed, at }
         };
+        let value = Machine {
+            power: machine.power,
+            address: machine.address,
+            foreign: false,
+            shape: machine.shape.clone(),
+            zone: machine.zone.clone(),
+        };
+        MachineObserved { machine: Fact::Seen { value, at }, agent }
+    }
+
+    fn observe_member(&self, desired: &Cluster, name: &Name) -> MemberObserved {
+        let at = self.now;
+        let Some(machine) = self.machines.get(name).filter(|m| m.exists) else {
+            return MemberObserved { etcd: Fact::Absent { at }, problem: None };
+        };
         let etcd = match machine.cluster() {
             Some(cluster)
                 if self.is_heard(machine) && self.is_in_place(name, machine) && self.receives_us(desired, machine) =>
@@ -54,21 +66,7 @@ impl World {
             _ if machine.process.state == ServiceState::Stopped => Fact::Absent { at },
             _ => Fact::Unreachable { error: "connection refused".to_owned(), since: at },
         };
-        MemberObserved {
-            machine: Fact::Seen {
-                value: Machine {
-                    power: machine.power,
-                    address: machine.address,
-                    foreign: false,
-                    shape: machine.shape.clone(),
-                    zone: machine.zone.clone(),
-                },
-                at,
-            },
-            agent,
-            etcd,
-            problem: None,
-        }
+        MemberObserved { etcd, problem: None }
     }
 
     fn etcd(&self, desired: &Cluster, machine: &MachineModel, cluster: ClusterId) -> EtcdFacts {

@@ -165,7 +165,7 @@ impl World {
         let Some(agreed) = self.agreed.get_mut(&etcd.cluster) else { return };
         // What compaction will leave is known once it was done, and else estimated by what was counted.
         let compacted = observed.ledger.space.as_ref().is_some_and(|space| space.done);
-        let live = match &observed.maintenance.filling {
+        let live = match &observed.etcd.maintenance.filling {
             Some(filling) if !compacted => i64::try_from(filling.bytes).unwrap_or(i64::MAX).min(etcd.db_in_use),
             _ => etcd.db_in_use,
         };

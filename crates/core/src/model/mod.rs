@@ -282,13 +282,14 @@ impl World {
     pub fn from_observed(desired: &Cluster, observed: &Observed, now: Timestamp) -> Self {
         let mut world = Self::empty(desired, now);
         world.ledger = observed.ledger.clone();
-        world.brought.clone_from(&observed.brought);
+        world.brought.clone_from(&observed.etcd.brought);
         world.note_bundles();
         if observed.ledger.adopted().is_some() {
             world.watched = Some(observed.clone());
             return world;
         }
-        for (name, seen) in &observed.members {
+        for (name, seen) in &observed.machines {
+            let answer = observed.answer(name);
             let machine = world.machines.entry(name.clone()).or_insert_with(MachineModel::none);
             if let Some(m) = seen.machine.seen() {
                 machine.exists = true;
@@ -296,7 +297,7 @@ impl World {
                 machine.address = m.address;
                 machine.shape.clone_from(&m.shape);
                 machine.incarnation = format!("seen-{name}");
-            } else if seen.agent.seen().is_some() || seen.etcd.seen().is_some() {
+            } else if seen.agent.seen().is_some() || answer.is_some() {
                 // Its provider cannot be asked, but what runs on it answers.
                 machine.exists = true;
                 machine.power = Power::Running;
@@ -340,7 +341,7 @@ impl World {
                     ..Process::none()
                 };
             }
-            if let Some(etcd) = seen.etcd.seen() {
+            if let Some(etcd) = answer {
                 world.adopt(etcd);
                 world.adopt_size(desired, name, observed, etcd);
             }
@@ -353,22 +354,23 @@ impl World {
     /// A stopped machine cannot be asked, nor one whose agent is silent while its etcd answers. It is assumed
     /// unchanged: a machine that etcd was started on has etcd's data.
     fn trust_the_silent(&mut self, desired: &Cluster, observed: &Observed) {
-        let others = observed.members.values().filter_map(|m| m.etcd.seen());
+        let others = observed.answers().map(|(_, etcd)| etcd);
         let timers = desired.timers(&observed.ledger).unwrap_or_default();
         let access = desired.client_access(&observed.ledger);
         let assumed = others.map(|e| e.version).min().unwrap_or(desired.version);
         for (name, incarnation) in &observed.ledger.started {
-            let (Some(seen), Some(member)) = (observed.members.get(name), desired.member(name)) else { continue };
-            let answers = seen.etcd.seen().is_some();
+            let (Some(seen), Some(member)) = (observed.machines.get(name), desired.member(name)) else { continue };
+            let answer = observed.answer(name);
+            let answers = answer.is_some();
             let stopped = answers || seen.machine.seen().is_some_and(|m| m.power == Power::Stopped);
             if seen.agent.seen().is_some() || !stopped {
                 continue;
             }
-            let data = match seen.etcd.seen() {
+            let data = match answer {
                 Some(etcd) => Data::Present { member: etcd.member, cluster: etcd.cluster },
                 None => self.bootstrap_data(desired, name, observed.ledger.cluster),
             };
-            let version = seen.etcd.seen().map(|e| e.version).unwrap_or(assumed);
+            let version = answer.map_or(assumed, |e| e.version);
             let running = if answers { ServiceState::Running } else { ServiceState::Stopped };
             let signed = |purpose| Some((purpose, self.certificate(desired, name, purpose, None).ok()?));
             let certificates = Purpose::ALL.into_iter().filter_map(signed).collect();

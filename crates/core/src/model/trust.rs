@@ -175,7 +175,7 @@ impl World {
         }
         let serves = |m: &MachineModel| m.exists && m.process.state == ServiceState::Running && m.process.warm_up == 0;
         let one = |(name, machine): (&Name, &MachineModel)| -> Option<(Name, Handshakes)> {
-            observed.members.get(name)?.report()?;
+            observed.report(name)?;
             let mut handshakes = Handshakes::default();
             for (other, o) in self.machines.iter().filter(|(other, o)| *other != name && o.exists) {
                 let error = match (serves(o), self.linked(machine, o)) {

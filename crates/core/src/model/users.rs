@@ -37,7 +37,7 @@ pub(super) fn settled(desired: &Cluster) -> Access {
 
 /// Applies it to an adopted cluster: nothing else can be changed there.
 pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: &Action) -> Result<(), Impossible> {
-    for member in watched.members.values_mut() {
+    for member in watched.etcd.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd
             && let Some(Ok(access)) = &mut value.access
         {

@@ -55,6 +55,16 @@ pub struct AgentReport {
     pub etcd: EtcdOnMachine,
 }
 
+impl AgentReport {
+    /// The cluster whose data is on the machine's disk.
+    pub fn cluster_on_disk(&self) -> Option<ClusterId> {
+        match self.etcd.data {
+            Data::Present { cluster, .. } => Some(cluster),
+            Data::Empty | Data::Unreadable { .. } => None,
+        }
+    }
+}
+
 /// The program of an agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentProgram {

@@ -5,8 +5,36 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::trust::{AuthorityRecord, Handshakes, TrustDomain};
 use super::users::Access;
-use crate::spec::EtcdVersion;
+use super::{Fact, Maintenance};
+use crate::spec::{EtcdVersion, Name};
+
+/// What was seen of etcd itself, apart from the machines that it runs on.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EtcdObserved {
+    /// Every member, by the name of its machine: those of the file, and those that are to go.
+    pub members: BTreeMap<Name, MemberObserved>,
+    /// What was measured because of an alarm.
+    #[serde(default)]
+    pub maintenance: Maintenance,
+    /// The authorities that the file brings, as they are found where it says.
+    #[serde(default)]
+    pub brought: BTreeMap<TrustDomain, AuthorityRecord>,
+    /// Which certificates each member accepts. Tested while an authority changes, where a phase depends on it.
+    #[serde(default)]
+    pub handshakes: BTreeMap<Name, Handshakes>,
+}
+
+/// What was seen of the etcd that answers at one member's address.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MemberObserved {
+    /// Its answer.
+    pub etcd: Fact<EtcdFacts>,
+    /// Why it could not be asked, where something listens there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+}
 
 /// etcd's id of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -300,12 +300,12 @@ impl Observed {
     /// Whether all voters that could be asked, this one aside, hold the same and are a majority.
     pub fn rest_agrees(&self, view: &View<'_>, but: &Name) -> bool {
         let voters = self.voters(view).unwrap_or_default();
-        self.maintenance.hashes.as_ref().is_some_and(|hashes| hashes.rest_agrees(&voters, but))
+        self.etcd.maintenance.hashes.as_ref().is_some_and(|hashes| hashes.rest_agrees(&voters, but))
     }
 
     /// Whether the voters hold the same, as far as their hashes were compared.
     pub fn agreement(&self, view: &View<'_>) -> Agreement {
-        match (&self.maintenance.hashes, self.voters(view)) {
+        match (&self.etcd.maintenance.hashes, self.voters(view)) {
             (Some(hashes), Some(names)) => hashes.agreement(&names),
             _ => Agreement::Unclear,
         }

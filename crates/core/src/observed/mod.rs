@@ -5,7 +5,6 @@ mod balancer;
 mod etcd;
 mod fact;
 mod maintenance;
-mod member;
 mod preflight;
 mod trust;
 mod users;
@@ -24,7 +23,8 @@ pub use agent::{
 };
 pub use balancer::{BalancerFacts, ServerFacts, ServerState, StatError};
 pub use etcd::{
-    ANONYMOUS, AccessProbe, Alarm, ClusterId, EtcdFacts, ListedMember, MemberId, ProbeOutcome, Problem, Root,
+    ANONYMOUS, AccessProbe, Alarm, ClusterId, EtcdFacts, EtcdObserved, ListedMember, MemberId, MemberObserved,
+    ProbeOutcome, Problem, Root,
 };
 pub use fact::Fact;
 pub use maintenance::{Agreement, FilledPrefix, Filling, Hash, Hashes, Maintenance, PrefixCounter, Sampled, size};
@@ -40,44 +40,77 @@ pub use crate::ledger::{
 };
 use crate::spec::{Name, Shape};
 
-/// All that was seen of one cluster at one moment.
+/// All that was seen of one stack at one moment: its machines, and each service on them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
     /// What the state remembers: what no observation can tell.
     pub ledger: Ledger,
-    /// Every member's machine, bottom up: those of the file, and those that are to go.
-    pub members: BTreeMap<Name, MemberObserved>,
-    /// What was measured because of an alarm.
-    #[serde(default)]
-    pub maintenance: Maintenance,
-    /// The authorities that the file brings, as they are found where it says.
-    #[serde(default)]
-    pub brought: BTreeMap<TrustDomain, AuthorityRecord>,
-    /// Which certificates each member accepts. Tested while an authority changes, where a phase depends on it.
-    #[serde(default)]
-    pub handshakes: BTreeMap<Name, Handshakes>,
+    /// Every machine, bottom up: those of the file, and those that are to go.
+    pub machines: BTreeMap<Name, MachineObserved>,
+    /// etcd, as its members answer.
+    pub etcd: EtcdObserved,
+}
+
+/// What was seen of one machine, whatever runs on it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MachineObserved {
+    /// The provider's report of it.
+    pub machine: Fact<Machine>,
+    /// The agent's report of it, with what is installed, configured and running there.
+    pub agent: Fact<Agent>,
 }
 
 impl Observed {
+    /// Where nothing was made yet: none of these machines exists, and no member answers.
+    pub fn nothing<'n>(machines: impl IntoIterator<Item = &'n Name>, at: Timestamp) -> Self {
+        let absent = || MachineObserved { machine: Fact::Absent { at }, agent: Fact::Absent { at } };
+        let machines: BTreeMap<Name, _> = machines.into_iter().map(|name| (name.clone(), absent())).collect();
+        let silent = |name: &Name| (name.clone(), MemberObserved { etcd: Fact::Absent { at }, problem: None });
+        let etcd = EtcdObserved { members: machines.keys().map(silent).collect(), ..EtcdObserved::default() };
+        Self { ledger: Ledger::default(), machines, etcd }
+    }
+
     /// The time of the observation.
     pub fn at(&self) -> Timestamp {
-        let at = |m: &MemberObserved| m.machine.at().max(m.agent.at()).max(m.etcd.at());
-        self.members.values().map(at).max().unwrap_or(Timestamp::UNIX_EPOCH)
+        let machines = self.machines.values().map(|seen| seen.machine.at().max(seen.agent.at()));
+        let members = self.etcd.members.values().map(|member| member.etcd.at());
+        machines.chain(members).max().unwrap_or(Timestamp::UNIX_EPOCH)
+    }
+
+    /// The provider's report of this machine, when there is one.
+    pub fn machine(&self, name: &Name) -> Option<&Machine> {
+        self.machines.get(name)?.machine.seen()
+    }
+
+    /// The report of this machine's agent, when it is one of this fleet.
+    pub fn report(&self, machine: &Name) -> Option<&AgentReport> {
+        self.machines.get(machine)?.report()
+    }
+
+    /// The reports of all agents of this fleet that answered.
+    pub fn reports(&self) -> impl Iterator<Item = (&Name, &AgentReport)> {
+        self.machines.iter().filter_map(|(name, seen)| Some((name, seen.report()?)))
+    }
+
+    /// The answer of etcd at this member's client address, when there is one.
+    pub fn answer(&self, member: &Name) -> Option<&EtcdFacts> {
+        self.etcd.members.get(member)?.etcd.seen()
+    }
+
+    /// The answers of all members that gave one.
+    pub fn answers(&self) -> impl Iterator<Item = (&Name, &EtcdFacts)> {
+        self.etcd.members.iter().filter_map(|(name, member)| Some((name, member.etcd.seen()?)))
     }
 }
 
-/// What was seen of one member: its machine, the agent there, and the etcd that answers at its address.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct MemberObserved {
-    /// The provider's report of the machine.
-    pub machine: Fact<Machine>,
-    /// The agent's report of its machine.
-    pub agent: Fact<Agent>,
-    /// The answer of etcd itself at the member's client address.
-    pub etcd: Fact<EtcdFacts>,
-    /// Why etcd could not be asked, where something listens there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub problem: Option<Problem>,
+impl MachineObserved {
+    /// The report of the agent, when it is one of this fleet.
+    pub fn report(&self) -> Option<&AgentReport> {
+        match self.agent.seen() {
+            Some(Agent::Claimed(report)) => Some(report),
+            Some(Agent::Unclaimed) | None => None,
+        }
+    }
 }
 
 /// The provider's report of a machine.

@@ -53,8 +53,7 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// Derives it from the facts.
     pub fn of(observed: &'a Observed) -> Self {
-        let answering: BTreeMap<&Name, &EtcdFacts> =
-            observed.members.iter().filter_map(|(name, m)| m.etcd.seen().map(|e| (name, e))).collect();
+        let answering: BTreeMap<&Name, &EtcdFacts> = observed.answers().collect();
         let healthy: BTreeSet<&Name> =
             answering.iter().filter(|(_, e)| e.healthy() && !e.learner).map(|(name, _)| *name).collect();
         // A healthy member's list went through quorum; the one with the newest term is used.
@@ -64,15 +63,11 @@ impl<'a> View<'a> {
             .filter(|e| !e.members.is_empty())
             .max_by_key(|e| (e.raft_term, e.raft_index))
             .map(|e| e.members.as_slice());
-        let voters = listed.map_or(observed.members.len(), |list| list.iter().filter(|m| !m.learner).count());
+        let voters = listed.map_or(observed.etcd.members.len(), |list| list.iter().filter(|m| !m.learner).count());
         let mut clusters: BTreeMap<ClusterId, BTreeSet<&Name>> = BTreeMap::new();
-        for (name, member) in &observed.members {
-            if let Some(etcd) = member.etcd.seen() {
-                clusters.entry(etcd.cluster).or_default().insert(name);
-            }
-            if let Some(id) = member.cluster_on_disk() {
-                clusters.entry(id).or_default().insert(name);
-            }
+        let on_disk = observed.reports().filter_map(|(name, report)| Some((name, report.cluster_on_disk()?)));
+        for (name, id) in observed.answers().map(|(name, etcd)| (name, etcd.cluster)).chain(on_disk) {
+            clusters.entry(id).or_default().insert(name);
         }
         let leader_id: Option<MemberId> =
             healthy.iter().filter_map(|n| answering.get(n)).max_by_key(|e| e.raft_term).and_then(|e| e.leader);

@@ -25,7 +25,7 @@ impl Zones {
         let mut members: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
         // Of members in no known zone the worst is assumed: they fail together.
         let mut elsewhere = 0;
-        let all: BTreeSet<&Name> = observed.members.keys().chain(desired.machines.keys()).collect();
+        let all: BTreeSet<&Name> = observed.machines.keys().chain(desired.machines.keys()).collect();
         for name in all {
             match zone_of(desired, observed, name) {
                 Some(zone) => drop(members.entry(zone.clone()).or_default().insert(name.clone())),
@@ -70,7 +70,7 @@ fn tolerance(view: &View<'_>, largest_first: &[usize]) -> Tolerance {
 
 /// The zone of a member's machine: as its provider reports it, as the state remembers it, as the file has it.
 fn zone_of<'a>(desired: &'a Cluster, observed: &'a Observed, name: &Name) -> Option<&'a Name> {
-    let reported = observed.members.get(name).and_then(|member| member.machine.seen()?.zone.as_ref());
+    let reported = observed.machine(name).and_then(|machine| machine.zone.as_ref());
     let remembered = || observed.ledger.zones.get(name);
     let wanted = || desired.machine(name).and_then(|machine| machine.place.zone.as_ref());
     reported.or_else(remembered).or_else(wanted)

@@ -9,7 +9,7 @@ use crate::spec::{AuthMode, Name};
 
 /// Lists the differences, and says what it takes to manage the members.
 pub(super) fn compare(draft: &mut Draft<'_>) -> Report {
-    let members: Vec<Name> = draft.observed.members.keys().cloned().collect();
+    let members: Vec<Name> = draft.observed.machines.keys().cloned().collect();
     draft.wait(Waiting::NotTakenOver { members });
     silent(draft);
     listed(draft);
@@ -48,7 +48,7 @@ fn differs(draft: &mut Draft<'_>, machine: Option<&Name>, key: &str, found: &str
 }
 
 fn silent(draft: &mut Draft<'_>) {
-    for (name, member) in &draft.observed.members {
+    for (name, member) in &draft.observed.etcd.members {
         let error = match &member.etcd {
             Fact::Unreachable { error, .. } => error.clone(),
             Fact::Absent { .. } => "nothing listens there".to_owned(),

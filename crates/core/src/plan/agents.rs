@@ -22,8 +22,7 @@ pub(super) fn reverted<'a>(program: &'a AgentProgram, shipped: &Shipped) -> Opti
 /// Agents that are newer than this raftsman: it changes nothing then.
 pub(super) fn newer(draft: &mut Draft<'_>) -> Report {
     let Some(shipped) = &draft.desired.agents.shipped else { return Report::Looked };
-    for (machine, seen) in &draft.observed.members {
-        let Some(report) = seen.report().filter(|report| is_newer(report, shipped)) else { continue };
+    for (machine, report) in draft.observed.reports().filter(|(_, report)| is_newer(report, shipped)) {
         let (version, ours) = (report.version.clone(), shipped.version.to_string());
         draft.waiting.push(Waiting::AgentNewer { machine: machine.clone(), version, ours });
     }
@@ -35,7 +34,7 @@ pub(super) fn upgrade(draft: &mut Draft<'_>) -> Report {
     let Some(shipped) = &draft.desired.agents.shipped else { return Report::Looked };
     for member in &draft.desired.members {
         let machine = &member.name;
-        let Some(report) = draft.observed.members.get(machine).and_then(|seen| seen.report()) else { continue };
+        let Some(report) = draft.observed.report(machine) else { continue };
         let Some((program, from)) = report.program.as_ref().and_then(|p| Some((p, p.digest.as_ref()?))) else {
             continue;
         };
@@ -56,7 +55,7 @@ pub(super) fn note(draft: &mut Draft<'_>) -> Report {
     let Some(shipped) = &draft.desired.agents.shipped else { return Report::Looked };
     for member in &draft.desired.members {
         let machine = member.name.clone();
-        let Some(report) = draft.observed.members.get(&machine).and_then(|seen| seen.report()) else { continue };
+        let Some(report) = draft.observed.report(&machine) else { continue };
         let Some(wanted) = draft.desired.machine(&machine) else { continue };
         let Some(program) = &report.program else {
             let (version, remedy) = (report.version.clone(), Remedy::of(wanted.capabilities));

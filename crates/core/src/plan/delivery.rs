@@ -9,7 +9,7 @@ use crate::observed::Delivery;
 pub(super) fn deliver(draft: &mut Draft<'_>) -> Report {
     for member in &draft.desired.members {
         let machine = &member.name;
-        match draft.observed.members.get(machine).and_then(|seen| seen.report()).map(|report| &report.delivery) {
+        match draft.observed.report(machine).map(|report| &report.delivery) {
             None | Some(Delivery::Current) => {}
             Some(Delivery::Outdated) => {
                 let action = MachineAction::Deliver { machine: machine.clone() };

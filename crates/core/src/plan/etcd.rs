@@ -5,7 +5,7 @@ use super::safety::Case;
 use super::situation::{Ready, left_behind, to_be_opened};
 use super::{Draft, Reason, Step, Waiting, maintenance, members, safety, trust, versions};
 use crate::action::{Action, EtcdAction, StartData, VersionAction};
-use crate::observed::{ClusterId, Data, Fact, Problem, ServiceState, TrustDomain, quorum};
+use crate::observed::{AgentReport, ClusterId, Data, Fact, Problem, ServiceState, TrustDomain, quorum};
 use crate::spec::{AuthMode, EtcdVersion, Name};
 
 /// After so many crashes a process is not expected to come up by itself any more.
@@ -34,7 +34,7 @@ pub(super) fn identity(draft: &mut Draft<'_>) -> Report {
         draft.waiting.push(Waiting::AuthDiffers { made_for, wanted: draft.desired.auth });
     }
     if let Some(cluster) = ledger.cluster
-        && draft.observed.members.values().all(|m| m.report().is_some_and(|r| r.etcd.data == Data::Empty))
+        && draft.observed.machines.values().all(|m| m.report().is_some_and(|r| r.etcd.data == Data::Empty))
         && draft.view.answering.is_empty()
     {
         draft.waiting.push(Waiting::AllDataLost { cluster });
@@ -43,10 +43,11 @@ pub(super) fn identity(draft: &mut Draft<'_>) -> Report {
 }
 
 fn foreign_members(draft: &mut Draft<'_>, expected: ClusterId) {
-    for (name, member) in &draft.observed.members {
-        if let Some(found) = member.etcd.seen().map(|e| e.cluster).filter(|c| *c != expected) {
+    for name in draft.observed.etcd.members.keys() {
+        let on_disk = draft.observed.report(name).and_then(AgentReport::cluster_on_disk);
+        if let Some(found) = draft.observed.answer(name).map(|e| e.cluster).filter(|c| *c != expected) {
             draft.waiting.push(Waiting::ForeignMember { machine: name.clone(), found, expected });
-        } else if let Some(found) = member.cluster_on_disk().filter(|c| *c != expected) {
+        } else if let Some(found) = on_disk.filter(|c| *c != expected) {
             draft.waiting.push(Waiting::ForeignData { machine: name.clone(), found, expected });
         }
     }
@@ -166,7 +167,7 @@ fn bootstrap(draft: &mut Draft<'_>, name: &Name) -> Option<StartData> {
 }
 
 fn await_health(draft: &mut Draft<'_>, name: &Name) {
-    let Some(member) = draft.observed.members.get(name) else { return };
+    let Some(member) = draft.observed.etcd.members.get(name) else { return };
     match &member.etcd {
         // A learner answers no linearizable reads.
         Fact::Seen { value, .. } if value.learner => {}

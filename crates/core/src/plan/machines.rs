@@ -35,7 +35,7 @@ pub(super) fn prepare<'a>(draft: &mut Draft<'a>, path: UpgradePath) -> Vec<Ready
 fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, path: UpgradePath) -> Option<Ready<'a>> {
     let name = &member.name;
     let observed = draft.observed;
-    let seen = observed.members.get(name)?;
+    let seen = observed.machines.get(name)?;
     let outside = draft.standing(name).outside();
     // A name that is no longer a member holds no data that could be lost.
     let started = observed.ledger.started.get(name).filter(|_| !outside);

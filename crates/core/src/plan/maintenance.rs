@@ -106,8 +106,14 @@ fn space(draft: &mut Draft<'_>) {
     let full = quotas.min().filter(|quota| at_part(data, *quota, FULL_PERCENT));
     // Pages that compaction freed count as free only after further commits, and while no client can write there may be
     // none for long. Where the keys take far less than is said to be in use, rewriting the files shows what is true.
-    let counted =
-        draft.observed.maintenance.filling.as_ref().filter(|filling| filling.complete).map(|filling| filling.bytes);
+    let counted = draft
+        .observed
+        .etcd
+        .maintenance
+        .filling
+        .as_ref()
+        .filter(|filling| filling.complete)
+        .map(|filling| filling.bytes);
     let doubtful = counted.is_some_and(|counted| counted.saturating_mul(2) < data.unsigned_abs());
     let unproven = |name: &Name| !draft.observed.ledger.space.as_ref().is_some_and(|s| s.rewritten.contains(name));
     let proven = !doubtful || !tight.iter().any(unproven);
@@ -120,10 +126,10 @@ fn space(draft: &mut Draft<'_>) {
         Some(_) => None,
     };
     if let Some(revision) = revision {
-        let filled_by = draft.observed.maintenance.filling.as_ref().map(most).unwrap_or_default();
+        let filled_by = draft.observed.etcd.maintenance.filling.as_ref().map(most).unwrap_or_default();
         draft.steps.push(Step::new(MaintenanceAction::Compact { revision }, Reason::QuotaUsedUp { filled_by }));
     } else if let Some(quota) = full.filter(|_| proven) {
-        let filled_by = draft.observed.maintenance.filling.as_ref().map(most).unwrap_or_default();
+        let filled_by = draft.observed.etcd.maintenance.filling.as_ref().map(most).unwrap_or_default();
         draft.wait(Waiting::QuotaFull { in_use: data, quota, filled_by });
     } else if !unhealthy.is_empty() {
         draft.wait(Waiting::HealFirst { change: "making room in the database".to_owned(), unhealthy });
@@ -143,7 +149,7 @@ fn quota_rises(draft: &Draft<'_>) -> bool {
     let wanted = i64::try_from(draft.desired.settings.quota.bytes()).unwrap_or(i64::MAX);
     let rises = |name: &&Name| {
         let quota = draft.view.answering.get(*name).and_then(|e| e.quota);
-        let etcd = draft.observed.members.get(*name).and_then(|m| m.report()).map(|r| &r.etcd);
+        let etcd = draft.observed.report(name).map(|r| &r.etcd);
         let stale = etcd.is_some_and(|etcd| etcd.running_config != etcd.config);
         // A member that does not report its quota may run with a smaller one for as long as its configuration differs.
         stale && quota.is_none_or(|quota| quota < wanted)

@@ -12,7 +12,7 @@ use super::situation::{Ready, may_lead, trusted_target};
 use super::{Draft, Reason, Step, WaitKind, Waiting};
 use crate::action::{Action, EtcdAction, MachineAction, MemberAction, StartData};
 use crate::desired::{self, Member};
-use crate::observed::{Data, Fact, ListedMember, MemberId, Power, ServiceState, quorum};
+use crate::observed::{Data, Fact, ListedMember, MachineObserved, MemberId, Power, ServiceState, quorum};
 use crate::spec::Name;
 
 /// A learner may be so many entries behind the leader when it is promoted.
@@ -89,13 +89,13 @@ impl Draft<'_> {
 
     /// Machines of which the provider could not be asked.
     fn unknown_machines(&self) -> Vec<Waiting> {
-        let unknown = |(name, machine): (&Name, &Fact<_>)| match machine {
+        let unknown = |(name, seen): (&Name, &MachineObserved)| match &seen.machine {
             Fact::Unreachable { error, .. } => {
                 Some(Waiting::MachineUnknown { machine: name.clone(), error: error.clone() })
             }
             Fact::Seen { .. } | Fact::Absent { .. } => None,
         };
-        self.observed.members.iter().filter_map(|(name, member)| unknown((name, &member.machine))).collect()
+        self.observed.machines.iter().filter_map(unknown).collect()
     }
 
     /// Voters that are not healthy, other than this one.
@@ -376,14 +376,14 @@ fn relocate(draft: &mut Draft<'_>, ready: &[Ready<'_>], member: &Member, id: Mem
 
 /// Where a machine of the file is, when that is not where it says.
 pub(super) fn misplaced(draft: &Draft<'_>, member: &Member) -> Option<IpAddr> {
-    let seen = draft.observed.members.get(&member.name).and_then(|m| m.machine.seen());
+    let seen = draft.observed.machine(&member.name);
     seen.map(|machine| machine.address).filter(|address| *address != member.address)
 }
 
 /// Starts members that are to be removed while the cluster still needs them: without a majority no member can be
 /// removed.
 pub(super) fn keep_quorum(draft: &mut Draft<'_>) -> Report {
-    for (name, seen) in &draft.observed.members {
+    for (name, seen) in &draft.observed.machines {
         if draft.desired.member(name).is_some() || !draft.observed.ledger.started.contains_key(name) {
             continue;
         }
@@ -406,7 +406,7 @@ pub(super) fn keep_quorum(draft: &mut Draft<'_>) -> Report {
 
 /// Deletes machines of removed members that the file does not have.
 pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
-    let surplus = draft.observed.members.keys().filter(|name| draft.desired.member(name).is_none());
+    let surplus = draft.observed.machines.keys().filter(|name| draft.desired.member(name).is_none());
     let surplus: Vec<Name> = surplus.filter(|name| draft.standing(name).outside()).cloned().collect();
     for name in surplus {
         if let Some(step) = discard(draft, &name) {
@@ -418,7 +418,7 @@ pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
 
 /// The next step of deleting a machine that belongs to no member.
 pub(super) fn discard(draft: &mut Draft<'_>, name: &Name) -> Option<Step> {
-    let seen = draft.observed.members.get(name)?;
+    let seen = draft.observed.machines.get(name)?;
     let power = match &seen.machine {
         Fact::Absent { .. } => return None,
         Fact::Unreachable { error, .. } => {

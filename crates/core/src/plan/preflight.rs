@@ -17,7 +17,7 @@ pub fn needed(desired: &Cluster, ledger: &Ledger) -> usize {
 
 /// The machines that can be asked to measure, and how many it takes.
 pub fn answering<'a>(desired: &'a Cluster, observed: &Observed) -> (Vec<&'a Name>, usize) {
-    let answers = |name: &Name| observed.members.get(name).and_then(|m| m.report()).is_some_and(|r| r.machine == *name);
+    let answers = |name: &Name| observed.report(name).is_some_and(|r| r.machine == *name);
     let answering = desired.members.iter().map(|m| &m.name).filter(|name| answers(name)).collect();
     (answering, needed(desired, &observed.ledger))
 }

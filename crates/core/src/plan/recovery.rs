@@ -15,8 +15,8 @@ use super::{Draft, Reason, Step, Waiting};
 use crate::action::{Action, EtcdAction, MachineAction, RecoveryAction, StartData};
 use crate::desired::{ClientAccess, Cluster};
 use crate::observed::{
-    Agent, AgentReport, ClusterId, Data, Fact, Ledger, MemberId, MemberObserved, Mode, Observed, Power, Recovery,
-    ServiceState, View, quorum,
+    Agent, AgentReport, ClusterId, Data, EtcdFacts, Fact, Ledger, MachineObserved, MemberId, Mode, Observed, Power,
+    Recovery, ServiceState, View, quorum,
 };
 use crate::spec::{EtcdVersion, Name};
 
@@ -227,7 +227,7 @@ impl<'a> Survivor<'a> {
 
 fn remnant(observed: &Observed, name: &Name, lost: &[Name]) -> Remnant {
     let said = |state| if lost.contains(name) { State::Lost { how: "given up".to_owned() } } else { state };
-    let state = match observed.members.get(name) {
+    let state = match observed.machines.get(name) {
         None => said(State::Unknown { why: "it was not looked at".to_owned() }),
         Some(seen) => match state(observed, name, seen) {
             unknown @ State::Unknown { .. } => said(unknown),
@@ -237,7 +237,7 @@ fn remnant(observed: &Observed, name: &Name, lost: &[Name]) -> Remnant {
     Remnant { name: name.clone(), state }
 }
 
-fn state(observed: &Observed, name: &Name, seen: &MemberObserved) -> State {
+fn state(observed: &Observed, name: &Name, seen: &MachineObserved) -> State {
     let lost = |how: &str| State::Lost { how: how.to_owned() };
     let unknown = |why: &str| State::Unknown { why: why.to_owned() };
     match &seen.machine {
@@ -261,12 +261,12 @@ fn state(observed: &Observed, name: &Name, seen: &MemberObserved) -> State {
         Data::Present { cluster, .. } if Some(*cluster) != observed.ledger.cluster => {
             State::Lost { how: format!("it has the data of another cluster, {cluster}") }
         }
-        Data::Present { .. } => known(seen, report),
+        Data::Present { .. } => known(observed.answer(name), report),
     }
 }
 
-fn known(seen: &MemberObserved, report: &AgentReport) -> State {
-    match (seen.etcd.seen(), report.etcd.log) {
+fn known(answer: Option<&EtcdFacts>, report: &AgentReport) -> State {
+    match (answer, report.etcd.log) {
         (Some(etcd), _) => State::Survivor {
             revision: Some(etcd.revision),
             exact: true,
@@ -302,9 +302,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
     let Some(recovery) = ledger.recovery() else { return Report::Looked };
     let Recovery { survivor, of, alone, settled, member: away, .. } = recovery;
     let reason = || Reason::Recovery { survivor: survivor.clone() };
-    let others = draft.observed.members.iter().filter(|(name, _)| *name != survivor);
-    let others: Vec<(&Name, &AgentReport)> =
-        others.filter_map(|(name, seen)| seen.report().map(|report| (name, report))).collect();
+    let others: Vec<(&Name, &AgentReport)> = draft.observed.reports().filter(|(name, _)| *name != survivor).collect();
     // No other member may serve beside the survivor.
     for (name, report) in &others {
         if report.etcd.service.state != ServiceState::Stopped {
@@ -315,7 +313,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
         return Report::Looked;
     }
     // A member that was not given up and that cannot be reached may still serve.
-    let silent = draft.observed.members.iter().filter(|(name, seen)| {
+    let silent = draft.observed.machines.iter().filter(|(name, seen)| {
         let given_up = ledger.replace.contains_key(*name) || !ledger.members.contains_key(*name);
         *name != survivor && !given_up && seen.report().is_none() && !seen.machine.is_absent()
     });
@@ -385,7 +383,7 @@ fn closed(draft: &Draft<'_>, survivor: &Name, version: EtcdVersion) -> Option<St
 
 /// The report of a survivor's agent, or what is waited for.
 fn reached<'a>(draft: &mut Draft<'a>, name: &Name) -> Option<&'a AgentReport> {
-    let seen = draft.observed.members.get(name)?;
+    let seen = draft.observed.machines.get(name)?;
     if let Some(report) = seen.report() {
         return Some(report);
     }

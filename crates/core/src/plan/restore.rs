@@ -15,7 +15,7 @@ use crate::action::{EtcdAction, RestoreAction};
 use crate::backup::FullName;
 use crate::desired::Cluster;
 use crate::observed::{
-    AgentReport, ClusterId, Data, Ledger, MemberObserved, Mode, Observed, Restoration, ServiceState, SnapshotSource,
+    AgentReport, ClusterId, Data, Ledger, Mode, Observed, Restoration, ServiceState, SnapshotSource,
 };
 use crate::spec::Name;
 
@@ -48,7 +48,7 @@ pub fn decide(ledger: &mut Ledger, restoration: Restoration) {
 
 /// All clusters that there is data of: what a backup takes the place of.
 pub fn replaced(observed: &Observed) -> BTreeSet<ClusterId> {
-    let found = observed.members.values().filter_map(MemberObserved::cluster_on_disk);
+    let found = observed.reports().filter_map(|(_, report)| report.cluster_on_disk());
     found.chain(observed.ledger.cluster).collect()
 }
 
@@ -82,8 +82,8 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         return Report::Left(Because::Awaited);
     }
     // A member that cannot be asked may still serve.
-    for (name, member) in &observed.members {
-        if member.report().is_none() && !member.machine.is_absent() {
+    for (name, seen) in &observed.machines {
+        if seen.report().is_none() && !seen.machine.is_absent() {
             let error = "its agent does not answer".to_owned();
             draft.wait(Waiting::AgentUnreachable { machine: name.clone(), error, since: now });
         }
@@ -92,8 +92,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         return Report::Looked;
     }
     let reason = || Reason::Restored { backup: restoration.backup };
-    let reports: BTreeMap<&Name, &AgentReport> =
-        observed.members.iter().filter_map(|(name, member)| Some((name, member.report()?))).collect();
+    let reports: BTreeMap<&Name, &AgentReport> = observed.reports().collect();
     let old = |report: &AgentReport| restoration.replaces(&report.etcd.data);
     let mut serving: Vec<&Name> = reports
         .iter()
@@ -160,7 +159,7 @@ pub(super) fn same_members(draft: &mut Draft<'_>) -> Report {
 pub(super) fn found<'a>(observed: &'a Observed, restoration: &'a Restoration) -> BTreeMap<ClusterId, Vec<&'a Name>> {
     let mut found: BTreeMap<ClusterId, Vec<&Name>> = BTreeMap::new();
     for name in restoration.members.keys() {
-        let on_disk = observed.members.get(name).and_then(MemberObserved::cluster_on_disk);
+        let on_disk = observed.report(name).and_then(AgentReport::cluster_on_disk);
         if let Some(cluster) = on_disk.filter(|cluster| !restoration.old.contains(cluster)) {
             found.entry(cluster).or_default().push(name);
         }

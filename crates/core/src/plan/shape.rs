@@ -19,7 +19,7 @@ impl Draft<'_> {
 
     /// The zone that it is in, and the other one that the file names for it.
     fn zones(&self, machine: &Name) -> Option<(&Name, &Name)> {
-        let found = self.observed.members.get(machine)?.machine.seen()?.zone.as_ref()?;
+        let found = self.observed.machine(machine)?.zone.as_ref()?;
         let place = &self.desired.machine(machine)?.place;
         // Where the file names none, a machine stays where it is.
         let wanted = place.zone.as_ref().filter(|wanted| place.pinned && *wanted != found)?;
@@ -28,7 +28,7 @@ impl Draft<'_> {
 
     /// What it is made of, and what it should be made of, where both are known.
     fn shapes(&self, machine: &Name) -> Option<(&Shape, &Shape)> {
-        let found = self.observed.members.get(machine)?.machine.seen()?.shape.as_ref()?;
+        let found = self.observed.machine(machine)?.shape.as_ref()?;
         Some((found, self.desired.machine(machine)?.shape.as_ref()?))
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn participants<'a>(observed: &'a Observed, view: &View<'_>) -> Vec<P
         Some(list) => list.iter().any(|m| ledger.name_of(m).as_ref() == Some(name)),
         None => ledger.started.contains_key(name),
     };
-    observed.members.iter().filter(|(name, _)| counts(name)).map(|(name, m)| (name, m.report())).collect()
+    observed.machines.iter().filter(|(name, _)| counts(name)).map(|(name, m)| (name, m.report())).collect()
 }
 
 /// Members whose etcd may not know the authority that signs now: one that runs with other trust, in an emergency one that
@@ -63,7 +63,7 @@ pub(super) fn emergency(observed: &Observed) -> bool {
 
 /// Whether others could follow this member if they were restarted: not one that is left behind, or about to be.
 pub(super) fn may_lead(observed: &Observed, view: &View<'_>, name: &Name) -> bool {
-    let silent = observed.members.get(name).is_none_or(|m| m.report().is_none());
+    let silent = observed.report(name).is_none();
     let about_to_be = emergency(observed) && silent;
     !about_to_be && !left_behind(observed, view).contains(name)
 }
@@ -76,7 +76,7 @@ pub(super) fn to_be_opened(desired: &Cluster, observed: &Observed) -> Option<BTr
     }
     let mut closed = BTreeSet::new();
     for member in &desired.members {
-        let Some(seen) = observed.members.get(&member.name) else { continue };
+        let Some(seen) = observed.machines.get(&member.name) else { continue };
         let Some(report) = seen.report() else {
             // One that cannot be asked may have been opened already.
             if observed.ledger.started.contains_key(&member.name) && !seen.machine.is_absent() {

@@ -49,7 +49,7 @@ impl Phase {
 
 /// Whether this authority is one that the file wants: made as it says, or the one that it brings.
 pub(super) fn is_wanted(desired: &Cluster, observed: &Observed, side: TrustDomain, record: &AuthorityRecord) -> bool {
-    match (desired.authority(side), observed.brought.get(&side)) {
+    match (desired.authority(side), observed.etcd.brought.get(&side)) {
         (Authority::Made, _) => record.origin == Origin::Made,
         // Where it could not be read, nothing is concluded.
         (Authority::Brought(_), brought) => brought.is_none_or(|b| b.certificate == record.certificate),
@@ -160,7 +160,7 @@ fn unproven(
     let empty = Default::default();
     let mut open = Vec::new();
     for (name, _) in &needed {
-        let tried = observed.handshakes.get(*name).unwrap_or(&empty);
+        let tried = observed.etcd.handshakes.get(*name).unwrap_or(&empty);
         if side == TrustDomain::Peers {
             for (other, _) in needed.iter().filter(|(other, _)| other != name) {
                 match tried.peers.get(*other) {
@@ -279,7 +279,7 @@ pub(super) fn accepted(
 pub(super) fn stays_in_touch(observed: &Observed, view: &View<'_>, machine: &Name) -> Result<(), Name> {
     let Some(trust) = observed.ledger.trust(TrustDomain::Peers) else { return Ok(()) };
     let leaf = |report: &AgentReport| report.etcd.certificates.get(&TrustDomain::Peers.purpose()).cloned();
-    let Some(own) = observed.members.get(machine).and_then(|m| m.report()).and_then(leaf) else { return Ok(()) };
+    let Some(own) = observed.report(machine).and_then(leaf) else { return Ok(()) };
     let holds = |digest: Option<&String>, key: &str| match digest {
         // An older agent does not report the trust that it started etcd with.
         None => true,

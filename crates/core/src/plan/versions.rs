@@ -8,7 +8,7 @@ use super::report::Report;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::VersionAction;
 use crate::desired::Cluster;
-use crate::observed::{MemberObserved, Observed, View};
+use crate::observed::{Observed, View};
 use crate::spec::{AuthMode, EtcdVersion, Name, ignored_by};
 use crate::versions::{AUTH_CHANGED_AFTER, Hop, Line, VersionRefusal, Versions, next, path};
 
@@ -41,8 +41,9 @@ pub fn versions(desired: &Cluster, observed: &Observed, view: &View<'_>) -> Vers
     let ledger = &observed.ledger;
     let member =
         |name: &Name| view.listed.is_none_or(|list| list.iter().any(|m| ledger.name_of(m).as_ref() == Some(name)));
-    let members = observed.members.iter().filter(|(name, _)| member(name));
-    let running: BTreeMap<Name, EtcdVersion> = members.filter_map(|(name, m)| Some((name.clone(), of(m)?))).collect();
+    let members = observed.etcd.members.keys().filter(|name| member(name));
+    let running: BTreeMap<Name, EtcdVersion> =
+        members.filter_map(|name| Some((name.clone(), running(observed, name)?))).collect();
     let half_way = running.values().any(|v| Some(Line::of(*v)) != running.values().next().map(|v| Line::of(*v)));
     let answers = || view.answering.iter().filter(|(name, _)| member(name)).map(|(_, e)| e);
     // Where the file wants auth and it is not on yet, turning it on waits until all members run the same line.
@@ -61,9 +62,9 @@ pub fn versions(desired: &Cluster, observed: &Observed, view: &View<'_>) -> Vers
 }
 
 /// The version that a member runs; where none answers, the one that etcd was last started with on its machine.
-fn of(member: &MemberObserved) -> Option<EtcdVersion> {
-    let last = || member.report().and_then(|r| r.etcd.used_with());
-    member.etcd.seen().map(|e| e.version).or_else(last)
+fn running(observed: &Observed, member: &Name) -> Option<EtcdVersion> {
+    let last = || observed.report(member).and_then(|r| r.etcd.used_with());
+    observed.answer(member).map(|e| e.version).or_else(last)
 }
 
 /// Finds the version that is next on the upgrade path.

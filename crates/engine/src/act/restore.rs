@@ -14,7 +14,7 @@ use raftsman_api::v1::{
 use raftsman_backup::{Keys, Point, RestoreTarget};
 use raftsman_core::action::{RestoreAction, StartData};
 use raftsman_core::desired::{CLOSED_PORT, ClientAccess};
-use raftsman_core::observed::{ClusterId, Ledger, MemberObserved, Observed, Restoration, SnapshotSource, View};
+use raftsman_core::observed::{ClusterId, Ledger, Observed, Restoration, SnapshotSource, View};
 use raftsman_core::plan::restore::{decide, untried};
 use raftsman_core::spec::{EtcdVersion, Name, RestoreFrom};
 use secrecy::ExposeSecret as _;
@@ -43,7 +43,7 @@ pub(crate) fn snapshot(cluster: &ClusterHandle, file: &str) -> PathBuf {
 
 /// The highest revision that was observed of a cluster.
 pub(crate) fn seen(observed: &Observed) -> i64 {
-    let answers = observed.members.values().filter_map(|member| member.etcd.seen()).map(|etcd| etcd.revision);
+    let answers = observed.answers().map(|(_, etcd)| etcd).map(|etcd| etcd.revision);
     answers.max().unwrap_or(0).max(observed.ledger.last_revision)
 }
 
@@ -62,7 +62,7 @@ fn target(from: &RestoreFrom) -> Result<RestoreTarget, ActError> {
 
 /// Whether a machine has all that a restore needs now.
 fn is_able(observed: &Observed, machine: &Name, version: EtcdVersion) -> bool {
-    let report = observed.members.get(machine).and_then(MemberObserved::report);
+    let report = observed.report(machine);
     report.is_some_and(|report| report.etcd.installed.contains_key(&version))
 }
 

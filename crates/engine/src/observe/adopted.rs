@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use jiff::Timestamp;
-use raftsman_core::observed::{EtcdFacts, Fact, Machine, MemberId, MemberObserved, Power, Root};
+use raftsman_core::observed::{EtcdFacts, Fact, Machine, MachineObserved, MemberId, MemberObserved, Power, Root};
 use raftsman_core::spec::{EtcdVersion, Name};
 use raftsman_etcd::{Answered, EtcdError, PROBE_KEY, bounded};
 
@@ -20,19 +20,16 @@ impl Observer {
         place: IpAddr,
         credentials: Option<&ClusterCredentials>,
         now: Timestamp,
-    ) -> MemberObserved {
+    ) -> (MachineObserved, MemberObserved) {
         let machine = Machine { power: Power::Running, address: place, foreign: true, shape: None, zone: None };
         let etcd = match (credentials, self.connect(name, place, place)) {
             (Some(credentials), Ok(links)) => Box::pin(links.etcd.watch(credentials, now)).await,
             (_, Err(error)) => Fact::Unreachable { error: error.to_string(), since: now },
             (None, _) => Fact::Unreachable { error: "no credentials".to_owned(), since: now },
         };
-        MemberObserved {
-            machine: Fact::Seen { value: machine, at: now },
-            agent: Fact::Absent { at: now },
-            etcd,
-            problem: None,
-        }
+        let machine =
+            MachineObserved { machine: Fact::Seen { value: machine, at: now }, agent: Fact::Absent { at: now } };
+        (machine, MemberObserved { etcd, problem: None })
     }
 }
 

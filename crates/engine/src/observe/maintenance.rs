@@ -42,7 +42,7 @@ impl Observer {
     /// Finds the causes of the observed alarms.
     pub(super) async fn look_into_alarms(&self, observed: &Observed, credentials: &ClusterCredentials) -> Maintenance {
         // A member that does not start because its data differs leaves open which data is right.
-        let disputed = observed.members.values().filter_map(|m| m.report());
+        let disputed = observed.reports().map(|(_, report)| report);
         let disputed = disputed.into_iter().any(|report| report.etcd.service.finds_others_different());
         let (no_space, corrupt, asked, voters) = {
             let view = View::of(observed);

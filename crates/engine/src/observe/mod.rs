@@ -19,8 +19,8 @@ use jiff::Timestamp;
 use raftsman_api::tls::TlsError;
 use raftsman_core::desired::ClientAccess;
 use raftsman_core::observed::{
-    Agent, AuthorityRecord, Delivery, EtcdFacts, Fact, Handshakes, Ledger, Machine, Maintenance, MemberObserved,
-    Observed, Power, ServiceState, Trust, TrustDomain, View,
+    Agent, AuthorityRecord, Delivery, EtcdFacts, EtcdObserved, Fact, Handshakes, Ledger, Machine, MachineObserved,
+    MemberObserved, Observed, Power, ServiceState, Trust, TrustDomain, View,
 };
 use raftsman_core::plan::trust::to_be_proven;
 use raftsman_core::spec::{AuthMode, Name};
@@ -223,11 +223,11 @@ impl Observer {
 
     /// A ledger is made only where it is certain that there is no machine yet: else it may have been lost.
     fn is_new_or_known(&self, observed: &Observed) -> Result<(), ClusterError> {
-        let unknown = |(name, member): (&Name, &MemberObserved)| match &member.machine {
+        let unknown = |(name, seen): (&Name, &MachineObserved)| match &seen.machine {
             Fact::Unreachable { error, .. } => Some((name.clone(), error.clone())),
             Fact::Seen { .. } | Fact::Absent { .. } => None,
         };
-        match observed.members.iter().find_map(unknown).filter(|_| !self.cluster.has_ledger()) {
+        match observed.machines.iter().find_map(unknown).filter(|_| !self.cluster.has_ledger()) {
             Some((machine, error)) => {
                 Err(ClusterError::MachineUnknown { cluster: self.cluster.desired.name.clone(), machine, error })
             }
@@ -242,8 +242,8 @@ impl Observer {
         if !by_themselves || observed.ledger.lineage() == before.lineage() {
             return;
         }
-        for member in observed.members.values_mut() {
-            if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut member.agent
+        for machine in observed.machines.values_mut() {
+            if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut machine.agent
                 && report.delivery == Delivery::Current
             {
                 report.delivery = Delivery::Outdated;
@@ -265,29 +265,34 @@ impl Observer {
             Err(error) => return Err(error),
         };
         let places = self.cluster.places();
-        let mut machines = self.machines(&places, now).await;
+        let mut found = self.machines(&places, now).await;
         let looks = places.iter().map(|(name, place)| {
-            let machine = machines.remove(name).unwrap_or(Fact::Absent { at: now });
+            let machine = found.remove(name).unwrap_or(Fact::Absent { at: now });
             self.look_at(name, *place, machine, credentials.as_ref(), now)
         });
-        let members: BTreeMap<Name, MemberObserved> = join_all(looks).await.into_iter().collect();
+        let seen = join_all(looks).await;
+        let (machines, members): (BTreeMap<Name, MachineObserved>, BTreeMap<Name, MemberObserved>) = places
+            .keys()
+            .zip(seen)
+            .map(|(name, (machine, member))| ((name.clone(), machine), (name.clone(), member)))
+            .unzip();
         // The ledger is made before the first machine: a cluster with machines and no ledger has lost it.
-        let ours = |(_, member): &(&Name, &MemberObserved)| {
-            member.machine.seen().is_some_and(|m| !m.foreign) || member.report().is_some()
+        let ours = |(_, seen): &(&Name, &MachineObserved)| {
+            seen.machine.seen().is_some_and(|m| !m.foreign) || seen.report().is_some()
         };
         if !self.cluster.has_ledger()
-            && let Some((name, _)) = members.iter().find(ours)
+            && let Some((name, _)) = machines.iter().find(ours)
         {
             let (cluster, trace) = (self.cluster.desired.name.to_string(), format!("machine `{name}`"));
             return Err(StoreError::LedgerMissing { cluster, trace }.into());
         }
-        let (ledger, maintenance) = (self.cluster.ledger(), Maintenance::default());
-        let mut observed = Observed { ledger, members, brought, handshakes: BTreeMap::new(), maintenance };
+        let etcd = EtcdObserved { members, brought, ..EtcdObserved::default() };
+        let mut observed = Observed { ledger: self.cluster.ledger(), machines, etcd };
         if let Ok(credentials) = &credentials {
             // Raftsman does not manage the superuser and the alarms of an adopted cluster.
             if observed.ledger.adopted().is_none() {
                 self.look_for_root(&mut observed, credentials).await;
-                observed.maintenance = Box::pin(self.look_into_alarms(&observed, credentials)).await;
+                observed.etcd.maintenance = Box::pin(self.look_into_alarms(&observed, credentials)).await;
             }
             self.look_for_users(&mut observed, credentials).await;
         }
@@ -303,7 +308,7 @@ impl Observer {
     async fn prove(&self, looked: Looked, now: Timestamp) -> Observed {
         let Looked { mut observed, places, credentials } = looked;
         if let Some(credentials) = &credentials {
-            observed.handshakes = self.test_handshakes(&observed, &places, credentials, now).await;
+            observed.etcd.handshakes = self.test_handshakes(&observed, &places, credentials, now).await;
         }
         observed
     }
@@ -321,7 +326,7 @@ impl Observer {
             return BTreeMap::new();
         }
         let sides = &sides;
-        let members = places.keys().filter(|name| observed.members.get(*name).is_some_and(|m| m.report().is_some()));
+        let members = places.keys().filter(|name| observed.report(name).is_some());
         let tries = members.filter_map(|name| Some((name, self.links(name)?))).map(|(name, links)| async move {
             let others =
                 places.iter().filter(|(other, _)| *other != name).map(|(n, place)| (n.clone(), *place)).collect();
@@ -351,28 +356,23 @@ impl Observer {
         machine: Fact<Machine>,
         credentials: Result<&ClusterCredentials, &Fact<EtcdFacts>>,
         now: Timestamp,
-    ) -> (Name, MemberObserved) {
+    ) -> (MachineObserved, MemberObserved) {
         if self.cluster.ledger().adopted().is_some() {
-            return (name.clone(), self.watch(name, place, credentials.ok(), now).await);
+            return self.watch(name, place, credentials.ok(), now).await;
         }
-        let nothing = || MemberObserved {
-            machine: machine.clone(),
-            agent: Fact::Absent { at: now },
-            etcd: Fact::Absent { at: now },
-            problem: None,
-        };
+        let silent = || MemberObserved { etcd: Fact::Absent { at: now }, problem: None };
         // A provider that does not answer says nothing about the machine: its agent and its etcd are asked at their
         // last or desired address.
         let (address, power) = match &machine {
             Fact::Seen { value, .. } => (value.address, value.power),
             Fact::Unreachable { .. } => (self.links(name).map_or(place, |l| l.agent.address()), Power::Running),
-            Fact::Absent { .. } => return (name.clone(), nothing()),
+            Fact::Absent { at } => return (MachineObserved { agent: Fact::Absent { at: *at }, machine }, silent()),
         };
         let links = match self.connect(name, address, place) {
             Ok(links) => links,
             Err(error) => {
                 let agent = Fact::Unreachable { error: error.to_string(), since: now };
-                return (name.clone(), MemberObserved { agent, ..nothing() });
+                return (MachineObserved { machine, agent }, silent());
             }
         };
         // With the local provider a stopped machine is one without an agent process: its etcd may still run.
@@ -389,14 +389,14 @@ impl Observer {
             }
         };
         let (agent, (etcd, problem)) = tokio::join!(agent, etcd);
-        let observed = MemberObserved { machine, agent, etcd, problem };
-        let stopped = observed.report().is_some_and(|r| r.etcd.service.state == ServiceState::Stopped);
-        let etcd = match observed.etcd {
+        let machine = MachineObserved { machine, agent };
+        let stopped = machine.report().is_some_and(|r| r.etcd.service.state == ServiceState::Stopped);
+        let etcd = match etcd {
             // Nothing listens, and the agent reports etcd as stopped.
             Fact::Unreachable { .. } if stopped => Fact::Absent { at: now },
             etcd => etcd,
         };
-        (name.clone(), MemberObserved { etcd, ..observed })
+        (machine, MemberObserved { etcd, problem })
     }
 
     /// Asks one healthy member for the superuser: the question costs a round through the Raft log, so one is enough.
@@ -413,7 +413,7 @@ impl Observer {
         let Some(name) = asked else { return };
         let Some(links) = self.links(&name) else { return };
         let root = links.etcd.root(credentials).await;
-        if let Some(Fact::Seen { value, .. }) = observed.members.get_mut(&name).map(|m| &mut m.etcd) {
+        if let Some(Fact::Seen { value, .. }) = observed.etcd.members.get_mut(&name).map(|m| &mut m.etcd) {
             value.root = root;
         }
     }
@@ -435,10 +435,13 @@ fn machine_fact(found: Lookup, at: Timestamp) -> Fact<Machine> {
 }
 
 fn carry_over(observed: &mut Observed, before: &Observed) {
-    for (name, member) in &mut observed.members {
-        let Some(old) = before.members.get(name) else { continue };
-        member.machine = member.machine.clone().since_before(Some(&old.machine));
-        member.agent = member.agent.clone().since_before(Some(&old.agent));
+    for (name, seen) in &mut observed.machines {
+        let Some(old) = before.machines.get(name) else { continue };
+        seen.machine = seen.machine.clone().since_before(Some(&old.machine));
+        seen.agent = seen.agent.clone().since_before(Some(&old.agent));
+    }
+    for (name, member) in &mut observed.etcd.members {
+        let Some(old) = before.etcd.members.get(name) else { continue };
         member.etcd = member.etcd.clone().since_before(Some(&old.etcd));
     }
 }

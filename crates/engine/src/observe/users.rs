@@ -48,7 +48,7 @@ impl Observer {
             self.access(client).await
         };
         let access = Box::pin(access).await.map_err(|error| error.to_string());
-        if let Some(Fact::Seen { value, .. }) = observed.members.get_mut(&name).map(|m| &mut m.etcd) {
+        if let Some(Fact::Seen { value, .. }) = observed.etcd.members.get_mut(&name).map(|m| &mut m.etcd) {
             value.access = Some(access);
         }
     }

@@ -67,7 +67,7 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
         let mut silent = Vec::new();
         for member in &cluster.desired.members {
-            let Some(report) = observed.members.get(&member.name).and_then(|m| m.report()) else {
+            let Some(report) = observed.report(&member.name) else {
                 silent.push(member.name.to_string());
                 continue;
             };

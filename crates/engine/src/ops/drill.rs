@@ -47,7 +47,7 @@ pub async fn drill(
         }
     };
     // The current revision of another cluster is unknown here.
-    let answered = from.is_none() && observed.members.values().any(|member| member.etcd.seen().is_some());
+    let answered = from.is_none() && observed.answers().next().is_some();
     let version = cluster.desired.version;
     let tried =
         TestedRestore { machine: tried.machine, version, revision: tried.revision, keys: tried.keys, took: tried.took };

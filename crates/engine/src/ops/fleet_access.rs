@@ -115,7 +115,7 @@ pub async fn proven(fleet: &Arc<Fleet>) -> Result<(), OpError> {
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
         let agents = &cluster.desired.agents;
         let lags = |name: &&Name| {
-            let report = observed.members.get(*name).and_then(|seen| seen.report());
+            let report = observed.report(name);
             report.is_none_or(|report| {
                 let shows = report.certificate.as_ref().map(|certificate| &certificate.issuer_key);
                 report.access != agents.access || shows != agents.signer.as_ref()

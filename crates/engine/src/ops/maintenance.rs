@@ -277,7 +277,7 @@ async fn verify_one(cluster: Arc<ClusterHandle>) -> Result<Verification, OpError
         let hashes = hashes.unwrap_or(Hashes { revision: 0, members: Default::default() });
         let mut voters: Vec<Name> = match view.listed {
             Some(list) => list.iter().filter(|m| !m.learner).filter_map(|m| observed.ledger.name_of(m)).collect(),
-            None => observed.members.keys().cloned().collect(),
+            None => observed.machines.keys().cloned().collect(),
         };
         voters.sort();
         let agreement = hashes.agreement(&voters);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use raftsman_core::desired::{ClientAccess, Cluster, Identity, LoopbackNetwork, resolve};
 use raftsman_core::model::{Forecast, forecast};
-use raftsman_core::observed::{Fact, Ledger, Maintenance, MemberObserved, Observed, Preflight, View, Zones};
+use raftsman_core::observed::{Observed, Preflight, View, Zones};
 use raftsman_core::plan::{Considered, deletion, explain};
 use raftsman_core::render::changes::diff;
 use raftsman_core::spec::{EtcdVersion, Name, RaftTimers, Spec};
@@ -151,18 +151,9 @@ pub fn plan_of_new(spec: &Spec, context: &Context, only: &[Name], detail: Detail
     let identity = Identity { id: "new".to_owned(), network, places: BTreeMap::new(), zones: BTreeMap::new() };
     let desired = resolve(spec, &identity).map_err(FleetError::from)?;
     let at = Timestamp::now();
-    let absent = || MemberObserved {
-        machine: Fact::Absent { at },
-        agent: Fact::Absent { at },
-        etcd: Fact::Absent { at },
-        problem: None,
-    };
     let wanted = desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
     let clusters = wanted.map(|cluster| {
-        let members: BTreeMap<Name, MemberObserved> =
-            cluster.members.iter().map(|m| (m.name.clone(), absent())).collect();
-        let (ledger, maintenance) = (Ledger::default(), Maintenance::default());
-        let observed = Observed { ledger, members, brought: BTreeMap::new(), handshakes: BTreeMap::new(), maintenance };
+        let observed = Observed::nothing(cluster.members.iter().map(|member| &member.name), at);
         detailed_plan(cluster, &observed, detail)
     });
     let unmet = needs::of_new(spec, context, &desired, only, at);
@@ -205,7 +196,7 @@ fn diffs(desired: &Cluster, observed: &Observed) -> Vec<ConfigDiff> {
         return diffs;
     };
     for member in &desired.members {
-        let seen = observed.members.get(&member.name);
+        let seen = observed.machines.get(&member.name);
         let has = match seen.map(|seen| (seen.report(), seen.machine.is_absent())) {
             Some((Some(report), _)) => report.etcd.config_text.as_deref().unwrap_or_default(),
             None | Some((None, true)) => "",

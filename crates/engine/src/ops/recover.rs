@@ -105,7 +105,7 @@ pub async fn mark(
     let observed = Observer::into_data(Arc::clone(&cluster))?.look().await?;
     // What is missing is reported before anything is changed.
     let source = &cluster.desired.source;
-    let seen = observed.members.get(&proposal.survivor).and_then(|m| m.report());
+    let seen = observed.report(&proposal.survivor);
     let version = seen.and_then(|r| r.etcd.used_with()).unwrap_or(cluster.desired.version);
     fleet.artifacts.tool(source, version, fleet.context.base())?;
     let remains = recovery::survey(&cluster.desired, &observed, &request.lost, request.from.as_ref());

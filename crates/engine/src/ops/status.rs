@@ -163,7 +163,7 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
             cluster.desired.members.iter().map(|m| member(&cluster.desired, &observed, &view, m)).collect();
         let access = view.answering.values().find_map(|e| e.access.as_ref()).and_then(|access| access.as_ref().ok());
         let drift = access.map(|seen| drift(&cluster.desired.access, seen)).unwrap_or_default();
-        let state = observed.members.iter().filter_map(|(name, seen)| Some((name, seen.report()?.backups.as_ref()?)));
+        let state = observed.reports().filter_map(|(name, report)| Some((name, report.backups.as_ref()?)));
         let state: BTreeMap<Name, BackupState> = state.map(|(name, state)| (name.clone(), state.clone())).collect();
         let drills = last_drill(&state).into_iter().chain(&observed.ledger.drill);
         let backups = cluster.fleet.spec.backups.as_ref().and_then(|settings| health(settings, &state, now));
@@ -177,7 +177,7 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
             leader: view.leader.cloned(),
             auth: view.answering.values().find_map(|e| e.auth),
             alarms: [Alarm::NoSpace, Alarm::Corrupt].into_iter().filter(|alarm| view.alarmed(*alarm)).collect(),
-            filling: observed.maintenance.filling.clone(),
+            filling: observed.etcd.maintenance.filling.clone(),
             first_expiry: first_leaf(&cluster.desired, &members, now),
             first_ca_expiry: first_authority(&cluster.desired, &observed, now),
             old_ca_trusted: TrustDomain::ALL.into_iter().filter(|side| awaits(&observed, *side, now)).collect(),
@@ -238,9 +238,8 @@ impl AgentStatus {
 fn member(desired: &Cluster, observed: &Observed, view: &View<'_>, of: &Member) -> MemberStatus {
     let (name, address) = (&of.name, of.address);
     use raftsman_core::observed::{Fact, Power, Problem, ServiceState};
-    let seen = observed.members.get(name);
-    let report = seen.and_then(|m| m.report());
-    let etcd = seen.and_then(|m| m.etcd.seen());
+    let seen = observed.machines.get(name).zip(observed.etcd.members.get(name));
+    let (report, etcd) = (observed.report(name), observed.answer(name));
     let error = |fact: &Fact<_>| match fact {
         Fact::Unreachable { error, .. } => Some(error.clone()),
         _ => None,
@@ -252,7 +251,7 @@ fn member(desired: &Cluster, observed: &Observed, view: &View<'_>, of: &Member) 
         (_, Some(e)) if e.learner => ("learner", None),
         (_, Some(_)) => ("follower", None),
         (None, None) => ("missing", None),
-        (Some(m), None) => match (&m.machine, service.map(|s| s.state)) {
+        (Some((machine, member)), None) => match (&machine.machine, service.map(|s| s.state)) {
             (Fact::Unreachable { error, .. }, _) => ("unreachable", Some(error.clone())),
             (Fact::Absent { .. }, _) => ("missing", None),
             (Fact::Seen { value, .. }, _) if value.power == Power::Stopped => {
@@ -260,13 +259,13 @@ fn member(desired: &Cluster, observed: &Observed, view: &View<'_>, of: &Member) 
             }
             (_, Some(ServiceState::Stopped)) => ("stopped", None),
             (_, Some(ServiceState::Backoff)) => ("crashing", service.and_then(|s| s.last_exit.clone())),
-            (_, Some(ServiceState::Running)) => match m.problem {
-                None => ("starting", error(&m.etcd)),
-                Some(Problem::Silent) => ("silent", error(&m.etcd)),
-                Some(Problem::Denied) => ("denied", error(&m.etcd)),
-                Some(Problem::Unclear) => ("unclear", error(&m.etcd)),
+            (_, Some(ServiceState::Running)) => match member.problem {
+                None => ("starting", error(&member.etcd)),
+                Some(Problem::Silent) => ("silent", error(&member.etcd)),
+                Some(Problem::Denied) => ("denied", error(&member.etcd)),
+                Some(Problem::Unclear) => ("unclear", error(&member.etcd)),
             },
-            (_, None) => match &m.agent {
+            (_, None) => match &machine.agent {
                 Fact::Unreachable { error, .. } => ("unreachable", Some(error.clone())),
                 _ => ("new", None),
             },

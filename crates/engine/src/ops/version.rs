@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use raftsman_core::observed::{Agent, Fact};
+use raftsman_core::observed::{Agent, Fact, MachineObserved};
 use raftsman_core::spec::Name;
 use serde::Serialize;
 
@@ -36,7 +36,7 @@ pub async fn agents(fleet: &Arc<Fleet>) -> Result<Vec<AgentVersion>, OpError> {
             return Ok(Vec::new());
         }
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
-        let of_machine = |(machine, seen): (&Name, &raftsman_core::observed::MemberObserved)| {
+        let of_machine = |(machine, seen): (&Name, &MachineObserved)| {
             let (agent, error) = match &seen.agent {
                 Fact::Seen { value: Agent::Claimed(report), .. } => {
                     (Some(AgentStatus::of(&cluster.desired, report)), None)
@@ -52,7 +52,7 @@ pub async fn agents(fleet: &Arc<Fleet>) -> Result<Vec<AgentVersion>, OpError> {
             let (cluster, machine) = (cluster.desired.name.clone(), machine.clone());
             AgentVersion { cluster, machine, version, sha256, shipped, error }
         };
-        Ok(observed.members.iter().map(of_machine).collect())
+        Ok(observed.machines.iter().map(of_machine).collect())
     });
     Ok(of_clusters.await?.into_iter().flatten().collect())
 }

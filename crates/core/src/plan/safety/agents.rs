@@ -9,9 +9,9 @@ use crate::plan::agents::{is_newer, reverted};
 /// Refuses changes while an agent is newer: this raftsman does not know what that agent does.
 pub(super) fn skew(desired: &Cluster, observed: &Observed) -> Result<(), Refusal> {
     let Some(shipped) = &desired.agents.shipped else { return Ok(()) };
-    let newer = observed.members.iter().find_map(|(name, seen)| {
-        let report = seen.report().filter(|report| is_newer(report, shipped))?;
-        Some(format!("the agent of {name} is of version {}, newer than this raftsman", report.version))
+    let newer = observed.reports().find(|(_, report)| is_newer(report, shipped));
+    let newer = newer.map(|(name, report)| {
+        format!("the agent of {name} is of version {}, newer than this raftsman", report.version)
     });
     newer.map_or(Ok(()), |why| Err(Refusal::Otherwise(why)))
 }

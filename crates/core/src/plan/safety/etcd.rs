@@ -28,7 +28,7 @@ pub(super) fn judge(case: &Case<'_>, action: &EtcdAction) -> Result<Cost, Refusa
         EtcdAction::RestartEtcd { machine, cluster, version } => {
             case.may_run(machine, *version)?;
             case.report(machine)?;
-            if case.member(machine)?.problem == Some(Problem::Unclear) {
+            if case.observed.etcd.members.get(machine).and_then(|member| member.problem) == Some(Problem::Unclear) {
                 return Err(Refusal::NotSeen("what answers at its address"));
             }
             has_data_of(case, machine, *cluster)?;

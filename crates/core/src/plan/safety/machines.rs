@@ -9,7 +9,7 @@ pub(super) fn judge(case: &Case<'_>, action: &MachineAction) -> Result<Cost, Ref
     let unharmed = case.unharmed;
     match action {
         MachineAction::CreateMachine { machine } => {
-            if !case.member(machine)?.machine.is_absent() {
+            if !case.machine(machine)?.machine.is_absent() {
                 return Err(Refusal::NotSeen("that the machine is absent"));
             }
             if case.observed.ledger.started.contains_key(machine) && !case.outside(machine) {
@@ -17,12 +17,12 @@ pub(super) fn judge(case: &Case<'_>, action: &MachineAction) -> Result<Cost, Ref
             }
             Ok(unharmed)
         }
-        MachineAction::StartMachine { machine } => match case.member(machine)?.machine.seen() {
+        MachineAction::StartMachine { machine } => match case.machine(machine)?.machine.seen() {
             Some(seen) if seen.power == Power::Stopped => Ok(unharmed),
             Some(_) => Err(otherwise("the machine runs")),
             None => Err(Refusal::NotSeen("the machine")),
         },
-        MachineAction::Enroll { machine } => match &case.member(machine)?.agent {
+        MachineAction::Enroll { machine } => match &case.machine(machine)?.agent {
             Fact::Seen { value: Agent::Unclaimed, .. } => Ok(unharmed),
             Fact::Seen { value: Agent::Claimed(_), .. } | Fact::Absent { .. } | Fact::Unreachable { .. } => {
                 Err(Refusal::NotSeen("a new agent"))
@@ -34,7 +34,7 @@ pub(super) fn judge(case: &Case<'_>, action: &MachineAction) -> Result<Cost, Ref
         | MachineAction::Deliver { machine }
         | MachineAction::MoveMachine { machine, .. } => case.report(machine).map(|_| unharmed),
         MachineAction::RebuildMachine { machine } => {
-            let seen = case.member(machine)?.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
+            let seen = case.machine(machine)?.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
             if !seen.shape.as_ref().is_some_and(Shape::keeps_data) {
                 return Err(otherwise("its data would be lost with it"));
             }
@@ -42,7 +42,7 @@ pub(super) fn judge(case: &Case<'_>, action: &MachineAction) -> Result<Cost, Ref
             case.restart(machine)
         }
         MachineAction::DeleteMachine { machine } => {
-            let seen = case.member(machine)?;
+            let seen = case.machine(machine)?;
             seen.machine.seen().ok_or(Refusal::NotSeen("the machine"))?;
             case.no_member(machine)?;
             if seen.report().is_some_and(|report| report.etcd.service.state != ServiceState::Stopped) {

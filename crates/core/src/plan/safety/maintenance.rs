@@ -89,7 +89,7 @@ impl Case<'_> {
     /// A database is rewritten into a new file beside the old one.
     pub(in crate::plan) fn room_for_new_file(&self, machine: &Name, etcd: &EtcdFacts) -> Result<(), Refusal> {
         let needed = etcd.db_in_use.unsigned_abs();
-        match self.member(machine)?.report().map(|r| r.disk.free) {
+        match self.machine(machine)?.report().map(|r| r.disk.free) {
             Some(free) if free < needed => {
                 let (free, needed) = (size(free), size(needed));
                 Err(Refusal::Otherwise(format!("its disk has {free} free, and the new file takes {needed}")))

@@ -96,7 +96,7 @@ impl<'a> Membership<'a> {
         }
         let mut stay = observed.voters(view).unwrap_or_default();
         stay.retain(|other| Some(other) != name.as_ref());
-        if !damaged && observed.maintenance.hashes.as_ref().is_some_and(|hashes| hashes.conflict(&stay)) {
+        if !damaged && observed.etcd.maintenance.hashes.as_ref().is_some_and(|hashes| hashes.conflict(&stay)) {
             return Err(otherwise("the members that stay differ in their data"));
         }
         let leader = view.leader.and_then(|name| view.answering.get(name)).map(|e| e.member);

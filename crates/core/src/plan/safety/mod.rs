@@ -23,7 +23,7 @@ use super::{Draft, Pause, Plan, Waiting};
 use crate::action::{Action, Changes, Company, MemberAction, RestoreAction};
 use crate::desired::Cluster;
 use crate::ledger::Mode;
-use crate::observed::{AgentReport, ListedMember, MemberObserved, Observed, Tolerance, View, quorum};
+use crate::observed::{AgentReport, ListedMember, MachineObserved, Observed, Tolerance, View, quorum};
 use crate::spec::Name;
 
 /// What a step costs.
@@ -134,13 +134,13 @@ impl<'a> Case<'a> {
         Cost { during: Tolerance::NoQuorum, pause: Pause::NotServing, ..self.unharmed }
     }
 
-    fn member(&self, machine: &Name) -> Result<&'a MemberObserved, Refusal> {
-        self.observed.members.get(machine).ok_or(Refusal::NotSeen("the machine"))
+    fn machine(&self, machine: &Name) -> Result<&'a MachineObserved, Refusal> {
+        self.observed.machines.get(machine).ok_or(Refusal::NotSeen("the machine"))
     }
 
     /// The report of the machine's agent, whichever machine it is.
     fn any_report(&self, machine: &Name) -> Result<&'a AgentReport, Refusal> {
-        self.member(machine)?.report().ok_or(Refusal::NotSeen("the agent's report"))
+        self.machine(machine)?.report().ok_or(Refusal::NotSeen("the agent's report"))
     }
 
     /// The report of the agent of the machine that etcd was started on, where it was.

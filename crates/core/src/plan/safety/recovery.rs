@@ -2,7 +2,7 @@
 
 use super::{Case, Cost, Refusal, not_decided, otherwise};
 use crate::action::{Action, EtcdAction, MachineAction, RecoveryAction, StartData};
-use crate::observed::{Data, MemberObserved, Recovery, ServiceState};
+use crate::observed::{AgentReport, Data, Recovery, ServiceState};
 use crate::spec::Name;
 
 /// No recovery has been approved.
@@ -17,7 +17,7 @@ pub(super) fn judge(action: &RecoveryAction) -> Result<Cost, Refusal> {
 pub(super) fn meanwhile(case: &Case<'_>, recovery: &Recovery, action: &Action) -> Result<(), Refusal> {
     let observed = case.observed;
     let survives = |machine: &Name| *machine == recovery.survivor;
-    let reported = |machine| observed.members.get(machine).and_then(MemberObserved::report);
+    let reported = |machine| observed.report(machine);
     let building = || Err(otherwise("the cluster is being built anew"));
     match action {
         Action::Machine(MachineAction::StartMachine { .. }) => Ok(()),
@@ -30,10 +30,8 @@ pub(super) fn meanwhile(case: &Case<'_>, recovery: &Recovery, action: &Action) -
             EtcdAction::StartEtcd { machine, data: StartData::Alone(of), .. }
                 if survives(machine) && *of == recovery.of =>
             {
-                let runs = |m: &MemberObserved| {
-                    m.report().is_some_and(|report| report.etcd.service.state != ServiceState::Stopped)
-                };
-                let others_run = observed.members.iter().any(|(name, m)| !survives(name) && runs(m));
+                let runs = |report: &AgentReport| report.etcd.service.state != ServiceState::Stopped;
+                let others_run = observed.reports().any(|(name, report)| !survives(name) && runs(report));
                 if others_run { Err(otherwise("another member runs")) } else { Ok(()) }
             }
             EtcdAction::ClearData { machine, member } if recovery.settled => case.data_of(machine, *member),

@@ -2,7 +2,7 @@
 
 use super::{Case, Cost, Refusal, not_decided, otherwise};
 use crate::action::{Action, EtcdAction, MachineAction, PkiAction, RestoreAction};
-use crate::observed::{Data, MemberObserved, Restoration, ServiceState};
+use crate::observed::{Data, Restoration, ServiceState};
 use crate::plan::restore::found;
 use crate::spec::Name;
 
@@ -19,8 +19,8 @@ pub(super) fn judge(case: &Case<'_>, action: &RestoreAction) -> Result<Cost, Ref
 
 /// Whether a step may be done while a backup is restored; nothing where it is judged as always.
 pub(super) fn meanwhile(case: &Case<'_>, restoration: &Restoration, action: &Action) -> Option<Result<(), Refusal>> {
-    let report = |machine: &Name| case.observed.members.get(machine).and_then(MemberObserved::report);
-    let reports = || case.observed.members.values().filter_map(MemberObserved::report);
+    let report = |machine: &Name| case.observed.report(machine);
+    let reports = || case.observed.reports().map(|(_, report)| report);
     let refuse = |text: &str| Some(Err(otherwise(text)));
     let unseen = || Some(Err(Refusal::NotSeen("the agent's report")));
     let serves = || {
