@@ -6,7 +6,6 @@ use raftsman_engine::backup::{Accepted, keys};
 use raftsman_engine::fleet::directory_of;
 use raftsman_engine::ops::OpError;
 use raftsman_engine::ops::backup::{Selection, Target, copy, keys as verifying_keys, list, now, prune, show, verify};
-use raftsman_engine::ops::begin::locked_cluster;
 use serde_json::json;
 
 use crate::args::{Accept, Backup, Common, Unsigned};
@@ -33,9 +32,9 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
     let fleet = || -> Result<_, Failure> { open(read_file(common)?, context(common)?) };
     match args {
         Backup::Now { cluster, json } => {
-            let (fleet, lock) = locked_cluster(read_file(common)?, &context(common)?, "backup", cluster.as_deref())?;
+            let (spec, context) = (read_file(common)?, context(common)?);
             let transfer = TransferView::new(*json);
-            let taken = now(&fleet, lock, cluster.as_deref(), &|progress| transfer.on_progress(progress)).await;
+            let taken = now(spec, &context, cluster.as_deref(), &|progress| transfer.on_progress(progress)).await;
             transfer.end();
             let taken = taken?;
             match json {
@@ -108,9 +107,7 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
         }
         Backup::Prune { cluster, show, unsigned: accept, json } => {
             let (spec, context) = (read_file(common)?, context(common)?);
-            let (fleet, lock) = locked_cluster(spec, &context, "backup prune", cluster.as_deref())?;
-            let accepted = unsigned(accept);
-            let pruned = prune(&fleet, &lock, cluster.as_deref(), &accepted, *show).await?;
+            let pruned = prune(spec, &context, cluster.as_deref(), &unsigned(accept), *show).await?;
             match json {
                 true => view::print_json(&pruned)?,
                 false => view::print(&view::backup::pruned(&pruned, Paint::of_stdout())),

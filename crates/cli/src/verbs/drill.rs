@@ -5,8 +5,7 @@ use std::process::ExitCode;
 use raftsman_engine::backup::keys;
 use raftsman_engine::ops::OpError;
 use raftsman_engine::ops::backup::Progress;
-use raftsman_engine::ops::begin::locked_cluster;
-use raftsman_engine::ops::drill::{drill, history};
+use raftsman_engine::ops::drill::{history, run as drill};
 use serde_json::json;
 
 use super::backup::accepted;
@@ -26,13 +25,13 @@ pub(super) async fn run(common: &Common, args: &Drill) -> Result<ExitCode, Failu
         }
         return Ok(OK);
     }
-    let (fleet, lock) = locked_cluster(read_file(common)?, &context(common)?, "drill", args.cluster.as_deref())?;
+    let (spec, context) = (read_file(common)?, context(common)?);
     let keys = keys(&args.key).map_err(OpError::from)?;
     let transfer = TransferView::new(args.json);
     let watch = |checked, total| transfer.on_progress(Progress { received: 0, stored: 0, checked, total });
     let accepted = accepted(&args.accept)?;
     let (cluster, from) = (args.cluster.as_deref(), args.from.as_deref());
-    let done = drill(&fleet, &lock, cluster, from, &accepted, &keys, &watch).await;
+    let done = drill(spec, &context, cluster, from, &accepted, &keys, &watch).await;
     transfer.end();
     let done = done?;
     match args.json {

@@ -4,33 +4,29 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use raftsman_engine::ops::apply::OnEvent;
-use raftsman_engine::ops::begin::{locked_cluster, locked_member};
-use raftsman_engine::ops::maintenance::{
-    CompactTarget, DefragScope, compact, compactable, defrag, move_leader, verify,
-};
+use raftsman_engine::ops::begin::Consent;
+use raftsman_engine::ops::maintenance::{CompactTarget, Compacted, DefragScope, compact, defrag, move_leader, verify};
+use tokio::sync::Notify;
 
-use super::{NOT_NAMED, asked};
+use super::{NOT_NAMED, approved, asked};
 use crate::args::{Common, Compact, Defrag, MoveLeader, Verify};
 use crate::context::{clusters, context, open, read_file};
 use crate::exit::{CHANGES, Failure, OK};
-use crate::interrupt::interruptible;
+use crate::interrupt::interruptible_once;
 use crate::progress::Progress;
 use crate::view::{self, Paint};
 
 pub(super) async fn run_defrag(common: &Common, args: &Defrag) -> Result<ExitCode, Failure> {
-    let (spec, context, on_event) = (read_file(common)?, context(common)?, on_event(args.json));
+    let (spec, context, begun) = (read_file(common)?, context(common)?, Notify::new());
     let cluster = args.cluster.as_deref();
-    let (fleet, lock) = match &args.member {
-        Some(member) => locked_member(spec, &context, "defrag", cluster, member)?,
-        None => locked_cluster(spec, &context, "defrag", cluster)?,
-    };
     let scope = match &args.member {
         Some(member) => DefragScope::Member(member),
         None if args.all => DefragScope::All,
         None => DefragScope::Large,
     };
-    let done = interruptible(on_event, async |on_event, interrupt| {
-        Ok(defrag(&fleet, &lock, args.cluster.as_deref(), scope, &on_event, &interrupt).await?)
+    let done = interruptible_once(&begun, on_event(args.json), async |on_event, interrupt| {
+        let locked = || begun.notify_one();
+        Ok(Box::pin(defrag(spec, &context, cluster, scope, &locked, &on_event, &interrupt)).await?)
     })
     .await?;
     if args.json {
@@ -44,26 +40,23 @@ pub(super) async fn run_defrag(common: &Common, args: &Defrag) -> Result<ExitCod
 }
 
 pub(super) async fn run_compact(common: &Common, args: &Compact) -> Result<ExitCode, Failure> {
-    let (fleet, lock) = locked_cluster(read_file(common)?, &context(common)?, "compact", args.cluster.as_deref())?;
+    let (spec, context, begun) = (read_file(common)?, context(common)?, Notify::new());
     let what = match (args.revision, args.keep) {
         (Some(revision), _) => CompactTarget::Before(revision),
         (None, keep) => CompactTarget::AllBut(keep.unwrap_or(0)),
     };
-    let goes = compactable(&fleet, args.cluster.as_deref(), what).await?;
-    if !args.yes {
+    let approve = |goes: &Compacted| {
         let question = format!(
             "etcd {}: history before revision {} goes, of {} in all; it can no longer be read or watched\n\
              Type the cluster's name to go on: ",
             goes.cluster, goes.revision, goes.newest
         );
-        if asked(&question).as_deref() != Some(goes.cluster.as_str()) {
-            return Err(Failure::other(NOT_NAMED));
-        }
-    }
-    // The revision that the operator approved, even if the cluster has newer ones meanwhile.
-    let what = CompactTarget::Before(goes.revision);
-    let done = interruptible(on_event(args.json), async |on_event, _| {
-        Ok(compact(&fleet, &lock, args.cluster.as_deref(), what, &on_event).await?)
+        let answered = || asked(&question).as_deref() == Some(goes.cluster.as_str());
+        approved(&begun, args.yes, answered, NOT_NAMED)
+    };
+    let done = interruptible_once(&begun, on_event(args.json), async |on_event, _| {
+        let consent = Consent { show: &|_: &Compacted| {}, approve: &approve };
+        Ok(Box::pin(compact(spec, &context, args.cluster.as_deref(), what, consent, &on_event)).await?)
     })
     .await?;
     if args.json {
@@ -78,9 +71,10 @@ pub(super) async fn run_compact(common: &Common, args: &Compact) -> Result<ExitC
 }
 
 pub(super) async fn run_move_leader(common: &Common, args: &MoveLeader) -> Result<ExitCode, Failure> {
-    let (fleet, lock) = locked_member(read_file(common)?, &context(common)?, "move-leader", None, &args.member)?;
-    let leader = interruptible(on_event(args.json), async |on_event, _| {
-        Ok(move_leader(&fleet, &lock, &args.member, &on_event).await?)
+    let (spec, context, begun) = (read_file(common)?, context(common)?, Notify::new());
+    let leader = interruptible_once(&begun, on_event(args.json), async |on_event, _| {
+        let locked = || begun.notify_one();
+        Ok(Box::pin(move_leader(spec, &context, &args.member, &locked, &on_event)).await?)
     })
     .await?;
     if args.json {

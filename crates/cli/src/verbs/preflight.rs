@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use raftsman_engine::ops::begin::locked;
-use raftsman_engine::ops::preflight::preflight;
+use raftsman_engine::ops::preflight::run as preflight;
 
 use crate::args::{Common, Preflight};
 use crate::context::{clusters, context, read_file};
@@ -13,8 +12,7 @@ use crate::view::{self, Paint};
 pub(super) async fn run(common: &Common, args: &Preflight) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
-    let (fleet, lock) = locked(spec, &context(common)?, "preflight", &only)?;
-    let found = preflight(&fleet, &lock, &only, args.save).await?;
+    let found = preflight(spec, &context(common)?, &only, args.save).await?;
     if args.json {
         view::print_json(&found)?;
     } else {

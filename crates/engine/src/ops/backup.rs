@@ -15,18 +15,18 @@ use raftsman_core::backup::point::is_future;
 use raftsman_core::backup::{FullName, Keep, Layout, Manifest, RestoreTarget, chain};
 use raftsman_core::desired::ClientAccess;
 use raftsman_core::observed::{Observed, View};
-use raftsman_core::spec::{AuthMode, Backups, Name, Prune};
+use raftsman_core::spec::{AuthMode, Backups, Name, Prune, Spec};
 use serde::Serialize;
 use serde_json::json;
 
+use super::begin::locked_cluster;
 use super::{OpError, pick_cluster};
 use crate::act::pki::certify_client;
 use crate::arriving::Arriving;
 use crate::backup::{Accepted, BackupError, BackupRepository, make_signing_key, order, place, public_key};
-use crate::fleet::{Fleet, directory_of};
+use crate::fleet::{Context, Fleet, directory_of};
 use crate::journal::Journal;
 use crate::observe::Observer;
-use crate::store::Lock;
 
 /// The interval of progress reports.
 const TELL: Duration = Duration::from_millis(500);
@@ -66,17 +66,19 @@ impl NewBackup {
     }
 }
 
-/// Has a member's machine make a backup. The lock is released as soon as no change is left to make.
+/// The whole of `raftsman backup now`: takes the lock and has a member's machine make a backup. The lock is released as
+/// soon as no change is left to make.
 pub async fn now(
-    fleet: &Arc<Fleet>,
-    lock: Lock,
+    spec: Spec,
+    context: &Context,
     cluster: Option<&str>,
     watch: &Watch<'_>,
 ) -> Result<NewBackup, OpError> {
-    let cluster = Arc::new(pick_cluster(fleet, cluster)?);
+    let (fleet, lock) = locked_cluster(spec, context, "backup", cluster)?;
+    let cluster = Arc::new(pick_cluster(&fleet, cluster)?);
     let name = cluster.desired.name.clone();
-    make_signing_key(fleet, &lock)?;
-    let at = BackupRepository::open(fleet, &name, &Accepted::default())?;
+    make_signing_key(&fleet, &lock)?;
+    let at = BackupRepository::open(&fleet, &name, &Accepted::default())?;
     let observer = Observer::new(Arc::clone(&cluster))?;
     let observed = observer.look().await?;
     let machine = chosen(&observed).ok_or_else(|| OpError::NoQuorum(name.clone()))?;
@@ -94,7 +96,7 @@ pub async fn now(
     // The journal holds the lock, too.
     drop((journal, lock));
 
-    let request = order(fleet, &at.settings, &at.place, &name, root_password, &observed.ledger.lineage())?;
+    let request = order(&fleet, &at.settings, &at.place, &name, root_password, &observed.ledger.lineage())?;
     let failed = |status| BackupError::Agent { machine: machine.clone(), status: Box::new(status) };
     let mut replies = links.agent.client().await?.take_backup(request).await.map_err(failed)?.into_inner();
     while let Some(reply) = replies.next().await {
@@ -186,16 +188,17 @@ pub struct Pruned {
     pub ignored: Vec<FullName>,
 }
 
-/// Removes what the file's retention does not keep.
+/// The whole of `raftsman backup prune`: takes the lock and removes what the file's retention does not keep.
 pub async fn prune(
-    fleet: &Arc<Fleet>,
-    lock: &Lock,
+    spec: Spec,
+    context: &Context,
     cluster: Option<&str>,
     accepted: &Accepted,
     only_show: bool,
 ) -> Result<Pruned, OpError> {
-    let cluster = pick_cluster(fleet, cluster)?;
-    let at = BackupRepository::open(fleet, &cluster.desired.name, accepted)?;
+    let (fleet, lock) = locked_cluster(spec, context, "backup prune", cluster)?;
+    let cluster = pick_cluster(&fleet, cluster)?;
+    let at = BackupRepository::open(&fleet, &cluster.desired.name, accepted)?;
     if at.settings.prune == Prune::Never {
         return Err(BackupError::NeverPruned.into());
     }
@@ -221,7 +224,7 @@ pub async fn prune(
         ignored: list(gone.ignored),
     };
     if !only_show {
-        let journal = Journal::new(&fleet.store, &fleet.context, lock);
+        let journal = Journal::new(&fleet.store, &fleet.context, &lock);
         journal.note(Some(&pruned.cluster), "backup prune", json!({ "pruned": pruned }))?;
     }
     Ok(pruned)

@@ -112,18 +112,18 @@ pub fn clusters(spec: &Spec, only: &[Name]) -> LockScope {
 }
 
 /// A fleet that was applied before, under the lock of these clusters; of all of them where none is named.
-pub fn locked(spec: Spec, context: &Context, verb: &str, only: &[Name]) -> Result<(Arc<Fleet>, Lock), OpError> {
+pub(super) fn locked(spec: Spec, context: &Context, verb: &str, only: &[Name]) -> Result<(Arc<Fleet>, Lock), OpError> {
     let scope = clusters(&spec, only);
     locked_for(spec, context, verb, &scope)
 }
 
 /// A fleet that was applied before, under the lock of the whole fleet.
-pub fn locked_fleet(spec: Spec, context: &Context, verb: &str) -> Result<(Arc<Fleet>, Lock), OpError> {
+pub(super) fn locked_fleet(spec: Spec, context: &Context, verb: &str) -> Result<(Arc<Fleet>, Lock), OpError> {
     locked_for(spec, context, verb, &LockScope::Fleet)
 }
 
 /// A fleet that was applied before, under the lock of the cluster of this name; without a name, of the only one.
-pub fn locked_cluster(
+pub(super) fn locked_cluster(
     spec: Spec,
     context: &Context,
     verb: &str,
@@ -142,7 +142,7 @@ pub fn locked_cluster(
 }
 
 /// A fleet that was applied before, under the lock of the cluster that this member is of.
-pub fn locked_member(
+pub(super) fn locked_member(
     spec: Spec,
     context: &Context,
     verb: &str,

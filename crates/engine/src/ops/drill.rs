@@ -8,36 +8,39 @@ use raftsman_backup::drill::{self, TestedRestore};
 use raftsman_backup::sign::SignError;
 use raftsman_backup::{Keys, PublicKey, RestoreTarget};
 use raftsman_core::backup::Drill;
+use raftsman_core::spec::Spec;
 use serde_json::json;
 
+use super::begin::locked_cluster;
 use super::{OpError, pick_cluster};
 use crate::act::Executor;
 use crate::act::restore::seen;
 use crate::backup::{Accepted, BackupError, BackupRepository, make_signing_key, source};
-use crate::fleet::Fleet;
+use crate::fleet::{Context, Fleet};
 use crate::journal::Journal;
 use crate::observe::Observer;
-use crate::store::Lock;
 
-/// Tests the newest backup with all changes since, of this cluster or of another one, on a machine of this cluster. The
-/// result is recorded in the store, and in the state of the cluster that the backup is of.
-pub async fn drill(
-    fleet: &Arc<Fleet>,
-    lock: &Lock,
+/// The whole of `raftsman drill`: takes the lock and tests the newest backup with all changes since, of this cluster or
+/// of another one, on a machine of this cluster. The result is recorded in the store, and in the state of the cluster
+/// that the backup is of.
+pub async fn run(
+    spec: Spec,
+    context: &Context,
     cluster: Option<&str>,
     from: Option<&str>,
     accepted: &Accepted,
     keys: &Keys,
     watch: &(dyn Fn(u64, u64) + Send + Sync),
 ) -> Result<Drill, OpError> {
-    let cluster = Arc::new(pick_cluster(fleet, cluster)?);
-    let at = source(fleet, &cluster.desired.name, from, accepted)?;
-    let journal = Journal::new(&fleet.store, &fleet.context, lock);
+    let (fleet, lock) = locked_cluster(spec, context, "drill", cluster)?;
+    let cluster = Arc::new(pick_cluster(&fleet, cluster)?);
+    let at = source(&fleet, &cluster.desired.name, from, accepted)?;
+    let journal = Journal::new(&fleet.store, &fleet.context, &lock);
     let observer = Observer::new(Arc::clone(&cluster))?;
     let observed = observer.look().await?;
     let (now, current) = (Timestamp::now(), seen(&observed));
     let point = at.find(RestoreTarget::Newest, keys).await?;
-    let executor = Executor { observer: &observer, lock, limit: Duration::MAX };
+    let executor = Executor { observer: &observer, lock: &lock, limit: Duration::MAX };
     let tried = match executor.try_out(&at, &point, keys, None, watch).await {
         Ok(tried) => tried,
         Err(error) => {
@@ -52,14 +55,14 @@ pub async fn drill(
     let tried =
         TestedRestore { machine: tried.machine, version, revision: tried.revision, keys: tried.keys, took: tried.took };
     // A drill of another fleet's backup is signed with this cluster's own key: fleets that trust that key accept it.
-    make_signing_key(fleet, lock)?;
-    let own = BackupRepository::open(fleet, &cluster.desired.name, &Accepted::default())?.signer;
+    make_signing_key(&fleet, &lock)?;
+    let own = BackupRepository::open(&fleet, &cluster.desired.name, &Accepted::default())?.signer;
     let signer = at.signer.as_ref().or(own.as_ref());
     let drill = drill::record(&at.repository, signer, &point, tried, now, answered.then_some(current))
         .await
         .map_err(BackupError::from)?;
     if from.is_none() {
-        cluster.remember(lock, |ledger| ledger.drill = Some(drill.clone()))?;
+        cluster.remember(&lock, |ledger| ledger.drill = Some(drill.clone()))?;
     }
     journal.note(Some(&cluster.desired.name), "drill", json!({ "drill": drill, "from": from }))?;
     Ok(drill)

@@ -7,15 +7,16 @@ use jiff::Timestamp;
 use raftsman_core::action::{Action, MaintenanceAction, MemberAction};
 use raftsman_core::observed::{Agreement, Hash, Hashes, Observed, View};
 use raftsman_core::plan::{Reason, Step, Waiting, defragment, safety};
-use raftsman_core::spec::{Defragmentation, Name};
+use raftsman_core::spec::{Defragmentation, Name, Spec};
 use serde::Serialize;
 
 use super::apply::OnEvent;
+use super::begin::{Consent, locked_cluster, locked_member};
 use super::{OpError, for_each_cluster, pick_cluster, pick_member};
 use crate::act::Executor;
 use crate::apply::Event;
 use crate::cluster::ClusterHandle;
-use crate::fleet::Fleet;
+use crate::fleet::{Context, Fleet};
 use crate::interrupt::Interrupt;
 use crate::journal::Journal;
 use crate::observe::Observer;
@@ -104,23 +105,29 @@ pub enum DefragScope<'a> {
     Member(&'a str),
 }
 
-/// Defragments the databases of a cluster's members: one at a time, followers first, the leader after a leadership
-/// transfer.
+/// The whole of `raftsman defrag`: takes the lock and defragments the databases of a cluster's members, one at a time,
+/// followers first, the leader after a leadership transfer. `locked` is called as soon as the lock is held.
 pub async fn defrag(
-    fleet: &Arc<Fleet>,
-    lock: &Lock,
+    spec: Spec,
+    context: &Context,
     cluster: Option<&str>,
     scope: DefragScope<'_>,
+    locked: &(dyn Fn() + Sync),
     on_event: &OnEvent,
     interrupt: &Interrupt,
 ) -> Result<Vec<Defragmented>, OpError> {
+    let (fleet, lock) = match scope {
+        DefragScope::Member(member) => locked_member(spec, context, "defrag", cluster, member)?,
+        DefragScope::Large | DefragScope::All => locked_cluster(spec, context, "defrag", cluster)?,
+    };
+    locked();
     let (cluster, member) = match scope {
         DefragScope::Member(member) => {
-            pick_member(fleet, cluster, member).map(|(cluster, member)| (cluster, Some(member)))?
+            pick_member(&fleet, cluster, member).map(|(cluster, member)| (cluster, Some(member)))?
         }
-        DefragScope::Large | DefragScope::All => (pick_cluster(fleet, cluster)?, None),
+        DefragScope::Large | DefragScope::All => (pick_cluster(&fleet, cluster)?, None),
     };
-    let single = Single::new(fleet, cluster, lock, on_event)?;
+    let single = Single::new(&fleet, cluster, &lock, on_event)?;
     let mut observed = single.look().await?;
     let mut left: Vec<Name> = match member {
         Some(member) => vec![member],
@@ -175,13 +182,6 @@ pub enum CompactTarget {
     AllBut(i64),
 }
 
-/// What a compaction would drop. Nothing is changed.
-pub async fn compactable(fleet: &Arc<Fleet>, cluster: Option<&str>, what: CompactTarget) -> Result<Compacted, OpError> {
-    let observer = Observer::new(Arc::new(pick_cluster(fleet, cluster)?))?;
-    let cluster = observer.cluster().desired.name.clone();
-    target(cluster, &observer.look().await?, what)
-}
-
 /// The oldest revision that stays, and the newest one.
 fn target(cluster: Name, observed: &Observed, what: CompactTarget) -> Result<Compacted, OpError> {
     let view = View::of(observed);
@@ -197,27 +197,43 @@ fn target(cluster: Name, observed: &Observed, what: CompactTarget) -> Result<Com
     }
 }
 
-/// Compacts the history.
+/// The whole of `raftsman compact`: takes the lock, observes, asks, and compacts the history.
 pub async fn compact(
-    fleet: &Arc<Fleet>,
-    lock: &Lock,
+    spec: Spec,
+    context: &Context,
     cluster: Option<&str>,
     what: CompactTarget,
+    consent: Consent<'_, Compacted>,
     on_event: &OnEvent,
 ) -> Result<Compacted, OpError> {
-    let single = Single::new(fleet, pick_cluster(fleet, cluster)?, lock, on_event)?;
+    let (fleet, lock) = locked_cluster(spec, context, "compact", cluster)?;
+    let single = Single::new(&fleet, pick_cluster(&fleet, cluster)?, &lock, on_event)?;
+    let name = single.observer.cluster().desired.name.clone();
+    let foreseen = target(name.clone(), &single.observer.look().await?, what)?;
+    (consent.show)(&foreseen);
+    consent.ask(&foreseen)?;
     let observed = single.look().await?;
-    let compacted = target(single.observer.cluster().desired.name.clone(), &observed, what)?;
+    // The revision that the operator approved, even if the cluster has newer ones meanwhile.
+    let compacted = target(name, &observed, CompactTarget::Before(foreseen.revision))?;
     single
         .act(&observed, Action::Maintenance(MaintenanceAction::Compact { revision: compacted.revision }), Reason::Asked)
         .await?;
     Ok(compacted)
 }
 
-/// Transfers leadership to this member.
-pub async fn move_leader(fleet: &Arc<Fleet>, lock: &Lock, member: &str, on_event: &OnEvent) -> Result<Name, OpError> {
-    let (cluster, machine) = pick_member(fleet, None, member)?;
-    let single = Single::new(fleet, cluster, lock, on_event)?;
+/// The whole of `raftsman move-leader`: takes the lock and transfers leadership to this member. `locked` is called as
+/// soon as the lock is held.
+pub async fn move_leader(
+    spec: Spec,
+    context: &Context,
+    member: &str,
+    locked: &(dyn Fn() + Sync),
+    on_event: &OnEvent,
+) -> Result<Name, OpError> {
+    let (fleet, lock) = locked_member(spec, context, "move-leader", None, member)?;
+    locked();
+    let (cluster, machine) = pick_member(&fleet, None, member)?;
+    let single = Single::new(&fleet, cluster, &lock, on_event)?;
     let observed = single.look().await?;
     let view = View::of(&observed);
     if !view.has_quorum() {

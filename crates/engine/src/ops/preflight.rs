@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raftsman_core::observed::{Concern, Measurement, Preflight, Worst, judge, recommend};
-use raftsman_core::spec::{Name, RaftTimers};
+use raftsman_core::spec::{Name, RaftTimers, Spec};
 use serde::Serialize;
 use serde_json::json;
 
 use super::OpError;
+use super::begin::locked;
 use crate::act::Executor;
 use crate::cluster::ClusterHandle;
-use crate::fleet::Fleet;
+use crate::fleet::Context;
 use crate::journal::Journal;
 use crate::observe::Observer;
-use crate::store::Lock;
 
 /// What was measured on one cluster, and what follows.
 #[derive(Debug, Clone, Serialize)]
@@ -63,17 +63,14 @@ impl ClusterPreflight {
     }
 }
 
-/// Measures every cluster, one after the other: they may share disks. With `save` the measurement is kept.
-pub async fn preflight(
-    fleet: &Arc<Fleet>,
-    lock: &Lock,
-    only: &[Name],
-    save: bool,
-) -> Result<Vec<ClusterPreflight>, OpError> {
-    let journal = Journal::new(&fleet.store, &fleet.context, lock);
+/// The whole of `raftsman preflight`: takes the lock and measures every cluster, one after the other: they may share
+/// disks. With `save` the measurement is kept.
+pub async fn run(spec: Spec, context: &Context, only: &[Name], save: bool) -> Result<Vec<ClusterPreflight>, OpError> {
+    let (fleet, lock) = locked(spec, context, "preflight", only)?;
+    let journal = Journal::new(&fleet.store, &fleet.context, &lock);
     let mut all = Vec::new();
     for desired in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
-        all.push(one(Arc::new(ClusterHandle::open(fleet, desired)?), &journal, save).await?);
+        all.push(one(Arc::new(ClusterHandle::open(&fleet, desired)?), &journal, save).await?);
     }
     Ok(all)
 }
