@@ -140,23 +140,25 @@ impl Lab {
 
     /// The ledger of the cluster `main`, as it is in the state.
     pub fn ledger(&self) -> Value {
-        let kept = self.store().get_cluster::<Value>("main").expect("a sound ledger");
+        let kept = engine::block_on(self.store().get_cluster::<Value>("main")).expect("a sound ledger");
         kept.expect("a ledger").value
     }
 
     /// Writes another ledger of the cluster `main`, as a raftsman that holds the lock would.
     pub fn change_ledger(&self, change: impl FnOnce(&mut Value)) {
         let store = self.store();
-        let lock = store.lock(LockInfo::new("test", "test", "test")).expect("the lock");
-        let mut kept = store.get_cluster::<Value>("main").expect("a sound ledger").expect("a ledger");
+        let lock = engine::block_on(store.lock(LockInfo::new("test", "test", "test"))).expect("the lock");
+        let kept = engine::block_on(store.get_cluster::<Value>("main")).expect("a sound ledger");
+        let mut kept = kept.expect("a ledger");
         change(&mut kept.value);
-        store.put_cluster(&lock, "main", &kept.version, &kept.value).expect("written");
+        engine::block_on(store.put_cluster(&lock, "main", &kept.version, &kept.value)).expect("written");
     }
 
     fn store(&self) -> Store {
         let fleet = std::fs::read_to_string(self.path().join(".raftsman/fleet.json")).expect("a state");
         let fleet: Value = serde_json::from_str(&fleet).expect("JSON");
-        Store::open(&self.path().join(".raftsman"), fleet["name"].as_str().expect("a name")).expect("a state")
+        let (dir, name) = (self.path().join(".raftsman"), fleet["name"].as_str().expect("a name"));
+        engine::block_on(Store::open(&dir, name)).expect("a state")
     }
 
     /// A lab with one cluster `main` whose backups go into this directory, with further lines of that section. It runs.

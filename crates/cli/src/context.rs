@@ -108,8 +108,8 @@ pub(crate) fn context(common: &Common) -> Result<Context, Failure> {
 }
 
 /// Opens the fleet of the file to read it, and asks for the passphrase where it needs one.
-pub(crate) fn open(spec: Spec, context: Context) -> Result<Arc<Fleet>, Failure> {
-    Ok(begin::open(spec, context)?)
+pub(crate) async fn open(spec: Spec, context: Context) -> Result<Arc<Fleet>, Failure> {
+    Ok(begin::open(spec, context).await?)
 }
 
 /// How often the lock is checked.
@@ -118,13 +118,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Returns when no other process holds the lock any more, of this stack or of the whole fleet, or at the deadline.
 pub(crate) async fn unlocked(common: &Common, stack: Option<&str>, until: Instant) -> Result<(), Failure> {
     let (spec, context) = (read_file(common)?, context(common)?);
-    let held = || match (begin::state(&spec, &context), stack) {
-        (Ok(Some(store)), Some(stack)) => store.stack_holder(stack).is_ok_and(|holder| holder.is_some()),
-        (Ok(Some(store)), None) => store.lock_holder().is_ok_and(|holder| holder.is_some()),
+    let held = async || match (begin::state(&spec, &context).await, stack) {
+        (Ok(Some(store)), Some(stack)) => store.stack_holder(stack).await.is_ok_and(|holder| holder.is_some()),
+        (Ok(Some(store)), None) => store.lock_holder().await.is_ok_and(|holder| holder.is_some()),
         // The verb itself reports any other error.
         (Ok(None) | Err(_), _) => false,
     };
-    while Instant::now() < until && held() {
+    while Instant::now() < until && held().await {
         tokio::time::sleep(LOOK_AGAIN).await;
     }
     Ok(())

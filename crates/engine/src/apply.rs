@@ -223,7 +223,7 @@ impl Run<'_> {
             let Some((observed, next)) = looked else { return Err(self.interrupted().await) };
             self.observed = Some(observed);
             if next.is_done() {
-                return self.tidy();
+                return self.tidy().await;
             }
             if self.interrupt.asked() {
                 return Err(self.interrupted().await);
@@ -289,9 +289,9 @@ impl Run<'_> {
 
     /// Executes one wave, all of its steps concurrently. Returns the first failure, if there was one.
     async fn carry_out(&mut self, steps: Vec<Step>, limit: Duration) -> Result<Option<ApplyError>, ApplyError> {
-        self.write_ahead(&steps)?;
+        self.write_ahead(&steps).await?;
         let name = &self.observer.cluster().desired.name;
-        self.journal.begun(name, &steps)?;
+        self.journal.begun(name, &steps).await?;
         (self.on_event)(Event::Wave { steps: steps.clone() });
         let executor = Executor { observer: &self.observer, lock: self.journal.lock(), limit };
         let on_event = self.on_event;
@@ -328,12 +328,12 @@ impl Run<'_> {
         };
         let (mut outcomes, started) = tokio::join!(join_all(others.into_iter().map(perform)), bootstraps);
         outcomes.extend(started);
-        self.journal.ended(name, &outcomes)?;
+        self.journal.ended(name, &outcomes).await?;
         let mut first = None;
         for (action, outcome) in outcomes {
             match outcome {
                 Ok(()) => {
-                    self.observer.cluster().remember(self.journal.lock(), |ledger| ledger.after(&action))?;
+                    self.observer.cluster().remember(self.journal.lock(), |ledger| ledger.after(&action)).await?;
                     self.steps.push(action);
                 }
                 Err(source) => {
@@ -347,27 +347,29 @@ impl Run<'_> {
 
     /// Every machine is claimed, so join tokens are of no use. After a killed run they are still in the state, perhaps
     /// with the key of an authority that was never used.
-    fn tidy(&self) -> Result<(), ApplyError> {
+    async fn tidy(&self) -> Result<(), ApplyError> {
         let cluster = self.observer.cluster();
         let lock = self.journal.lock();
-        cluster.sweep_authorities(lock)?;
-        cluster.keep_root_password(lock)?;
+        cluster.sweep_authorities(lock).await?;
+        cluster.keep_root_password(lock).await?;
         for member in &cluster.desired.members {
-            cluster.fleet.secrets.delete(lock, &token_name(&member.name))?;
+            cluster.fleet.secrets.delete(lock, &token_name(&member.name)).await?;
         }
         Ok(())
     }
 
     /// Writes what must survive a crash to the disk before anything is done.
-    fn write_ahead(&self, steps: &[Step]) -> Result<(), StoreError> {
+    async fn write_ahead(&self, steps: &[Step]) -> Result<(), StoreError> {
         let cluster = self.observer.cluster();
         let Some(observed) = &self.observed else { return Ok(()) };
         let now = Timestamp::now();
-        cluster.remember(self.journal.lock(), |ledger| {
-            for step in steps {
-                ledger.ahead(&cluster.desired, observed, &step.action, now);
-            }
-        })
+        cluster
+            .remember(self.journal.lock(), |ledger| {
+                for step in steps {
+                    ledger.ahead(&cluster.desired, observed, &step.action, now);
+                }
+            })
+            .await
     }
 }
 

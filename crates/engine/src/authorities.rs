@@ -46,7 +46,7 @@ fn number_of(name: &str, cluster: &Name, side: TrustDomain) -> Option<u32> {
 }
 
 /// Removes every authority of a cluster from the state, except those with these numbers.
-pub(crate) fn sweep(
+pub(crate) async fn sweep(
     store: &Store,
     secrets: &Secrets,
     lock: &Lock,
@@ -56,38 +56,38 @@ pub(crate) fn sweep(
     for side in TrustDomain::ALL {
         let goes = |name: &String| number_of(name, cluster, side).is_some_and(|number| !keep(side, number));
         // The certificate first: it says that the key exists.
-        for name in store.certificates()?.into_iter().filter(goes) {
-            store.delete_certificate(lock, &name)?;
+        for name in store.certificates().await?.into_iter().filter(goes) {
+            store.delete_certificate(lock, &name).await?;
         }
-        for name in secrets.names()?.into_iter().filter(goes) {
-            secrets.delete(lock, &name)?;
+        for name in secrets.names().await?.into_iter().filter(goes) {
+            secrets.delete(lock, &name).await?;
         }
     }
     Ok(())
 }
 
 /// The numbers of the authorities that the state keeps of this side of a cluster, in order.
-pub(crate) fn kept_numbers(store: &Store, cluster: &Name, side: TrustDomain) -> Result<Vec<u32>, StoreError> {
+pub(crate) async fn kept_numbers(store: &Store, cluster: &Name, side: TrustDomain) -> Result<Vec<u32>, StoreError> {
     let mut numbers: Vec<u32> =
-        store.certificates()?.iter().filter_map(|name| number_of(name, cluster, side)).collect();
+        store.certificates().await?.iter().filter_map(|name| number_of(name, cluster, side)).collect();
     numbers.sort_unstable();
     Ok(numbers)
 }
 
 /// The authority of this side as the state keeps it, where it keeps exactly one: with several a rotation was under way,
 /// and only the ledger knows which of them members trust.
-pub(crate) fn only_kept(
+pub(crate) async fn only_kept(
     store: &Store,
     cluster: &Name,
     side: TrustDomain,
 ) -> Result<Result<Option<Trust>, usize>, ClusterError> {
-    let numbers = kept_numbers(store, cluster, side)?;
+    let numbers = kept_numbers(store, cluster, side).await?;
     let number = match numbers.as_slice() {
         [] => return Ok(Ok(None)),
         [only] => *only,
         several => return Ok(Err(several.len())),
     };
-    let Some(pem) = store.get_certificate(&place(cluster, side, number))? else { return Ok(Ok(None)) };
+    let Some(pem) = store.get_certificate(&place(cluster, side, number)).await? else { return Ok(Ok(None)) };
     let made = record(&pki::describe(&pem)?, &pem, number, Origin::Made);
     let mut trust = Trust::new(made);
     trust.numbered = trust.numbered.max(number);
@@ -96,23 +96,23 @@ pub(crate) fn only_kept(
 
 impl ClusterHandle {
     /// Makes the first authority, or adds the one that the file brings. It is made only once.
-    pub fn first_authority(&self, lock: &Lock, side: TrustDomain, now: Timestamp) -> Result<(), ClusterError> {
+    pub async fn first_authority(&self, lock: &Lock, side: TrustDomain, now: Timestamp) -> Result<(), ClusterError> {
         if self.ledger().trust(side).is_some() {
             return Ok(());
         }
-        let record = self.obtain(lock, side, 1, now)?;
-        Ok(self.remember(lock, |ledger| ledger.take_in(side, record))?)
+        let record = self.obtain(lock, side, 1, now).await?;
+        Ok(self.remember(lock, |ledger| ledger.take_in(side, record)).await?)
     }
 
     /// Makes the next authority, or adds the one that the file brings.
-    pub fn next_authority(&self, lock: &Lock, side: TrustDomain, now: Timestamp) -> Result<(), ClusterError> {
+    pub async fn next_authority(&self, lock: &Lock, side: TrustDomain, now: Timestamp) -> Result<(), ClusterError> {
         let number = self.trust(side)?.numbered + 1;
-        let record = self.obtain(lock, side, number, now)?;
-        Ok(self.remember(lock, |ledger| ledger.take_in(side, record))?)
+        let record = self.obtain(lock, side, number, now).await?;
+        Ok(self.remember(lock, |ledger| ledger.take_in(side, record)).await?)
     }
 
     /// Changes the ledger's record of one side's authorities.
-    pub fn change_trust(
+    pub async fn change_trust(
         &self,
         lock: &Lock,
         side: TrustDomain,
@@ -123,9 +123,10 @@ impl ClusterHandle {
                 change(trust);
             }
         })
+        .await
     }
 
-    fn obtain(
+    async fn obtain(
         &self,
         lock: &Lock,
         side: TrustDomain,
@@ -137,8 +138,8 @@ impl ClusterHandle {
             spec::Authority::Made => (self.made(side, number, now)?, Origin::Made),
         };
         let place = place(&self.desired.name, side, number);
-        self.fleet.secrets.put(lock, &place, &authority.key_pem())?;
-        self.fleet.store.put_certificate(lock, &place, authority.certificate_pem())?;
+        self.fleet.secrets.put(lock, &place, &authority.key_pem()).await?;
+        self.fleet.store.put_certificate(lock, &place, authority.certificate_pem()).await?;
         Ok(record(&authority.facts().clone(), authority.certificate_pem(), number, origin))
     }
 
@@ -203,7 +204,7 @@ impl ClusterHandle {
     }
 
     /// Whether all that is needed to sign exists, and the authorities that the file brings can be added.
-    pub(crate) fn check_authorities(&self, now: Timestamp) -> Result<(), ClusterError> {
+    pub(crate) async fn check_authorities(&self, now: Timestamp) -> Result<(), ClusterError> {
         let ledger = self.ledger();
         for side in TrustDomain::ALL {
             let trust = ledger.trust(side);
@@ -216,7 +217,7 @@ impl ClusterHandle {
             }
             // The authority of an adopted cluster is not raftsman's.
             if let Some(trust) = trust.filter(|_| ledger.adopted().is_none()) {
-                self.kept(side, &trust.current)?;
+                self.kept(side, &trust.current).await?;
             }
         }
         Ok(())
@@ -229,39 +230,39 @@ impl ClusterHandle {
     }
 
     /// The authority of this record, with its key.
-    pub fn kept(&self, side: TrustDomain, record: &AuthorityRecord) -> Result<Authority, ClusterError> {
+    pub async fn kept(&self, side: TrustDomain, record: &AuthorityRecord) -> Result<Authority, ClusterError> {
         let place = place(&self.desired.name, side, record.number);
         let missing = || match self.ledger().adopted() {
             Some(_) => ClusterError::ForeignAuthority { cluster: self.desired.name.clone(), kind: side.into() },
             None => ClusterError::AuthorityMissing(side.into()),
         };
-        let key = self.fleet.secrets.get(&place)?.ok_or_else(missing)?;
+        let key = self.fleet.secrets.get(&place).await?.ok_or_else(missing)?;
         Ok(Authority::load(side.into(), &record.certificate, &key)?)
     }
 
     /// The authority that signs for this side.
-    pub fn authority(&self, side: TrustDomain) -> Result<Authority, ClusterError> {
-        self.kept(side, &self.trust(side)?.current)
+    pub async fn authority(&self, side: TrustDomain) -> Result<Authority, ClusterError> {
+        self.kept(side, &self.trust(side)?.current).await
     }
 
     /// The authority that signs a member's certificate for this purpose.
-    pub fn signer(
+    pub async fn signer(
         &self,
         purpose: Purpose,
         renew_before: jiff::SignedDuration,
         now: Timestamp,
     ) -> Result<Authority, ClusterError> {
         let trust = self.trust(purpose.side())?;
-        self.kept(purpose.side(), trust.signer(purpose.side(), renew_before, now))
+        self.kept(purpose.side(), trust.signer(purpose.side(), renew_before, now)).await
     }
 
     /// Takes out of the state what it keeps of authorities that the ledger does not know.
-    pub fn sweep_authorities(&self, lock: &Lock) -> Result<(), StoreError> {
+    pub async fn sweep_authorities(&self, lock: &Lock) -> Result<(), StoreError> {
         let ledger = self.ledger();
         let known = |side, number| {
             ledger.trust(side).is_some_and(|trust| trust.known().iter().any(|record| record.number == number))
         };
-        sweep(&self.fleet.store, &self.fleet.secrets, lock, &self.desired.name, known)
+        sweep(&self.fleet.store, &self.fleet.secrets, lock, &self.desired.name, known).await
     }
 }
 
@@ -293,7 +294,7 @@ fn brought_certificate(reference: &spec::BroughtAuthority, base: &Path) -> Resul
 }
 
 /// Adds an authority to the state that signed outside of raftsman so far, with its key where that is given.
-pub(crate) fn bring_in(
+pub(crate) async fn bring_in(
     store: &Store,
     secrets: &Secrets,
     lock: &Lock,
@@ -303,8 +304,8 @@ pub(crate) fn bring_in(
 ) -> Result<Trust, ClusterError> {
     let pem = pki::certificates_only(certificate)?;
     if let Some(key) = key {
-        secrets.put(lock, &place(cluster, side, 1), key)?;
-        store.put_certificate(lock, &place(cluster, side, 1), &pem)?;
+        secrets.put(lock, &place(cluster, side, 1), key).await?;
+        store.put_certificate(lock, &place(cluster, side, 1), &pem).await?;
     }
     Ok(Trust::new(record(&pki::describe(&pem)?, &pem, 1, Origin::Brought)))
 }

@@ -124,20 +124,20 @@ pub struct Accepted {
 
 /// The seed of the key that signs the backups of a cluster of this fleet; nothing where the fleet has no secret for it
 /// yet.
-fn seed(fleet: &Fleet, cluster: &Name) -> Result<Option<Vec<u8>>, BackupError> {
-    let secret = fleet.secrets.get(SIGNING)?;
+async fn seed(fleet: &Fleet, cluster: &Name) -> Result<Option<Vec<u8>>, BackupError> {
+    let secret = fleet.secrets.get(SIGNING).await?;
     Ok(secret.map(|secret| sign::seed(secret.expose_secret().as_bytes(), fleet.id(), cluster)))
 }
 
 /// Makes the fleet's secret for signing backups, unless there is one.
-pub fn make_signing_key(fleet: &Fleet, lock: &Lock) -> Result<(), BackupError> {
-    fleet.secrets.get_or_put(lock, SIGNING, secrets::random_token()?)?;
+pub async fn make_signing_key(fleet: &Fleet, lock: &Lock) -> Result<(), BackupError> {
+    fleet.secrets.get_or_put(lock, SIGNING, secrets::random_token()?).await?;
     Ok(())
 }
 
 /// What verifies the backups of a cluster of this fleet.
-pub fn public_key(fleet: &Fleet, cluster: &Name) -> Result<PublicKey, BackupError> {
-    Ok(Signer::new(&seed(fleet, cluster)?.ok_or(BackupError::NoSigningKey)?)?.public())
+pub async fn public_key(fleet: &Fleet, cluster: &Name) -> Result<PublicKey, BackupError> {
+    Ok(Signer::new(&seed(fleet, cluster).await?.ok_or(BackupError::NoSigningKey)?)?.public())
 }
 
 /// Where a cluster's backups are.
@@ -158,9 +158,9 @@ pub struct BackupRepository {
 
 impl BackupRepository {
     /// Of this cluster, as the file says.
-    pub fn open(fleet: &Fleet, cluster: &Name, accepted: &Accepted) -> Result<Self, BackupError> {
-        let signer = seed(fleet, cluster)?.map(|seed| Signer::new(&seed)).transpose()?;
-        let ledger = fleet.store.get_cluster::<Ledger>(cluster.as_str())?;
+    pub async fn open(fleet: &Fleet, cluster: &Name, accepted: &Accepted) -> Result<Self, BackupError> {
+        let signer = seed(fleet, cluster).await?.map(|seed| Signer::new(&seed)).transpose()?;
+        let ledger = fleet.store.get_cluster::<Ledger>(cluster.as_str()).await?;
         let histories = ledger.map(|ledger| ledger.value.lineage()).unwrap_or_default();
         Self::assemble(fleet, &fleet.spec.fleet, cluster, accepted, signer, histories)
     }
@@ -243,29 +243,29 @@ impl BackupRepository {
 }
 
 /// The repository of the cluster itself, or of another one, given as `CLUSTER` or `FLEET/CLUSTER`.
-pub fn source(
+pub async fn source(
     fleet: &Fleet,
     cluster: &Name,
     from: Option<&str>,
     accepted: &Accepted,
 ) -> Result<BackupRepository, BackupError> {
-    let Some(from) = from else { return BackupRepository::open(fleet, cluster, accepted) };
+    let Some(from) = from else { return BackupRepository::open(fleet, cluster, accepted).await };
     let name = |text: &str| Name::parse(text).map_err(|error| BackupError::NoCluster(error.to_string()));
     match from.split_once('/') {
         Some((owner, cluster)) if name(owner)? == fleet.spec.fleet => {
             // A fleet of this name may have used the store before: its key can only come from the file.
-            let mut at = BackupRepository::open(fleet, &name(cluster)?, accepted)?;
+            let mut at = BackupRepository::open(fleet, &name(cluster)?, accepted).await?;
             let trusted: Result<Vec<PublicKey>, SignError> = at.settings.trust.iter().map(|key| key.parse()).collect();
             at.repository.trust.keys.extend(trusted?);
             Ok(at)
         }
         Some((owner, cluster)) => BackupRepository::of_another(fleet, &name(owner)?, &name(cluster)?, accepted),
-        None => BackupRepository::open(fleet, &name(from)?, accepted),
+        None => BackupRepository::open(fleet, &name(from)?, accepted).await,
     }
 }
 
 /// What a machine needs to know to make a backup.
-pub fn order(
+pub async fn order(
     fleet: &Fleet,
     settings: &Backups,
     place: &Place,
@@ -273,7 +273,7 @@ pub fn order(
     root_password: Option<SecretString>,
     histories: &[History],
 ) -> Result<TakeBackupRequest, BackupError> {
-    let seed = seed(fleet, cluster)?.ok_or(BackupError::NoSigningKey)?;
+    let seed = seed(fleet, cluster).await?.ok_or(BackupError::NoSigningKey)?;
     Ok(TakeBackupRequest {
         signing_key: raftsman_api::hex::encode(&seed),
         histories: serde_json::to_string(histories)?,
@@ -288,13 +288,14 @@ pub fn order(
 }
 
 /// What the machines of a cluster get to make backups on a schedule; nothing where the file sets no schedule.
-pub fn charge(cluster: &ClusterHandle) -> Result<Option<SetBackupsRequest>, BackupError> {
+pub async fn charge(cluster: &ClusterHandle) -> Result<Option<SetBackupsRequest>, BackupError> {
     let fleet = &cluster.fleet;
     let Some(settings) = &fleet.spec.backups else { return Ok(None) };
     let Some(every) = settings.every else { return Ok(None) };
     let place = place(fleet.context.base(), &settings.store)?;
     let histories = cluster.ledger().lineage();
-    let order = order(fleet, settings, &place, &cluster.desired.name, cluster.root_password()?, &histories)?;
+    let order =
+        order(fleet, settings, &place, &cluster.desired.name, cluster.root_password().await?, &histories).await?;
     let keep = settings.kept();
     Ok(Some(SetBackupsRequest {
         order: Some(order),

@@ -104,13 +104,15 @@ pub struct ClusterHandle {
     /// The desired state.
     pub desired: Cluster,
     memory: Mutex<Memory>,
+    /// Held by the task that writes the ledger: what it writes follows from what it read.
+    writing: tokio::sync::Mutex<()>,
     /// What the file refers to as the password of `root`, read once: the password that is set is the one that is kept,
     /// even when the source changes meanwhile.
     root_password: OnceLock<SecretString>,
 }
 
 /// What is remembered of a cluster, and the version of the ledger that it was read from.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Memory {
     ledger: Ledger,
     version: Version,
@@ -118,11 +120,11 @@ struct Memory {
 
 impl ClusterHandle {
     /// Opens one cluster of the fleet.
-    pub fn open(fleet: &Arc<Fleet>, desired: &Cluster) -> Result<Self, ClusterError> {
-        let memory = match fleet.store.get_cluster(desired.name.as_str())? {
+    pub async fn open(fleet: &Arc<Fleet>, desired: &Cluster) -> Result<Self, ClusterError> {
+        let memory = match fleet.store.get_cluster(desired.name.as_str()).await? {
             Some(kept) => Memory { ledger: kept.value, version: kept.version },
             None => {
-                if let Some(trace) = fleet.trace_of(&desired.name)? {
+                if let Some(trace) = fleet.trace_of(&desired.name).await? {
                     return Err(StoreError::LedgerMissing { cluster: desired.name.to_string(), trace }.into());
                 }
                 Memory { ledger: Ledger::default(), version: Version::none() }
@@ -137,8 +139,8 @@ impl ClusterHandle {
     }
 
     fn with(fleet: &Arc<Fleet>, desired: &Cluster, memory: Memory) -> Self {
-        let (memory, root_password) = (Mutex::new(memory), OnceLock::new());
-        Self { fleet: Arc::clone(fleet), desired: desired.clone(), memory, root_password }
+        let (memory, writing) = (Mutex::new(memory), tokio::sync::Mutex::default());
+        Self { fleet: Arc::clone(fleet), desired: desired.clone(), memory, writing, root_password: OnceLock::new() }
     }
 
     /// The ledger, as it is now.
@@ -162,36 +164,42 @@ impl ClusterHandle {
 
     /// Makes the ledger where there is none yet: before anything is made for the cluster, so that a resource without a
     /// ledger later proves that the ledger was lost.
-    pub fn begin(&self, lock: &Lock) -> Result<(), StoreError> {
-        let mut memory = self.memory();
-        if memory.version == Version::none() {
+    pub async fn begin(&self, lock: &Lock) -> Result<(), StoreError> {
+        let _writing = self.writing.lock().await;
+        let Memory { ledger, version } = self.memory().clone();
+        if version == Version::none() {
             // Checked again under the lock: a ledger may have been made and lost since.
-            if let Some(trace) = self.fleet.trace_of(&self.desired.name)? {
+            if let Some(trace) = self.fleet.trace_of(&self.desired.name).await? {
                 return Err(StoreError::LedgerMissing { cluster: self.desired.name.to_string(), trace });
             }
-            let name = self.desired.name.as_str();
-            memory.version = self.fleet.store.put_cluster(lock, name, &memory.version, &memory.ledger)?;
+            self.write(lock, &version, ledger).await?;
         }
         Ok(())
     }
 
-    /// Changes the ledger, on the disk before any action that depends on it. A ledger that another process has replaced
+    /// Changes the ledger, in the state before any action that depends on it. A ledger that another process has replaced
     /// since it was read is not overwritten.
-    pub fn remember(&self, lock: &Lock, change: impl FnOnce(&mut Ledger)) -> Result<(), StoreError> {
-        let mut memory = self.memory();
-        let mut changed = memory.ledger.clone();
+    pub async fn remember(&self, lock: &Lock, change: impl FnOnce(&mut Ledger)) -> Result<(), StoreError> {
+        let _writing = self.writing.lock().await;
+        let Memory { ledger, version } = self.memory().clone();
+        let mut changed = ledger.clone();
         change(&mut changed);
-        if changed != memory.ledger {
-            let name = self.desired.name.as_str();
-            memory.version = self.fleet.store.put_cluster(lock, name, &memory.version, &changed)?;
-            memory.ledger = changed;
+        if changed != ledger {
+            self.write(lock, &version, changed).await?;
         }
+        Ok(())
+    }
+
+    async fn write(&self, lock: &Lock, before: &Version, ledger: Ledger) -> Result<(), StoreError> {
+        let version = self.fleet.store.put_cluster(lock, self.desired.name.as_str(), before, &ledger).await?;
+        *self.memory() = Memory { ledger, version };
         Ok(())
     }
 
     /// Refuses to continue from a copy of the ledger that is not the newest.
-    pub fn compare(&self, lock: &Lock) -> Result<(), StoreError> {
-        self.fleet.store.compare_cluster(lock, self.desired.name.as_str(), &self.memory().version)
+    pub async fn compare(&self, lock: &Lock) -> Result<(), StoreError> {
+        let version = self.memory().version.clone();
+        self.fleet.store.compare_cluster(lock, self.desired.name.as_str(), &version).await
     }
 
     /// Every current or desired member and its address: members that move are at their old one.
@@ -216,8 +224,8 @@ impl ClusterHandle {
     }
 
     /// Whether everything that the file refers to, and that an apply will need, exists and is valid.
-    pub fn check_references(&self, now: Timestamp) -> Result<(), ClusterError> {
-        self.check_authorities(now)?;
+    pub async fn check_references(&self, now: Timestamp) -> Result<(), ClusterError> {
+        self.check_authorities(now).await?;
         if let (AuthMode::Password, Some(reference)) = (self.desired.auth, &self.desired.root_password) {
             crate::secrets::resolve(reference, self.fleet.context.base())?;
         }
@@ -240,7 +248,7 @@ impl ClusterHandle {
     }
 
     /// The password of `root`: the one that the file refers to, or the one that was made with the authorities.
-    pub fn root_password(&self) -> Result<Option<SecretString>, ClusterError> {
+    pub async fn root_password(&self) -> Result<Option<SecretString>, ClusterError> {
         if self.auth() != AuthMode::Password {
             return Ok(None);
         }
@@ -251,82 +259,82 @@ impl ClusterHandle {
             let password = crate::secrets::resolve(reference, self.fleet.context.base())?;
             return Ok(Some(self.root_password.get_or_init(|| password).clone()));
         }
-        Ok(self.fleet.secrets.get(&root_password_name(&self.desired.name))?)
+        Ok(self.fleet.secrets.get(&root_password_name(&self.desired.name)).await?)
     }
 
     /// Makes the password of `root` where clients log in with passwords, the file refers to none and there is none yet.
-    pub fn make_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
-        if self.auth() == AuthMode::Password && self.root_password()?.is_none() {
+    pub async fn make_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
+        if self.auth() == AuthMode::Password && self.root_password().await?.is_none() {
             let password = crate::secrets::random_password()?;
-            self.fleet.secrets.put(lock, &root_password_name(&self.desired.name), &password)?;
+            self.fleet.secrets.put(lock, &root_password_name(&self.desired.name), &password).await?;
         }
         Ok(())
     }
 
     /// Passwords that `root` may have where it does not have the one of the file, the likeliest first: the last one in
     /// force, one that a killed run was about to set, and earlier ones, which an old backup brings back.
-    fn passwords_before(&self) -> Result<Vec<SecretString>, ClusterError> {
+    async fn passwords_before(&self) -> Result<Vec<SecretString>, ClusterError> {
         if self.auth() != AuthMode::Password {
             return Ok(Vec::new());
         }
-        let (now, secrets) = (self.root_password()?, &self.fleet.secrets);
-        let kept = secrets.get(&root_password_name(&self.desired.name))?;
-        let mut before: Vec<SecretString> = kept.into_iter().chain(self.earlier_passwords()?).collect();
+        let (now, secrets) = (self.root_password().await?, &self.fleet.secrets);
+        let kept = secrets.get(&root_password_name(&self.desired.name)).await?;
+        let mut before: Vec<SecretString> = kept.into_iter().chain(self.earlier_passwords().await?).collect();
         before.retain(|one| now.as_ref().is_none_or(|now| now.expose_secret() != one.expose_secret()));
         Ok(before)
     }
 
-    fn earlier_passwords(&self) -> Result<Vec<SecretString>, ClusterError> {
-        let kept = self.fleet.secrets.get(&earlier_passwords_name(&self.desired.name))?;
+    async fn earlier_passwords(&self) -> Result<Vec<SecretString>, ClusterError> {
+        let kept = self.fleet.secrets.get(&earlier_passwords_name(&self.desired.name)).await?;
         let words = kept.map(|text| serde_json::from_str::<Vec<String>>(text.expose_secret()).unwrap_or_default());
         Ok(words.unwrap_or_default().into_iter().map(SecretString::from).collect())
     }
 
     /// Keeps a password that may be, or may have been, in force.
-    fn keep_earlier_password(&self, lock: &Lock, password: &SecretString) -> Result<(), ClusterError> {
+    async fn keep_earlier_password(&self, lock: &Lock, password: &SecretString) -> Result<(), ClusterError> {
         let mut words = vec![password.expose_secret().to_owned()];
-        words.extend(self.earlier_passwords()?.iter().map(|one| one.expose_secret().to_owned()));
+        words.extend(self.earlier_passwords().await?.iter().map(|one| one.expose_secret().to_owned()));
         let mut seen = BTreeSet::new();
         words.retain(|word| seen.insert(word.clone()));
         words.truncate(EARLIER_PASSWORDS);
         let text = SecretString::from(serde_json::to_string(&words).unwrap_or_default());
-        Ok(self.fleet.secrets.put(lock, &earlier_passwords_name(&self.desired.name), &text)?)
+        Ok(self.fleet.secrets.put(lock, &earlier_passwords_name(&self.desired.name), &text).await?)
     }
 
     /// Records a password before it is set: a run that is killed in between leaves no unrecorded password in force.
-    pub fn announce_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
-        match self.root_password()? {
-            Some(password) => self.keep_earlier_password(lock, &password),
+    pub async fn announce_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
+        match self.root_password().await? {
+            Some(password) => self.keep_earlier_password(lock, &password).await,
             None => Ok(()),
         }
     }
 
     /// Keeps the password that is in force, so that another one can take its place once the file refers to it.
-    pub fn keep_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
-        if let (Some(password), Some(_)) = (self.root_password()?, &self.desired.root_password) {
+    pub async fn keep_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
+        if let (Some(password), Some(_)) = (self.root_password().await?, &self.desired.root_password) {
             let name = root_password_name(&self.desired.name);
-            let kept = self.fleet.secrets.get(&name)?;
+            let kept = self.fleet.secrets.get(&name).await?;
             if kept.as_ref().is_some_and(|kept| kept.expose_secret() == password.expose_secret()) {
                 return Ok(());
             }
             if let Some(before) = kept {
-                self.keep_earlier_password(lock, &before)?;
+                self.keep_earlier_password(lock, &before).await?;
             }
-            self.fleet.secrets.put(lock, &name, &password)?;
+            self.fleet.secrets.put(lock, &name, &password).await?;
         }
         Ok(())
     }
 
     /// The credentials of an adopted cluster: those that `adopt` was given.
-    fn adopted_credentials(&self) -> Result<ClusterCredentials, ClusterError> {
+    async fn adopted_credentials(&self) -> Result<ClusterCredentials, ClusterError> {
         let name = adopted_name(&self.desired.name);
         let missing = || ClusterError::NotAdopted(self.desired.name.clone());
-        let ca = self.fleet.store.get_certificate(&format!("{name}-ca"))?.ok_or_else(missing)?;
-        let identity = match (self.fleet.store.get_certificate(&name)?, self.fleet.secrets.get(&name)?) {
+        let ca = self.fleet.store.get_certificate(&format!("{name}-ca")).await?.ok_or_else(missing)?;
+        let identity = match (self.fleet.store.get_certificate(&name).await?, self.fleet.secrets.get(&name).await?) {
             (Some(chain), Some(key)) => Some(TlsIdentity::from_pem(&chain, key.expose_secret())?),
             _ => None,
         };
-        let root = Credentials::new(&ca, identity.as_ref(), self.root_password()?)?;
+        let root = Credentials::new(&ca, identity.as_ref(), self.root_password().await?)?;
         let anonymous = Credentials::new(&ca, None, None)?;
         Ok(ClusterCredentials {
             root,
@@ -339,12 +347,12 @@ impl ClusterHandle {
     }
 
     /// The credentials for this cluster's etcd: `root`, a client without a user, and a client of a foreign authority.
-    pub fn credentials(&self, now: Timestamp) -> Result<ClusterCredentials, ClusterError> {
+    pub async fn credentials(&self, now: Timestamp) -> Result<ClusterCredentials, ClusterError> {
         if self.ledger().adopted().is_some() {
-            return self.adopted_credentials();
+            return self.adopted_credentials().await;
         }
         let trust = self.trust(TrustDomain::Clients)?;
-        let (authority, ca) = (self.kept(TrustDomain::Clients, &trust.current)?, &trust.bundle());
+        let (authority, ca) = (self.kept(TrustDomain::Clients, &trust.current).await?, &trust.bundle());
         let client = |authority: &Authority, user: &str| -> Result<TlsIdentity, ClusterError> {
             let (chain, key) = authority.issue_client(user, Some(&self.desired.organization), OWN_VALIDITY, now)?;
             Ok(TlsIdentity::from_pem(&chain, key.expose_secret())?)
@@ -364,12 +372,12 @@ impl ClusterHandle {
             // A client of every authority that the ledger knows: its handshake is tested before the signer changes.
             for record in trust.known().into_iter().filter(|a| trust.rotates() && a.not_after > now) {
                 // Without a name or an address in the certificate, etcd does not check the client's address.
-                let identity = client(&self.kept(side, record)?, "")?;
+                let identity = client(&self.kept(side, record).await?, "")?;
                 vouched.insert((side, record.key.clone()), Credentials::new(&trust.bundle(), Some(&identity), None)?);
             }
         }
         let nameless = self.desired.auth == AuthMode::None;
-        let password = self.root_password()?;
+        let password = self.root_password().await?;
         let shown = |user: &str| match self.auth() {
             AuthMode::Certificate | AuthMode::None => client(&authority, user).map(Some),
             AuthMode::Password => Ok(None),
@@ -377,7 +385,7 @@ impl ClusterHandle {
         // Until auth is on, members may accept no other certificates than those of the peers' CA.
         let closed = self.desired.client_access(&self.ledger()) == ClientAccess::Closed;
         let bootstrap = match peers.current.not_after > now {
-            true => Some(self.kept(TrustDomain::Peers, &peers.current)?),
+            true => Some(self.kept(TrustDomain::Peers, &peers.current).await?),
             false => None,
         };
         let credentials = |user: &str, password: Option<SecretString>| -> Result<Credentials, ClusterError> {
@@ -391,7 +399,8 @@ impl ClusterHandle {
         Ok(ClusterCredentials {
             root: credentials("root", password)?,
             root_before: self
-                .passwords_before()?
+                .passwords_before()
+                .await?
                 .into_iter()
                 .map(|password| credentials("root", Some(password)))
                 .collect::<Result<_, _>>()?,

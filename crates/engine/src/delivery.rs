@@ -62,14 +62,14 @@ pub struct Payload {
 
 impl Payload {
     /// For this machine, read from where the file says.
-    pub fn pack(cluster: &ClusterHandle, lock: &Lock, machine: &Name) -> Result<Self, DeliveryError> {
+    pub async fn pack(cluster: &ClusterHandle, lock: &Lock, machine: &Name) -> Result<Self, DeliveryError> {
         let fleet = &cluster.fleet;
-        let key = fleet.secrets.get_or_put(lock, KEY, secrets::random_token()?)?;
+        let key = fleet.secrets.get_or_put(lock, KEY, secrets::random_token()?).await?;
         if fleet.spec.backups.as_ref().is_some_and(|backups| backups.every.is_some()) {
-            backup::make_signing_key(fleet, lock)?;
+            backup::make_signing_key(fleet, lock).await?;
         }
         let files = files(cluster, machine)?;
-        let backups = match backup::charge(cluster)? {
+        let backups = match backup::charge(cluster).await? {
             Some(charge) => SetBackupsRequest { stamp: stamp(&key, &described(cluster, &charge)?), ..charge },
             None => SetBackupsRequest::default(),
         };
@@ -78,36 +78,39 @@ impl Payload {
 }
 
 /// Whether a machine whose agent reports this has everything that it should have.
-pub fn compare(cluster: &ClusterHandle, machine: &Name, reported: &ReportReply, now: Timestamp) -> Delivery {
-    let compare = || -> Result<bool, DeliveryError> {
-        let key = || cluster.fleet.secrets.get(KEY);
+pub async fn compare(cluster: &ClusterHandle, machine: &Name, reported: &ReportReply, now: Timestamp) -> Delivery {
+    let has_all = async {
         let files = files(cluster, machine)?;
         // Most fleets have nothing to deliver: this avoids reading the key at every observation.
         let has_files = match files.is_empty() {
             true => reported.delivery_stamp.is_empty(),
             // Without a key nothing was ever delivered.
-            false => key()?.is_some_and(|key| stamp(&key, &parts(&files)) == reported.delivery_stamp),
+            false => key(cluster).await?.is_some_and(|key| stamp(&key, &parts(&files)) == reported.delivery_stamp),
         };
-        Ok(has_files && knows_of_backups(cluster, reported, now, key)?)
+        Ok::<_, DeliveryError>(has_files && knows_of_backups(cluster, reported, now).await?)
     };
-    match compare() {
+    match has_all.await {
         Ok(true) => Delivery::Current,
         Ok(false) => Delivery::Outdated,
         Err(error) => Delivery::Unknown(error.to_string()),
     }
 }
 
-fn knows_of_backups(
+/// The key of all deliveries of the fleet.
+async fn key(cluster: &ClusterHandle) -> Result<Option<SecretString>, StoreError> {
+    cluster.fleet.secrets.get(KEY).await
+}
+
+async fn knows_of_backups(
     cluster: &ClusterHandle,
     reported: &ReportReply,
     now: Timestamp,
-    key: impl FnOnce() -> Result<Option<SecretString>, StoreError>,
 ) -> Result<bool, DeliveryError> {
     if cluster.ledger().cluster.is_none() && cluster.fleet.spec.backups.as_ref().is_some_and(|b| b.every.is_some()) {
         // The cluster does not exist yet: there is no member to back up, and no credentials for it.
         return Ok(false);
     }
-    let charge = match backup::charge(cluster) {
+    let charge = match backup::charge(cluster).await {
         // The key is made when machines get the schedule.
         Err(backup::BackupError::NoSigningKey) => return Ok(false),
         charge => charge?,
@@ -121,7 +124,7 @@ fn knows_of_backups(
         AuthMode::Certificate | AuthMode::None => ends.is_some_and(|ends| ends.duration_since(now) > renew_before),
     };
     let described = described(cluster, &charge)?;
-    Ok(gets_in && key()?.is_some_and(|key| stamp(&key, &described) == reported.stamp))
+    Ok(gets_in && key(cluster).await?.is_some_and(|key| stamp(&key, &described) == reported.stamp))
 }
 
 /// Everything that the mark depends on: also the authority that signs the machine's client certificate for etcd.

@@ -195,50 +195,55 @@ pub(crate) const HOSTS: &str = "hosts";
 
 impl Fleet {
     /// Makes the state of a new fleet.
-    pub fn create(spec: &Spec, context: &Context, protection: Protection, now: Timestamp) -> Result<Store, FleetError> {
+    pub async fn create(
+        spec: &Spec,
+        context: &Context,
+        protection: Protection,
+        now: Timestamp,
+    ) -> Result<Store, FleetError> {
         let dir = context.state_dir(spec);
-        let mut store = Store::create(&dir, spec.fleet.as_str(), None, protection, now)?;
-        let lock = store.lock(LockInfo::new("init", &context.user, &context.host))?;
-        if let Err(error) = complete(&mut store, &lock, spec, context, now) {
+        let mut store = Store::create(&dir, spec.fleet.as_str(), None, protection, now).await?;
+        let lock = store.lock(LockInfo::new("init", &context.user, &context.host)).await?;
+        if let Err(error) = complete(&mut store, &lock, spec, context, now).await {
             // It holds nothing of value yet.
-            store.remove(lock)?;
+            store.remove(lock).await?;
             return Err(error);
         }
         Ok(store)
     }
 
     /// Whether everything that every state has was made: a killed `init` may have left less.
-    pub fn is_complete(store: &Store) -> Result<bool, StoreError> {
+    pub async fn is_complete(store: &Store) -> Result<bool, StoreError> {
         // After a rotation it has another number.
-        Ok(store.certificates()?.iter().any(|name| fleet_access::is_place(name)))
+        Ok(store.certificates().await?.iter().any(|name| fleet_access::is_place(name)))
     }
 
     /// Opens the state to read it.
-    pub fn open(spec: Spec, context: Context, now: Timestamp) -> Result<Arc<Self>, FleetError> {
-        let mut store = Store::open(&context.state_dir(&spec), spec.fleet.as_str())?;
+    pub async fn open(spec: Spec, context: Context, now: Timestamp) -> Result<Arc<Self>, FleetError> {
+        let mut store = Store::open(&context.state_dir(&spec), spec.fleet.as_str()).await?;
         if spec.machines.provider == Provider::Local {
-            foresee_network(&mut store, spec.machines.network.as_deref())?;
+            foresee_network(&mut store, spec.machines.network.as_deref()).await?;
         }
-        Self::opened(store, spec, context, now)
+        Self::opened(store, spec, context, now).await
     }
 
     /// Whether a part that every state has is not made yet, or has to be updated to the file.
-    pub fn is_to_be_completed(store: &Store, spec: &Spec) -> Result<bool, StoreError> {
+    pub async fn is_to_be_completed(store: &Store, spec: &Spec) -> Result<bool, StoreError> {
         let network = match (&store.fleet().network, &spec.machines.network) {
             (None, _) => true,
             (Some(has), Some(wanted)) => has != wanted,
             (Some(_), None) => false,
         };
-        Ok(!Self::is_complete(store)? || (spec.machines.provider == Provider::Local && network))
+        Ok(!Self::is_complete(store).await? || (spec.machines.provider == Provider::Local && network))
     }
 
     /// Makes what an earlier, killed run did not make, under the lock of the whole fleet.
-    pub fn complete(spec: &Spec, context: &Context, lock: &Lock, now: Timestamp) -> Result<(), FleetError> {
-        let mut store = Store::open(&context.state_dir(spec), spec.fleet.as_str())?;
-        complete(&mut store, lock, spec, context, now)
+    pub async fn complete(spec: &Spec, context: &Context, lock: &Lock, now: Timestamp) -> Result<(), FleetError> {
+        let mut store = Store::open(&context.state_dir(spec), spec.fleet.as_str()).await?;
+        complete(&mut store, lock, spec, context, now).await
     }
 
-    fn opened(store: Store, spec: Spec, mut context: Context, now: Timestamp) -> Result<Arc<Self>, FleetError> {
+    async fn opened(store: Store, spec: Spec, mut context: Context, now: Timestamp) -> Result<Arc<Self>, FleetError> {
         let dir = store.dir().to_owned();
         // It is read concurrently with everything else here.
         let shipped = {
@@ -246,14 +251,14 @@ impl Fleet {
             std::thread::spawn(move || crate::artifacts::shipped(&agent))
         };
         context.complete_passphrase(&store)?;
-        let secrets = store.unlock(context.identity_source())?;
-        if !Self::is_complete(&store)? {
+        let secrets = store.unlock(context.identity_source()).await?;
+        if !Self::is_complete(&store).await? {
             return Err(FleetError::Unfinished { dir });
         }
-        let access = FleetAccess::read(&secrets)?;
-        let authority = access.authority(&store, &secrets)?;
-        let trust_pem = access.trust_pem(&store)?;
-        let identity = desired_identity(&store)?;
+        let access = FleetAccess::read(&secrets).await?;
+        let authority = access.authority(&store, &secrets).await?;
+        let trust_pem = access.trust_pem(&store).await?;
+        let identity = desired_identity(&store).await?;
         let mut desired = desired::resolve(&spec, &identity)?;
         let shipped = shipped.join().ok().flatten();
         for cluster in &mut desired.clusters {
@@ -280,17 +285,17 @@ impl Fleet {
     }
 
     /// Evidence that this cluster had a ledger, which is made before anything else of a cluster.
-    pub(crate) fn trace_of(&self, cluster: &Name) -> Result<Option<String>, StoreError> {
-        if !self.store.history(cluster.as_str())?.is_empty() {
+    pub(crate) async fn trace_of(&self, cluster: &Name) -> Result<Option<String>, StoreError> {
+        if !self.store.history(cluster.as_str()).await?.is_empty() {
             return Ok(Some("a history of it in the state".to_owned()));
         }
         for side in TrustDomain::ALL {
-            if !kept_numbers(&self.store, cluster, side)?.is_empty() {
+            if !kept_numbers(&self.store, cluster, side).await?.is_empty() {
                 return Ok(Some(format!("a {side} CA of it in the state")));
             }
         }
         let kept = [root_password_name(cluster), adopted_name(cluster)];
-        let secrets = self.secrets.names()?;
+        let secrets = self.secrets.names().await?;
         Ok(kept.into_iter().find(|name| secrets.contains(name)).map(|name| format!("a secret `{name}` in the state")))
     }
 
@@ -409,12 +414,17 @@ fn settings(spec: &Spec, machines: &Machines, context: &Context, store: &Store) 
 }
 
 /// Claims the network that the file wants, or any. A fleet that has clusters keeps the one that it has.
-fn settle_network(store: &mut Store, lock: &Lock, context: &Context, wanted: Option<&str>) -> Result<(), FleetError> {
+async fn settle_network(
+    store: &mut Store,
+    lock: &Lock,
+    context: &Context,
+    wanted: Option<&str>,
+) -> Result<(), FleetError> {
     let fleet = store.fleet().clone();
     let networks = Networks::new(context.registry.clone());
     match (fleet.network, wanted) {
         (Some(has), Some(wanted)) if has != wanted => {
-            if !store.clusters()?.is_empty() {
+            if !store.clusters().await?.is_empty() {
                 return Err(FleetError::OtherNetwork { has, wanted: wanted.to_owned() });
             }
             networks.release(&fleet.id)?;
@@ -424,14 +434,14 @@ fn settle_network(store: &mut Store, lock: &Lock, context: &Context, wanted: Opt
     }
     let dir = std::path::absolute(store.dir()).unwrap_or_else(|_| store.dir().to_owned());
     let network = networks.claim(&fleet.id, &dir, wanted.map(str::parse).transpose()?)?;
-    Ok(store.set_network(lock, Some(network.to_string()))?)
+    Ok(store.set_network(lock, Some(network.to_string())).await?)
 }
 
 /// The network that a read-only run plans with: the one that the file wants, where an `apply` would claim it.
-fn foresee_network(store: &mut Store, wanted: Option<&str>) -> Result<(), FleetError> {
+async fn foresee_network(store: &mut Store, wanted: Option<&str>) -> Result<(), FleetError> {
     match (store.fleet().network.clone(), wanted) {
         (Some(has), Some(wanted)) if has != wanted => {
-            if !store.clusters()?.is_empty() {
+            if !store.clusters().await?.is_empty() {
                 return Err(FleetError::OtherNetwork { has, wanted: wanted.to_owned() });
             }
             store.foresee_network(wanted);
@@ -443,12 +453,18 @@ fn foresee_network(store: &mut Store, wanted: Option<&str>) -> Result<(), FleetE
 }
 
 /// Makes what every state has beside its identity, where it is not there yet.
-fn complete(store: &mut Store, lock: &Lock, spec: &Spec, context: &Context, now: Timestamp) -> Result<(), FleetError> {
+async fn complete(
+    store: &mut Store,
+    lock: &Lock,
+    spec: &Spec,
+    context: &Context,
+    now: Timestamp,
+) -> Result<(), FleetError> {
     if spec.machines.provider == Provider::Local {
-        settle_network(store, lock, context, spec.machines.network.as_deref())?;
+        settle_network(store, lock, context, spec.machines.network.as_deref()).await?;
     }
     // Last: it marks that everything else exists.
-    make_fleet_authority(store, lock, now)
+    make_fleet_authority(store, lock, now).await
 }
 
 /// A common name has room for 64 characters.
@@ -456,14 +472,14 @@ fn shortened(name: &str) -> String {
     name.chars().take(64).collect()
 }
 
-fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError> {
+async fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError> {
     let incomplete = || FleetError::Incomplete { dir: store.dir().to_owned(), what: "readable network" };
     let network = store.fleet().network.as_deref().map(str::parse::<LoopbackNetwork>);
     let network = network.transpose().map_err(|_| incomplete())?;
     let (mut places, mut zones) = (BTreeMap::new(), BTreeMap::new());
-    for name in store.clusters()? {
+    for name in store.clusters().await? {
         // A damaged ledger is rejected where its cluster is opened; the other clusters are not affected.
-        let ledger = match store.get_cluster::<Ledger>(&name) {
+        let ledger = match store.get_cluster::<Ledger>(&name).await {
             Ok(Some(kept)) => kept.value,
             Ok(None) | Err(StoreError::LedgerDamaged { .. }) => continue,
             Err(error) => return Err(error.into()),
@@ -479,8 +495,8 @@ fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError> {
 
 /// Makes the fleet's authority where there is none. The certificate is written last: without it the key has signed
 /// nothing yet.
-fn make_fleet_authority(store: &Store, lock: &Lock, now: Timestamp) -> Result<(), FleetError> {
-    if Fleet::is_complete(store)? {
+async fn make_fleet_authority(store: &Store, lock: &Lock, now: Timestamp) -> Result<(), FleetError> {
+    if Fleet::is_complete(store).await? {
         return Ok(());
     }
     let name = format!("{} fleet CA", store.fleet().name);
@@ -492,7 +508,7 @@ fn make_fleet_authority(store: &Store, lock: &Lock, now: Timestamp) -> Result<()
         now,
         FLEET_CA_VALIDITY,
     )?;
-    store.put_secret(lock, FLEET_AUTHORITY, &made.key_pem())?;
-    store.put_certificate(lock, FLEET_AUTHORITY, made.certificate_pem())?;
+    store.put_secret(lock, FLEET_AUTHORITY, &made.key_pem()).await?;
+    store.put_certificate(lock, FLEET_AUTHORITY, made.certificate_pem()).await?;
     Ok(())
 }

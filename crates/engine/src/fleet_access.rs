@@ -60,17 +60,17 @@ pub enum Phase {
 
 impl FleetAccess {
     /// What the state says.
-    pub fn read(secrets: &Secrets) -> Result<Self, FleetError> {
-        match secrets.get(RECORD)? {
+    pub async fn read(secrets: &Secrets) -> Result<Self, FleetError> {
+        match secrets.get(RECORD).await? {
             None => Ok(Self::default()),
             Some(text) => serde_json::from_str(text.expose_secret()).map_err(FleetError::Access),
         }
     }
 
     /// Keeps it.
-    pub fn write(&self, secrets: &Secrets, lock: &Lock) -> Result<(), FleetError> {
+    pub async fn write(&self, secrets: &Secrets, lock: &Lock) -> Result<(), FleetError> {
         let text = serde_json::to_string(self).map_err(FleetError::Access)?;
-        Ok(secrets.put(lock, RECORD, &SecretString::from(text))?)
+        Ok(secrets.put(lock, RECORD, &SecretString::from(text)).await?)
     }
 
     /// Where a rotation is.
@@ -88,21 +88,21 @@ impl FleetAccess {
     }
 
     /// The certificates against which agents and raftsman verify each other.
-    pub fn trust_pem(&self, store: &Store) -> Result<String, FleetError> {
+    pub async fn trust_pem(&self, store: &Store) -> Result<String, FleetError> {
         let mut bundle = String::new();
         for number in self.trusted() {
-            let pem = store.get_certificate(&place(number))?;
+            let pem = store.get_certificate(&place(number)).await?;
             bundle += &pem.ok_or_else(|| incomplete(store, "certificate of a fleet's authority"))?;
         }
         Ok(bundle)
     }
 
     /// The authority that signs.
-    pub fn authority(&self, store: &Store, secrets: &Secrets) -> Result<Authority, FleetError> {
+    pub async fn authority(&self, store: &Store, secrets: &Secrets) -> Result<Authority, FleetError> {
         let name = place(self.signer);
-        let certificate = store.get_certificate(&name)?;
+        let certificate = store.get_certificate(&name).await?;
         let certificate = certificate.ok_or_else(|| incomplete(store, "certificate of the fleet's authority"))?;
-        let key = secrets.get(&name)?.ok_or_else(|| incomplete(store, "key of the fleet's authority"))?;
+        let key = secrets.get(&name).await?.ok_or_else(|| incomplete(store, "key of the fleet's authority"))?;
         Ok(Authority::load(AuthorityKind::Fleet, &certificate, &key)?)
     }
 
@@ -119,34 +119,40 @@ impl FleetAccess {
     }
 
     /// Makes the authority that signs next.
-    pub fn begin(&mut self, store: &Store, secrets: &Secrets, lock: &Lock, now: Timestamp) -> Result<(), FleetError> {
+    pub async fn begin(
+        &mut self,
+        store: &Store,
+        secrets: &Secrets,
+        lock: &Lock,
+        now: Timestamp,
+    ) -> Result<(), FleetError> {
         let number = self.signer + 1;
         let fleet = store.fleet();
         let name: String = format!("{} fleet CA {number}", fleet.name).chars().take(64).collect();
         let made =
             Authority::make(AuthorityKind::Fleet, &name, Some(&fleet.name), KeyAlgorithm::EcdsaP256, now, VALIDITY)?;
-        secrets.put(lock, &place(number), &made.key_pem())?;
-        store.put_certificate(lock, &place(number), made.certificate_pem())?;
+        secrets.put(lock, &place(number), &made.key_pem()).await?;
+        store.put_certificate(lock, &place(number), made.certificate_pem()).await?;
         // Last: what a crash leaves before this is overwritten by the next try.
         self.next = Some(number);
-        self.write(secrets, lock)
+        self.write(secrets, lock).await
     }
 
     /// Every agent trusts the next one: it signs from now on.
-    pub fn activate(&mut self, secrets: &Secrets, lock: &Lock) -> Result<(), FleetError> {
+    pub async fn activate(&mut self, secrets: &Secrets, lock: &Lock) -> Result<(), FleetError> {
         if let Some(next) = self.next.take() {
             self.old = Some(std::mem::replace(&mut self.signer, next));
         }
-        self.write(secrets, lock)
+        self.write(secrets, lock).await
     }
 
     /// No certificate of the old one is in use: it is not trusted any more, and its key is deleted.
-    pub fn distrust(&mut self, store: &Store, secrets: &Secrets, lock: &Lock) -> Result<(), FleetError> {
+    pub async fn distrust(&mut self, store: &Store, secrets: &Secrets, lock: &Lock) -> Result<(), FleetError> {
         let old = self.old.take();
-        self.write(secrets, lock)?;
+        self.write(secrets, lock).await?;
         if let Some(old) = old {
-            secrets.delete(lock, &place(old))?;
-            store.delete_certificate(lock, &place(old))?;
+            secrets.delete(lock, &place(old)).await?;
+            store.delete_certificate(lock, &place(old)).await?;
         }
         Ok(())
     }

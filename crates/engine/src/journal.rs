@@ -33,26 +33,26 @@ impl Journal {
     }
 
     /// A wave begins: recorded before anything is done.
-    pub fn begun(&self, cluster: &Name, steps: &[Step]) -> Result<(), StoreError> {
+    pub async fn begun(&self, cluster: &Name, steps: &[Step]) -> Result<(), StoreError> {
         let entries = steps.iter().map(|step| {
             let event = json!({ "step": step.action, "reason": step.reason });
             self.entry(Some(cluster), "begun", event)
         });
-        self.store.append(&self.lock, &entries.collect::<Vec<_>>())
+        self.store.append(&self.lock, &entries.collect::<Vec<_>>()).await
     }
 
     /// A wave has ended.
-    pub fn ended(&self, cluster: &Name, outcomes: &[(Action, Result<(), ActError>)]) -> Result<(), StoreError> {
+    pub async fn ended(&self, cluster: &Name, outcomes: &[(Action, Result<(), ActError>)]) -> Result<(), StoreError> {
         let entries = outcomes.iter().map(|(action, outcome)| match outcome {
             Ok(()) => self.entry(Some(cluster), "done", json!({ "step": action })),
             Err(error) => self.entry(Some(cluster), "failed", json!({ "step": action, "error": error.to_string() })),
         });
-        self.store.append(&self.lock, &entries.collect::<Vec<_>>())
+        self.store.append(&self.lock, &entries.collect::<Vec<_>>()).await
     }
 
     /// Records another event.
-    pub fn note(&self, cluster: Option<&Name>, kind: &str, event: serde_json::Value) -> Result<(), StoreError> {
-        self.store.append(&self.lock, &[self.entry(cluster, kind, event)])
+    pub async fn note(&self, cluster: Option<&Name>, kind: &str, event: serde_json::Value) -> Result<(), StoreError> {
+        self.store.append(&self.lock, &[self.entry(cluster, kind, event)]).await
     }
 
     fn entry(&self, cluster: Option<&Name>, kind: &str, event: serde_json::Value) -> Entry {

@@ -154,7 +154,7 @@ impl Fleet {
         }
         self.provider.delete(name, seen).await?;
         if let Some(machine) = machine {
-            self.secrets.delete(lock, &token_name(&machine))?;
+            self.secrets.delete(lock, &token_name(&machine)).await?;
         }
         Ok(())
     }

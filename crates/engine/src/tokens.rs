@@ -45,34 +45,39 @@ struct Record {
 
 impl KeptToken {
     /// The token of this machine, valid or expired.
-    pub fn get(secrets: &Secrets, machine: &Name) -> Result<Option<Self>, TokenError> {
-        secrets.get(&token_name(machine))?.map(|kept| Self::read(kept.expose_secret())).transpose()
+    pub async fn get(secrets: &Secrets, machine: &Name) -> Result<Option<Self>, TokenError> {
+        secrets.get(&token_name(machine)).await?.map(|kept| Self::read(kept.expose_secret())).transpose()
     }
 
     /// A new token that replaces any earlier one: boot data with the earlier one is invalid from now on.
-    pub fn renew(secrets: &Secrets, lock: &Lock, machine: &Name, until: Option<Timestamp>) -> Result<Self, TokenError> {
-        Self { token: JoinToken::generate()?, until }.put(secrets, lock, machine)
+    pub async fn renew(
+        secrets: &Secrets,
+        lock: &Lock,
+        machine: &Name,
+        until: Option<Timestamp>,
+    ) -> Result<Self, TokenError> {
+        Self { token: JoinToken::generate()?, until }.put(secrets, lock, machine).await
     }
 
     /// The token of a machine that is being made: a killed run finds it again, because the machine may have it already;
     /// an expired one is replaced.
-    pub fn of_new_machine(
+    pub async fn of_new_machine(
         secrets: &Secrets,
         lock: &Lock,
         machine: &Name,
         until: Option<Timestamp>,
         now: Timestamp,
     ) -> Result<Self, TokenError> {
-        match Self::get(secrets, machine)?.filter(|kept| kept.is_alive(now)) {
+        match Self::get(secrets, machine).await?.filter(|kept| kept.is_alive(now)) {
             Some(kept) => {
                 // An operator may have set a later expiry.
                 let later = until.map(|until| kept.until.map_or(until, |kept| kept.max(until)));
                 match later == kept.until {
                     true => Ok(kept),
-                    false => Self { until: later, ..kept }.put(secrets, lock, machine),
+                    false => Self { until: later, ..kept }.put(secrets, lock, machine).await,
                 }
             }
-            None => Self::renew(secrets, lock, machine, until),
+            None => Self::renew(secrets, lock, machine, until).await,
         }
     }
 
@@ -81,8 +86,8 @@ impl KeptToken {
         self.until.is_none_or(|until| now <= until)
     }
 
-    fn put(self, secrets: &Secrets, lock: &Lock, machine: &Name) -> Result<Self, TokenError> {
-        secrets.put(lock, &token_name(machine), &self.text())?;
+    async fn put(self, secrets: &Secrets, lock: &Lock, machine: &Name) -> Result<Self, TokenError> {
+        secrets.put(lock, &token_name(machine), &self.text()).await?;
         Ok(self)
     }
 
@@ -112,33 +117,34 @@ mod tests {
     use super::*;
     use crate::store::{IdentitySource, LockInfo, Protection, Store};
 
-    #[test]
-    fn tokens_end_and_are_never_given_out_twice() {
+    #[tokio::test]
+    async fn tokens_end_and_are_never_given_out_twice() {
         let dir = tempfile::tempdir().unwrap();
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        let store = Store::create(&dir.path().join("state"), "shop", None, Protection::IdentityFile, now).unwrap();
-        let lock = store.lock(LockInfo::new("join", "alice", "desk")).unwrap();
-        let secrets = store.unlock(IdentitySource::State(None)).unwrap();
+        let store =
+            Store::create(&dir.path().join("state"), "shop", None, Protection::IdentityFile, now).await.unwrap();
+        let lock = store.lock(LockInfo::new("join", "alice", "desk")).await.unwrap();
+        let secrets = store.unlock(IdentitySource::State(None)).await.unwrap();
         let db1 = Name::parse("db1").unwrap();
         let hex = |kept: &KeptToken| kept.token.to_hex();
-        assert!(KeptToken::get(&secrets, &db1).unwrap().is_none());
+        assert!(KeptToken::get(&secrets, &db1).await.unwrap().is_none());
 
         let until = now + JOIN_WINDOW;
-        let first = KeptToken::renew(&secrets, &lock, &db1, Some(until)).unwrap();
-        let kept = KeptToken::get(&secrets, &db1).unwrap().unwrap();
+        let first = KeptToken::renew(&secrets, &lock, &db1, Some(until)).await.unwrap();
+        let kept = KeptToken::get(&secrets, &db1).await.unwrap().unwrap();
         assert_eq!((hex(&kept), kept.until), (hex(&first), Some(until)));
         assert!(kept.is_alive(until) && !kept.is_alive(until + SignedDuration::from_secs(1)));
 
-        let second = KeptToken::renew(&secrets, &lock, &db1, Some(until)).unwrap();
+        let second = KeptToken::renew(&secrets, &lock, &db1, Some(until)).await.unwrap();
         assert_ne!(hex(&first), hex(&second));
 
         // A killed run that makes the machine again finds the token that the machine may have.
         let later = until + JOIN_WINDOW;
-        let again = KeptToken::of_new_machine(&secrets, &lock, &db1, Some(later), until).unwrap();
+        let again = KeptToken::of_new_machine(&secrets, &lock, &db1, Some(later), until).await.unwrap();
         assert_eq!((hex(&again), again.until), (hex(&second), Some(later)));
         let anew =
-            KeptToken::of_new_machine(&secrets, &lock, &db1, None, later + SignedDuration::from_secs(1)).unwrap();
+            KeptToken::of_new_machine(&secrets, &lock, &db1, None, later + SignedDuration::from_secs(1)).await.unwrap();
         assert_ne!(hex(&anew), hex(&second));
-        assert!(KeptToken::get(&secrets, &db1).unwrap().unwrap().is_alive(Timestamp::MAX));
+        assert!(KeptToken::get(&secrets, &db1).await.unwrap().unwrap().is_alive(Timestamp::MAX));
     }
 }

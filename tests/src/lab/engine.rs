@@ -8,6 +8,12 @@ use raftsman_engine::store::{Lock, LockInfo};
 
 use super::{Lab, binary, home};
 
+/// Waits for the engine in a test that is not asynchronous, or from within one that is: on a runtime of its own.
+pub fn block_on<T: Send>(work: impl Future<Output = T> + Send) -> T {
+    let run = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(work);
+    std::thread::scope(|scope| scope.spawn(run).join().expect("no panic"))
+}
+
 /// The lab's fleet.
 pub fn fleet(lab: &Lab) -> Arc<Fleet> {
     let spec = raftsman_core::spec::read(&lab.file()).spec.expect("a valid file");
@@ -21,14 +27,14 @@ pub fn fleet(lab: &Lab) -> Arc<Fleet> {
         user: "test".to_owned(),
         host: "here".to_owned(),
     };
-    Fleet::open(spec, context, jiff::Timestamp::now()).expect("the fleet")
+    block_on(Fleet::open(spec, context, jiff::Timestamp::now())).expect("the fleet")
 }
 
 /// One of its clusters.
 pub fn cluster(lab: &Lab, name: &str) -> ClusterHandle {
     let fleet = fleet(lab);
     let desired = fleet.desired.clusters.iter().find(|cluster| cluster.name.as_str() == name).expect("the cluster");
-    ClusterHandle::open(&fleet, desired).expect("the cluster's state")
+    block_on(ClusterHandle::open(&fleet, desired)).expect("the cluster's state")
 }
 
 /// The lock of the state as it was when this generation was given out. The state's own count stays what it is.
@@ -43,7 +49,7 @@ pub fn lock(lab: &Lab, generation: u64) -> Lock {
         pid: std::process::id(),
         since: jiff::Timestamp::now(),
     };
-    let lock = fleet(lab).store.lock(info).expect("the lock");
+    let lock = block_on(fleet(lab).store.lock(info)).expect("the lock");
     assert_eq!(lock.generation(), generation);
     std::fs::write(&path, newest).expect("the generation");
     lock

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use raftsman_engine::pki::{Authority, AuthorityKind};
 use raftsman_engine::store::{IdentitySource, Store};
 use raftsman_tests::files::write_private;
+use raftsman_tests::lab::engine::block_on;
 use raftsman_tests::lab::{Lab, eventually, forecast_equals_fact, kill, soak};
 use raftsman_tests::load::{Load, LoadSettings};
 use rustix::process::Signal;
@@ -45,10 +46,10 @@ enum Outcome {
 impl TestClient {
     /// A client with an empty common name, from the CA that the state keeps under this name; it trusts that CA alone.
     fn of(lab: &Lab, kept: &str, kind: AuthorityKind) -> Self {
-        let store = Store::open(&lab.path().join(".raftsman"), "lab").expect("the state");
-        let secrets = store.unlock(IdentitySource::State(None)).expect("the secrets");
-        let key = secrets.get(kept).expect("readable").unwrap_or_else(|| panic!("no key of {kept}"));
-        let certificate = store.get_certificate(kept).expect("readable").expect("a certificate");
+        let store = block_on(Store::open(&lab.path().join(".raftsman"), "lab")).expect("the state");
+        let secrets = block_on(store.unlock(IdentitySource::State(None))).expect("the secrets");
+        let key = block_on(secrets.get(kept)).expect("readable").unwrap_or_else(|| panic!("no key of {kept}"));
+        let certificate = block_on(store.get_certificate(kept)).expect("readable").expect("a certificate");
         let authority = Authority::load(kind, &certificate, &key).expect("an authority");
         let day = Duration::from_secs(24 * 3600);
         let issued = authority.issue_client("", Some("lab"), day, jiff::Timestamp::now()).expect("a certificate");

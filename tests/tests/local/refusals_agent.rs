@@ -22,14 +22,14 @@ async fn an_agent_rejects_unauthorized_clients() {
     let window = Window::of(&lab);
     let at = (lab.address("main-1"), 2378).into();
     let id = lab.fleet_id().expect("an id");
-    let fleet = |lab: &Lab| {
-        let store = Store::open(&lab.path().join(".raftsman"), "lab").expect("the state");
-        let secrets = store.unlock(IdentitySource::State(None)).expect("the secrets");
-        let key = secrets.get("fleet").expect("readable").expect("a key");
-        let certificate = store.get_certificate("fleet").expect("readable").expect("a certificate");
+    let fleet = async |lab: &Lab| {
+        let store = Store::open(&lab.path().join(".raftsman"), "lab").await.expect("the state");
+        let secrets = store.unlock(IdentitySource::State(None)).await.expect("the secrets");
+        let key = secrets.get("fleet").await.expect("readable").expect("a key");
+        let certificate = store.get_certificate("fleet").await.expect("readable").expect("a certificate");
         Authority::load(AuthorityKind::Fleet, &certificate, &key).expect("an authority")
     };
-    let (ours, theirs) = (fleet(&lab), fleet(&other));
+    let (ours, theirs) = (fleet(&lab).await, fleet(&other).await);
     let identity = |authority: &Authority, role: Option<&str>| {
         let hour = std::time::Duration::from_secs(3600);
         let (chain, key) = authority.issue_client("eve", role, hour, jiff::Timestamp::now()).expect("a certificate");

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use raftsman_engine::store::{IdentitySource, Store};
 use raftsman_tests::files::write_private;
+use raftsman_tests::lab::engine::block_on;
 use raftsman_tests::lab::{Lab, Output, etcd_dir, processes};
 use secrecy::ExposeSecret as _;
 
@@ -45,11 +46,11 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 fn secrets_of(lab: &Lab, passphrase: Option<&str>) -> Canaries {
     let state = lab.path().join(".raftsman");
     let mut canaries = Canaries::new();
-    let store = Store::open(&state, "lab").expect("the state");
+    let store = block_on(Store::open(&state, "lab")).expect("the state");
     let source = IdentitySource::State(passphrase.map(|p| p.to_owned().into()));
-    let secrets = store.unlock(source).expect("the secrets");
-    for name in secrets.names().expect("names") {
-        let value = secrets.get(&name).expect("readable").expect("there");
+    let secrets = block_on(store.unlock(source)).expect("the secrets");
+    for name in block_on(secrets.names()).expect("names") {
+        let value = block_on(secrets.get(&name)).expect("readable").expect("there");
         canaries.insert(format!("state {name}"), piece(value.expose_secret()));
     }
     if let Ok(identity) = std::fs::read_to_string(state.join("identity.txt")) {

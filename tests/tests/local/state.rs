@@ -4,6 +4,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use raftsman_tests::lab::engine::block_on;
 use raftsman_tests::lab::{Lab, etcd_dir, eventually, kill};
 use raftsman_tests::readers::{beside, one_chain};
 use rustix::process::Signal;
@@ -166,11 +167,12 @@ fn a_stale_copy_of_the_state_changes_nothing() {
     let before = lab.ledger();
     // A process that read the ledger, and got the lock after another process changed it.
     let dir = lab.path().join(".raftsman");
-    let store = raftsman_engine::store::Store::open(&dir, "lab").expect("a state");
-    let stale = store.get_cluster::<Value>("main").expect("sound").expect("a ledger");
+    let store = block_on(raftsman_engine::store::Store::open(&dir, "lab")).expect("a state");
+    let stale = block_on(store.get_cluster::<Value>("main")).expect("sound").expect("a ledger");
     lab.change_ledger(|ledger| ledger["last_revision"] = 4711.into());
-    let lock = store.lock(raftsman_engine::store::LockInfo::new("test", "test", "test")).expect("the lock");
-    let refused = store.put_cluster(&lock, "main", &stale.version, &before).expect_err("refused").to_string();
+    let info = raftsman_engine::store::LockInfo::new("test", "test", "test");
+    let lock = block_on(store.lock(info)).expect("the lock");
+    let refused = block_on(store.put_cluster(&lock, "main", &stale.version, &before)).expect_err("refused").to_string();
     assert!(refused.contains("has changed since it was read"), "{refused}");
     drop(lock);
     assert_eq!(lab.ledger()["last_revision"], 4711);

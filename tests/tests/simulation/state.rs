@@ -3,11 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use raftsman_engine::store::{Kept, Lock, LockInfo, Protection, Store, StoreError, Version};
 use raftsman_tests::dice::Dice;
 use raftsman_tests::lab::soak;
 use serde::{Deserialize, Serialize};
+use tokio::runtime::Runtime;
 
 const CLUSTER: &str = "main";
 /// Every run does so many single steps of processes; with fewer, a stale process meets too few others.
@@ -66,6 +68,7 @@ struct Process {
 }
 
 struct Sim {
+    runtime: Arc<Runtime>,
     store: Store,
     state: State,
     world: World,
@@ -96,7 +99,7 @@ impl Sim {
 
     /// As a cluster is opened: a ledger that is missing where there was one is refused.
     fn read(&mut self) -> Result<Kept<Ledger>, Ended> {
-        match self.store.get_cluster::<Ledger>(CLUSTER) {
+        match self.runtime.block_on(self.store.get_cluster::<Ledger>(CLUSTER)) {
             Ok(Some(kept)) => Ok(kept),
             Ok(None) if !self.begun => Ok(Kept { value: Ledger::default(), version: Version::none() }),
             Ok(None) | Err(StoreError::LedgerDamaged { .. }) => {
@@ -113,7 +116,7 @@ impl Sim {
         if held && !self.dice.one_in(200) {
             return Err(Ended);
         }
-        match self.store.lock(LockInfo::new("apply", "sim", "sim")) {
+        match self.runtime.block_on(self.store.lock(LockInfo::new("apply", "sim", "sim"))) {
             Ok(_) if held => panic!("VIOLATION: the lock is held twice"),
             Ok(lock) => Ok(Some(lock)),
             Err(StoreError::Locked { .. }) => Err(Ended),
@@ -139,17 +142,18 @@ impl Sim {
             // Whatever is there: as its successor.
             let lock = match &process.lock {
                 Some(lock) => lock.clone(),
-                None => match self.store.lock(LockInfo::new("broken", "sim", "sim")) {
+                None => match self.runtime.block_on(self.store.lock(LockInfo::new("broken", "sim", "sim"))) {
                     Ok(lock) => lock,
                     Err(_) => return Err(Ended),
                 },
             };
-            kept.version = self.store.replace_cluster(&lock, CLUSTER, &kept.value).expect("written");
+            kept.version =
+                self.runtime.block_on(self.store.replace_cluster(&lock, CLUSTER, &kept.value)).expect("written");
             return Ok(());
         }
         let lock = process.lock.as_ref().expect("a writer has the lock");
         let before = std::fs::read(self.path()).ok();
-        match self.store.put_cluster(lock, CLUSTER, &kept.version, &kept.value) {
+        match self.runtime.block_on(self.store.put_cluster(lock, CLUSTER, &kept.version, &kept.value)) {
             Ok(version) => kept.version = version,
             Err(StoreError::LedgerChanged { .. } | StoreError::LedgerDamaged { .. }) => {
                 self.refused += 1;
@@ -191,11 +195,15 @@ impl Sim {
             (Kind::Repairer, _) => {
                 if self.begun && self.read().is_err() {
                     let lock = process.lock.as_ref().ok_or(Ended)?;
-                    let ledger = match self.store.newest_in_history::<Ledger>(CLUSTER).expect("a history") {
+                    let ledger = match self
+                        .runtime
+                        .block_on(self.store.newest_in_history::<Ledger>(CLUSTER))
+                        .expect("a history")
+                    {
                         Some(kept) => kept.value,
                         None => Ledger { started: self.world.members.clone(), authority: self.world.authority },
                     };
-                    self.store.replace_cluster(lock, CLUSTER, &ledger).expect("repaired");
+                    self.runtime.block_on(self.store.replace_cluster(lock, CLUSTER, &ledger)).expect("repaired");
                 }
                 return Err(Ended);
             }
@@ -318,7 +326,10 @@ fn simulate(state: State, runs: u64) -> Result<u64, String> {
     let place = place();
     let dir = place.path().join("state");
     let now = jiff::Timestamp::UNIX_EPOCH;
-    let store = Store::create(&dir, "sim", None, Protection::IdentityFile, now).expect("a state");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = Arc::new(runtime.expect("a runtime"));
+    let made = Store::create(&dir, "sim", None, Protection::IdentityFile, now);
+    let store = runtime.block_on(made).expect("a state");
     let mut refused = 0;
     for seed in 0..runs {
         for shelf in ["clusters", "history"] {
@@ -327,8 +338,8 @@ fn simulate(state: State, runs: u64) -> Result<u64, String> {
             }
         }
         let (world, dice) = (World::default(), Dice::new(seed));
-        let store = store.clone();
-        let mut sim = Sim { store, state, world, dice, processes: Vec::new(), begun: false, refused: 0 };
+        let (runtime, store) = (Arc::clone(&runtime), store.clone());
+        let mut sim = Sim { runtime, store, state, world, dice, processes: Vec::new(), begun: false, refused: 0 };
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| sim.run()));
         if let Err(panic) = outcome {
             let text = panic.downcast_ref::<String>().cloned();

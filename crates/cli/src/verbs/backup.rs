@@ -29,7 +29,7 @@ fn unsigned(accept: &Unsigned) -> Accepted {
 }
 
 pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Failure> {
-    let fleet = || -> Result<_, Failure> { open(read_file(common)?, context(common)?) };
+    let fleet = async || -> Result<_, Failure> { open(read_file(common)?, context(common)?).await };
     match args {
         Backup::Now { cluster, json } => {
             let (spec, context) = (read_file(common)?, context(common)?);
@@ -43,7 +43,7 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
             }
         }
         Backup::List { cluster, unsigned: accept, json } => {
-            let listing = list(&fleet()?, cluster.as_deref(), &unsigned(accept)).await?;
+            let listing = list(&fleet().await?, cluster.as_deref(), &unsigned(accept)).await?;
             match json {
                 true => view::print_json(&listing)?,
                 false => view::print(&view::backup::listing(&listing, jiff::Timestamp::now(), Paint::of_stdout())),
@@ -51,7 +51,7 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
         }
         Backup::Show { backup, cluster, unsigned: accept, json } => {
             let accepted = unsigned(accept);
-            let shown = show(&fleet()?, cluster.as_deref(), backup.as_deref(), &accepted).await?;
+            let shown = show(&fleet().await?, cluster.as_deref(), backup.as_deref(), &accepted).await?;
             match json {
                 true => view::print_json(&shown)?,
                 false => view::print(&view::backup::shown(&shown, Paint::of_stdout())),
@@ -76,7 +76,8 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
             let transfer = TransferView::new(*json);
             let on_progress = |progress| transfer.on_progress(progress);
             let copied =
-                copy(&fleet()?, cluster.as_deref(), backup.as_deref(), target, &accepted, &keys, &on_progress).await;
+                copy(&fleet().await?, cluster.as_deref(), backup.as_deref(), target, &accepted, &keys, &on_progress)
+                    .await;
             transfer.end();
             let copied = copied?;
             match json {
@@ -94,7 +95,7 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
             };
             let transfer = TransferView::new(*json);
             let on_progress = |progress| transfer.on_progress(progress);
-            let verified = verify(&fleet()?, cluster.as_deref(), selection, &accepted, &keys, &on_progress).await;
+            let verified = verify(&fleet().await?, cluster.as_deref(), selection, &accepted, &keys, &on_progress).await;
             transfer.end();
             let verified = verified?;
             match json {
@@ -114,7 +115,7 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
             }
         }
         Backup::Key { json } => {
-            let keys = verifying_keys(&fleet()?)?;
+            let keys = verifying_keys(&fleet().await?).await?;
             match json {
                 true => view::print_json(&json!({ "keys": keys }))?,
                 false => view::print(&view::backup::keys(&keys)),

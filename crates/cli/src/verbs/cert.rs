@@ -17,7 +17,7 @@ pub(super) async fn run(common: &Common, args: &Cert) -> Result<ExitCode, Failur
         Cert::Revoke(args) => return super::rotate::revoke(common, args).await,
         Cert::List { clusters: names, json } => {
             let only = clusters(&spec, names)?;
-            let fleet = open(spec, context(common)?)?;
+            let fleet = open(spec, context(common)?).await?;
             let (certificates, silent) = list(&fleet, &only).await?;
             if *json {
                 view::print_json(&json!({ "certificates": certificates, "unreachable": silent }))?;
@@ -27,13 +27,13 @@ pub(super) async fn run(common: &Common, args: &Cert) -> Result<ExitCode, Failur
             }
         }
         Cert::Issue { user, agent_role, cluster, out, validity, force, json } => {
-            let fleet = open(spec, context(common)?)?;
+            let fleet = open(spec, context(common)?).await?;
             let existing = if *force { Existing::Replace } else { Existing::Keep };
             let request = IssueRequest { name: user, dir: out, validity: *validity, existing };
             let issued = match agent_role {
                 Some(AgentRole::Reader) => issue_for_agents(&fleet, Role::Reader, request)?,
                 Some(AgentRole::Operator) => issue_for_agents(&fleet, Role::Operator, request)?,
-                None => issue(&fleet, cluster.as_deref(), request)?,
+                None => issue(&fleet, cluster.as_deref(), request).await?,
             };
             for warning in &issued.warnings {
                 view::warn(warning);

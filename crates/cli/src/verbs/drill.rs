@@ -17,7 +17,7 @@ use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Drill) -> Result<ExitCode, Failure> {
     if args.history {
-        let fleet = open(read_file(common)?, context(common)?)?;
+        let fleet = open(read_file(common)?, context(common)?).await?;
         let drills = history(&fleet, args.cluster.as_deref(), args.from.as_deref()).await?;
         match args.json {
             true => view::print_json(&json!({ "drills": drills }))?,

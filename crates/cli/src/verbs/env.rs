@@ -10,10 +10,10 @@ use crate::context::{context, open, read_file};
 use crate::exit::{Failure, OK};
 use crate::view;
 
-pub(super) fn run(common: &Common, args: &Env) -> Result<ExitCode, Failure> {
+pub(super) async fn run(common: &Common, args: &Env) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
-    let fleet = open(spec, context(common)?)?;
-    let settings = env(&fleet, args.cluster.as_deref())?;
+    let fleet = open(spec, context(common)?).await?;
+    let settings = env(&fleet, args.cluster.as_deref()).await?;
     if args.json {
         view::print_json(&settings)?;
     } else {

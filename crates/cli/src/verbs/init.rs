@@ -14,7 +14,7 @@ use crate::context::{ask_passphrase, context};
 use crate::exit::{Failure, OK};
 use crate::view;
 
-pub(super) fn run(common: &Common, args: &Init) -> Result<ExitCode, Failure> {
+pub(super) async fn run(common: &Common, args: &Init) -> Result<ExitCode, Failure> {
     Name::parse(&args.fleet).map_err(|e| Failure::usage(format!("--fleet: {e}")))?;
     if !(1..=9).contains(&args.members) {
         return Err(Failure::usage("--members: a cluster has 1 to 9 members, best an odd number"));
@@ -28,7 +28,7 @@ pub(super) fn run(common: &Common, args: &Init) -> Result<ExitCode, Failure> {
     let protection =
         if args.passphrase { Protection::Passphrase(new_passphrase(common)?) } else { Protection::IdentityFile };
     // The state first: a file without a state would look as if the state had been lost.
-    make_state(&text, &context, protection)?;
+    make_state(&text, &context, protection).await?;
     write_file(&common.file, &text)?;
     view::print(&format!(
         "wrote {}: {} of etcd on this computer\nmade .raftsman: keys and memory of this fleet; keep it, and keep it private\n{found}\nnext: raftsman plan, raftsman apply\n",

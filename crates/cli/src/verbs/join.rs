@@ -9,8 +9,8 @@ use crate::context::{context, read_file};
 use crate::exit::{Failure, OK};
 use crate::view;
 
-pub(super) fn run(common: &Common, args: &Join) -> Result<ExitCode, Failure> {
-    let invitation = join(read_file(common)?, &context(common)?, &args.host, args.valid_for)?;
+pub(super) async fn run(common: &Common, args: &Join) -> Result<ExitCode, Failure> {
+    let invitation = join(read_file(common)?, &context(common)?, &args.host, args.valid_for).await?;
     if args.json {
         view::print_json(&invitation)?;
     } else {

@@ -18,7 +18,7 @@ const WINDOW: u32 = 1000;
 
 pub(super) async fn run(common: &Common, args: &Logs) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
-    let fleet = open(spec, context(common)?)?;
+    let fleet = open(spec, context(common)?).await?;
     let first = if args.follow { WINDOW.max(args.lines) } else { args.lines };
     let mut seen = logs(&fleet, &args.machine, args.agent, first).await?;
     let shown = seen.len().saturating_sub(usize::try_from(args.lines).unwrap_or(usize::MAX));

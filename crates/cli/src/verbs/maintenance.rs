@@ -88,7 +88,7 @@ pub(super) async fn run_move_leader(common: &Common, args: &MoveLeader) -> Resul
 pub(super) async fn run_verify(common: &Common, args: &Verify) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
-    let found = verify(&open(spec, context(common)?)?, &only).await?;
+    let found = verify(&open(spec, context(common)?).await?, &only).await?;
     if args.json {
         view::print_json(&found)?;
     } else {

@@ -62,7 +62,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
 
 async fn once(common: &Common, verb: &Verb) -> Result<ExitCode, Failure> {
     match verb {
-        Verb::Init(args) => init::run(common, args),
+        Verb::Init(args) => init::run(common, args).await,
         Verb::Adopt(args) => adopt::run(common, args).await,
         Verb::Check(args) => check::run(common, args),
         Verb::Schema => {
@@ -86,9 +86,9 @@ async fn once(common: &Common, verb: &Verb) -> Result<ExitCode, Failure> {
         Verb::Recover(args) => Box::pin(recover::run(common, args)).await,
         Verb::Drill(args) => Box::pin(drill::run(common, args)).await,
         Verb::Restore(args) => Box::pin(restore::run(common, args)).await,
-        Verb::Journal(args) => journal::run(common, args),
-        Verb::Env(args) => env::run(common, args),
-        Verb::Join(args) => join::run(common, args),
+        Verb::Journal(args) => journal::run(common, args).await,
+        Verb::Env(args) => env::run(common, args).await,
+        Verb::Join(args) => join::run(common, args).await,
         Verb::Cert(args) => cert::run(common, args).await,
         Verb::Backup(args) => Box::pin(backup::run(common, args)).await,
         Verb::Logs(args) => logs::run(common, args).await,

@@ -16,9 +16,9 @@ pub(super) async fn run(common: &Common, args: &Plan) -> Result<ExitCode, Failur
     let only = clusters(&spec, &args.clusters)?;
     let context = context(common)?;
     let detail = Detail { diffs: args.diff, explain: args.explain };
-    let plan = match is_new(&spec, &context)? {
+    let plan = match is_new(&spec, &context).await? {
         true => plan_of_new(&spec, &context, &only, detail)?,
-        false => plan(&open(spec, context)?, &only, detail).await?,
+        false => plan(&open(spec, context).await?, &only, detail).await?,
     };
     show(&plan, args.json)?;
     if !plan.unmet.is_empty() {

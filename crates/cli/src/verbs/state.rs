@@ -18,7 +18,7 @@ pub(super) async fn run(common: &Common, args: &State) -> Result<ExitCode, Failu
     match args {
         State::Check { clusters: names, json } => {
             let only = clusters(&spec, names)?;
-            let found = check(&open(spec, context)?, &only).await?;
+            let found = check(&open(spec, context).await?, &only).await?;
             match json {
                 true => view::print_json(&json!({ "ledgers": found }))?,
                 false => view::print(&view::state::check(&found, Paint::of_stdout())),

@@ -31,7 +31,7 @@ pub(super) async fn run(common: &Common, args: &Status) -> Result<ExitCode, Fail
 async fn look(common: &Common, args: &Status) -> Result<FleetStatus, Failure> {
     let spec = read_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
-    Ok(status(&open(spec, context(common)?)?, &only).await?)
+    Ok(status(&open(spec, context(common)?).await?, &only).await?)
 }
 
 /// Repeats it, until Ctrl-C or until the reader of the output is gone. The exit code is that of the last observation.

@@ -62,10 +62,10 @@ async fn of_agents(common: &Common) -> Result<Option<Vec<AgentVersion>>, Failure
     let spec = read_file(common)?;
     // A version query must not ask for a passphrase.
     let context = Context { ask_passphrase: None, ..context(common)? };
-    if is_new(&spec, &context)? {
+    if is_new(&spec, &context).await? {
         return Ok(None);
     }
-    Ok(Some(agents(&open(spec, context)?).await?))
+    Ok(Some(agents(&open(spec, context).await?).await?))
 }
 
 fn target() -> String {

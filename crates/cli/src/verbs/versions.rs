@@ -12,7 +12,7 @@ use crate::view::{self, Paint};
 pub(super) async fn run(common: &Common, args: &Versions) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
-    let fleet = open(spec, context(common)?)?;
+    let fleet = open(spec, context(common)?).await?;
     let versions = all(&fleet, &only).await?;
     if args.json {
         view::print_json(&versions)?;

@@ -22,8 +22,8 @@ impl Executor<'_> {
     async fn create_root(self, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
         // Also where the authorities were made before the file asked for passwords.
-        self.cluster().make_root_password(self.lock)?;
-        let password = self.cluster().root_password()?;
+        self.cluster().make_root_password(self.lock).await?;
+        let password = self.cluster().root_password().await?;
         let added = bounded(async {
             Ok(match &password {
                 Some(password) => client.user_add("root", password.expose_secret(), None).await,
@@ -32,18 +32,18 @@ impl Executor<'_> {
         });
         tolerate(added.await)?;
         tolerate(bounded(async { Ok(client.user_grant_role("root", "root").await?) }).await)?;
-        Ok(self.cluster().keep_root_password(self.lock)?)
+        Ok(self.cluster().keep_root_password(self.lock).await?)
     }
 
     /// With the password that is in force: the connection is the one that it got.
     async fn change_root_password(self, now: Timestamp) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
-        self.cluster().announce_root_password(self.lock)?;
-        if let Some(password) = self.cluster().root_password()? {
+        self.cluster().announce_root_password(self.lock).await?;
+        if let Some(password) = self.cluster().root_password().await? {
             let word = password.expose_secret();
             bounded(async { Ok(client.user_change_password("root", word).await?) }).await?;
         }
-        Ok(self.cluster().keep_root_password(self.lock)?)
+        Ok(self.cluster().keep_root_password(self.lock).await?)
     }
 
     async fn enable_auth(self, now: Timestamp) -> Result<(), ActError> {

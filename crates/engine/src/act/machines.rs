@@ -25,10 +25,16 @@ use crate::tokens::{JOIN_WINDOW, KeptToken, token_name};
 
 /// The boot data of a new machine. Its token is in the state before the machine is made, so a killed run finds it
 /// again.
-pub fn boot(fleet: &Fleet, lock: &Lock, machine: &Name, address: IpAddr, now: Timestamp) -> Result<Boot, ActError> {
+pub async fn boot(
+    fleet: &Fleet,
+    lock: &Lock,
+    machine: &Name,
+    address: IpAddr,
+    now: Timestamp,
+) -> Result<Boot, ActError> {
     // No other computer reaches a machine on this one, and the operator may continue an interrupted apply a week later.
     let until = (fleet.spec.machines.provider != Provider::Local).then(|| now + JOIN_WINDOW);
-    let kept = KeptToken::of_new_machine(&fleet.secrets, lock, machine, until, now)?;
+    let kept = KeptToken::of_new_machine(&fleet.secrets, lock, machine, until, now).await?;
     Ok(boot_data(fleet, machine, address, &kept))
 }
 
@@ -84,7 +90,7 @@ impl Executor<'_> {
         let etcd = fleet.artifacts.found(source, cluster.desired.version, fleet.context.base()).await?;
         // An operator may have installed its agent manually: the agent proves that with its token.
         let joined = fleet.spec.machines.provider == Provider::Hosts
-            && fleet.secrets.get(&token_name(machine))?.is_some()
+            && fleet.secrets.get(&token_name(machine)).await?.is_some()
             && self.links(machine)?.agent.prove(fleet).await.is_ok();
         let order = MachineOrder {
             name: machine.to_string(),
@@ -92,7 +98,7 @@ impl Executor<'_> {
             agent_port: AGENT_PORT,
             cluster: cluster.desired.name.to_string(),
             members: cluster.desired.neighbours(&cluster.ledger()).into_iter().collect(),
-            boot: boot(fleet, self.lock, machine, member.address, now)?,
+            boot: boot(fleet, self.lock, machine, member.address, now).await?,
             zone: cluster.desired.machine(machine).and_then(|machine| machine.place.zone.clone()),
             machines: cluster.desired.machine(machine).map(|machine| Arc::clone(&machine.settings)),
             artifacts: vec![Artifact { version: etcd.version.to_string(), path: etcd.path }],
@@ -144,7 +150,7 @@ impl Executor<'_> {
 
     async fn deliver(self, machine: &Name) -> Result<(), ActError> {
         let cluster = self.cluster();
-        let Payload { files, stamp, backups } = Payload::pack(cluster, self.lock, machine).map_err(Box::new)?;
+        let Payload { files, stamp, backups } = Payload::pack(cluster, self.lock, machine).await.map_err(Box::new)?;
         let mut agent = self.agent(machine).await?;
         let had = agent.report(ReportRequest { into_data: false }).await?.into_inner();
         if had.delivery_stamp != stamp {
@@ -200,7 +206,7 @@ impl Executor<'_> {
         let chain_pem = fleet.authority.sign_csr(&proven.reply.csr_der, &profile, now)?;
         proven.client.finish_claim(FinishClaimRequest { chain_pem }).await?;
         links.agent.hang_up().await;
-        fleet.secrets.delete(self.lock, &token_name(machine))?;
+        fleet.secrets.delete(self.lock, &token_name(machine)).await?;
         Ok(())
     }
 }

@@ -20,15 +20,15 @@ use crate::pki::{LeafProfile, PkiError, Usages};
 /// Executes one action of this topic.
 pub(super) async fn act(executor: Executor<'_>, action: &PkiAction, now: Timestamp) -> Result<(), ActError> {
     match action {
-        PkiAction::MakeAuthorities => executor.make_authorities(now),
-        PkiAction::NextAuthority { side } => Ok(executor.cluster().next_authority(executor.lock, *side, now)?),
+        PkiAction::MakeAuthorities => executor.make_authorities(now).await,
+        PkiAction::NextAuthority { side } => Ok(executor.cluster().next_authority(executor.lock, *side, now).await?),
         PkiAction::SwitchAuthority { side } => {
-            Ok(executor.cluster().change_trust(executor.lock, *side, |trust| trust.switch(now))?)
+            Ok(executor.cluster().change_trust(executor.lock, *side, |trust| trust.switch(now)).await?)
         }
         PkiAction::RetireAuthority { side, unused } => {
-            Ok(executor.cluster().change_trust(executor.lock, *side, |trust| trust.retire(*unused))?)
+            Ok(executor.cluster().change_trust(executor.lock, *side, |trust| trust.retire(*unused)).await?)
         }
-        PkiAction::ForgetAuthority { side } => executor.forget_authority(*side),
+        PkiAction::ForgetAuthority { side } => executor.forget_authority(*side).await,
         PkiAction::StoreTrust { machine, purpose } => executor.store_trust(machine, *purpose).await,
         PkiAction::IssueCertificate { machine, purpose, also } => {
             executor.issue_certificate(machine, *purpose, *also, now).await
@@ -37,18 +37,18 @@ pub(super) async fn act(executor: Executor<'_>, action: &PkiAction, now: Timesta
 }
 
 impl Executor<'_> {
-    fn make_authorities(self, now: Timestamp) -> Result<(), ActError> {
+    async fn make_authorities(self, now: Timestamp) -> Result<(), ActError> {
         for side in TrustDomain::ALL {
-            self.cluster().first_authority(self.lock, side, now)?;
+            self.cluster().first_authority(self.lock, side, now).await?;
         }
-        self.cluster().make_root_password(self.lock)?;
+        self.cluster().make_root_password(self.lock).await?;
         Ok(())
     }
 
-    fn forget_authority(self, side: TrustDomain) -> Result<(), ActError> {
+    async fn forget_authority(self, side: TrustDomain) -> Result<(), ActError> {
         // The ledger first: keys that it does not record belong to no authority, and the sweep removes them.
-        self.cluster().change_trust(self.lock, side, |trust| trust.forget())?;
-        self.cluster().sweep_authorities(self.lock)?;
+        self.cluster().change_trust(self.lock, side, |trust| trust.forget()).await?;
+        self.cluster().sweep_authorities(self.lock).await?;
         Ok(())
     }
 
@@ -60,7 +60,7 @@ impl Executor<'_> {
         now: Timestamp,
     ) -> Result<(), ActError> {
         let profile = self.member(machine)?.profile(purpose);
-        let authority = self.cluster().signer(purpose, profile.renew_before(), now)?;
+        let authority = self.cluster().signer(purpose, profile.renew_before(), now).await?;
         let trust_pem = self.cluster().trust(purpose.side())?.bundle();
         let sign = |csr: &[u8]| authority.sign_csr(csr, &signers_profile(&profile.with(also)), now);
         swap(self.agent(machine).await?, self.generation(), wire(purpose), trust_pem, sign).await
@@ -85,8 +85,8 @@ pub(crate) async fn certify_client(
     let now = Timestamp::now();
     let trust = cluster.trust(TrustDomain::Clients)?;
     let authority = match access {
-        ClientAccess::Open => cluster.kept(TrustDomain::Clients, &trust.current)?,
-        ClientAccess::Closed => cluster.authority(TrustDomain::Peers)?,
+        ClientAccess::Open => cluster.kept(TrustDomain::Clients, &trust.current).await?,
+        ClientAccess::Closed => cluster.authority(TrustDomain::Peers).await?,
     };
     let validity_ms = cluster.desired.members.first().map_or(0, |member| member.server.validity_ms);
     let profile = LeafProfile {

@@ -29,9 +29,11 @@ impl Executor<'_> {
             let why = silent.values().next().cloned().unwrap_or_default();
             return Err(ActError::TooFewMeasured { ready, needed, why });
         }
-        cluster.remember(self.lock, |ledger| {
-            ledger.preflight = Some(Preflight::after(ledger.preflight.as_ref(), measurement));
-        })?;
+        cluster
+            .remember(self.lock, |ledger| {
+                ledger.preflight = Some(Preflight::after(ledger.preflight.as_ref(), measurement));
+            })
+            .await?;
         Ok(())
     }
 

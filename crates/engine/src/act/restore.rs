@@ -82,7 +82,7 @@ impl Executor<'_> {
         let from = cluster.desired.settings.restore_from.clone().unwrap_or_default();
         let (fleet, name) = (&cluster.fleet, &cluster.desired.name);
         let accepted = Accepted { unsigned: from.trust_unsigned, ..Accepted::default() };
-        let at = backup::source(fleet, name, from.cluster.as_deref(), &accepted).map_err(Box::new)?;
+        let at = backup::source(fleet, name, from.cluster.as_deref(), &accepted).await.map_err(Box::new)?;
         let keys = match &from.key {
             Some(key) => {
                 let text =
@@ -95,7 +95,7 @@ impl Executor<'_> {
         let observed = self.observer.look_and_learn(self.lock).await?;
         let (restoration, _) =
             self.restorable(&at, from.cluster.as_deref(), &point, &observed, &keys, &|_, _| {}).await?;
-        cluster.remember(self.lock, |ledger| decide(ledger, restoration))?;
+        cluster.remember(self.lock, |ledger| decide(ledger, restoration)).await?;
         Ok(())
     }
 
@@ -203,8 +203,8 @@ impl Executor<'_> {
             SnapshotSource::File(file) => snapshot(cluster, file),
             SnapshotSource::Store(from) => {
                 // The restore uses exactly what was verified when it was approved: the hashes are in the ledger.
-                let at = backup::source(&cluster.fleet, &cluster.desired.name, from.as_deref(), &Accepted::default());
-                let at = at.map_err(Box::new)?;
+                let (name, accepted) = (&cluster.desired.name, Accepted::default());
+                let at = backup::source(&cluster.fleet, name, from.as_deref(), &accepted).await.map_err(Box::new)?;
                 let stored = match &restoration.manifest {
                     Some(full) => at.point_of(full).map_err(Box::new)?,
                     None => at.full(restoration.backup).await.map_err(Box::new)?,
@@ -281,7 +281,7 @@ impl Executor<'_> {
         .await?;
         // Before clients have access: data that clients write from now on is not compared any more.
         let agreed = |ledger: &mut Ledger| ledger.restoration_mut().into_iter().for_each(|it| it.agreed = true);
-        self.cluster().remember(self.lock, agreed)?;
+        self.cluster().remember(self.lock, agreed).await?;
         for (number, machine) in machines.iter().enumerate() {
             self.start_etcd(machine, restoration.version, StartData::Of(cluster)).await?;
             // A member that starts asks the others whether they hold the same data, and waits long for one that listens

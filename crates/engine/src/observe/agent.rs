@@ -17,6 +17,7 @@ use raftsman_core::observed::{
     Fact, FailedUpgrade, LogEnd, MemberId, PortTaken, Purpose, Service, ServiceState,
 };
 use raftsman_core::spec::{EtcdVersion, Name};
+use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tonic::transport::Channel;
 
@@ -194,7 +195,7 @@ impl AgentLink {
 
     /// Has a new agent prove its token.
     pub async fn prove(&self, fleet: &Fleet) -> Result<Proven, LinkError> {
-        let kept = KeptToken::get(&fleet.secrets, &self.machine)?;
+        let kept = KeptToken::get(&fleet.secrets, &self.machine).await?;
         let kept = kept.ok_or_else(|| LinkError::NoToken { machine: self.machine.clone() })?;
         if let Some(until) = kept.until.filter(|_| !kept.is_alive(Timestamp::now())) {
             return Err(LinkError::DeadToken { machine: self.machine.clone(), until });
@@ -216,10 +217,10 @@ impl AgentLink {
         let sent = Timestamp::now();
         let reply = client.report(ReportRequest { into_data }).await?.into_inner();
         let nonsense = |what: String| LinkError::Nonsense { machine: self.machine.clone(), what };
-        // Reads and hashes secrets: off the runtime.
-        let (cluster, machine) = (Arc::clone(cluster), self.machine.clone());
+        // Reads what the file refers to, and hashes it: off the runtime's own threads.
+        let (cluster, machine, runtime) = (Arc::clone(cluster), self.machine.clone(), Handle::current());
         let compared = tokio::task::spawn_blocking(move || {
-            let delivery = crate::delivery::compare(&cluster, &machine, &reply, sent);
+            let delivery = runtime.block_on(crate::delivery::compare(&cluster, &machine, &reply, sent));
             (reply, delivery)
         });
         let (reply, delivery) = compared.await?;

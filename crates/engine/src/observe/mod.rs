@@ -148,7 +148,7 @@ impl Observer {
         let credentials = match known.as_ref().filter(|known| known.of == of) {
             Some(known) => known.credentials.clone(),
             None => {
-                let credentials = self.cluster.credentials(now)?;
+                let credentials = self.cluster.credentials(now).await?;
                 known.insert(Known { of, credentials }).credentials.clone()
             }
         };
@@ -211,10 +211,10 @@ impl Observer {
             let now = Timestamp::now();
             let mut looked = self.gather(now).await?;
             self.is_new_or_known(&looked.observed)?;
-            self.cluster.begin(lock)?;
-            self.cluster.compare(lock)?;
+            self.cluster.begin(lock).await?;
+            self.cluster.compare(lock).await?;
             let before = self.cluster.ledger();
-            self.cluster.remember(lock, |ledger| ledger.learn(&self.cluster.desired, &looked.observed, now))?;
+            self.cluster.remember(lock, |ledger| ledger.learn(&self.cluster.desired, &looked.observed, now)).await?;
             looked.observed.ledger = self.cluster.ledger();
             self.retell(&mut looked.observed, &before);
             Ok(self.prove(looked, now).await)
@@ -470,8 +470,8 @@ mod tests {
             host: "desk".to_owned(),
         };
         let begun = Timestamp::now();
-        let fleet = Fleet::open(spec, context, begun).unwrap();
-        let cluster = ClusterHandle::open(&fleet, &fleet.desired.clusters[0]).unwrap();
+        let fleet = Fleet::open(spec, context, begun).await.unwrap();
+        let cluster = ClusterHandle::open(&fleet, &fleet.desired.clusters[0]).await.unwrap();
         let observer = Observer::new(Arc::new(cluster)).unwrap();
         let name = fleet.desired.clusters[0].members[0].name.clone();
         let link = || observer.links(&name).unwrap();

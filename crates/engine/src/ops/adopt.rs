@@ -99,8 +99,8 @@ pub async fn adopt(choices: &Choices, context: &Context) -> Result<Adoption, OpE
             if dir.exists() {
                 return Err(AdoptError::StateExists(dir).into());
             }
-            let store = Fleet::create(spec, context, Protection::IdentityFile, now)?;
-            remember(&store, choices, context, &way, &found)?;
+            let store = Fleet::create(spec, context, Protection::IdentityFile, now).await?;
+            remember(&store, choices, context, &way, &found).await?;
             true
         }
         None => false,
@@ -174,28 +174,38 @@ fn of_file(reading: &Reading) -> Vec<Finding> {
 }
 
 /// Writes to the state what no observation can tell.
-fn remember(store: &Store, choices: &Choices, context: &Context, way: &Way, found: &Found) -> Result<(), OpError> {
-    let lock = store.lock(lock_info(context, "adopt"))?;
-    let secrets = store.unlock(context.identity_source())?;
+async fn remember(
+    store: &Store,
+    choices: &Choices,
+    context: &Context,
+    way: &Way,
+    found: &Found,
+) -> Result<(), OpError> {
+    let lock = store.lock(lock_info(context, "adopt")).await?;
+    let secrets = store.unlock(context.identity_source()).await?;
     // The ledger comes first, still empty: keys without a ledger would mean that the cluster lost it.
     let cluster = choices.cluster.as_str();
-    let version = store.put_cluster(&lock, cluster, &Version::none(), &Ledger::default())?;
+    let version = store.put_cluster(&lock, cluster, &Version::none(), &Ledger::default()).await?;
     let name = adopted_name(&choices.cluster);
-    store.put_certificate(&lock, &format!("{name}-ca"), &way.ca_pem)?;
+    store.put_certificate(&lock, &format!("{name}-ca"), &way.ca_pem).await?;
     if let Some((chain, key)) = &choices.certificate {
-        secrets.put(&lock, &name, &secret(key)?)?;
-        store.put_certificate(&lock, &name, &read(chain)?)?;
+        secrets.put(&lock, &name, &secret(key)?).await?;
+        store.put_certificate(&lock, &name, &read(chain)?).await?;
     }
     let named = || found.members.iter().filter_map(|m| Some((Name::parse(&m.listed.name).ok()?, m)));
     let peers = named().filter_map(|(name, m)| Some((name, m.listed.peer_urls.first()?.clone())));
     let (ca_key, peers_key) = (&choices.ca_key, choices.peers.as_ref());
     let ca_key = ca_key.as_deref().map(secret).transpose()?;
     let clients =
-        bring_in(store, &secrets, &lock, &choices.cluster, TrustDomain::Clients, (&way.ca_pem, ca_key.as_ref()))?;
+        bring_in(store, &secrets, &lock, &choices.cluster, TrustDomain::Clients, (&way.ca_pem, ca_key.as_ref()))
+            .await?;
     let peers_trust = match peers_key {
         Some((certificate, key)) => {
             let (certificate, key) = (read(certificate)?, secret(key)?);
-            Some(bring_in(store, &secrets, &lock, &choices.cluster, TrustDomain::Peers, (&certificate, Some(&key)))?)
+            Some(
+                bring_in(store, &secrets, &lock, &choices.cluster, TrustDomain::Peers, (&certificate, Some(&key)))
+                    .await?,
+            )
         }
         None => None,
     };
@@ -210,9 +220,9 @@ fn remember(store: &Store, choices: &Choices, context: &Context, way: &Way, foun
         mode: Mode::Adopted(Adopted { clients: named().map(|(name, m)| (name, m.endpoint.clone())).collect() }),
         ..Ledger::default()
     };
-    store.put_cluster(&lock, cluster, &version, &ledger)?;
+    store.put_cluster(&lock, cluster, &version, &ledger).await?;
     let journal = Journal::new(store, context, &lock);
     let members: Vec<&str> = found.members.iter().map(|m| m.listed.name.as_str()).collect();
-    journal.note(Some(&choices.cluster), "adopted", json!({ "id": found.cluster, "members": members }))?;
+    journal.note(Some(&choices.cluster), "adopted", json!({ "id": found.cluster, "members": members })).await?;
     Ok(())
 }

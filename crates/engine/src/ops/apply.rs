@@ -68,19 +68,19 @@ pub async fn run(
     let mut context = context.clone();
     let scope = clusters(&spec, only);
     // The operator is asked before anything is made, even the state.
-    let mut forecast = match is_new(&spec, &context)? {
+    let mut forecast = match is_new(&spec, &context).await? {
         true => plan_of_new(&spec, &context, only, Detail::default())?,
         false => {
-            let fleet = open(spec.clone(), context)?;
+            let fleet = open(spec.clone(), context).await?;
             // The operator has given a passphrase already: it is not requested again.
             context = fleet.context.clone();
             plan(&fleet, only, Detail::default()).await?
         }
     };
-    if !forecast.obstacles().is_empty() && !is_new(&spec, &context)? {
+    if !forecast.obstacles().is_empty() && !is_new(&spec, &context).await? {
         // A port may be in use by a machine that another command has just made: if a command holds the lock, it is
         // named, or waited for.
-        let begun = begin(spec.clone(), &context, "apply", &scope)?;
+        let begun = begin(spec.clone(), &context, "apply", &scope).await?;
         drop(begun.lock);
         forecast = plan(&begun.fleet, only, Detail::default()).await?;
     }
@@ -93,11 +93,11 @@ pub async fn run(
         return Err(OpError::Unmet(obstacles));
     }
     consent.ask(&forecast)?;
-    let Begun { fleet, lock, made } = begin(spec, &context, "apply", &scope)?;
+    let Begun { fleet, lock, made } = begin(spec, &context, "apply", &scope).await?;
     if let Err(error) = execution.unless_interrupted(preflight(&fleet, only)).await {
         if made {
             drop(lock);
-            withdraw(fleet.store.clone(), &context)?;
+            withdraw(fleet.store.clone(), &context).await?;
         }
         return Err(error);
     }
@@ -120,14 +120,16 @@ pub async fn carry_out(
             let on_event = |event| on_event(&name, event);
             let outcome = Box::pin(apply::apply(Arc::clone(&cluster), &journal, timeout, &on_event, &interrupt)).await;
             if let Some(revision) = outcome.observed.as_ref().and_then(apply::last_revision) {
-                cluster.remember(journal.lock(), |ledger| ledger.last_revision = ledger.last_revision.max(revision))?;
+                cluster
+                    .remember(journal.lock(), |ledger| ledger.last_revision = ledger.last_revision.max(revision))
+                    .await?;
             }
             match &outcome.error {
-                None => journal.note(Some(&name), "converged", json!({ "steps": outcome.steps.len() }))?,
+                None => journal.note(Some(&name), "converged", json!({ "steps": outcome.steps.len() })).await?,
                 Some(ApplyError::Interrupted(_)) => {
-                    journal.note(Some(&name), "interrupted", json!({ "steps": outcome.steps.len() }))?;
+                    journal.note(Some(&name), "interrupted", json!({ "steps": outcome.steps.len() })).await?;
                 }
-                Some(error) => journal.note(Some(&name), "stopped", json!({ "error": error.to_string() }))?,
+                Some(error) => journal.note(Some(&name), "stopped", json!({ "error": error.to_string() })).await?,
             }
             Ok(outcome)
         }
@@ -140,8 +142,10 @@ pub async fn carry_out(
 pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError> {
     agent(&fleet.context)?;
     let chosen = || fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
-    let clusters = chosen().map(|cluster| Ok((cluster, ClusterHandle::open(fleet, cluster)?)));
-    let clusters = clusters.collect::<Result<Vec<_>, OpError>>()?;
+    let mut clusters = Vec::new();
+    for cluster in chosen() {
+        clusters.push((cluster, ClusterHandle::open(fleet, cluster).await?));
+    }
     // Running clusters are maintained without the provider as far as possible. Where none runs yet, everything depends
     // on machines.
     if clusters.iter().all(|(_, at)| at.ledger().started.is_empty() && at.ledger().adopted().is_none()) {
@@ -154,7 +158,7 @@ pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError>
             fleet.artifacts.fetch(&cluster.source, cluster.version).await?;
             fleet.artifacts.found(&cluster.source, cluster.version, fleet.context.base()).await?;
         }
-        at.check_references(jiff::Timestamp::now())?;
+        at.check_references(jiff::Timestamp::now()).await?;
     }
     Ok(())
 }

@@ -74,29 +74,29 @@ pub async fn now(
     cluster: Option<&str>,
     watch: &Watch<'_>,
 ) -> Result<NewBackup, OpError> {
-    let (fleet, lock) = locked_cluster(spec, context, "backup", cluster)?;
-    let cluster = Arc::new(pick_cluster(&fleet, cluster)?);
+    let (fleet, lock) = locked_cluster(spec, context, "backup", cluster).await?;
+    let cluster = Arc::new(pick_cluster(&fleet, cluster).await?);
     let name = cluster.desired.name.clone();
-    make_signing_key(&fleet, &lock)?;
-    let at = BackupRepository::open(&fleet, &name, &Accepted::default())?;
+    make_signing_key(&fleet, &lock).await?;
+    let at = BackupRepository::open(&fleet, &name, &Accepted::default()).await?;
     let observer = Observer::new(Arc::clone(&cluster))?;
     let observed = observer.look().await?;
     let machine = chosen(&observed).ok_or_else(|| OpError::NoQuorum(name.clone()))?;
     let size = View::of(&observed).answering.get(&machine).map_or(0, |etcd| etcd.db_size);
     let links = observer.links(&machine).ok_or_else(|| OpError::NoSuchMember(machine.to_string()))?;
     let root_password = match cluster.auth() {
-        AuthMode::Password => cluster.root_password()?,
+        AuthMode::Password => cluster.root_password().await?,
         AuthMode::Certificate | AuthMode::None => {
             certify_client(&cluster, &links.agent, lock.generation(), ClientAccess::Open).await?;
             None
         }
     };
     let journal = Journal::new(&fleet.store, &fleet.context, &lock);
-    journal.note(Some(&name), "backup", json!({ "machine": machine }))?;
+    journal.note(Some(&name), "backup", json!({ "machine": machine })).await?;
     // The journal holds the lock, too.
     drop((journal, lock));
 
-    let request = order(&fleet, &at.settings, &at.place, &name, root_password, &observed.ledger.lineage())?;
+    let request = order(&fleet, &at.settings, &at.place, &name, root_password, &observed.ledger.lineage()).await?;
     let failed = |status| BackupError::Agent { machine: machine.clone(), status: Box::new(status) };
     let mut replies = links.agent.client().await?.take_backup(request).await.map_err(failed)?.into_inner();
     while let Some(reply) = replies.next().await {
@@ -150,7 +150,7 @@ pub struct Listing {
 
 /// The backups in the store.
 pub async fn list(fleet: &Arc<Fleet>, cluster: Option<&str>, accepted: &Accepted) -> Result<Listing, OpError> {
-    let at = BackupRepository::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
+    let at = BackupRepository::open(fleet, &pick_cluster(fleet, cluster).await?.desired.name, accepted).await?;
     let now = Timestamp::now();
     let found = at.repository.found().await.map_err(BackupError::from)?;
     let mut backups = Vec::new();
@@ -196,9 +196,9 @@ pub async fn prune(
     accepted: &Accepted,
     only_show: bool,
 ) -> Result<Pruned, OpError> {
-    let (fleet, lock) = locked_cluster(spec, context, "backup prune", cluster)?;
-    let cluster = pick_cluster(&fleet, cluster)?;
-    let at = BackupRepository::open(&fleet, &cluster.desired.name, accepted)?;
+    let (fleet, lock) = locked_cluster(spec, context, "backup prune", cluster).await?;
+    let cluster = pick_cluster(&fleet, cluster).await?;
+    let at = BackupRepository::open(&fleet, &cluster.desired.name, accepted).await?;
     if at.settings.prune == Prune::Never {
         return Err(BackupError::NeverPruned.into());
     }
@@ -225,7 +225,7 @@ pub async fn prune(
     };
     if !only_show {
         let journal = Journal::new(&fleet.store, &fleet.context, &lock);
-        journal.note(Some(&pruned.cluster), "backup prune", json!({ "pruned": pruned }))?;
+        journal.note(Some(&pruned.cluster), "backup prune", json!({ "pruned": pruned })).await?;
     }
     Ok(pruned)
 }
@@ -242,12 +242,13 @@ pub struct VerifyingKey {
 }
 
 /// The keys that verify the backups of these clusters, for `trust:` in the file of another fleet.
-pub fn keys(fleet: &Arc<Fleet>) -> Result<Vec<VerifyingKey>, OpError> {
-    let name = |cluster: &Name| -> Result<VerifyingKey, OpError> {
-        let key = public_key(fleet, cluster)?.to_string();
-        Ok(VerifyingKey { fleet: fleet.spec.fleet.clone(), cluster: cluster.clone(), key })
-    };
-    fleet.spec.etcd.keys().map(name).collect()
+pub async fn keys(fleet: &Arc<Fleet>) -> Result<Vec<VerifyingKey>, OpError> {
+    let mut keys = Vec::new();
+    for cluster in fleet.spec.etcd.keys() {
+        let key = public_key(fleet, cluster).await?.to_string();
+        keys.push(VerifyingKey { fleet: fleet.spec.fleet.clone(), cluster: cluster.clone(), key });
+    }
+    Ok(keys)
 }
 
 /// The manifest of a backup; of the newest when none is named.
@@ -257,7 +258,7 @@ pub async fn show(
     name: Option<&str>,
     accepted: &Accepted,
 ) -> Result<NewBackup, OpError> {
-    let at = BackupRepository::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
+    let at = BackupRepository::open(fleet, &pick_cluster(fleet, cluster).await?.desired.name, accepted).await?;
     let manifest = at.named(name).await?;
     Ok(NewBackup::of(&at, manifest))
 }
@@ -295,7 +296,7 @@ pub async fn verify(
     keys: &Keys,
     watch: &Watch<'_>,
 ) -> Result<Vec<Verified>, OpError> {
-    let at = BackupRepository::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
+    let at = BackupRepository::open(fleet, &pick_cluster(fleet, cluster).await?.desired.name, accepted).await?;
     let names = match selection {
         Selection::Named(name) => vec![name.parse().map_err(BackupError::from)?],
         Selection::Newest => vec![at.named(None).await?.about.name],
@@ -390,7 +391,7 @@ pub async fn copy(
     keys: &Keys,
     watch: &Watch<'_>,
 ) -> Result<Copied, OpError> {
-    let at = BackupRepository::open(fleet, &pick_cluster(fleet, cluster)?.desired.name, accepted)?;
+    let at = BackupRepository::open(fleet, &pick_cluster(fleet, cluster).await?.desired.name, accepted).await?;
     let manifest = match (name, &target) {
         // The backup whose changes reach the newest revision, which need not be the newest backup.
         (None, Target::Directory(_) | Target::Store { .. }) => at.find(RestoreTarget::Newest, keys).await?.full,

@@ -44,8 +44,8 @@ impl<T> Consent<'_, T> {
 }
 
 /// The state of this fleet; none where it does not exist, or its identity is incomplete.
-pub fn state(spec: &Spec, context: &Context) -> Result<Option<Store>, OpError> {
-    match Store::open(&context.state_dir(spec), spec.fleet.as_str()) {
+pub async fn state(spec: &Spec, context: &Context) -> Result<Option<Store>, OpError> {
+    match Store::open(&context.state_dir(spec), spec.fleet.as_str()).await {
         Ok(store) => Ok(Some(store)),
         Err(StoreError::Missing { .. } | StoreError::Unfinished { .. }) => Ok(None),
         Err(error) => Err(error.into()),
@@ -53,39 +53,39 @@ pub fn state(spec: &Spec, context: &Context) -> Result<Option<Store>, OpError> {
 }
 
 /// Whether this fleet has no state yet, or one whose creation was interrupted.
-pub fn is_new(spec: &Spec, context: &Context) -> Result<bool, OpError> {
-    Ok(match state(spec, context)? {
-        Some(store) => !Fleet::is_complete(&store)?,
+pub async fn is_new(spec: &Spec, context: &Context) -> Result<bool, OpError> {
+    Ok(match state(spec, context).await? {
+        Some(store) => !Fleet::is_complete(&store).await?,
         None => true,
     })
 }
 
 /// Opens the fleet to read it.
-pub fn open(spec: Spec, context: Context) -> Result<Arc<Fleet>, OpError> {
-    Ok(Fleet::open(spec, context, Timestamp::now())?)
+pub async fn open(spec: Spec, context: Context) -> Result<Arc<Fleet>, OpError> {
+    Ok(Fleet::open(spec, context, Timestamp::now()).await?)
 }
 
 /// Makes the state where there is none yet, completes one whose creation was interrupted, takes the lock and opens the
 /// fleet.
-pub fn begin(spec: Spec, context: &Context, verb: &str, scope: &LockScope) -> Result<Begun, OpError> {
-    let (store, made) = match state(&spec, context)? {
+pub async fn begin(spec: Spec, context: &Context, verb: &str, scope: &LockScope) -> Result<Begun, OpError> {
+    let (store, made) = match state(&spec, context).await? {
         Some(store) => (store, false),
-        None => (Fleet::create(&spec, context, Protection::IdentityFile, Timestamp::now())?, true),
+        None => (Fleet::create(&spec, context, Protection::IdentityFile, Timestamp::now()).await?, true),
     };
     let info = LockInfo::new(verb, &context.user, &context.host);
-    let begun = (|| {
-        if Fleet::is_to_be_completed(&store, &spec)? {
+    let begun = async {
+        if Fleet::is_to_be_completed(&store, &spec).await? {
             // These are the fleet's own entries.
-            Fleet::complete(&spec, context, &store.lock(info.clone())?, Timestamp::now())?;
+            Fleet::complete(&spec, context, &store.lock(info.clone()).await?, Timestamp::now()).await?;
         }
-        let lock = store.lock_for(scope, info)?;
-        Ok::<_, OpError>((open(spec, context.clone())?, lock))
-    })();
-    match begun {
+        let lock = store.lock_for(scope, info).await?;
+        Ok::<_, OpError>((open(spec, context.clone()).await?, lock))
+    };
+    match begun.await {
         Ok((fleet, lock)) => Ok(Begun { fleet, lock, made }),
         Err(error) => {
             if made {
-                withdraw(store, context)?;
+                withdraw(store, context).await?;
             }
             Err(error)
         }
@@ -93,15 +93,15 @@ pub fn begin(spec: Spec, context: &Context, verb: &str, scope: &LockScope) -> Re
 }
 
 /// Removes a state that this operation made, when nothing can start. A state that another operator uses by now stays.
-pub(super) fn withdraw(store: Store, context: &Context) -> Result<(), OpError> {
-    let lock = match store.lock(LockInfo::new("withdraw", &context.user, &context.host)) {
+pub(super) async fn withdraw(store: Store, context: &Context) -> Result<(), OpError> {
+    let lock = match store.lock(LockInfo::new("withdraw", &context.user, &context.host)).await {
         Ok(lock) => lock,
         Err(StoreError::Locked { .. }) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
     Networks::new(context.registry.clone()).release(&store.fleet().id)?;
     remove_dir(&store.dir().join("artifacts"))?;
-    store.remove(lock)?;
+    store.remove(lock).await?;
     Ok(())
 }
 
@@ -112,18 +112,23 @@ pub fn clusters(spec: &Spec, only: &[Name]) -> LockScope {
 }
 
 /// A fleet that was applied before, under the lock of these clusters; of all of them where none is named.
-pub(super) fn locked(spec: Spec, context: &Context, verb: &str, only: &[Name]) -> Result<(Arc<Fleet>, Lock), OpError> {
+pub(super) async fn locked(
+    spec: Spec,
+    context: &Context,
+    verb: &str,
+    only: &[Name],
+) -> Result<(Arc<Fleet>, Lock), OpError> {
     let scope = clusters(&spec, only);
-    locked_for(spec, context, verb, &scope)
+    locked_for(spec, context, verb, &scope).await
 }
 
 /// A fleet that was applied before, under the lock of the whole fleet.
-pub(super) fn locked_fleet(spec: Spec, context: &Context, verb: &str) -> Result<(Arc<Fleet>, Lock), OpError> {
-    locked_for(spec, context, verb, &LockScope::Fleet)
+pub(super) async fn locked_fleet(spec: Spec, context: &Context, verb: &str) -> Result<(Arc<Fleet>, Lock), OpError> {
+    locked_for(spec, context, verb, &LockScope::Fleet).await
 }
 
 /// A fleet that was applied before, under the lock of the cluster of this name; without a name, of the only one.
-pub(super) fn locked_cluster(
+pub(super) async fn locked_cluster(
     spec: Spec,
     context: &Context,
     verb: &str,
@@ -138,30 +143,35 @@ pub(super) fn locked_cluster(
             several => return Err(OpError::WhichCluster(several.to_vec())),
         },
     };
-    locked_for(spec, context, verb, &LockScope::Stacks(BTreeSet::from([name])))
+    locked_for(spec, context, verb, &LockScope::Stacks(BTreeSet::from([name]))).await
 }
 
 /// A fleet that was applied before, under the lock of the cluster that this member is of.
-pub(super) fn locked_member(
+pub(super) async fn locked_member(
     spec: Spec,
     context: &Context,
     verb: &str,
     cluster: Option<&str>,
     member: &str,
 ) -> Result<(Arc<Fleet>, Lock), OpError> {
-    if is_new(&spec, context)? {
+    if is_new(&spec, context).await? {
         return Err(OpError::NeverApplied);
     }
-    let fleet = open(spec.clone(), context.clone())?;
-    let cluster = pick_member(&fleet, cluster, member)?.0.desired.name;
+    let fleet = open(spec.clone(), context.clone()).await?;
+    let cluster = pick_member(&fleet, cluster, member).await?.0.desired.name;
     // The operator has given a passphrase already: it is not requested again.
-    locked_for(spec, &fleet.context, verb, &LockScope::Stacks(BTreeSet::from([cluster.to_string()])))
+    locked_for(spec, &fleet.context, verb, &LockScope::Stacks(BTreeSet::from([cluster.to_string()]))).await
 }
 
-fn locked_for(spec: Spec, context: &Context, verb: &str, scope: &LockScope) -> Result<(Arc<Fleet>, Lock), OpError> {
-    if is_new(&spec, context)? {
+async fn locked_for(
+    spec: Spec,
+    context: &Context,
+    verb: &str,
+    scope: &LockScope,
+) -> Result<(Arc<Fleet>, Lock), OpError> {
+    if is_new(&spec, context).await? {
         return Err(OpError::NeverApplied);
     }
-    let Begun { fleet, lock, .. } = begin(spec, context, verb, scope)?;
+    let Begun { fleet, lock, .. } = begin(spec, context, verb, scope).await?;
     Ok((fleet, lock))
 }

@@ -170,9 +170,9 @@ const USER_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3600);
 const ROOT_VALIDITY: Duration = DAY;
 
 /// Signs a certificate for a user of etcd, into `<dir>/<user>.crt`, `.key` and `ca.crt`.
-pub fn issue(fleet: &Arc<Fleet>, cluster: Option<&str>, request: IssueRequest<'_>) -> Result<Issued, OpError> {
+pub async fn issue(fleet: &Arc<Fleet>, cluster: Option<&str>, request: IssueRequest<'_>) -> Result<Issued, OpError> {
     let user = request.name;
-    let cluster = pick_cluster(fleet, cluster)?;
+    let cluster = pick_cluster(fleet, cluster).await?;
     let now = Timestamp::now();
     let trust = cluster.trust(TrustDomain::Clients)?;
     // Before auth is enabled, every client with a certificate is a superuser.
@@ -181,7 +181,7 @@ pub fn issue(fleet: &Arc<Fleet>, cluster: Option<&str>, request: IssueRequest<'_
     if cluster.desired.auth == AuthMode::Certificate && unsecured && user != "root" {
         return Err(OpError::AuthOff(cluster.desired.name.clone()));
     }
-    let authority = cluster.kept(TrustDomain::Clients, &trust.current)?;
+    let authority = cluster.kept(TrustDomain::Clients, &trust.current).await?;
     let usual = if user == "root" { ROOT_VALIDITY } else { USER_VALIDITY };
     let validity = request.validity.unwrap_or(usual);
     let leaf = Leaf { authority: &authority, organization: &cluster.desired.organization, trust: trust.bundle() };

@@ -47,15 +47,15 @@ pub async fn run(
     consent: Consent<'_, Destruction>,
     on_event: &(dyn Fn(&str) + Sync),
 ) -> Result<Option<Destruction>, OpError> {
-    if state(&spec, context)?.is_none() {
-        Store::remove_unfinished(&context.state_dir(&spec))?;
+    if state(&spec, context).await?.is_none() {
+        Store::remove_unfinished(&context.state_dir(&spec)).await?;
         return Ok(None);
     }
     allowed(&spec, &context.file, only)?;
     // The fleet's actual network counts, not the one that the file asks for.
     spec.machines.network = None;
     let scope = if only.is_empty() { LockScope::Fleet } else { clusters(&spec, only) };
-    let Begun { fleet, lock, .. } = begin(spec, context, "destroy", &scope)?;
+    let Begun { fleet, lock, .. } = begin(spec, context, "destroy", &scope).await?;
     let what = survey(&fleet, only).await?;
     (consent.show)(&what);
     consent.ask(&what)?;
@@ -79,7 +79,7 @@ pub async fn survey(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Destruction, Op
     let mut named: BTreeSet<Name> = chosen().flat_map(|c| &c.members).map(|m| m.name.clone()).collect();
     for cluster in chosen() {
         // A lost or damaged ledger may have recorded machines that the file does not list: destroying would be a guess.
-        named.extend(ClusterHandle::open(fleet, cluster)?.ledger().members.into_keys());
+        named.extend(ClusterHandle::open(fleet, cluster).await?.ledger().members.into_keys());
     }
     let concerned: BTreeSet<SilentConnection> = match only.is_empty() {
         true => silent.into_iter().collect(),
@@ -94,7 +94,7 @@ pub async fn survey(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Destruction, Op
     let mut clusters: Vec<Name> = chosen().map(|cluster| cluster.name.clone()).collect();
     if only.is_empty() {
         // The state goes too, so clusters that the file does not list any more are included.
-        let known = fleet.store.clusters()?.into_iter().filter_map(|name| Name::parse(&name).ok());
+        let known = fleet.store.clusters().await?.into_iter().filter_map(|name| Name::parse(&name).ok());
         clusters.extend(known.filter(|name| fleet.desired.clusters.iter().all(|cluster| cluster.name != *name)));
     }
     Ok(Destruction { machines, clusters, state: only.is_empty(), left: Vec::new(), ids })
@@ -127,19 +127,19 @@ pub async fn destroy(
         }
     }
     for cluster in &what.clusters {
-        sweep(&fleet.store, &fleet.secrets, &lock, cluster, |_, _| false)?;
-        fleet.secrets.delete(&lock, &root_password_name(cluster))?;
-        fleet.secrets.delete(&lock, &earlier_passwords_name(cluster))?;
+        sweep(&fleet.store, &fleet.secrets, &lock, cluster, |_, _| false).await?;
+        fleet.secrets.delete(&lock, &root_password_name(cluster)).await?;
+        fleet.secrets.delete(&lock, &earlier_passwords_name(cluster)).await?;
         let adopted = adopted_name(cluster);
-        fleet.secrets.delete(&lock, &adopted)?;
+        fleet.secrets.delete(&lock, &adopted).await?;
         for certificate in [format!("{adopted}-ca"), adopted] {
-            fleet.store.delete_certificate(&lock, &certificate)?;
+            fleet.store.delete_certificate(&lock, &certificate).await?;
         }
         let members = fleet.desired.clusters.iter().filter(|c| c.name == *cluster).flat_map(|c| &c.members);
         for member in members {
-            fleet.secrets.delete(&lock, &token_name(&member.name))?;
+            fleet.secrets.delete(&lock, &token_name(&member.name)).await?;
         }
-        fleet.store.delete_cluster(&lock, cluster.as_str())?;
+        fleet.store.delete_cluster(&lock, cluster.as_str()).await?;
         remove_dir(&fleet.store.dir().join("clients").join(cluster.as_str()))?;
     }
     if !what.state {
@@ -153,7 +153,7 @@ pub async fn destroy(
         let _ = std::fs::remove_dir(fleet.store.dir().join(ours));
     }
     Networks::new(fleet.context.registry.clone()).release(fleet.id())?;
-    let left = fleet.store.clone().remove(lock)?.left;
+    let left = fleet.store.clone().remove(lock).await?.left;
     Ok(Destruction { left, ..what })
 }
 

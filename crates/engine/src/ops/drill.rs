@@ -32,9 +32,9 @@ pub async fn run(
     keys: &Keys,
     watch: &(dyn Fn(u64, u64) + Send + Sync),
 ) -> Result<Drill, OpError> {
-    let (fleet, lock) = locked_cluster(spec, context, "drill", cluster)?;
-    let cluster = Arc::new(pick_cluster(&fleet, cluster)?);
-    let at = source(&fleet, &cluster.desired.name, from, accepted)?;
+    let (fleet, lock) = locked_cluster(spec, context, "drill", cluster).await?;
+    let cluster = Arc::new(pick_cluster(&fleet, cluster).await?);
+    let at = source(&fleet, &cluster.desired.name, from, accepted).await?;
     let journal = Journal::new(&fleet.store, &fleet.context, &lock);
     let observer = Observer::new(Arc::clone(&cluster))?;
     let observed = observer.look().await?;
@@ -45,7 +45,7 @@ pub async fn run(
         Ok(tried) => tried,
         Err(error) => {
             let error_text = crate::error_chain(&error);
-            journal.note(Some(&cluster.desired.name), "drill failed", json!({ "error": error_text }))?;
+            journal.note(Some(&cluster.desired.name), "drill failed", json!({ "error": error_text })).await?;
             return Err(error.into());
         }
     };
@@ -55,29 +55,29 @@ pub async fn run(
     let tried =
         TestedRestore { machine: tried.machine, version, revision: tried.revision, keys: tried.keys, took: tried.took };
     // A drill of another fleet's backup is signed with this cluster's own key: fleets that trust that key accept it.
-    make_signing_key(&fleet, &lock)?;
-    let own = BackupRepository::open(&fleet, &cluster.desired.name, &Accepted::default())?.signer;
+    make_signing_key(&fleet, &lock).await?;
+    let own = BackupRepository::open(&fleet, &cluster.desired.name, &Accepted::default()).await?.signer;
     let signer = at.signer.as_ref().or(own.as_ref());
     let drill = drill::record(&at.repository, signer, &point, tried, now, answered.then_some(current))
         .await
         .map_err(BackupError::from)?;
     if from.is_none() {
-        cluster.remember(&lock, |ledger| ledger.drill = Some(drill.clone()))?;
+        cluster.remember(&lock, |ledger| ledger.drill = Some(drill.clone())).await?;
     }
-    journal.note(Some(&cluster.desired.name), "drill", json!({ "drill": drill, "from": from }))?;
+    journal.note(Some(&cluster.desired.name), "drill", json!({ "drill": drill, "from": from })).await?;
     Ok(drill)
 }
 
 /// All drills that the store records, the oldest first.
 pub async fn history(fleet: &Arc<Fleet>, cluster: Option<&str>, from: Option<&str>) -> Result<Vec<Drill>, OpError> {
-    let name = pick_cluster(fleet, cluster)?.desired.name.clone();
-    let mut at = source(fleet, &name, from, &Accepted::default())?;
+    let name = pick_cluster(fleet, cluster).await?.desired.name.clone();
+    let mut at = source(fleet, &name, from, &Accepted::default()).await?;
     // Other fleets' keys that the file trusts, and this cluster's own, for drills of other fleets' backups.
     let trusted: Result<Vec<PublicKey>, SignError> = at.settings.trust.iter().map(|key| key.parse()).collect();
     at.repository.trust.keys.extend(trusted.map_err(BackupError::from)?);
     at.repository
         .trust
         .keys
-        .extend(BackupRepository::open(fleet, &name, &Accepted::default())?.signer.map(|own| own.public()));
+        .extend(BackupRepository::open(fleet, &name, &Accepted::default()).await?.signer.map(|own| own.public()));
     Ok(drill::history(&at.repository).await.map_err(BackupError::from)?)
 }

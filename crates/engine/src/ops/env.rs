@@ -35,8 +35,8 @@ pub struct Settings {
 const VALIDITY: Duration = Duration::from_secs(24 * 3600);
 
 /// Writes the needed files below the state, and returns their paths.
-pub fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpError> {
-    let at = pick_cluster(fleet, cluster)?;
+pub async fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpError> {
+    let at = pick_cluster(fleet, cluster).await?;
     let name = at.desired.name.as_str();
     let state = std::path::absolute(fleet.store.dir());
     let state = state.map_err(|source| OpError::File { action: "find", path: fleet.store.dir().to_owned(), source })?;
@@ -49,7 +49,7 @@ pub fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpErro
     private(&state.join("clients"))?;
     private(&dir)?;
     let request = IssueRequest { name: "root", dir: &dir, validity: Some(VALIDITY), existing: Existing::Replace };
-    let issued = cert::issue(fleet, Some(name), request)?;
+    let issued = cert::issue(fleet, Some(name), request).await?;
     Ok(match at.auth() {
         AuthMode::Certificate | AuthMode::None => Settings {
             endpoints,
@@ -61,7 +61,7 @@ pub fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpErro
         },
         AuthMode::Password => {
             let file = dir.join("root.password");
-            if let Some(password) = at.root_password()? {
+            if let Some(password) = at.root_password().await? {
                 crate::store::write_file(&file, password.expose_secret().as_bytes(), 0o600)?;
             }
             Settings {

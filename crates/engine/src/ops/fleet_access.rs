@@ -27,23 +27,23 @@ pub async fn run_rotation(
     on_phase: &(dyn Fn(Phase) + Sync),
     execution: Execution,
 ) -> Result<(), OpError> {
-    let (mut fleet, lock) = locked_fleet(spec.clone(), context, "cert rotate")?;
+    let (mut fleet, lock) = locked_fleet(spec.clone(), context, "cert rotate").await?;
     let mut phase = fleet.access.phase();
     consent.ask(&phase)?;
     if phase == Phase::Settled {
         execution.unless_interrupted(preflight(&fleet, &[])).await?;
-        phase = advance(&fleet, &lock)?;
+        phase = advance(&fleet, &lock).await?;
     }
     loop {
         on_phase(phase);
-        fleet = open(spec.clone(), fleet.context.clone())?;
+        fleet = open(spec.clone(), fleet.context.clone()).await?;
         converged(&carry_out(&fleet, &lock, &[], execution.clone()).await?)?;
         proven(&fleet).await?;
         if phase == Phase::Distrusting {
             on_phase(Phase::Settled);
             return Ok(());
         }
-        phase = advance(&fleet, &lock)?;
+        phase = advance(&fleet, &lock).await?;
     }
 }
 
@@ -55,9 +55,9 @@ pub async fn run_revocation(
     execution: Execution,
 ) -> Result<String, OpError> {
     let key = key_to_revoke(certificate)?;
-    let (fleet, lock) = locked_fleet(spec.clone(), context, "cert revoke")?;
-    revoke(&fleet, &lock, &key)?;
-    let fleet = open(spec, fleet.context.clone())?;
+    let (fleet, lock) = locked_fleet(spec.clone(), context, "cert revoke").await?;
+    revoke(&fleet, &lock, &key).await?;
+    let fleet = open(spec, fleet.context.clone()).await?;
     converged(&carry_out(&fleet, &lock, &[], execution).await?)?;
     proven(&fleet).await?;
     Ok(key)
@@ -72,37 +72,37 @@ pub fn key_to_revoke(what: &str) -> Result<String, OpError> {
 }
 
 /// Records it, so that `apply` sends it to every agent; returns whether it was not on the list yet.
-pub fn revoke(fleet: &Arc<Fleet>, lock: &Lock, key: &str) -> Result<bool, OpError> {
+pub async fn revoke(fleet: &Arc<Fleet>, lock: &Lock, key: &str) -> Result<bool, OpError> {
     if fleet.authority.facts().public_key_sha256 == key {
         return Err(OpError::RevokesAuthority);
     }
     let mut access = fleet.access.clone();
     let new = access.revoked.insert(key.to_owned());
-    access.write(&fleet.secrets, lock)?;
+    access.write(&fleet.secrets, lock).await?;
     let journal = Journal::new(&fleet.store, &fleet.context, lock);
-    journal.note(None, "marked", json!({ "revoke": key }))?;
+    journal.note(None, "marked", json!({ "revoke": key })).await?;
     Ok(new)
 }
 
 /// Starts the next phase of a rotation. The phase before must be [`proven`].
-pub fn advance(fleet: &Arc<Fleet>, lock: &Lock) -> Result<Phase, OpError> {
+pub async fn advance(fleet: &Arc<Fleet>, lock: &Lock) -> Result<Phase, OpError> {
     let mut access = fleet.access.clone();
     let next = match access.phase() {
         Phase::Settled => {
-            access.begin(&fleet.store, &fleet.secrets, lock, Timestamp::now())?;
+            access.begin(&fleet.store, &fleet.secrets, lock, Timestamp::now()).await?;
             Phase::Trusting
         }
         Phase::Trusting => {
-            access.activate(&fleet.secrets, lock)?;
+            access.activate(&fleet.secrets, lock).await?;
             Phase::Signing
         }
         Phase::Signing | Phase::Distrusting => {
-            access.distrust(&fleet.store, &fleet.secrets, lock)?;
+            access.distrust(&fleet.store, &fleet.secrets, lock).await?;
             Phase::Distrusting
         }
     };
     let journal = Journal::new(&fleet.store, &fleet.context, lock);
-    journal.note(None, "marked", json!({ "rotate": { "side": "fleet", "phase": next } }))?;
+    journal.note(None, "marked", json!({ "rotate": { "side": "fleet", "phase": next } })).await?;
     Ok(next)
 }
 

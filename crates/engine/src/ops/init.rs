@@ -50,7 +50,7 @@ pub fn write_file(path: &Path, text: &str) -> Result<(), OpError> {
 }
 
 /// Makes the state for the file.
-pub fn make_state(text: &str, context: &Context, protection: Protection) -> Result<Option<Store>, OpError> {
+pub async fn make_state(text: &str, context: &Context, protection: Protection) -> Result<Option<Store>, OpError> {
     let Some(spec) = spec::read(text).spec else { return Ok(None) };
-    Ok(Some(Fleet::create(&spec, context, protection, Timestamp::now())?))
+    Ok(Some(Fleet::create(&spec, context, protection, Timestamp::now()).await?))
 }

@@ -35,7 +35,7 @@ pub struct Invitation {
 }
 
 /// The whole of `raftsman join`: makes the state where there is none, and invites the host under its cluster's lock.
-pub fn run(spec: Spec, context: &Context, host: &str, valid_for: Duration) -> Result<Invitation, OpError> {
+pub async fn run(spec: Spec, context: &Context, host: &str, valid_for: Duration) -> Result<Invitation, OpError> {
     check(&spec)?;
     // Hosts are listed in the file, by name.
     let cluster = spec.etcd.iter().find(|(_, cluster)| match &cluster.members {
@@ -44,8 +44,8 @@ pub fn run(spec: Spec, context: &Context, host: &str, valid_for: Duration) -> Re
     });
     let only: Vec<Name> = cluster.map(|(name, _)| name.clone()).into_iter().collect();
     let scope = clusters(&spec, &only);
-    let Begun { fleet, lock, .. } = begin(spec, context, "join", &scope)?;
-    join(&fleet, &lock, host, valid_for)
+    let Begun { fleet, lock, .. } = begin(spec, context, "join", &scope).await?;
+    join(&fleet, &lock, host, valid_for).await
 }
 
 /// Whether the file has hosts to invite. Checked before anything is made.
@@ -57,16 +57,16 @@ pub fn check(spec: &Spec) -> Result<(), OpError> {
 ///
 /// Each invitation has a token of its own and invalidates the one before: a line that was printed earlier does not work
 /// any more.
-pub fn join(fleet: &Arc<Fleet>, lock: &Lock, host: &str, valid_for: Duration) -> Result<Invitation, OpError> {
+pub async fn join(fleet: &Arc<Fleet>, lock: &Lock, host: &str, valid_for: Duration) -> Result<Invitation, OpError> {
     if !(SHORTEST..=LONGEST).contains(&valid_for) {
         return Err(OpError::JoinWindow);
     }
-    let (cluster, machine) = pick_member(fleet, None, host)?;
+    let (cluster, machine) = pick_member(fleet, None, host).await?;
     check(&fleet.spec)?;
     let missing = || OpError::NoSuchMachine { name: host.to_owned(), known: Vec::new() };
     let address = cluster.desired.member(&machine).ok_or_else(missing)?.address;
-    cluster.begin(lock)?;
-    let kept = KeptToken::renew(&fleet.secrets, lock, &machine, Some(Timestamp::now() + valid_for))?;
+    cluster.begin(lock).await?;
+    let kept = KeptToken::renew(&fleet.secrets, lock, &machine, Some(Timestamp::now() + valid_for)).await?;
     let boot = act::boot_data(fleet, &machine, address, &kept);
     Ok(Invitation { machine, address, until: boot.join_deadline, boot })
 }

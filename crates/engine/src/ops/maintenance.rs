@@ -72,15 +72,17 @@ impl<'a> Single<'a> {
             .map_err(|refusal| OpError::NotSafe(safety::refused(&action, refusal)))?;
         let (before, during, pause) = (cost.before, cost.during, cost.pause);
         let step = Step { action: action.clone(), reason, before, during, after: before, pause };
-        cluster.remember(self.journal.lock(), |ledger| ledger.ahead(desired, observed, &action, Timestamp::now()))?;
-        self.journal.begun(name, std::slice::from_ref(&step))?;
+        cluster
+            .remember(self.journal.lock(), |ledger| ledger.ahead(desired, observed, &action, Timestamp::now()))
+            .await?;
+        self.journal.begun(name, std::slice::from_ref(&step)).await?;
         (self.on_event)(name, Event::Wave { steps: vec![step] });
         let begun = Instant::now();
         let executor = Executor { observer: &self.observer, lock: self.journal.lock(), limit: Duration::MAX };
         let outcome = executor.act(&action).await;
         match &outcome {
             Ok(()) => {
-                cluster.remember(self.journal.lock(), |ledger| ledger.after(&action))?;
+                cluster.remember(self.journal.lock(), |ledger| ledger.after(&action)).await?;
                 (self.on_event)(name, Event::Done { action: action.clone(), took: begun.elapsed() });
             }
             Err(error) => {
@@ -88,7 +90,7 @@ impl<'a> Single<'a> {
             }
         }
         let outcomes = [(action, outcome)];
-        self.journal.ended(name, &outcomes)?;
+        self.journal.ended(name, &outcomes).await?;
         let [(_, outcome)] = outcomes;
         Ok(outcome?)
     }
@@ -117,15 +119,15 @@ pub async fn defrag(
     interrupt: &Interrupt,
 ) -> Result<Vec<Defragmented>, OpError> {
     let (fleet, lock) = match scope {
-        DefragScope::Member(member) => locked_member(spec, context, "defrag", cluster, member)?,
-        DefragScope::Large | DefragScope::All => locked_cluster(spec, context, "defrag", cluster)?,
+        DefragScope::Member(member) => locked_member(spec, context, "defrag", cluster, member).await?,
+        DefragScope::Large | DefragScope::All => locked_cluster(spec, context, "defrag", cluster).await?,
     };
     locked();
     let (cluster, member) = match scope {
         DefragScope::Member(member) => {
-            pick_member(&fleet, cluster, member).map(|(cluster, member)| (cluster, Some(member)))?
+            pick_member(&fleet, cluster, member).await.map(|(cluster, member)| (cluster, Some(member)))?
         }
-        DefragScope::Large | DefragScope::All => (pick_cluster(&fleet, cluster)?, None),
+        DefragScope::Large | DefragScope::All => (pick_cluster(&fleet, cluster).await?, None),
     };
     let single = Single::new(&fleet, cluster, &lock, on_event)?;
     let mut observed = single.look().await?;
@@ -206,8 +208,8 @@ pub async fn compact(
     consent: Consent<'_, Compacted>,
     on_event: &OnEvent,
 ) -> Result<Compacted, OpError> {
-    let (fleet, lock) = locked_cluster(spec, context, "compact", cluster)?;
-    let single = Single::new(&fleet, pick_cluster(&fleet, cluster)?, &lock, on_event)?;
+    let (fleet, lock) = locked_cluster(spec, context, "compact", cluster).await?;
+    let single = Single::new(&fleet, pick_cluster(&fleet, cluster).await?, &lock, on_event)?;
     let name = single.observer.cluster().desired.name.clone();
     let foreseen = target(name.clone(), &single.observer.look().await?, what)?;
     (consent.show)(&foreseen);
@@ -230,9 +232,9 @@ pub async fn move_leader(
     locked: &(dyn Fn() + Sync),
     on_event: &OnEvent,
 ) -> Result<Name, OpError> {
-    let (fleet, lock) = locked_member(spec, context, "move-leader", None, member)?;
+    let (fleet, lock) = locked_member(spec, context, "move-leader", None, member).await?;
     locked();
-    let (cluster, machine) = pick_member(&fleet, None, member)?;
+    let (cluster, machine) = pick_member(&fleet, None, member).await?;
     let single = Single::new(&fleet, cluster, &lock, on_event)?;
     let observed = single.look().await?;
     let view = View::of(&observed);

@@ -318,7 +318,7 @@ fn lock_info(context: &Context, verb: &str) -> LockInfo {
 }
 
 /// The cluster of this name; without a name, the only one.
-fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<ClusterHandle, OpError> {
+async fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<ClusterHandle, OpError> {
     let clusters = &fleet.desired.clusters;
     let known = || clusters.iter().map(|c| c.name.to_string()).collect();
     let picked = match name {
@@ -331,18 +331,22 @@ fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<ClusterHandle,
             _ => return Err(OpError::WhichCluster(known())),
         },
     };
-    Ok(ClusterHandle::open(fleet, picked)?)
+    Ok(ClusterHandle::open(fleet, picked).await?)
 }
 
 /// The member of this name, and its cluster, which may be named too.
-fn pick_member(fleet: &Arc<Fleet>, cluster: Option<&str>, member: &str) -> Result<(ClusterHandle, Name), OpError> {
+async fn pick_member(
+    fleet: &Arc<Fleet>,
+    cluster: Option<&str>,
+    member: &str,
+) -> Result<(ClusterHandle, Name), OpError> {
     if cluster.is_some() {
-        pick_cluster(fleet, cluster)?;
+        pick_cluster(fleet, cluster).await?;
     }
     let clusters = fleet.desired.clusters.iter().filter(|c| cluster.is_none_or(|name| c.name.as_str() == name));
     let members: Vec<_> = clusters.flat_map(|c| c.members.iter().map(move |m| (c, &m.name))).collect();
     match members.iter().find(|(_, name)| name.as_str() == member) {
-        Some((cluster, name)) => Ok((ClusterHandle::open(fleet, cluster)?, (*name).clone())),
+        Some((cluster, name)) => Ok((ClusterHandle::open(fleet, cluster).await?, (*name).clone())),
         None => {
             let known = members.iter().map(|(_, name)| name.to_string()).collect();
             Err(OpError::NoSuchMachine { name: member.to_owned(), known })
@@ -366,7 +370,7 @@ async fn surroundings(fleet: &Arc<Fleet>) -> Result<Surroundings, OpError> {
         fleet.desired.clusters.iter().flat_map(|c| &c.members).map(|m| m.name.clone()).collect();
     // The file may have dropped members that are still to be removed.
     for cluster in &fleet.desired.clusters {
-        named.extend(ClusterHandle::open(fleet, cluster)?.ledger().members.into_keys());
+        named.extend(ClusterHandle::open(fleet, cluster).await?.ledger().members.into_keys());
     }
     let unnamed = machines.into_iter().map(|m| m.name).filter(|name| !named.contains(name.as_str())).collect();
     Ok(Surroundings { unnamed, silent })
@@ -384,7 +388,7 @@ where
 {
     let mut tasks = Vec::new();
     for desired in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
-        tasks.push(work(Arc::new(ClusterHandle::open(fleet, desired)?)));
+        tasks.push(work(Arc::new(ClusterHandle::open(fleet, desired).await?)));
     }
     let spawned = tasks.into_iter().map(|task| async move { tokio::spawn(task).await? });
     in_order(CLUSTERS_AT_A_TIME, spawned).await.into_iter().collect()

@@ -92,7 +92,7 @@ pub(super) fn of_new(spec: &Spec, context: &Context, desired: &Desired, only: &[
 }
 
 /// What a fleet with a state would not find for these plans.
-pub(super) fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name], now: Timestamp) -> Vec<Unmet> {
+pub(super) async fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name], now: Timestamp) -> Vec<Unmet> {
     let plans = &plan.clusters;
     let mut unmet = Vec::new();
     let mut note = |cluster: Option<&Cluster>, need, outcome: Result<(), OpError>| {
@@ -105,7 +105,7 @@ pub(super) fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name], now:
         plans.iter().flat_map(|plan| plan.forecast.steps()).filter_map(|step| through_provider(&step.action));
     note(None, Need::Machines, provider_answers(fleet, &plan.provider_unreachable, machines));
     for cluster in wanted(&fleet.desired, only) {
-        let at = match ClusterHandle::open(fleet, cluster) {
+        let at = match ClusterHandle::open(fleet, cluster).await {
             Ok(at) => at,
             Err(error) => {
                 note(Some(cluster), Need::References, Err(error.into()));
@@ -117,7 +117,7 @@ pub(super) fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name], now:
             let binary = fleet.artifacts.check(&cluster.source, cluster.version, fleet.context.base());
             note(Some(cluster), Need::EtcdBinary, binary.map_err(OpError::from));
         }
-        note(Some(cluster), Need::References, at.check_references(now).map_err(OpError::from));
+        note(Some(cluster), Need::References, at.check_references(now).await.map_err(OpError::from));
         let plan = plans.iter().find(|plan| plan.cluster == cluster.name);
         if fleet.spec.machines.provider == Provider::Local {
             for step in plan.iter().flat_map(|plan| plan.forecast.steps()) {

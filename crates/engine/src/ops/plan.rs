@@ -138,7 +138,7 @@ pub async fn plan(fleet: &Arc<Fleet>, only: &[Name], detail: Detail) -> Result<F
     (plan.unnamed_machines, plan.provider_unreachable) = (unnamed, silent);
     // Where nothing is to be done, nothing is needed.
     if plan.has_steps() || !plan.converges() {
-        plan.unmet = needs::of_fleet(fleet, &plan, only, Timestamp::now());
+        plan.unmet = needs::of_fleet(fleet, &plan, only, Timestamp::now()).await;
     }
     Ok(plan)
 }

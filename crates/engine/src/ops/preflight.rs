@@ -66,11 +66,11 @@ impl ClusterPreflight {
 /// The whole of `raftsman preflight`: takes the lock and measures every cluster, one after the other: they may share
 /// disks. With `save` the measurement is kept.
 pub async fn run(spec: Spec, context: &Context, only: &[Name], save: bool) -> Result<Vec<ClusterPreflight>, OpError> {
-    let (fleet, lock) = locked(spec, context, "preflight", only)?;
+    let (fleet, lock) = locked(spec, context, "preflight", only).await?;
     let journal = Journal::new(&fleet.store, &fleet.context, &lock);
     let mut all = Vec::new();
     for desired in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
-        all.push(one(Arc::new(ClusterHandle::open(&fleet, desired)?), &journal, save).await?);
+        all.push(one(Arc::new(ClusterHandle::open(&fleet, desired).await?), &journal, save).await?);
     }
     Ok(all)
 }
@@ -91,8 +91,8 @@ async fn one(cluster: Arc<ClusterHandle>, journal: &Journal, save: bool) -> Resu
     }
     if save {
         let kept = Preflight::after(cluster.ledger().preflight.as_ref(), measurement.clone());
-        journal.note(Some(&name), "measured", json!(kept))?;
-        cluster.remember(journal.lock(), |ledger| ledger.preflight = Some(kept))?;
+        journal.note(Some(&name), "measured", json!(kept)).await?;
+        cluster.remember(journal.lock(), |ledger| ledger.preflight = Some(kept)).await?;
     }
     let timers = cluster.desired.timers(&cluster.ledger());
     let concerns = timers.map(|timers| judge(timers, &measurement)).unwrap_or_default();

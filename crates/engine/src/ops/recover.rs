@@ -56,7 +56,7 @@ pub async fn run(
     consent: Consent<'_, Survey>,
     execution: Execution,
 ) -> Result<Vec<Outcome>, OpError> {
-    let (fleet, lock) = locked_cluster(spec, context, "recover", request.cluster.as_deref())?;
+    let (fleet, lock) = locked_cluster(spec, context, "recover", request.cluster.as_deref()).await?;
     let found = survey(&fleet, request).await?;
     (consent.show)(&found);
     let proposal = match &found.remains.outcome {
@@ -76,7 +76,7 @@ pub async fn run(
 
 /// Observes what is left. Nothing is changed.
 pub async fn survey(fleet: &Arc<Fleet>, request: &RecoverRequest) -> Result<Survey, OpError> {
-    let cluster = Arc::new(pick_cluster(fleet, request.cluster.as_deref())?);
+    let cluster = Arc::new(pick_cluster(fleet, request.cluster.as_deref()).await?);
     let mut observed = Observer::into_data(Arc::clone(&cluster))?.look().await?;
     let desired = &cluster.desired;
     let now = Timestamp::now();
@@ -101,7 +101,7 @@ pub async fn mark(
     request: &RecoverRequest,
     proposal: &Proposal,
 ) -> Result<(), OpError> {
-    let cluster = Arc::new(pick_cluster(fleet, request.cluster.as_deref())?);
+    let cluster = Arc::new(pick_cluster(fleet, request.cluster.as_deref()).await?);
     let observed = Observer::into_data(Arc::clone(&cluster))?.look().await?;
     // What is missing is reported before anything is changed.
     let source = &cluster.desired.source;
@@ -115,8 +115,8 @@ pub async fn mark(
         Err(unclear) => return Err(OpError::Unclear(unclear.to_string())),
     }
     let now = Timestamp::now();
-    cluster.remember(lock, |ledger| recovery::decide(ledger, &remains, now))?;
+    cluster.remember(lock, |ledger| recovery::decide(ledger, &remains, now)).await?;
     let journal = Journal::new(&fleet.store, &fleet.context, lock);
-    journal.note(Some(&cluster.desired.name), "recovery", json!({ "remains": remains }))?;
+    journal.note(Some(&cluster.desired.name), "recovery", json!({ "remains": remains })).await?;
     Ok(())
 }

@@ -41,7 +41,7 @@ pub async fn run(
     consent: Consent<'_, Replacement>,
     execution: Execution,
 ) -> Result<(Replacement, Vec<Outcome>), OpError> {
-    let (fleet, lock) = locked_member(spec, context, "replace", None, member)?;
+    let (fleet, lock) = locked_member(spec, context, "replace", None, member).await?;
     let what = survey(&fleet, member).await?;
     (consent.show)(&what);
     consent.ask(&what)?;
@@ -60,7 +60,7 @@ pub async fn run(
 
 /// What replacing this member would do.
 pub async fn survey(fleet: &Arc<Fleet>, member: &str) -> Result<Replacement, OpError> {
-    let (cluster, member) = pick_member(fleet, None, member)?;
+    let (cluster, member) = pick_member(fleet, None, member).await?;
     let cluster = Arc::new(cluster);
     let mut observed = Observer::new(Arc::clone(&cluster))?.look().await?;
     let id = listed(&cluster, &observed, &member)?;
@@ -73,15 +73,17 @@ pub async fn survey(fleet: &Arc<Fleet>, member: &str) -> Result<Replacement, OpE
 
 /// Records that this member is to be replaced: this id, and no later member of the same name.
 pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, member: &str) -> Result<(Name, Name), OpError> {
-    let (cluster, member) = pick_member(fleet, None, member)?;
+    let (cluster, member) = pick_member(fleet, None, member).await?;
     let cluster = Arc::new(cluster);
     let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
     let id = listed(&cluster, &observed, &member)?;
-    cluster.remember(lock, |ledger| {
-        ledger.replace.insert(member.clone(), id);
-    })?;
+    cluster
+        .remember(lock, |ledger| {
+            ledger.replace.insert(member.clone(), id);
+        })
+        .await?;
     let journal = Journal::new(&fleet.store, &fleet.context, lock);
-    journal.note(Some(&cluster.desired.name), "marked", json!({ "replace": member, "member": id }))?;
+    journal.note(Some(&cluster.desired.name), "marked", json!({ "replace": member, "member": id })).await?;
     Ok((cluster.desired.name.clone(), member))
 }
 

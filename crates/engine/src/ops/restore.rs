@@ -101,7 +101,7 @@ pub async fn run(
     execution: Execution,
 ) -> Result<Vec<Outcome>, OpError> {
     let Request { cluster, from, accepted, target, keys, show } = request;
-    let (fleet, lock) = locked_cluster(spec, context, "restore", cluster.as_deref())?;
+    let (fleet, lock) = locked_cluster(spec, context, "restore", cluster.as_deref()).await?;
     let found = survey(&fleet, cluster.as_deref(), from.as_deref(), &accepted, target, &keys).await?;
     (consent.show)(&found);
     if show {
@@ -126,8 +126,8 @@ pub async fn survey(
     target: RestoreTarget,
     keys: &Keys,
 ) -> Result<Survey, OpError> {
-    let cluster = Arc::new(pick_cluster(fleet, cluster)?);
-    let at = source(fleet, &cluster.desired.name, from, accepted)?;
+    let cluster = Arc::new(pick_cluster(fleet, cluster).await?);
+    let at = source(fleet, &cluster.desired.name, from, accepted).await?;
     let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
     if observed.ledger.adopted().is_some() {
         return Err(OpError::Unclear("others run this cluster: restore it where it is run".to_owned()));
@@ -175,8 +175,8 @@ pub async fn try_out(
     watch: &(dyn Fn(u64, u64) + Send + Sync),
 ) -> Result<TestedBackup, OpError> {
     // It was verified already: what is read must have the same hashes.
-    let at = source(fleet, &survey.cluster, from, &Accepted::default())?;
-    let observer = Observer::new(Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str()))?))?;
+    let at = source(fleet, &survey.cluster, from, &Accepted::default()).await?;
+    let observer = Observer::new(Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str())).await?))?;
     let executor = Executor { observer: &observer, lock, limit: Duration::MAX };
     let (restoration, result) = executor.restorable(&at, from, &survey.point, &survey.observed, keys, watch).await?;
     Ok(TestedBackup { result, restoration })
@@ -184,13 +184,13 @@ pub async fn try_out(
 
 /// Has machines prepare their members' data, and records the decision: from now on `apply` restores it.
 pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, survey: &Survey, tried: &TestedBackup) -> Result<(), OpError> {
-    let cluster = Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str()))?);
+    let cluster = Arc::new(pick_cluster(fleet, Some(survey.cluster.as_str())).await?);
     let observer = Observer::new(Arc::clone(&cluster))?;
     let executor = Executor { observer: &observer, lock, limit: Duration::MAX };
     // Before any member stops: clients do not have to wait for the slow part.
     executor.prepare_data(&tried.restoration).await?;
-    cluster.remember(lock, |ledger| decide(ledger, tried.restoration.clone()))?;
+    cluster.remember(lock, |ledger| decide(ledger, tried.restoration.clone())).await?;
     let journal = Journal::new(&fleet.store, &fleet.context, lock);
-    journal.note(Some(&survey.cluster), "restore", json!({ "restoration": tried.restoration }))?;
+    journal.note(Some(&survey.cluster), "restore", json!({ "restoration": tried.restoration })).await?;
     Ok(())
 }

@@ -76,19 +76,19 @@ pub async fn run(
     consent: Consent<'_, Rotation>,
     execution: Execution,
 ) -> Result<Vec<Outcome>, OpError> {
-    let (fleet, lock) = locked_cluster(spec, context, "cert rotate", cluster)?;
+    let (fleet, lock) = locked_cluster(spec, context, "cert rotate", cluster).await?;
     let what = survey(&fleet, cluster, request).await?;
     (consent.show)(&what);
     consent.ask(&what)?;
     let only = [what.cluster];
     execution.unless_interrupted(preflight(&fleet, &only)).await?;
-    mark(&fleet, &lock, &only[0], request)?;
+    mark(&fleet, &lock, &only[0], request).await?;
     carry_out(&fleet, &lock, &only, execution).await
 }
 
 /// What this rotation would do.
 pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, request: RotateRequest) -> Result<Rotation, OpError> {
-    let cluster = Arc::new(pick_cluster(fleet, cluster)?);
+    let cluster = Arc::new(pick_cluster(fleet, cluster).await?);
     request.check(&cluster)?;
     let mut observed = Observer::new(Arc::clone(&cluster))?.look().await?;
     if let Some(trust) = observed.ledger.trust_mut(request.side) {
@@ -101,11 +101,11 @@ pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, request: RotateRe
 }
 
 /// Records the request, for `apply` to carry out.
-pub fn mark(fleet: &Arc<Fleet>, lock: &Lock, cluster: &Name, request: RotateRequest) -> Result<(), OpError> {
-    let cluster = pick_cluster(fleet, Some(cluster.as_str()))?;
+pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, cluster: &Name, request: RotateRequest) -> Result<(), OpError> {
+    let cluster = pick_cluster(fleet, Some(cluster.as_str())).await?;
     request.check(&cluster)?;
-    cluster.change_trust(lock, request.side, |trust| request.mark(trust))?;
+    cluster.change_trust(lock, request.side, |trust| request.mark(trust)).await?;
     let journal = Journal::new(&fleet.store, &fleet.context, lock);
-    journal.note(Some(&cluster.desired.name), "marked", json!({ "rotate": request }))?;
+    journal.note(Some(&cluster.desired.name), "marked", json!({ "rotate": request })).await?;
     Ok(())
 }

@@ -81,8 +81,8 @@ pub async fn check(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<LedgerState>
     let mut states = Vec::new();
     for desired in chosen(fleet, only) {
         let name = desired.name.as_str();
-        let copies = fleet.store.history(name)?;
-        let (version, problem) = match ClusterHandle::open(fleet, desired) {
+        let copies = fleet.store.history(name).await?;
+        let (version, problem) = match ClusterHandle::open(fleet, desired).await {
             Ok(cluster) if cluster.has_ledger() => (Some(cluster.version()), None),
             Ok(cluster) => match Observer::new(Arc::new(cluster))?.look().await {
                 Ok(_) => (None, None),
@@ -90,7 +90,7 @@ pub async fn check(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<LedgerState>
             },
             Err(error) => (None, Some(lost(error)?)),
         };
-        let newest = fleet.store.newest_in_history::<Ledger>(name)?;
+        let newest = fleet.store.newest_in_history::<Ledger>(name).await?;
         let remedy = match (&problem, newest) {
             (None, _) => Remedy::None,
             (Some(_), Some(kept)) => Remedy::History { version: kept.version.number() },
@@ -122,7 +122,7 @@ pub async fn run_repair(
     consent: Consent<'_, Vec<LedgerState>>,
 ) -> Result<Vec<Repaired>, OpError> {
     let scope = clusters(&spec, only);
-    let Begun { fleet, lock, .. } = begin(spec, context, "state repair", &scope)?;
+    let Begun { fleet, lock, .. } = begin(spec, context, "state repair", &scope).await?;
     let found = check(&fleet, only).await?;
     (consent.show)(&found);
     if found.iter().all(|one| one.problem.is_none()) {
@@ -139,7 +139,7 @@ pub async fn repair(fleet: &Arc<Fleet>, lock: &Lock, states: &[LedgerState]) -> 
         let name = state.cluster.as_str();
         let (ledger, lost) = match state.remedy {
             Remedy::None => continue,
-            Remedy::History { .. } => match fleet.store.newest_in_history::<Ledger>(name)? {
+            Remedy::History { .. } => match fleet.store.newest_in_history::<Ledger>(name).await? {
                 Some(kept) => (kept.value, Vec::new()),
                 None => continue,
             },
@@ -148,22 +148,22 @@ pub async fn repair(fleet: &Arc<Fleet>, lock: &Lock, states: &[LedgerState]) -> 
                 (rebuild(fleet, desired).await?, LOST.to_vec())
             }
         };
-        let version = fleet.store.replace_cluster(lock, name, &ledger)?.number();
+        let version = fleet.store.replace_cluster(lock, name, &ledger).await?.number();
         let journal = Journal::new(&fleet.store, &fleet.context, lock);
-        journal.note(Some(&state.cluster), "repaired", json!({ "from": state.remedy, "version": version }))?;
+        journal.note(Some(&state.cluster), "repaired", json!({ "from": state.remedy, "version": version })).await?;
         done.push(Repaired { cluster: state.cluster.clone(), from: state.remedy, version, lost });
     }
     Ok(done)
 }
 
 async fn rebuild(fleet: &Arc<Fleet>, desired: &Cluster) -> Result<Ledger, OpError> {
-    let kept = |side: TrustDomain| {
-        only_kept(&fleet.store, &desired.name, side)?.map_err(|count| {
+    let kept = async |side: TrustDomain| {
+        only_kept(&fleet.store, &desired.name, side).await?.map_err(|count| {
             let cluster = desired.name.clone();
             OpError::RebuildRotation { cluster, side, count }
         })
     };
-    let (peers, clients) = (kept(TrustDomain::Peers)?, kept(TrustDomain::Clients)?);
+    let (peers, clients) = (kept(TrustDomain::Peers).await?, kept(TrustDomain::Clients).await?);
     let draft = Ledger { peers: peers.clone(), clients: clients.clone(), ..Ledger::default() };
     let draft = ClusterHandle::draft(fleet, desired, draft);
     let observed = Observer::new(Arc::new(draft))?.look().await?;

@@ -151,6 +151,22 @@ pub enum StoreError {
         /// What was to be written.
         what: String,
     },
+    /// The lock was lost after it was taken.
+    #[error(
+        "this process has lost its lock: {path} was removed or replaced meanwhile, so that another process may change the \
+         same; nothing was written: see that no other raftsman runs, then run the command again",
+        path = path.display()
+    )]
+    LockLost {
+        /// The lock's file.
+        path: PathBuf,
+    },
+    /// A value is not the one that was to be replaced.
+    #[error("`{key}` in the state has changed since it was read: nothing was written; run the command again")]
+    Changed {
+        /// Its key.
+        key: String,
+    },
     /// Another process holds the lock.
     #[error("{}", held(stack.as_deref(), holder.as_deref()))]
     Locked {

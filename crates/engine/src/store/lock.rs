@@ -1,29 +1,14 @@
-//! The files `lock` and `locks/<stack>.lock` → one writer of each stack at a time, and its record for other processes.
-//!
-//! A writer of some stacks holds `lock` shared and the files of its stacks exclusively; a writer of the fleet's own
-//! entries holds `lock` exclusively, and so excludes all others. The operating system releases both when the process
-//! ends.
+//! A lease → the right to write some keys: those of the locked stacks, or all of them.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{GENERATION, LOCK, LOCKS, StoreError, files};
-
-/// How often a lock is tried before its holder is named. A process that only reads the holder, or that sweeps, also
-/// holds it for a moment, and a new holder has not written its record yet.
-const TRIES: u32 = 20;
-/// The lock of the generation's counter. No stack has such a name: they begin with a letter or a digit.
-const COUNTER: &str = ".generation";
-const TRY_AGAIN: Duration = Duration::from_millis(10);
+use super::state::{Before, Key, Lease, Revision};
+use super::{Entry, Removal, StoreError};
 
 /// The holder of a lock, and its verb.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,179 +42,6 @@ pub enum LockScope {
     Stacks(BTreeSet<String>),
 }
 
-/// The lock, held until its last clone is dropped or the process ends, for whatever reason.
-///
-/// Everything that writes to the state takes a reference to it, so no write is possible without the lock.
-#[derive(Debug, Clone)]
-pub struct Lock(Arc<Held>);
-
-#[derive(Debug)]
-struct Held {
-    dir: PathBuf,
-    fleet: File,
-    /// Nothing where all of the state is held.
-    stacks: Option<BTreeMap<String, File>>,
-    info: LockInfo,
-    generation: u64,
-}
-
-impl Lock {
-    pub(super) fn take(dir: &Path, scope: &LockScope, info: LockInfo) -> Result<Self, StoreError> {
-        let (fleet, stacks) = match scope {
-            LockScope::Fleet => {
-                let mut fleet = guard(dir)?;
-                write_info(&mut fleet, &dir.join(LOCK), &info)?;
-                files::sweep(dir)?;
-                (fleet, None)
-            }
-            LockScope::Stacks(names) => {
-                sweep_if_alone(dir)?;
-                let fleet = share(dir)?;
-                files::make_directory(&dir.join(LOCKS.directory))?;
-                let mut stacks = BTreeMap::new();
-                for name in names {
-                    let path = LOCKS.path(dir, name)?;
-                    let Some(mut file) = locked(&path, Mode::Exclusive)? else {
-                        let holder = File::open(&path).ok().and_then(|mut file| read_info(&mut file)).map(Box::new);
-                        return Err(StoreError::Locked { stack: Some(name.clone()), holder });
-                    };
-                    write_info(&mut file, &path, &info)?;
-                    stacks.insert(name.clone(), file);
-                }
-                (fleet, Some(stacks))
-            }
-        };
-        // Drawn only now: of two holders of one stack, the later one has the greater number.
-        let generation = next_generation(dir)?;
-        Ok(Self(Arc::new(Held { dir: dir.to_owned(), fleet, stacks, info, generation })))
-    }
-
-    /// Rejects a write to another state than the locked one.
-    pub(super) fn covers(&self, dir: &Path) -> Result<(), StoreError> {
-        match self.0.dir == dir {
-            true => Ok(()),
-            false => Err(StoreError::OtherLock { locked: self.0.dir.clone(), dir: dir.to_owned() }),
-        }
-    }
-
-    /// Rejects a write to a stack that is not locked.
-    pub(super) fn covers_stack(&self, dir: &Path, stack: &str) -> Result<(), StoreError> {
-        self.covers(dir)?;
-        match self.0.stacks.as_ref().is_none_or(|stacks| stacks.contains_key(stack)) {
-            true => Ok(()),
-            false => Err(StoreError::NotLocked { what: format!("cluster `{stack}`") }),
-        }
-    }
-
-    /// Rejects a write to the fleet's own entries where only some stacks are locked.
-    pub(super) fn covers_fleet(&self, dir: &Path) -> Result<(), StoreError> {
-        self.covers(dir)?;
-        match self.0.stacks {
-            None => Ok(()),
-            Some(_) => Err(StoreError::NotLocked { what: "the fleet's own entries".to_owned() }),
-        }
-    }
-
-    /// Greater than that of every lock before. Agents refuse changes of a smaller one than they have seen.
-    pub fn generation(&self) -> u64 {
-        self.0.generation
-    }
-
-    /// The record that was written when it was taken.
-    pub fn info(&self) -> &LockInfo {
-        &self.0.info
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        // The system releases the locks when the files are closed, right after this. A record that stays in them only
-        // misleads a reader of the file, so a failure is ignored.
-        match &self.stacks {
-            None => drop(self.fleet.set_len(0)),
-            Some(stacks) => stacks.values().for_each(|file| drop(file.set_len(0))),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    Shared,
-    Exclusive,
-}
-
-/// Locks all of the state without a generation: for its creation, its migration and its removal.
-pub(super) fn guard(dir: &Path) -> Result<File, StoreError> {
-    locked(&dir.join(LOCK), Mode::Exclusive)?.ok_or_else(|| refused(dir))
-}
-
-/// Takes the shared lock of the state, which other processes may share.
-fn share(dir: &Path) -> Result<File, StoreError> {
-    locked(&dir.join(LOCK), Mode::Shared)?.ok_or_else(|| refused(dir))
-}
-
-/// Removes what killed processes left, only while there is no other writer: a running one needs its unfinished files.
-fn sweep_if_alone(dir: &Path) -> Result<(), StoreError> {
-    let path = dir.join(LOCK);
-    let file = open(&path)?;
-    match file.try_lock() {
-        Ok(()) => files::sweep(dir),
-        Err(TryLockError::WouldBlock) => Ok(()),
-        Err(TryLockError::Error(error)) => Err(StoreError::io("lock", &path)(error)),
-    }
-}
-
-fn refused(dir: &Path) -> StoreError {
-    match holder(dir) {
-        Ok(Some(holder)) => StoreError::Locked { stack: holder.stack, holder: Some(Box::new(holder.info)) },
-        Ok(None) | Err(_) => StoreError::Locked { stack: None, holder: None },
-    }
-}
-
-fn open(path: &Path) -> Result<File, StoreError> {
-    let mut options = OpenOptions::new();
-    let options = options.read(true).write(true).create(true).truncate(false).mode(files::PRIVATE);
-    options.open(path).map_err(StoreError::io("open", path))
-}
-
-/// The locked file; nothing where another process holds the lock.
-fn locked(path: &Path, mode: Mode) -> Result<Option<File>, StoreError> {
-    let mut tries = 0;
-    loop {
-        let file = open(path)?;
-        let tried = match mode {
-            Mode::Shared => file.try_lock_shared(),
-            Mode::Exclusive => file.try_lock(),
-        };
-        match tried {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) if tries < TRIES => {
-                tries += 1;
-                thread::sleep(TRY_AGAIN);
-                continue;
-            }
-            Err(TryLockError::WouldBlock) => return Ok(None),
-            Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", path)(error)),
-        }
-        // An earlier holder may have removed the state: a lock on a deleted file excludes no process.
-        let ours = file.metadata().map_err(StoreError::io("read", path))?;
-        match std::fs::metadata(path) {
-            Ok(there) if there.ino() == ours.ino() && there.dev() == ours.dev() => return Ok(Some(file)),
-            _ => {}
-        }
-    }
-}
-
-fn write_info(file: &mut File, path: &Path, info: &LockInfo) -> Result<(), StoreError> {
-    let failed = || StoreError::io("write", path);
-    let mut text = serde_json::to_vec(info).map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
-    text.push(b'\n');
-    // In place, not by rename: the lock is on this very file.
-    file.set_len(0).map_err(failed())?;
-    file.rewind().map_err(failed())?;
-    file.write_all(&text).map_err(failed())
-}
-
 /// The holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
@@ -239,69 +51,84 @@ pub struct Holder {
     pub info: LockInfo,
 }
 
-/// The process that holds a lock now, all of the state before single stacks; `None` when no process does, or none that
-/// left a record.
-pub(super) fn holder(dir: &Path) -> Result<Option<Holder>, StoreError> {
-    if let Some(info) = holder_of(&dir.join(LOCK))? {
-        return Ok(Some(Holder { stack: None, info }));
+/// The lock, held until its last clone is dropped or the process ends, for whatever reason.
+///
+/// Everything that writes to the state takes a reference to it, so no write is possible without the lock.
+#[derive(Debug, Clone)]
+pub struct Lock(Arc<Held>);
+
+#[derive(Debug)]
+struct Held {
+    /// Of which state.
+    dir: PathBuf,
+    scope: LockScope,
+    info: LockInfo,
+    lease: Box<dyn Lease>,
+}
+
+impl Lock {
+    pub(super) fn new(dir: &Path, scope: &LockScope, info: LockInfo, lease: Box<dyn Lease>) -> Self {
+        Self(Arc::new(Held { dir: dir.to_owned(), scope: scope.clone(), info, lease }))
     }
-    for name in LOCKS.names(dir)? {
-        if let Some(info) = stack_holder(dir, &name)? {
-            return Ok(Some(Holder { stack: Some(name), info }));
+
+    /// Rejects a write to another state than the locked one.
+    fn covers(&self, dir: &Path) -> Result<(), StoreError> {
+        match self.0.dir == dir {
+            true => Ok(()),
+            false => Err(StoreError::OtherLock { locked: self.0.dir.clone(), dir: dir.to_owned() }),
         }
     }
-    Ok(None)
-}
 
-/// The process that holds the lock of this stack.
-pub(super) fn stack_holder(dir: &Path, stack: &str) -> Result<Option<LockInfo>, StoreError> {
-    holder_of(&LOCKS.path(dir, stack)?)
-}
-
-fn holder_of(path: &Path) -> Result<Option<LockInfo>, StoreError> {
-    let mut file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(StoreError::io("open", path)(error)),
-    };
-    // Shared, so that two processes that query do not see each other as the holder, nor a process that holds it shared.
-    match file.try_lock_shared() {
-        Ok(()) => Ok(None),
-        Err(TryLockError::WouldBlock) => Ok(read_info(&mut file)),
-        Err(TryLockError::Error(error)) => Err(StoreError::io("lock", path)(error)),
+    /// Rejects a write to a key that is not locked. Secrets and certificates are written under any lock: most belong to
+    /// one stack by their name, and some are made by the first stack that needs them.
+    pub(super) fn covers_key(&self, dir: &Path, key: &Key) -> Result<(), StoreError> {
+        self.covers(dir)?;
+        let what = match (key, &self.0.scope) {
+            (Key::Secret(_) | Key::Certificate(_), _) | (_, LockScope::Fleet) => return Ok(()),
+            (Key::Ledger(stack) | Key::History(stack, _), LockScope::Stacks(stacks)) => {
+                if stacks.contains(stack.as_str()) {
+                    return Ok(());
+                }
+                format!("cluster `{stack}`")
+            }
+            (Key::Fleet | Key::Recipient, LockScope::Stacks(_)) => "the fleet's own entries".to_owned(),
+        };
+        Err(StoreError::NotLocked { what })
     }
-}
 
-/// Deletes the locks of single stacks, for the removal of the whole state.
-pub(super) fn remove_stacks(dir: &Path) -> Result<(), StoreError> {
-    for name in LOCKS.names(dir)? {
-        files::remove_if_there(&LOCKS.path(dir, &name)?)?;
+    pub(super) async fn put(
+        &self,
+        dir: &Path,
+        key: &Key,
+        value: &[u8],
+        before: &Before,
+    ) -> Result<Revision, StoreError> {
+        self.covers_key(dir, key)?;
+        self.0.lease.put(key, value, before).await
     }
-    files::remove_if_there(&dir.join(LOCKS.directory).join(COUNTER))?;
-    files::remove_directory_if_empty(&dir.join(LOCKS.directory))
-}
 
-fn read_info(file: &mut File) -> Option<LockInfo> {
-    let mut text = String::new();
-    file.read_to_string(&mut text).ok()?;
-    serde_json::from_str(&text).ok()
-}
+    pub(super) async fn delete(&self, dir: &Path, key: &Key) -> Result<bool, StoreError> {
+        self.covers_key(dir, key)?;
+        self.0.lease.delete(key).await
+    }
 
-/// One counter for all stacks, so that a later holder always has the greater number, whatever stack an agent belongs
-/// to. It has a lock of its own: holders of different stacks draw at the same time.
-fn next_generation(dir: &Path) -> Result<u64, StoreError> {
-    files::make_directory(&dir.join(LOCKS.directory))?;
-    let counter = dir.join(LOCKS.directory).join(COUNTER);
-    // Held for a moment only; a process that was suspended while it holds it is not waited for.
-    let counting = locked(&counter, Mode::Exclusive)?;
-    let _counting = counting.ok_or(StoreError::Locked { stack: None, holder: None })?;
-    let path = dir.join(GENERATION);
-    let bytes = files::read(&path)?.ok_or_else(|| StoreError::damaged(path.clone(), "it is missing"))?;
-    let generation: u64 = std::str::from_utf8(&bytes)
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .and_then(|generation: u64| generation.checked_add(1))
-        .ok_or_else(|| StoreError::damaged(path.clone(), "it is not a number"))?;
-    files::write(&path, format!("{generation}\n").as_bytes(), files::PRIVATE)?;
-    Ok(generation)
+    pub(super) async fn append(&self, dir: &Path, entries: &[Entry]) -> Result<(), StoreError> {
+        self.covers(dir)?;
+        self.0.lease.append(entries).await
+    }
+
+    pub(super) async fn clear(&self, dir: &Path) -> Result<Removal, StoreError> {
+        self.covers_key(dir, &Key::Fleet)?;
+        self.0.lease.clear().await
+    }
+
+    /// Greater than that of every lock before. Agents refuse changes of a smaller one than they have seen.
+    pub fn generation(&self) -> u64 {
+        self.0.lease.generation()
+    }
+
+    /// The record that was written when it was taken.
+    pub fn info(&self) -> &LockInfo {
+        &self.0.info
+    }
 }

@@ -3,12 +3,15 @@
 use std::io::Read;
 use std::iter;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use age::{DecryptError, Decryptor, Identity, Recipient, scrypt, x25519};
 use secrecy::{ExposeSecret, SecretString};
 use zeroize::{Zeroize, Zeroizing};
 
-use super::{IDENTITY, IDENTITY_ENCRYPTED, Lock, Protection, SECRETS, StoreError, files, recipient};
+use super::directory::{IDENTITY, IDENTITY_ENCRYPTED, check_mode, read};
+use super::state::{Before, Key, KeyKind, KeyName, State};
+use super::{Lock, Protection, StoreError};
 
 /// The default of the age command: about a second per unlock.
 const WORK: u8 = 18;
@@ -28,6 +31,7 @@ pub enum IdentitySource {
 /// The secrets of the state, unlocked. The identity is in memory only.
 pub struct Secrets {
     dir: PathBuf,
+    state: Arc<dyn State>,
     identity: x25519::Identity,
     recipient: x25519::Recipient,
 }
@@ -39,7 +43,7 @@ impl std::fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    pub(super) fn unlock(dir: &Path, source: IdentitySource) -> Result<Self, StoreError> {
+    pub(super) async fn unlock(dir: &Path, state: &Arc<dyn State>, source: IdentitySource) -> Result<Self, StoreError> {
         let (path, passphrase) = match source {
             IdentitySource::File(path, passphrase) => (path, passphrase),
             IdentitySource::State(passphrase) => {
@@ -48,21 +52,21 @@ impl Secrets {
             }
         };
         let identity = read_identity(&path, passphrase)?;
-        let recipient = recipient(dir)?;
+        let recipient = recipient(&**state).await?;
         let found = identity.to_public().to_string();
         if found != recipient.to_string() {
             return Err(StoreError::WrongIdentity { path, expected: recipient.to_string(), found });
         }
-        Ok(Self { dir: dir.to_owned(), identity, recipient })
+        Ok(Self { dir: dir.to_owned(), state: Arc::clone(state), identity, recipient })
     }
 
     /// The secret of this name.
-    pub fn get(&self, name: &str) -> Result<Option<SecretString>, StoreError> {
-        let file = SECRETS.path(&self.dir, name)?;
-        let Some(bytes) = files::read(&file)? else { return Ok(None) };
-        let mut plain = match decrypt(&self.identity, &bytes) {
+    pub async fn get(&self, name: &str) -> Result<Option<SecretString>, StoreError> {
+        let key = key(name)?;
+        let Some(stored) = self.state.get(&key).await? else { return Ok(None) };
+        let mut plain = match decrypt(&self.identity, &stored.value) {
             Ok(plain) => plain,
-            Err(source) => return Err(StoreError::Decrypt { file, source: source.into() }),
+            Err(source) => return Err(StoreError::Decrypt { file: self.state.place(&key), source: source.into() }),
         };
         match std::str::from_utf8(&plain) {
             Ok(text) => {
@@ -70,73 +74,103 @@ impl Secrets {
                 plain.zeroize();
                 Ok(Some(secret))
             }
-            Err(_) => Err(StoreError::damaged(file, "the secret in it is not text")),
+            Err(_) => Err(StoreError::damaged(self.state.place(&key), "the secret in it is not text")),
         }
     }
 
     /// Keeps a secret.
-    pub fn put(&self, lock: &Lock, name: &str, secret: &SecretString) -> Result<(), StoreError> {
-        lock.covers(&self.dir)?;
-        put(&self.dir, &self.recipient, name, secret)
+    pub async fn put(&self, lock: &Lock, name: &str, secret: &SecretString) -> Result<(), StoreError> {
+        put(&self.dir, &self.recipient, lock, name, secret).await
     }
 
     /// The secret of this name; where there is none, stores this one. Of several processes that do so at the same time
     /// one stores its secret, and all get the same.
-    pub fn get_or_put(&self, lock: &Lock, name: &str, new: SecretString) -> Result<SecretString, StoreError> {
-        lock.covers(&self.dir)?;
-        if let Some(secret) = self.get(name)? {
+    pub async fn get_or_put(&self, lock: &Lock, name: &str, new: SecretString) -> Result<SecretString, StoreError> {
+        let key = key(name)?;
+        lock.covers_key(&self.dir, &key)?;
+        if let Some(secret) = self.get(name).await? {
             return Ok(secret);
         }
         let bytes = encrypt(&self.recipient, name, new.expose_secret().as_bytes())?;
-        match files::write_new(&SECRETS.path(&self.dir, name)?, &bytes, SECRETS.mode)? {
-            true => Ok(new),
-            false => Ok(self.get(name)?.unwrap_or(new)),
+        match lock.put(&self.dir, &key, &bytes, &Before::Nothing).await {
+            Ok(_) => Ok(new),
+            Err(StoreError::Changed { .. }) => Ok(self.get(name).await?.unwrap_or(new)),
+            Err(error) => Err(error),
         }
     }
 
     /// Deletes a secret; returns whether there was one.
-    pub fn delete(&self, lock: &Lock, name: &str) -> Result<bool, StoreError> {
-        lock.covers(&self.dir)?;
-        files::remove_if_there(&SECRETS.path(&self.dir, name)?)
+    pub async fn delete(&self, lock: &Lock, name: &str) -> Result<bool, StoreError> {
+        lock.delete(&self.dir, &key(name)?).await
     }
 
     /// The names of all secrets, in order.
-    pub fn names(&self) -> Result<Vec<String>, StoreError> {
-        SECRETS.names(&self.dir)
+    pub async fn names(&self) -> Result<Vec<String>, StoreError> {
+        let name = |key: Key| match key {
+            Key::Secret(name) => Some(name.to_string()),
+            Key::Fleet | Key::Recipient | Key::Certificate(_) | Key::Ledger(_) | Key::History(..) => None,
+        };
+        Ok(self.state.list(&KeyKind::Secrets).await?.into_iter().filter_map(name).collect())
     }
 }
 
-pub(super) fn put(
+fn key(name: &str) -> Result<Key, StoreError> {
+    Ok(Key::Secret(KeyName::parse(name)?))
+}
+
+/// Seals a secret and writes it.
+pub(super) async fn put(
     dir: &Path,
     recipient: &x25519::Recipient,
+    lock: &Lock,
     name: &str,
     secret: &SecretString,
 ) -> Result<(), StoreError> {
     let bytes = encrypt(recipient, name, secret.expose_secret().as_bytes())?;
-    SECRETS.write(dir, name, &bytes)
+    lock.put(dir, &key(name)?, &bytes, &Before::Any).await.map(drop)
 }
 
-/// Makes an identity and writes it; returns its recipient.
-pub(super) fn make_identity(dir: &Path, protection: Protection) -> Result<x25519::Recipient, StoreError> {
+/// The public key that secrets are sealed for.
+pub(super) async fn recipient(state: &dyn State) -> Result<x25519::Recipient, StoreError> {
+    let place = || state.place(&Key::Recipient);
+    let Some(stored) = state.get(&Key::Recipient).await? else {
+        return Err(StoreError::damaged(place(), "it is missing"));
+    };
+    std::str::from_utf8(&stored.value)
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .ok_or_else(|| StoreError::damaged(place(), "it is not an age recipient (age1…)"))
+}
+
+/// A new identity, as the file that holds it.
+pub(super) struct NewIdentity {
+    pub(super) recipient: x25519::Recipient,
+    pub(super) text: Zeroizing<Vec<u8>>,
+    /// Whether a passphrase protects the text.
+    pub(super) encrypted: bool,
+}
+
+/// Makes an identity.
+pub(super) fn make_identity(protection: Protection) -> Result<NewIdentity, StoreError> {
     let identity = x25519::Identity::generate();
-    let public = identity.to_public();
+    let recipient = identity.to_public();
     // The form that the age command reads and writes.
-    let text = Zeroizing::new(format!("# public key: {public}\n{}\n", identity.to_string().expose_secret()));
+    let text = format!("# public key: {recipient}\n{}\n", identity.to_string().expose_secret());
+    let text = Zeroizing::new(text.into_bytes());
     match protection {
-        Protection::IdentityFile => files::write(&dir.join(IDENTITY), text.as_bytes(), files::PRIVATE)?,
+        Protection::IdentityFile => Ok(NewIdentity { recipient, text, encrypted: false }),
         Protection::Passphrase(passphrase) => {
-            let mut recipient = scrypt::Recipient::new(passphrase);
-            recipient.set_work_factor(WORK);
-            let bytes = encrypt(&recipient, "identity", text.as_bytes())?;
-            files::write(&dir.join(IDENTITY_ENCRYPTED), &bytes, files::PRIVATE)?;
+            let mut by_passphrase = scrypt::Recipient::new(passphrase);
+            by_passphrase.set_work_factor(WORK);
+            let text = Zeroizing::new(encrypt(&by_passphrase, "identity", &text)?);
+            Ok(NewIdentity { recipient, text, encrypted: true })
         }
     }
-    Ok(public)
 }
 
 fn read_identity(path: &Path, passphrase: Option<SecretString>) -> Result<x25519::Identity, StoreError> {
-    files::check_mode(path, 0o077)?;
-    let bytes = files::read(path)?.ok_or_else(|| StoreError::IdentityMissing { path: path.to_owned() })?;
+    check_mode(path, 0o077)?;
+    let bytes = read(path)?.ok_or_else(|| StoreError::IdentityMissing { path: path.to_owned() })?;
     let mut text = Zeroizing::new(bytes);
     if text.starts_with(b"age-encryption.org/") {
         let Some(passphrase) = passphrase else {

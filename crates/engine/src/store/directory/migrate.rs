@@ -2,18 +2,27 @@
 
 use std::path::Path;
 
-use super::{FLEET, FORMAT, Fleet, HISTORY, Lock, PRIVATE, RECIPIENT, SHELVES, StoreError, files, ledgers};
+use super::lock::Held;
+use super::{CLUSTERS, FLEET, HISTORY, PRIVATE, RECIPIENT, SHELVES, files, fleet_of, format_of, path};
+use crate::store::state::{Key, KeyName};
+use crate::store::{FORMAT, Fleet, StoreError, ledgers};
 
 /// The prefix of the copies' names.
 const BEFORE: &str = "before-format-";
 
-/// Migrates a state of an earlier format to the current one. The format is written last, so that a killed migration is
-/// repeated.
-pub(super) fn migrate(dir: &Path, lock: &Lock) -> Result<(), StoreError> {
-    lock.covers_fleet(dir)?;
+/// The format that the state has now.
+pub(super) fn format(dir: &Path) -> Result<u32, StoreError> {
     let path = dir.join(FLEET);
     let bytes = files::read(&path)?.ok_or_else(|| StoreError::Missing { dir: dir.to_owned() })?;
-    let fleet: Fleet = files::parse_json(&path, &bytes)?;
+    format_of(&path, &bytes)
+}
+
+/// Migrates a state of an earlier format to the current one, under the lock of the whole fleet. The format is written
+/// last, so that a killed migration is repeated.
+pub(super) fn migrate(dir: &Path, _held: &Held) -> Result<(), StoreError> {
+    let path = dir.join(FLEET);
+    let bytes = files::read(&path)?.ok_or_else(|| StoreError::Missing { dir: dir.to_owned() })?;
+    let fleet = fleet_of(&path, &bytes)?;
     // Another process may have been faster.
     if fleet.format >= FORMAT {
         return Ok(());
@@ -21,11 +30,22 @@ pub(super) fn migrate(dir: &Path, lock: &Lock) -> Result<(), StoreError> {
     copy(dir)?;
     files::make_directory(&dir.join(HISTORY.directory))?;
     if fleet.format < 2 {
-        for name in super::CLUSTERS.names(dir)? {
-            ledgers::migrate(dir, lock, &name)?;
+        for cluster in CLUSTERS.names(dir)? {
+            give_version(dir, cluster)?;
         }
     }
-    files::write_json(&path, &Fleet { format: FORMAT, ..fleet })
+    files::write(&path, &Fleet { format: FORMAT, ..fleet }.text(&path)?, PRIVATE)
+}
+
+/// Gives a ledger of an earlier format a version.
+fn give_version(dir: &Path, cluster: KeyName) -> Result<(), StoreError> {
+    let ledger = path(dir, &Key::Ledger(cluster.clone()));
+    let Some(bytes) = files::read(&ledger)? else { return Ok(()) };
+    if let Some((number, text)) = ledgers::with_version(&cluster, &ledger, &bytes)? {
+        files::write_unsynced(&path(dir, &Key::History(cluster, number)), &text, HISTORY.mode)?;
+        files::write(&ledger, &text, CLUSTERS.mode)?;
+    }
+    Ok(())
 }
 
 /// Copies what a migration may change. An existing copy stays: a killed migration has made it from the earlier state.
@@ -46,8 +66,8 @@ fn copy(dir: &Path) -> Result<(), StoreError> {
     for shelf in SHELVES {
         files::make_directory(&making.join(shelf.directory))?;
         for name in shelf.names(dir)? {
-            if let Some(bytes) = files::read(&shelf.path(dir, &name)?)? {
-                shelf.write(&making, &name, &bytes)?;
+            if let Some(bytes) = files::read(&shelf.path(dir, name.as_str()))? {
+                files::write(&shelf.path(&making, name.as_str()), &bytes, shelf.mode)?;
             }
         }
     }
@@ -73,9 +93,9 @@ mod tests {
 
     use raftsman_core::observed::Ledger;
 
-    use super::super::{IdentitySource, Kept, LockInfo, LockScope, Store};
     use super::*;
     use crate::store::fixture::of_format_2;
+    use crate::store::{IdentitySource, Kept, LockInfo, LockScope, Store};
 
     fn info() -> LockInfo {
         LockInfo::new("apply", "alice", "desk")
@@ -85,20 +105,20 @@ mod tests {
         LockScope::Stacks(["main".to_owned()].into())
     }
 
-    #[test]
-    fn a_state_of_format_2_is_read_as_it_is_and_migrated_once_by_the_first_writer() {
+    #[tokio::test]
+    async fn a_state_of_format_2_is_read_as_it_is_and_migrated_once_by_the_first_writer() {
         let (_scratch, dir) = of_format_2();
-        let store = Store::open(&dir, "lab").unwrap();
-        let read = || store.get_cluster::<Ledger>("main").unwrap().unwrap();
-        let before: Kept<Ledger> = read();
+        let store = Store::open(&dir, "lab").await.unwrap();
+        let read = async || store.get_cluster::<Ledger>("main").await.unwrap().unwrap();
+        let before: Kept<Ledger> = read().await;
         assert_eq!((before.version.number(), before.value.members.len()), (7, 1));
-        let secrets = store.unlock(IdentitySource::State(None)).unwrap();
-        let secret = || secrets.get("main-peers").unwrap().is_some();
-        assert!(secret() && !dir.join("before-format-3").exists(), "reading changes nothing");
+        let secrets = store.unlock(IdentitySource::State(None)).await.unwrap();
+        let secret = async || secrets.get("main-peers").await.unwrap().is_some();
+        assert!(secret().await && !dir.join("before-format-3").exists(), "reading changes nothing");
         let generation: u64 = fs::read_to_string(dir.join("generation")).unwrap().trim().parse().unwrap();
 
-        let lock = store.lock_for(&main(), info()).unwrap();
-        assert_eq!((read(), secret()), (before, true));
+        let lock = store.lock_for(&main(), info()).await.unwrap();
+        assert_eq!((read().await, secret().await), (before, true));
         assert!(lock.generation() > generation);
         assert!(fs::read_to_string(dir.join(FLEET)).unwrap().contains("\"format\": 3"));
         let copy = dir.join("before-format-3");
@@ -107,39 +127,39 @@ mod tests {
             assert_eq!(fs::read(copy.join(file)).unwrap(), fs::read(dir.join(file)).unwrap(), "{file}");
         }
         assert!(!copy.join("generation").exists() && !copy.join("identity.txt").exists());
-        store.put_cluster(&lock, "main", &read().version, &read().value).unwrap();
+        store.put_cluster(&lock, "main", &read().await.version, &read().await.value).await.unwrap();
         drop(lock);
 
         fs::remove_dir_all(&copy).unwrap();
-        drop(store.lock_for(&main(), info()).unwrap());
+        drop(store.lock_for(&main(), info()).await.unwrap());
         assert!(!copy.exists(), "it is migrated once");
     }
 
-    #[test]
-    fn a_killed_migration_is_done_again_and_keeps_the_first_copy() {
+    #[tokio::test]
+    async fn a_killed_migration_is_done_again_and_keeps_the_first_copy() {
         let (_scratch, dir) = of_format_2();
-        let store = Store::open(&dir, "lab").unwrap();
+        let store = Store::open(&dir, "lab").await.unwrap();
         let before = fs::read(dir.join(FLEET)).unwrap();
         fs::create_dir(dir.join(".tmp-half")).unwrap();
         fs::write(dir.join(".tmp-half/fleet.json"), "{").unwrap();
-        drop(store.lock(info()).unwrap());
+        drop(store.lock(info()).await.unwrap());
         // Killed before the format was written.
         fs::write(dir.join(FLEET), &before).unwrap();
         fs::write(dir.join("before-format-3/mark"), "the first").unwrap();
-        drop(store.lock(info()).unwrap());
+        drop(store.lock(info()).await.unwrap());
         assert!(dir.join("before-format-3/mark").exists() && !dir.join(".tmp-half").exists());
-        let lock = store.lock(info()).unwrap();
-        let left = store.remove(lock).unwrap().left;
+        let lock = store.lock(info()).await.unwrap();
+        let left = store.remove(lock).await.unwrap().left;
         assert_eq!(left, Vec::<PathBuf>::new());
     }
 
-    #[test]
-    fn a_state_that_a_newer_raftsman_migrated_meanwhile_is_not_changed() {
+    #[tokio::test]
+    async fn a_state_that_a_newer_raftsman_migrated_meanwhile_is_not_changed() {
         let (_scratch, dir) = of_format_2();
-        let store = Store::open(&dir, "lab").unwrap();
+        let store = Store::open(&dir, "lab").await.unwrap();
         let text = fs::read_to_string(dir.join(FLEET)).unwrap();
         fs::write(dir.join(FLEET), text.replace("\"format\": 2", "\"format\": 4")).unwrap();
-        let refused = store.lock_for(&main(), info()).unwrap_err();
+        let refused = store.lock_for(&main(), info()).await.unwrap_err();
         assert!(matches!(refused, StoreError::NewerFormat { found: 4, known: 3, .. }), "{refused}");
     }
 }

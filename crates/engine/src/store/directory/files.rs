@@ -5,10 +5,10 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{SHELVES, StoreError};
+use super::SHELVES;
+use crate::store::StoreError;
 
 pub(super) const PRIVATE: u32 = 0o600;
 pub(super) const PUBLIC: u32 = 0o644;
@@ -63,16 +63,8 @@ fn unfinished(dir: &Path, mode: u32) -> io::Result<tempfile::NamedTempFile> {
     tempfile::Builder::new().prefix(UNFINISHED).permissions(Permissions::from_mode(mode)).tempfile_in(dir)
 }
 
-/// Replaces a file by a value as JSON.
-pub(super) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
-    let mut text =
-        serde_json::to_vec_pretty(value).map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
-    text.push(b'\n');
-    write(path, &text, PRIVATE)
-}
-
 /// A file's contents; `None` when there is no such file.
-pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+pub(in crate::store) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -94,11 +86,12 @@ pub(super) fn remove_if_there(path: &Path) -> Result<bool, StoreError> {
     }
 }
 
-/// Deletes a copy of a file without syncing: one that reappears after a power failure does no harm.
-pub(super) fn remove_unsynced(path: &Path) -> Result<(), StoreError> {
+/// Deletes a copy of a file without syncing; says whether there was one.
+pub(super) fn remove_unsynced(path: &Path) -> Result<bool, StoreError> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io("delete", path)(error)),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(StoreError::io("delete", path)(error)),
     }
 }
 
@@ -165,7 +158,7 @@ pub(super) fn check_owner(dir: &Path) -> Result<(), StoreError> {
 }
 
 /// Rejects a file that users other than its owner can access. `forbidden` are the bits that must not be set.
-pub(super) fn check_mode(path: &Path, forbidden: u32) -> Result<(), StoreError> {
+pub(in crate::store) fn check_mode(path: &Path, forbidden: u32) -> Result<(), StoreError> {
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
