@@ -34,7 +34,8 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
         Backup::Now { cluster, json } => {
             let (spec, context) = (read_file(common)?, context(common)?);
             let transfer = TransferView::new(*json);
-            let taken = now(spec, &context, cluster.as_deref(), &|progress| transfer.on_progress(progress)).await;
+            let on_progress = |progress| transfer.on_progress(progress);
+            let taken = Box::pin(now(spec, &context, cluster.as_deref(), &on_progress)).await;
             transfer.end();
             let taken = taken?;
             match json {
@@ -108,7 +109,8 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
         }
         Backup::Prune { cluster, show, unsigned: accept, json } => {
             let (spec, context) = (read_file(common)?, context(common)?);
-            let pruned = prune(spec, &context, cluster.as_deref(), &unsigned(accept), *show).await?;
+            let accepted = unsigned(accept);
+            let pruned = Box::pin(prune(spec, &context, cluster.as_deref(), &accepted, *show)).await?;
             match json {
                 true => view::print_json(&pruned)?,
                 false => view::print(&view::backup::pruned(&pruned, Paint::of_stdout())),

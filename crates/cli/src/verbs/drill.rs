@@ -31,7 +31,7 @@ pub(super) async fn run(common: &Common, args: &Drill) -> Result<ExitCode, Failu
     let watch = |checked, total| transfer.on_progress(Progress { received: 0, stored: 0, checked, total });
     let accepted = accepted(&args.accept)?;
     let (cluster, from) = (args.cluster.as_deref(), args.from.as_deref());
-    let done = drill(spec, &context, cluster, from, &accepted, &keys, &watch).await;
+    let done = Box::pin(drill(spec, &context, cluster, from, &accepted, &keys, &watch)).await;
     transfer.end();
     let done = done?;
     match args.json {

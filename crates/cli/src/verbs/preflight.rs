@@ -12,7 +12,7 @@ use crate::view::{self, Paint};
 pub(super) async fn run(common: &Common, args: &Preflight) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let only = clusters(&spec, &args.clusters)?;
-    let found = preflight(spec, &context(common)?, &only, args.save).await?;
+    let found = Box::pin(preflight(spec, &context(common)?, &only, args.save)).await?;
     if args.json {
         view::print_json(&found)?;
     } else {

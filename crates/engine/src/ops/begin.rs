@@ -62,7 +62,8 @@ pub async fn is_new(spec: &Spec, context: &Context) -> Result<bool, OpError> {
 
 /// Opens the fleet to read it.
 pub async fn open(spec: Spec, context: Context) -> Result<Arc<Fleet>, OpError> {
-    Ok(Fleet::open(spec, context, Timestamp::now()).await?)
+    // The fleet is large, and most of the future is room for it.
+    Ok(Box::pin(Fleet::open(spec, context, Timestamp::now())).await?)
 }
 
 /// Makes the state where there is none yet, completes one whose creation was interrupted, takes the lock and opens the
@@ -81,7 +82,7 @@ pub async fn begin(spec: Spec, context: &Context, verb: &str, scope: &LockScope)
         let lock = store.lock_for(scope, info).await?;
         Ok::<_, OpError>((open(spec, context.clone()).await?, lock))
     };
-    match begun.await {
+    match Box::pin(begun).await {
         Ok((fleet, lock)) => Ok(Begun { fleet, lock, made }),
         Err(error) => {
             if made {
