@@ -5,7 +5,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -231,7 +231,9 @@ async fn lock(root: &Root) -> Result<File, AgentError> {
             Err(TryLockError::Error(error)) => return Err(FileError::of("lock", &path)(error).into()),
         }
     }
-    file.set_len(0).map_err(FileError::of("write", &path))?;
+    // Its one block is kept: on a full disk there might be no other for the process id.
+    let emptied = file.write_all_at(b"\n", 0).and_then(|()| file.set_len(1));
+    emptied.map_err(FileError::of("write", &path))?;
     Ok(file)
 }
 

@@ -7,8 +7,9 @@
 
 pub mod trial;
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -282,8 +283,7 @@ fn revert(root: &Root, trial: &Trial, reason: &Reason) -> Result<bool, UpgradeEr
     Ok(reverts)
 }
 
-/// Removes a reverted program, and records why. The old program has to run again also when there is no room for the
-/// record.
+/// Removes a reverted program, and records why. The old program has to run again also when it cannot be recorded.
 fn write_down(root: &Root, trial: &Trial, reason: &Reason) {
     let kept = read::<Program>(&confirmed_file(root)).ok().flatten();
     sweep(root, kept.as_ref());
@@ -297,7 +297,8 @@ fn write_down(root: &Root, trial: &Trial, reason: &Reason) {
     let at = Timestamp::now();
     let failed = Failed { program: trial.program.clone(), reason: reason.text(), at, retriable, interruptions };
     tracing::error!(sha256 = failed.program.sha256, reason = failed.reason, "the upgrade of the agent is reverted");
-    let written = write(&failed_file(root), &failed).and_then(|()| {
+    let recorded = write(&failed_file(root), &failed).or_else(|_| write_in_place(root, &failed));
+    let written = recorded.and_then(|()| {
         files::remove(&reverting_file(root))?;
         files::remove(&serving_file(root))?;
         Ok(())
@@ -305,6 +306,21 @@ fn write_down(root: &Root, trial: &Trial, reason: &Reason) {
     if let Err(error) = written {
         tracing::error!(error = describe(&error), "why it was reverted cannot be written down");
     }
+}
+
+/// Records a failure on a disk without room for another file: over the record of the trial, which has its room already.
+fn write_in_place(root: &Root, failed: &Failed) -> Result<(), UpgradeError> {
+    let path = reverting_file(root);
+    let malformed = |source| UpgradeError::Malformed { path: path.clone(), source };
+    let text = serde_json::to_vec(failed).map_err(malformed)?;
+    let overwrite = |file: File| {
+        file.write_all_at(&text, 0)?;
+        file.set_len(text.len().try_into().unwrap_or(u64::MAX))?;
+        file.sync_all()
+    };
+    OpenOptions::new().write(true).open(&path).and_then(overwrite).map_err(FileError::of("write", &path))?;
+    fs::rename(&path, failed_file(root)).map_err(FileError::of("rename", &path))?;
+    Ok(files::sync_parent(&path)?)
 }
 
 /// The SHA-256 of a file.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -90,7 +91,33 @@ pub(crate) fn own_address() -> Ipv4Addr {
     candidates.into_iter().find(free).unwrap()
 }
 
+/// A file system of a given size, in memory. Needs root, or `sudo` without a password.
+pub(crate) struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: &Path, mib: u32) -> Self {
+        let owner = fs::metadata(at).unwrap();
+        let options = format!("size={mib}M,mode=700,uid={},gid={}", owner.uid(), owner.gid());
+        as_root(&["mount", "-t", "tmpfs", "-o", &options, "tmpfs", &at.display().to_string()]);
+        Self(at.to_path_buf())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        as_root(&["umount", "--lazy", &self.0.display().to_string()]);
+    }
+}
+
+fn as_root(command: &[&str]) {
+    let sudo = ["sudo", "-n"].iter().take(if rustix::process::geteuid().is_root() { 0 } else { 2 });
+    let words: Vec<&str> = sudo.chain(command).copied().collect();
+    let ended = Command::new(words[0]).args(&words[1..]).status().unwrap();
+    assert!(ended.success(), "{words:?}: it needs root, or `sudo` without a password");
+}
+
 pub(crate) struct Machine {
+    disk: Option<SmallDisk>,
     dir: tempfile::TempDir,
     pub(crate) name: &'static str,
     pub(crate) address: SocketAddr,
@@ -101,7 +128,13 @@ pub(crate) struct Machine {
 impl Machine {
     /// A machine with boot data, its agent not yet started.
     pub(crate) fn lay_out(fleet: &Fleet, deadline: Option<&str>) -> Self {
+        Self::lay_out_on(fleet, deadline, None)
+    }
+
+    /// The same, its root on a disk of so many MiB.
+    fn lay_out_on(fleet: &Fleet, deadline: Option<&str>, mib: Option<u32>) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        let disk = mib.map(|mib| SmallDisk::mount(dir.path(), mib));
         let token = JoinToken::generate().unwrap();
         let address = SocketAddr::from((own_address(), PORT));
         let mut boot = serde_json::json!({
@@ -113,7 +146,7 @@ impl Machine {
         }
         fs::create_dir(dir.path().join("agent")).unwrap();
         fs::write(dir.path().join("agent/boot.json"), boot.to_string()).unwrap();
-        Self { dir, name: "etcd-1", address, token, child: None }
+        Self { disk, dir, name: "etcd-1", address, token, child: None }
     }
 
     pub(crate) async fn start(fleet: &Fleet) -> Self {
@@ -124,7 +157,18 @@ impl Machine {
 
     /// Claimed, with a client of the operator role.
     pub(crate) async fn claimed(fleet: &Fleet) -> (Self, Client) {
-        let machine = Self::start(fleet).await;
+        Self::start(fleet).await.claimed_by(fleet).await
+    }
+
+    /// The same, its root on a disk of so many MiB.
+    pub(crate) async fn claimed_with_disk(fleet: &Fleet, mib: u32) -> (Self, Client) {
+        let mut machine = Self::lay_out_on(fleet, None, Some(mib));
+        machine.start_agent().await;
+        machine.claimed_by(fleet).await
+    }
+
+    async fn claimed_by(self, fleet: &Fleet) -> (Self, Client) {
+        let machine = self;
         machine.claim(fleet, &machine.token).await.unwrap();
         let client = machine.client(fleet, Role::Operator).await;
         (machine, client)
@@ -355,6 +399,7 @@ impl Drop for Machine {
             let last: Vec<&str> = etcd.lines().rev().take(5).collect();
             eprintln_lines(&format!("agent.log:\n{log}\nend of etcd.log:\n{}", last.join("\n")));
         }
+        drop(self.disk.take());
     }
 }
 

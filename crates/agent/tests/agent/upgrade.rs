@@ -1,6 +1,7 @@
 //! a program of the agent → one that serves in its place, or the old one again; etcd's process is the same throughout.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
@@ -107,12 +108,17 @@ async fn trial_ends(machine: &Machine) {
 
 /// With a running etcd, whose process is the answer.
 async fn with_etcd(fleet: &Fleet) -> (Machine, u32) {
-    let (machine, mut client) = Machine::claimed(fleet).await;
+    let (machine, client) = Machine::claimed(fleet).await;
+    let etcd = start_etcd(fleet, &machine, client).await;
+    (machine, etcd)
+}
+
+async fn start_etcd(fleet: &Fleet, machine: &Machine, mut client: Client) -> u32 {
     machine.ready_etcd(fleet, &mut client, VERSION).await;
     let pid = start_empty(&mut client, VERSION).await.unwrap();
     running(&mut client).await;
     machine.serves().await;
-    (machine, pid)
+    pid
 }
 
 /// Until etcd is seen under the agent that serves, as the same process.
@@ -327,4 +333,134 @@ async fn a_start_finds_an_interrupted_trial() {
     let failed = reverted(&fleet, &machine, &program, begun).await;
     assert!(failed.retriable && failed.reason.contains("restarted"), "{failed:?}");
     same_etcd(&asked(&fleet, &machine).await.unwrap(), &machine, etcd);
+}
+
+/// It accepts connections, and answers none: the kernel does that for a process that is stopped.
+#[tokio::test]
+async fn a_program_that_does_not_answer_is_reverted_in_time() {
+    let fleet = Fleet::new("fleet-1");
+    let (machine, etcd) = with_etcd(&fleet).await;
+    let program = another("second");
+    let begun = Instant::now();
+    upgrade(&fleet, &machine, &program).await.unwrap();
+    signal(trial_begins(&machine).await, Signal::STOP);
+    reverted(&fleet, &machine, &program, begun).await;
+    same_etcd(&asked(&fleet, &machine).await.unwrap(), &machine, etcd);
+}
+
+#[tokio::test]
+async fn a_wrong_digest_leaves_agent_and_etcd_alone() {
+    let fleet = Fleet::new("fleet-1");
+    let (machine, etcd) = with_etcd(&fleet).await;
+    let agent = machine.agent_pid();
+    let program = another("second");
+    let announced = v1::UpgradeAgentHead { sha256: hex::sha256(b"another"), ..head(&program) };
+    let refused = send(&mut machine.client(&fleet, Role::Admin).await, announced, &program).await.unwrap_err();
+    assert!(refused.message().contains("SHA-256"), "{refused}");
+    same_etcd(&runs(&fleet, &machine, &own_program()).await, &machine, etcd);
+    assert_eq!(machine.agent_pid(), agent);
+    assert_eq!(fs::read_dir(machine.path().join("agent/programs")).unwrap().count(), 0, "no leftovers");
+}
+
+/// Enough for etcd with its write-ahead log, two programs and what the agent keeps free.
+fn disk_mib() -> u32 {
+    let program = u32::try_from(own_program().len() >> 20).unwrap();
+    2 * program + 400
+}
+
+/// Writes until there is no room for a single byte.
+fn fill(machine: &Machine) {
+    let mut file = fs::OpenOptions::new().create(true).append(true).open(machine.path().join("full")).unwrap();
+    for size in [1 << 20, 1 << 12, 1] {
+        while file.write_all(&vec![1; size]).is_ok() {}
+    }
+}
+
+async fn with_etcd_and_disk(fleet: &Fleet) -> (Machine, u32) {
+    let (machine, client) = Machine::claimed_with_disk(fleet, disk_mib()).await;
+    let etcd = start_etcd(fleet, &machine, client).await;
+    (machine, etcd)
+}
+
+#[tokio::test]
+async fn a_disk_that_fills_up_while_the_program_is_sent_leaves_agent_and_etcd_alone() {
+    use v1::upgrade_agent_request::Part;
+    let fleet = Fleet::new("fleet-1");
+    let (machine, etcd) = with_etcd_and_disk(&fleet).await;
+    let agent = machine.agent_pid();
+    let program = another("second");
+    let (parts, stream) = tokio::sync::mpsc::channel(1);
+    let mut admin = machine.client(&fleet, Role::Admin).await;
+    let call = tokio::spawn(async move {
+        let stream = tokio_stream::wrappers::ReceiverStream::new(stream);
+        admin.upgrade_agent(stamp(stream)).await
+    });
+    parts.send(v1::UpgradeAgentRequest { part: Some(Part::Head(head(&program))) }).await.unwrap();
+    for (i, chunk) in program.chunks(1 << 20).enumerate() {
+        if i == 8 {
+            fill(&machine);
+        }
+        // The call ends in the middle.
+        let _ = parts.send(v1::UpgradeAgentRequest { part: Some(Part::Chunk(chunk.to_vec())) }).await;
+    }
+    drop(parts);
+    let refused = call.await.unwrap().unwrap_err();
+    assert!(refused.message().contains("No space left on device"), "{refused}");
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    same_etcd(&runs(&fleet, &machine, &own_program()).await, &machine, etcd);
+    assert_eq!(machine.agent_pid(), agent);
+    assert_eq!(fs::read_dir(machine.path().join("agent/programs")).unwrap().count(), 0, "no leftovers");
+    machine.etcdctl(&["get", "key"]).unwrap();
+}
+
+/// It fills the disk as long as it lives, and so does another process afterwards.
+#[tokio::test]
+async fn a_program_that_fills_the_disk_is_reverted_in_time() {
+    let fleet = Fleet::new("fleet-1");
+    for ends in ["exit 1", "while :; do cat /dev/zero >> \"$2/full\"; sleep 0.1; done"] {
+        let (machine, etcd) = with_etcd_and_disk(&fleet).await;
+        let program = pretender(&format!("cat /dev/zero > \"$2/full\"; {ends}"));
+        let begun = Instant::now();
+        upgrade(&fleet, &machine, &program).await.unwrap();
+        trial_begins(&machine).await;
+        let failed = reverted(&fleet, &machine, &program, begun).await;
+        assert!(failed.reason.contains("it ended") || failed.reason.contains("did not serve"), "{failed:?}");
+        assert!(machine.path().join("full").exists());
+        same_etcd(&asked(&fleet, &machine).await.unwrap(), &machine, etcd);
+        machine.etcdctl(&["get", "key"]).unwrap();
+    }
+}
+
+/// Not the program's doing: there is no room for anything that the machine would write, before and after the trial.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_stays_full_does_not_keep_the_old_program_away() {
+    let fleet = Fleet::new("fleet-1");
+    let (machine, etcd) = with_etcd_and_disk(&fleet).await;
+    let program = pretender("sleep 2; exit 1");
+    let begun = Instant::now();
+    upgrade(&fleet, &machine, &program).await.unwrap();
+    trial_begins(&machine).await;
+    let fills = std::sync::atomic::AtomicBool::new(true);
+    let failed = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while fills.load(std::sync::atomic::Ordering::Relaxed) {
+                fill(&machine);
+            }
+        });
+        let failed = tokio::task::block_in_place(|| {
+            tokio::runtime::Handle::current().block_on(reverted(&fleet, &machine, &program, begun))
+        });
+        fills.store(false, std::sync::atomic::Ordering::Relaxed);
+        failed
+    });
+    assert!(failed.retriable, "{failed:?}");
+    same_etcd(&asked(&fleet, &machine).await.unwrap(), &machine, etcd);
+
+    // With room again the next one is tried.
+    fs::remove_file(machine.path().join("full")).unwrap();
+    let good = another("good");
+    upgrade(&fleet, &machine, &good).await.unwrap();
+    let report = runs(&fleet, &machine, &good).await;
+    assert_eq!(report.agent_program.as_ref().unwrap().failed, None);
+    same_etcd(&report, &machine, etcd);
 }
