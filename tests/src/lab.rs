@@ -1,5 +1,6 @@
 //! A directory, the real binaries → a fleet of real etcd servers on this computer, gone when the test ends.
 
+pub mod agents;
 pub mod engine;
 
 use std::collections::BTreeMap;

@@ -4,31 +4,17 @@
 
 #![allow(clippy::print_stdout, reason = "a test says its seed and what it met")]
 
-use std::io::Write as _;
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use raftsman_tests::dice::Dice;
-use raftsman_tests::lab::{Lab, binary, eventually, kill, soak};
+use raftsman_tests::lab::agents::{another, pretender};
+use raftsman_tests::lab::{Lab, eventually, kill, soak};
 use raftsman_tests::load::{Load, LoadSettings};
 use rustix::process::Signal;
 
 const APPLY: [&str; 4] = ["apply", "--yes", "--timeout", "60s"];
 const MEMBERS: usize = 3;
-
-/// From now on the lab's raftsman ships another program, which does the same: bytes after the end of an ELF file mean
-/// nothing.
-fn ship(lab: &mut Lab, mark: &str) -> PathBuf {
-    let dir = lab.path().join("agents").join(mark);
-    std::fs::create_dir_all(&dir).expect("a directory");
-    let path = dir.join("raftsman-agent");
-    std::fs::copy(binary("raftsman-agent"), &path).expect("a copy");
-    let mut file = std::fs::OpenOptions::new().append(true).open(&path).expect("the copy");
-    file.write_all(mark.as_bytes()).expect("written");
-    lab.use_agent(path.clone());
-    path
-}
 
 /// Whether every machine runs the shipped agent.
 #[track_caller]
@@ -46,7 +32,7 @@ fn agents_are_upgraded_under_load() {
     let (agents, etcds) = (lab.agents(), lab.etcds());
     let load = Load::start(&lab, LoadSettings::default());
     load.await_writes(100);
-    ship(&mut lab, "second");
+    lab.ship("second", &another("second"));
     let plan = lab.run(&["plan"]).ok().stdout;
     assert_eq!(plan.matches("upgrade agent").count(), MEMBERS, "{plan}");
     load.mark("apply");
@@ -70,12 +56,7 @@ fn a_program_that_does_not_serve_is_reverted_and_named() {
     let mut lab = Lab::cluster(1, "3.6.15", &[]);
     lab.apply();
     let etcds = lab.etcds();
-    let path = ship(&mut lab, "broken");
-    let version = lab.run(&["--version"]).ok().stdout.split_whitespace().last().expect("a version").to_owned();
-    let script = format!(
-        "#!/bin/sh\n[ \"$1\" = --version ] && echo raftsman-agent {version} && exit\necho 'error: broken' >&2\nexit 1\n"
-    );
-    std::fs::write(&path, script).expect("written");
+    lab.ship("broken", &pretender(&lab.version(), "echo 'error: broken' >&2\nexit 1"));
     let begun = Instant::now();
     let output = lab.run(&APPLY).failed().all();
     assert!(begun.elapsed() < Duration::from_secs(30), "{output}");
@@ -87,7 +68,7 @@ fn a_program_that_does_not_serve_is_reverted_and_named() {
     assert!(lab.run(&["plan"]).stdout.contains("configure etcd"));
     lab.write_file(&file);
     assert_eq!(lab.etcds(), etcds);
-    ship(&mut lab, "fixed");
+    lab.ship("fixed", &another("fixed"));
     lab.run(&APPLY).ok();
     lab.settled();
     lab.destroy();
@@ -133,7 +114,8 @@ fn upgrades_killed_at_any_moment_are_finished_by_the_next_apply() {
     let load = Load::start(&lab, LoadSettings::default());
     load.await_writes(100);
     for run in 0..upgrades() {
-        ship(&mut lab, &format!("run-{run}"));
+        let mark = format!("run-{run}");
+        lab.ship(&mark, &another(&mark));
         let victim = [Victim::Apply, Victim::Agent, Victim::Guardian][dice.below(3)];
         let after = Duration::from_millis(dice.below(2_500) as u64);
         load.mark(&format!("run {run}: {victim:?} after {after:?}"));

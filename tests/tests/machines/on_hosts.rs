@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use raftsman_core::render::systemd::ROOT;
 use raftsman_tests::hosts::{Hosts, Manifest};
+use raftsman_tests::lab::agents::{another, pretender};
 use raftsman_tests::lab::{Lab, binary, etcd_dir, eventually};
 use raftsman_tests::load::{Load, LoadSettings};
 
@@ -69,6 +71,56 @@ fn hosts_become_a_cluster_and_hosts_again() {
     for (i, (before, after)) in before.iter().zip(manifests(&hosts)).enumerate() {
         assert_eq!(after.since(before), Vec::<String>::new(), "left on host {i}");
     }
+}
+
+fn main_pid(hosts: &Hosts, unit: &str) -> String {
+    hosts.console(0, &format!("systemctl show -P MainPID {unit}")).ok().stdout
+}
+
+/// The agent is a unit of systemd, and so is etcd. What is left of a unit's processes ends with its main process: the
+/// guardian has to be faster, or to stay.
+#[test]
+fn an_agent_is_upgraded_and_reverted_under_systemd() {
+    let hosts = Hosts::up(1);
+    // A small disk, in memory: one of the programs fills it. Enough for etcd, three programs and what the agent keeps free.
+    let room = 3 * (another("").len() >> 20) + 400;
+    hosts.console(0, &format!("mkdir -p {ROOT} && mount -t tmpfs -o size={room}M tmpfs {ROOT}")).ok();
+    let mut lab = Lab::new(&file(&hosts, &hosts.ssh_config()));
+    lab.apply();
+    let (agent, etcd) = (main_pid(&hosts, "raftsman-agent"), main_pid(&hosts, "raftsman-etcd"));
+    lab.ship("second", &another("second"));
+    lab.apply();
+    assert_eq!(lab.cluster_status()["members"][0]["agent"]["shipped"], true);
+    assert_eq!(main_pid(&hosts, "raftsman-agent"), agent, "it is upgraded in its process");
+    lab.nothing_to_do();
+    // The unit's own program hands over to the confirmed one.
+    hosts.console(0, "systemctl restart raftsman-agent").ok();
+    eventually("the agent is back", || (lab.cluster_status()["settled"] == true).then_some(()));
+    assert_eq!(lab.cluster_status()["members"][0]["agent"]["shipped"], true);
+
+    let version = lab.version();
+    let pretends = |does: &str| pretender(&version, does);
+    let broken = [
+        ("ends", pretends("echo 'error: broken' >&2; exit 1"), "it ended: error: broken"),
+        ("hangs", pretends("while :; do sleep 1; done"), "did not serve within 15 s"),
+        ("fills", pretends("cat /dev/zero >$2/full; while :; do sleep 1; done"), "did not serve within 15 s"),
+    ];
+    for (mark, program, why) in broken {
+        lab.ship(mark, &program);
+        let begun = Instant::now();
+        let output = lab.run(&["apply", "--yes", "--timeout", "60s"]).failed().all();
+        assert!(begun.elapsed() < Duration::from_secs(30), "{mark}, after {:?}: {output}", begun.elapsed());
+        assert!(output.contains("reverted") && output.contains(why), "{mark}: {output}");
+        assert!(!lab.run(&["plan"]).stdout.contains("upgrade agent"), "{mark}: it is not tried again");
+        hosts.console(0, &format!("rm -f {ROOT}/full")).ok();
+        assert_eq!(main_pid(&hosts, "raftsman-etcd"), etcd, "{mark}: etcd's process is the same");
+        let running = hosts.console(0, "readlink /proc/$(systemctl show -P MainPID raftsman-agent)/exe").ok().stdout;
+        assert!(running.contains("/agent/programs/"), "{mark}: the one that was confirmed is back: {running}");
+    }
+    lab.ship("fixed", &another("fixed"));
+    lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
+    settled(&lab);
+    assert_eq!(main_pid(&hosts, "raftsman-etcd"), etcd);
 }
 
 #[test]

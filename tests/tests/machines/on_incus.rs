@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use raftsman_tests::files::write_private;
 use raftsman_tests::incus::{IMAGE, Incus, NETWORK, SUBNET};
+use raftsman_tests::lab::agents::{another, pretender};
 use raftsman_tests::lab::{Lab, etcd_dir, eventually, kill, soak, text};
 use raftsman_tests::load::{Load, LoadSettings};
 use rustix::process::Signal;
@@ -98,6 +99,29 @@ fn machines_become_a_cluster_and_nothing_again() {
     lab.nothing_to_do();
     lab.run(&["destroy", "--yes"]).ok();
     assert_eq!(incus.inventory(), before);
+}
+
+#[test]
+fn an_agent_is_upgraded_and_reverted() {
+    let incus = Incus::up();
+    let mut lab = Lab::new(&file(&incus, 1, ""));
+    let _journal = Journal(&incus);
+    lab.apply();
+    let pid = |unit: &str| incus.exec("main-1", &format!("systemctl show -P MainPID {unit}")).ok().stdout;
+    let (agent, etcd) = (pid("raftsman-agent"), pid("raftsman-etcd"));
+    lab.ship("second", &another("second"));
+    lab.apply();
+    assert_eq!(lab.cluster_status()["members"][0]["agent"]["shipped"], true);
+    assert_eq!(pid("raftsman-agent"), agent, "it is upgraded in its process");
+
+    lab.ship("broken", &pretender(&lab.version(), "echo 'error: broken' >&2; exit 1"));
+    let begun = Instant::now();
+    let output = lab.run(&["apply", "--yes", "--timeout", "60s"]).failed().all();
+    assert!(begun.elapsed() < Duration::from_secs(30), "after {:?}: {output}", begun.elapsed());
+    assert!(output.contains("reverted") && output.contains("it ended: error: broken"), "{output}");
+    lab.ship("second", &another("second"));
+    lab.settled();
+    assert_eq!(pid("raftsman-etcd"), etcd, "etcd's process is the same");
 }
 
 #[test]

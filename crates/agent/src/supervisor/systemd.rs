@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 use zbus::{Connection, OwnedObjectPath, OwnedVariant, Proxy, Variant};
@@ -302,13 +303,24 @@ pub fn give(path: &Path, owner: Owner) -> Result<(), FileError> {
 
 /// The last lines that a unit logged, in this run or in all of them.
 pub async fn journal(unit: &str, invocation: Option<&str>, lines: usize) -> Result<Vec<String>, FileError> {
+    read_journal(unit, invocation.map(|id| format!("_SYSTEMD_INVOCATION_ID={id}")), lines).await
+}
+
+async fn read_journal(unit: &str, only: Option<String>, lines: usize) -> Result<Vec<String>, FileError> {
     let program = Path::new("journalctl");
     let mut command = Command::new(program);
     command.args(["--quiet", "--no-pager", "--output=cat", &format!("--lines={lines}"), &format!("--unit={unit}")]);
-    command.args(invocation.map(|id| format!("_SYSTEMD_INVOCATION_ID={id}")));
-    command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    command.args(only).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
     let output =
         timeout(JOURNAL_LIMIT, command.output()).await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
     let output = output.map_err(FileError::of("run", program))?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
+}
+
+/// The same of what it logged since a moment. What the unit has written is in the journal first.
+pub async fn journal_since(unit: &str, since: Timestamp, lines: usize) -> Result<Vec<String>, FileError> {
+    let sync = Command::new("journalctl").arg("--sync").stdin(Stdio::null()).stderr(Stdio::null()).status();
+    let _ = timeout(JOURNAL_LIMIT, sync).await;
+    let (seconds, rest) = (since.as_second(), since.subsec_microsecond());
+    read_journal(unit, Some(format!("--since=@{seconds}.{rest:06}")), lines).await
 }

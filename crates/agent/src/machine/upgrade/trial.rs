@@ -17,6 +17,9 @@ use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, getppid, pidfd_open, pidfd_send_signal, waitpid};
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::timeout;
 
 use super::{
     PROGRAM, Program, Reason, Trial, UpgradeError, revert, reverting_file, serving_file, take_trial, trial_file,
@@ -26,6 +29,7 @@ use crate::LaunchMode;
 use crate::files;
 use crate::root::Root;
 use crate::status::describe;
+use crate::supervisor::systemd;
 
 /// A new program that no client had an answer from for so long is reverted. The caller asks at once; an agent serves
 /// some 50 ms after its start. The old program is back within 30 s also where systemd waits a second before it starts
@@ -37,6 +41,9 @@ const POLL: Duration = Duration::from_millis(50);
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 const SELF: &str = "/proc/self/exe";
 const READY: &str = "ready";
+const LAST_LINES: usize = 20;
+/// The old program is not kept waiting for what the new one said.
+const JOURNAL_LIMIT: Duration = Duration::from_secs(2);
 
 /// The program that takes over this process.
 #[derive(Debug)]
@@ -139,7 +146,7 @@ pub fn guard(root: &Path, mode: LaunchMode) -> Result<(), UpgradeError> {
     if getppid() != Some(parent) {
         return Err(UpgradeError::NoGuardian);
     }
-    let log = fs::metadata(root.agent_log()).map_or(0, |log| log.len());
+    let log = Log::open(&root, mode).map_err(UpgradeError::Process)?;
     let mut out = io::stdout();
     writeln!(out, "{READY}").and_then(|()| out.flush()).map_err(UpgradeError::Process)?;
     let begun = Instant::now();
@@ -149,7 +156,7 @@ pub fn guard(root: &Path, mode: LaunchMode) -> Result<(), UpgradeError> {
             return Ok(());
         }
         if has_ended(&watched, POLL)? {
-            break Reason::Ended(last_words(&root, mode, log));
+            break Reason::Ended(log.last_words(&root));
         }
         if begun.elapsed() > LIMIT {
             break if serving_file(&root).exists() { Reason::NotAsked } else { Reason::Silent };
@@ -181,14 +188,44 @@ fn has_ended(process: &OwnedFd, within: Duration) -> Result<bool, UpgradeError> 
     }
 }
 
-/// What the program wrote last into the agent's log since the trial began; under systemd the journal has it.
-fn last_words(root: &Root, mode: LaunchMode, from: u64) -> Option<String> {
-    let lines = match mode {
-        LaunchMode::Child => files::tail(&root.agent_log(), 20, 16 * 1024, from).ok()?,
-        LaunchMode::Systemd => return None,
-    };
-    let is_error = |line: &&String| line.contains("ERROR") || line.starts_with("error:") || line.contains("panicked");
-    Some(lines.iter().rev().find(is_error)?.chars().take(300).collect())
+/// Where the program on trial logs, and from where on.
+enum Log {
+    /// The agent's file, from this offset.
+    File(u64),
+    /// The journal, from this moment.
+    Journal(Timestamp, Runtime),
+}
+
+impl Log {
+    /// When the agent's process has ended, systemd sends SIGTERM to what is left of its unit: to the guardian, too,
+    /// which first has to record why it ended. Once tokio has taken the signal, it has no effect any more.
+    fn open(root: &Root, mode: LaunchMode) -> io::Result<Self> {
+        match mode {
+            LaunchMode::Child => Ok(Self::File(fs::metadata(root.agent_log()).map_or(0, |log| log.len()))),
+            LaunchMode::Systemd => {
+                let runtime = Builder::new_current_thread().enable_all().build()?;
+                let entered = runtime.enter();
+                let _ = signal(SignalKind::terminate())?;
+                drop(entered);
+                Ok(Self::Journal(Timestamp::now(), runtime))
+            }
+        }
+    }
+
+    /// The last error that was logged.
+    fn last_words(&self, root: &Root) -> Option<String> {
+        let is_error =
+            |line: &&String| line.contains("ERROR") || line.starts_with("error:") || line.contains("panicked");
+        let last = |lines: Vec<String>| lines.iter().rev().find(is_error).map(|line| line.chars().take(300).collect());
+        match self {
+            Self::File(from) => last(files::tail(&root.agent_log(), LAST_LINES, 16 * 1024, *from).ok()?),
+            // The signal may end the program that reads the journal.
+            Self::Journal(since, runtime) => (0..2).find_map(|_| {
+                let read = systemd::journal_since(systemd::AGENT_UNIT, *since, LAST_LINES);
+                last(runtime.block_on(async { timeout(JOURNAL_LIMIT, read).await }).ok()?.ok()?)
+            }),
+        }
+    }
 }
 
 /// For the program on trial: reaps the guardian when it ends, and reverts where it ended too early.
