@@ -10,6 +10,7 @@ mod pki;
 mod shape;
 mod users;
 mod versions;
+mod zones;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -198,6 +199,12 @@ impl Cast {
     /// Sizes 1, 3 and 5 on machines that the file has made otherwise now and then.
     pub fn with_shapes() -> Self {
         let sizes = [1, 3, 5].map(|n| shape::FILES.map(|file| fixtures::on_machines(n, file)).to_vec());
+        Self { sizes: sizes.to_vec(), rotates: false }
+    }
+
+    /// Sizes 3 and 5 whose members the file puts into other zones now and then.
+    pub fn with_zones() -> Self {
+        let sizes = zones::PLACES.map(|places| places.iter().map(|zones| zones::placed(zones)).collect());
         Self { sizes: sizes.to_vec(), rotates: false }
     }
 
@@ -415,6 +422,9 @@ impl Run {
         if let Some(unfinished) = shape::unfinished(&self.desired, &self.world) {
             return Err(self.violation("done means done", unfinished));
         }
+        if let Some(zones) = zones::broken(&self.desired, &self.world) {
+            return Err(self.violation("the loss of a zone costs no quorum", zones));
+        }
         if let Some(unfinished) = maintenance::unfinished(&self.world, &self.desired) {
             return Err(self.violation("done means done", unfinished));
         }
@@ -618,7 +628,9 @@ impl Run {
                 }
                 let name = named(entry);
                 let renewed = |n: &Name| {
-                    shape::outdated(&self.desired, n, self.world.machines.get(n)) && shape::others_healthy(observed, n)
+                    let machine = self.world.machines.get(n);
+                    let otherwise = shape::outdated(&self.desired, n, machine);
+                    (otherwise || zones::misplaced(&self.desired, n, machine)) && shape::others_healthy(observed, n)
                 };
                 let in_file = |n: &Name| self.desired.member(n).is_some();
                 if name.as_ref().is_some_and(|n| in_file(n) && !wanted_gone(n) && !renewed(n)) {

@@ -13,3 +13,4 @@ mod state;
 mod trace;
 mod users;
 mod versions;
+mod zones;
