@@ -288,7 +288,7 @@ pub async fn order(
 }
 
 /// What the machines of a cluster get to make backups on a schedule; nothing where the file sets no schedule.
-pub async fn charge(cluster: &ClusterHandle) -> Result<Option<SetBackupsRequest>, BackupError> {
+pub async fn settings(cluster: &ClusterHandle) -> Result<Option<SetBackupsRequest>, BackupError> {
     let fleet = &cluster.fleet;
     let Some(settings) = &fleet.spec.backups else { return Ok(None) };
     let Some(every) = settings.every else { return Ok(None) };

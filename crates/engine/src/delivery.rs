@@ -49,47 +49,58 @@ pub enum DeliveryError {
     Store(#[from] StoreError),
 }
 
-/// What a machine should receive.
+/// The files that a machine should have, where raftsman made it.
 #[derive(Debug)]
 pub struct Payload {
-    /// The files, where raftsman made the machine.
+    /// The files.
     pub files: Vec<Delivered>,
     /// The mark of them; empty where there are none.
     pub stamp: String,
-    /// The schedule of backups for this machine, with its mark.
-    pub backups: SetBackupsRequest,
 }
 
 impl Payload {
     /// For this machine, read from where the file says.
     pub async fn pack(cluster: &ClusterHandle, lock: &Lock, machine: &Name) -> Result<Self, DeliveryError> {
-        let fleet = &cluster.fleet;
-        let key = fleet.secrets.get_or_put(lock, KEY, secrets::random_token()?).await?;
-        if fleet.spec.backups.as_ref().is_some_and(|backups| backups.every.is_some()) {
-            backup::make_signing_key(fleet, lock).await?;
-        }
+        let key = cluster.fleet.secrets.get_or_put(lock, KEY, secrets::random_token()?).await?;
         let files = files(cluster, machine)?;
-        let backups = match backup::charge(cluster).await? {
-            Some(charge) => SetBackupsRequest { stamp: stamp(&key, &described(cluster, &charge)?), ..charge },
-            None => SetBackupsRequest::default(),
-        };
-        Ok(Self { stamp: stamp(&key, &parts(&files)), files, backups })
+        Ok(Self { stamp: stamp(&key, &parts(&files)), files })
     }
 }
 
-/// Whether a machine whose agent reports this has everything that it should have.
-pub async fn compare(cluster: &ClusterHandle, machine: &Name, reported: &ReportReply, now: Timestamp) -> Delivery {
+/// The settings that the cluster's machines make backups with, with their mark.
+pub async fn backup_settings(cluster: &ClusterHandle, lock: &Lock) -> Result<SetBackupsRequest, DeliveryError> {
+    let fleet = &cluster.fleet;
+    let key = fleet.secrets.get_or_put(lock, KEY, secrets::random_token()?).await?;
+    if cluster.desired.backups.is_some() {
+        backup::make_signing_key(fleet, lock).await?;
+    }
+    Ok(match backup::settings(cluster).await? {
+        Some(settings) => SetBackupsRequest { stamp: stamp(&key, &described(cluster, &settings)?), ..settings },
+        None => SetBackupsRequest::default(),
+    })
+}
+
+/// Whether a machine whose agent reports this has the files of the file.
+pub async fn has_files(cluster: &ClusterHandle, machine: &Name, reported: &ReportReply) -> Delivery {
     let has_all = async {
         let files = files(cluster, machine)?;
         // Most fleets have nothing to deliver: this avoids reading the key at every observation.
-        let has_files = match files.is_empty() {
+        Ok(match files.is_empty() {
             true => reported.delivery_stamp.is_empty(),
             // Without a key nothing was ever delivered.
             false => key(cluster).await?.is_some_and(|key| stamp(&key, &parts(&files)) == reported.delivery_stamp),
-        };
-        Ok::<_, DeliveryError>(has_files && knows_of_backups(cluster, reported, now).await?)
+        })
     };
-    match has_all.await {
+    compared(has_all.await)
+}
+
+/// Whether a machine whose agent reports this has the backup settings of the file.
+pub async fn has_backup_settings(cluster: &ClusterHandle, reported: &ReportReply, now: Timestamp) -> Delivery {
+    compared(knows_of_backups(cluster, reported, now).await)
+}
+
+fn compared(same: Result<bool, DeliveryError>) -> Delivery {
+    match same {
         Ok(true) => Delivery::Current,
         Ok(false) => Delivery::Outdated,
         Err(error) => Delivery::Unknown(error.to_string()),
@@ -106,16 +117,16 @@ async fn knows_of_backups(
     reported: &ReportReply,
     now: Timestamp,
 ) -> Result<bool, DeliveryError> {
-    if cluster.ledger().cluster.is_none() && cluster.fleet.spec.backups.as_ref().is_some_and(|b| b.every.is_some()) {
+    if cluster.ledger().cluster.is_none() && cluster.desired.backups.is_some() {
         // The cluster does not exist yet: there is no member to back up, and no credentials for it.
         return Ok(false);
     }
-    let charge = match backup::charge(cluster).await {
+    let settings = match backup::settings(cluster).await {
         // The key is made when machines get the schedule.
         Err(backup::BackupError::NoSigningKey) => return Ok(false),
-        charge => charge?,
+        settings => settings?,
     };
-    let Some(charge) = charge else { return Ok(reported.backups.is_none()) };
+    let Some(settings) = settings else { return Ok(reported.backups.is_none()) };
     let Some(reported) = &reported.backups else { return Ok(false) };
     let renew_before = cluster.desired.members.first().map_or_else(Default::default, |m| m.server.renew_before());
     let ends = reported.certificate_not_after.and_then(|at| Timestamp::from_second(at.seconds).ok());
@@ -123,14 +134,14 @@ async fn knows_of_backups(
         AuthMode::Password => true,
         AuthMode::Certificate | AuthMode::None => ends.is_some_and(|ends| ends.duration_since(now) > renew_before),
     };
-    let described = described(cluster, &charge)?;
+    let described = described(cluster, &settings)?;
     Ok(gets_in && key(cluster).await?.is_some_and(|key| stamp(&key, &described) == reported.stamp))
 }
 
 /// Everything that the mark depends on: also the authority that signs the machine's client certificate for etcd.
-fn described(cluster: &ClusterHandle, charge: &SetBackupsRequest) -> Result<Vec<Vec<u8>>, DeliveryError> {
+fn described(cluster: &ClusterHandle, settings: &SetBackupsRequest) -> Result<Vec<Vec<u8>>, DeliveryError> {
     let signer = cluster.trust(TrustDomain::Clients).map_err(backup::BackupError::from)?.current.key;
-    Ok(vec![charge.encode_to_vec(), signer.into_bytes()])
+    Ok(vec![settings.encode_to_vec(), signer.into_bytes()])
 }
 
 fn parts(files: &[Delivered]) -> Vec<Vec<u8>> {

@@ -8,7 +8,7 @@ use insta::assert_snapshot;
 use raftsman_core::model::World;
 use raftsman_core::observed::Delivery;
 use raftsman_core::spec::Name;
-use raftsman_tests::fixtures::{Scene, epoch, on_machines};
+use raftsman_tests::fixtures::{Scene, desired, epoch, on_machines};
 
 const PASSWORD: &str = "admin: { console_password: { env: CONSOLE } }";
 
@@ -80,4 +80,41 @@ fn a_secret_that_cannot_be_read_keeps_nothing_else_from_being_done() {
     assert_snapshot!(scene.to_the_end(), @"
     blocked: main-2: its secrets cannot be delivered: the environment variable CONSOLE is not set
     ");
+}
+
+fn scheduled(every: &str) -> Scene {
+    let text = format!(
+        "fleet: f\nmachines: {{ provider: local }}\nbackups: {{ store: {{ directory: /b }}{every} }}\netcd: {{ main: {{ members: 3 }} }}\n"
+    );
+    let desired = desired(&text).clusters.remove(0);
+    let world = World::empty(&desired, epoch());
+    Scene { desired, world, hidden: BTreeSet::new() }
+}
+
+#[test]
+fn a_schedule_for_backups_is_configured_once_the_cluster_serves_and_taken_back_without_it() {
+    let mut scene = scheduled(", every: 1h");
+    let output = scene.to_the_end();
+    assert_snapshot!(from(&output, "configure backups"), @"
+    * configure backups main-1 main-2 main-3: its backup settings are not those of the file; 1 1 1
+    done
+    ");
+    for machine in ["main-1", "main-3"] {
+        scene.world.machines.get_mut(&Name::fixed(machine)).expect("a machine").backup_settings = Delivery::Outdated;
+    }
+    assert_snapshot!(scene.to_the_end(), @"
+    * configure backups main-1 main-3: its backup settings are not those of the file; 1 1 1
+    done
+    ");
+    scene.desired = scheduled("").desired;
+    for machine in scene.world.machines.values_mut() {
+        machine.backup_settings = Delivery::Outdated;
+    }
+    assert_snapshot!(scene.to_the_end(), @"
+    * configure backups main-1 main-2 main-3: the file has no schedule for backups; 1 1 1
+    done
+    ");
+    let unreadable = Delivery::Unknown("the environment variable S3 is not set".to_owned());
+    scene.world.machines.get_mut(&Name::fixed("main-2")).expect("a machine").backup_settings = unreadable;
+    assert_snapshot!(scene.to_the_end(), @"blocked: main-2: its backup settings cannot be read: the environment variable S3 is not set");
 }

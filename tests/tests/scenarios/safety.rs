@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use insta::assert_snapshot;
 use raftsman_core::action::{
-    Account, Action, AgentAction, AuthAction, Company, EtcdAction, MachineAction, MaintenanceAction, MemberAction,
-    PkiAction, PreflightAction, RecoveryAction, RestoreAction, StartData, UserAction, VersionAction,
+    Account, Action, AgentAction, AuthAction, BackupAction, Company, EtcdAction, MachineAction, MaintenanceAction,
+    MemberAction, PkiAction, PreflightAction, RecoveryAction, RestoreAction, StartData, UserAction, VersionAction,
 };
 use raftsman_core::observed::{
     Alarm, ClusterId, Data, ListedMember, MemberId, Observed, Purpose, ServiceState, TrustDomain,
@@ -48,6 +48,7 @@ fn every_action() -> Vec<Action> {
         Action::Machine(MachineAction::RenewAgent { machine: at() }),
         Action::Agent(AgentAction::UpgradeAgent { machine: at(), digest: digest() }),
         Action::Machine(MachineAction::Deliver { machine: at() }),
+        Action::Backup(BackupAction::ConfigureBackups { machine: at() }),
         start(StartData::Empty),
         start(StartData::Joining(cluster)),
         start(StartData::Of(cluster)),

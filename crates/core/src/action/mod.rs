@@ -7,6 +7,7 @@
 
 mod agents;
 mod auth;
+mod backup;
 mod etcd;
 mod machines;
 mod maintenance;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 pub use agents::AgentAction;
 pub use auth::AuthAction;
+pub use backup::BackupAction;
 pub use etcd::{EtcdAction, StartData};
 pub use machines::MachineAction;
 pub use maintenance::MaintenanceAction;
@@ -55,6 +57,8 @@ pub enum Action {
     Maintenance(MaintenanceAction),
     /// Around a change of versions.
     Version(VersionAction),
+    /// On scheduled backups.
+    Backup(BackupAction),
     /// On auth.
     Auth(AuthAction),
     /// On roles and users.
@@ -77,6 +81,7 @@ macro_rules! ask {
             Action::Member($topic) => $answer,
             Action::Maintenance($topic) => $answer,
             Action::Version($topic) => $answer,
+            Action::Backup($topic) => $answer,
             Action::Auth($topic) => $answer,
             Action::User($topic) => $answer,
             Action::Restore($topic) => $answer,
@@ -105,6 +110,7 @@ topics! {
     Member(MemberAction),
     Maintenance(MaintenanceAction),
     Version(VersionAction),
+    Backup(BackupAction),
     Auth(AuthAction),
     User(UserAction),
     Restore(RestoreAction),
@@ -237,6 +243,7 @@ impl Action {
             | Self::Member(_)
             | Self::Maintenance(_)
             | Self::Version(_)
+            | Self::Backup(_)
             | Self::Auth(_)
             | Self::User(_)
             | Self::Recovery(_) => Vec::new(),

@@ -227,6 +227,7 @@ pub(super) fn resolve(
         agents: Agents::default(),
         balancers: BTreeSet::new(),
         name: name.clone(),
+        backups: None,
         settings: Arc::new(spec.clone()),
         token,
         learner_patience_ms: spec.learner_patience.as_millis(),

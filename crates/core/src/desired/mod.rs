@@ -18,7 +18,8 @@ use crate::observed::{Ledger, Origin, TrustDomain};
 use crate::render;
 use crate::render::nftables::{self, Firewall};
 use crate::spec::{
-    AuthMode, Authorities, Authority, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, RaftTimers, Secret, Source, Spec,
+    AuthMode, Authorities, Authority, Backups, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, RaftTimers, Secret,
+    Source, Spec,
 };
 
 pub use crate::render::etcd::ClientAccess;
@@ -88,6 +89,8 @@ pub struct Cluster {
     pub agents: Agents,
     /// The addresses of instances of its balancers, which check its members' health.
     pub balancers: BTreeSet<IpAddr>,
+    /// The backups that its machines make by themselves, where the file has a schedule.
+    pub backups: Option<Arc<Backups>>,
     /// The cluster's section of the file, for configurations of versions on the way.
     pub settings: Arc<EtcdCluster>,
     /// Its members, in order.
@@ -156,16 +159,15 @@ pub enum DesireError {
 pub fn resolve(spec: &Spec, identity: &Identity) -> Result<Desired, DesireError> {
     let mut addresses = addresses::Allotment::new(spec, identity);
     let machines = Arc::new(spec.machines.clone());
+    let backups = spec.backups.as_ref().filter(|backups| backups.every.is_some()).cloned().map(Arc::new);
     let mut clusters = spec
         .etcd
         .iter()
         .map(|(name, cluster)| {
             let fronted = spec.balancers.values().any(|balancer| balancer.etcd == *name);
             let zones = identity.zones.get(name);
-            let mut cluster = etcd::resolve(&spec.fleet, name, cluster, &machines, zones, fronted, &mut addresses)?;
-            let entrusts = spec.backups.as_ref().is_some_and(|backups| backups.every.is_some());
-            cluster.machines.values_mut().for_each(|machine| machine.delivers |= entrusts);
-            Ok(cluster)
+            let cluster = etcd::resolve(&spec.fleet, name, cluster, &machines, zones, fronted, &mut addresses)?;
+            Ok(Cluster { backups: backups.clone(), ..cluster })
         })
         .collect::<Result<Vec<_>, _>>()?;
     let mut balancers = Vec::with_capacity(spec.balancers.len());

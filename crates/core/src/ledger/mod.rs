@@ -133,6 +133,7 @@ impl Ledger {
             | Action::Agent(_)
             | Action::Preflight(_)
             | Action::Version(_)
+            | Action::Backup(_)
             | Action::User(_)
             | Action::Restore(_)
             | Action::Recovery(_) => {}
@@ -152,6 +153,7 @@ impl Ledger {
             | Action::Etcd(_)
             | Action::Member(_)
             | Action::Version(_)
+            | Action::Backup(_)
             | Action::Auth(_)
             | Action::User(_)
             | Action::Recovery(_) => {}

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    Agreed, MachineModel, Stored, World, agents, auth, etcd, machines, maintenance, members, pki, preflight, recovery,
-    restore, users, versions,
+    Agreed, MachineModel, Stored, World, agents, auth, backup, etcd, machines, maintenance, members, pki, preflight,
+    recovery, restore, users, versions,
 };
 use crate::action::Action;
 use crate::desired::Cluster;
@@ -62,6 +62,7 @@ impl World {
             Action::Member(action) => members::act(self, desired, action, warm_up)?,
             Action::Maintenance(action) => maintenance::act(self, action)?,
             Action::Version(action) => versions::act(self, desired, action)?,
+            Action::Backup(action) => backup::act(self, action)?,
             Action::Auth(action) => auth::act(self, action)?,
             Action::User(action) => users::act(self, desired, action)?,
             Action::Restore(action) => restore::act(self, desired, action, warm_up)?,

@@ -124,6 +124,7 @@ fn report(name: &Name, machine: &MachineModel) -> AgentReport {
         firewall: machine.firewall.clone(),
         access: machine.access.clone(),
         delivery: machine.delivery.clone(),
+        backup_settings: machine.backup_settings.clone(),
         backups: None,
         program: machine.program.clone(),
         etcd: EtcdOnMachine {

@@ -2,6 +2,7 @@
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
+use super::backup::unconfigured;
 use super::effects::Impossible;
 use super::{MachineModel, World};
 use crate::action::MachineAction;
@@ -24,7 +25,14 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) 
                 let wanted = desired.machine(machine);
                 let shape = wanted.and_then(|wanted| wanted.shape.clone());
                 let zone = wanted.and_then(|wanted| wanted.place.zone.clone());
-                *new = MachineModel { firewall, shape, zone, delivery: undelivered(desired, machine), ..made };
+                *new = MachineModel {
+                    firewall,
+                    shape,
+                    zone,
+                    delivery: undelivered(desired, machine),
+                    backup_settings: unconfigured(desired),
+                    ..made
+                };
             }
             power_on(new);
         }
@@ -34,6 +42,7 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) 
             let shape = desired.machine(machine).and_then(|wanted| wanted.shape.clone());
             if started.shape.is_none() && shape.is_some() {
                 started.delivery = undelivered(desired, machine);
+                started.backup_settings = unconfigured(desired);
                 started.shape = shape;
             }
             power_on(started);
@@ -67,7 +76,7 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) 
 }
 
 /// A new machine was given nothing yet.
-pub(super) fn undelivered(desired: &Cluster, machine: &Name) -> Delivery {
+fn undelivered(desired: &Cluster, machine: &Name) -> Delivery {
     let delivers = desired.machine(machine).is_some_and(|wanted| wanted.delivers);
     if delivers { Delivery::Outdated } else { Delivery::Current }
 }

@@ -2,6 +2,7 @@
 
 mod agents;
 mod auth;
+mod backup;
 mod effects;
 mod etcd;
 mod forecast;
@@ -98,6 +99,8 @@ pub struct MachineModel {
     pub reverts: BTreeSet<String>,
     /// Whether it has the secrets that the file refers to.
     pub delivery: Delivery,
+    /// Whether it has the backup settings of the file.
+    pub backup_settings: Delivery,
     /// Installed versions.
     pub installed: BTreeSet<EtcdVersion>,
     /// Certificates.
@@ -199,6 +202,7 @@ impl MachineModel {
             program: None,
             reverts: BTreeSet::new(),
             delivery: Delivery::Current,
+            backup_settings: Delivery::Current,
             installed: BTreeSet::new(),
             certificates: BTreeMap::new(),
             config: None,
@@ -319,6 +323,7 @@ impl World {
                 machine.agent_version.clone_from(&report.version);
                 machine.program.clone_from(&report.program);
                 machine.delivery.clone_from(&report.delivery);
+                machine.backup_settings.clone_from(&report.backup_settings);
                 machine.installed = etcd.installed.keys().copied().collect();
                 machine.certificates.clone_from(&etcd.certificates);
                 machine.config.clone_from(&etcd.config);

@@ -2,8 +2,8 @@
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
+use super::backup::unconfigured;
 use super::effects::{Ids, Impossible, hash};
-use super::machines::undelivered;
 use super::{Agreed, World};
 use crate::action::{RestoreAction, StartData};
 use crate::backup::FullName;
@@ -39,7 +39,7 @@ pub(super) fn act(
                 world.claimed(machine)?.config = config.map(|config| config.digest.clone());
                 world.start(machine, version, StartData::Of(cluster), warm_up)?;
                 // Machines that make backups by themselves are given the new history.
-                world.claimed(machine)?.delivery = undelivered(desired, machine);
+                world.claimed(machine)?.backup_settings = unconfigured(desired);
             }
         }
     }

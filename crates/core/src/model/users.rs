@@ -51,6 +51,7 @@ pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: 
                 | Action::Member(_)
                 | Action::Maintenance(_)
                 | Action::Version(_)
+                | Action::Backup(_)
                 | Action::Auth(_)
                 | Action::Restore(_)
                 | Action::Recovery(_) => Ok(()),

@@ -45,6 +45,9 @@ pub struct AgentReport {
     /// Whether it has the secrets that the file refers to for machines.
     #[serde(default, skip_serializing_if = "Delivery::is_current")]
     pub delivery: Delivery,
+    /// Whether it has the schedule and the store of the file for backups.
+    #[serde(default, skip_serializing_if = "Delivery::is_current")]
+    pub backup_settings: Delivery,
     /// Its part in making backups, where machines make them by themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backups: Option<BackupState>,

@@ -46,6 +46,7 @@ pub fn deletion(action: &Action) -> Option<String> {
         | Action::Etcd(_)
         | Action::Member(_)
         | Action::Version(_)
+        | Action::Backup(_)
         | Action::Auth(_)
         | Action::Restore(_)
         | Action::Recovery(_) => None,

@@ -5,7 +5,7 @@ use super::{Draft, Reason, Step, Waiting};
 use crate::action::MachineAction;
 use crate::observed::Delivery;
 
-/// Gives machines the secrets that they make backups with, where they have others.
+/// Gives machines the secrets of the file, where they have others.
 pub(super) fn deliver(draft: &mut Draft<'_>) -> Report {
     for member in &draft.desired.members {
         let machine = &member.name;

@@ -3,6 +3,7 @@
 mod adopted;
 mod agents;
 mod auth;
+mod backup;
 mod deletions;
 mod delivery;
 mod etcd;

@@ -7,7 +7,7 @@ use super::report::{Because, Report};
 use super::situation::Ready;
 use super::versions::UpgradePath;
 use super::{
-    Draft, Step, WaitKind, Waiting, adopted, agents, auth, delivery, etcd, machines, maintenance, members, pki,
+    Draft, Step, WaitKind, Waiting, adopted, agents, auth, backup, delivery, etcd, machines, maintenance, members, pki,
     preflight, recovery, restore, shape, trust, users, versions,
 };
 use crate::action::Action;
@@ -141,7 +141,10 @@ const NORMAL: &[Pass] = &[
     Pass::new(
         "secrets and backup settings on machines",
         &[Condition::NothingPlanned, Condition::NothingAwaited],
-        |d, _| delivery::deliver(d),
+        |d, _| match delivery::deliver(d) {
+            Report::Looked => backup::configure(d),
+            left @ Report::Left(_) => left,
+        },
     ),
     Pass::new("timers against the last measurement", &[], |d, _| preflight::note(d)),
     Pass::new("agents that are not upgraded", &[], |d, _| agents::note(d)),
@@ -164,7 +167,7 @@ const RESTORING: &[Pass] = &[
 const ADOPTED: &[Pass] =
     &[Pass::IDENTITY, Pass::new("differences from the file", &[], |d, _| adopted::compare(d)), Pass::USERS];
 
-const BORN_FROM_A_BACKUP: &[Pass] = &[
+const BOOTSTRAPPED_FROM_A_BACKUP: &[Pass] = &[
     Pass::IDENTITY,
     Pass::NEWER_AGENTS,
     Pass::AUTHORITIES,
@@ -179,7 +182,7 @@ fn passes(draft: &Draft<'_>) -> &'static [Pass] {
         Mode::Recovering(_) => RECOVERING,
         Mode::Restoring(_) => RESTORING,
         Mode::Adopted(_) => ADOPTED,
-        Mode::Normal if restore::awaited(draft) => BORN_FROM_A_BACKUP,
+        Mode::Normal if restore::awaited(draft) => BOOTSTRAPPED_FROM_A_BACKUP,
         Mode::Normal => NORMAL,
     }
 }

@@ -56,6 +56,10 @@ pub enum Reason {
     },
     /// What the file refers to is not what the machine was given.
     OtherSecrets,
+    /// The machine makes backups by other settings than those of the file.
+    BackupsDiffer,
+    /// The machine makes backups, and the file has no schedule.
+    BackupsRemoved,
     /// The agent runs another program than the one that this raftsman ships.
     OtherAgent {
         /// The version that runs.
@@ -207,6 +211,8 @@ impl fmt::Display for Reason {
                     more => write!(f, ", and {more} more"),
                 }
             }
+            Self::BackupsDiffer => f.write_str("its backup settings are not those of the file"),
+            Self::BackupsRemoved => f.write_str("the file has no schedule for backups"),
             Self::OtherSecrets => f.write_str("the machine does not have the secrets of the file"),
             Self::OtherAgent { from, to } if from == to => write!(f, "another program of {to}"),
             Self::OtherAgent { from, to } => write!(f, "{from} → {to}"),

@@ -393,6 +393,13 @@ pub enum Waiting {
         /// The error.
         error: String,
     },
+    /// The backup settings of a machine cannot be put together.
+    BackupsUnreadable {
+        /// Which.
+        machine: Name,
+        /// The error.
+        error: String,
+    },
     /// A backup is restored for other members than the file has now.
     RestoredOthers {
         /// The members that it is restored for.
@@ -531,6 +538,7 @@ impl Waiting {
             | Self::MemberCorrupt { .. }
             | Self::Differs { .. }
             | Self::Undeliverable { .. }
+            | Self::BackupsUnreadable { .. }
             | Self::RestoredOthers { .. }
             | Self::DataDisputed { .. }
             | Self::UnauthenticatedAccepted { .. } => WaitKind::Blocked,
@@ -573,6 +581,7 @@ impl Waiting {
             | Self::UnauthenticatedAccepted { machine, .. }
             | Self::MemberSilent { machine, .. }
             | Self::Undeliverable { machine, .. }
+            | Self::BackupsUnreadable { machine, .. }
             | Self::AgentNewer { machine, .. }
             | Self::AgentTooOld { machine, .. }
             | Self::AgentReverted { machine, .. }

@@ -10,12 +10,12 @@ use raftsman_api::v1::{
 };
 use raftsman_core::action::MachineAction;
 use raftsman_core::boot::Boot;
-use raftsman_core::desired::{AGENT_PORT, AGENT_VALIDITY, ClientAccess, Config};
+use raftsman_core::desired::{AGENT_PORT, AGENT_VALIDITY, Config};
 use raftsman_core::render::delivery::Delivered;
-use raftsman_core::spec::{AuthMode, Name, Provider};
+use raftsman_core::spec::{Name, Provider};
 use raftsman_providers::{Artifact, MachineOrder};
 
-use super::pki::{certify_client, swap};
+use super::pki::swap;
 use super::{ActError, Executor};
 use crate::delivery::Payload;
 use crate::fleet::Fleet;
@@ -150,22 +150,13 @@ impl Executor<'_> {
 
     async fn deliver(self, machine: &Name) -> Result<(), ActError> {
         let cluster = self.cluster();
-        let Payload { files, stamp, backups } = Payload::pack(cluster, self.lock, machine).await.map_err(Box::new)?;
+        let Payload { files, stamp } = Payload::pack(cluster, self.lock, machine).await.map_err(Box::new)?;
         let mut agent = self.agent(machine).await?;
         let had = agent.report(ReportRequest { into_data: false }).await?.into_inner();
         if had.delivery_stamp != stamp {
             let file = |file: Delivered| DeliveredFile { name: file.what.name().to_owned(), contents: file.contents };
             let request = DeliverRequest { files: files.into_iter().map(file).collect(), stamp };
             agent.deliver(self.stamped(request)).await?;
-        }
-        if backups.order.is_some() && cluster.auth() != AuthMode::Password {
-            certify_client(cluster, &self.links(machine)?.agent, self.generation(), ClientAccess::Open).await?;
-        }
-        if backups.drill_every_ms > 0 {
-            self.install_tool(machine, cluster.desired.version).await?;
-        }
-        if backups.order.is_some() || had.backups.is_some() {
-            agent.set_backups(self.stamped(backups)).await?;
         }
         Ok(())
     }

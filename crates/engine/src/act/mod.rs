@@ -2,6 +2,7 @@
 
 mod agents;
 mod auth;
+mod backup;
 mod etcd;
 mod fence;
 mod machines;
@@ -176,6 +177,7 @@ impl<'h> Executor<'h> {
                 Action::Agent(action) => agents::act(self, action).await,
                 Action::Pki(action) => pki::act(self, action, now).await,
                 Action::Preflight(action) => preflight::act(self, action).await,
+                Action::Backup(action) => backup::act(self, action).await,
                 Action::Etcd(action) => etcd::act(self, action).await,
                 Action::Member(action) => members::act(self, action, now).await,
                 Action::Maintenance(action) => maintenance::act(self, action, now).await,

@@ -220,15 +220,19 @@ impl AgentLink {
         // Reads what the file refers to, and hashes it: off the runtime's own threads.
         let (cluster, machine, runtime) = (Arc::clone(cluster), self.machine.clone(), Handle::current());
         let compared = tokio::task::spawn_blocking(move || {
-            let delivery = runtime.block_on(crate::delivery::compare(&cluster, &machine, &reply, sent));
-            (reply, delivery)
+            let (delivery, backup_settings) = runtime.block_on(async {
+                let files = crate::delivery::has_files(&cluster, &machine, &reply).await;
+                (files, crate::delivery::has_backup_settings(&cluster, &reply, sent).await)
+            });
+            (reply, delivery, backup_settings)
         });
-        let (reply, delivery) = compared.await?;
-        understand(reply, sent, delivery).map_err(nonsense)
+        let (reply, delivery, backup_settings) = compared.await?;
+        let report = understand(reply, sent).map_err(nonsense)?;
+        Ok(AgentReport { delivery, backup_settings, ..report })
     }
 }
 
-fn understand(reply: v1::ReportReply, sent: Timestamp, delivery: Delivery) -> Result<AgentReport, String> {
+fn understand(reply: v1::ReportReply, sent: Timestamp) -> Result<AgentReport, String> {
     let etcd = reply.etcd.ok_or("no word on etcd")?;
     let their_clock = reply.now.map(timestamp).ok_or("no clock")??;
     let disk = reply.disk.ok_or("no word on the disk")?;
@@ -241,7 +245,8 @@ fn understand(reply: v1::ReportReply, sent: Timestamp, delivery: Delivery) -> Re
         certificate: reply.agent_certificate.map(certificate).transpose()?.map(|(_, c)| c),
         disk: Disk { free: disk.free_bytes, total: disk.total_bytes },
         firewall: Some(reply.firewall_digest).filter(|digest| !digest.is_empty()),
-        delivery,
+        delivery: Delivery::Current,
+        backup_settings: Delivery::Current,
         access: Some(reply.access_digest).filter(|digest| !digest.is_empty()),
         backups: reply.backups.map(state).transpose()?,
         program: reply.agent_program.map(program).transpose()?,

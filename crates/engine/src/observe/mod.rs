@@ -238,15 +238,14 @@ impl Observer {
     /// Marks machines that make scheduled backups for an update after a new history was learnt: their settings were
     /// compared with the ledger from before.
     fn retell(&self, observed: &mut Observed, before: &Ledger) {
-        let by_themselves = self.cluster.fleet.spec.backups.as_ref().is_some_and(|backups| backups.every.is_some());
-        if !by_themselves || observed.ledger.lineage() == before.lineage() {
+        if self.cluster.desired.backups.is_none() || observed.ledger.lineage() == before.lineage() {
             return;
         }
         for machine in observed.machines.values_mut() {
             if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut machine.agent
-                && report.delivery == Delivery::Current
+                && report.backup_settings == Delivery::Current
             {
-                report.delivery = Delivery::Outdated;
+                report.backup_settings = Delivery::Outdated;
             }
         }
     }

@@ -58,6 +58,7 @@ pub(super) fn meanwhile(case: &Case<'_>, recovery: &Recovery, action: &Action) -
         | Action::Member(_)
         | Action::Maintenance(_)
         | Action::Version(_)
+        | Action::Backup(_)
         | Action::Auth(_)
         | Action::User(_)
         | Action::Restore(_)

@@ -150,9 +150,9 @@ impl Waiting {
             }
             Self::MemberSilent { .. } => "look at it where it is run".to_owned(),
             Self::Undeliverable { .. } => {
-                "put it where `backups`, or `admin` and `logs` below `machines`, say that it is, then apply again"
-                    .to_owned()
+                "put it where `admin` and `logs` below `machines` say that it is, then apply again".to_owned()
             }
+            Self::BackupsUnreadable { .. } => "put it where `backups` says that it is, then apply again".to_owned(),
             Self::AgentNewer { version, .. } => {
                 format!("install raftsman {version} or later on this computer: it changes nothing until then")
             }
@@ -338,6 +338,9 @@ impl fmt::Display for Waiting {
             Self::UsersUnknown { error } => write!(f, "users and roles could not be asked for: {error}"),
             Self::Undeliverable { machine, error } => {
                 write!(f, "{machine}: its secrets cannot be delivered: {error}")
+            }
+            Self::BackupsUnreadable { machine, error } => {
+                write!(f, "{machine}: its backup settings cannot be read: {error}")
             }
             Self::AgentNewer { machine, version, ours } => {
                 write!(f, "{machine}: its agent is of version {version}, this raftsman is of version {ours}")
