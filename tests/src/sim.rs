@@ -5,8 +5,11 @@
 
 mod access;
 pub mod agents;
+mod cast;
+mod faults;
 mod maintenance;
 mod pki;
+mod rules;
 mod shape;
 mod users;
 mod versions;
@@ -16,17 +19,14 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
-use raftsman_core::action::{
-    Action, AuthAction, EtcdAction, MachineAction, MaintenanceAction, MemberAction, StartData,
-};
+use raftsman_core::action::{Action, AuthAction, EtcdAction, MachineAction, MaintenanceAction, StartData};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::{MachineModel, World};
-use raftsman_core::observed::{
-    Data, Disk, Fact, ListedMember, MachineObserved, MemberId, MemberObserved, Observed, PortTaken, Power,
-    ServiceState, View,
-};
+use raftsman_core::observed::{Data, MemberId, Observed, Power};
 use raftsman_core::plan::{Plan, Step, WaitKind, Waiting, plan};
-use raftsman_core::spec::{EtcdVersion, Name};
+use raftsman_core::spec::Name;
+
+pub use cast::Cast;
 
 use crate::dice::Dice;
 use crate::fixtures;
@@ -127,114 +127,6 @@ struct Run {
     rotates: bool,
     /// Whether the life is printed as it goes on.
     output: bool,
-}
-
-/// The clusters that runs are made of; built once, because reading files is not what is simulated.
-#[derive(Debug, Clone)]
-pub struct Cast {
-    sizes: Vec<Vec<Cluster>>,
-    /// Whether people change authorities.
-    rotates: bool,
-}
-
-impl Cast {
-    /// Sizes 1, 3, 5 and 7, each with three configurations to change between; and lives in which the members change:
-    /// their number, their names, their addresses.
-    pub fn new() -> Self {
-        let [one, two, _] = users::FILES;
-        let settings: [&[&str]; 3] = [&[], &["quota: 4GiB", one[0], one[1]], &["log_level: warn", two[0], two[1]]];
-        let mut sizes = [1, 3, 5, 7].map(|n| settings.map(|s| fixtures::cluster(n, s)).to_vec()).to_vec();
-        let grown = |n| fixtures::cluster(n, &["replace_after: 10m"]);
-        sizes.push(vec![grown(3), grown(5), grown(1), grown(7), grown(2), grown(4)]);
-        sizes.push(vec![fixtures::cluster(5, &[]), fixtures::cluster(3, &[]), fixtures::cluster(5, &["quota: 4GiB"])]);
-        let named = |members: &[(&str, u8)]| {
-            let list = members.iter().map(|(n, a)| format!("{{ name: {n}, address: 127.0.42.{a} }}"));
-            fixtures::cluster_of(&format!("[{}]", list.collect::<Vec<_>>().join(", ")), &[])
-        };
-        sizes.push(vec![
-            named(&[("a", 1), ("b", 2), ("c", 3)]),
-            named(&[("a", 1), ("b", 2), ("d", 4)]),
-            named(&[("d", 4), ("e", 5), ("f", 6)]),
-            named(&[("a", 1), ("b", 12), ("c", 3)]),
-            named(&[("a", 11), ("b", 12), ("c", 13), ("d", 14), ("e", 15)]),
-        ]);
-        Self { sizes, rotates: false }
-    }
-
-    /// Sizes 1, 3 and 5, whose files differ in their CAs, and operators that rotate them.
-    pub fn with_rotations() -> Self {
-        let cluster = |n, line: &str| fixtures::cluster(n, &[line]);
-        let mut sizes = [1, 3, 5].map(|n| pki::FILES.map(|line| cluster(n, line)).to_vec()).to_vec();
-        sizes.push(vec![
-            cluster(3, pki::FILES[0]),
-            cluster(5, pki::FILES[0]),
-            cluster(3, "auth: { mode: certificate }"),
-        ]);
-        sizes.push(vec![cluster(3, "auth: { mode: password }")]);
-        Self { sizes, rotates: true }
-    }
-
-    /// Sizes 1 and 3, whose files differ in their roles and users.
-    pub fn with_users() -> Self {
-        let cluster = |n, [roles, users]: [&str; 2]| fixtures::cluster(n, &[roles, users]);
-        let mut sizes = [1, 3].map(|n| users::FILES.map(|file| cluster(n, file)).to_vec()).to_vec();
-        sizes[1].push(fixtures::cluster(3, &["quota: 4GiB", users::FILES[0][0], users::FILES[0][1]]));
-        Self { sizes, rotates: false }
-    }
-
-    /// Sizes 1, 3 and 5 whose clients need no certificate, or have one that raftsman did not sign.
-    pub fn with_access() -> Self {
-        let of = |n, files: &[[&str; 2]]| files.iter().map(|file| fixtures::cluster(n, file)).collect();
-        let [passwords, brought] = [&access::FILES[..2], &access::FILES[2..]];
-        let sizes = [1, 3, 5].into_iter().flat_map(|n| [of(n, passwords), of(n, brought)]);
-        Self { sizes: sizes.collect(), rotates: false }
-    }
-
-    /// Sizes 1, 3 and 5 that are operated with one raftsman and then with another, newer or older.
-    pub fn with_agents() -> Self {
-        let of = |n: usize| agents::SHIPPED.map(|ships| agents::shipping(fixtures::cluster(n, &[]), ships)).to_vec();
-        Self { sizes: [1, 3, 5].map(of).to_vec(), rotates: false }
-    }
-
-    /// Sizes 1, 3 and 5 on machines that the file has made otherwise now and then.
-    pub fn with_shapes() -> Self {
-        let sizes = [1, 3, 5].map(|n| shape::FILES.map(|file| fixtures::on_machines(n, file)).to_vec());
-        Self { sizes: sizes.to_vec(), rotates: false }
-    }
-
-    /// Sizes 3 and 5 whose members the file puts into other zones now and then.
-    pub fn with_zones() -> Self {
-        let sizes = zones::PLACES.map(|places| places.iter().map(|zones| zones::placed(zones)).collect());
-        Self { sizes: sizes.to_vec(), rotates: false }
-    }
-
-    /// Sizes 3 and 5, each with versions to change between, some of them with a way over others.
-    pub fn versions() -> Self {
-        let versions = ["3.6.15", "3.5.30", "3.5.34", "3.6.10", "3.6.14", "3.7.2"];
-        let available = || versions.iter().filter_map(|v| EtcdVersion::parse(v).ok());
-        let of = |size: usize, version: &str| {
-            let mut cluster = fixtures::cluster(size, &[&format!("version: {version}")]);
-            cluster.available.extend(available());
-            cluster
-        };
-        Self { sizes: [3, 5].map(|size| versions.iter().map(|v| of(size, v)).collect()).to_vec(), rotates: false }
-    }
-}
-
-impl Cast {
-    /// Sizes 1, 3 and 5 with small quotas, whose databases fill up.
-    pub fn with_maintenance() -> Self {
-        Self {
-            sizes: [1, 3, 5].map(|n| maintenance::FILES.map(|file| fixtures::cluster(n, file)).to_vec()).to_vec(),
-            rotates: false,
-        }
-    }
-}
-
-impl Default for Cast {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 /// One life of one cluster: faults for a while, then peace until nothing is left to do.
@@ -394,85 +286,6 @@ impl Run {
         few && plan.blocked().all(|w| matches!(w, Waiting::WouldLoseQuorum { .. }))
     }
 
-    fn settled(&mut self) -> Result<(), Violation> {
-        let observed = self.world.observe(&self.desired);
-        let again = (self.planner)(&self.desired, &observed, self.world.now);
-        if !again.steps.is_empty() {
-            return Err(self.violation("re-planning changes nothing", format!("{again:?}")));
-        }
-        for member in &self.desired.members {
-            let machine = self.world.machines.get(&member.name).cloned().unwrap_or_else(MachineModel::none);
-            let timers = self.desired.timers(&self.world.ledger).unwrap_or_default();
-            let access = self.desired.client_access(&self.world.ledger);
-            let config = self.desired.config(member, self.desired.version, timers, access);
-            if machine.process.config.as_ref() != Some(&config.digest) {
-                return Err(self.violation("done means done", format!("{} runs an old configuration", member.name)));
-            }
-        }
-        if let Some(difference) = pki::unfinished(&self.desired, &self.world) {
-            return Err(self.violation("done means done", difference));
-        }
-        let formed = self.world.agreed.values().find(|a| a.formed);
-        if let Some(difference) = formed.and_then(|agreed| users::differs(&self.desired, &agreed.access)) {
-            return Err(self.violation("done means done", difference));
-        }
-        if let Some(unfinished) = agents::unfinished(&self.desired, &self.world) {
-            return Err(self.violation("done means done", unfinished));
-        }
-        if let Some(unfinished) = shape::unfinished(&self.desired, &self.world) {
-            return Err(self.violation("done means done", unfinished));
-        }
-        if let Some(zones) = zones::broken(&self.desired, &self.world) {
-            return Err(self.violation("the loss of a zone costs no quorum", zones));
-        }
-        if let Some(unfinished) = maintenance::unfinished(&self.world, &self.desired) {
-            return Err(self.violation("done means done", unfinished));
-        }
-        let listed: BTreeSet<String> =
-            self.world.agreed.values().flat_map(|a| &a.members).map(|m| m.name.clone()).collect();
-        let wanted: BTreeSet<String> = self.desired.members.iter().map(|m| m.name.to_string()).collect();
-        if listed != wanted {
-            return Err(self.violation("done means done", format!("members are {listed:?}, wanted {wanted:?}")));
-        }
-        for (name, machine) in self.world.machines.iter().filter(|(name, _)| self.desired.member(name).is_some()) {
-            if machine.process.version != Some(self.desired.version) {
-                return Err(self.violation("done means done", format!("{name} runs another version")));
-            }
-        }
-        let secured = self.world.agreed.values().any(|a| a.formed && a.auth);
-        if !secured {
-            return Err(self.violation("done means done", "auth is off"));
-        }
-        self.stats.converged += 1;
-        Ok(())
-    }
-
-    /// One look, through a network that fails.
-    fn look(&mut self, calm: usize) -> Observed {
-        self.tampered = false;
-        let mut observed = self.world.observe(&self.desired);
-        let since = self.world.now;
-        let dice = &mut self.dice;
-        let hide = |error: &str| (error.to_owned(), since);
-        for (name, MachineObserved { machine, agent }) in &mut observed.machines {
-            let Some(MemberObserved { etcd, .. }) = observed.etcd.members.get_mut(name) else { continue };
-            if dice.one_in(8 * calm) {
-                let (error, since) = hide("the provider does not answer");
-                *machine = Fact::Unreachable { error, since };
-            }
-            if dice.one_in(8 * calm) {
-                let (error, since) = hide("timed out");
-                *agent = Fact::Unreachable { error, since };
-            }
-            if dice.one_in(8 * calm) {
-                let (error, since) = hide("timed out");
-                *etcd = Fact::Unreachable { error, since };
-            }
-        }
-        observed.etcd.handshakes = self.world.test_handshakes(&self.desired, &observed);
-        observed
-    }
-
     fn round(&mut self, observed: &Observed, calm: usize) -> Result<(), Violation> {
         let plan = (self.planner)(&self.desired, observed, self.world.now);
         self.stats.plans += 1;
@@ -607,211 +420,6 @@ impl Run {
             return Err(self.violation("no step of ours costs quorum", format!("{action:?}")));
         }
         Ok(())
-    }
-
-    /// Members, voters, deleted machines: compared with the true world.
-    fn membership(&self, observed: &Observed, action: &Action) -> Result<(), Violation> {
-        let Some((id, agreed)) = self.world.agreed.iter().find(|(_, a)| a.formed) else { return Ok(()) };
-        let named = |m: &ListedMember| self.world.ledger.name_of(m);
-        let wanted_gone = |name: &Name| {
-            let overdue = self.desired.replace_after_ms.is_some() && observed.ledger.down_since.contains_key(name);
-            overdue || observed.ledger.replace.contains_key(name)
-        };
-        match action {
-            Action::Member(MemberAction::AddLearner { .. }) if agreed.members.iter().any(|m| m.learner) => {
-                Err(self.violation("one change at a time", format!("{action:?} beside another learner")))
-            }
-            Action::Member(MemberAction::RemoveMember { member, .. }) => {
-                let Some(entry) = agreed.members.iter().find(|m| m.id == *member) else { return Ok(()) };
-                if entry.learner {
-                    return Ok(());
-                }
-                let name = named(entry);
-                let renewed = |n: &Name| {
-                    let machine = self.world.machines.get(n);
-                    let otherwise = shape::outdated(&self.desired, n, machine);
-                    (otherwise || zones::misplaced(&self.desired, n, machine)) && shape::others_healthy(observed, n)
-                };
-                let in_file = |n: &Name| self.desired.member(n).is_some();
-                if name.as_ref().is_some_and(|n| in_file(n) && !wanted_gone(n) && !renewed(n)) {
-                    return Err(self.violation("only unwanted members are removed", format!("{action:?}")));
-                }
-                if self.world.leader(*id) == Some(*member) {
-                    return Err(self.violation("the leader is not removed", format!("{action:?}")));
-                }
-                let surplus = name.as_ref().is_none_or(|n| self.desired.member(n).is_none());
-                let voters = agreed.members.iter().filter(|m| !m.learner).count();
-                let missing = self
-                    .desired
-                    .members
-                    .iter()
-                    .any(|m| !agreed.members.iter().any(|l| named(l).as_ref() == Some(&m.name)));
-                let view = View::of(observed);
-                let healthy = name.as_ref().is_some_and(|n| view.healthy.contains(n));
-                if surplus && healthy && missing && voters <= self.desired.members.len() {
-                    return Err(self.violation("an addition comes first", format!("{action:?}")));
-                }
-                Ok(())
-            }
-            Action::Etcd(EtcdAction::StopEtcd { machine })
-            | Action::Etcd(EtcdAction::ClearData { machine, .. })
-            | Action::Machine(MachineAction::DeleteMachine { machine }) => {
-                match agreed.members.iter().find(|m| named(m).as_ref() == Some(machine)) {
-                    Some(_) => Err(self.violation("no member's machine is taken away", format!("{action:?}"))),
-                    None => Ok(()),
-                }
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Nothing is done to what could not be reached.
-    fn rests_on_what_was_seen(&self, observed: &Observed, action: &Action) -> Result<(), Violation> {
-        // What etcd does itself rests on what etcd said.
-        if matches!(
-            action,
-            Action::Member(MemberAction::PromoteMember { .. })
-                | Action::Member(MemberAction::MoveLeader { .. })
-                | Action::Maintenance(MaintenanceAction::Defragment { .. })
-        ) {
-            return Ok(());
-        }
-        let Some(seen) = action.machine().and_then(|name| observed.machines.get(name)) else { return Ok(()) };
-        let unreachable = |fact_is: bool, what: &str| {
-            if fact_is {
-                Err(self
-                    .violation("unreachable is not absent", format!("{action:?} although the {what} was unreachable")))
-            } else {
-                Ok(())
-            }
-        };
-        unreachable(matches!(seen.machine, Fact::Unreachable { .. }), "machine")?;
-        match action {
-            Action::Machine(MachineAction::CreateMachine { .. })
-            | Action::Machine(MachineAction::StartMachine { .. }) => Ok(()),
-            // Only once the operator, or the file, gave it up.
-            Action::Machine(MachineAction::DeleteMachine { machine })
-                if observed.ledger.replace.contains_key(machine) =>
-            {
-                Ok(())
-            }
-            Action::Machine(MachineAction::DeleteMachine { machine })
-                if observed.ledger.down_since.contains_key(machine) =>
-            {
-                Ok(())
-            }
-            Action::Machine(MachineAction::DeleteMachine { machine }) if self.desired.member(machine).is_some() => {
-                Ok(())
-            }
-            Action::Machine(MachineAction::DeleteMachine { .. })
-                if seen.machine.seen().is_some_and(|m| m.power == Power::Stopped) =>
-            {
-                Ok(())
-            }
-            _ => unreachable(matches!(seen.agent, Fact::Unreachable { .. }), "agent"),
-        }
-    }
-
-    /// Something goes wrong in the world, perhaps midway through a wave: then it is carried out for the file that it was
-    /// planned for.
-    fn fault(&mut self, midway: bool) {
-        self.stats.faults += 1;
-        if !self.desired.access.is_silent()
-            && self.dice.one_in(8)
-            && let Some(agreed) = self.world.agreed.values_mut().find(|a| a.formed)
-            && users::tamper(&mut self.dice, &mut agreed.access)
-        {
-            self.tampered = true;
-            return;
-        }
-        if self.rotates && self.dice.one_in(3) && pki::meddle(&mut self.dice, &mut self.world, midway) {
-            self.describe(|| format!("authorities: {:?} {:?}", self.world.ledger.peers, self.world.ledger.clients));
-            return;
-        }
-        if maintenance::is_configured(&self.desired)
-            && self.dice.one_in(2)
-            && maintenance::happens(&mut self.dice, &mut self.world, !self.lost)
-        {
-            self.describe(|| "fault: the database".to_owned());
-            return;
-        }
-        let names: Vec<Name> = self.world.machines.keys().cloned().collect();
-        let Some(name) = self.dice.pick(&names).cloned() else { return };
-        let kind = self.dice.below(100);
-        self.describe(|| format!("fault {kind} on {name}"));
-        let Some(machine) = self.world.machines.get_mut(&name) else { return };
-        let running = machine.process.state == ServiceState::Running;
-        match kind {
-            // etcd is killed: its agent starts it again.
-            0..20 if running => {
-                machine.process.state = ServiceState::Backoff;
-                machine.process.restarts += 1;
-            }
-            // The agent is killed; etcd runs on.
-            20..30 => machine.agent_up = false,
-            // The agent comes back.
-            30..40 if machine.power == Power::Running => machine.agent_up = true,
-            // On this computer: the agent is gone, which is a stopped machine, and etcd runs on.
-            40..45 => {
-                machine.power = Power::Stopped;
-                machine.agent_up = false;
-            }
-            // Power cut.
-            45..60 => {
-                machine.power = Power::Stopped;
-                machine.agent_up = false;
-                if running {
-                    machine.process.state = ServiceState::Stopped;
-                }
-            }
-            60..65 => machine.ports_taken = vec![PortTaken { port: 2379, holder: "nginx (pid 80)".to_owned() }],
-            65..70 => machine.ports_taken.clear(),
-            70..73 => machine.disk = Disk { free: 1 << 20, ..machine.disk },
-            73..76 => machine.disk.free = 1 << 34,
-            76..79 => machine.clock_offset_ms = 3_600_000,
-            79..82 => machine.clock_offset_ms = 0,
-            // The file changes.
-            82..90 if !midway => {
-                let other = self.dice.below(self.variants.len());
-                self.desired = self.variants[other].clone();
-            }
-            // Weeks pass: certificates come near their end.
-            90..94 => {
-                let weeks = SignedDuration::from_hours(24 * 7 * (1 + self.dice.below(9) as i64));
-                self.world.now = self.world.now.checked_add(weeks).unwrap_or(self.world.now);
-            }
-            // The data directory is wiped, or the machine is gone with its disk.
-            94 if machine.exists && !running => {
-                self.lost |= matches!(machine.data, Data::Present { .. }) || machine.had_data;
-                machine.data = Data::Empty;
-            }
-            // The operator gives a member up, rightly or not.
-            97 => {
-                let listed = self.world.agreed.values().filter(|a| a.formed).flat_map(|a| &a.members);
-                let listed = listed.filter(|m| m.name == name.as_str()).map(|m| m.id).next();
-                self.world.ledger.replace.extend(listed.map(|id| (name, id)));
-            }
-            // The file's delay passes.
-            98 => {
-                self.world.now = self.world.now.checked_add(SignedDuration::from_mins(11)).unwrap_or(self.world.now);
-            }
-            95 if machine.exists => {
-                self.lost |= self.world.ledger.started.contains_key(&name);
-                *machine = MachineModel::none();
-            }
-            // The machine is gone and the operator made another of the same name, unclaimed.
-            96 if machine.exists => {
-                self.lost |= self.world.ledger.started.contains_key(&name);
-                let mut other = MachineModel::none();
-                other.exists = true;
-                other.power = Power::Running;
-                other.agent_up = true;
-                other.address = machine.address;
-                other.incarnation = format!("foreign-{}", self.dice.bits());
-                *machine = other;
-            }
-            _ => {}
-        }
     }
 }
 
