@@ -3,8 +3,10 @@
 mod access;
 mod adopted;
 mod agents;
-mod basics;
+mod changes;
 mod delivery;
+mod faults;
+mod first_start;
 mod maintenance;
 mod pki;
 mod preflight;
