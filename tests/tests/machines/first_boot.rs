@@ -18,7 +18,7 @@ use raftsman_tests::lab::{binary, eventually};
 /// The test's own address in the hosts' network.
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1));
 /// A port of the host that the firewall does not open.
-const STRANGE: u16 = 8080;
+const UNOPENED: u16 = 8080;
 
 fn machines(key: &str) -> Machines {
     // Read as a file for this computer, which ignores all of it.
@@ -89,15 +89,15 @@ fn a_machine_boots_for_the_first_time() {
     // The firewall is there, and so are the services behind its open ports.
     hosts.console(0, "systemctl is-active raftsman-firewall.service && nft list table inet raftsman").ok();
     hosts.console(0, "systemctl start prometheus-node-exporter.service").ok();
-    let listen = format!("systemd-run --unit=strange /usr/bin/python3 -m http.server {STRANGE}");
+    let listen = format!("systemd-run --unit=unopened /usr/bin/python3 -m http.server {UNOPENED}");
     hosts.console(0, &listen).ok();
     let up = |port: u16| {
         let listening = format!("ss -Hltn 'sport = :{port}' | grep -q .");
         eventually("the port is open", || (hosts.console(0, &listening).code == 0).then_some(()));
     };
     up(9100);
-    up(STRANGE);
-    assert!(open(address, 22) && !open(address, 9100) && !open(address, STRANGE));
+    up(UNOPENED);
+    assert!(open(address, 22) && !open(address, 9100) && !open(address, UNOPENED));
 
     // Other rules are delivered, and count at once.
     let mut sources = machines.sources().expect("sources");
@@ -114,7 +114,7 @@ fn a_machine_boots_for_the_first_time() {
     };
     put(&hosts, nftables::PATH, &nftables::rules(&firewall));
     hosts.console(0, "systemctl reload raftsman-firewall.service").ok();
-    assert!(open(address, 9100) && !open(address, STRANGE));
+    assert!(open(address, 9100) && !open(address, UNOPENED));
 
     // So is the console's password, which stays nowhere.
     let password = delivery::console_password(&Name::fixed("ops"), "it's \"hunter2\": $x").expect("a password");
@@ -138,7 +138,7 @@ fn a_machine_boots_for_the_first_time() {
     // A power cut changes nothing of that.
     hosts.power_cut(0);
     hosts.start(0);
-    assert!(open(address, 22) && !open(address, STRANGE));
+    assert!(open(address, 22) && !open(address, UNOPENED));
     tried(&hosts, 1);
 
     // Now it is, and installs itself.
@@ -160,7 +160,7 @@ fn a_machine_boots_for_the_first_time() {
     hosts.power_cut(0);
     hosts.start(0);
     answers(&hosts);
-    assert!(!open(address, STRANGE));
+    assert!(!open(address, UNOPENED));
     let requires = hosts.console(0, "systemctl show -P Requires raftsman-agent.service").ok().stdout;
     assert!(requires.contains("raftsman-firewall.service"), "{requires}");
     let writes = "nsenter --target=$(systemctl show -P MainPID raftsman-agent) --mount -- touch";

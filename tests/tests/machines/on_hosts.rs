@@ -201,9 +201,9 @@ fn what_is_in_the_way_is_said_and_nothing_is_touched() {
     // A host whose key is in no known_hosts.
     let config = std::fs::read_to_string(hosts.ssh_config()).expect("a configuration");
     let known = hosts.known_hosts().display().to_string();
-    let strange = others.path().join("strange");
-    std::fs::write(&strange, config.replace(&known, "/dev/null")).expect("a configuration");
-    others.write_file(&file(&hosts, &strange).replace("fleet: lab", "fleet: others"));
+    let unknown = others.path().join("unknown");
+    std::fs::write(&unknown, config.replace(&known, "/dev/null")).expect("a configuration");
+    others.write_file(&file(&hosts, &unknown).replace("fleet: lab", "fleet: others"));
     let refused = others.run(&["apply", "--yes", "--timeout", "10s"]).failed().all();
     assert!(refused.contains("its SSH host key is not known"), "{refused}");
 
