@@ -102,6 +102,10 @@ bench-pause *args: everything lab
 upgrades runs="50": everything lab
     RAFTSMAN_UPGRADES={{runs}} cargo nextest run --release --workspace --test local --no-capture -E 'test(/^agents::/)'
 
+# Every verb between versions of raftsman, agents and state: a table of what works and what is refused; N−1 is built from a commit
+skew before="bbcebaf237939870bbb5e5aaa766b78725bbe3d1": everything lab
+    ./target/release/measure skew "$(./tools/lab-before {{before}} target/skew)"
+
 # Planned operations in mixed order under load, one seed each: clients notice nothing
 notice operations="100": everything lab
     RAFTSMAN_OPERATIONS={{operations}} cargo nextest run --release --workspace --test local --no-capture -E 'test(/^notice::/)'

@@ -118,6 +118,7 @@ pub fn text(output: std::process::Output) -> Output {
 pub struct Lab {
     dir: tempfile::TempDir,
     user: Option<u32>,
+    raftsman: Option<PathBuf>,
     agent: Option<PathBuf>,
 }
 
@@ -126,12 +127,17 @@ impl Lab {
     pub fn new(file: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("raftsman-lab-").tempdir().expect("a directory");
         std::fs::write(dir.path().join("raftsman.yaml"), file).expect("the file");
-        Self { dir, user: None, agent: None }
+        Self { dir, user: None, raftsman: None, agent: None }
     }
 
     /// From now on this user, with no group but its own and the lab for its home, runs everything.
     pub fn run_as(&mut self, user: u32) {
         self.user = Some(user);
+    }
+
+    /// From now on this program is run in the place of raftsman; none for its own.
+    pub fn use_raftsman(&mut self, raftsman: Option<PathBuf>) {
+        self.raftsman = raftsman;
     }
 
     /// From now on this program is started in the place of the agent.
@@ -214,7 +220,7 @@ impl Lab {
     /// A command that is not started yet.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = match self.user {
-            None => Command::new(binary("raftsman")),
+            None => Command::new(self.raftsman.clone().unwrap_or_else(|| binary("raftsman"))),
             Some(user) => {
                 let mut command = Command::new("setpriv");
                 let ids = [format!("--reuid={user}"), format!("--regid={user}"), "--clear-groups".to_owned()];

@@ -21,5 +21,6 @@ pub mod partition;
 pub mod proxy;
 pub mod readers;
 pub mod sim;
+pub mod skew;
 pub mod space;
 pub mod story;

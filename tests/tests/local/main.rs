@@ -24,6 +24,7 @@ mod refusals;
 mod refusals_agent;
 mod restore;
 mod secrets;
+mod skew;
 mod state;
 mod users;
 mod versions;

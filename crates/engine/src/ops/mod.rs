@@ -28,7 +28,9 @@ pub mod versions;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use raftsman_core::observed::TrustDomain;
+use jiff::Timestamp;
+use raftsman_core::desired::Cluster;
+use raftsman_core::observed::{Observed, TrustDomain};
 use raftsman_core::plan::Waiting;
 use raftsman_core::spec::Name;
 use raftsman_etcd::EtcdError;
@@ -44,6 +46,13 @@ use crate::observe::LinkError;
 use crate::pki::PkiError;
 use crate::store::{LockInfo, StoreError};
 
+/// Refuses to record what this raftsman could not carry out, because an agent of the cluster is newer.
+pub(crate) fn refuse_newer_agents(desired: &Cluster, observed: &Observed) -> Result<(), OpError> {
+    let waiting = raftsman_core::plan::plan(desired, observed, Timestamp::now()).waiting;
+    let newer = waiting.into_iter().find(|waiting| matches!(waiting, Waiting::AgentNewer { .. }));
+    newer.map_or(Ok(()), |newer| Err(OpError::AgentNewer { newer: Box::new(newer) }))
+}
+
 /// Why a verb failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
@@ -56,6 +65,12 @@ pub enum OpError {
          `raftsman apply` first"
     )]
     AuthOff(Name),
+    /// An agent is newer than this raftsman.
+    #[error("{newer}; {}", newer.next())]
+    AgentNewer {
+        /// Which one, and what to do.
+        newer: Box<Waiting>,
+    },
     /// The operator did not approve.
     #[error("{0}")]
     Declined(String),

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::apply::{Execution, carry_out};
 use super::begin::{Consent, locked_cluster};
 use super::plan::{FleetPlan, cluster_plan};
-use super::{OpError, pick_cluster};
+use super::{OpError, pick_cluster, refuse_newer_agents};
 use crate::apply::Outcome;
 use crate::cluster::ClusterHandle;
 use crate::fleet::{Context, Fleet};
@@ -103,6 +103,7 @@ pub async fn mark(
 ) -> Result<(), OpError> {
     let cluster = Arc::new(pick_cluster(fleet, request.cluster.as_deref()).await?);
     let observed = Observer::into_data(Arc::clone(&cluster))?.look().await?;
+    refuse_newer_agents(&cluster.desired, &observed)?;
     // What is missing is reported before anything is changed.
     let source = &cluster.desired.source;
     let seen = observed.report(&proposal.survivor);

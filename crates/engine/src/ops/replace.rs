@@ -10,7 +10,7 @@ use serde_json::json;
 use super::apply::{Execution, carry_out, preflight};
 use super::begin::{Consent, locked_member};
 use super::plan::{FleetPlan, cluster_plan};
-use super::{OpError, pick_member};
+use super::{OpError, pick_member, refuse_newer_agents};
 use crate::apply::Outcome;
 use crate::cluster::ClusterHandle;
 use crate::fleet::{Context, Fleet};
@@ -77,6 +77,7 @@ pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, member: &str) -> Result<(Name
     let cluster = Arc::new(cluster);
     let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
     let id = listed(&cluster, &observed, &member)?;
+    refuse_newer_agents(&cluster.desired, &observed)?;
     cluster
         .remember(lock, |ledger| {
             ledger.replace.insert(member.clone(), id);

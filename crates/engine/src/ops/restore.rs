@@ -16,7 +16,7 @@ use serde_json::json;
 use super::apply::{Execution, carry_out};
 use super::begin::{Consent, locked_cluster};
 use super::plan::{FleetPlan, cluster_plan};
-use super::{OpError, pick_cluster};
+use super::{OpError, pick_cluster, refuse_newer_agents};
 use crate::act::Executor;
 use crate::act::restore::seen;
 use crate::apply::Outcome;
@@ -129,6 +129,7 @@ pub async fn survey(
     let cluster = Arc::new(pick_cluster(fleet, cluster).await?);
     let at = source(fleet, &cluster.desired.name, from, accepted).await?;
     let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
+    refuse_newer_agents(&cluster.desired, &observed)?;
     if observed.ledger.adopted().is_some() {
         return Err(OpError::Unclear("others run this cluster: restore it where it is run".to_owned()));
     }

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::apply::{Execution, carry_out, preflight};
 use super::begin::{Consent, locked_cluster};
 use super::plan::{FleetPlan, cluster_plan};
-use super::{OpError, pick_cluster};
+use super::{OpError, pick_cluster, refuse_newer_agents};
 use crate::apply::Outcome;
 use crate::cluster::ClusterHandle;
 use crate::fleet::{Context, Fleet};
@@ -91,6 +91,7 @@ pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, request: RotateRe
     let cluster = Arc::new(pick_cluster(fleet, cluster).await?);
     request.check(&cluster)?;
     let mut observed = Observer::new(Arc::clone(&cluster))?.look().await?;
+    refuse_newer_agents(&cluster.desired, &observed)?;
     if let Some(trust) = observed.ledger.trust_mut(request.side) {
         request.mark(trust);
     }

@@ -9,6 +9,7 @@ mod incus;
 mod pause;
 mod restore;
 mod scale;
+mod skew;
 mod under_load;
 mod up;
 
@@ -17,7 +18,7 @@ use std::process::ExitCode;
 type Main = fn(&[String]) -> ExitCode;
 
 /// Names as `just` has them.
-const ALL: [(&str, Main); 9] = [
+const ALL: [(&str, Main); 10] = [
     ("bench-backup", backup::main),
     ("bench-incus", incus::main),
     ("bench-pause", pause::main),
@@ -26,6 +27,7 @@ const ALL: [(&str, Main); 9] = [
     ("bench-up", up::main),
     ("big", big::main),
     ("death", death::main),
+    ("skew", skew::main),
     ("under-load", under_load::main),
 ];
 
