@@ -83,11 +83,11 @@ mod tests {
             })
             .await;
         assert_eq!(theirs, (NICE, NICE, format!("{NICE}\n")));
-        assert_eq!(getpriority_process(None).unwrap(), mine, "whoever waits is as before");
+        assert_eq!(getpriority_process(None).unwrap(), mine, "the waiting thread is as before");
     }
 
     #[tokio::test]
-    async fn what_nobody_waits_for_ends() {
+    async fn what_no_task_waits_for_ends() {
         let background = Background::start().unwrap();
         let held = Arc::new(());
         let inside = Arc::clone(&held);

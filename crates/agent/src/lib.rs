@@ -49,7 +49,7 @@ pub mod supervisor;
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
-/// How long calls have for their last answers before another program of the agent takes over.
+/// How long calls have for their last answers before another build of the agent takes over.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// Why the agent does not run.
@@ -201,10 +201,10 @@ pub async fn run(root: &Path, mode: LaunchMode, guardian: Option<u32>) -> Result
         served = &mut serving => return Ok(served.map(|()| None)?),
         ordered = agent.upgrade.ordered() => ordered,
     };
-    tracing::info!(sha256 = program.sha256, version = program.version, "another program of the agent takes over");
+    tracing::info!(sha256 = program.sha256, version = program.version, "another build of the agent takes over");
     let _ = end.send(());
     if timeout(LAST_ANSWERS, serving).await.is_err() {
-        tracing::info!("calls that are not answered yet are broken off");
+        tracing::info!("calls that are not answered yet are cancelled");
     }
     drop(held);
     Ok(Some(Next::OnTrial(program)))

@@ -19,7 +19,7 @@ struct Arguments {
     /// The directory below which everything of this machine lives.
     #[arg(long, value_name = "DIR", required = true)]
     root: Option<PathBuf>,
-    /// Leave the session of whoever started it, so that it outlives them.
+    /// Leave the session of the parent process, so that the agent outlives it.
     #[arg(long)]
     detach: bool,
     /// Run etcd as a unit of systemd, with a user of its own.
@@ -117,6 +117,6 @@ fn carry_out(arguments: Arguments) -> Result<(), String> {
             runtime.shutdown_timeout(LAST_TASKS);
             Err(describe(&next.run(&root, mode)))
         }
-        (None, None) => Err("say where everything of this machine lives: --root".to_owned()),
+        (None, None) => Err("give the machine's directory: --root".to_owned()),
     }
 }

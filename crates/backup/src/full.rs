@@ -47,7 +47,7 @@ pub enum FullError {
     },
     /// What is in the store is something else than was written.
     #[error(
-        "the backup `{name}` is damaged: its {what} is {found}, and should be {expected}; it does not count, choose another"
+        "the backup `{name}` is damaged: its {what} is {found}, and should be {expected}; it is invalid; choose another"
     )]
     Damaged {
         /// Which.
@@ -60,7 +60,8 @@ pub enum FullError {
         found: String,
     },
     /// It was restored, and is not what it should be.
-    #[error("the backup `{name}` was restored, and holds {} keys with the hash {:x} instead of {} with {:x}: it does not count, choose another", found.keys, found.hash, expected.keys, expected.hash)]
+    #[error("the backup `{name}` was restored, and holds {} keys with the hash {:x} instead of {} with {:x}: it is \
+        invalid; choose another", found.keys, found.hash, expected.keys, expected.hash)]
     OtherContents {
         /// Which.
         name: FullName,
@@ -86,7 +87,7 @@ pub enum FullError {
         found: String,
     },
     /// It was begun and never finished.
-    #[error("there is no backup `{name}` that counts in {place}: list those that do with `raftsman backup list`")]
+    #[error("there is no valid backup `{name}` in {place}: `raftsman backup list` lists those that there are")]
     Incomplete {
         /// Which.
         name: FullName,

@@ -26,7 +26,7 @@ pub enum PointError {
     #[error(transparent)]
     Changes(#[from] ChangesError),
     /// There is none at all.
-    #[error("{place} holds no backup of `{cluster}` that counts: make one with `raftsman backup now`")]
+    #[error("{place} holds no valid backup of `{cluster}`: make one with `raftsman backup now`")]
     None {
         /// Where.
         place: String,

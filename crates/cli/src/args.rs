@@ -13,8 +13,8 @@ pub(crate) use self::cert::{AgentRole, Cert, Revoke, Rotate, RotateSide};
 
 /// Provisions and operates highly available etcd clusters.
 ///
-/// One file says what should be; `plan` shows what would be done, each step with the number of members that the
-/// cluster can lose meanwhile; `apply` does it, one safe wave at a time.
+/// One file describes the desired state; `plan` shows the steps to it, each with the number of members that the
+/// cluster can lose meanwhile; `apply` carries them out, one safe wave at a time.
 #[derive(Debug, Parser)]
 #[command(name = "raftsman", version, about, propagate_version = true, arg_required_else_help = true)]
 #[command(after_help = "\
@@ -22,7 +22,7 @@ Examples:
   raftsman init                 a file and its state in this directory
   raftsman apply                from nothing to a healthy cluster
   eval \"$(raftsman env)\"        then: etcdctl put greeting hello
-  raftsman status               how every member fares
+  raftsman status               member status
   raftsman destroy              nothing left behind")]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Common {
-    /// The file that says what should be.
+    /// The file that describes the desired state.
     #[arg(short, long, global = true, default_value = "raftsman.yaml", value_name = "FILE", env = "RAFTSMAN_FILE")]
     pub(crate) file: PathBuf,
     /// An age identity that opens the state's secrets, when it is not kept in the state.
@@ -48,7 +48,7 @@ pub(crate) struct Common {
     /// No warnings about the file. Errors are always shown.
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
-    /// Wait so long for another command to end that changes the fleet. By default it is an error at once.
+    /// How long to wait for another command that changes the same cluster or fleet. By default it is an error at once.
     #[arg(long, global = true, value_name = "TIME", value_parser = duration, env = "RAFTSMAN_LOCK_TIMEOUT")]
     pub(crate) lock_timeout: Option<Duration>,
     /// When to use colours.
@@ -70,57 +70,57 @@ pub(crate) enum When {
 pub(crate) enum Verb {
     /// Write a file to start from, and make the state beside it.
     Init(Init),
-    /// Describe a running cluster that others set up, without changing anything in it.
+    /// Write a file for a running cluster that raftsman did not create; nothing in it is changed.
     Adopt(Adopt),
     /// Check the file; every error at once, with its place, its reason and a remedy.
     Check(Check),
     /// Print the JSON schema of the file, for editors.
     Schema,
-    /// Say what a key of the file means, what may be written there, and how.
+    /// Explain a key of the file: its meaning, its values, an example.
     Explain(Explain),
     /// Show what `apply` would do, step by step, with the fault tolerance of each.
     Plan(Plan),
     /// Carry out what `plan` shows, until every cluster is as the file says.
     Apply(Apply),
-    /// Show how every cluster and member fares.
+    /// Show the status of every cluster and member.
     Status(Status),
-    /// Measure disks and network, and hold heartbeat and election time-outs against it.
+    /// Measure disks and network, and check heartbeat and election time-outs against them.
     Preflight(Preflight),
-    /// Show the versions that run, those that the file wants, and the way there.
+    /// Show the running versions, the wanted versions, and the upgrade path.
     Versions(Versions),
     /// Show the version of this program, and of every agent where there is a file.
     Version(Version),
     /// Delete the machines with their data, and the state.
     Destroy(Destroy),
-    /// Check the state's memory of every cluster, or repair it.
+    /// Check the state of every cluster, or repair it.
     #[command(subcommand)]
     State(State),
-    /// Print the command that takes a host in by hand, where nobody may log in by SSH.
+    /// Print the command that enrolls a host manually, where raftsman has no SSH access.
     Join(Join),
-    /// Replace a member: it is given up with its data, and a new one of its name fetches all data from the others.
+    /// Replace a member: it is removed with its data, and a new one of its name gets all data from the others.
     Replace(Replace),
-    /// Build a cluster anew around one that survived, when its majority is lost for good.
+    /// Recover a cluster from one surviving member, when its majority is lost for good.
     Recover(Recover),
-    /// Put a backup in the place of all data of a cluster: the newest, or up to a revision or a moment.
+    /// Replace all data of a cluster with a backup: the newest, or up to a revision or a time.
     Restore(Restore),
-    /// Restore the newest backup into a throwaway etcd, to see whether it can be.
+    /// Test the newest backup: restore it into a temporary etcd, and compare.
     Drill(Drill),
     /// Compare what the members hold, and name one that differs.
     Verify(Verify),
     /// Make the members' database files as small as their data, one at a time, the leader last.
     Defrag(Defrag),
-    /// Drop history: what was overwritten or deleted can no longer be read or watched.
+    /// Compact history: overwritten and deleted values can no longer be read or watched.
     Compact(Compact),
-    /// Hand leadership over to a member.
+    /// Transfer leadership to a member.
     MoveLeader(MoveLeader),
-    /// Show who did what, when, and how it ended.
+    /// Show past steps: when, by which operator, and how they ended.
     Journal(Journal),
     /// Print what `etcdctl` needs, for `eval`.
     Env(Env),
-    /// List certificates, issue new ones for clients, change authorities.
+    /// List certificates, issue client certificates, rotate CAs.
     #[command(subcommand)]
     Cert(Cert),
-    /// Make backups, list them, and read them to see whether they are what they say.
+    /// Make, list, verify, copy and prune backups.
     #[command(subcommand)]
     Backup(Backup),
     /// Show the last lines of a member's log.
@@ -151,7 +151,7 @@ pub(crate) enum Verb {
 #[command(after_help = "\
 Examples:
   raftsman init                                   three members, etcd from the PATH
-  raftsman init --members 5 --etcd /opt/etcd/etcd this binary, its version asked of it
+  raftsman init --members 5 --etcd /opt/etcd/etcd this binary, with its version
   raftsman init --passphrase                      the state's secrets behind a passphrase")]
 pub(crate) struct Init {
     /// The fleet's name.
@@ -171,7 +171,7 @@ pub(crate) struct Init {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Nothing in the cluster is changed. Afterwards `raftsman plan` lists what differs from the file, and `raftsman status`
-watches the members. Run it on a computer of the members, as their user, to have their flags read as well.
+shows the members. Run it on the members' computer, as their user, to read their flags as well.
 
 Example:
   raftsman adopt --endpoints https://127.0.0.1:2379 --cacert ca.crt --cert root.crt --key root.key")]
@@ -222,7 +222,7 @@ pub(crate) struct Check {
     /// Print the diagnostics as JSON.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Warnings count as errors.
+    /// Treat warnings as errors.
     #[arg(long)]
     pub(crate) strict: bool,
 }
@@ -255,7 +255,7 @@ pub(crate) struct Plan {
     /// Show how etcd's configuration files would change.
     #[arg(long)]
     pub(crate) diff: bool,
-    /// Show how the next wave was decided: what the planner looked at in turn, and what came of it.
+    /// Show how the next wave was decided: every pass of the planner in order, and its outcome.
     #[arg(long)]
     pub(crate) explain: bool,
     /// Exit with 2 when there is something to do.
@@ -265,7 +265,7 @@ pub(crate) struct Plan {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Interrupt it whenever you like: the next apply goes on from the world as it is then.
+It can be interrupted at any time: the next apply continues from what it observes then.
 
 Examples:
   raftsman apply            shows the plan, asks, carries it out
@@ -329,17 +329,17 @@ pub(crate) struct Version {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Every machine makes some small writes durable and connects to the others, one machine after the other; etcd goes on
-meanwhile, and is measured with it. Exit codes: 0 the timers suit, 1 error, 2 they put the cluster at risk.
+Every machine makes some small durable writes and connects to the others, one machine after the other, while etcd
+keeps running. Exit codes: 0 the timers suit, 1 error, 2 they put the cluster at risk.
 
 Examples:
   raftsman preflight            every cluster
-  raftsman preflight --save     `plan` and `status` speak of it, and `timers: measured` goes by it")]
+  raftsman preflight --save     `plan` and `status` report it, and `timers: measured` is derived from it")]
 pub(crate) struct Preflight {
     /// Only these clusters.
     #[arg(value_name = "CLUSTER")]
     pub(crate) clusters: Vec<String>,
-    /// Keep what was measured.
+    /// Save the measurement.
     #[arg(long)]
     pub(crate) save: bool,
     /// Print JSON.
@@ -359,7 +359,7 @@ pub(crate) struct Destroy {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A member is replaced only while the others are a majority. A member that is down is given up with whatever only it had.
+A member is replaced only while the others are a majority. What only a member that is down has is lost.
 
 Examples:
   raftsman replace main-2               shows what will happen, asks, does it
@@ -390,7 +390,7 @@ aside on the machines, below etcd/removed.
 Examples:
   raftsman recover                       shows what is left, asks, does it
   raftsman recover --show                only shows what is left
-  raftsman recover --lost main-3         main-3 cannot be reached, and somebody knows that it is gone for good")]
+  raftsman recover --lost main-3         main-3 is gone for good (it cannot be reached)")]
 pub(crate) struct Recover {
     /// Which cluster; needed when the file has several.
     pub(crate) cluster: Option<String>,
@@ -416,8 +416,8 @@ pub(crate) struct Recover {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Every member reads its whole database for it. Exit codes: 0 all hold the same, 1 one differs or an error, 2 it cannot be
-told, because a member does not answer.")]
+Every member reads its whole database for it. Exit codes: 0 all hold the same data, 1 one differs or an error, 2 not
+known, because a member does not answer.")]
 pub(crate) struct Verify {
     /// Only these clusters.
     #[arg(value_name = "CLUSTER")]
@@ -429,14 +429,14 @@ pub(crate) struct Verify {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A member answers nobody while its database is rewritten, and the disk must have room for the new file. Followers come
-first; the leader hands over before its turn. Nothing is done while a member is down, and nothing where little is to be
-won: a tenth of the file, and 1 MiB, must be free.
+A member answers no client while its database is rewritten, and its disk must have room for the new file. Followers
+come first; the leader transfers leadership before its turn. Nothing is done while a member is down, nor where less
+than a tenth of the file, or less than 1 MiB, is free.
 
 Examples:
-  raftsman defrag                   every member of the only cluster where it pays
-  raftsman defrag --all             every member, even where it does not
-  raftsman defrag --member main-2   one member, even where it does not")]
+  raftsman defrag                   every member of the only cluster that has enough free space in its file
+  raftsman defrag --all             every member
+  raftsman defrag --member main-2   one member")]
 pub(crate) struct Defrag {
     /// Which cluster; may be left out when there is only one.
     #[arg(value_name = "CLUSTER")]
@@ -444,7 +444,7 @@ pub(crate) struct Defrag {
     /// Only this member.
     #[arg(long, value_name = "MEMBER", conflicts_with = "all")]
     pub(crate) member: Option<String>,
-    /// Also where little is to be won.
+    /// Also where little space would be freed.
     #[arg(long)]
     pub(crate) all: bool,
     /// Print what happens as JSON lines.
@@ -466,7 +466,7 @@ pub(crate) struct Compact {
     /// Drop what is older than this revision.
     #[arg(long, value_name = "REVISION", conflicts_with = "keep")]
     pub(crate) revision: Option<i64>,
-    /// Keep the last so many revisions.
+    /// Keep this number of the last revisions.
     #[arg(long, value_name = "REVISIONS", value_parser = clap::value_parser!(i64).range(0..))]
     pub(crate) keep: Option<i64>,
     /// Do not ask.
@@ -540,7 +540,7 @@ pub(crate) struct Logs {
     /// Show what is added to it, until Ctrl-C.
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// The file that says what should be.
+    /// The file that describes the desired state.
     // The same option as everywhere, but for its short form: `-f` follows here.
     #[arg(long, value_name = "FILE")]
     #[allow(dead_code, reason = "clap hands it on to the option of every verb")]
@@ -555,7 +555,7 @@ pub(crate) struct Logs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum State {
-    /// Say of every cluster's ledger whether it is sound, and what can be brought back where it is not.
+    /// Check the ledger of every cluster, and show what can be restored where it is damaged.
     Check {
         /// Only these clusters.
         clusters: Vec<String>,
@@ -563,7 +563,7 @@ pub(crate) enum State {
         #[arg(long)]
         json: bool,
     },
-    /// Bring a lost or damaged ledger back from its history, or rebuild it from the machines.
+    /// Restore a lost or damaged ledger from its history, or rebuild it from the machines.
     Repair {
         /// Only these clusters.
         clusters: Vec<String>,

@@ -64,7 +64,7 @@ pub(crate) fn file_text(file: &Path) -> Result<String, Failure> {
                 format!("there is no {path} here: `raftsman init` writes one, `--file` names another")
             }
             std::io::ErrorKind::PermissionDenied => {
-                format!("cannot read {path}: {error}: its owner can let you in with chmod")
+                format!("cannot read {path}: {error}: its owner can give you access with chmod")
             }
             _ => format!("cannot read {path}: {error}"),
         })

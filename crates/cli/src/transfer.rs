@@ -67,7 +67,7 @@ impl TransferView {
                     print(&format!("{what}: {} of {}\n", shown(done), shown(total)));
                 }
             }
-            Self::Json => print_json_line(&json!({ "event": "moved", "moved": progress })),
+            Self::Json => print_json_line(&json!({ "event": "progress", "progress": progress })),
         }
     }
 

@@ -167,10 +167,10 @@ impl VersionRefusal {
                 format!("write `version: {running}`; to go back all the same, restore a snapshot into a new cluster")
             }
             Self::FarApart { lowest, .. } => {
-                format!("bring the members to one line by hand, starting with those of {lowest}")
+                format!("bring the members to one line manually, starting with those of {lowest}")
             }
             Self::UnknownFlag { flag, .. } => {
-                format!("take `{flag}` out of `flags:` for the time of the way, or write `version: {running}`")
+                format!("remove `{flag}` from `flags:` during the upgrade, or write `version: {running}`")
             }
         }
     }
@@ -180,22 +180,22 @@ impl fmt::Display for VersionRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SkipsLine { line } => {
-                write!(f, "etcd changes one line at a time, and no version of {line} can be had")
+                write!(f, "etcd is upgraded one minor version at a time, and no version of {line} is available")
             }
             Self::StepTooOld { newest, least } => {
-                write!(f, "the way leads over {newest}, and only {least} or later can go on from there")
+                write!(f, "the upgrade path includes {newest}, and only {least} or later can be upgraded further")
             }
             Self::RunsTooOld { running, least } => write!(
                 f,
-                "only {least} or later may meet the next line: {running} brings removed members back, and takes \
-                 members their vote"
+                "only {least} or later may run beside the next minor version: {running} brings removed members back, \
+                 and demotes members"
             ),
             Self::AuthOn { line } => {
-                write!(f, "members of {line} and {} do not understand each other while auth is on", line.above())
+                write!(f, "members of {line} and {} are not compatible while auth is on", line.above())
             }
-            Self::NoWayDown { line } => write!(f, "etcd has no way down to {line}"),
+            Self::NoWayDown { line } => write!(f, "etcd cannot be downgraded to {line}"),
             Self::FarApart { lowest, highest } => write!(f, "members of {lowest} and {highest} are too far apart"),
-            Self::UnknownFlag { flag, version } => write!(f, "{version} on the way would ignore `{flag}`"),
+            Self::UnknownFlag { flag, version } => write!(f, "{version} on the upgrade path would ignore `{flag}`"),
         }
     }
 }

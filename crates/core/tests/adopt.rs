@@ -122,17 +122,17 @@ fn everything_that_can_be_wrong() {
     access.users.insert("root".to_owned(), everything.clone());
     access.users.insert("mallory".to_owned(), everything);
     insta::assert_snapshot!(described(&found), @"
-    Problem no-leader n1: it knows of no leader
+    Problem no-leader n1: it has no leader
     Problem nearly-full n1: its database uses 100 % of the quota
     Problem member-silent n3: it does not answer: nothing listens there
     Problem alarm n2: the quota is used up: it takes no writes
-    Problem alarm : etcd says that its data is corrupt
+    Problem alarm : etcd reports that its data is corrupt
     Problem hash-differs : members hold different data at revision 7: n1 00000abc, n2 00000abc, n3 00000def
-    Problem auth-off : auth is off: everybody who reaches a member can read and write everything
+    Problem auth-off : auth is off: every client that reaches a member can read and write everything
     Problem authority-ends : the authority of the clients ends in 24 h
     Problem plaintext n2: it is reached without TLS
     Problem certificate-ends n1: its server certificate ends in the past
-    Problem flag-harmful n1: a power cut loses writes that clients were told are safe (`unsafe-no-fsync`)
+    Problem flag-harmful n1: a power cut loses acknowledged writes (`unsafe-no-fsync`)
     Problem peer-not-client n2: its peer certificate may not be used to connect (no clientAuth)
     Problem not-server n2: its peer certificate may not be used by a server (no serverAuth)
     Warning learner n2: it is a learner, without a vote
@@ -156,8 +156,8 @@ fn everything_that_can_be_wrong() {
 fn a_cluster_elsewhere_is_described_as_hosts() {
     let drafted = draft(&found(), &choices());
     insta::assert_snapshot!(drafted.text, @r#"
-    # Written by `raftsman adopt` on 2026-11-15: a cluster that others set up, as it was found.
-    # raftsman watches it and changes nothing but what you change here of roles and users.
+    # Written by `raftsman adopt` on 2026-11-15: a cluster that raftsman did not create, as it was found.
+    # raftsman observes it, and changes only the roles and users that you change here.
     fleet: shop
     machines:
       provider: hosts

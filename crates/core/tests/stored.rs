@@ -18,6 +18,21 @@ fn every_action_is_read_back_and_written_as_it_was() {
     }
 }
 
+/// Journals of earlier versions have other names.
+#[test]
+fn earlier_names_of_actions_are_read() {
+    for (earlier, now) in [
+        ("next_authority", "add_authority"),
+        ("switch_authority", "activate_authority"),
+        ("retire_authority", "distrust_authority"),
+        ("forget_authority", "delete_authority"),
+    ] {
+        let line = ACTIONS.lines().find(|line| line.contains(now)).expect("such an action");
+        let read: Action = serde_json::from_str(&line.replace(now, earlier)).expect("it is read");
+        assert_eq!(serde_json::to_string(&read).expect("JSON"), line);
+    }
+}
+
 #[test]
 fn what_is_no_action_is_refused() {
     for text in [
@@ -32,7 +47,7 @@ fn what_is_no_action_is_refused() {
     ] {
         assert!(serde_json::from_str::<Action>(text).is_err(), "{text}");
     }
-    // A field of a later version is passed over.
+    // A field of a later version is ignored.
     assert!(serde_json::from_str::<Action>(r#"{"do":"enroll","machine":"main-1","zone":"a"}"#).is_ok());
     assert!(serde_json::from_str::<Action>(r#"{"do":"measure","deep":true}"#).is_ok());
 }

@@ -122,7 +122,7 @@ pub enum ApplyError {
     #[error("{}", list(.0))]
     Blocked(Vec<Waiting>),
     /// It took too long.
-    #[error("not there after {} s; still waiting for: {}", after.as_secs(), list(waiting))]
+    #[error("not converged after {} s; still waiting for: {}", after.as_secs(), list(waiting))]
     Timeout {
         /// After this time.
         after: Duration,
@@ -144,7 +144,7 @@ pub enum ApplyError {
     },
     /// A step was repeated, and the cluster did not change.
     #[error(
-        "{} {} was done {times} times and changed nothing; look at the logs of the machine: `raftsman logs`",
+        "{} {} was done {times} times without effect; look at the logs of the machine: `raftsman logs`",
         what.machine().map_or("cluster", |m| m.as_str()),
         what.verb()
     )]

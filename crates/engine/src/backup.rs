@@ -23,7 +23,7 @@ use crate::store::Lock;
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
     /// The file has no store.
-    #[error("the file says of no store for backups: add `backups:` to it, docs/operate/backups.md says how")]
+    #[error("no backup store is configured: add `backups:` to the file (docs/operate/backups.md)")]
     NoStore,
     /// A secret.
     #[error(transparent)]
@@ -46,7 +46,7 @@ pub enum BackupError {
     #[error(transparent)]
     Cluster(#[from] ClusterError),
     /// This program is broken.
-    #[error("what a machine is told cannot be written: {0}")]
+    #[error("the backup settings for a machine cannot be written: {0}")]
     Text(#[from] serde_json::Error),
     /// The store.
     #[error(transparent)]

@@ -64,7 +64,7 @@ pub enum ClusterError {
     NotApplied(Name),
     /// The cluster is adopted, and its authority's key was not given.
     #[error(
-        "the key of the {kind} authority of `{cluster}` is not raftsman's, because others set the cluster up: bring it, \
+        "raftsman does not have the key of the {kind} CA of `{cluster}`, because the cluster is adopted: bring it, \
          with `ca:` in the file, or have the certificate signed where the key is"
     )]
     ForeignAuthority {

@@ -140,7 +140,7 @@ pub enum FleetError {
         dir: PathBuf,
     },
     /// The record of the fleet's authorities.
-    #[error("the state's record of who signs for agents is damaged: bring the directory back from a copy")]
+    #[error("the state's record of the agents' CA is damaged: bring the directory back from a copy")]
     Access(#[source] serde_json::Error),
     /// The state has no fleet authority.
     #[error("the state in {} has no {what}: it is damaged; bring the directory back from a copy", dir.display())]

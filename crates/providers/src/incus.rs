@@ -100,7 +100,7 @@ pub enum IncusError {
     },
     /// Authentication failed.
     #[error(
-        "Incus at {server} does not let us in ({words}): have it trust our certificate with `incus config trust \
+        "Incus at {server} denies access ({words}): have it trust the certificate with `incus config trust \
          add-certificate`, or allow it the project"
     )]
     Untrusted {
@@ -143,7 +143,7 @@ pub enum IncusError {
         name: String,
     },
     /// Gone while it was being made.
-    #[error("the machine `{0}` disappeared while it was being made: somebody else deletes machines there")]
+    #[error("the machine `{0}` disappeared while it was being made: another client of Incus deletes machines there")]
     Vanished(String),
     /// It runs, and its agent does not answer.
     #[error(

@@ -164,7 +164,7 @@ pub enum ProviderError {
         name: String,
     },
     /// Nothing would be left of it.
-    #[error("the machine `{0}` has no data disk around which it could be made anew: replace the member")]
+    #[error("the machine `{0}` has no data disk to rebuild it with: replace the member")]
     NoDataDisk(String),
 }
 

@@ -75,7 +75,7 @@ pub enum LocalError {
         expected: String,
     },
     /// The tag cannot be read.
-    #[error("{} is malformed: nothing was touched; remove the directory by hand if it is not needed", path.display())]
+    #[error("{} is malformed: nothing was changed; remove the directory manually if it is not needed", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -143,7 +143,7 @@ pub enum LocalError {
         log: String,
     },
     /// A process could not be ended.
-    #[error("the process {pid} of {name} did not end: end it by hand, then delete the machine again")]
+    #[error("the process {pid} of {name} did not exit: kill it manually, then delete the machine again")]
     Immortal {
         /// The machine.
         name: String,
@@ -161,7 +161,7 @@ pub enum LocalError {
         lock: PathBuf,
     },
     /// The task was cancelled.
-    #[error("the work on this computer's files was broken off")]
+    #[error("the work on this computer's files was interrupted")]
     Broken(#[from] tokio::task::JoinError),
 }
 

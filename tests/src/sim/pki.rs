@@ -156,7 +156,7 @@ pub(super) fn broken(
     {
         return Some(("no member is cut off", format!("{machine} cannot follow after {action:?}")));
     }
-    if let Action::Pki(PkiAction::RetireAuthority { side: TrustDomain::Clients, unused: false }) = action {
+    if let Action::Pki(PkiAction::DistrustAuthority { side: TrustDomain::Clients, unused: false }) = action {
         let trust = was.clients.as_ref()?;
         if !(trust.finish || trust.now || trust.old.iter().all(|a| a.not_after <= now)) {
             return Some(("clients get time for new certificates", format!("{action:?}")));
@@ -172,7 +172,7 @@ pub(super) fn broken(
         }
     }
     match action {
-        Action::Pki(PkiAction::ForgetAuthority { side }) => {
+        Action::Pki(PkiAction::DeleteAuthority { side }) => {
             let trust = was.trust(*side)?;
             let gone = trust.retired.iter().filter(|a| !trust.trusts(&a.key) && a.not_after > now);
             let gone: Vec<&AuthorityRecord> = gone.collect();

@@ -311,7 +311,7 @@ fn a_sound_cluster_with_certificates() {
     lab.run(&["check", "--strict"]).ok();
     let plan = lab.run(&["plan", "--detailed-exitcode"]).ok();
     assert!(plan.stdout.contains("Nothing to do"), "{}", plan.stdout);
-    assert!(plan.stdout.contains("note: others run etcd-a etcd-b etcd-c"), "{}", plan.stdout);
+    assert!(plan.stdout.contains("note: etcd-a etcd-b etcd-c: adopted read-only"), "{}", plan.stdout);
     let status = lab.run(&["status", "--json"]).ok().json();
     let cluster = &status["clusters"][0];
     assert_eq!((&cluster["settled"], &cluster["auth"]), (&true.into(), &true.into()), "{cluster}");

@@ -68,7 +68,7 @@ const FILTERS: [(&str, &str); 14] = [
     (r"\d{4}-\d\d-\d\dT[0-9:.]+Z", "<time>"),
     (r"leader  |follower", "<role>  "),
     (r"\d+\.\d [KM]iB +\d+ ", "<size>  <rev> "),
-    (r"main-\d( +)(restart etcd|hand over to)", "<name>${1}${2}"),
+    (r"main-\d( +)(restart etcd|move leader to)", "<name>${1}${2}"),
     (r"main-\d restarts next", "<name> restarts next"),
     (r"ends in \d+ [dh]", "ends in <time>"),
     // All are of the same minute: which of them is first is chance.

@@ -35,7 +35,7 @@ fn machines_try_their_backups_by_themselves() {
     lab.covered(Timestamp::now());
     let good = eventually("one with all keys", || drill().filter(|drill| drill["keys"].as_u64() >= Some(30)));
     assert!(good["batches"].as_u64() > Some(0) && good["behind"].is_i64(), "{good}");
-    let keeper = lab.cluster_status()["backups"]["keeper"].as_str().expect("a keeper").to_owned();
+    let keeper = lab.cluster_status()["backups"]["scheduler"].as_str().expect("a scheduler").to_owned();
     assert_eq!(good["machine"], keeper.as_str());
     let history = lab.run(&["drill", "--history", "--json"]).ok().json();
     assert!(history["drills"].as_array().expect("a list").len() >= 2, "{history}");
@@ -60,7 +60,7 @@ fn machines_try_their_backups_by_themselves() {
     kill(pid, Signal::KILL);
     lab.apply();
     let before = Timestamp::now();
-    eventually("it is tried again", || {
+    eventually("it is retried", || {
         let at = drill()?["at"].as_str()?.parse::<Timestamp>().ok()?;
         (at > before && problems(&lab).is_empty()).then_some(())
     });

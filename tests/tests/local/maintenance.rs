@@ -295,7 +295,7 @@ fn nothing_is_done_to_a_cluster_that_lacks_a_member() {
     lab.run(&["move-leader", "main-1"]).ok();
     end(&lab, "main-2");
     let refused = lab.run(&["defrag"]).failed().all();
-    assert!(refused.contains("defragment would cost quorum: 2 of 3 members are healthy"), "{refused}");
+    assert!(refused.contains("defragment would lose quorum: 2 of 3 members are healthy"), "{refused}");
     let refused = lab.run(&["move-leader", "main-2"]).failed().all();
     assert!(refused.contains("`main-2` is no member that answers"), "{refused}");
     assert_eq!(lab.run(&["verify"]).code, 2);

@@ -455,7 +455,7 @@ fn authorities_that_have_ended_are_followed_by_others() {
     let refused = lab.run(&["env"]).failed();
     assert!(refused.stderr.contains("short-clients ended at"), "nothing can be signed any more: {}", refused.all());
     let blocked = lab.run(&["apply", "--yes", "--timeout", "10s"]).failed();
-    assert!(blocked.all().contains("the authority of the clients has expired"), "{}", blocked.all());
+    assert!(blocked.all().contains("the clients CA has expired"), "{}", blocked.all());
     lab.write_file(&made);
     let lines = lab.run(&["apply", "--yes", "--json", "--timeout", "60s"]).ok().json_lines();
     forecast_equals_fact(&lines);

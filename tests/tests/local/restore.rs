@@ -110,8 +110,8 @@ impl History {
 fn restored(lab: &Lab, arguments: &[&str]) -> i64 {
     let all = [&["restore", "--yes", "--json"], arguments].concat();
     let lines = lab.run(&all).ok().json_lines();
-    let tried = lines.iter().find(|line| line["event"] == "tried").expect("it was tried first");
-    tried["tried"]["revision"].as_i64().expect("a revision")
+    let tried = lines.iter().find(|line| line["event"] == "tested").expect("it was tried first");
+    tried["tested"]["revision"].as_i64().expect("a revision")
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn struck(lab: &Lab, name: &str, victim: Victim, at: usize) -> bool {
     for line in said.lines().map_while(Result::ok) {
         let event: Value = serde_json::from_str(&line).unwrap_or_default();
         // How often it reports progress depends on the disk.
-        steps += usize::from(event["event"] != "moved");
+        steps += usize::from(event["event"] != "progress");
         if steps == at {
             match victim {
                 Victim::Command => restoring.kill().expect("ours"),
@@ -430,7 +430,7 @@ fn all_die_at_once_and_little_is_missing() {
     let shelf = tempfile::tempdir().expect("a directory");
     let store = shelf.path().join("store");
     let lab = lab(3, &store, "  every: 1h\n  changes_every: 2s\n");
-    let keeper = || lab.cluster_status()["backups"]["keeper"].as_str().map(str::to_owned);
+    let keeper = || lab.cluster_status()["backups"]["scheduler"].as_str().map(str::to_owned);
     let first = eventually("an agent makes backups", keeper);
     lab.covered(Timestamp::now());
     let pid = lab.agents().into_iter().find(|(name, _)| *name == first).expect("its agent").1;
@@ -590,7 +590,7 @@ fn a_store_behind_a_faulty_proxy() {
         came_back += 1;
         let lines = tried.json_lines();
         let came =
-            lines.iter().find(|line| line["event"] == "tried").and_then(|line| line["tried"]["revision"].as_i64());
+            lines.iter().find(|line| line["event"] == "tested").and_then(|line| line["tested"]["revision"].as_i64());
         let came = came.expect("it was tried first");
         assert!(came <= last, "seed {seed}");
         assert!(contents(&bulk) == history.at(came), "seed {seed}, round {round}: revision {came} is as it was");

@@ -241,7 +241,7 @@ fn a_provider_that_cannot_be_asked_hides_neither_agents_nor_etcd() {
     // What needs no machine is done.
     lab.write_file(&format!("{}    users: {{ app: {{ roles: [] }} }}\n", lab.file()));
     let applied = lab.run(&["apply", "--yes", "--timeout", "5s"]).failed().all();
-    assert!(applied.contains("set user") && applied.contains("main-2: the provider could not be asked"), "{applied}");
+    assert!(applied.contains("set user") && applied.contains("main-2: the provider does not answer"), "{applied}");
     std::fs::write(&tag, whole).expect("whole again");
     lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
     lab.settled();

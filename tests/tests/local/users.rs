@@ -331,7 +331,7 @@ fn users_by_password() {
     lab.etcdctl(&["user", "delete", "app"]).ok();
     lab.etcdctl(&["user", "add", "app", "--no-password"]).ok();
     let status = verb(&["status"]);
-    assert!(status.stdout.contains("user `app`: lacks role writer, a password (made anew)"), "{}", status.stdout);
+    assert!(status.stdout.contains("user `app`: lacks role writer, a password (recreated)"), "{}", status.stdout);
     verb(&["apply", "--yes"]).ok();
     by_password(&lab, "app", SECOND, &["put", "/app/x", "5"]).ok();
     assert!(verb(&["status", "--json"]).ok().json()["clusters"][0]["settled"] == true);

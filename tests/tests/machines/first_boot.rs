@@ -129,7 +129,7 @@ fn a_machine_boots_for_the_first_time() {
     // The agent is not there yet: it is tried again, and the token stays root's.
     assert_eq!(hosts.console(0, "stat -c '%a %U' /etc/raftsman/boot.json").ok().stdout, "600 root\n");
     let tried = |hosts: &Hosts, least: u32| {
-        eventually("it is tried again", || {
+        eventually("it is retried", || {
             let tries = hosts.console(0, "systemctl show -P NRestarts raftsman-first-boot.service").stdout;
             tries.trim().parse::<u32>().is_ok_and(|tries| tries >= least).then_some(())
         });

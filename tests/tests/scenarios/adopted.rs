@@ -55,7 +55,7 @@ fn as_the_file_says() {
     let next = planned(&scene, &observed);
     assert!(next.is_done());
     assert_snapshot!(describe(&next), @"
-    note: others run main-1 main-2 main-3: raftsman watches, and changes roles and users only
+    note: main-1 main-2 main-3: adopted read-only, raftsman changes roles and users only
     done
     ");
 }
@@ -75,7 +75,7 @@ fn everything_is_otherwise() {
         etcd.members[2].name = "other".to_owned();
     });
     assert_snapshot!(describe(&planned(&scene, &observed)), @"
-    note: others run main-1 main-2 main-3: raftsman watches, and changes roles and users only
+    note: main-1 main-2 main-3: adopted read-only, raftsman changes roles and users only
     blocked: `member main-3` is no member, the file says a member
     blocked: `member other` is a member, the file says no member
     blocked: main-1: `peer URL` is https://127.0.0.1:12380, the file says https://127.0.42.1:2380
@@ -102,7 +102,7 @@ fn one_does_not_answer() {
         last.etcd = Fact::Unreachable { error: "nothing listens there".to_owned(), since: scene.world.now };
     }
     assert_snapshot!(describe(&planned(&scene, &observed)), @"
-    note: others run main-1 main-2 main-3: raftsman watches, and changes roles and users only
+    note: main-1 main-2 main-3: adopted read-only, raftsman changes roles and users only
     waits: main-3: it does not answer: nothing listens there
     ");
 }
@@ -173,7 +173,7 @@ fn no_member_of_others_is_touched() {
         let verdict = safety::judge(&scene.desired, &observed, &[&action], &action);
         assert_eq!(
             verdict.map_err(|refusal| refusal.to_string()),
-            Err("others run this cluster".to_owned()),
+            Err("this cluster is adopted read-only".to_owned()),
             "{action:?}"
         );
     }

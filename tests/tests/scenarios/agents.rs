@@ -37,7 +37,7 @@ fn agents_are_upgraded_one_at_a_time() {
 
 #[test]
 fn another_program_of_the_same_version_is_an_upgrade() {
-    assert_snapshot!(with("1.1.0", "rebuilt").plan().steps[0].reason, @"another program of 1.1.0");
+    assert_snapshot!(with("1.1.0", "rebuilt").plan().steps[0].reason, @"another build of 1.1.0");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_reverted_upgrade_is_named_and_not_tried_again() {
     ");
     assert!(safety::judge(&scene.desired, &scene.look(), &[&step], &step).is_err());
     let advice = scene.plan().waiting[0].next();
-    assert_snapshot!(advice, @"read the agent's log: `raftsman logs main-1 --agent`; another version of raftsman is tried by itself, this one only after you end the agent's process of `main-1`: `raftsman apply` starts it with the new program");
+    assert_snapshot!(advice, @"read the agent's log: `raftsman logs main-1 --agent`; another version of raftsman is tried by itself, this one only after you kill the agent's process of `main-1`: `raftsman apply` starts it with the new binary");
 
     // It blocks nothing else.
     scene.desired = shipping(raftsman_tests::fixtures::cluster(3, &["quota: 4GiB"]), ("1.2.0", "new"));
@@ -130,7 +130,7 @@ fn a_full_disk_is_named_before_the_program_is_sent() {
     assert_snapshot!(scene.to_the_end(), @"
     * upgrade agent main-2: 1.1.0 → 1.2.0; 1 1 1
     * upgrade agent main-3: 1.1.0 → 1.2.0; 1 1 1
-    blocked: main-1: its disk has 70.0 MiB free, and the new program of its agent has 30.0 MiB
+    blocked: main-1: its disk has 70.0 MiB free, and the new agent binary needs 30.0 MiB
     ");
 }
 

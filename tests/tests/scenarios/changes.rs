@@ -28,7 +28,7 @@ fn changed_configuration_followers_first_leader_last() {
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-1: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: the file has changed; 1 0 1
     done
     ");
@@ -45,7 +45,7 @@ fn changed_configuration_the_unhealthy_first() {
     * restart etcd main-2: the file has changed; 2 1 2
     * restart etcd main-3: the file has changed; 2 1 2
     * restart etcd main-5: the file has changed; 2 1 2
-    * hand over to main-2: main-1 restarts next; 2 2 2, hand-over
+    * move leader to main-2: main-1 restarts next; 2 2 2, hand-over
     * restart etcd main-1: the file has changed; 2 1 2
     done
     ");
@@ -60,14 +60,14 @@ fn changed_configuration_while_one_is_down() {
     assert_snapshot!(scene.to_the_end(), @"
     * configure etcd main-1 main-2: the file has changed; 0 0 0
     waits: main-3: the agent does not answer: connection refused
-    waits: main-2: restart etcd would cost quorum: 2 of 3 members are healthy
+    waits: main-2: restart etcd would lose quorum: 2 of 3 members are healthy
     ");
     scene.machine(3).agent_up = true;
     assert_snapshot!(scene.to_the_end(), @"
     * configure etcd main-3: the file has changed; 0 0 0
     * start etcd main-3: not running; 0 0 1
     * restart etcd main-2: the file has changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: the file has changed; 1 0 1
     done
     ");
@@ -79,7 +79,7 @@ fn changed_configuration_of_a_lone_member() {
     scene.desired = cluster(1, &["quota: 4GiB"]);
     assert_snapshot!(scene.to_the_end(), @"
     * configure etcd main-1: the file has changed; 0 0 0
-    blocked: main-1: restart etcd would cost quorum: 1 of 1 members are healthy
+    blocked: main-1: restart etcd would lose quorum: 1 of 1 members are healthy
     ");
 }
 
@@ -114,7 +114,7 @@ fn another_version() {
     * take snapshot cluster: 3.6.15 → 3.6.14; 1 1 1
     * restart etcd main-2: 3.6.15 → 3.6.14; 1 0 1
     * restart etcd main-3: 3.6.15 → 3.6.14; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: 3.6.15 → 3.6.14; 1 0 1
     done
     ");
@@ -267,7 +267,7 @@ fn a_changed_setting_is_named() {
     configure etcd main-3: quota 8GiB → 4GiB, log_level info → warn
     restart etcd main-2: quota 8GiB → 4GiB, log_level info → warn
     restart etcd main-3: quota 8GiB → 4GiB, log_level info → warn
-    hand over to main-2: main-1 restarts next
+    move leader to main-2: main-1 restarts next
     restart etcd main-1: quota 8GiB → 4GiB, log_level info → warn
     ");
 }
@@ -308,7 +308,7 @@ fn every_pass_reports_its_result() {
     CA rotation: nothing
     members to add, remove or move: left, the steps above come first
     machines of former members: nothing
-    machines to make anew: left, the steps above come first
+    machines to rebuild: left, the steps above come first
     auth: nothing
     users with the role root that the file does not name: nothing
     users and roles: left, the file does not ask for it

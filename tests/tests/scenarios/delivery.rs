@@ -33,7 +33,7 @@ fn new_machines_are_given_their_secrets_last() {
     let mut scene = new(&["image: a", PASSWORD]);
     let output = scene.to_the_end();
     assert_snapshot!(from(&output, "deliver"), @"
-    * deliver secrets main-1 main-2 main-3: the machine does not have the secrets of the file; 1 1 1
+    * deliver secrets main-1 main-2 main-3: secrets of the file are not on the machine; 1 1 1
     done
     ");
     assert!(!new(&["image: a"]).to_the_end().contains("deliver"), "nothing to deliver");
@@ -47,7 +47,7 @@ fn another_password_is_delivered_to_all_at_once() {
         set(&mut scene, machine, Delivery::Outdated);
     }
     assert_snapshot!(scene.to_the_end(), @"
-    * deliver secrets main-1 main-2 main-3: the machine does not have the secrets of the file; 1 1 1
+    * deliver secrets main-1 main-2 main-3: secrets of the file are not on the machine; 1 1 1
     done
     ");
 }
@@ -67,7 +67,7 @@ fn a_machine_that_is_rebuilt_is_given_them_again() {
     * rebuild machine main-1: image: a → b; 1 0 1, hand-over
     * start machine main-1: not running; 0 0 0
     * start etcd main-1: not running; 0 0 1
-    * deliver secrets main-1 main-2 main-3: the machine does not have the secrets of the file; 1 1 1
+    * deliver secrets main-1 main-2 main-3: secrets of the file are not on the machine; 1 1 1
     done
     ");
 }

@@ -71,9 +71,9 @@ fn the_provider_does_not_answer_for_a_running_cluster() {
     let mut scene = Scene::settled(3);
     (1..=3).for_each(|i| scene.hide(i, Hidden::Machine));
     assert_snapshot!(scene.to_the_end(), @"
-    waits: main-1: the provider could not be asked: timed out
-    waits: main-2: the provider could not be asked: timed out
-    waits: main-3: the provider could not be asked: timed out
+    waits: main-1: the provider does not answer: timed out
+    waits: main-2: the provider does not answer: timed out
+    waits: main-3: the provider does not answer: timed out
     ");
 }
 
@@ -177,7 +177,7 @@ fn all_data_is_lost() {
         scene.machine(i).process.state = ServiceState::Stopped;
         scene.machine(i).data = Data::Empty;
     }
-    assert_snapshot!(scene.to_the_end(), @"blocked: cluster 714813d15d706db5 existed, and no member has data any more");
+    assert_snapshot!(scene.to_the_end(), @"blocked: all members of cluster 714813d15d706db5 have lost their data");
 }
 
 #[test]
@@ -200,8 +200,8 @@ fn a_clock_is_wrong() {
     scene.machine(2).clock_offset_ms = -90_000;
     scene.machine(3).clock_offset_ms = 59_000;
     assert_snapshot!(scene.to_the_end(), @"
-    blocked: main-1: its clock is 3600 s ahead of ours
-    blocked: main-2: its clock is 90 s behind ours
+    blocked: main-1: its clock is 3600 s ahead of this computer's
+    blocked: main-2: its clock is 90 s behind this computer's
     ");
 }
 
@@ -237,7 +237,7 @@ fn etcd_ends_again_and_again() {
     scene.machine(2).process.restarts = 2;
     assert_snapshot!(describe(&scene.plan()), @"waits: main-2: etcd is starting");
     scene.machine(2).process.restarts = 5;
-    assert_snapshot!(describe(&scene.plan()), @"blocked: main-2: etcd ended 5 times: signal 9");
+    assert_snapshot!(describe(&scene.plan()), @"blocked: main-2: etcd exited 5 times: signal 9");
 }
 
 // ---- Alarms of etcd.
@@ -252,9 +252,9 @@ fn an_alarm_and_a_change() {
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: the file has changed; 1 0 1
-    * disarm NOSPACE cluster: there is room again; 1 1 1
+    * disarm NOSPACE cluster: there is free space again; 1 1 1
     done
     ");
     // A member with corrupt data may not come back from a restart.

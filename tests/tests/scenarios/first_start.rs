@@ -124,9 +124,9 @@ fn the_provider_does_not_answer() {
     (1..=3).for_each(|i| scene.hide(i, Hidden::Machine));
     assert_snapshot!(scene.to_the_end(), @"
     * make authorities cluster: not there yet; - - -
-    waits: main-1: the provider could not be asked: timed out
-    waits: main-2: the provider could not be asked: timed out
-    waits: main-3: the provider could not be asked: timed out
+    waits: main-1: the provider does not answer: timed out
+    waits: main-2: the provider does not answer: timed out
+    waits: main-3: the provider does not answer: timed out
     ");
 }
 
@@ -138,11 +138,11 @@ fn members_stay_while_the_provider_does_not_answer() {
     scene.desired = cluster(3, &[]);
     (1..=5).for_each(|i| scene.hide(i, Hidden::Machine));
     assert_snapshot!(scene.to_the_end(), @"
-    waits: main-1: the provider could not be asked: timed out
-    waits: main-2: the provider could not be asked: timed out
-    waits: main-3: the provider could not be asked: timed out
-    waits: main-4: the provider could not be asked: timed out
-    waits: main-5: the provider could not be asked: timed out
+    waits: main-1: the provider does not answer: timed out
+    waits: main-2: the provider does not answer: timed out
+    waits: main-3: the provider does not answer: timed out
+    waits: main-4: the provider does not answer: timed out
+    waits: main-5: the provider does not answer: timed out
     ");
     scene.hidden.clear();
     assert!(scene.to_the_end().ends_with("done\n"));

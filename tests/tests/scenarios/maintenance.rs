@@ -44,9 +44,9 @@ fn a_full_database_is_compacted_rewritten_and_written_to_again() {
     * compact cluster: the quota is used up, most by `data/` (2068 keys, about 2.0 MiB, and 14.0 MiB of old values); 1 1 1
     * defragment main-2: 14.0 MiB of 16.0 MiB are free; 1 0 1
     * defragment main-3: 14.0 MiB of 16.0 MiB are free; 1 0 1
-    * hand over to main-2: main-1 is about to go; 1 1 1, hand-over
+    * move leader to main-2: main-1 stops serving next; 1 1 1, hand-over
     * defragment main-1: 14.0 MiB of 16.0 MiB are free; 1 0 1
-    * disarm NOSPACE cluster: there is room again; 1 1 1
+    * disarm NOSPACE cluster: there is free space again; 1 1 1
     done
     ");
     assert_eq!(scene.agreed().alarms, []);
@@ -85,9 +85,9 @@ fn the_data_itself_fills_the_quota() {
     * compact cluster: the quota is used up, most by `data/` (5140 keys, about 5.0 MiB, and 10.0 MiB of old values); 1 1 1
     * defragment main-2: 11.0 MiB of 16.0 MiB are free; 1 0 1
     * defragment main-3: 11.0 MiB of 16.0 MiB are free; 1 0 1
-    * hand over to main-2: main-1 is about to go; 1 1 1, hand-over
+    * move leader to main-2: main-1 stops serving next; 1 1 1, hand-over
     * defragment main-1: 11.0 MiB of 16.0 MiB are free; 1 0 1
-    * disarm NOSPACE cluster: there is room again; 1 1 1
+    * disarm NOSPACE cluster: there is free space again; 1 1 1
     done
     ");
 }
@@ -101,9 +101,9 @@ fn a_greater_quota_is_carried_through_and_the_alarm_taken_back() {
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: the file has changed; 1 0 1
-    * disarm NOSPACE cluster: there is room again; 1 1 1
+    * disarm NOSPACE cluster: there is free space again; 1 1 1
     done
     ");
 }
@@ -116,9 +116,9 @@ fn a_greater_quota_alone_is_enough() {
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: the file has changed; 1 0 1
-    * disarm NOSPACE cluster: there is room again; 1 1 1
+    * disarm NOSPACE cluster: there is free space again; 1 1 1
     done
     ");
     assert_eq!(scene.agreed().stored.compacted, 0, "no history was dropped without need");
@@ -145,7 +145,7 @@ fn history_is_kept_where_all_that_answer_have_room() {
     scene.hide(1, Hidden::Etcd);
     assert_snapshot!(scene.to_the_end(), @"
     waits: main-1: etcd is starting
-    waits: taking the alarm back waits for main-1: not healthy
+    waits: disarming the alarm waits for unhealthy members: main-1
     ");
 }
 
@@ -156,15 +156,15 @@ fn no_room_is_made_while_a_member_is_down() {
     assert_snapshot!(scene.to_the_end(), @"
     * compact cluster: the quota is used up, most by `data/` (2068 keys, about 2.0 MiB, and 14.0 MiB of old values); 0 0 0
     waits: main-2: etcd is starting
-    waits: making room in the database waits for main-2: not healthy
+    waits: freeing space in the database waits for unhealthy members: main-2
     ");
     scene.hidden.clear();
     assert_snapshot!(scene.to_the_end(), @"
     * defragment main-2: 14.0 MiB of 16.0 MiB are free; 1 0 1
     * defragment main-3: 14.0 MiB of 16.0 MiB are free; 1 0 1
-    * hand over to main-2: main-1 is about to go; 1 1 1, hand-over
+    * move leader to main-2: main-1 stops serving next; 1 1 1, hand-over
     * defragment main-1: 14.0 MiB of 16.0 MiB are free; 1 0 1
-    * disarm NOSPACE cluster: there is room again; 1 1 1
+    * disarm NOSPACE cluster: there is free space again; 1 1 1
     done
     ");
 }
@@ -215,7 +215,7 @@ fn one_member_makes_room_by_itself() {
     assert_snapshot!(scene.to_the_end(), @"
     * compact cluster: the quota is used up, most by `data/` (2068 keys, about 2.0 MiB, and 14.0 MiB of old values); 0 0 0
     * defragment main-1: 14.0 MiB of 16.0 MiB are free; 0 0 0, hand-over
-    * disarm NOSPACE cluster: there is room again; 0 0 0
+    * disarm NOSPACE cluster: there is free space again; 0 0 0
     done
     ");
 }
@@ -228,9 +228,9 @@ fn a_member_that_has_room_is_left_alone() {
     assert_snapshot!(scene.to_the_end(), @"
     * compact cluster: the quota is used up, most by `data/` (2068 keys, about 2.0 MiB); 1 1 1
     * defragment main-3: 14.0 MiB of 16.0 MiB are free; 1 0 1
-    * hand over to main-2: main-1 is about to go; 1 1 1, hand-over
+    * move leader to main-2: main-1 stops serving next; 1 1 1, hand-over
     * defragment main-1: 14.0 MiB of 16.0 MiB are free; 1 0 1
-    * disarm NOSPACE cluster: there is room again; 1 1 1
+    * disarm NOSPACE cluster: there is free space again; 1 1 1
     done
     ");
 }
@@ -261,7 +261,7 @@ fn large_files_are_rewritten_followers_first() {
     assert_snapshot!(scene.to_the_end(), @"
     * defragment main-2: 300.0 MiB of 400.0 MiB are free; 1 0 1
     * defragment main-3: 300.0 MiB of 400.0 MiB are free; 1 0 1
-    * hand over to main-2: main-1 is about to go; 1 1 1, hand-over
+    * move leader to main-2: main-1 stops serving next; 1 1 1, hand-over
     * defragment main-1: 300.0 MiB of 400.0 MiB are free; 1 0 1
     done
     ");
@@ -306,7 +306,7 @@ fn a_disk_without_room_for_the_new_file_is_named() {
     // The others are rewritten all the same, and then there is nothing to wait for.
     assert_snapshot!(scene.to_the_end(), @"
     * defragment main-3: 300.0 MiB of 400.0 MiB are free; 1 0 1
-    * hand over to main-2: main-1 is about to go; 1 1 1, hand-over
+    * move leader to main-2: main-1 stops serving next; 1 1 1, hand-over
     * defragment main-1: 300.0 MiB of 400.0 MiB are free; 1 0 1
     blocked: main-2: not safe to defragment: its disk has 70.0 MiB free, and the new file takes 100.0 MiB
     ");
@@ -319,7 +319,7 @@ fn the_leader_is_never_rewritten() {
     let defragment = Action::Maintenance(MaintenanceAction::Defragment { machine: leads.expect("a leader") });
     let refused = safety::judge(&scene.desired, &scene.look(), &[&defragment], &defragment);
     assert_snapshot!(refused.expect_err("it must not"), @"
-    it leads: leadership has to go first
+    it is the leader: leadership has to be transferred first
     ");
 }
 
@@ -369,7 +369,7 @@ fn a_corrupt_member_is_replaced_on_request() {
             * remove member main-2: replaced; 1 0 0
             * stop etcd main-2: replaced; 0 0 0
             * clear data main-2: replaced; 0 0 0
-            * disarm CORRUPT cluster: all members hold the same; 0 0 0
+            * disarm CORRUPT cluster: all members hold the same data; 0 0 0
             * add learner main-2: not there yet; 0 0 0
             * start etcd main-2: not there yet; 0 0 0
             * promote main-2: caught up; 0 1 1
@@ -391,7 +391,7 @@ fn a_sound_member_is_not_replaced_under_the_alarm() {
     let remove = Action::Member(MemberAction::RemoveMember { name: "main-3".to_owned(), member: id });
     let refused = safety::judge(&scene.desired, &scene.look(), &[&remove], &remove);
     assert_snapshot!(refused.expect_err("it must not"), @"
-    etcd says that a member's data is corrupt
+    etcd reports that a member's data is corrupt
     ");
 }
 
@@ -446,6 +446,6 @@ fn a_corrupt_member_that_does_not_start_is_named() {
     blocked: main-2: etcd does not start: its data differs from that of the other members
     ");
     assert_snapshot!(next.waiting[0].next(), @"
-    have it fetch all data anew from the others: `raftsman replace main-2`
+    replace it, so that it gets all data from the others: `raftsman replace main-2`
     ");
 }

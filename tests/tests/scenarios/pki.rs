@@ -51,21 +51,21 @@ fn another_authority_for_peers() {
     let mut scene = Scene::settled(3);
     ask(&mut scene, TrustDomain::Peers);
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: asked for; 1 1 1
+    * add peers CA cluster: requested; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: trusted CAs have changed; 1 0 1
-    * switch peers CA cluster: trusted by every member; 1 1 1
+    * activate peers CA cluster: trusted by every member; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
-    * retire peers CA cluster: not needed any more; 1 1 1
+    * distrust peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget peers CA cluster: refused by every member; 1 1 1
+    * delete peers CA cluster: refused by every member; 1 1 1
     done
     ");
     let trust = trust(&mut scene, TrustDomain::Peers);
@@ -77,13 +77,13 @@ fn another_authority_for_clients_waits_for_them() {
     let mut scene = Scene::settled(3);
     ask(&mut scene, TrustDomain::Clients);
     assert_snapshot!(scene.to_the_end(), @"
-    * take in clients CA cluster: asked for; 1 1 1
+    * add clients CA cluster: requested; 1 1 1
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: trusted CAs have changed; 1 0 1
-    * switch clients CA cluster: trusted by every member; 1 1 1
+    * activate clients CA cluster: trusted by every member; 1 1 1
     done
     ");
     // Clients that trust only the old CA still accept the members' certificates.
@@ -97,13 +97,13 @@ fn another_authority_for_clients_waits_for_them() {
     trust(&mut scene, TrustDomain::Clients).finish = true;
     assert_snapshot!(scene.to_the_end(), @"
     * sign server cert main-1 main-2 main-3: signed by another authority; 1 1 1
-    * retire clients CA cluster: not needed any more; 1 1 1
+    * distrust clients CA cluster: not needed any more; 1 1 1
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget clients CA cluster: refused by every member; 1 1 1
+    * delete clients CA cluster: refused by every member; 1 1 1
     done
     ");
 }
@@ -114,21 +114,21 @@ fn another_authority_for_clients_now() {
     ask(&mut scene, TrustDomain::Clients);
     trust(&mut scene, TrustDomain::Clients).now = true;
     assert_snapshot!(scene.to_the_end(), @"
-    * take in clients CA cluster: asked for; 1 1 1
+    * add clients CA cluster: requested; 1 1 1
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: trusted CAs have changed; 1 0 1
-    * switch clients CA cluster: trusted by every member; 1 1 1
+    * activate clients CA cluster: trusted by every member; 1 1 1
     * sign server cert main-1 main-2 main-3: signed by another authority; 1 1 1
-    * retire clients CA cluster: not needed any more; 1 1 1
+    * distrust clients CA cluster: not needed any more; 1 1 1
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget clients CA cluster: refused by every member; 1 1 1
+    * delete clients CA cluster: refused by every member; 1 1 1
     done
     ");
     assert!(!trust(&mut scene, TrustDomain::Clients).now);
@@ -140,24 +140,24 @@ fn other_authorities_for_both_share_the_restarts_of_the_first_phase() {
     ask(&mut scene, TrustDomain::Peers);
     ask(&mut scene, TrustDomain::Clients);
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: asked for; 1 1 1
-      take in clients CA cluster: asked for; 1 1 1
+    * add peers CA cluster: requested; 1 1 1
+      add clients CA cluster: requested; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
       store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: trusted CAs have changed; 1 0 1
-    * switch peers CA cluster: trusted by every member; 1 1 1
-      switch clients CA cluster: trusted by every member; 1 1 1
+    * activate peers CA cluster: trusted by every member; 1 1 1
+      activate clients CA cluster: trusted by every member; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
-    * retire peers CA cluster: not needed any more; 1 1 1
+    * distrust peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget peers CA cluster: refused by every member; 1 1 1
+    * delete peers CA cluster: refused by every member; 1 1 1
     done
     ");
 }
@@ -168,17 +168,17 @@ fn another_authority_for_clients_with_passwords_restarts_no_member() {
     scene.to_the_end();
     ask(&mut scene, TrustDomain::Clients);
     assert_snapshot!(scene.to_the_end(), @"
-    * take in clients CA cluster: asked for; 1 1 1
+    * add clients CA cluster: requested; 1 1 1
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
-    * switch clients CA cluster: trusted by every member; 1 1 1
+    * activate clients CA cluster: trusted by every member; 1 1 1
     done
     ");
     trust(&mut scene, TrustDomain::Clients).finish = true;
     assert_snapshot!(scene.to_the_end(), @"
     * sign server cert main-1 main-2 main-3: signed by another authority; 1 1 1
-    * retire clients CA cluster: not needed any more; 1 1 1
+    * distrust clients CA cluster: not needed any more; 1 1 1
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
-    * forget clients CA cluster: refused by every member; 1 1 1
+    * delete clients CA cluster: refused by every member; 1 1 1
     done
     ");
 }
@@ -188,9 +188,9 @@ fn a_lone_member_has_no_transfer_target() {
     let mut scene = Scene::settled(1);
     ask(&mut scene, TrustDomain::Peers);
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: asked for; 0 0 0
+    * add peers CA cluster: requested; 0 0 0
     * store peer trust main-1: trusted CAs have changed; 0 0 0
-    blocked: main-1: restart etcd would cost quorum: 1 of 1 members are healthy
+    blocked: main-1: restart etcd would lose quorum: 1 of 1 members are healthy
     ");
 }
 
@@ -201,24 +201,24 @@ fn authorities_near_their_end() {
     let mut scene = Scene::settled(3);
     scene.later(DAY * (3650 - 170));
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: expires in 170 days; 1 1 1
-      take in clients CA cluster: expires in 170 days; 1 1 1
+    * add peers CA cluster: expires in 170 days; 1 1 1
+      add clients CA cluster: expires in 170 days; 1 1 1
       sign peer cert main-1 main-2 main-3: expired; 1 1 1
       sign server cert main-1 main-2 main-3: expired; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: trusted CAs have changed; 1 0 1
-    * switch peers CA cluster: trusted by every member; 1 1 1
-      switch clients CA cluster: trusted by every member; 1 1 1
+    * activate peers CA cluster: trusted by every member; 1 1 1
+      activate clients CA cluster: trusted by every member; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
-    * retire peers CA cluster: not needed any more; 1 1 1
+    * distrust peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget peers CA cluster: refused by every member; 1 1 1
+    * delete peers CA cluster: refused by every member; 1 1 1
     done
     ");
 }
@@ -237,13 +237,13 @@ fn the_old_authority_of_the_clients_expires_before_the_operator_finishes() {
     ");
     scene.later(DAY * 30);
     assert_snapshot!(scene.to_the_end(), @"
-    * retire clients CA cluster: not needed any more; 1 1 1
+    * distrust clients CA cluster: not needed any more; 1 1 1
     * store server trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: trusted CAs have changed; 1 0 1
-    * forget clients CA cluster: refused by every member; 1 1 1
+    * delete clients CA cluster: refused by every member; 1 1 1
     done
     ");
 }
@@ -253,15 +253,15 @@ fn authorities_have_ended() {
     let mut scene = Scene::settled(3);
     scene.later(DAY * 3660);
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: expired; 1 1 1
-      take in clients CA cluster: expired; 1 1 1
-    * switch peers CA cluster: expired; 1 1 1
-      switch clients CA cluster: expired; 1 1 1
+    * add peers CA cluster: expired; 1 1 1
+      add clients CA cluster: expired; 1 1 1
+    * activate peers CA cluster: expired; 1 1 1
+      activate clients CA cluster: expired; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; - - -
       sign server cert main-1 main-2 main-3: signed by another authority; - - -
     * restart all etcd cluster: the CA that they trust has expired; - - 1
-    * forget peers CA cluster: refused by every member; 1 1 1
-      forget clients CA cluster: refused by every member; 1 1 1
+    * delete peers CA cluster: refused by every member; 1 1 1
+      delete clients CA cluster: refused by every member; 1 1 1
     done
     ");
 }
@@ -273,11 +273,7 @@ fn an_authority_that_was_brought_has_ended() {
     scene.to_the_end();
     scene.later(DAY * 6000);
     let plan = scene.plan();
-    assert!(
-        plan.waiting.iter().any(|w| w.to_string() == "the authority of the peers has expired"),
-        "{}",
-        describe(&plan)
-    );
+    assert!(plan.waiting.iter().any(|w| w.to_string() == "the peers CA has expired"), "{}", describe(&plan));
 }
 
 #[test]
@@ -295,21 +291,21 @@ fn made_then_brought_then_another_then_made() {
     let mut scene = Scene::settled(3);
     bring(&mut scene, "theirs");
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: the file has changed; 1 1 1
+    * add peers CA cluster: the file has changed; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: trusted CAs have changed; 1 0 1
-    * switch peers CA cluster: trusted by every member; 1 1 1
+    * activate peers CA cluster: trusted by every member; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
-    * retire peers CA cluster: not needed any more; 1 1 1
+    * distrust peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget peers CA cluster: refused by every member; 1 1 1
+    * delete peers CA cluster: refused by every member; 1 1 1
     done
     ");
     assert_eq!(scene.machine(2).certificates[&Purpose::Peer].issuer_key, "theirs");
@@ -331,10 +327,10 @@ fn the_file_reverts_before_anything_is_signed() {
     scene.desired = cluster(3, &[]);
     scene.world.brought.clear();
     assert_snapshot!(scene.to_the_end(), @"
-    * retire peers CA cluster: the file has changed; 1 1 1
+    * distrust peers CA cluster: the file has changed; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget peers CA cluster: refused by every member; 1 1 1
+    * delete peers CA cluster: refused by every member; 1 1 1
     done
     ");
     let trust = trust(&mut scene, TrustDomain::Peers);
@@ -348,21 +344,21 @@ fn the_file_names_yet_another_before_anything_is_signed() {
     waves(&mut scene, 3);
     bring(&mut scene, "another of theirs");
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: the file has changed; 1 1 1
+    * add peers CA cluster: the file has changed; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: trusted CAs have changed; 1 0 1
-    * switch peers CA cluster: trusted by every member; 1 1 1
+    * activate peers CA cluster: trusted by every member; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
-    * retire peers CA cluster: not needed any more; 1 1 1
+    * distrust peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget peers CA cluster: refused by every member; 1 1 1
+    * delete peers CA cluster: refused by every member; 1 1 1
     done
     ");
 }
@@ -375,20 +371,20 @@ fn the_same_key_in_another_certificate() {
     let brought = scene.world.brought.get_mut(&TrustDomain::Peers).expect("brought");
     brought.certificate = "a later certificate of theirs\n".to_owned();
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: the file has changed; 1 1 1
+    * add peers CA cluster: the file has changed; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: trusted CAs have changed; 1 0 1
-    * switch peers CA cluster: trusted by every member; 1 1 1
-    * retire peers CA cluster: not needed any more; 1 1 1
+    * activate peers CA cluster: trusted by every member; 1 1 1
+    * distrust peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget peers CA cluster: refused by every member; 1 1 1
+    * delete peers CA cluster: refused by every member; 1 1 1
     done
     ");
 }
@@ -399,7 +395,7 @@ fn another_authority_before_the_first_start() {
     waves(&mut scene, 3);
     bring(&mut scene, "theirs");
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: the file has changed; - - -
+    * add peers CA cluster: the file has changed; - - -
     * sign peer cert main-1 main-2 main-3: signed by another authority; - - -
     * start etcd main-1 main-2 main-3: first start, 3 of 3 together; - - 1
     * create root cluster: not there yet; 1 1 1
@@ -416,22 +412,22 @@ fn a_member_is_down_when_the_next_authority_is_to_be_trusted() {
     ask(&mut scene, TrustDomain::Peers);
     scene.cut_power(3);
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: asked for; 0 0 0
+    * add peers CA cluster: requested; 0 0 0
       start machine main-3: not running; 0 0 0
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: trusted CAs have changed; 1 0 1
-    * switch peers CA cluster: trusted by every member; 1 1 1
+    * activate peers CA cluster: trusted by every member; 1 1 1
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
-    * retire peers CA cluster: not needed any more; 1 1 1
+    * distrust peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget peers CA cluster: refused by every member; 1 1 1
+    * delete peers CA cluster: refused by every member; 1 1 1
     done
     ");
 }
@@ -442,10 +438,10 @@ fn an_agent_does_not_answer_before_the_switch() {
     ask(&mut scene, TrustDomain::Peers);
     scene.hide(3, Hidden::Agent);
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: asked for; 1 1 1
+    * add peers CA cluster: requested; 1 1 1
     * store peer trust main-1 main-2: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: trusted CAs have changed; 1 0 1
     waits: main-3: the agent does not answer: timed out
     ");
@@ -460,23 +456,23 @@ fn in_an_emergency_members_that_quorum_does_not_need_are_not_waited_for() {
     trust(&mut scene, TrustDomain::Peers).now = true;
     scene.hide(5, Hidden::Agent);
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: asked for; 2 2 2
+    * add peers CA cluster: requested; 2 2 2
     * store peer trust main-1 main-2 main-3 main-4: trusted CAs have changed; 2 2 2
     * restart etcd main-2: trusted CAs have changed; 2 1 2
     * restart etcd main-3: trusted CAs have changed; 2 1 2
     * restart etcd main-4: trusted CAs have changed; 2 1 2
-    * hand over to main-2: main-1 restarts next; 2 2 2, hand-over
+    * move leader to main-2: main-1 restarts next; 2 2 2, hand-over
     * restart etcd main-1: trusted CAs have changed; 2 1 2
-    * switch peers CA cluster: trusted by every member; 2 2 2
+    * activate peers CA cluster: trusted by every member; 2 2 2
     * sign peer cert main-1 main-2 main-3 main-4: signed by another authority; 2 2 2
-    * retire peers CA cluster: not needed any more; 2 2 2
+    * distrust peers CA cluster: not needed any more; 2 2 2
     * store peer trust main-1 main-2 main-3 main-4: trusted CAs have changed; 2 2 2
     * restart etcd main-1: trusted CAs have changed; 2 0 2
     * restart etcd main-3: trusted CAs have changed; 2 0 2
     * restart etcd main-4: trusted CAs have changed; 2 0 2
-    * hand over to main-1: main-2 is about to go; 2 2 2, hand-over
+    * move leader to main-1: main-2 stops serving next; 2 2 2, hand-over
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget peers CA cluster: refused by every member; 1 1 1
+    * delete peers CA cluster: refused by every member; 1 1 1
     waits: main-5: the agent does not answer: timed out
     ");
     // It comes back with a certificate that no member trusts any more, and catches up.
@@ -502,24 +498,24 @@ fn in_an_emergency_a_member_that_is_left_behind_does_not_lead() {
     scene.hide(5, Hidden::Agent);
     lead(&mut scene, 5);
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: asked for; 2 2 2
+    * add peers CA cluster: requested; 2 2 2
     * store peer trust main-1 main-2 main-3 main-4: trusted CAs have changed; 2 2 2
-    * hand over to main-1: main-5 may not know the new CA; 2 2 2, hand-over
+    * move leader to main-1: main-5 may not trust the new CA; 2 2 2, hand-over
     * restart etcd main-2: trusted CAs have changed; 2 1 2
     * restart etcd main-3: trusted CAs have changed; 2 1 2
     * restart etcd main-4: trusted CAs have changed; 2 1 2
-    * hand over to main-2: main-1 restarts next; 2 2 2, hand-over
+    * move leader to main-2: main-1 restarts next; 2 2 2, hand-over
     * restart etcd main-1: trusted CAs have changed; 2 1 2
-    * switch peers CA cluster: trusted by every member; 2 2 2
+    * activate peers CA cluster: trusted by every member; 2 2 2
     * sign peer cert main-1 main-2 main-3 main-4: signed by another authority; 2 2 2
-    * retire peers CA cluster: not needed any more; 2 2 2
+    * distrust peers CA cluster: not needed any more; 2 2 2
     * store peer trust main-1 main-2 main-3 main-4: trusted CAs have changed; 2 2 2
     * restart etcd main-1: trusted CAs have changed; 2 0 2
     * restart etcd main-3: trusted CAs have changed; 2 0 2
     * restart etcd main-4: trusted CAs have changed; 2 0 2
-    * hand over to main-1: main-2 is about to go; 2 2 2, hand-over
+    * move leader to main-1: main-2 stops serving next; 2 2 2, hand-over
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget peers CA cluster: refused by every member; 1 1 1
+    * delete peers CA cluster: refused by every member; 1 1 1
     waits: main-5: the agent does not answer: timed out
     ");
     scene.hidden.clear();
@@ -545,13 +541,13 @@ fn a_leader_that_was_left_behind_hands_over_when_it_is_back() {
     scene.hidden.clear();
     assert_snapshot!(scene.to_the_end(), @"
     * sign peer cert main-5: signed by another authority; 1 1 1
-    * hand over to main-2: main-5 may not know the new CA; 1 1 1, hand-over
+    * move leader to main-2: main-5 may not trust the new CA; 1 1 1, hand-over
     * restart etcd main-5: trusted CAs have changed; 2 1 2
     * restart etcd main-3: trusted CAs have changed; 2 1 2
     * restart etcd main-4: trusted CAs have changed; 2 1 2
-    * hand over to main-1: main-2 restarts next; 2 2 2, hand-over
+    * move leader to main-1: main-2 restarts next; 2 2 2, hand-over
     * restart etcd main-2: trusted CAs have changed; 2 1 2
-    * forget peers CA cluster: refused by every member; 2 2 2
+    * delete peers CA cluster: refused by every member; 2 2 2
     done
     ");
 }
@@ -563,10 +559,10 @@ fn in_an_emergency_no_member_is_left_behind_where_that_would_cost_quorum() {
     trust(&mut scene, TrustDomain::Peers).now = true;
     scene.hide(3, Hidden::Agent);
     assert_snapshot!(scene.to_the_end(), @"
-    * take in peers CA cluster: asked for; 1 1 1
+    * add peers CA cluster: requested; 1 1 1
     * store peer trust main-1 main-2: trusted CAs have changed; 1 1 1
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: trusted CAs have changed; 1 0 1
     waits: main-3: the agent does not answer: timed out
     ");
@@ -584,21 +580,21 @@ fn a_member_goes_down_after_the_switch_and_catches_up() {
     scene.cut_power(2);
     scene.hide(2, Hidden::Machine);
     assert_snapshot!(scene.to_the_end(), @"
-    waits: main-2: the provider could not be asked: timed out
-    waits: main-1: has not got what the change of the peers CA rests on
-    waits: main-3: has not got what the change of the peers CA rests on
+    waits: main-2: the provider does not answer: timed out
+    waits: main-1: does not have the new trust bundle or certificate of the peers CA yet
+    waits: main-3: does not have the new trust bundle or certificate of the peers CA yet
     ");
     scene.hidden.clear();
     assert_snapshot!(scene.to_the_end(), @"
     * start machine main-2: not running; 0 0 0
     * sign peer cert main-1 main-2 main-3: signed by another authority; 1 1 1
-    * retire peers CA cluster: not needed any more; 1 1 1
+    * distrust peers CA cluster: not needed any more; 1 1 1
     * store peer trust main-1 main-2 main-3: trusted CAs have changed; 1 1 1
     * restart etcd main-1: trusted CAs have changed; 1 0 1
     * restart etcd main-3: trusted CAs have changed; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: trusted CAs have changed; 1 0 1
-    * forget peers CA cluster: refused by every member; 1 1 1
+    * delete peers CA cluster: refused by every member; 1 1 1
     done
     ");
 }
@@ -613,9 +609,9 @@ fn a_process_that_trusts_less_than_its_agent_says_is_detected() {
     assert_ne!(output, before);
     scene.world.bundles.insert(output[&Purpose::Peer].clone(), scene.world.bundles[&before[&Purpose::Peer]].clone());
     assert_snapshot!(describe(&scene.plan()), @"
-    waits: somebody of the peers CA 2 → main-1: no handshake: bad certificate
-    waits: somebody of the peers CA 2 → main-2: no handshake: bad certificate
-    waits: somebody of the peers CA 2 → main-3: no handshake: bad certificate
+    waits: a certificate of the peers CA 2 → main-1: TLS handshake failed: bad certificate
+    waits: a certificate of the peers CA 2 → main-2: TLS handshake failed: bad certificate
+    waits: a certificate of the peers CA 2 → main-3: TLS handshake failed: bad certificate
     ");
 }
 
@@ -631,9 +627,9 @@ fn a_member_that_still_accepts_the_old_ca_is_named() {
     let digest = scene.machine(2).process.trust[&Purpose::Peer].clone();
     scene.world.bundles.insert(digest, both);
     assert_snapshot!(describe(&scene.plan()), @"
-    blocked: main-1: still lets in whom the old peers CA 1 vouches for
-    blocked: main-2: still lets in whom the old peers CA 1 vouches for
-    blocked: main-3: still lets in whom the old peers CA 1 vouches for
+    blocked: main-1: still accepts certificates of the old peers CA 1
+    blocked: main-2: still accepts certificates of the old peers CA 1
+    blocked: main-3: still accepts certificates of the old peers CA 1
     ");
 }
 

@@ -46,7 +46,7 @@ fn a_new_cluster_measures_before_it_is_configured() {
     * sign peer cert main-1 main-2 main-3: not there yet; - - -
       sign server cert main-1 main-2 main-3: not there yet; - - -
       install etcd main-1 main-2 main-3: not there yet; - - -
-    * measure cluster: heartbeat and election rest on it; - - -
+    * measure cluster: heartbeat and election are derived from it; - - -
     * configure etcd main-1 main-2 main-3: not there yet; - - -
     * start etcd main-1 main-2 main-3: first start, 3 of 3 together; - - 1
     * create root cluster: not there yet; 1 1 1
@@ -85,7 +85,7 @@ fn a_running_cluster_measures_and_goes_on_as_it_was_when_that_suits() {
     let mut scene = Scene::settled(3);
     scene.desired = cluster(3, &MEASURED);
     assert_snapshot!(scene.to_the_end(), @"
-    * measure cluster: heartbeat and election rest on it; 1 1 1
+    * measure cluster: heartbeat and election are derived from it; 1 1 1
     done
     ");
     assert_eq!(heartbeat(&scene), 100);
@@ -97,11 +97,11 @@ fn a_running_cluster_keeps_its_timers_until_others_are_measured() {
     scene.desired = cluster(3, &MEASURED);
     scene.world.latency = FAR;
     assert_snapshot!(scene.to_the_end(), @"
-    * measure cluster: heartbeat and election rest on it; 1 1 1
+    * measure cluster: heartbeat and election are derived from it; 1 1 1
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: the file has changed; 1 0 1
     done
     ");
@@ -121,7 +121,7 @@ fn noise_restarts_no_member_and_a_real_change_restarts_all_one_at_a_time() {
     * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: the file has changed; 1 0 1
     done
     ");
@@ -143,7 +143,7 @@ fn a_machine_that_cannot_be_asked_holds_up_the_first_measurement() {
     * sign peer cert main-1 main-2: not there yet; - - -
       sign server cert main-1 main-2: not there yet; - - -
       install etcd main-1 main-2: not there yet; - - -
-    waits: the timers are to be measured, and 2 of the 3 agents that it takes can be asked
+    waits: the timers are to be measured: 2 of the 3 agents that are needed answer
     waits: main-3: the agent does not answer: timed out
     ");
     scene.hidden.clear();
@@ -156,7 +156,7 @@ fn a_lost_member_does_not_hold_up_a_measurement_of_the_others() {
     scene.desired = cluster(3, &MEASURED);
     scene.hide(3, Hidden::Agent);
     assert_snapshot!(scene.to_the_end(), @"
-    * measure cluster: heartbeat and election rest on it; 1 1 1
+    * measure cluster: heartbeat and election are derived from it; 1 1 1
     waits: main-3: the agent does not answer: timed out
     ");
     let kept = scene.world.ledger.preflight.as_ref().expect("measured");
@@ -176,7 +176,7 @@ fn too_few_agents_measure_nothing_and_no_member_is_restarted() {
     assert_snapshot!(scene.to_the_end(), @"
     waits: main-2: the agent does not answer: timed out
     waits: main-3: the agent does not answer: timed out
-    waits: the timers are to be measured, and 1 of the 2 agents that it takes can be asked
+    waits: the timers are to be measured: 1 of the 2 agents that are needed answer
     ");
     let observed = scene.look();
     let refused = safety::judge(

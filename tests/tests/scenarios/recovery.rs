@@ -39,12 +39,12 @@ fn two_of_three_are_gone() {
     let foreseen = forecast(&scene.desired, &scene.look(), scene.world.now);
     assert!(foreseen.converges, "{foreseen:?}");
     assert_snapshot!(scene.to_the_end(), @"
-    * stop etcd main-2: built anew around main-2; - - -
-    * configure etcd main-2: built anew around main-2; - - -
-    * start alone main-2: built anew around main-2; - - -
-    * stop etcd main-2: built anew around main-2; 0 - 0
-    * clear data main-2: built anew around main-2; - - -
-    * restore data main-2: built anew around main-2; - - -
+    * stop etcd main-2: recovered from main-2; - - -
+    * configure etcd main-2: recovered from main-2; - - -
+    * start alone main-2: recovered from main-2; - - -
+    * stop etcd main-2: recovered from main-2; 0 - 0
+    * clear data main-2: recovered from main-2; - - -
+    * restore data main-2: recovered from main-2; - - -
     * create machine main-1 main-3: not there yet; - - -
       start etcd main-2: not running; - - -
     * enroll main-1 main-3: new machine; 0 0 0
@@ -71,14 +71,14 @@ fn of_two_survivors_one_goes_on_and_the_other_fetches_all_anew() {
     demolish(&mut scene, &[1, 2, 3]);
     decide(&mut scene);
     assert_snapshot!(scene.to_the_end(), @"
-    * stop etcd main-5: built anew around main-4; - - -
-    * stop etcd main-4: built anew around main-4; - - -
-    * configure etcd main-4: built anew around main-4; - - -
-    * start alone main-4: built anew around main-4; - - -
-    * clear data main-5: built anew around main-4; 0 - 0
-    * stop etcd main-4: built anew around main-4; 0 - 0
-    * clear data main-4: built anew around main-4; - - -
-    * restore data main-4: built anew around main-4; - - -
+    * stop etcd main-5: recovered from main-4; - - -
+    * stop etcd main-4: recovered from main-4; - - -
+    * configure etcd main-4: recovered from main-4; - - -
+    * start alone main-4: recovered from main-4; - - -
+    * clear data main-5: recovered from main-4; 0 - 0
+    * stop etcd main-4: recovered from main-4; 0 - 0
+    * clear data main-4: recovered from main-4; - - -
+    * restore data main-4: recovered from main-4; - - -
     * create machine main-1 main-2 main-3: not there yet; - - -
       configure etcd main-5: the file has changed; - - -
       start etcd main-4: not running; - - -
@@ -115,11 +115,11 @@ fn a_wiped_disk_and_a_stopped_survivor() {
     scene.machine(3).process.state = ServiceState::Stopped;
     decide(&mut scene);
     assert_snapshot!(scene.to_the_end(), @"
-    * configure etcd main-3: built anew around main-3; - - -
-    * start alone main-3: built anew around main-3; - - -
-    * stop etcd main-3: built anew around main-3; 0 - 0
-    * clear data main-3: built anew around main-3; - - -
-    * restore data main-3: built anew around main-3; - - -
+    * configure etcd main-3: recovered from main-3; - - -
+    * start alone main-3: recovered from main-3; - - -
+    * stop etcd main-3: recovered from main-3; 0 - 0
+    * clear data main-3: recovered from main-3; - - -
+    * restore data main-3: recovered from main-3; - - -
     * create machine main-1: not there yet; - - -
       configure etcd main-2: the file has changed; - - -
       start etcd main-3: not running; - - -
@@ -227,15 +227,15 @@ fn the_message_of_every_refusal() {
         Unclear::Restoring,
     ];
     assert_snapshot!(all.map(|unclear| unclear.to_string()).join("\n"), @"
-    the cluster has its majority and works: there is nothing to recover
+    the cluster has its majority: there is nothing to recover
     the cluster never formed: `raftsman apply` makes it
     2 of 3 members have their data, which is a majority: nothing has to be lost; `raftsman apply` brings them up
-    nobody can tell what became of main-2, main-3: bring it back (`raftsman apply` starts machines that are stopped), or say that it is gone for good with `--lost main-2 --lost main-3`
-    no member has its data: only a snapshot can help
-    `main-1` has no data to build a cluster of
-    it cannot be told how much `main-1` knows: say with `--from` around whom to build
-    others run this cluster
-    all members are being restored from a backup, whatever any of them has: `raftsman apply` goes on with it, `raftsman restore` takes another backup
+    it is not known whether main-2, main-3 still has its data: bring it back (`raftsman apply` starts machines that are stopped), or confirm that it is gone for good with `--lost main-2 --lost main-3`
+    no member has its data: only a backup can bring it back (`raftsman restore`)
+    `main-1` has no data to recover from
+    how far the data of `main-1` reaches cannot be read: name the survivor with `--from`
+    this cluster is adopted read-only
+    a restore is under way, which replaces the data of all members: `raftsman apply` continues it, `raftsman restore` takes another backup
     ");
 }
 

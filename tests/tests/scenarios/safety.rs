@@ -30,11 +30,11 @@ fn every_action() -> Vec<Action> {
     let (address, peer_url) = ("10.0.0.1".parse().expect("an address"), String::new);
     vec![
         Action::Pki(PkiAction::MakeAuthorities),
-        Action::Pki(PkiAction::NextAuthority { side }),
-        Action::Pki(PkiAction::SwitchAuthority { side }),
-        Action::Pki(PkiAction::RetireAuthority { side, unused: false }),
-        Action::Pki(PkiAction::RetireAuthority { side, unused: true }),
-        Action::Pki(PkiAction::ForgetAuthority { side }),
+        Action::Pki(PkiAction::AddAuthority { side }),
+        Action::Pki(PkiAction::ActivateAuthority { side }),
+        Action::Pki(PkiAction::DistrustAuthority { side, unused: false }),
+        Action::Pki(PkiAction::DistrustAuthority { side, unused: true }),
+        Action::Pki(PkiAction::DeleteAuthority { side }),
         Action::Pki(PkiAction::StoreTrust { machine: at(), purpose }),
         Action::Machine(MachineAction::CreateMachine { machine: at() }),
         Action::Machine(MachineAction::StartMachine { machine: at() }),

@@ -73,7 +73,7 @@ fn without_data_disks_members_are_replaced() {
     * add learner main-3: not there yet; 0 0 0
     * start etcd main-3: not there yet; 0 0 0
     * promote main-3: caught up; 0 1 1
-    * hand over to main-2: main-1 is about to go; 1 1 1, hand-over
+    * move leader to main-2: main-1 stops serving next; 1 1 1, hand-over
     * remove member main-1: image: a → b; 1 0 0
     * stop etcd main-1: replaced; 0 0 0
     * delete machine main-1: replaced; 0 0 0
@@ -95,8 +95,8 @@ fn a_data_disk_that_is_new_has_no_data_yet() {
     let mut scene = changed(3, &["image: a"], &["image: a", DATA_DISK]);
     assert_snapshot!(describe(&scene.plan()), @"
     * remove member main-2: data disk: no → yes; 1 0 0
-    waits: main-3: make machine anew waits for its turn
-    waits: main-1: make machine anew waits for its turn
+    waits: main-3: rebuild machine waits for its turn
+    waits: main-1: rebuild machine waits for its turn
     ");
     assert!(!scene.to_the_end().contains("rebuild machine"));
 }
@@ -128,7 +128,7 @@ fn while_a_member_is_down_no_machine_is_made_anew() {
     scene.hide(2, Hidden::Etcd);
     assert_snapshot!(describe(&scene.plan()), @"
     waits: main-2: the agent does not answer: timed out
-    waits: making the machine of `main-2` anew waits for main-2: not healthy
+    waits: rebuilding the machine of `main-2` waits for unhealthy members: main-2
     ");
 }
 
@@ -138,7 +138,7 @@ fn the_only_member_needs_a_data_disk() {
     assert_snapshot!(describe(&scene.plan()), @"blocked: main-1: no other member can take over leadership");
     let mut scene = changed(1, &["image: a", DATA_DISK], &["image: b", DATA_DISK]);
     assert_snapshot!(scene.to_the_end(), @"
-    blocked: main-1: rebuild machine would cost quorum: 1 of 1 members are healthy
+    blocked: main-1: rebuild machine would lose quorum: 1 of 1 members are healthy
     ");
 }
 
@@ -182,7 +182,7 @@ fn members_come_and_go_first() {
     * add learner main-3: not there yet; 1 1 1
     * start etcd main-3: not there yet; 1 1 1
     * promote main-3: caught up; 1 2 2
-    * hand over to main-2: main-1 is about to go; 2 2 2, hand-over
+    * move leader to main-2: main-1 stops serving next; 2 2 2, hand-over
     * remove member main-1: image: a → b; 2 1 1
     * stop etcd main-1: replaced; 1 1 1
     * delete machine main-1: replaced; 1 1 1

@@ -244,7 +244,7 @@ fn a_user_without_a_password_gets_one() {
     let mut scene = settled(&PASSWORDS);
     scene.agreed().access.users.insert("app".to_owned(), user(&["writer"], Password::None));
     assert_snapshot!(scene.to_the_end(), @"
-    * set user app: lacks a password (made anew); 1 1 1
+    * set user app: lacks a password (recreated); 1 1 1
     done
     ");
 }
@@ -254,7 +254,7 @@ fn a_user_with_a_password_should_have_none() {
     let mut scene = settled(&FILE);
     scene.agreed().access.users.insert("app".to_owned(), user(&["writer"], Password::Other));
     assert_snapshot!(scene.to_the_end(), @"
-    * set user app: has a password (made anew); 1 1 1
+    * set user app: has a password (recreated); 1 1 1
     done
     ");
 }
@@ -266,7 +266,7 @@ fn a_password_that_cannot_be_tried_holds_up_nothing_else() {
     scene.agreed().access.users.insert("app".to_owned(), user(&[], unknown));
     assert_snapshot!(scene.to_the_end(), @"
     * set user app: lacks role writer; 1 1 1
-    waits: the password of `app` could not be tried: the secret file app.password does not exist
+    waits: the password of `app` could not be tested: the secret file app.password does not exist
     ");
 }
 
@@ -282,7 +282,7 @@ fn users_are_changed_beside_no_restart() {
       set user metrics: not there yet: role reader; 1 1 1
     * restart etcd main-2: the file has changed; 1 0 1
     * restart etcd main-3: the file has changed; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: the file has changed; 1 0 1
     done
     ");
@@ -293,7 +293,7 @@ fn nothing_is_changed_while_data_is_corrupt() {
     let mut scene = settled(&FILE);
     scene.agreed().access.users.remove("metrics");
     scene.agreed().alarms.push(Alarm::Corrupt);
-    assert_snapshot!(describe(&scene.plan()), @"* disarm CORRUPT cluster: all members hold the same; 1 1 1");
+    assert_snapshot!(describe(&scene.plan()), @"* disarm CORRUPT cluster: all members hold the same data; 1 1 1");
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn users_that_could_not_be_asked_for_are_waited_for() {
         }
     }
     let plan = raftsman_core::plan::plan(&scene.desired, &observed, scene.world.now);
-    assert_snapshot!(describe(&plan), @"waits: users and roles could not be asked for: no answer from etcd within 3 s");
+    assert_snapshot!(describe(&plan), @"waits: users and roles could not be listed: no answer from etcd within 3 s");
 }
 
 // ---- What differs, in words.
@@ -323,7 +323,7 @@ fn drift_messages() {
     assert_snapshot!(words.join("\n"), @"
     role `reader`: not there yet: read prefix /app/
     role `writer`: lacks readwrite prefix /app/, write key /n
-    user `metrics`: lacks role reader; has role writer, a password (made anew)
+    user `metrics`: lacks role reader; has role writer, a password (recreated)
     user `mallory`: not in the file
     ");
 }
@@ -375,10 +375,10 @@ fn what_safety_refuses() {
     set user root: `root` is left alone
     delete user app: it is in the file
     delete role reader: it is in the file
-    delete role old: user `metrics` lacks a role yet
+    delete role old: user `metrics` still lacks a role
     set user app: the file does not give what it would get
     set user app: the file gives what it would take
-    set user app: it would be made anew without need, or without its roles
+    set user app: it would be recreated without need, or without its roles
     set user mallory: it is not in the file
     set role old: it is not in the file
     set role reader: it would not be what the file says

@@ -58,7 +58,7 @@ fn a_patch_up() {
     * take snapshot cluster: 3.6.14 → 3.6.15; 1 1 1
     * restart etcd main-2: 3.6.14 → 3.6.15; 1 0 1
     * restart etcd main-3: 3.6.14 → 3.6.15; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: 3.6.14 → 3.6.15; 1 0 1
     done
     ");
@@ -71,7 +71,7 @@ fn a_patch_down() {
     * take snapshot cluster: 3.6.15 → 3.6.14; 1 1 1
     * restart etcd main-2: 3.6.15 → 3.6.14; 1 0 1
     * restart etcd main-3: 3.6.15 → 3.6.14; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: 3.6.15 → 3.6.14; 1 0 1
     done
     ");
@@ -85,15 +85,15 @@ fn two_lines_up_each_to_its_end() {
     * take snapshot cluster: 3.5.34 → 3.6.15; 1 1 1
     * restart etcd main-2: 3.5.34 → 3.6.15; 1 0 1
     * restart etcd main-3: 3.5.34 → 3.6.15; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: 3.5.34 → 3.6.15; 1 0 1
-    * enable downgrade cluster: for a moment: the log holds requests of 3.5; 1 1 1
-    * cancel downgrade cluster: to 3.5.0, which the file does not want; 1 1 1
+    * enable downgrade cluster: temporarily: the log holds requests of 3.5; 1 1 1
+    * cancel downgrade cluster: to 3.5.0, which is not in the file; 1 1 1
     * install etcd main-1 main-2 main-3: not there yet; 1 1 1
     * take snapshot cluster: 3.6.15 → 3.7.2; 1 1 1
     * restart etcd main-1: 3.6.15 → 3.7.2; 1 0 1
     * restart etcd main-3: 3.6.15 → 3.7.2; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: 3.6.15 → 3.7.2; 1 0 1
     done
     ");
@@ -117,7 +117,7 @@ fn the_members_of_3_4_without_auth() {
     * take snapshot cluster: 3.4.45 → 3.5.34; 1 1 1
     * restart etcd main-2: 3.4.45 → 3.5.34; 1 0 1
     * restart etcd main-3: 3.4.45 → 3.5.34; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: 3.4.45 → 3.5.34; 1 0 1
     done
     ");
@@ -144,7 +144,7 @@ fn half_way_from_3_4_auth_has_to_wait() {
     scene.now_wants("3.5.34", ALL, &[]);
     assert_snapshot!(scene.to_the_end(), @"
     * restart etcd main-3: 3.4.45 → 3.5.34; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: 3.4.45 → 3.5.34; 1 0 1
     * create root cluster: not there yet; 1 1 1
     * enable auth cluster: auth is off; 1 1 1
@@ -162,7 +162,7 @@ fn the_leader_goes_last() {
         };
         scene.world.leads = Some(id);
         let output = scene.to_the_end();
-        let mut lines = output.lines().skip_while(|line| !line.contains("hand over to"));
+        let mut lines = output.lines().skip_while(|line| !line.contains("transfer leader to"));
         let (handed_over, last) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
         assert!(handed_over.contains(&format!(": main-{leader} restarts next;")), "{output}");
         assert!(last.contains(&format!("restart etcd main-{leader}:")), "{output}");
@@ -203,7 +203,7 @@ fn a_log_begins_anew_only_while_all_are_healthy() {
     scene.hide(3, Hidden::Etcd);
     assert_snapshot!(scene.to_the_end(), @"
     waits: main-3: etcd is starting
-    waits: a new log waits for main-3: not healthy
+    waits: a new log waits for unhealthy members: main-3
     ");
 }
 
@@ -215,7 +215,7 @@ fn interrupted_while_logs_begin_anew() {
     assert!(further.starts_with("* cancel downgrade") && !renews(&further), "{further}");
     scene.now_wants("3.6.15", ALL, &[]);
     assert_snapshot!(scene.to_the_end(), @"
-    * cancel downgrade cluster: to 3.5.0, which the file does not want; 1 1 1
+    * cancel downgrade cluster: to 3.5.0, which is not in the file; 1 1 1
     done
     ");
 }
@@ -267,10 +267,10 @@ fn half_way_of_the_first_hop_the_second_waits() {
     let output = scene.until(|action| matches!(action, Action::Version(VersionAction::TakeSnapshot { .. })));
     assert_snapshot!(output, @"
     * restart etcd main-3: 3.5.34 → 3.6.15; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: 3.5.34 → 3.6.15; 1 0 1
-    * enable downgrade cluster: for a moment: the log holds requests of 3.5; 1 1 1
-    * cancel downgrade cluster: to 3.5.0, which the file does not want; 1 1 1
+    * enable downgrade cluster: temporarily: the log holds requests of 3.5; 1 1 1
+    * cancel downgrade cluster: to 3.5.0, which is not in the file; 1 1 1
     * install etcd main-1 main-2 main-3: not there yet; 1 1 1
     * take snapshot cluster: 3.6.15 → 3.7.2; 1 1 1
     ");
@@ -287,7 +287,7 @@ fn a_member_that_stops_half_way_comes_back_as_it_was() {
     * start etcd main-3: not running; 0 0 1
     * configure etcd main-3: the file has changed; 1 1 1
     * restart etcd main-3: 3.5.34 → 3.6.15; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: 3.5.34 → 3.6.15; 1 0 1
     done
     ");
@@ -300,8 +300,8 @@ fn while_a_member_is_down_no_other_changes() {
     scene.cut_power(3);
     scene.hide(3, Hidden::Machine);
     assert_snapshot!(scene.to_the_end(), @"
-    waits: main-3: the provider could not be asked: timed out
-    waits: main-2: restart etcd would cost quorum: 2 of 3 members are healthy
+    waits: main-3: the provider does not answer: timed out
+    waits: main-2: restart etcd would lose quorum: 2 of 3 members are healthy
     ");
 }
 
@@ -341,7 +341,7 @@ fn two_lines_down_each_announced() {
     * take snapshot cluster: 3.7.2 → 3.6.15; 1 1 1
     * restart etcd main-2: 3.7.2 → 3.6.15; 1 0 1
     * restart etcd main-3: 3.7.2 → 3.6.15; 1 0 1
-    * hand over to main-2: main-1 restarts next; 1 1 1, hand-over
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
     * restart etcd main-1: 3.7.2 → 3.6.15; 1 0 1
     * enable downgrade cluster: 3.6.15 → 3.5.0; 1 1 1
     * install etcd main-1 main-2 main-3: not there yet; 1 1 1
@@ -349,7 +349,7 @@ fn two_lines_down_each_announced() {
     * take snapshot cluster: 3.6.15 → 3.5.34; 1 1 1
     * restart etcd main-1: 3.6.15 → 3.5.34; 1 0 1
     * restart etcd main-3: 3.6.15 → 3.5.34; 1 0 1
-    * hand over to main-1: main-2 restarts next; 1 1 1, hand-over
+    * move leader to main-1: main-2 restarts next; 1 1 1, hand-over
     * restart etcd main-2: 3.6.15 → 3.5.34; 1 0 1
     done
     ");
@@ -368,7 +368,7 @@ fn a_downgrade_that_the_file_no_longer_wants_is_cancelled() {
     scene.until(|action| matches!(action, Action::Version(VersionAction::EnableDowngrade { .. })));
     scene.now_wants("3.7.2", ALL, &[]);
     assert_snapshot!(scene.to_the_end(), @"
-    * cancel downgrade cluster: to 3.6.0, which the file does not want; 1 1 1
+    * cancel downgrade cluster: to 3.6.0, which is not in the file; 1 1 1
     done
     ");
 }
@@ -379,7 +379,7 @@ fn half_way_down_and_up_again() {
     scene.until(restarts("main-2"));
     scene.now_wants("3.7.2", ALL, &[]);
     assert_snapshot!(scene.to_the_end(), @"
-    * cancel downgrade cluster: to 3.6.0, which the file does not want; 1 1 1
+    * cancel downgrade cluster: to 3.6.0, which is not in the file; 1 1 1
     * restart etcd main-2: 3.6.15 → 3.7.2; 1 0 1
     done
     ");
@@ -392,7 +392,7 @@ fn half_way_down_to_an_old_patch_and_up_again() {
     scene.now_wants("3.6.15", ALL, &[]);
     assert_snapshot!(scene.to_the_end(), @"
     * configure etcd main-1 main-3: the file has changed; 1 1 1
-    * cancel downgrade cluster: to 3.5.0, which the file does not want; 1 1 1
+    * cancel downgrade cluster: to 3.5.0, which is not in the file; 1 1 1
     * install etcd main-1 main-2 main-3: not there yet; 1 1 1
       configure etcd main-1 main-3: the file has changed; 1 1 1
     * take snapshot cluster: 3.5.30 → 3.5.34; 1 1 1
@@ -418,7 +418,7 @@ fn the_way_down_needs_every_member() {
     scene.hide(3, Hidden::Etcd);
     assert_snapshot!(scene.to_the_end(), @"
     waits: main-3: etcd is starting
-    waits: the way down to 3.6 waits for main-3: not healthy
+    waits: the downgrade to 3.6 waits for unhealthy members: main-3
     ");
 }
 
@@ -436,7 +436,7 @@ fn refused(mut scene: Scene) -> String {
 #[test]
 fn a_line_is_skipped() {
     assert_snapshot!(refused(running("3.5.34").wants("3.7.2", &["3.5.34", "3.7.1"], &[])), @"
-    blocked: no way from 3.5.34 to 3.7.2: etcd changes one line at a time, and no version of 3.6 can be had
+    blocked: no path from 3.5.34 to 3.7.2: etcd is upgraded one minor version at a time, and no version of 3.6 is available
     → make a version of 3.6 available with `source: { directory: … }`, or write one as `version:` first
     ");
 }
@@ -444,7 +444,7 @@ fn a_line_is_skipped() {
 #[test]
 fn a_line_is_skipped_downwards() {
     assert_snapshot!(refused(running("3.7.2").wants("3.5.34", &[], &[])), @"
-    blocked: no way from 3.7.2 to 3.5.34: etcd changes one line at a time, and no version of 3.6 can be had
+    blocked: no path from 3.7.2 to 3.5.34: etcd is upgraded one minor version at a time, and no version of 3.6 is available
     → make a version of 3.6 available with `source: { directory: … }`, or write one as `version:` first
     ");
 }
@@ -452,7 +452,7 @@ fn a_line_is_skipped_downwards() {
 #[test]
 fn a_version_runs_that_must_not_meet_3_6() {
     assert_snapshot!(refused(running("3.5.30").wants("3.6.15", &["3.5.31"], &[])), @"
-    blocked: no way from 3.5.30 to 3.6.15: only 3.5.32 or later may meet the next line: 3.5.30 brings removed members back, and takes members their vote
+    blocked: no path from 3.5.30 to 3.6.15: only 3.5.32 or later may run beside the next minor version: 3.5.30 brings removed members back, and demotes members
     → make 3.5.32 or later of its line available with `source: { directory: … }`, or write it as `version:` first
     ");
 }
@@ -460,7 +460,7 @@ fn a_version_runs_that_must_not_meet_3_6() {
 #[test]
 fn a_version_runs_that_must_not_meet_3_7() {
     assert_snapshot!(refused(running("3.6.10").wants("3.7.2", &[], &[])), @"
-    blocked: no way from 3.6.10 to 3.7.2: only 3.6.11 or later may meet the next line: 3.6.10 brings removed members back, and takes members their vote
+    blocked: no path from 3.6.10 to 3.7.2: only 3.6.11 or later may run beside the next minor version: 3.6.10 brings removed members back, and demotes members
     → make 3.6.11 or later of its line available with `source: { directory: … }`, or write it as `version:` first
     ");
 }
@@ -468,7 +468,7 @@ fn a_version_runs_that_must_not_meet_3_7() {
 #[test]
 fn the_line_in_between_is_there_only_in_a_version_that_must_not_go_on() {
     assert_snapshot!(refused(running("3.5.34").wants("3.7.2", &["3.6.10"], &[])), @"
-    blocked: no way from 3.5.34 to 3.7.2: the way leads over 3.6.10, and only 3.6.11 or later can go on from there
+    blocked: no path from 3.5.34 to 3.7.2: the upgrade path includes 3.6.10, and only 3.6.11 or later can be upgraded further
     → make 3.6.11 or later of its line available with `source: { directory: … }`, or write it as `version:` first
     ");
 }
@@ -476,7 +476,7 @@ fn the_line_in_between_is_there_only_in_a_version_that_must_not_go_on() {
 #[test]
 fn from_3_4_to_3_5_with_auth() {
     assert_snapshot!(refused(running("3.4.45").wants("3.5.34", ALL, &[])), @"
-    blocked: no way from 3.4.45 to 3.5.34: members of 3.4 and 3.5 do not understand each other while auth is on
+    blocked: no path from 3.4.45 to 3.5.34: members of 3.4 and 3.5 are not compatible while auth is on
     → write `auth: { mode: none }` and apply; once all members run 3.5, write the old mode again
     ");
 }
@@ -489,7 +489,7 @@ fn half_way_between_3_4_and_3_5_with_auth() {
     // Another operator turned auth on first.
     (scene.agreed().auth, scene.agreed().root) = (true, Root::Ready);
     assert_snapshot!(refused(scene), @"
-    blocked: no way from 3.4.45 to 3.5.34: members of 3.4 and 3.5 do not understand each other while auth is on
+    blocked: no path from 3.4.45 to 3.5.34: members of 3.4 and 3.5 are not compatible while auth is on
     → write `auth: { mode: none }` and apply; once all members run 3.5, write the old mode again
     ");
 }
@@ -497,7 +497,7 @@ fn half_way_between_3_4_and_3_5_with_auth() {
 #[test]
 fn from_3_5_to_3_4() {
     assert_snapshot!(refused(running_without_auth("3.5.34").wants("3.4.45", ALL, &["auth: { mode: none }"])), @"
-    blocked: no way from 3.5.34 to 3.4.45: etcd has no way down to 3.4
+    blocked: no path from 3.5.34 to 3.4.45: etcd cannot be downgraded to 3.4
     → write `version: 3.5.34`; to go back all the same, restore a snapshot into a new cluster
     ");
 }
@@ -507,8 +507,8 @@ fn a_setting_that_a_version_on_the_way_ignores() {
     let scene = running_without_auth("3.4.45");
     let scene = scene.wants("3.6.15", ALL, &["auth: { mode: none }", "flags: { max-learners: 2 }"]);
     assert_snapshot!(refused(scene), @"
-    blocked: no way from 3.4.45 to 3.6.15: 3.5.34 on the way would ignore `max-learners`
-    → take `max-learners` out of `flags:` for the time of the way, or write `version: 3.4.45`
+    blocked: no path from 3.4.45 to 3.6.15: 3.5.34 on the upgrade path would ignore `max-learners`
+    → remove `max-learners` from `flags:` during the upgrade, or write `version: 3.4.45`
     ");
 }
 
@@ -520,8 +520,8 @@ fn members_too_far_apart() {
     machine.last_version = Some(version("3.5.34"));
     assert_snapshot!(refused(scene), @"
     * install etcd main-2: not there yet; 1 1 1
-    blocked: no way from 3.5.34 to 3.7.2: members of 3.5.34 and 3.7.2 are too far apart
-    → bring the members to one line by hand, starting with those of 3.5.34
+    blocked: no path from 3.5.34 to 3.7.2: members of 3.5.34 and 3.7.2 are too far apart
+    → bring the members to one line manually, starting with those of 3.5.34
     ");
 }
 

@@ -116,7 +116,7 @@ fn hurries(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let tolerance = View::of(observed).tolerance();
     if plan.is_done() && observed.ledger.clients.as_ref().is_some_and(|t| !t.old.is_empty()) {
         plan.steps.push(Step {
-            action: Action::Pki(PkiAction::RetireAuthority { side: TrustDomain::Clients, unused: false }),
+            action: Action::Pki(PkiAction::DistrustAuthority { side: TrustDomain::Clients, unused: false }),
             reason: Reason::NotNeeded,
             before: tolerance,
             during: tolerance,
@@ -133,7 +133,7 @@ fn forgets_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
     let retired = |side: &TrustDomain| observed.ledger.trust(*side).is_some_and(|t| !t.retired.is_empty());
     let quiet = View::of(observed).has_quorum() && plan.steps.len() == 1;
     if let (Some(side), true) = (TrustDomain::ALL.into_iter().find(retired), quiet) {
-        plan.steps[0].action = Action::Pki(PkiAction::ForgetAuthority { side });
+        plan.steps[0].action = Action::Pki(PkiAction::DeleteAuthority { side });
     }
     plan
 }

@@ -11,7 +11,7 @@ pub enum FenceError {
     /// Another operator holds a newer lock.
     #[error(
         "generation {offered} is older than {newest}: another operator has taken the lock since; run the command again \
-         to plan anew. If the state was brought back from an old copy, write {newest} into its file `generation` first"
+         to plan again. If the state was brought back from an old copy, write {newest} into its file `generation` first"
     )]
     Older {
         /// What the call bore.

@@ -97,13 +97,17 @@ impl Order {
     pub fn new(request: v1::TakeBackupRequest) -> Result<Self, BackupError> {
         let (fleet, cluster) = (name(&request.fleet)?, name(&request.cluster)?);
         let place = serde_json::from_str(&request.place).map_err(|_| {
-            BackupError::Request("the store makes no sense to this agent: is raftsman newer?".to_owned())
+            BackupError::Request(
+                "this agent does not understand the store's settings: is raftsman newer than the agent?".to_owned(),
+            )
         })?;
         let signer = Signer::new(&raftsman_api::hex::decode(&request.signing_key).unwrap_or_default())?;
         let histories = match request.histories.as_str() {
             "" => Vec::new(),
             text => serde_json::from_str(text).map_err(|_| {
-                BackupError::Request("the histories make no sense to this agent: is raftsman newer?".to_owned())
+                BackupError::Request(
+                    "this agent does not understand the histories: is raftsman newer than the agent?".to_owned(),
+                )
             })?,
         };
         let recipients = request.recipients.iter().map(|text| {
@@ -158,7 +162,11 @@ pub struct Stored {
 impl Stored {
     /// Parses a request.
     pub fn new(wire: &v1::StoredPoint) -> Result<Self, BackupError> {
-        let strange = |_| BackupError::Request("the point makes no sense to this agent: is raftsman newer?".to_owned());
+        let strange = |_| {
+            BackupError::Request(
+                "this agent does not understand the restore target: is raftsman newer than the agent?".to_owned(),
+            )
+        };
         let place = serde_json::from_str(&wire.place).map_err(strange)?;
         let cluster = name(&wire.cluster)?;
         let layout = Layout::new(&wire.prefix, &name(&wire.fleet)?, &cluster);

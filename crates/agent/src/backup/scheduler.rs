@@ -59,10 +59,10 @@ pub enum SchedulerError {
     #[error(transparent)]
     Changes(#[from] ChangesError),
     /// etcd's watch ended.
-    #[error("etcd does not tell any more what changes{}", if .0.is_empty() { String::new() } else { format!(": {}", .0) })]
+    #[error("the watch on etcd's changes ended{}", if .0.is_empty() { String::new() } else { format!(": {}", .0) })]
     WatchLost(String),
     /// Another machine makes them.
-    #[error("another machine makes the backups now")]
+    #[error("lost the lease: another machine makes the backups now")]
     LeaseLost,
 }
 
@@ -269,7 +269,7 @@ async fn term(agent: &Arc<Agent>, config: &BackupConfig) -> Result<std::convert:
     }
     let mut client = backup::client(agent, &config.order).await?;
     let lease = elected(agent, &mut client).await?;
-    tracing::info!("this machine makes the backups now");
+    tracing::info!("acquired the lease: this machine makes the backups now");
     agent.backup_scheduler.known().keeps = true;
     let outcome = tokio::select! {
         lost = hold(agent, client.clone(), lease) => Err(lost),
@@ -441,7 +441,7 @@ async fn newest(
 ) -> Result<Option<Manifest>, SchedulerError> {
     let found = repository.found().await?;
     for (name, error) in &found.refused {
-        tracing::warn!(backup = %name, error = describe(error), "a backup is not counted");
+        tracing::warn!(backup = %name, error = describe(error), "a backup is ignored");
     }
     agent.backup_scheduler.known().unverified = u32::try_from(found.refused.len()).unwrap_or(u32::MAX);
     Ok(found.newest_of(history))

@@ -12,13 +12,13 @@ const STATE: &str = "initial-cluster-state:";
 pub enum BootstrapError {
     /// Neither the configuration nor the call says which cluster.
     #[error(
-        "etcd has no data, and nothing says which cluster it is born into: send the lines of its birth, or configure \
+        "etcd has no data, and the call does not say how to bootstrap it: send the bootstrap settings, or configure \
          `initial-cluster-state`"
     )]
     Missing,
     /// Both the configuration and the call name a cluster.
     #[error(
-        "the configuration says itself how etcd is born (`initial-cluster-state`): configure it without, or send no birth"
+        "the configuration has `initial-cluster-state` already: configure it without, or send no bootstrap settings"
     )]
     Twice,
 }

@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(3);
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// This machine has no peer certificate.
-    #[error("etcd has no peer certificate to shake hands with: request and store one first")]
+    #[error("etcd has no peer certificate to test TLS handshakes with: request and store one first")]
     NoCertificate,
     /// It cannot be read.
     #[error(transparent)]
@@ -32,7 +32,7 @@ pub enum HandshakeError {
     #[error("etcd's peer certificate, key or trust cannot be used: request a new one")]
     Unusable(#[source] rustls::Error),
     /// The task was cancelled.
-    #[error("the look at etcd's peer certificate was broken off")]
+    #[error("reading etcd's peer certificate was interrupted")]
     Broken(#[from] JoinError),
 }
 
@@ -85,7 +85,7 @@ async fn talk(connector: TlsConnector, socket: SocketAddr) -> Result<(), String>
         .map_err(|error| format!("{socket}: the handshake failed: {error}"))?;
     // In TLS 1.3 the server verifies our certificate after our side of the handshake is done, and etcd checks the
     // source address even later. A server that answers a request has accepted us, whatever the answer is.
-    let refused = |error: io::Error| format!("{socket}: it turned our certificate away: {error}");
+    let refused = |error: io::Error| format!("{socket}: it rejected our certificate: {error}");
     let question = format!("GET /version HTTP/1.1\r\nHost: {socket}\r\nConnection: close\r\n\r\n");
     stream.write_all(question.as_bytes()).await.map_err(refused)?;
     let mut answer = [0_u8; 5];

@@ -19,8 +19,8 @@ pub enum DeliveryError {
     Unknown(String),
     /// No service on this machine reads it.
     #[error(
-        "{unit} is not installed on this machine: the files for it are in their places, and count once it is there; \
-         put it into the image, then apply again"
+        "{unit} is not installed on this machine: the files for it are in place, and take effect once it is installed; \
+         add it to the image, then apply again"
     )]
     NoReader {
         /// The unit that should read it.

@@ -26,7 +26,7 @@ pub enum MeasureError {
     #[error(transparent)]
     File(#[from] FileError),
     /// The task was cancelled.
-    #[error("the measurement was broken off")]
+    #[error("the measurement was interrupted")]
     Broken(#[from] JoinError),
 }
 

@@ -42,7 +42,7 @@ pub async fn keep_writing(agent: Arc<Agent>) {
             files::write(&path(), text(&report).as_bytes(), 0o644).map_err(|error| describe(&error))
         });
         if let Ok(Err(error)) = written.await {
-            tracing::warn!(error, "no figures for Prometheus");
+            tracing::warn!(error, "metrics for Prometheus could not be written");
         }
     }
 }
@@ -70,7 +70,7 @@ pub fn text(report: &v1::ReportReply) -> String {
     if let Some(backups) = &report.backups {
         let second = |at: &Option<prost_types::Timestamp>| at.as_ref().map_or(0, |at| at.seconds);
         let full = backups.full.parse().map_or(0, |full: FullName| full.taken().as_second());
-        gauge("backup_keeper", "Whether this machine makes the backups.", &[(&[], i64::from(backups.keeps))]);
+        gauge("backup_scheduler", "Whether this machine makes the backups.", &[(&[], i64::from(backups.keeps))]);
         gauge("backup_failing", "Whether it cannot do its part.", &[(&[], i64::from(!backups.problem.is_empty()))]);
         if backups.keeps {
             gauge("backup_full_seconds", "When the newest full backup was taken, since the epoch.", &[(&[], full)]);
@@ -205,9 +205,9 @@ raftsman_etcd_info{version=\"3.6.15\"} 1
 # HELP raftsman_etcd_data_bytes Size of etcd's data.
 # TYPE raftsman_etcd_data_bytes gauge
 raftsman_etcd_data_bytes 4096
-# HELP raftsman_backup_keeper Whether this machine makes the backups.
-# TYPE raftsman_backup_keeper gauge
-raftsman_backup_keeper 1
+# HELP raftsman_backup_scheduler Whether this machine makes the backups.
+# TYPE raftsman_backup_scheduler gauge
+raftsman_backup_scheduler 1
 # HELP raftsman_backup_failing Whether it cannot do its part.
 # TYPE raftsman_backup_failing gauge
 raftsman_backup_failing 0

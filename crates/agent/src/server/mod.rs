@@ -433,7 +433,7 @@ impl AgentService for Server {
         self.change(turn, move |agent| {
             let by_itself = request.order.is_some();
             agent.backup_scheduler.set(&agent.root, request)?;
-            tracing::info!(by_itself, "told how to make backups");
+            tracing::info!(by_itself, "backup settings received");
             Ok::<_, BackupError>(v1::SetBackupsReply {})
         })
         .await

@@ -66,7 +66,8 @@ pub enum BinaryError {
     /// What is installed was changed since.
     #[error(
         "{} has the SHA-256 {found}, not the {pinned} that an admin pinned for {binary} {version}: it was changed on this \
-         machine, and is not run. Find out by whom; then remove the file, and `raftsman apply` installs it again", path.display()
+         machine, and is not run. Find out what changed it; then remove the file, and `raftsman apply` installs it \
+         again", path.display()
     )]
     Swapped {
         /// Where.

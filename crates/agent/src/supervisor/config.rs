@@ -80,6 +80,6 @@ mod tests {
         assert_eq!(digest, hex::sha256(config.as_bytes()));
         assert!(text.contains(&format!("data-dir: {}/etcd/data\n", root.path().display())));
         assert_eq!(as_sent(&root, Program::Etcd, &text), config);
-        assert_eq!(as_sent(&root, Program::Etcd, "name: somebody's own\n"), "name: somebody's own\n");
+        assert_eq!(as_sent(&root, Program::Etcd, "name: of-another-program\n"), "name: of-another-program\n");
     }
 }

@@ -26,9 +26,9 @@ pub fn taken(addresses: &[SocketAddr]) -> Vec<PortInUse> {
             let holder = match error.kind() {
                 io::ErrorKind::AddrInUse => holder(*address).unwrap_or_else(|| "another process".to_owned()),
                 io::ErrorKind::AddrNotAvailable => {
-                    format!("nobody: this machine does not have the address {}", address.ip())
+                    format!("no process: this machine does not have the address {}", address.ip())
                 }
-                _ => format!("nobody: {error}"),
+                _ => format!("no process: {error}"),
             };
             Some(PortInUse { port: address.port(), holder })
         })

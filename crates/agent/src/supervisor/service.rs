@@ -589,7 +589,7 @@ impl Task {
         }
         if let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Stopped) {
             let how = self.launcher.exit_summary(&self.root, self.program, running.run).await;
-            self.record.last_exit = format!("stopped as asked ({how})");
+            self.record.last_exit = format!("stopped as requested ({how})");
         }
         self.record.since = Some(Timestamp::now());
         tracing::info!(pid, "{program} stopped");

@@ -58,7 +58,7 @@ pub enum SystemdError {
         how: String,
     },
     /// The reload failed.
-    #[error("{unit} did not take up what is new: {how}; see `journalctl -u {unit}`")]
+    #[error("{unit} did not reload: {how}; see `journalctl -u {unit}`")]
     NotReloaded {
         /// The unit.
         unit: String,

@@ -29,13 +29,13 @@ pub(crate) struct Unsigned {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The backup is first restored into a throwaway etcd on one of the machines and compared with what etcd said when it was
-made. Then all members are stopped, what they hold is put away on the machines, all are restored from one snapshot, and
-clients get in once all members hold the same.
+The backup is first restored into a temporary etcd on one of the machines and compared with what etcd reported when it
+was made. Then all members are stopped, their data is moved aside on the machines, all are restored from one snapshot,
+and clients are accepted once all members hold the same data.
 
 Examples:
-  raftsman restore --show                          what would come back, and what would be lost
-  raftsman restore                                 the newest backup, with all changes since that were written down
+  raftsman restore --show                          what would be restored, and what would be lost
+  raftsman restore                                 the newest backup, with all changes since
   raftsman restore --at 2026-11-16T07:00:00Z       as it was then
   raftsman restore --at 10m-ago                    as it was ten minutes ago
   raftsman restore --revision 4711                 everything up to this revision
@@ -60,7 +60,7 @@ pub(crate) struct Restore {
     pub(crate) key: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) accept: Accept,
-    /// Only show what would come back.
+    /// Only show what would be restored.
     #[arg(long, conflicts_with = "yes")]
     pub(crate) show: bool,
     /// Do not ask.
@@ -76,8 +76,8 @@ pub(crate) struct Restore {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The cluster itself is not touched: the backup is restored on one of its machines, beside its member, and goes right after.
-What came of it stands in the store, and retention never removes the newest backup that passed.
+The cluster itself is not changed: the backup is restored on one of its machines, beside its member, and removed right
+after. The result is recorded in the store, and retention never removes the newest backup that passed.
 
 Examples:
   raftsman drill                        restores the newest backup, with all changes since
@@ -90,7 +90,7 @@ pub(crate) struct Drill {
     /// A file with an age identity that opens encrypted backups. May be given several times. It stays on this computer.
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Vec<PathBuf>,
-    /// The backups of another cluster in the same store: CLUSTER, or FLEET/CLUSTER. Its own machines have nothing to do.
+    /// The backups of another cluster in the same store: CLUSTER, or FLEET/CLUSTER. Its own machines are not used.
     #[arg(long, value_name = "CLUSTER")]
     pub(crate) from: Option<String>,
     #[command(flatten)]
@@ -121,7 +121,7 @@ pub(crate) enum Backup {
         #[arg(long)]
         json: bool,
     },
-    /// List them: which, from when, how large, whether they count.
+    /// List them: name, time, size, whether they are valid.
     List {
         /// Which cluster; may be left out when there is only one.
         cluster: Option<String>,
@@ -131,7 +131,7 @@ pub(crate) enum Backup {
         #[arg(long)]
         json: bool,
     },
-    /// Show all that is known of one, and how it is restored without raftsman.
+    /// Show one in detail, and how to restore it without raftsman.
     Show {
         /// Its name, as `list` shows it; the newest by default.
         backup: Option<String>,
@@ -147,10 +147,10 @@ pub(crate) enum Backup {
     /// Copy one to another place, byte for byte, with all changes since, and read it back there.
     #[command(group(clap::ArgGroup::new("where").required(true)))]
     #[command(after_help = "\
-Whatever is there already is not sent twice: it can be done again, and broken off.
+What is there already is not sent twice: it can be interrupted and repeated.
 
 Examples:
-  raftsman backup copy --to /mnt/disk                  the newest, to a directory that is a store by itself
+  raftsman backup copy --to /mnt/disk                  the newest, to a directory, which becomes a store
   raftsman backup copy --to-store-of other.yaml        the newest, to the store that another file names
   raftsman backup copy --snapshot snapshot.db          its snapshot alone, unpacked: what etcdutl restores")]
     Copy {
@@ -198,11 +198,11 @@ Examples:
     },
     /// Remove what the file does not keep any more: what machines do by themselves unless it says `prune: operator`.
     #[command(after_help = "\
-Only verified backups are counted, and only those are removed. The last ones stay, whatever the file says.
+Only verified backups are considered, and only those are removed. The last ones always stay.
 
 Examples:
   raftsman backup prune --show                     what would go
-  raftsman backup prune --trust-unsigned           backups from before they were signed are counted as well")]
+  raftsman backup prune --trust-unsigned           backups from before they were signed are considered as well")]
     Prune {
         /// Which cluster; may be left out when there is only one.
         cluster: Option<String>,

@@ -9,7 +9,7 @@ use super::duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cert {
-    /// List certificates: what, whose, until when, next renewal.
+    /// List certificates: kind, holder, expiry, next renewal.
     List {
         /// Only these clusters.
         #[arg(value_name = "CLUSTER")]
@@ -18,12 +18,12 @@ pub(crate) enum Cert {
         #[arg(long)]
         json: bool,
     },
-    /// Change a certificate authority, while the cluster serves.
+    /// Rotate a CA, while the cluster serves.
     Rotate(Rotate),
-    /// Have agents refuse a client certificate of theirs from now on.
+    /// Revoke a client certificate for agents.
     #[command(after_help = "\
-It is for certificates of `raftsman cert issue --agent-role`. etcd checks no revocation list: remove the user from the file,
-or change the clients CA (`raftsman cert rotate clients`).
+For certificates of `raftsman cert issue --agent-role`. etcd checks no revocation list: for a certificate of a user of
+etcd, remove the user from the file, or rotate the clients CA (`raftsman cert rotate clients`).
 
 Examples:
   raftsman cert revoke certs/monitoring.crt
@@ -37,7 +37,7 @@ Examples:
     Issue {
         /// The user's name in etcd; it becomes the certificate's common name.
         user: String,
-        /// For agents instead of etcd: what its holder may do there.
+        /// For agents instead of etcd: the role of its holder there.
         #[arg(long, value_enum, value_name = "ROLE", conflicts_with = "cluster")]
         agent_role: Option<AgentRole>,
         /// Which cluster; may be left out when there is only one.
@@ -81,27 +81,27 @@ pub(crate) enum AgentRole {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The next CA is made, trusted by every member beside the old one, then signs, then the old one is trusted no more.
-Members are restarted one at a time; handshakes on every link prove each phase. For clients it stops while both are
-trusted: give them new certificates (`raftsman cert issue`), then finish.
+Phases: the new CA is added and trusted by every member beside the old one; it is activated and signs; the old one is
+distrusted; it is deleted. Members are restarted one at a time, and TLS handshakes on every link prove each phase. For
+clients it stops while both are trusted: give them new certificates (`raftsman cert issue`), then finish.
 
 Examples:
   raftsman cert rotate peers              all phases
   raftsman cert rotate clients            up to where clients need new certificates
-  raftsman cert rotate clients --finish   the old CA is trusted no more
-  raftsman cert rotate clients --now      a key has leaked: all phases, clients of the old CA are turned away
+  raftsman cert rotate clients --finish   the old CA is distrusted and deleted
+  raftsman cert rotate clients --now      a key has leaked: all phases at once, certificates of the old CA are denied
   raftsman cert rotate fleet              agents and operators: all phases, over all clusters; etcd is not touched")]
 pub(crate) struct Rotate {
-    /// Whose authority.
+    /// Which CA.
     #[arg(value_enum)]
     pub(crate) side: RotateSide,
     /// Which cluster; may be left out when there is only one.
     #[arg(long)]
     pub(crate) cluster: Option<String>,
-    /// All clients have new certificates: the old authority can go.
+    /// All clients have new certificates: distrust and delete the old CA.
     #[arg(long)]
     pub(crate) finish: bool,
-    /// An emergency: do not wait for clients, nor for members that cannot be reached.
+    /// Emergency: wait neither for clients nor for members that cannot be reached.
     #[arg(long)]
     pub(crate) now: bool,
     /// Do not ask.
@@ -117,10 +117,10 @@ pub(crate) struct Rotate {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RotateSide {
-    /// What members show each other.
+    /// The CA of the certificates between members.
     Peers,
-    /// What clients show, and what members show to clients.
+    /// The CA of the certificates between clients and members.
     Clients,
-    /// What agents and operators show each other, of all clusters of the file.
+    /// The CA of the certificates between agents and operators, of all clusters of the file.
     Fleet,
 }

@@ -65,7 +65,7 @@ pub(super) async fn run(common: &Common, args: &Backup) -> Result<ExitCode, Fail
             let target = match (to, &other, snapshot) {
                 (Some(directory), ..) => Target::Directory(directory),
                 (_, Some((file, spec)), _) => {
-                    let none = || Failure::other(format!("{} says of no store for backups", file.display()));
+                    let none = || Failure::other(format!("{} configures no backup store", file.display()));
                     Target::Store { settings: spec.backups.as_ref().ok_or_else(none)?, base: directory_of(file) }
                 }
                 (.., Some(file)) if file.exists() => {

@@ -27,7 +27,7 @@ pub(super) fn run(common: &Common, args: &Check) -> Result<ExitCode, Failure> {
         let spec = reading.spec.as_ref();
         let clusters = spec.map_or(0, |s| s.etcd.len());
         match (errors, warnings) {
-            (0, 0) => view::print(&format!("{name}: fine, {clusters} etcd cluster{}\n", plural(clusters))),
+            (0, 0) => view::print(&format!("{name}: valid, {clusters} etcd cluster{}\n", plural(clusters))),
             (0, w) => view::print(&format!("{name}: valid, with {w} warning{}\n", plural(w))),
             (e, w) => {
                 view::print(&format!("{name}: {e} error{}, {w} warning{}\n", plural(e), plural(w)));

@@ -21,7 +21,7 @@ pub(super) async fn run(common: &Common, args: &Destroy) -> Result<ExitCode, Fai
             [cluster] if !what.state => ("cluster", cluster),
             _ => ("fleet", &fleet),
         };
-        let question = format!("\nThere is no way back. Type the {whose}'s name to go on: ");
+        let question = format!("\nThis cannot be undone. Type the {whose}'s name to continue: ");
         match args.yes || asked(&question).as_deref() == Some(name.as_str()) {
             true => Ok(()),
             false => Err(format!("nothing was destroyed: type the {whose}'s name, or give --yes")),

@@ -31,7 +31,8 @@ pub(super) async fn run(common: &Common, args: &Init) -> Result<ExitCode, Failur
     make_state(&text, &context, protection).await?;
     write_file(&common.file, &text)?;
     view::print(&format!(
-        "wrote {}: {} of etcd on this computer\nmade .raftsman: keys and memory of this fleet; keep it, and keep it private\n{found}\nnext: raftsman plan, raftsman apply\n",
+        "wrote {}: {} of etcd on this computer\nmade .raftsman: keys and state of this fleet; keep it, and keep it \
+         private\n{found}\nnext: raftsman plan, raftsman apply\n",
         common.file.display(),
         if args.members == 1 { "1 member".to_owned() } else { format!("{} members", args.members) },
     ));

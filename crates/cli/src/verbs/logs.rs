@@ -43,7 +43,7 @@ pub(super) async fn run(common: &Common, args: &Logs) -> Result<ExitCode, Failur
             // The machine may come back: printed once.
             Err(error) if !silent => {
                 silent = true;
-                say(&format!("{} does not answer, and is asked again: {error}\n", args.machine));
+                say(&format!("{} does not answer, retrying: {error}\n", args.machine));
             }
             Err(_) => {}
         }

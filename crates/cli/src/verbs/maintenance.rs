@@ -32,7 +32,7 @@ pub(super) async fn run_defrag(common: &Common, args: &Defrag) -> Result<ExitCod
     if args.json {
         view::print_json_line(&serde_json::json!({ "event": "defragmented", "members": done }));
     } else if done.is_empty() {
-        view::print("Nothing to do: no file has much room in it. `--all` rewrites them all the same.\n");
+        view::print("Nothing to do: no file has enough free space in it. `--all` rewrites them anyway.\n");
     } else {
         view::print(&view::maintenance::defragmented(&done, Paint::of_stdout()));
     }
@@ -48,7 +48,7 @@ pub(super) async fn run_compact(common: &Common, args: &Compact) -> Result<ExitC
     let approve = |goes: &Compacted| {
         let question = format!(
             "etcd {}: history before revision {} goes, of {} in all; it can no longer be read or watched\n\
-             Type the cluster's name to go on: ",
+             Type the cluster's name to continue: ",
             goes.cluster, goes.revision, goes.newest
         );
         let answered = || asked(&question).as_deref() == Some(goes.cluster.as_str());

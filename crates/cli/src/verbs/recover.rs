@@ -30,7 +30,7 @@ pub(super) async fn run(common: &Common, args: &Recover) -> Result<ExitCode, Fai
         let answered = || {
             let survivor = found.remains.outcome.as_ref().map(|proposal| proposal.survivor.to_string());
             let question = format!("\nWhat the others had and `{}` has not is lost. ", survivor.unwrap_or_default());
-            let question = format!("{question}Type the cluster's name to go on: ");
+            let question = format!("{question}Type the cluster's name to continue: ");
             asked(&question).as_deref() == Some(found.cluster.as_str())
         };
         // A recovery that is under way was approved when it began.

@@ -22,7 +22,7 @@ pub(super) async fn run(common: &Common, args: &Replace) -> Result<ExitCode, Fai
         false => view::print(&view::maintenance::replacement(what, Paint::of_stdout())),
     };
     let approve = |what: &Replacement| {
-        let question = format!("\nGive `{}` up with the data that it has? [y/N] ", what.member);
+        let question = format!("\nRemove `{}` and the data that it has? [y/N] ", what.member);
         approved(&begun, args.yes, || confirmed(&question), DECLINED)
     };
     let done = interruptible_once(&begun, on_event(args.json), async |report, interrupt| {

@@ -46,16 +46,16 @@ pub(super) async fn run(common: &Common, args: &Restore) -> Result<ExitCode, Fai
     };
     let approve = |found: &Survey| {
         let cluster = found.cluster.as_str();
-        let question = format!("\nAll that `{cluster}` holds now is replaced. Type the cluster's name to go on: ");
+        let question = format!("\nAll that `{cluster}` holds now is replaced. Type the cluster's name to continue: ");
         approved(&begun, args.yes, || asked(&question).as_deref() == Some(cluster), NOT_NAMED)
     };
     let transfer = TransferView::new(args.json);
     let progress = |checked, total| transfer.on_progress(Progress { received: 0, stored: 0, checked, total });
-    let tried = |tried: &RestoreTestResult| {
+    let tried = |tested: &RestoreTestResult| {
         transfer.end();
         match args.json {
-            true => view::print_json_line(&json!({ "event": "tried", "tried": tried })),
-            false => view::print(&view::restore::tried(tried)),
+            true => view::print_json_line(&json!({ "event": "tested", "tested": tested })),
+            false => view::print(&view::restore::tried(tested)),
         }
     };
     let done = interruptible_once(&begun, on_event(args.json), async |report, interrupt| {

@@ -71,7 +71,7 @@ fn say(json: bool, phase: Phase) {
     view::print(match phase {
         Phase::Trusting => "1/3 every agent trusts the next CA beside the one that signs\n",
         Phase::Signing => "2/3 the next CA signs: every agent gets a new certificate\n",
-        Phase::Distrusting => "3/3 the old CA is trusted no more, and its key is deleted\n",
+        Phase::Distrusting => "3/3 the old CA is distrusted, and its key is deleted\n",
         Phase::Settled => {
             "The fleet has a new CA. Certificates of `cert issue --agent-role` that the old one signed are refused: issue them again.\n"
         }

@@ -40,7 +40,7 @@ pub(crate) fn render(adoption: &Adoption, paint: Paint) -> String {
         out.push_str(&described(finding, paint));
     }
     if adoption.findings.is_empty() {
-        out.push_str("Nothing to complain of.\n");
+        out.push_str("No problems found.\n");
     }
     let file = adoption.file.display();
     out.push_str(&match adoption.state {

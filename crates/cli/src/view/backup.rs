@@ -48,7 +48,7 @@ pub(crate) fn listing(listing: &Listing, now: Timestamp, paint: Paint) -> String
                 },
             ]),
             (None, problem) => {
-                let problem = paint.yellow(&format!("does not count: {}", problem.as_deref().unwrap_or_default()));
+                let problem = paint.yellow(&format!("invalid: {}", problem.as_deref().unwrap_or_default()));
                 table.row([name, age, "-".to_owned(), "-".to_owned(), "-".to_owned(), "-".to_owned(), problem]);
             }
         }
@@ -115,15 +115,15 @@ pub(crate) fn copied(copied: &Copied, paint: Paint) -> String {
 /// The text of `raftsman backup verify`.
 pub(crate) fn verified(verified: &[Verified], paint: Paint) -> String {
     if verified.is_empty() {
-        return "There is no backup to look at.\n".to_owned();
+        return "There is no backup.\n".to_owned();
     }
     let mut out = String::new();
     for one in verified {
         let verdict = match one.verdict {
-            "snapshot" => paint.green("good: all of it was read, and it is what etcd sent"),
+            "snapshot" => paint.green("valid: all of it was read, and it is what etcd sent"),
             "object" => format!(
-                "{}; it is encrypted, and nobody looked into it: give the key with `--key`",
-                paint.green("good: all of it was read, and it is what was written")
+                "{}; it is encrypted, and its contents were not checked: give the key with `--key`",
+                paint.green("valid: all of it was read, and it is what was written")
             ),
             _ => paint.red(&format!("damaged: {}", one.problem.as_deref().unwrap_or_default())),
         };

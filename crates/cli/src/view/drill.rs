@@ -9,11 +9,11 @@ pub(crate) fn report(drill: &Drill, paint: Paint) -> String {
     let behind = match (drill.behind, drill.behind_ms) {
         (Some(0), _) => "nothing that was written is missing".to_owned(),
         (Some(n), Some(ms)) => format!("the last {n} revisions are missing, {} s of writes", seconds(ms)),
-        _ => "not known: no member of the cluster told how far it is".to_owned(),
+        _ => "not known: no member of the cluster reported its revision".to_owned(),
     };
     format!(
         "{} {} with {} batches of changes holds what it should\n  \
-         recovery time:  {} s, into a throwaway etcd {} on {}\n  \
+         recovery time:  {} s, into a temporary etcd {} on {}\n  \
          recovery point: {behind}\n  \
          revision {}, {} keys\n",
         paint.green("restored:"),
@@ -30,7 +30,7 @@ pub(crate) fn report(drill: &Drill, paint: Paint) -> String {
 /// All of them.
 pub(crate) fn history(drills: &[Drill], paint: Paint) -> String {
     if drills.is_empty() {
-        return "no drill yet: `raftsman drill` restores the newest backup into a throwaway etcd\n".to_owned();
+        return "no drill yet: `raftsman drill` restores the newest backup into a temporary etcd\n".to_owned();
     }
     let mut table = Table::indented(0);
     table.row(["DRILL", "BACKUP", "REVISION", "KEYS", "TIME", "BEHIND"].map(|head| paint.dim(head)));

@@ -20,9 +20,9 @@ pub(crate) fn verified(found: &[Verification], paint: Paint) -> String {
     let mut out = String::new();
     for one in found {
         let verdict = match one.verdict {
-            "same" => paint.green("all members hold the same"),
+            "same" => paint.green("all members hold the same data"),
             "differ" => paint.red("members differ"),
-            _ => paint.yellow("it cannot be told whether all members hold the same"),
+            _ => paint.yellow("not known whether all members hold the same data"),
         };
         let name = paint.bold(&format!("etcd {}", one.cluster));
         out.push_str(&format!("{name}   {verdict}, at revision {}\n", one.revision));
@@ -33,7 +33,7 @@ pub(crate) fn verified(found: &[Verification], paint: Paint) -> String {
         }
         out.push_str(&table.render());
         for member in &one.differing {
-            let next = format!("have it fetch all data anew from the others: `raftsman replace {member}`");
+            let next = format!("replace it, so that it gets all data from the others: `raftsman replace {member}`");
             out.push_str(&format!("  {} {member} differs from the majority\n    → {next}\n", paint.red("corrupt:")));
         }
     }
@@ -59,8 +59,8 @@ fn row(member: &Verified, of: &Verification, paint: Paint) -> [String; 4] {
 pub(crate) fn replacement(what: &Replacement, paint: Paint) -> String {
     let Replacement { cluster, member, id, plan: steps } = what;
     format!(
-        "{} {member} of {cluster}, member {id}: it is taken out of the cluster, its data is put away, and it comes back \
-         as a new member that fetches all data from the others\n\n{}",
+        "{} {member} of {cluster}, member {id}: it is removed from the cluster, its data is moved aside, and it joins \
+         again as a new member that gets all data from the others\n\n{}",
         paint.yellow("to be replaced:"),
         plan::render(steps, paint)
     )

@@ -178,13 +178,13 @@ fn summary(plan: &FleetPlan, paint: Paint) -> String {
     let stuck = plan.clusters.iter().filter(|c| !c.forecast.converges).count();
     let ending = match stuck {
         0 => String::new(),
-        n => paint.yellow(&format!(" {n} of {} clusters will not get there by this alone.", plan.clusters.len())),
+        n => paint.yellow(&format!(" {n} of {} clusters will not converge by this alone.", plan.clusters.len())),
     };
     let serving = |step: &Step| step.before != Tolerance::NoQuorum;
     let stops = |step: &&Step| serving(step) && step.during == Tolerance::NoQuorum;
     if plan.clusters.iter().any(|c| c.forecast.steps().find(stops).is_some()) {
         return format!(
-            "{steps} steps. Clients are kept out from the first that stops a member to the last.{ending}\n"
+            "{steps} steps. Clients are denied from the first step that stops a member to the last.{ending}\n"
         );
     }
     if !plan.unmet.is_empty() {

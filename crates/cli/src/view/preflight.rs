@@ -27,7 +27,7 @@ fn cluster(found: &ClusterPreflight, paint: Paint) -> String {
     }
     out.push_str(&table.render());
     for (name, error) in &found.silent {
-        out.push_str(&format!("  {} {name} could not be asked: {error}\n", paint.yellow("note:")));
+        out.push_str(&format!("  {} {name} does not answer: {error}\n", paint.yellow("note:")));
     }
     for (from, measured) in members {
         for (to, error) in &measured.unreached {
@@ -45,12 +45,12 @@ fn cluster(found: &ClusterPreflight, paint: Paint) -> String {
             out.push_str(&format!("  {}\n", paint.green("the timers suit what was measured")));
         }
         (None, false, true) => {
-            out.push_str("  → keep it for the timers: `raftsman preflight --save`, or let `raftsman apply` measure\n");
+            out.push_str("  → save it for the timers: `raftsman preflight --save`, or let `raftsman apply` measure\n");
         }
         _ => {}
     }
     if found.saved {
-        out.push_str("  kept: plans rest on it from now on\n");
+        out.push_str("  saved: plans use it from now on\n");
     }
     out
 }

@@ -18,7 +18,7 @@ pub(crate) fn survey(found: &Survey, paint: Paint) -> String {
     }
     out.push_str(&table.render());
     if found.under_way {
-        out.push_str("\nIt is being built anew already: it goes on from where it is.\n");
+        out.push_str("\nRecovery is under way already: it continues from where it is.\n");
     } else if let Ok(proposal) = &found.remains.outcome {
         out.push_str(&proposed(proposal, paint));
     }
@@ -35,7 +35,7 @@ fn row(member: &Remnant, found: &Survey, paint: Paint) -> [String; 5] {
     let (revision, term, index, word) = match &member.state {
         State::Survivor { revision, exact, term, index, beyond } => {
             let word = match (chosen, beyond) {
-                (true, _) => paint.green("built anew around it"),
+                (true, _) => paint.green("recovered from it"),
                 (false, Some(beyond @ 1..)) => format!("{beyond} entries beyond its last commit"),
                 (false, _) => String::new(),
             };
@@ -52,14 +52,14 @@ fn proposed(proposal: &Proposal, paint: Paint) -> String {
     let Proposal { survivor, revision, exact, behind, at_least_lost, .. } = proposal;
     let kept = match revision.filter(|_| *exact) {
         Some(revision) => format!("everything up to revision {revision} stays; whatever was written after it is lost"),
-        None => format!("what {survivor} knows to be committed stays; whatever was written after it is lost"),
+        None => format!("what is committed on {survivor} stays; whatever was written after it is lost"),
     };
     let mut out = format!("\n{} {kept}\n", paint.yellow("loss:"));
     if *at_least_lost > 0 {
         out.push_str(&format!("      at least {at_least_lost} revisions: a later one was seen before\n"));
     }
     if let Some(other) = behind {
-        out.push_str(&format!("      {} {other} knows more than {survivor}\n", paint.red("careful:")));
+        out.push_str(&format!("      {} {other} has newer data than {survivor}\n", paint.red("careful:")));
     }
     out
 }

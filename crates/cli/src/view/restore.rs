@@ -16,7 +16,7 @@ pub(crate) fn survey(found: &Survey, paint: Paint) -> String {
     out.push_str(&format!("  backup: {}{changes}\n", found.backup));
     out.push_str(&format!("  back:   everything up to revision {}, of {}\n", found.revision, found.at));
     let lost = match found.lost() {
-        0 => "nothing that anybody has seen".to_owned(),
+        0 => "no revision that was observed".to_owned(),
         n => format!("{n} revisions, up to {}, the last one that was seen", found.seen),
     };
     out.push_str(&format!("  {}   {lost}\n\n", paint.yellow("loss:")));
@@ -27,7 +27,8 @@ pub(crate) fn survey(found: &Survey, paint: Paint) -> String {
 /// It can be restored.
 pub(crate) fn tried(tried: &RestoreTestResult) -> String {
     format!(
-        "tried in a throwaway etcd in {:.1} s: revision {}, {} keys\nmakes the data of every member, while they still serve\n",
+        "tested in a temporary etcd in {:.1} s: revision {}, {} keys\nprepares the data of every member, while they \
+         still serve\n",
         tried.took.as_secs_f64(),
         tried.revision,
         tried.keys

@@ -82,7 +82,7 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
     }
     if let Some(drill) = &cluster.drill {
         let ago = span(now.duration_since(drill.at).as_secs().max(0));
-        out.push_str(&format!("  last drill: {ago} ago, {} came back\n", drill.backup));
+        out.push_str(&format!("  last drill: {ago} ago, {} restored\n", drill.backup));
     }
     for drift in &cluster.drift {
         out.push_str(&format!("  {} {drift}\n", paint.yellow("differs:")));
@@ -94,7 +94,7 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
     }
     if !cluster.old_ca_trusted.is_empty() {
         out.push_str(&format!(
-            "  {} the old clients CA is still trusted, for clients to get new certificates\n    → once they have: \
+            "  {} the old clients CA is still trusted, until clients have new certificates\n    → once they have: \
              `raftsman cert rotate clients --finish`\n",
             paint.yellow("note:")
         ));
@@ -117,8 +117,8 @@ fn backed_up(backups: &Health, now: Timestamp, paint: Paint) -> String {
         None => "not known yet: no machine has read the store since it was configured".to_owned(),
     };
     let covered = backups.covered.map(|at| format!(", changes up to {}", ago(at))).unwrap_or_default();
-    let keeper = backups.keeper.as_ref().map(|name| format!(", made by {name}")).unwrap_or_default();
-    let mut out = format!("  backups: {full}{covered}{keeper}\n");
+    let scheduler = backups.scheduler.as_ref().map(|name| format!(", made by {name}")).unwrap_or_default();
+    let mut out = format!("  backups: {full}{covered}{scheduler}\n");
     for problem in &backups.problems {
         out.push_str(&format!("    {} {problem}\n", paint.yellow("backups:")));
     }
@@ -172,7 +172,8 @@ mod tests {
     #[test]
     fn no_backup_is_not_said_before_the_store_was_read() {
         let now: Timestamp = "2026-11-16T03:05:00Z".parse().unwrap();
-        let health = |store_read, full| Health { keeper: None, full, store_read, covered: None, problems: Vec::new() };
+        let health =
+            |store_read, full| Health { scheduler: None, full, store_read, covered: None, problems: Vec::new() };
         let text = |health| backed_up(&health, now, Paint::plain());
         assert_eq!(
             text(health(false, None)),

@@ -20,7 +20,7 @@ pub(crate) fn render(versions: &Versions) -> String {
     }
     out.push_str(&table.render());
     if let Some(error) = &versions.agents_error {
-        out.push_str(&format!("  agents could not be asked: {error}\n"));
+        out.push_str(&format!("  agents could not be queried: {error}\n"));
     }
     out
 }

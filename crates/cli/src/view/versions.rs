@@ -24,7 +24,7 @@ pub(crate) fn render(clusters: &[ClusterVersions], paint: Paint) -> String {
             out.push_str(&format!("\n{} {}: {unmet}\n", paint.red("blocked:"), cluster.cluster));
         }
         if let Some(line) = cluster.downgrade {
-            out.push_str(&format!("\n{}: etcd was told to go down to {line}\n", cluster.cluster));
+            out.push_str(&format!("\n{}: a downgrade to {line} is enabled\n", cluster.cluster));
         }
     }
     out

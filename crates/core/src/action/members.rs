@@ -84,7 +84,7 @@ impl MemberAction {
             Self::PromoteMember { .. } => "promote",
             Self::RemoveMember { .. } => "remove member",
             Self::UpdateMember { .. } => "move member",
-            Self::MoveLeader { .. } => "hand over to",
+            Self::MoveLeader { .. } => "move leader to",
         }
     }
 }

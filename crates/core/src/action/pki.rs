@@ -8,31 +8,35 @@ use super::{Changes, Class, Company, Subject};
 use crate::observed::{Purpose, TrustDomain};
 use crate::spec::Name;
 
-/// One action on authorities, certificates or trust.
+/// One action on authorities, certificates or trust. Journals of earlier versions have the names that are aliases here.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum PkiAction {
     /// Make, or add, the cluster's certificate authorities.
     MakeAuthorities,
     /// Make, or add, the authority that is to sign next. No member trusts it yet.
-    NextAuthority {
+    #[serde(alias = "next_authority")]
+    AddAuthority {
         /// Whose.
         side: TrustDomain,
     },
     /// Activate the next authority: from now on it signs.
-    SwitchAuthority {
+    #[serde(alias = "switch_authority")]
+    ActivateAuthority {
         /// Whose.
         side: TrustDomain,
     },
     /// Distrust the old authorities.
-    RetireAuthority {
+    #[serde(alias = "retire_authority")]
+    DistrustAuthority {
         /// Whose.
         side: TrustDomain,
         /// Distrust the next authority, which is not wanted any more, instead of the old ones.
         unused: bool,
     },
     /// Delete the old authorities with their keys: no member accepts their certificates any more.
-    ForgetAuthority {
+    #[serde(alias = "forget_authority")]
+    DeleteAuthority {
         /// Whose.
         side: TrustDomain,
     },
@@ -62,24 +66,24 @@ impl PkiAction {
             // Without effect on what runs, or made again by the same action.
             Self::StoreTrust { .. } | Self::IssueCertificate { .. } => Class::of(Changes::Machine),
             Self::MakeAuthorities
-            | Self::NextAuthority { .. }
+            | Self::AddAuthority { .. }
             // It has signed nothing, and another one can be made.
-            | Self::RetireAuthority { unused: true, .. } => Class::of(Changes::Trust),
-            Self::SwitchAuthority { .. } | Self::RetireAuthority { unused: false, .. } => {
+            | Self::DistrustAuthority { unused: true, .. } => Class::of(Changes::Trust),
+            Self::ActivateAuthority { .. } | Self::DistrustAuthority { unused: false, .. } => {
                 Class::of(Changes::Trust).beside(Company::Alike)
             }
             // Its key is deleted.
-            Self::ForgetAuthority { .. } => Class::of(Changes::Trust).irreversible().beside(Company::Alike),
+            Self::DeleteAuthority { .. } => Class::of(Changes::Trust).irreversible().beside(Company::Alike),
         }
     }
 
     pub(super) fn done_to(&self) -> Subject<'_> {
         match self {
             Self::MakeAuthorities
-            | Self::NextAuthority { .. }
-            | Self::SwitchAuthority { .. }
-            | Self::RetireAuthority { .. }
-            | Self::ForgetAuthority { .. } => Subject::Cluster,
+            | Self::AddAuthority { .. }
+            | Self::ActivateAuthority { .. }
+            | Self::DistrustAuthority { .. }
+            | Self::DeleteAuthority { .. } => Subject::Cluster,
             Self::StoreTrust { machine, .. } | Self::IssueCertificate { machine, .. } => Subject::Machine(machine),
         }
     }
@@ -88,14 +92,14 @@ impl PkiAction {
     pub fn verb(&self) -> &'static str {
         match self {
             Self::MakeAuthorities => "make authorities",
-            Self::NextAuthority { side: TrustDomain::Peers } => "take in peers CA",
-            Self::NextAuthority { side: TrustDomain::Clients } => "take in clients CA",
-            Self::SwitchAuthority { side: TrustDomain::Peers } => "switch peers CA",
-            Self::SwitchAuthority { side: TrustDomain::Clients } => "switch clients CA",
-            Self::RetireAuthority { side: TrustDomain::Peers, .. } => "retire peers CA",
-            Self::RetireAuthority { side: TrustDomain::Clients, .. } => "retire clients CA",
-            Self::ForgetAuthority { side: TrustDomain::Peers } => "forget peers CA",
-            Self::ForgetAuthority { side: TrustDomain::Clients } => "forget clients CA",
+            Self::AddAuthority { side: TrustDomain::Peers } => "add peers CA",
+            Self::AddAuthority { side: TrustDomain::Clients } => "add clients CA",
+            Self::ActivateAuthority { side: TrustDomain::Peers } => "activate peers CA",
+            Self::ActivateAuthority { side: TrustDomain::Clients } => "activate clients CA",
+            Self::DistrustAuthority { side: TrustDomain::Peers, .. } => "distrust peers CA",
+            Self::DistrustAuthority { side: TrustDomain::Clients, .. } => "distrust clients CA",
+            Self::DeleteAuthority { side: TrustDomain::Peers } => "delete peers CA",
+            Self::DeleteAuthority { side: TrustDomain::Clients } => "delete clients CA",
             Self::StoreTrust { purpose: Purpose::Peer, .. } => "store peer trust",
             Self::StoreTrust { purpose: Purpose::Server, .. } => "store server trust",
             Self::IssueCertificate { purpose: Purpose::Peer, .. } => "sign peer cert",

@@ -35,8 +35,8 @@ pub struct Drafted {
 pub fn draft(found: &Found, choices: &Choices) -> Drafted {
     let mut left_out = Vec::new();
     let mut text = format!(
-        "# Written by `raftsman adopt` on {}: a cluster that others set up, as it was found.\n\
-         # raftsman watches it and changes nothing but what you change here of roles and users.\n",
+        "# Written by `raftsman adopt` on {}: a cluster that raftsman did not create, as it was found.\n\
+         # raftsman observes it, and changes only the roles and users that you change here.\n",
         found.at.strftime("%Y-%m-%d")
     );
     let local = found.members.iter().all(|m| m.address.is_none_or(|address| address.is_loopback()));
@@ -76,8 +76,8 @@ pub fn draft(found: &Found, choices: &Choices) -> Drafted {
             Weight::Note,
             "users-not-seen",
             None,
-            format!("roles and users could not be asked for: {error}"),
-            "the file does not speak of them, so that they are left alone; adopt with credentials of `root` to see them",
+            format!("roles and users could not be listed: {error}"),
+            "they are not in the file, and are left alone; adopt with credentials of `root` to list them",
         )),
     }
     Drafted { text, left_out }
@@ -102,7 +102,8 @@ fn members(text: &mut String, found: &Found) {
     let addresses: Vec<_> = found.members.iter().filter_map(|m| m.address).collect();
     let apart = addresses.iter().collect::<BTreeSet<_>>().len() == found.members.len();
     if !apart {
-        let _ = writeln!(text, "      # Their addresses are in the state: members that share one cannot be told here.");
+        let _ =
+            writeln!(text, "      # Their addresses are in the state: members that share one cannot be written here.");
     }
     for member in &found.members {
         let name = &member.listed.name;
@@ -166,7 +167,7 @@ fn settings(text: &mut String, found: &Found, version: EtcdVersion, left_out: &m
             "settings-not-seen",
             None,
             format!("not seen, or not the same on every member: {}", unknown.join(", ")),
-            "run `adopt` on the computer of the members, as their user, to have their flags read",
+            "run `adopt` on the members' computer, as their user, to read their flags",
         ));
     }
     flags(text, &all, version, left_out);
@@ -255,7 +256,7 @@ fn users(text: &mut String, access: &Access, left_out: &mut Vec<Finding>) {
             "roles-left-out",
             None,
             unsayable.join("; "),
-            "the file does not speak of roles and users, so that they are left alone",
+            "roles and users are not in the file, and are left alone",
         ));
         return;
     }
@@ -277,7 +278,7 @@ fn users(text: &mut String, access: &Access, left_out: &mut Vec<Finding>) {
             Weight::Note,
             "users-left-out",
             None,
-            format!("users with passwords, which etcd does not tell: {}", open.join(", ")),
+            format!("users with passwords, which etcd does not disclose: {}", open.join(", ")),
             "to have them in the file, write each password to a file, and uncomment `users:`",
         ));
     }

@@ -89,7 +89,7 @@ fn health(found: &Found, all: &mut Vec<Finding>) {
                 Weight::Problem,
                 "no-leader",
                 Some(member),
-                "it knows of no leader",
+                "it has no leader",
                 "look at its log and at the network between the members",
             )),
             Ok(_) => {}
@@ -100,7 +100,7 @@ fn health(found: &Found, all: &mut Vec<Finding>) {
                 "learner",
                 Some(member),
                 "it is a learner, without a vote",
-                "promote it or take it out: `etcdctl member promote`, `etcdctl member remove`",
+                "promote it or remove it: `etcdctl member promote`, `etcdctl member remove`",
             ));
         }
         let limit = member.status.as_ref().ok().map(|status| (status, member.settings()));
@@ -135,7 +135,7 @@ fn health(found: &Found, all: &mut Vec<Finding>) {
             Alarm::NoSpace => {
                 ("the quota is used up: it takes no writes", "compact, defragment, then disarm the alarm")
             }
-            Alarm::Corrupt => ("etcd says that its data is corrupt", "restart nothing before it is understood"),
+            Alarm::Corrupt => ("etcd reports that its data is corrupt", "restart nothing before the cause is known"),
         };
         all.push(Finding::new(Weight::Problem, "alarm", member, message, next));
     }
@@ -162,8 +162,8 @@ fn health(found: &Found, all: &mut Vec<Finding>) {
 fn probe(found: &Found, all: &mut Vec<Finding>) {
     if found.auth == Some(false) {
         let (weight, who) = match found.certificates_needed {
-            true => (Weight::Warning, "everybody with a certificate of the clients' authority"),
-            false => (Weight::Problem, "everybody who reaches a member"),
+            true => (Weight::Warning, "every client with a certificate of the clients CA"),
+            false => (Weight::Problem, "every client that reaches a member"),
         };
         all.push(Finding::new(
             weight,
@@ -309,11 +309,11 @@ fn flags(member: &Member, all: &mut Vec<Finding>) {
     let Some(process) = &member.process else { return };
     let is = |name: &str, value: &str| process.settings.get(name).is_some_and(|given| given == value);
     for (name, value, message) in [
-        ("unsafe-no-fsync", "true", "a power cut loses writes that clients were told are safe (`unsafe-no-fsync`)"),
-        ("force-new-cluster", "true", "it throws all others out at its next start (`force-new-cluster`)"),
-        ("strict-reconfig-check", "false", "a change of members can cost the quorum (`strict-reconfig-check` is off)"),
-        ("auto-tls", "true", "clients cannot tell it from anybody else (`auto-tls`)"),
-        ("peer-auto-tls", "true", "anybody can join as a member (`peer-auto-tls`)"),
+        ("unsafe-no-fsync", "true", "a power cut loses acknowledged writes (`unsafe-no-fsync`)"),
+        ("force-new-cluster", "true", "it removes all other members at its next start (`force-new-cluster`)"),
+        ("strict-reconfig-check", "false", "a membership change can lose quorum (`strict-reconfig-check` is off)"),
+        ("auto-tls", "true", "clients cannot verify its identity (`auto-tls`)"),
+        ("peer-auto-tls", "true", "any process that reaches the peer port can join as a member (`peer-auto-tls`)"),
         (
             "peer-skip-client-san-verification",
             "true",
@@ -326,7 +326,7 @@ fn flags(member: &Member, all: &mut Vec<Finding>) {
         ),
     ] {
         if is(name, value) {
-            all.push(Finding::new(Weight::Problem, "flag-harmful", Some(member), message, "take the flag away"));
+            all.push(Finding::new(Weight::Problem, "flag-harmful", Some(member), message, "remove the flag"));
         }
     }
     if process.settings.contains_key("wal-dir") {
@@ -335,7 +335,7 @@ fn flags(member: &Member, all: &mut Vec<Finding>) {
             "wal-apart",
             Some(member),
             "its write-ahead log is in a directory of its own (`wal-dir`)",
-            "raftsman keeps both in one place: the log has to move when the member is taken over",
+            "raftsman keeps both in one directory: the log has to move before raftsman can manage the member",
         ));
     }
 }
@@ -369,7 +369,7 @@ fn settings(found: &Found, all: &mut Vec<Finding>) {
             "versions-mixed",
             None,
             format!("members run different versions: {versions}"),
-            "finish the upgrade: a mixed cluster is meant for the way only",
+            "finish the upgrade: mixed versions are meant for the time of an upgrade only",
         ));
     }
     let settings: Vec<BTreeMap<String, String>> = found.members.iter().map(Member::settings).collect();

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_lead_as_far_as_somebody_wants() {
+    fn batches_lead_as_far_as_requested() {
         let way = |to| chain(&manifest(), &four(), to).map(|way| numbers(&way));
         assert_eq!(way(None).expect("all"), [1, 2, 3, 4]);
         assert_eq!(way(Some(82)).expect("all"), [1, 2, 3, 4]);

@@ -20,7 +20,7 @@ const CHANGES_GRACE: SignedDuration = SignedDuration::from_mins(1);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Health {
     /// The machine that makes them.
-    pub keeper: Option<Name>,
+    pub scheduler: Option<Name>,
     /// The newest complete full backup.
     pub full: Option<FullName>,
     /// Whether a machine has read the store: only then no full backup means that there is none.
@@ -87,7 +87,9 @@ pub enum Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoScheduler => f.write_str("no machine makes backups: apply, or see the agents' logs"),
+            Self::NoScheduler => {
+                f.write_str("no machine makes backups: run `raftsman apply`, or look at the agents' logs")
+            }
             Self::Failing { machine, error, since } => {
                 write!(f, "{machine} cannot make backups since {}: {error}", minute(*since))
             }
@@ -102,7 +104,7 @@ impl fmt::Display for Problem {
             }
             Self::Unverified { count } => write!(
                 f,
-                "{count} in the store cannot be verified, or are from the future, and are neither counted nor removed: see \
+                "{count} in the store cannot be verified, or are from the future: retention ignores them; see \
                  `raftsman backup list`"
             ),
             Self::ChangesLate { covered, every } => {
@@ -119,9 +121,9 @@ fn minute(at: Timestamp) -> String {
 /// Their status, as far as the machines that answer know; nothing where machines make none by themselves.
 pub fn health(settings: &Backups, machines: &BTreeMap<Name, BackupState>, now: Timestamp) -> Option<Health> {
     let every = settings.every?;
-    let keeper = machines.iter().find(|(_, state)| state.keeps);
+    let scheduler = machines.iter().find(|(_, state)| state.keeps);
     let full = machines.values().filter_map(|state| state.full).max();
-    let covered = keeper.and_then(|(_, state)| state.covered).filter(|_| settings.changes_every.is_some());
+    let covered = scheduler.and_then(|(_, state)| state.covered).filter(|_| settings.changes_every.is_some());
     let mut problems = Vec::new();
     for (machine, state) in machines {
         if let Some((error, since)) = state.problem.clone()
@@ -137,7 +139,7 @@ pub fn health(settings: &Backups, machines: &BTreeMap<Name, BackupState>, now: T
     }
     let held = machines.values().filter_map(|state| state.held).max();
     let vacant = held.is_none_or(|held| now.duration_since(held) > CHANGES_GRACE);
-    if keeper.is_none() && vacant && problems.is_empty() {
+    if scheduler.is_none() && vacant && problems.is_empty() {
         problems.push(Problem::NoScheduler);
     }
     let late = |at: Timestamp, every: Duration, grace| {
@@ -158,11 +160,11 @@ pub fn health(settings: &Backups, machines: &BTreeMap<Name, BackupState>, now: T
     {
         problems.push(Problem::ChangesLate { covered, every });
     }
-    if let Some(count) = keeper.map(|(_, state)| state.unverified).filter(|count| *count > 0) {
+    if let Some(count) = scheduler.map(|(_, state)| state.unverified).filter(|count| *count > 0) {
         problems.push(Problem::Unverified { count });
     }
     let store_read = machines.values().any(|state| state.store_read);
-    Some(Health { keeper: keeper.map(|(name, _)| name.clone()), full, store_read, covered, problems })
+    Some(Health { scheduler: scheduler.map(|(name, _)| name.clone()), full, store_read, covered, problems })
 }
 
 /// The newest drill that a machine knows of.
@@ -223,7 +225,7 @@ mod tests {
         the newest full backup is of 2026-11-16 03:00 UTC, and one is wanted every 1h
         changes are in the store up to 2026-11-16 03:59 UTC, and are wanted every 2s
         ");
-        insta::assert_snapshot!(words(&[("a", by.clone())], "2026-11-16T04:10:01Z").join("\n"), @"no machine makes backups: apply, or see the agents' logs");
+        insta::assert_snapshot!(words(&[("a", by.clone())], "2026-11-16T04:10:01Z").join("\n"), @"no machine makes backups: run `raftsman apply`, or look at the agents' logs");
         let looks = BackupState { held: Some(at("2026-11-16T04:09:30Z")), ..by.clone() };
         assert!(words(&[("a", looks)], "2026-11-16T04:10:01Z").is_empty(), "another one takes over");
         let drill = Drill {
@@ -247,7 +249,7 @@ mod tests {
         let failing = BackupState { problem: Some(("no way".to_owned(), at("2026-11-16T03:01:00Z"))), full, ..by };
         insta::assert_snapshot!(words(&[("a", failing)], "2026-11-16T03:05:00Z").join("\n"), @"a cannot make backups since 2026-11-16 03:01 UTC: no way");
         let visited = BackupState { unverified: 6, ..good };
-        insta::assert_snapshot!(words(&[("a", visited)], "2026-11-16T03:59:30Z").join("\n"), @"6 in the store cannot be verified, or are from the future, and are neither counted nor removed: see `raftsman backup list`");
+        insta::assert_snapshot!(words(&[("a", visited)], "2026-11-16T03:59:30Z").join("\n"), @"6 in the store cannot be verified, or are from the future: retention ignores them; see `raftsman backup list`");
         assert_eq!(health(&Backups { every: None, ..settings() }, &BTreeMap::new(), at("2026-11-16T03:05:00Z")), None);
     }
 }

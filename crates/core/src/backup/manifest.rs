@@ -145,7 +145,7 @@ pub struct Stored {
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
     /// Not one at all.
-    #[error("the manifest of {what} cannot be read: it does not count")]
+    #[error("the manifest of {what} cannot be read: the backup is invalid")]
     Unreadable {
         /// Of what.
         what: String,
@@ -162,13 +162,13 @@ pub enum ManifestError {
         found: u32,
     },
     /// Something in it was changed.
-    #[error("the manifest of {what} was changed since it was written: it does not count")]
+    #[error("the manifest of {what} was changed since it was written: the backup is invalid")]
     Changed {
         /// Of what.
         what: String,
     },
     /// It is stored under another name than it says.
-    #[error("the manifest of {what} is that of another one, `{found}`: somebody has moved it")]
+    #[error("the manifest of {what} is that of another one, `{found}`: it was moved")]
     Misplaced {
         /// What lies there.
         what: String,

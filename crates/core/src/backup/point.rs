@@ -105,7 +105,8 @@ pub enum LookupError {
     },
     /// The clock showed this moment more than once.
     #[error(
-        "the machine's clock showed this moment more than once, because it was set back after revision {revision}: say which revision, with `--revision`"
+        "the machine's clock was set back after revision {revision}, so that this time occurred more than once: name \
+         the revision, with `--revision`"
     )]
     ClockSetBack {
         /// After which revision.

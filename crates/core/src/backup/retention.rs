@@ -21,7 +21,7 @@ const ABANDONED_AFTER: SignedDuration = SignedDuration::from_hours(24);
 /// How long backups are kept. Times are in UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keep {
-    /// So many of the last, whatever else is said; one at least.
+    /// This number of the last backups, in any case; one at least.
     pub last: u32,
     /// The newest backup of each of so many hours that have one.
     pub hourly: u32,

@@ -21,10 +21,10 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &PkiAction) -> R
                 }
             }
         }
-        PkiAction::NextAuthority { side } => world.ledger.take_in(*side, world.authority(desired, *side)),
-        PkiAction::SwitchAuthority { side } => world.trust_mut(*side)?.switch(now),
-        PkiAction::RetireAuthority { side, unused } => world.trust_mut(*side)?.retire(*unused),
-        PkiAction::ForgetAuthority { side } => world.trust_mut(*side)?.forget(),
+        PkiAction::AddAuthority { side } => world.ledger.take_in(*side, world.authority(desired, *side)),
+        PkiAction::ActivateAuthority { side } => world.trust_mut(*side)?.switch(now),
+        PkiAction::DistrustAuthority { side, unused } => world.trust_mut(*side)?.retire(*unused),
+        PkiAction::DeleteAuthority { side } => world.trust_mut(*side)?.forget(),
         PkiAction::StoreTrust { machine, purpose } => {
             let digest = world.store_trust(purpose.side())?;
             let stored = world.claimed(machine)?.certificates.get_mut(purpose);

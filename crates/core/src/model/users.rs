@@ -58,7 +58,7 @@ pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: 
             };
         }
     }
-    Err(Impossible("nobody who runs it can be asked".to_owned()))
+    Err(Impossible("no client can reach it".to_owned()))
 }
 
 /// Applies it.

@@ -267,7 +267,7 @@ impl Concern {
                 better.heartbeat, better.election
             ),
             Self::SlowDisk { .. } => {
-                "give etcd a faster disk, or one that nobody else writes to; `raftsman preflight` measures again"
+                "give etcd a faster disk, or one that no other process writes to; `raftsman preflight` measures again"
                     .to_owned()
             }
         }

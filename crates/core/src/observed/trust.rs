@@ -298,7 +298,7 @@ mod tests {
         let both = trust.digest();
         assert_ne!(alone, both);
         trust.switch(Timestamp::UNIX_EPOCH);
-        assert_eq!(trust.digest(), both, "nobody is restarted for a switch");
+        assert_eq!(trust.digest(), both, "no member is restarted when a CA is activated");
         assert_eq!((trust.current.number, trust.old.len()), (2, 1));
         trust.retire(false);
         assert_ne!(trust.digest(), both);

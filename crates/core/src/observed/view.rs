@@ -102,7 +102,7 @@ impl<'a> View<'a> {
         self.answering.values().any(|e| e.alarms.contains(&alarm))
     }
 
-    /// Whether etcd says that a member's data is corrupt.
+    /// Whether etcd reports that a member's data is corrupt.
     pub fn corrupt(&self) -> bool {
         self.alarmed(Alarm::Corrupt)
     }

@@ -49,7 +49,7 @@ fn prove(draft: &mut Draft<'_>) {
             draft.waiting.push(match outcome {
                 ProbeOutcome::Untested(error) => Waiting::ProbeFailed { machine, error: error.clone() },
                 ProbeOutcome::Accepted | ProbeOutcome::Denied => {
-                    Waiting::UnauthenticatedAccepted { machine, who: who.to_owned() }
+                    Waiting::UnauthenticatedAccepted { machine, client: who.to_owned() }
                 }
             });
         }

@@ -23,12 +23,12 @@ pub fn deletion(action: &Action) -> Option<String> {
             | MachineAction::RebuildMachine { .. } => None,
         },
         Action::Pki(action) => match action {
-            PkiAction::ForgetAuthority { side: TrustDomain::Peers } => Some("old peers CA".to_owned()),
-            PkiAction::ForgetAuthority { side: TrustDomain::Clients } => Some("old clients CA".to_owned()),
+            PkiAction::DeleteAuthority { side: TrustDomain::Peers } => Some("old peers CA".to_owned()),
+            PkiAction::DeleteAuthority { side: TrustDomain::Clients } => Some("old clients CA".to_owned()),
             PkiAction::MakeAuthorities
-            | PkiAction::NextAuthority { .. }
-            | PkiAction::SwitchAuthority { .. }
-            | PkiAction::RetireAuthority { .. }
+            | PkiAction::AddAuthority { .. }
+            | PkiAction::ActivateAuthority { .. }
+            | PkiAction::DistrustAuthority { .. }
             | PkiAction::StoreTrust { .. }
             | PkiAction::IssueCertificate { .. } => None,
         },

@@ -96,7 +96,7 @@ fn space(draft: &mut Draft<'_>) {
     }
     if tight.is_empty() {
         // Whether the other members have room is not known: no history is dropped on a guess.
-        draft.wait(Waiting::HealFirst { change: "taking the alarm back".to_owned(), unhealthy });
+        draft.wait(Waiting::HealFirst { change: "disarming the alarm".to_owned(), unhealthy });
         return;
     }
     let newest = sized.iter().map(|(_, e)| e.revision).max().unwrap_or(0);
@@ -132,7 +132,7 @@ fn space(draft: &mut Draft<'_>) {
         let filled_by = draft.observed.etcd.maintenance.filling.as_ref().map(most).unwrap_or_default();
         draft.wait(Waiting::QuotaFull { in_use: data, quota, filled_by });
     } else if !unhealthy.is_empty() {
-        draft.wait(Waiting::HealFirst { change: "making room in the database".to_owned(), unhealthy });
+        draft.wait(Waiting::HealFirst { change: "freeing space in the database".to_owned(), unhealthy });
     } else {
         defragment(draft, tight);
     }

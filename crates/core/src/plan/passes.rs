@@ -127,7 +127,7 @@ const NORMAL: &[Pass] = &[
         members::change_membership(d, &found.ready)
     }),
     Pass::new("machines of former members", &[], |d, _| members::retire(d)),
-    Pass::new("machines to make anew", &[Condition::NothingPlanned, Condition::Formed], |d, _| shape::renew(d)),
+    Pass::new("machines to rebuild", &[Condition::NothingPlanned, Condition::Formed], |d, _| shape::renew(d)),
     Pass::new("auth", &[Condition::Quorum, Condition::NothingAlone], |d, _| auth::secure(d)),
     Pass::SUPERUSERS,
     Pass::USERS,

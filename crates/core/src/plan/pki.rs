@@ -19,10 +19,10 @@ pub(super) fn authorities(draft: &mut Draft<'_>) -> Report {
         let Some(authorities) = draft.observed.ledger.trust(side) else { continue };
         let unwanted = |next| !trust::is_wanted(draft.desired, draft.observed, side, next);
         if let Some(reason) = successor(draft, side, authorities) {
-            draft.steps.push(Step::new(PkiAction::NextAuthority { side }, reason));
+            draft.steps.push(Step::new(PkiAction::AddAuthority { side }, reason));
         } else if authorities.next.as_ref().is_some_and(unwanted) {
             // Nothing was ever signed by it.
-            draft.steps.push(Step::new(PkiAction::RetireAuthority { side, unused: true }, Reason::Changed));
+            draft.steps.push(Step::new(PkiAction::DistrustAuthority { side, unused: true }, Reason::Changed));
         } else if authorities.current.not_after <= draft.now && authorities.next.is_none() {
             draft.waiting.push(Waiting::AuthorityExpired { authority: side.name().to_owned() });
         }

@@ -125,7 +125,7 @@ pub enum Unclear {
 impl fmt::Display for Unclear {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::HasQuorum => f.write_str("the cluster has its majority and works: there is nothing to recover"),
+            Self::HasQuorum => f.write_str("the cluster has its majority: there is nothing to recover"),
             Self::NeverFormed => f.write_str("the cluster never formed: `raftsman apply` makes it"),
             Self::MajorityLeft { survivors, of } => write!(
                 f,
@@ -136,20 +136,23 @@ impl fmt::Display for Unclear {
                 let names: Vec<&str> = members.iter().map(Name::as_str).collect();
                 write!(
                     f,
-                    "nobody can tell what became of {}: bring it back (`raftsman apply` starts machines that are \
-                     stopped), or say that it is gone for good with `--lost {}`",
+                    "it is not known whether {} still has its data: bring it back (`raftsman apply` starts machines \
+                     that are stopped), or confirm that it is gone for good with `--lost {}`",
                     names.join(", "),
                     names.join(" --lost ")
                 )
             }
-            Self::NoDataLeft => f.write_str("no member has its data: only a snapshot can help"),
-            Self::NoSurvivor { member } => write!(f, "`{member}` has no data to build a cluster of"),
+            Self::NoDataLeft => f.write_str(
+                "no member has its data: only a backup can bring it back (`raftsman \
+                restore`)",
+            ),
+            Self::NoSurvivor { member } => write!(f, "`{member}` has no data to recover from"),
             Self::Unreadable { member } => {
-                write!(f, "it cannot be told how much `{member}` knows: say with `--from` around whom to build")
+                write!(f, "how far the data of `{member}` reaches cannot be read: name the survivor with `--from`")
             }
-            Self::Adopted => f.write_str("others run this cluster"),
+            Self::Adopted => f.write_str("this cluster is adopted read-only"),
             Self::Restoring => f.write_str(
-                "all members are being restored from a backup, whatever any of them has: `raftsman apply` goes on with it, \
+                "a restore is under way, which replaces the data of all members: `raftsman apply` continues it, \
                  `raftsman restore` takes another backup",
             ),
         }
@@ -352,7 +355,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
             Action::Etcd(EtcdAction::StartEtcd { machine, version, data: StartData::Alone(cluster) })
         }
         Data::Present { .. } if !settled && *alone => {
-            let error = "it is about to go on alone".to_owned();
+            let error = "it is about to be started alone".to_owned();
             draft.wait(Waiting::EtcdStarting { machine, error });
             return Report::Looked;
         }

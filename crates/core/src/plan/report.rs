@@ -59,7 +59,7 @@ impl fmt::Display for Because {
             Self::Formed => "only before the first start",
             Self::NoQuorum => "no quorum",
             Self::HasQuorum => "only without quorum",
-            Self::NotListed => "no healthy member tells the member list",
+            Self::NotListed => "no healthy member reports the member list",
             Self::Corrupt => "the CORRUPT alarm is raised",
             Self::Alarmed => "an alarm is raised",
             Self::Unhealthy => "a member is unhealthy",

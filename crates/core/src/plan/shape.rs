@@ -46,7 +46,7 @@ pub(super) fn renew(draft: &mut Draft<'_>) -> Report {
     };
     let unhealthy = draft.unhealthy_beside(None);
     if !unhealthy.is_empty() {
-        draft.wait(Waiting::HealFirst { change: format!("making the machine of `{name}` anew"), unhealthy });
+        draft.wait(Waiting::HealFirst { change: format!("rebuilding the machine of `{name}`"), unhealthy });
         return Report::Looked;
     }
     let reason = Reason::OtherShape { change };
@@ -64,7 +64,7 @@ pub(super) fn renew(draft: &mut Draft<'_>) -> Report {
         members::remove(draft, &entry, reason);
     }
     for (machine, _) in outdated.into_iter().skip(1) {
-        draft.wait(Waiting::Turn { machine, verb: "make machine anew".to_owned() });
+        draft.wait(Waiting::Turn { machine, verb: "rebuild machine".to_owned() });
     }
     Report::Looked
 }

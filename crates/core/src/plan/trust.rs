@@ -32,9 +32,9 @@ pub(super) enum Phase {
 impl Phase {
     pub(super) fn action(self, side: TrustDomain) -> PkiAction {
         match self {
-            Self::Switch => PkiAction::SwitchAuthority { side },
-            Self::Retire => PkiAction::RetireAuthority { side, unused: false },
-            Self::Forget => PkiAction::ForgetAuthority { side },
+            Self::Switch => PkiAction::ActivateAuthority { side },
+            Self::Retire => PkiAction::DistrustAuthority { side, unused: false },
+            Self::Forget => PkiAction::DeleteAuthority { side },
         }
     }
 
@@ -156,7 +156,7 @@ fn unproven(
     let mut failed = |from: String, to: &Name, error: &str| {
         missing.push(Waiting::HandshakeFailed { from, to: to.clone(), error: error.to_owned() });
     };
-    let untried = "not tried yet";
+    let untried = "not tested yet";
     let empty = Default::default();
     let mut open = Vec::new();
     for (name, _) in &needed {
@@ -176,7 +176,7 @@ fn unproven(
         let handshake = |key: &str| tried.let_in.get(&side).and_then(|keys| keys.get(key));
         let lives = |a: &&AuthorityRecord| a.not_after > now;
         for authority in trust.trusted().into_iter().filter(lives) {
-            let who = || format!("somebody of the {side} CA {}", authority.number);
+            let who = || format!("a certificate of the {side} CA {}", authority.number);
             match handshake(&authority.key) {
                 Some(HandshakeResult::Accepted) => {}
                 Some(HandshakeResult::Refused(error) | HandshakeResult::Unclear(error)) => failed(who(), name, error),
@@ -186,11 +186,11 @@ fn unproven(
         // A retired authority may share its key with one that is still trusted.
         let gone = trust.retired.iter().filter(lives).filter(|a| !trust.trusts(&a.key));
         for authority in gone.filter(|_| phase == Phase::Forget) {
-            let who = || format!("somebody of the {side} CA {}", authority.number);
+            let who = || format!("a certificate of the {side} CA {}", authority.number);
             match handshake(&authority.key) {
                 Some(HandshakeResult::Refused(_)) => {}
                 Some(HandshakeResult::Accepted) => {
-                    open.push(Waiting::StillLetIn { machine: (*name).clone(), side, number: authority.number })
+                    open.push(Waiting::OldCaAccepted { machine: (*name).clone(), side, number: authority.number })
                 }
                 Some(HandshakeResult::Unclear(error)) => failed(who(), name, error),
                 None => failed(who(), name, untried),

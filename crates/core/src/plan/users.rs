@@ -246,8 +246,8 @@ fn change(name: &str, wanted: &desired::User, has: Option<&User>) -> Option<(Act
         Account::Keep if lacking.is_empty() && excess.is_empty() => return None,
         Account::Keep | Account::Make => {}
         Account::Password => lacks.push("the password of the file".to_owned()),
-        Account::Remake if wanted.password.is_some() => lacks.push("a password (made anew)".to_owned()),
-        Account::Remake => too_much.push("a password (made anew)".to_owned()),
+        Account::Remake if wanted.password.is_some() => lacks.push("a password (recreated)".to_owned()),
+        Account::Remake => too_much.push("a password (recreated)".to_owned()),
     }
     // A user that is made anew begins without roles.
     let (grant, revoke) = match account {

@@ -125,7 +125,7 @@ pub(super) fn follow_upgrade_path(draft: &mut Draft<'_>, path: UpgradePath) -> R
             let renews = matches!(hop, Hop::Renew(_));
             let unhealthy = draft.unhealthy_beside(None);
             if !unhealthy.is_empty() {
-                let change = if renews { "a new log".to_owned() } else { format!("the way down to {line}") };
+                let change = if renews { "a new log".to_owned() } else { format!("the downgrade to {line}") };
                 draft.wait(Waiting::HealFirst { change, unhealthy });
                 return Report::Looked;
             }

@@ -310,7 +310,7 @@ pub enum Waiting {
         error: String,
     },
     /// A member still accepts certificates of an authority that it should not trust any more.
-    StillLetIn {
+    OldCaAccepted {
         /// Where.
         machine: Name,
         /// Of which side.
@@ -349,7 +349,7 @@ pub enum Waiting {
         /// Where.
         machine: Name,
         /// The kind of client.
-        who: String,
+        client: String,
     },
     /// Rejection of unauthenticated clients could not be tested yet.
     ProbeFailed {
@@ -532,7 +532,7 @@ impl Waiting {
             | Self::NoTransferTarget { others: 0, .. }
             | Self::AuthDiffers { .. }
             | Self::AuthorityExpired { .. }
-            | Self::StillLetIn { .. }
+            | Self::OldCaAccepted { .. }
             | Self::AlarmRaised { .. }
             | Self::QuotaFull { .. }
             | Self::MemberCorrupt { .. }
@@ -577,7 +577,7 @@ impl Waiting {
             | Self::DataDisputed { machine }
             | Self::TrustLags { machine, .. }
             | Self::HandshakeFailed { to: machine, .. }
-            | Self::StillLetIn { machine, .. }
+            | Self::OldCaAccepted { machine, .. }
             | Self::UnauthenticatedAccepted { machine, .. }
             | Self::MemberSilent { machine, .. }
             | Self::Undeliverable { machine, .. }

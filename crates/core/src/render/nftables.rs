@@ -101,7 +101,7 @@ pub fn balancer_rules(firewall: &BalancerFirewall<'_>) -> String {
 /// DHCP's answers come to a broadcast address, so that they belong to no connection.
 const HEAD: &str = "\
 #!/usr/sbin/nft -f
-# Written by raftsman: who may reach what on this machine.
+# Written by raftsman: the sources that may connect to each port of this machine.
 table inet raftsman
 delete table inet raftsman
 table inet raftsman {

@@ -18,26 +18,26 @@ pub struct Backups {
     /// Compress them with zstd. On by default.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub compress: bool,
-    /// Encrypt them with age, so that whoever has the key of one of these (`age1…`) can read them, and nobody else. The
-    /// keys are needed to restore them, not to make them: keep them where the store is not.
+    /// Encrypt them with age: only the keys of these recipients (`age1…`) decrypt them. The keys are needed to restore
+    /// them, not to make them: keep them where the store is not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub encrypt_to: Vec<String>,
-    /// The machines themselves make a full backup so often, also while nobody is there. Only when they are asked by
-    /// default.
+    /// The machines make a full backup at this interval, without an operator. By default only `raftsman backup now`
+    /// makes one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every: Option<Duration>,
-    /// Between full backups they write down what changed, so often: whatever was acknowledged longer ago can be restored.
-    /// Not at all by default.
+    /// Between full backups they store changes at this interval: whatever was acknowledged longer ago can be restored.
+    /// Off by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changes_every: Option<Duration>,
-    /// The newest backup is restored into a throwaway etcd on one of the machines, so often, and compared with what it
-    /// should hold: a drill. Not by themselves by default.
+    /// At this interval, one of the machines restores the newest backup into a temporary etcd, and compares it with
+    /// what it should hold: a drill. Off by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drill_every: Option<Duration>,
-    /// How long backups are kept that machines make by themselves or when asked. For ever without `every`.
+    /// How long backups are kept. For ever without `every`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<KeepBackups>,
-    /// Who removes backups that are not kept any more. The machines by default.
+    /// What removes backups that are not kept any more. The machines by default.
     #[serde(default, skip_serializing_if = "Prune::is_machines")]
     pub prune: Prune,
     /// Public keys of other fleets, as `raftsman backup key` prints them there (`ed25519:…`): their backups in the same
@@ -46,7 +46,7 @@ pub struct Backups {
     pub trust: Vec<String>,
 }
 
-/// Who removes backups that are not kept any more.
+/// What removes backups that are not kept any more.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Prune {
@@ -77,13 +77,13 @@ impl Backups {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KeepBackups {
-    /// So many of the last, whatever else is said; one at least.
+    /// This number of the last backups, in any case; one at least.
     pub last: u32,
-    /// The newest of each of so many hours that have one.
+    /// The newest of each hour, for this number of hours that have one.
     pub hourly: u32,
-    /// The newest of each of so many days that have one.
+    /// The newest of each day, for this number of days that have one.
     pub daily: u32,
-    /// The newest of each of so many weeks that have one.
+    /// The newest of each week, for this number of weeks that have one.
     pub weekly: u32,
     /// Every moment of this time can be restored: changes are kept, with the backups that they need.
     pub changes: Duration,
@@ -104,12 +104,12 @@ fn is_yes(on: &bool) -> bool {
     *on
 }
 
-/// The backup that a new cluster is born from. It means nothing once the cluster exists.
+/// The backup that a new cluster is bootstrapped from. It has no effect once the cluster exists.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RestoreFrom {
-    /// Whose backups: a cluster of this fleet, or `FLEET/CLUSTER` of another one in the same store. The cluster's own by
-    /// default.
+    /// The cluster that the backups are of: a cluster of this fleet, or `FLEET/CLUSTER` of another one in the same
+    /// store. The cluster's own by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
     /// This full backup, as it is. The newest with all changes since by default.
@@ -134,7 +134,7 @@ pub struct RestoreFrom {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BackupStore {
-    /// S3, or a server that speaks like it, such as Ceph's gateway.
+    /// S3, or a compatible server, such as Ceph's gateway.
     S3(S3Store),
     /// Google Cloud Storage.
     Gcs(GcsStore),
@@ -164,7 +164,7 @@ pub struct S3Store {
     /// The bucket is in the server's name, not in the path.
     #[serde(default, skip_serializing_if = "super::types::is_false")]
     pub virtual_hosted: bool,
-    /// What gets machines in. Their own role (of the instance they are) by default.
+    /// The machines' credentials. Their own role (of the instance they are) by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<S3Credentials>,
 }
@@ -181,7 +181,7 @@ pub struct S3Credentials {
     pub id: Secret,
     /// Its secret.
     pub secret: Secret,
-    /// What goes with one that is lent for a while.
+    /// The session token of temporary credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<Secret>,
 }
@@ -192,7 +192,7 @@ pub struct S3Credentials {
 pub struct GcsStore {
     /// The bucket. It must be there.
     pub bucket: String,
-    /// The key of a service account, as Google gives it out (JSON). The machines' own account by default.
+    /// The key of a service account, as Google issues it (JSON). The machines' own account by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<Secret>,
 }

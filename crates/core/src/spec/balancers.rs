@@ -45,7 +45,8 @@ pub struct Balancer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Instances {
-    /// So many, named `<balancer>-1` and on, each on a machine of its own; addresses chosen by the provider.
+    /// The number of instances, named `<balancer>-1` and on, each on a machine of its own; addresses chosen by the
+    /// provider.
     Count(u32),
     /// On members' machines.
     Beside(Beside),
@@ -53,7 +54,7 @@ pub enum Instances {
     List(Vec<Instance>),
 }
 
-/// Whose machines instances run on.
+/// The machines that instances run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Beside {

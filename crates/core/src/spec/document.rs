@@ -413,7 +413,7 @@ impl Loader<'_> {
                 self.diagnostics.push(
                     Diagnostic::error("duplicate-key", path, entry.key_span.clone(), message)
                         .also(entries[first].key_span.clone(), "first given here")
-                        .why("only one of the two can count, and YAML does not say which")
+                        .why("only one of them can take effect, and YAML does not say which")
                         .help("keep one of them"),
                 );
             }

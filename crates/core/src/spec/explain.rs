@@ -86,9 +86,9 @@ fn warning(code: &str) -> Option<Explanation> {
     let (meaning, example) = match code {
         "zones-quorum" => (
             "The loss of one zone takes the cluster down: the members in all other zones are no majority. A zone is what \
-             fails together: a KVM host, an Incus server, a rack. With libvirt and no zones, all members are on one host. \
-             Two zones are never enough, because one of them holds half of the members or more; three are, with members \
-             spread evenly.",
+             fails together: a KVM host, an Incus server, a rack. With libvirt and no zones, all members are on one \
+             host. Two zones are never enough, because one of them holds half of the members or more; three are, with \
+             members spread evenly.",
             "machines:\n  provider: libvirt\n  zones:\n    kvm1: { libvirt: { uri: qemu+ssh://root@kvm1/system } }\n    \
              kvm2: { libvirt: { uri: qemu+ssh://root@kvm2/system } }\n    \
              kvm3: { libvirt: { uri: qemu+ssh://root@kvm3/system } }\n",

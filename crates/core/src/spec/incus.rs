@@ -13,10 +13,10 @@ pub struct Incus {
     /// The server: the path of its socket, or `https://host:8443`. The socket of this computer's server by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
-    /// With https: our client certificate, which the server trusts: a file, relative to this one.
+    /// With https: the client certificate, which the server trusts: a file, relative to this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate: Option<String>,
-    /// With https: the key of our client certificate: a file.
+    /// With https: the key of the client certificate: a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// With https: the server's own certificate, which it must show: a file.

@@ -42,7 +42,7 @@ pub struct Libvirt {
     /// Further interfaces, for others than etcd.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<Interface>,
-    /// What starts a machine.
+    /// The firmware of a machine.
     pub firmware: Firmware,
     /// Whether machines start when their host does.
     pub autostart: bool,
@@ -61,13 +61,13 @@ pub struct Interface {
     /// Or an interface of the host (macvtap).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub macvtap: Option<String>,
-    /// The network that the addresses are in. Without it, a machine asks by DHCP.
+    /// The network that the addresses are in. Without it, a machine uses DHCP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subnet: Option<Subnet>,
-    /// The way out of the subnet, for what the first interface does not reach.
+    /// The gateway of the subnet, for what the first interface does not reach.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
-    /// Who turns names into addresses on this interface.
+    /// Name servers on this interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns: Option<Dns>,
     /// Addresses, by machine.
@@ -82,14 +82,14 @@ pub struct Interface {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Cloning {
-    /// What differs from the image, which must stay as and where it is: made in a moment.
+    /// An overlay of the image, which must stay where it is, unchanged: fast to make.
     #[default]
     Overlay,
     /// All of the image.
     Copy,
 }
 
-/// What starts a machine.
+/// The firmware of a machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Firmware {
@@ -104,9 +104,9 @@ pub enum Firmware {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Acceleration {
-    /// By the processor.
+    /// By the processor (KVM).
     Kvm,
-    /// By a program, which takes ten times as long.
+    /// Emulated by QEMU, about ten times slower.
     None,
 }
 

@@ -17,7 +17,7 @@ use super::zones::Zone;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Machines {
-    /// Who makes the machines.
+    /// The provider of the machines.
     pub provider: Provider,
     /// Local provider: where the machines' directories are, relative to this file. Below the state by default.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,7 +53,7 @@ pub struct Machines {
     /// The image that machines boot from: a name or id as the provider knows it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// How people get into the machines.
+    /// How administrators log in to the machines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admin: Option<Admin>,
     /// Time servers (chrony).
@@ -63,20 +63,20 @@ pub struct Machines {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logs: Option<Logs>,
     /// The network that machines have their addresses in, such as `10.77.0.0/24`: each is set up with its own address,
-    /// for good. Without it, a machine asks by DHCP.
+    /// permanently. Without it, a machine uses DHCP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subnet: Option<Subnet>,
-    /// The way out of the subnet.
+    /// The default gateway of the subnet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
-    /// Who turns names into addresses.
+    /// Name servers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns: Option<Dns>,
-    /// Who may reach what on a machine: `false`, or from where. Open to everybody where it may be by default, closed
-    /// elsewhere; off on hosts that exist already.
+    /// The firewall of a machine: `false`, or the sources that each port accepts. By default it accepts every source
+    /// on the ports of services, and nothing on others; off on hosts that exist already.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub firewall: Option<Firewall>,
-    /// Figures of the machine itself for Prometheus, on port 9100.
+    /// Metrics of the machine itself for Prometheus, on port 9100.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_exporter: Option<bool>,
     /// Which updates of the system install themselves. None of them restarts the machine. The image's by default.
@@ -85,7 +85,7 @@ pub struct Machines {
     /// Whether the first boot installs packages; `false` when the image carries everything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub install_dependencies: Option<bool>,
-    /// Where packages come from, instead of the distribution's servers: for machines without a way to them.
+    /// Where packages come from, instead of the distribution's servers: for machines that cannot reach them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mirror: Option<Mirror>,
 }
@@ -112,7 +112,7 @@ impl Machines {
     }
 }
 
-/// Who makes the machines.
+/// The provider of the machines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Provider {
@@ -135,7 +135,7 @@ pub enum Provider {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Ssh {
-    /// Who logs in: root, or a user who may use sudo without a password. As your own configuration says by default.
+    /// The login user: root, or a user with passwordless sudo. As in your SSH configuration by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// The port.
@@ -146,7 +146,7 @@ pub struct Ssh {
     pub config: Option<String>,
 }
 
-/// How people get into the machines.
+/// How administrators log in to the machines.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Admin {
@@ -161,7 +161,7 @@ pub struct Admin {
     pub console_password: Option<Secret>,
 }
 
-/// Who turns names into addresses.
+/// Name servers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Dns {
@@ -171,7 +171,7 @@ pub struct Dns {
     pub search: Vec<String>,
 }
 
-/// Who may reach what on a machine.
+/// The firewall of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Firewall {
@@ -181,8 +181,8 @@ pub enum Firewall {
     Sources(FirewallSources),
 }
 
-/// From where each service of a machine may be reached: networks such as `10.0.0.0/8`, or single addresses. Members reach
-/// each other always, and nobody else reaches the port between members.
+/// From where each service of a machine may be reached: networks such as `10.0.0.0/8`, or single addresses. Members
+/// always reach each other; the peer port accepts members only.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FirewallSources {
@@ -207,7 +207,7 @@ pub struct FirewallSources {
 pub enum Updates {
     /// None.
     Off,
-    /// Those that close security holes.
+    /// Security updates.
     Security,
 }
 
@@ -253,7 +253,7 @@ pub struct TimeSource {
 pub struct MakeStep {
     /// Step when the offset is larger than this many seconds.
     pub threshold: f64,
-    /// Only in the first so many updates; -1 for always.
+    /// Only in this number of first updates; -1 for always.
     pub limit: i32,
 }
 
@@ -284,7 +284,7 @@ pub struct LogForward {
     /// Port of the receiver.
     #[serde(default = "default_forward_port")]
     pub port: u16,
-    /// What the machine calls itself there; its own name by default.
+    /// The host name that the machine reports there; its own name by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
     /// The key shared with the receiver.

@@ -86,7 +86,7 @@ impl Default for Defragmentation {
 }
 
 impl Defragmentation {
-    /// What is worth a rewrite that somebody asked for: below that a file stays about as large as it is.
+    /// What is worth a rewrite that an operator requested: below that a file stays about as large as it is.
     pub const ASKED: Self = Self { free: Percent(10), at_least: ByteSize::mib(1) };
 
     /// Whether it pays to defragment a file of this size with so much in use.

@@ -16,7 +16,7 @@ use super::overrides::{ClusterMachines, MemberMachine};
 use super::units::{ByteSize, Duration, EtcdVersion, Name};
 use super::users::{Roles, Users};
 
-/// One fleet: the machines, and the clusters that stand on them.
+/// One fleet: the machines, and the clusters that run on them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
@@ -71,7 +71,7 @@ pub struct EtcdCluster {
     /// Tells clusters apart while they form. `<fleet>-<cluster>` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
-    /// How clients prove who they are.
+    /// How clients authenticate.
     #[serde(default)]
     pub auth: Auth,
     /// The JSON gateway (`/v3/...`), which Patroni needs. On by default with passwords, off with certificates.
@@ -80,7 +80,7 @@ pub struct EtcdCluster {
     /// The v2 REST API, which etcd had up to 3.5.
     #[serde(default, skip_serializing_if = "is_false")]
     pub v2_api: bool,
-    /// Which old revisions etcd drops by itself.
+    /// Which old revisions etcd compacts automatically.
     #[serde(default)]
     pub auto_compaction: AutoCompaction,
     /// The size at which the database stops taking writes.
@@ -101,22 +101,22 @@ pub struct EtcdCluster {
     /// The members' certificates.
     #[serde(default)]
     pub certificates: Certificates,
-    /// Replace a member that has been down for this long, such as `10m`, without being asked: its machine is given back
+    /// Replace a member that has been down for this long, such as `10m`, without an operator: its machine is deleted
     /// and a new one takes its place. By default a lost member waits for `raftsman replace`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replace_after: Option<Duration>,
-    /// Keep the cluster's machines and data: `raftsman destroy` refuses, and a member that is taken out of the file keeps
-    /// its place until this is `false`.
+    /// Keep the cluster's machines and data: `raftsman destroy` refuses, and a member that is removed from the file
+    /// stays until this is `false`.
     #[serde(default, skip_serializing_if = "is_false")]
     pub prevent_destroy: bool,
-    /// How long a new member may go without getting on before it is taken out again.
+    /// How long a new member may make no progress before it is removed again.
     #[serde(default = "default_learner_patience")]
     pub learner_patience: Duration,
-    /// What `apply` does to keep the database small, and when. Nothing by default; a database that is full is always
-    /// seen to.
+    /// What `apply` does to keep the database small, and when. Nothing by default; a full database is always
+    /// handled.
     #[serde(default, skip_serializing_if = "Maintenance::is_none")]
     pub maintenance: Maintenance,
-    /// The backup that it is born from, when it is new.
+    /// The backup that a new cluster is bootstrapped from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restore_from: Option<RestoreFrom>,
     /// What each role may do, by name. Once given, this is all: other roles are removed. Without it, roles are left alone.
@@ -135,7 +135,7 @@ pub struct EtcdCluster {
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Members {
-    /// So many members, named `<cluster>-1` and on; addresses chosen by the provider.
+    /// The number of members, named `<cluster>-1` and on; addresses chosen by the provider.
     Count(u32),
     /// Each member.
     List(Vec<Member>),
@@ -222,19 +222,19 @@ impl Archive {
     }
 }
 
-/// How clients prove who they are.
+/// How clients authenticate.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Auth {
     /// `certificate`: the certificate's common name is the user. `password`: a user and a password, over TLS. `none`:
-    /// whoever has a certificate may do everything.
+    /// every client with a certificate may do everything.
     pub mode: AuthMode,
     /// Password mode: the password of `root`. Made by raftsman and kept encrypted in the state by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root_password: Option<Secret>,
 }
 
-/// How clients prove who they are.
+/// How clients authenticate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AuthMode {
@@ -243,8 +243,8 @@ pub enum AuthMode {
     Certificate,
     /// A user and a password, over TLS.
     Password,
-    /// Nobody does: whoever has a certificate of the clients' authority may do everything. For the way from 3.4 to
-    /// 3.5, which etcd does not go while auth is on.
+    /// No authentication of users: every client with a certificate of the clients CA may do everything. For the
+    /// upgrade from 3.4 to 3.5, which etcd does not support while auth is on.
     None,
 }
 
@@ -258,13 +258,13 @@ impl std::fmt::Display for AuthMode {
     }
 }
 
-/// Which old revisions etcd drops by itself.
+/// Which old revisions etcd compacts automatically.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AutoCompaction {
     /// By age or by number of revisions.
     pub mode: CompactionMode,
-    /// `periodic`: keep this long (`1h`). `revision`: keep so many revisions. `0` turns compaction off.
+    /// `periodic`: keep this long (`1h`). `revision`: keep this number of revisions. `0` turns compaction off.
     pub retention: Retention,
 }
 
@@ -274,7 +274,7 @@ pub struct AutoCompaction {
 pub enum CompactionMode {
     /// Keep what is younger than the retention.
     Periodic,
-    /// Keep the last so many revisions.
+    /// Keep this number of the last revisions.
     #[default]
     Revision,
 }
@@ -283,7 +283,7 @@ pub enum CompactionMode {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Retention {
-    /// So many revisions.
+    /// A number of revisions.
     Revisions(u64),
     /// This long.
     Age(Duration),
@@ -311,9 +311,9 @@ pub enum TimersFound {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RaftTimers {
-    /// How often the leader makes itself heard: about one round trip between members.
+    /// How often the leader sends heartbeats: about one round trip between members.
     pub heartbeat: Duration,
-    /// How long a follower waits before it stands for election: at least ten heartbeats.
+    /// How long a follower waits for a heartbeat before it starts an election: at least ten heartbeats.
     pub election: Duration,
 }
 
@@ -333,12 +333,12 @@ pub struct CorruptionChecks {
 pub enum LogLevel {
     /// Everything.
     Debug,
-    /// The ordinary course of things.
+    /// Normal operation.
     #[default]
     Info,
-    /// What may need a look.
+    /// Warnings.
     Warn,
-    /// What went wrong.
+    /// Errors.
     Error,
 }
 

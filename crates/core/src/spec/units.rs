@@ -226,7 +226,7 @@ const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 
-/// A year is 365 days here: nobody renews a certificate by the leap day.
+/// A year is 365 days here: the leap day does not matter for renewals.
 const TIME_UNITS: [(&str, u64); 7] =
     [("y", 365 * DAY), ("w", 7 * DAY), ("d", DAY), ("h", HOUR), ("m", MINUTE), ("s", SECOND), ("ms", 1)];
 

@@ -21,7 +21,7 @@ pub type Users = IndexMap<String, User>;
 pub struct User {
     /// The roles that the user has. A user without any can do nothing.
     pub roles: Vec<String>,
-    /// The user's password. Without one the user can come in by certificate only.
+    /// The user's password. Without one the user can log in by certificate only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub password: Option<Secret>,
 }

@@ -87,7 +87,7 @@ pub enum ActError {
         source: std::io::Error,
     },
     /// A condition that held when the action was planned does not hold any more.
-    #[error("not done, because the world has changed since it was planned: {0}")]
+    #[error("not done: what was observed has changed since it was planned: {0}")]
     Unsafe(raftsman_core::plan::safety::Refusal),
     /// A backup.
     #[error(transparent)]

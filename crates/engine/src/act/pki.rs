@@ -21,14 +21,14 @@ use crate::pki::{LeafProfile, PkiError, Usages};
 pub(super) async fn act(executor: Executor<'_>, action: &PkiAction, now: Timestamp) -> Result<(), ActError> {
     match action {
         PkiAction::MakeAuthorities => executor.make_authorities(now).await,
-        PkiAction::NextAuthority { side } => Ok(executor.cluster().next_authority(executor.lock, *side, now).await?),
-        PkiAction::SwitchAuthority { side } => {
+        PkiAction::AddAuthority { side } => Ok(executor.cluster().next_authority(executor.lock, *side, now).await?),
+        PkiAction::ActivateAuthority { side } => {
             Ok(executor.cluster().change_trust(executor.lock, *side, |trust| trust.switch(now)).await?)
         }
-        PkiAction::RetireAuthority { side, unused } => {
+        PkiAction::DistrustAuthority { side, unused } => {
             Ok(executor.cluster().change_trust(executor.lock, *side, |trust| trust.retire(*unused)).await?)
         }
-        PkiAction::ForgetAuthority { side } => executor.forget_authority(*side).await,
+        PkiAction::DeleteAuthority { side } => executor.forget_authority(*side).await,
         PkiAction::StoreTrust { machine, purpose } => executor.store_trust(machine, *purpose).await,
         PkiAction::IssueCertificate { machine, purpose, also } => {
             executor.issue_certificate(machine, *purpose, *also, now).await

@@ -33,7 +33,7 @@ pub enum SnapshotError {
     #[error(transparent)]
     Wrong(#[from] snapshot::SnapshotError),
     /// The member stopped sending.
-    #[error("etcd sent nothing of its snapshot for {} s", SILENCE.as_secs())]
+    #[error("etcd sent no bytes of its snapshot for {} s", SILENCE.as_secs())]
     Silent,
 }
 

@@ -45,18 +45,18 @@ impl std::fmt::Debug for Way {
 #[derive(Debug, thiserror::Error)]
 pub enum LookError {
     /// Not an address to connect to.
-    #[error("`{0}` is not where a member could be: write `https://<name or address>:<port>`")]
+    #[error("`{0}` is not the URL of a member: write `https://<name or address>:<port>`")]
     Endpoint(String),
     /// No TLS.
-    #[error("`{0}` is without TLS: raftsman speaks to no member in clear; give the members certificates first")]
+    #[error("`{0}` is without TLS: raftsman does not connect in plaintext; give the members certificates first")]
     Plaintext(String),
     /// No member answers.
     #[error("no member answers: {}", .0.join("; "))]
     NoneAnswers(Vec<String>),
     /// Auth is enabled, and no credentials were given.
     #[error(
-        "the cluster wants to know who asks: give the password of `root` with --password-file, or a certificate of \
-         `root` with --cert and --key"
+        "authentication is required: give the password of `root` with --password-file, or a certificate of `root` with \
+         --cert and --key"
     )]
     NeedsUser,
     /// Endpoints of different clusters.

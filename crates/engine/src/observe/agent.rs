@@ -97,7 +97,7 @@ pub enum LinkError {
         until: Timestamp,
     },
     /// The agent sent an invalid report.
-    #[error("the agent of {machine} reports nonsense: {what}; are agent and raftsman of the same version?")]
+    #[error("the agent of {machine} sent an invalid report: {what}; are agent and raftsman of the same version?")]
     Nonsense {
         /// Which.
         machine: Name,
@@ -233,9 +233,9 @@ impl AgentLink {
 }
 
 fn understand(reply: v1::ReportReply, sent: Timestamp) -> Result<AgentReport, String> {
-    let etcd = reply.etcd.ok_or("no word on etcd")?;
+    let etcd = reply.etcd.ok_or("nothing about etcd")?;
     let their_clock = reply.now.map(timestamp).ok_or("no clock")??;
-    let disk = reply.disk.ok_or("no word on the disk")?;
+    let disk = reply.disk.ok_or("nothing about the disk")?;
     Ok(AgentReport {
         machine: Name::parse(&reply.machine).map_err(|e| e.to_string())?,
         incarnation: reply.incarnation,
@@ -286,8 +286,8 @@ fn state(wire: v1::BackupsReport) -> Result<BackupState, String> {
 }
 
 fn understand_etcd(etcd: v1::EtcdReport) -> Result<EtcdOnMachine, String> {
-    let service = etcd.service.ok_or("no word on the service")?;
-    let data = etcd.data.ok_or("no word on the data")?;
+    let service = etcd.service.ok_or("nothing about the service")?;
+    let data = etcd.data.ok_or("nothing about the data")?;
     let version = |text: &str| EtcdVersion::parse(text).map_err(|e| e.to_string());
     let given = |text: String| Some(text).filter(|t| !t.is_empty());
     let mut installed = BTreeMap::new();

@@ -42,7 +42,7 @@ async fn handshake_succeeds(address: IpAddr, credentials: &Credentials) -> std::
 async fn as_client(address: IpAddr, credentials: &Credentials) -> ProbeOutcome {
     let tried = async {
         let mut client = dial(address, credentials).await?;
-        bounded(async { Ok(client.get("raftsman/stranger", None).await?) }).await
+        bounded(async { Ok(client.get("raftsman/unauthenticated", None).await?) }).await
     };
     match tried.await {
         Ok(_) => ProbeOutcome::Accepted,

@@ -49,15 +49,15 @@ pub enum AdoptError {
     #[error("{} is there already: it stays as it is; name another with --output", .0.display())]
     FileExists(PathBuf),
     /// The state exists already.
-    #[error("there is a state in {} already: adopt into a directory of its own", .0.display())]
+    #[error("there is a state in {} already: adopt into another directory", .0.display())]
     StateExists(PathBuf),
     /// It cannot be observed.
     #[error(transparent)]
     Look(#[from] LookError),
     /// A member's name that is not valid in the file.
     #[error(
-        "the member `{0}` has a name that raftsman's file cannot say: a name is 1 to 63 lower-case letters, digits and \
-         hyphens; start it again with another `--name`, which etcd allows at any time"
+        "the member `{0}` has a name that raftsman's file does not allow: a name is 1 to 63 lower-case letters, digits \
+         and hyphens; start it again with another `--name`, which etcd allows at any time"
     )]
     Name(String),
 }

@@ -155,7 +155,8 @@ pub async fn list(fleet: &Arc<Fleet>, cluster: Option<&str>, accepted: &Accepted
     let found = at.repository.found().await.map_err(BackupError::from)?;
     let mut backups = Vec::new();
     for (name, manifest) in found.verified {
-        let problem = is_future(name, now).then(|| "its name is of the future: retention does not count it".to_owned());
+        let problem =
+            is_future(name, now).then(|| "its name has a time in the future: retention ignores it".to_owned());
         backups.push(Listed { name, manifest: Some(manifest), problem });
     }
     for (name, error) in found.refused {

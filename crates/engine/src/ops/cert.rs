@@ -27,10 +27,10 @@ pub struct Certificate {
     pub cluster: Option<Name>,
     /// What: `fleet CA`, `peers CA`, `clients CA`, `agent`, `peer`, `server`.
     pub what: &'static str,
-    /// During a rotation: `signs`, `signs next`, `still trusted`, `trusted no more`.
+    /// During a rotation: `signs`, `signs next`, `still trusted`, `distrusted`.
     pub standing: Option<&'static str>,
     /// Its holder.
-    pub whose: String,
+    pub holder: String,
     /// From when.
     pub not_before: Timestamp,
     /// Until when.
@@ -76,7 +76,7 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
                     cluster: Some(name.clone()),
                     what,
                     standing: None,
-                    whose: member.name.to_string(),
+                    holder: member.name.to_string(),
                     not_before: facts.not_before,
                     not_after: facts.not_after,
                     renewal,
@@ -108,7 +108,7 @@ fn standings(trust: &Trust) -> [(&'static str, Vec<&AuthorityRecord>); 4] {
         ("signs", vec![&trust.current]),
         ("signs next", trust.next.iter().collect()),
         ("still trusted", trust.old.iter().collect()),
-        ("trusted no more", trust.retired.iter().collect()),
+        ("distrusted", trust.retired.iter().collect()),
     ]
 }
 
@@ -117,7 +117,7 @@ fn of_authority(cluster: Option<&Name>, what: &'static str, facts: &pki::Certifi
         cluster: cluster.cloned(),
         what,
         standing: None,
-        whose: facts.subject.clone(),
+        holder: facts.subject.clone(),
         not_before: facts.not_before,
         not_after: facts.not_after,
         renewal: None,

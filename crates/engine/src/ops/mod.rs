@@ -61,8 +61,8 @@ pub enum OpError {
     Fleet(#[from] FleetError),
     /// Auth was never observed as enabled.
     #[error(
-        "auth of cluster `{0}` was not seen on yet, and until it is, every client with a certificate is a superuser: run \
-         `raftsman apply` first"
+        "auth of cluster `{0}` is not known to be on, and until it is, every client with a certificate is a superuser: \
+         run `raftsman apply` first"
     )]
     AuthOff(Name),
     /// An agent is newer than this raftsman.
@@ -195,9 +195,7 @@ pub enum OpError {
         known: Vec<String>,
     },
     /// Machines that raftsman makes need no invitation.
-    #[error(
-        "only hosts that exist already are taken in by hand (`provider: hosts`): `raftsman apply` makes all other machines"
-    )]
+    #[error("only existing hosts are enrolled manually (`provider: hosts`): `raftsman apply` makes all other machines")]
     NoHosts,
     /// Too short or too long.
     #[error("a host is given at least a minute and at most 7 days to join: `--valid-for 1h` is the default")]
@@ -210,7 +208,8 @@ pub enum OpError {
     NotSafe(Waiting),
     /// A majority is needed and there is none.
     #[error(
-        "cluster `{0}` has no quorum, so that nothing can be agreed upon: bring members back with their disks, `raftsman status` says which are missing; if they are gone for good, `raftsman recover`"
+        "cluster `{0}` has no quorum: bring members back with their disks, `raftsman status` says which are missing; \
+         if they are gone for good, `raftsman recover`"
     )]
     NoQuorum(Name),
     /// The request is ambiguous.
@@ -218,7 +217,8 @@ pub enum OpError {
     Unclear(String),
     /// No agent can be asked to measure.
     #[error(
-        "no machine of `{cluster}` can be asked to measure: {why}; `raftsman apply` makes machines, `raftsman status` says how they fare"
+        "no agent of `{cluster}` can measure: {why}; `raftsman apply` makes machines, `raftsman status` shows their \
+         state"
     )]
     NoMeasurement {
         /// Which cluster.

@@ -78,7 +78,10 @@ pub async fn run(spec: Spec, context: &Context, only: &[Name], save: bool) -> Re
 async fn one(cluster: Arc<ClusterHandle>, journal: &Journal, save: bool) -> Result<ClusterPreflight, OpError> {
     let name = cluster.desired.name.clone();
     if cluster.ledger().adopted().is_some() {
-        return Err(OpError::NoMeasurement { cluster: name, why: "others run it, without an agent".to_owned() });
+        return Err(OpError::NoMeasurement {
+            cluster: name,
+            why: "it is adopted read-only, without an agent".to_owned(),
+        });
     }
     let observer = Observer::new(Arc::clone(&cluster))?;
     // Where the machines are by now.

@@ -131,7 +131,9 @@ pub async fn survey(
     let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
     refuse_newer_agents(&cluster.desired, &observed)?;
     if observed.ledger.adopted().is_some() {
-        return Err(OpError::Unclear("others run this cluster: restore it where it is run".to_owned()));
+        return Err(OpError::Unclear(
+            "this cluster is adopted read-only: restore it with the tools that run it".to_owned(),
+        ));
     }
     if observed.ledger.cluster.is_none() {
         return Err(OpError::Unclear(format!(

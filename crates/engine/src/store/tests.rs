@@ -285,7 +285,7 @@ async fn one_at_a_time_in_one_process() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_for_the_holder_keeps_nobody_out() {
+async fn reading_the_holder_takes_no_lock() {
     let (_scratch, dir) = fresh();
     let store = create(&dir).await.unwrap();
     // As `lock_holder` does, only slower.
@@ -476,7 +476,7 @@ async fn messages() {
     show("other fleet", Store::open(&dir, "prod").await.unwrap_err());
     let lock = store.lock(info("apply")).await.unwrap();
     show("locked", store.lock(info("apply")).await.unwrap_err());
-    show("locked by nobody known", StoreError::Locked { stack: None, holder: None });
+    show("locked by an unknown process", StoreError::Locked { stack: None, holder: None });
     let holder = Some(Box::new(info("apply")));
     show("locked stack", StoreError::Locked { stack: Some("main".into()), holder });
     show("not locked", StoreError::NotLocked { what: "cluster `main`".into() });

@@ -20,7 +20,7 @@ pub enum LibvirtError {
     NoVirsh(#[source] io::Error),
     /// This user may not use libvirt.
     #[error(
-        "libvirt at {uri} does not let this user in: join the group `libvirt` (`sudo usermod -aG libvirt $USER`) and log \
+        "libvirt at {uri} denies this user: join the group `libvirt` (`sudo usermod -aG libvirt $USER`) and log \
          in again, or have a policy made for it; it says:\n{words}"
     )]
     NoPermission {
@@ -142,7 +142,8 @@ pub enum LibvirtError {
     },
     /// It belongs to another owner.
     #[error(
-        "the virtual machine `{name}` at {uri} is not of this fleet's making, and stays as it is: rename one of the two"
+        "the virtual machine `{name}` at {uri} does not belong to this fleet, and was not changed: rename one of the \
+         two"
     )]
     NotOurs {
         /// Where.
@@ -163,8 +164,8 @@ pub enum LibvirtError {
     /// It does not serve.
     #[error(
         "{name} was started, and its agent does not answer at {address} after {} min: `virsh --connect {uri} console \
-         {name}` shows what it does; can this computer reach it (the host of a macvtap cannot)? If the first boot installs \
-         packages, has it a way to them?",
+         {name}` shows what it does; can this computer reach it (the host of a macvtap cannot)? If the first boot \
+         installs packages, has it a way to them?",
         limit.as_secs() / 60
     )]
     Silent {
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_asked_over_ssh() {
+    fn ssh_never_prompts() {
         for (uri, unasked) in [
             ("qemu:///system", "qemu:///system"),
             ("qemu+ssh://root@kvm1/system", "qemu+ssh://root@kvm1/system?no_tty=1"),

@@ -99,7 +99,7 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
         let lines = lab.run(&["backup", "now", "--json"]).ok().json_lines();
         ours.push(begun.elapsed().as_secs_f64());
         // Reported twice a second.
-        let reading = lines.iter().filter(|line| line["moved"]["checked"].as_u64() > Some(0)).count() as f64 / 2.0;
+        let reading = lines.iter().filter(|line| line["progress"]["checked"].as_u64() > Some(0)).count() as f64 / 2.0;
         let last = |figures: &[f64]| figures.last().copied().unwrap_or_default();
         println!(
             "round {round}: drain {:.1} s, upload {:.1} s, save and upload {:.1} s, raftsman {:.1} s, of these about {reading:.1} to read it back",

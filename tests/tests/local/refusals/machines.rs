@@ -31,7 +31,7 @@ fn a_running_cluster_keeps_what_it_is() {
         "another version",
         "version: 3.6.15",
         "version: 3.4.45",
-        &["no way from 3.6.15 to 3.4.45: etcd has no way down to 3.4", "write `version: 3.6.15`"],
+        &["no path from 3.6.15 to 3.4.45: etcd cannot be downgraded to 3.4", "write `version: 3.6.15`"],
     );
     change(
         "another way to log in",
@@ -282,7 +282,7 @@ fn a_full_disk() {
     story.describe(
         "no room for etcd",
         &output.all(),
-        &["MiB free, etcd needs at least 64", "make room on the disk of `main-1`"],
+        &["MiB free, etcd needs at least 64", "free space on the disk of `main-1`"],
     );
     story.snapshot("disk", 2);
 }

@@ -54,11 +54,11 @@ fn defragment(case: &Case<'_>, list: &[ListedMember], machine: &Name) -> Result<
     voters.ok_or_else(|| case.costs_quorum())?;
     if list.iter().any(|m| m.learner) && !defragments_safely(etcd.version) {
         let version = etcd.version;
-        let why = format!("a learner is on its way, and with it etcd {version} may corrupt its data");
+        let why = format!("a learner is catching up, and with it etcd {version} may corrupt its data");
         return Err(Refusal::Otherwise(why));
     }
     if view.leader == Some(machine) && view.voters > 1 {
-        return Err(otherwise("it leads: leadership has to go first"));
+        return Err(otherwise("it is the leader: leadership has to be transferred first"));
     }
     case.room_for_new_file(machine, etcd)?;
     // Its raft keeps running: it votes, and answers no client. Only where it is the only member do all clients wait.
@@ -71,7 +71,7 @@ fn disarm(case: &Case<'_>, list: &[ListedMember], alarm: Alarm) -> Result<(), Re
     match alarm {
         Alarm::Corrupt => match case.observed.agreement(case.view) {
             Agreement::All => Ok(()),
-            Agreement::Differ(_) | Agreement::Unclear => Err(Refusal::NotSeen("that all members hold the same")),
+            Agreement::Differ(_) | Agreement::Unclear => Err(Refusal::NotSeen("that all members hold the same data")),
         },
         Alarm::NoSpace => {
             let file = i64::try_from(case.desired.settings.quota.bytes()).unwrap_or(i64::MAX);

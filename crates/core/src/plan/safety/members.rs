@@ -57,7 +57,7 @@ impl<'a> Membership<'a> {
     fn add_learner(&self, machine: &Name) -> Result<Cost, Refusal> {
         self.sound_unless(false)?;
         if self.list.iter().any(|m| m.learner) {
-            return Err(otherwise("another learner is on its way"));
+            return Err(otherwise("another learner is catching up"));
         }
         if !self.voters_healthy_beside(None) {
             return Err(self.case.costs_quorum());
@@ -101,7 +101,7 @@ impl<'a> Membership<'a> {
         }
         let leader = view.leader.and_then(|name| view.answering.get(name)).map(|e| e.member);
         if leader.is_none_or(|leader| leader == member) {
-            return Err(otherwise("it leads, or nobody does: leadership has to go first"));
+            return Err(otherwise("it is the leader, or there is none: leadership has to be transferred first"));
         }
         Ok(Cost { during, ..self.case.unharmed })
     }
@@ -111,7 +111,7 @@ impl<'a> Membership<'a> {
         // Leadership is transferred from a member that differs to one of the majority.
         self.sound_unless(trusted_target(view, &observed.agreement(view), machine))?;
         if !self.healthy(member) || self.entry(member)?.learner {
-            return Err(Refusal::NotSeen("the heir in good health"));
+            return Err(Refusal::NotSeen("a healthy member to transfer leadership to"));
         }
         let target = observed.ledger.name_of(self.entry(member)?);
         if target.is_some_and(|name| !may_lead(observed, view, &name)) {

@@ -93,7 +93,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
     match &observed.ledger.mode {
         Mode::Normal => {}
         Mode::Adopted(_) if class.changes == Changes::Users => {}
-        Mode::Adopted(_) => return Err(otherwise("others run this cluster")),
+        Mode::Adopted(_) => return Err(otherwise("this cluster is adopted read-only")),
         Mode::Recovering(recovery) => {
             return recovery::meanwhile(&case, recovery, action).map(|()| case.not_serving());
         }
@@ -180,12 +180,12 @@ fn otherwise(why: &str) -> Refusal {
 }
 
 fn corrupt() -> Refusal {
-    otherwise("etcd says that a member's data is corrupt")
+    otherwise("etcd reports that a member's data is corrupt")
 }
 
 /// What only a recovery or a restore does, without either.
 fn not_decided() -> Refusal {
-    otherwise("nobody decided to build the cluster anew")
+    otherwise("no recovery or restore has been approved")
 }
 
 /// The draft's steps, each judged; what must not be done becomes something to wait for.

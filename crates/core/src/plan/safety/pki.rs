@@ -9,15 +9,15 @@ use crate::spec::Name;
 pub(super) fn judge(case: &Case<'_>, action: &PkiAction) -> Result<Cost, Refusal> {
     let judged = match action {
         PkiAction::MakeAuthorities
-        | PkiAction::NextAuthority { .. }
-        | PkiAction::RetireAuthority { unused: true, .. } => Ok(()),
-        PkiAction::SwitchAuthority { side }
-        | PkiAction::RetireAuthority { side, unused: false }
-        | PkiAction::ForgetAuthority { side } => phase(case, *side, action).map_err(Refusal::Otherwise),
+        | PkiAction::AddAuthority { .. }
+        | PkiAction::DistrustAuthority { unused: true, .. } => Ok(()),
+        PkiAction::ActivateAuthority { side }
+        | PkiAction::DistrustAuthority { side, unused: false }
+        | PkiAction::DeleteAuthority { side } => phase(case, *side, action).map_err(Refusal::Otherwise),
         PkiAction::StoreTrust { machine, purpose } => {
             case.report(machine)?;
             trust::covers(case.observed, case.view, purpose.side()).map_err(|other| {
-                Refusal::Otherwise(format!("{other} still shows a certificate of an authority that it would not trust"))
+                Refusal::Otherwise(format!("{other} still uses a certificate of a CA that it would not trust"))
             })
         }
         PkiAction::IssueCertificate { machine, purpose, .. } => sign(case, machine, *purpose),
@@ -35,7 +35,7 @@ fn phase(case: &Case<'_>, side: TrustDomain, action: &PkiAction) -> Result<(), S
                 Some(waiting) => Err(waiting.to_string()),
             }
         }
-        Some(_) | None => Err("the authorities are not as expected".to_owned()),
+        Some(_) | None => Err("the CAs are not as expected".to_owned()),
     }
 }
 
@@ -45,13 +45,13 @@ fn sign(case: &Case<'_>, machine: &Name, purpose: Purpose) -> Result<(), Refusal
     let report = case.report(machine)?;
     let (Some(member), Some(authorities)) = (case.desired.member(machine), observed.ledger.trust(purpose.side()))
     else {
-        return Err(Refusal::NotSeen("an authority to sign it"));
+        return Err(Refusal::NotSeen("a CA to sign it"));
     };
     let signer = authorities.signer(purpose.side(), member.profile(purpose).renew_before(), now);
     let seen = report.etcd.certificates.get(&purpose);
     if seen.is_some_and(|seen| authorities.accepts(seen, now) && seen.issuer_key != signer.key) {
         trust::accepted(observed, case.view, purpose.side(), &signer.key, machine)
-            .map_err(|other| Refusal::Otherwise(format!("{other} does not trust the authority that would sign it")))?;
+            .map_err(|other| Refusal::Otherwise(format!("{other} does not trust the CA that would sign it")))?;
     }
     Ok(())
 }

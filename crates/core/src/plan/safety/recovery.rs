@@ -18,7 +18,7 @@ pub(super) fn meanwhile(case: &Case<'_>, recovery: &Recovery, action: &Action) -
     let observed = case.observed;
     let survives = |machine: &Name| *machine == recovery.survivor;
     let reported = |machine| observed.report(machine);
-    let building = || Err(otherwise("the cluster is being built anew"));
+    let building = || Err(otherwise("the cluster is being recovered"));
     match action {
         Action::Machine(MachineAction::StartMachine { .. }) => Ok(()),
         Action::Etcd(action) => match action {
@@ -35,7 +35,7 @@ pub(super) fn meanwhile(case: &Case<'_>, recovery: &Recovery, action: &Action) -
                 if others_run { Err(otherwise("another member runs")) } else { Ok(()) }
             }
             EtcdAction::ClearData { machine, member } if recovery.settled => case.data_of(machine, *member),
-            EtcdAction::ClearData { .. } => Err(Refusal::NotSeen("that the survivor went on alone")),
+            EtcdAction::ClearData { .. } => Err(Refusal::NotSeen("that the survivor runs alone")),
             EtcdAction::InstallEtcd { .. }
             | EtcdAction::ConfigureEtcd { .. }
             | EtcdAction::StartEtcd { .. }

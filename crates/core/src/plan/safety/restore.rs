@@ -44,10 +44,10 @@ pub(super) fn meanwhile(case: &Case<'_>, restoration: &Restoration, action: &Act
         },
         Action::Pki(action) => match action {
             PkiAction::MakeAuthorities | PkiAction::IssueCertificate { .. } | PkiAction::StoreTrust { .. } => None,
-            PkiAction::NextAuthority { .. }
-            | PkiAction::SwitchAuthority { .. }
-            | PkiAction::RetireAuthority { .. }
-            | PkiAction::ForgetAuthority { .. } => refuse(restoring),
+            PkiAction::AddAuthority { .. }
+            | PkiAction::ActivateAuthority { .. }
+            | PkiAction::DistrustAuthority { .. }
+            | PkiAction::DeleteAuthority { .. } => refuse(restoring),
         },
         Action::Etcd(action) => match action {
             EtcdAction::InstallEtcd { .. } | EtcdAction::ConfigureEtcd { .. } => None,

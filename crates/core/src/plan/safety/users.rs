@@ -78,12 +78,12 @@ fn set_user(
         return Err(otherwise("the file gives what it would take"));
     }
     if grant.iter().any(|role| role != ROOT && !seen.roles.contains_key(role)) {
-        return Err(otherwise("a role that it would get is not there yet"));
+        return Err(otherwise("a role that it would get does not exist yet"));
     }
     let needed = account(wanted, seen.users.get(user));
     let all = || wanted.roles.iter().all(|role| grant.contains(role));
     if becomes == Account::Remake && (needed != Ok(Account::Remake) || !all()) {
-        return Err(otherwise("it would be made anew without need, or without its roles"));
+        return Err(otherwise("it would be recreated without need, or without its roles"));
     }
     if becomes == Account::Password && needed != Ok(Account::Password) {
         return Err(otherwise("its password is not another than that of the file"));
@@ -108,7 +108,7 @@ fn not_in_file(in_file: Option<bool>) -> Result<(), Refusal> {
 fn roles_have_theirs(wanted: &desired::Access, seen: &Access) -> Result<(), Refusal> {
     let mut roles = wanted.roles.iter().flatten();
     match roles.find(|(name, role)| seen.roles.get(*name).is_none_or(|has| !lacking(role, Some(has)).is_empty())) {
-        Some((name, _)) => Err(Refusal::Otherwise(format!("role `{name}` lacks something yet"))),
+        Some((name, _)) => Err(Refusal::Otherwise(format!("role `{name}` still lacks a permission"))),
         None => Ok(()),
     }
 }
@@ -118,7 +118,7 @@ fn all_have_theirs(wanted: &desired::Access, seen: &Access) -> Result<(), Refusa
     roles_have_theirs(wanted, seen)?;
     let mut users = wanted.users.iter().flatten();
     match users.find(|(name, user)| seen.users.get(*name).is_none_or(|has| !user.roles.is_subset(&has.roles))) {
-        Some((name, _)) => Err(Refusal::Otherwise(format!("user `{name}` lacks a role yet"))),
+        Some((name, _)) => Err(Refusal::Otherwise(format!("user `{name}` still lacks a role"))),
         None => Ok(()),
     }
 }

@@ -26,7 +26,7 @@ fn downgrade(case: &Case<'_>, version: EtcdVersion) -> Result<(), Refusal> {
         return Err(case.costs_quorum());
     }
     if now.downgrade.is_some() || now.running.values().any(|v| Line::of(*v) != above) {
-        return Err(Refusal::Otherwise(format!("not all members run {above}, or etcd was told already")));
+        return Err(Refusal::Otherwise(format!("not all members run {above}, or the downgrade is enabled already")));
     }
     Ok(())
 }
@@ -61,7 +61,7 @@ impl Case<'_> {
             };
         }
         if now.downgrade.is_some() {
-            return otherwise("etcd was told to go down".to_owned());
+            return otherwise("a downgrade is enabled".to_owned());
         }
         if let Some(line) = now.written_for.iter().min().filter(|line| !to.fits(**line)) {
             return otherwise(format!("the data is written for {line}"));

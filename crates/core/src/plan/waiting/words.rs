@@ -14,16 +14,15 @@ impl Waiting {
                 format!("look at the agent's log: `raftsman logs {machine} --agent`, and at the machine itself")
             }
             Self::MachineLost { machine } | Self::MachineRebuilt { machine } => format!(
-                "bring the old machine `{machine}` back with its disk, or give it up: `raftsman replace {machine}`"
+                "bring the old machine `{machine}` back with its disk, or replace the member: `raftsman replace \
+                 {machine}`"
             ),
             Self::DataLost { machine } => format!(
-                "bring the data of `{machine}` back, or give it up: `raftsman replace {machine}`; an empty member must \
-                 never rejoin under its old id"
+                "bring the data of `{machine}` back, or replace the member: `raftsman replace {machine}`; an empty \
+                 member must never rejoin under its old id"
             ),
             Self::DestroyPrevented { member } => {
-                format!(
-                    "take `{member}` into the file again; or, if it is to go with its data, remove `prevent_destroy`"
-                )
+                format!("add `{member}` to the file again; or, to delete it with its data, remove `prevent_destroy`")
             }
             Self::CannotMove { from, .. } => format!(
                 "write {from} again; or give the member at the new address another name: it joins first, then this one leaves"
@@ -36,17 +35,22 @@ impl Waiting {
                 format!("move the foreign data directory of `{machine}` away, or bring the right one back")
             }
             Self::ForeignMember { machine, .. } => {
-                format!("find out who runs that etcd at the address of `{machine}`, or give the member another address")
+                format!(
+                    "find out which process runs that etcd at the address of `{machine}`, or give the member \
+                    another address"
+                )
             }
             Self::SeveralClusters { .. } => {
-                "move the wrong data directories away: raftsman does not guess which cluster is yours".to_owned()
+                "move the wrong data directories away: raftsman does not guess which cluster is the right \
+                 one"
+                .to_owned()
             }
             Self::AllDataLost { .. } => {
                 "bring the data back, or `raftsman destroy` the cluster and apply again to start with an empty one"
                     .to_owned()
             }
-            Self::ClockSkew { machine, .. } => format!("set the clock of `{machine}`, or of this computer, right"),
-            Self::DiskFull { machine, .. } => format!("make room on the disk of `{machine}`"),
+            Self::ClockSkew { machine, .. } => format!("correct the clock of `{machine}` or of this computer"),
+            Self::DiskFull { machine, .. } => format!("free space on the disk of `{machine}`"),
             Self::PortTaken { holder, .. } => format!("stop {holder}, or give the member another address"),
             Self::EtcdCrashes { machine, .. } => format!("read etcd's log: `raftsman logs {machine}`"),
             Self::EtcdStarting { machine, .. } => {
@@ -56,22 +60,22 @@ impl Waiting {
                 "read etcd's log: `raftsman logs {machine}`; if its process hangs, kill it: the agent starts it again"
             ),
             Self::EtcdUnclear { machine, .. } => format!(
-                "see what answers at the client address of `{machine}`; if it is etcd, of a version that raftsman knows, \
-                 report it"
+                "see what answers at the client address of `{machine}`; if it is etcd, of a version that raftsman \
+                 supports, report a bug"
             ),
             Self::AuthenticationFailed { .. } => {
-                "let `root_password` refer to the password that is in force; to change it, apply with that one first, \
-                 then with the new one"
+                "point `root_password` to the current password; to change it, apply with the current one first, then \
+                 with the new one"
                     .to_owned()
             }
             Self::MajorityLost { .. } => {
-                "bring their machines back with their disks, or build the cluster anew from what is left: \
+                "bring their machines back with their disks, or recover the cluster from the members that are left: \
                  `raftsman recover`"
                     .to_owned()
             }
             Self::UnknownSuperuser { user } => format!(
-                "if it is not yours, remove it: `etcdctl user delete {user}`; if it is, name it below `users` with the \
-                 role `root`, together with all others that are to stay: apply removes users that are not there"
+                "if it should not exist, remove it: `etcdctl user delete {user}`; otherwise list it under `users` with \
+                 the role `root`, with all other users that are to stay: apply deletes users that are not listed"
             ),
             Self::NoQuorumYet { .. } => "it needs a majority of the members to answer each other".to_owned(),
             Self::NoMajority { .. } => "see above why the other members are not ready".to_owned(),
@@ -79,15 +83,15 @@ impl Waiting {
                 "bring the agents of the other machines back: see above, and `raftsman status`".to_owned()
             }
             Self::TimersUnfit { concern } => concern.next(),
-            Self::Unsafe { .. } => "look at `raftsman status`, and apply again once it holds".to_owned(),
+            Self::Unsafe { .. } => "look at `raftsman status`, and apply again once the condition is met".to_owned(),
             Self::WouldLoseQuorum { of, .. } if *of < 3 => {
-                format!("a cluster of {of} has no member to spare: give it three members")
+                format!("a cluster of {of} cannot lose a member: give it three members")
             }
-            Self::WouldLoseQuorum { .. } => "heal the unhealthy members first".to_owned(),
+            Self::WouldLoseQuorum { .. } => "bring the unhealthy members back first".to_owned(),
             Self::Turn { .. } => "one at a time".to_owned(),
             Self::VersionRefused { running, refusal, .. } => refusal.next(*running),
-            Self::VersionSettling { .. } => "etcd looks every few seconds whether all members run it".to_owned(),
-            Self::LearnerCatchingUp { .. } => "it gets its vote when it has caught up".to_owned(),
+            Self::VersionSettling { .. } => "etcd checks every few seconds whether all members run it".to_owned(),
+            Self::LearnerCatchingUp { .. } => "it is promoted when it has caught up".to_owned(),
             Self::LearnerEvicted { machine } => format!(
                 "look at its log (`raftsman logs {machine}`) and at the network between the members; then \
                  `raftsman replace {machine}`, or apply again in ten minutes"
@@ -109,17 +113,17 @@ impl Waiting {
                  below `ca`"
             ),
             Self::TrustLags { machine, .. } => {
-                format!("it follows by itself once `{machine}` can be reached; see `raftsman status`")
+                format!("it continues once `{machine}` can be reached; see `raftsman status`")
             }
             Self::HandshakeFailed { to, .. } => {
-                format!("if it does not mend itself, read etcd's log: `raftsman logs {to}`")
+                format!("if it persists, read etcd's log: `raftsman logs {to}`")
             }
-            Self::StillLetIn { .. } => {
+            Self::OldCaAccepted { .. } => {
                 "if the old and the new CA are below the same root, bring them without the root; otherwise find out \
                  what etcd trusts there"
                     .to_owned()
             }
-            Self::AlarmRaised { alarm: Alarm::NoSpace } => "apply makes room once a majority answers".to_owned(),
+            Self::AlarmRaised { alarm: Alarm::NoSpace } => "apply frees space once a majority answers".to_owned(),
             Self::AlarmRaised { alarm: Alarm::Corrupt } => {
                 "`raftsman verify` compares the members; restart nothing before it is clear which one differs"
                     .to_owned()
@@ -128,27 +132,26 @@ impl Waiting {
                 "raise `quota:` in the file, or delete what fills it (deleting works); then apply again".to_owned()
             }
             Self::DataDisputed { .. } => {
-                "`raftsman verify` compares those that run; replace nobody before it is clear whose data is right"
+                "`raftsman verify` compares those that run; replace no member before it is clear which one is right"
                     .to_owned()
             }
             Self::MemberCorrupt { machine, .. } => {
-                format!("have it fetch all data anew from the others: `raftsman replace {machine}`")
+                format!("replace it, so that it gets all data from the others: `raftsman replace {machine}`")
             }
             Self::UnauthenticatedAccepted { .. } => {
-                "take the cluster off the network until this is understood".to_owned()
+                "disconnect the cluster from its clients until the cause is known".to_owned()
             }
-            Self::ProbeFailed { .. } | Self::UsersUnknown { .. } => "it is tried again".to_owned(),
+            Self::ProbeFailed { .. } | Self::UsersUnknown { .. } => "it is retried".to_owned(),
             Self::NotTakenOver { .. } => {
-                "taking them over needs an agent on each machine and the keys of both authorities, and is not in this \
-                 version yet"
+                "managing them needs an agent on each machine and the keys of both CAs, and is not in this version yet"
                     .to_owned()
             }
             Self::Differs { .. } => {
-                "write what was found into the file, or change it where the member is run: raftsman restarts no member \
-                 that is not its own"
+                "write the found value into the file, or change it with the tools that run the member: raftsman does \
+                 not restart adopted members"
                     .to_owned()
             }
-            Self::MemberSilent { .. } => "look at it where it is run".to_owned(),
+            Self::MemberSilent { .. } => "look at it with the tools that run it".to_owned(),
             Self::Undeliverable { .. } => {
                 "put it where `admin` and `logs` below `machines` say that it is, then apply again".to_owned()
             }
@@ -162,12 +165,12 @@ impl Waiting {
                  this one only after you {}",
                 remedy.next(machine.as_str())
             ),
-            Self::AgentNoRoom { machine, .. } => format!("make room on the disk of `{machine}`"),
+            Self::AgentNoRoom { machine, .. } => format!("free space on the disk of `{machine}`"),
             Self::RestoredOthers { .. } => {
-                "give the file the members that it had, or decide anew with `raftsman restore`".to_owned()
+                "give the file the members that it had, or start another restore with `raftsman restore`".to_owned()
             }
             Self::PasswordUnknown { user, .. } => {
-                format!("see to it that the password of `{user}` can be read where the file says that it is")
+                format!("make the password of `{user}` readable where the file says that it is")
             }
         }
     }
@@ -178,11 +181,11 @@ impl Remedy {
         match self {
             Self::Replace => format!("replace the machine: `raftsman replace {machine}`"),
             Self::Install => format!(
-                "put the new `raftsman-agent` on the host and paste the line of `raftsman join {machine}` there: it installs \
-                 the agent again, and the member keeps its data"
+                "put the new `raftsman-agent` on the host and run the line that `raftsman join {machine}` prints \
+                 there: it installs the agent again, and the member keeps its data"
             ),
             Self::Restart => {
-                format!("end the agent's process of `{machine}`: `raftsman apply` starts it with the new program")
+                format!("kill the agent's process of `{machine}`: `raftsman apply` starts it with the new binary")
             }
         }
     }
@@ -195,7 +198,7 @@ fn join<T: fmt::Display>(items: impl Iterator<Item = T>) -> String {
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::MachineUnknown { machine, error } => write!(f, "{machine}: the provider could not be asked: {error}"),
+            Self::MachineUnknown { machine, error } => write!(f, "{machine}: the provider does not answer: {error}"),
             Self::AgentUnreachable { machine, error, .. } => write!(f, "{machine}: the agent does not answer: {error}"),
             Self::MachineLost { machine } => write!(f, "{machine}: the machine is gone, and a member's data with it"),
             Self::MachineRebuilt { machine } => {
@@ -214,7 +217,7 @@ impl fmt::Display for Waiting {
                 write!(f, "{machine}: it is at {from} and cannot move to {to}: that is another machine")
             }
             Self::WrongMachine { machine, found } => {
-                write!(f, "{machine}: at its address answers the machine `{found}`")
+                write!(f, "{machine}: the machine `{found}` answers at its address")
             }
             Self::DataUnreadable { machine, problem } => {
                 write!(f, "{machine}: the data directory holds no member's data: {problem}")
@@ -232,18 +235,18 @@ impl fmt::Display for Waiting {
                 }
                 Ok(())
             }
-            Self::AllDataLost { cluster } => write!(f, "cluster {cluster} existed, and no member has data any more"),
+            Self::AllDataLost { cluster } => write!(f, "all members of cluster {cluster} have lost their data"),
             Self::ClockSkew { machine, offset_ms } => {
                 let (seconds, word) =
                     (offset_ms.unsigned_abs() / 1000, if *offset_ms > 0 { "ahead of" } else { "behind" });
-                write!(f, "{machine}: its clock is {seconds} s {word} ours")
+                write!(f, "{machine}: its clock is {seconds} s {word} this computer's")
             }
             Self::DiskFull { machine, free } => {
                 write!(f, "{machine}: its disk has {} MiB free, etcd needs at least 64", free / (1024 * 1024))
             }
             Self::PortTaken { machine, port, holder } => write!(f, "{machine}: port {port} is held by {holder}"),
             Self::EtcdCrashes { machine, restarts, last_exit } => {
-                write!(f, "{machine}: etcd ended {restarts} times: {last_exit}")
+                write!(f, "{machine}: etcd exited {restarts} times: {last_exit}")
             }
             Self::EtcdStarting { machine, .. } => write!(f, "{machine}: etcd is starting"),
             Self::EtcdSilent { machine, error } => {
@@ -267,14 +270,11 @@ impl fmt::Display for Waiting {
                 write!(f, "{ready} {members} can be started, a majority is {needed}")
             }
             Self::NotMeasured { ready, needed } => {
-                write!(
-                    f,
-                    "the timers are to be measured, and {ready} of the {needed} agents that it takes can be asked"
-                )
+                write!(f, "the timers are to be measured: {ready} of the {needed} agents that are needed answer")
             }
             Self::TimersUnfit { concern } => concern.fmt(f),
             Self::WouldLoseQuorum { verb, machine, healthy, of } => {
-                write!(f, "{machine}: {verb} would cost quorum: {healthy} of {of} members are healthy")
+                write!(f, "{machine}: {verb} would lose quorum: {healthy} of {of} members are healthy")
             }
             Self::Unsafe { verb, machine: Some(machine), refusal } => {
                 write!(f, "{machine}: not safe to {verb}: {refusal}")
@@ -282,38 +282,38 @@ impl fmt::Display for Waiting {
             Self::Unsafe { verb, machine: None, refusal } => write!(f, "not safe to {verb}: {refusal}"),
             Self::Turn { machine, verb } => write!(f, "{machine}: {verb} waits for its turn"),
             Self::VersionRefused { running, wanted, refusal } => {
-                write!(f, "no way from {running} to {wanted}: {refusal}")
+                write!(f, "no path from {running} to {wanted}: {refusal}")
             }
             Self::VersionSettling { line } => write!(f, "the cluster has not settled on {line} yet"),
             Self::LearnerCatchingUp { machine, index, of } => {
                 write!(f, "{machine}: catches up, {index} of {of}")
             }
             Self::LearnerEvicted { machine } => {
-                write!(f, "{machine}: it did not get on as a learner and was taken out again")
+                write!(f, "{machine}: it made no progress as a learner and was removed again")
             }
             Self::HealFirst { change, unhealthy } => {
-                write!(f, "{change} waits for {}: not healthy", join(unhealthy.iter()))
+                write!(f, "{change} waits for unhealthy members: {}", join(unhealthy.iter()))
             }
             Self::ReplacedLater { machine, seconds } => {
                 write!(f, "{machine}: lost; it is replaced in {seconds} s (`replace_after`)")
             }
             Self::NoTransferTarget { machine, .. } => write!(f, "{machine}: no other member can take over leadership"),
             Self::AddressInUse { machine, holder } => {
-                write!(f, "{machine}: its address is the one of the member `{holder}`")
+                write!(f, "{machine}: the member `{holder}` has its address")
             }
             Self::AuthDiffers { made_for, wanted } => {
                 write!(f, "the cluster's clients log in by {made_for}, the file says `mode: {wanted}`")
             }
-            Self::AuthorityExpired { authority } => write!(f, "the authority of the {authority} has expired"),
+            Self::AuthorityExpired { authority } => write!(f, "the {authority} CA has expired"),
             Self::TrustLags { machine, side } => {
-                write!(f, "{machine}: has not got what the change of the {side} CA rests on")
+                write!(f, "{machine}: does not have the new trust bundle or certificate of the {side} CA yet")
             }
-            Self::HandshakeFailed { from, to, error } => write!(f, "{from} → {to}: no handshake: {error}"),
-            Self::StillLetIn { machine, side, number } => {
-                write!(f, "{machine}: still lets in whom the old {side} CA {number} vouches for")
+            Self::HandshakeFailed { from, to, error } => write!(f, "{from} → {to}: TLS handshake failed: {error}"),
+            Self::OldCaAccepted { machine, side, number } => {
+                write!(f, "{machine}: still accepts certificates of the old {side} CA {number}")
             }
             Self::AlarmRaised { alarm: Alarm::NoSpace } => f.write_str("etcd takes no writes: its quota is used up"),
-            Self::AlarmRaised { alarm: Alarm::Corrupt } => f.write_str("etcd says that a member's data is corrupt"),
+            Self::AlarmRaised { alarm: Alarm::Corrupt } => f.write_str("etcd reports that a member's data is corrupt"),
             Self::QuotaFull { in_use, quota, filled_by } => {
                 let (in_use, quota) = (size(in_use.unsigned_abs()), size(quota.unsigned_abs()));
                 write!(f, "etcd takes no writes: the data itself fills the quota, {in_use} of {quota}")?;
@@ -323,19 +323,19 @@ impl fmt::Display for Waiting {
             Self::DataDisputed { machine } => {
                 write!(f, "{machine}: etcd does not start: its data differs from that of another member")
             }
-            Self::UnauthenticatedAccepted { machine, who } => write!(f, "{machine}: {who} client was accepted"),
+            Self::UnauthenticatedAccepted { machine, client } => write!(f, "{machine}: {client} client was accepted"),
             Self::ProbeFailed { machine, error } => {
                 write!(f, "{machine}: rejection of unauthenticated clients could not be tested: {error}")
             }
             Self::NotTakenOver { members } => {
-                write!(f, "others run {}: raftsman watches, and changes roles and users only", join(members.iter()))
+                write!(f, "{}: adopted read-only, raftsman changes roles and users only", join(members.iter()))
             }
             Self::Differs { machines, key, found, wanted } => {
                 let colon = if machines.is_empty() { "" } else { ": " };
                 write!(f, "{}{colon}`{key}` is {found}, the file says {wanted}", join(machines.iter()))
             }
             Self::MemberSilent { machine, error } => write!(f, "{machine}: it does not answer: {error}"),
-            Self::UsersUnknown { error } => write!(f, "users and roles could not be asked for: {error}"),
+            Self::UsersUnknown { error } => write!(f, "users and roles could not be listed: {error}"),
             Self::Undeliverable { machine, error } => {
                 write!(f, "{machine}: its secrets cannot be delivered: {error}")
             }
@@ -353,12 +353,12 @@ impl fmt::Display for Waiting {
             }
             Self::AgentNoRoom { machine, free, size: needed } => {
                 let (free, needed) = (size(*free), size(*needed));
-                write!(f, "{machine}: its disk has {free} free, and the new program of its agent has {needed}")
+                write!(f, "{machine}: its disk has {free} free, and the new agent binary needs {needed}")
             }
             Self::RestoredOthers { members } => {
                 write!(f, "a backup is being restored for {}, and the file has other members", join(members.iter()))
             }
-            Self::PasswordUnknown { user, error } => write!(f, "the password of `{user}` could not be tried: {error}"),
+            Self::PasswordUnknown { user, error } => write!(f, "the password of `{user}` could not be tested: {error}"),
         }
     }
 }

@@ -161,7 +161,7 @@ fn schedule(findings: &mut Findings<'_>) {
     }
     for (key, given, why) in [
         ("changes_every", changes_every.is_some(), "changes are those since a full backup"),
-        ("drill_every", drill_every.is_some(), "whoever makes backups tries them"),
+        ("drill_every", drill_every.is_some(), "the machine that makes backups runs the drills"),
         ("keep", backups.keep.is_some() && backups.prune == Prune::Machines, "old backups go when a new one was made"),
     ] {
         if given && every.is_none() {

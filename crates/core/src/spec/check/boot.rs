@@ -23,7 +23,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
                     Finding::error("gateway-alone", at("gateway"), "a gateway is of no use without `subnet`")
                         .on_key()
                         .uses(at("subnet"))
-                        .why("without a subnet a machine asks by DHCP, which names the gateway too")
+                        .why("without a subnet a machine uses DHCP, which gives it the gateway too")
                         .help("add `subnet`, such as `10.77.0.0/24`, or remove `gateway`"),
                 );
             }
@@ -80,7 +80,7 @@ fn network(findings: &mut Findings<'_>, machines: &Machines, subnet: Subnet) {
     let named = machines.dns.as_ref().is_some_and(|dns| !dns.servers.is_empty());
     if machines.installs() && machines.gateway.is_none() && machines.mirror.is_none() {
         findings.add(
-            Finding::warning("gateway-none", at("subnet"), "machines have no way out of their subnet")
+            Finding::warning("gateway-none", at("subnet"), "machines have no route out of their subnet")
                 .on_key()
                 .uses(at("gateway"))
                 .uses(at("mirror"))
@@ -90,7 +90,7 @@ fn network(findings: &mut Findings<'_>, machines: &Machines, subnet: Subnet) {
         );
     } else if machines.installs() && !named {
         findings.add(
-            Finding::warning("dns-none", at("subnet"), "machines have nobody to ask for the addresses of names")
+            Finding::warning("dns-none", at("subnet"), "machines have no name server")
                 .on_key()
                 .uses(at("dns"))
                 .uses(at("install_dependencies"))
@@ -183,16 +183,16 @@ pub(super) fn sources(
     let here = |key: &str| at("firewall").key(key);
     if sources.operators_from.as_ref().is_some_and(Vec::is_empty) {
         findings.add(
-            Finding::error("operators-locked-out", here("operators_from"), "nobody could reach the agents")
+            Finding::error("operators-locked-out", here("operators_from"), "no operator could reach the agents")
                 .why("raftsman itself connects here")
-                .help("list the network that raftsman is run from, or leave it out to let everybody knock"),
+                .help("list the network that raftsman is run from, or leave it out to accept every source"),
         );
     }
     if sources.clients_from.as_ref().is_some_and(Vec::is_empty) {
         findings.add(
-            Finding::error("clients-locked-out", here("clients_from"), "nobody but the members could reach etcd")
+            Finding::error("clients-locked-out", here("clients_from"), "no client could reach etcd, only the members")
                 .why("raftsman itself connects here to see whether etcd is healthy")
-                .help("list the networks of etcd's clients and of raftsman, or leave it out to let everybody knock"),
+                .help("list the networks of etcd's clients and of raftsman, or leave it out to accept every source"),
         );
     }
     if sources.metrics_from.is_some() && !exporter {

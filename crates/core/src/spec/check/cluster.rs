@@ -51,7 +51,7 @@ fn version(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &
     } else if line == (3, 4) {
         findings.add(
             Finding::warning("version-end-of-life", at(&["version"]), "etcd 3.4 gets no more fixes")
-                .help("plan the way up, one line at a time: 3.5, then 3.6"),
+                .help("plan the upgrade, one minor version at a time: 3.5, then 3.6"),
         );
     } else if line == (3, 5) && version.patch <= 2 {
         findings.add(
@@ -88,7 +88,7 @@ fn version(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &
             findings.add(
                 Finding::warning("v2-api-old", at(&["v2_api"]), "the v2 API is deprecated, and gone from 3.6 on")
                     .uses(at(&["version"]))
-                    .why("it knows nothing of v3's users and permissions either")
+                    .why("it ignores v3's users and permissions")
                     .help("move the clients to v3: this cluster cannot be upgraded to 3.6 before"),
             );
         }
@@ -121,8 +121,8 @@ fn auth(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &Etc
     }
     if cluster.auth.mode == AuthMode::None {
         findings.add(
-            Finding::warning("auth-off", at(&["auth", "mode"]), "whoever has a client certificate may do everything")
-                .why("`none` is for the way from 3.4 to 3.5, which etcd does not go while auth is on")
+            Finding::warning("auth-off", at(&["auth", "mode"]), "every client with a certificate may do everything")
+                .why("`none` is for the upgrade from 3.4 to 3.5, which etcd does not support while auth is on")
                 .help("write `mode: certificate` again as soon as all members run 3.5"),
         );
     }
@@ -150,7 +150,7 @@ fn history(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &
         findings.add(
             Finding::error("quota-zero", at(&["quota"]), "the quota is 0")
                 .why("etcd takes 0 for its own default, 2 GiB, which is surely not what this says")
-                .help("write the size you want, such as `8GiB`, or remove the key"),
+                .help("write a size such as `8GiB`, or remove the key"),
         );
     } else if quota > ByteSize::gib(8) {
         findings.add(
@@ -179,7 +179,7 @@ fn history(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &
                 "nothing is ever compacted: the database grows until it reaches the quota",
             )
             .uses(mode_at())
-            .why("etcd keeps every revision of every key until someone compacts")
+            .why("etcd keeps every revision of every key until it is compacted")
             .help("set a retention, unless your clients compact by themselves, as Kubernetes does"),
         ),
         (CompactionMode::Revision, Retention::Age(age)) => findings.add(

@@ -44,9 +44,9 @@ const OWNED_FAMILIES: &[(&str, &str)] = &[
     ("initial-", "raftsman forms the cluster and joins members by itself"),
     ("listen-", "raftsman chooses the addresses and ports from the members' addresses"),
     ("advertise-", "raftsman chooses the addresses and ports from the members' addresses"),
-    ("discovery", "raftsman tells every member who the others are"),
+    ("discovery", "raftsman gives every member the addresses of the others"),
     ("proxy", "raftsman runs members, not proxies"),
-    ("strict-reconfig-check", "it is always on: without it a membership change can cost the quorum"),
+    ("strict-reconfig-check", "it is always on: without it a membership change can lose quorum"),
     ("log", "raftsman reads the members' logs, and must know where they are"),
 ];
 
@@ -66,18 +66,14 @@ const COMMAND_LINE_ONLY: &[&str] = &[
 /// Settings that undo what keeps the data safe, under their stable names: with `experimental-` before them they do the
 /// same in the lines that know them so. etcd reads its file by the names of its fields, too, in any case.
 const HARMFUL: &[(&str, Option<bool>, &str)] = &[
-    ("force-new-cluster", Some(true), "it throws all other members out of the cluster each time the member starts"),
-    (
-        "unsafe-no-fsync",
-        Some(true),
-        "a power cut then loses writes that clients were told are safe, and can corrupt the member",
-    ),
-    ("strict-reconfig-check", Some(false), "without it a membership change can cost the quorum"),
-    ("auto-tls", Some(true), "self-signed certificates let anyone in the middle read and write"),
-    ("peer-auto-tls", Some(true), "self-signed certificates let anyone join as a peer"),
+    ("force-new-cluster", Some(true), "it removes all other members from the cluster each time the member starts"),
+    ("unsafe-no-fsync", Some(true), "a power cut then loses acknowledged writes, and can corrupt the member"),
+    ("strict-reconfig-check", Some(false), "without it a membership change can lose quorum"),
+    ("auto-tls", Some(true), "self-signed certificates do not prevent a man in the middle"),
+    ("peer-auto-tls", Some(true), "with self-signed certificates every process can join as a peer"),
     ("peer-skip-client-san-verification", Some(true), "it lets a peer's certificate be used from any machine"),
-    ("clientautotls", Some(true), "self-signed certificates let anyone in the middle read and write"),
-    ("peerautotls", Some(true), "self-signed certificates let anyone join as a peer"),
+    ("clientautotls", Some(true), "self-signed certificates do not prevent a man in the middle"),
+    ("peerautotls", Some(true), "with self-signed certificates every process can join as a peer"),
 ];
 
 /// Settings that are harmful where clients show no certificate.
@@ -210,7 +206,7 @@ fn one(findings: &mut Findings<'_>, at: Path, version_at: Path, cluster: &EtcdCl
             Finding::error("flag-no-effect", at, format!("`{flag}` would have no effect"))
                 .on_key()
                 .why("etcd takes it on its command line only, and raftsman writes a configuration file, where etcd ignores it without a word")
-                .help("remove it, so that nobody relies on it"),
+                .help("remove it"),
         );
     } else if let Some((message, help)) = misfit(flag, value) {
         findings.add(

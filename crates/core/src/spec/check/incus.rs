@@ -134,7 +134,7 @@ pub(super) fn server(findings: &mut Findings<'_>, at: &dyn Fn(&str) -> Path, inc
                 format!("a server that is reached by network needs `{key}`"),
             )
             .uses(at(key))
-            .why("both sides prove who they are by certificates that the other one knows");
+            .why("both sides authenticate with certificates that the other side trusts");
             findings.add(finding.help(match key {
                 "server_certificate" => {
                     "save what the server shows: `incus query /1.0 | jq -r .environment.certificate`"

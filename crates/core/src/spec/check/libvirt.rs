@@ -84,7 +84,7 @@ pub(super) fn connection(findings: &mut Findings<'_>, at: impl Fn() -> Path, tex
         ),
         Err(Refused::Runs(what)) => findings.add(
             Finding::error("libvirt-uri-command", at(), format!("{what} in a libvirt URI runs a program"))
-                .why("whoever writes this file would run it as the user who applies it, or on the libvirt host")
+                .why("a program that the file names would run as the user of raftsman, or on the libvirt host")
                 .help(
                     "such as `qemu:///system`, or `qemu+ssh://root@kvm1.example.com/system?keyfile=/home/me/.ssh/kvm`",
                 ),
@@ -243,7 +243,7 @@ fn further(findings: &mut Findings<'_>, interface: &Interface, known: &BTreeSet<
                     )
                     .on_key()
                     .uses(here().key("subnet"))
-                    .why("without a subnet a machine asks by DHCP")
+                    .why("without a subnet a machine uses DHCP")
                     .help("add `subnet`, such as `10.80.0.0/24`, or remove it"),
                 );
             }

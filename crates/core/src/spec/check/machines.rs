@@ -317,7 +317,7 @@ fn admin(findings: &mut Findings<'_>, admin: &Admin) {
                 here().key("user"),
                 "names that start with `raftsman-` are raftsman's own",
             )
-            .why("etcd runs as such a user, who must not use sudo")
+            .why("etcd runs as such a user, which must not use sudo")
             .help("use another name; `admin` is the default"),
         );
     }
@@ -326,7 +326,7 @@ fn admin(findings: &mut Findings<'_>, admin: &Admin) {
             Finding::warning(
                 "admin-locked-out",
                 here(),
-                "nobody can log in: there is neither an SSH key nor a console password",
+                "no operator can log in: there is neither an SSH key nor a console password",
             )
             .on_key()
             .uses(here().key("ssh_keys"))
@@ -339,7 +339,7 @@ fn admin(findings: &mut Findings<'_>, admin: &Admin) {
         if key.contains("PRIVATE KEY") {
             findings.add(
                 Finding::error("ssh-key-private", path(), "this is a private key")
-                    .why("whoever can read this file can now log in")
+                    .why("every user that can read this file can now log in")
                     .help("make a new key pair, and put the public half here: the contents of `~/.ssh/id_ed25519.pub`"),
             );
         } else if let Err(reason) = ssh_key(key) {
@@ -565,7 +565,7 @@ fn log_dynamic(findings: &mut Findings<'_>, dynamic: &LogDynamic) {
             "neither a certificate nor a password is given",
         )
         .on_key()
-        .why("an etcd that raftsman runs answers nobody without")
+        .why("etcd denies clients without credentials")
         .help("add `certificate` and `key`, or `username` and `password`"))),
         _ => {}
     }

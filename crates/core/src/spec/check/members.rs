@@ -73,7 +73,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
                             Finding::error(
                                 "host-invalid",
                                 place.path("host"),
-                                format!("{} is not what SSH calls a host: {reason}", quoted(host)),
+                                format!("{} is not an SSH destination: {reason}", quoted(host)),
                             )
                             .why("it is an argument of the program `ssh`, which runs commands that its options name")
                             .help(
@@ -132,7 +132,7 @@ fn located(findings: &mut Findings<'_>, path: &Path, members: &Members) {
     let nowhere = |at: Path, who: String| {
         let provider = || Path::of(&["machines", "provider"]);
         if hosts {
-            return Finding::error("host-nowhere", at, format!("{who}: where is that host?"))
+            return Finding::error("host-nowhere", at, format!("{who}: the address of the host is missing"))
                 .uses(provider())
                 .why("with `provider: hosts` the machines exist already, each at its address")
                 .help("list the members, each with its address: `- { name: db1, address: 10.0.0.11 }`");

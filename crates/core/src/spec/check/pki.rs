@@ -26,7 +26,7 @@ fn lifetimes(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster:
                 here("validity"),
                 format!("a certificate that is valid for {validity} expires before it can be renewed safely"),
             )
-            .why("clocks differ, and a renewal needs someone to run it")
+            .why("clocks differ, and a renewal needs a run of `raftsman apply`")
             .help("`90d` is the default; `1h` is the least"),
         );
     } else if renew >= validity {
@@ -55,7 +55,7 @@ fn lifetimes(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster:
                 here("validity"),
                 format!("a certificate that is valid for {validity} outlives any mistake made with its key"),
             )
-            .why("etcd checks no revocation unless told to: a lost key works until the certificate ends")
+            .why("etcd checks no revocation list by default: a lost key works until the certificate ends")
             .help("`90d` is the default: renewal is raftsman's work, not yours"),
         );
     }

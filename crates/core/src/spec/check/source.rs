@@ -80,7 +80,7 @@ fn archive(findings: &mut Findings<'_>, name: &Name, cluster: &EtcdCluster, arch
             if !trustworthy(url) {
                 findings.add(
                     Finding::error("url-insecure", here("url"), format!("{} is not an https URL", quoted(url)))
-                        .why("what is run as etcd must not pass through anybody's hands on the way")
+                        .why("without TLS, what is run as etcd can be changed on the way")
                         .help("use https, or download the archive and name it with `file:`"),
                 );
             }

@@ -44,7 +44,7 @@ pub(super) fn check(findings: &mut Findings<'_>, name: &Name, cluster: &EtcdClus
 fn named(findings: &mut Findings<'_>, path: Path, what: &str, name: &str) {
     if name == ROOT {
         findings.add(
-            Finding::error("root-listed", path, format!("the {what} `root` is not for the file to say"))
+            Finding::error("root-listed", path, format!("the {what} `root` cannot be in the file"))
                 .on_key()
                 .why("it is etcd's superuser: raftsman makes it with the cluster, works as it, and never removes it")
                 .help("remove it; for another superuser give some user the role `root`"),
@@ -148,7 +148,7 @@ fn password(
             Finding::error("user-without-password", at(&["users", user]), format!("{} has no password", quoted(user)))
                 .on_key()
                 .uses(at(&["auth", "mode"]))
-                .why("with `mode: password` members ask for no certificate: nobody could come in as this user")
+                .why("with `mode: password` members request no certificate: no client could log in as this user")
                 .help("write the password to a file of its own, and refer to it: `password: { file: app.password }`"),
         ),
         (Some(_), AuthMode::Certificate) => findings.add(
@@ -159,7 +159,8 @@ fn password(
             )
             .on_key()
             .uses(at(&["auth", "mode"]))
-            .why("with `mode: certificate` members let in only who shows a certificate, and its common name is the user already")
+            .why("with `mode: certificate` members accept only clients with a certificate, and its common name is the \
+                user already")
             .help("remove it, unless several users share one certificate and log in by password"),
         ),
         _ => {}
