@@ -81,8 +81,8 @@ bench-backup *args: everything lab lab-ceph
 bench-restore *args: everything lab
     ./target/release/measure bench-restore {{args}}
 
-# Which ports of machines answer to which clients, every one tried; needs root
-doors: everything lab lab-machines
+# Which ports of machines answer to which clients, every one tested; needs root
+ports: everything lab lab-machines
     RAFTSMAN_SOAK=1 cargo nextest run --release --workspace --test machines --no-capture -E 'test(/^on_incus::.*answers/)'
 
 # Three members on three libvirt daemons, one of them lost; needs root, some ten minutes
