@@ -1,4 +1,5 @@
-//! The kinds of actions, reasons and waitings in the source → each is in the documents, and no other.
+//! The kinds of actions, reasons and waitings in the source → each is in the documents, and no other; what the documents
+//! refer to → it exists.
 
 #![allow(clippy::disallowed_methods, reason = "the rule is for core itself")]
 
@@ -51,6 +52,85 @@ fn actions() -> BTreeSet<String> {
     }
     assert!(found.len() > 40, "{found:?}");
     found
+}
+
+/// Every path that a contributor is sent to exists, and so does the function that is named behind it.
+#[test]
+fn the_contributors_map_names_what_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let is_path = |word: &str| {
+        ["crates/", "tests/", "docs/", "tools/"].iter().any(|start| word.starts_with(start))
+            && !word.contains(['{', '<', '*', ' '])
+    };
+    let mut checked = 0;
+    for document in ["CONTRIBUTING.md", "ARCHITECTURE.md"] {
+        for line in read(&format!("../../{document}")).lines() {
+            let mut file = None;
+            for (before, word) in
+                line.split('`').collect::<Vec<_>>().chunks(2).filter_map(|c| Some((*c.first()?, *c.get(1)?)))
+            {
+                if is_path(word) {
+                    assert!(root.join(word).exists(), "{document} names `{word}`, which is not there");
+                    checked += 1;
+                    file = word.ends_with(".rs").then(|| read(&format!("../../{word}")));
+                } else if let Some(source) = &file
+                    && (before == " (" || before == ", ")
+                    && word.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+                {
+                    assert!(source.contains(&format!("fn {word}")), "{document}: no function `{word}`: {line}");
+                    checked += 1;
+                } else {
+                    file = None;
+                }
+            }
+        }
+    }
+    assert!(checked > 80, "{checked}");
+}
+
+/// Every link between documents leads to a file, and to a heading of it.
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut documents = Vec::new();
+    let mut folders = vec![root.clone(), root.join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            match path.is_dir() {
+                true if folder != root => folders.push(path),
+                true => {}
+                false if path.extension().is_some_and(|e| e == "md") => documents.push(path),
+                false => {}
+            }
+        }
+    }
+    let prose = |path: &Path| {
+        let text = std::fs::read_to_string(path).expect("a document");
+        text.split("```").step_by(2).collect::<String>()
+    };
+    let anchor = |heading: &str| {
+        let kept = heading.to_lowercase().replace(' ', "-");
+        kept.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect::<String>()
+    };
+    let mut checked = 0;
+    for document in &documents {
+        for link in prose(document).split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link) {
+            if link.starts_with("http") {
+                continue;
+            }
+            let (path, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = if path.is_empty() { document.clone() } else { document.with_file_name("").join(path) };
+            assert!(target.exists(), "{}: {link} leads nowhere", document.display());
+            let headings = |text: &str| {
+                text.lines().any(|l| l.starts_with('#') && anchor(l.trim_start_matches('#').trim()) == heading)
+            };
+            let found = heading.is_empty() || headings(&prose(&target));
+            assert!(found, "{}: {link}: no such heading", document.display());
+            checked += 1;
+        }
+    }
+    assert!(checked > 150, "{checked}");
 }
 
 /// Words between backticks.
