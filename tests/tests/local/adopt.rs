@@ -329,7 +329,7 @@ fn a_sound_cluster_with_certificates() {
     assert!(!lab.path().join("other.yaml").exists());
     // Without the authority's key nothing can be signed.
     let issue = lab.run(&["cert", "issue", "app"]).failed();
-    assert!(issue.stderr.contains("is not raftsman's, because others set the cluster up"), "{}", issue.stderr);
+    assert!(issue.stderr.contains("because the cluster is adopted"), "{}", issue.stderr);
 
     // What the file says otherwise is a difference, and never a restart.
     let file = lab.file();
@@ -338,7 +338,7 @@ fn a_sound_cluster_with_certificates() {
     assert!(plan.stdout.contains("etcd-a etcd-b etcd-c: `quota` is 4GiB, the file says 8GiB"), "{}", plan.stdout);
     assert!(plan.stdout.contains("etcd-a etcd-b etcd-c: `version` is 3.6.15, the file says 3.6.14"), "{}", plan.stdout);
     let refused = lab.run(&["apply", "--yes", "--timeout", "20s"]).failed();
-    assert!(refused.stdout.contains("raftsman restarts no member that is not its own"), "{}", refused.all());
+    assert!(refused.stdout.contains("raftsman does not restart adopted members"), "{}", refused.all());
     assert_eq!(theirs.state(), before, "something was changed");
 
     // Roles and users are etcd's own, and can be changed from the file.
@@ -456,7 +456,7 @@ fn a_cluster_with_passwords() {
     assert_eq!(theirs.state(), before, "something was changed");
     // Without credentials adopt fails, and says which it needs.
     let anonymous = theirs.adopt(&empty_lab(), &[]).failed();
-    assert!(anonymous.stderr.contains("the cluster wants to know who asks"), "{}", anonymous.stderr);
+    assert!(anonymous.stderr.contains("authentication is required"), "{}", anonymous.stderr);
     let json = theirs.adopt(&empty_lab(), &["--json", "--password-file", &path.display().to_string()]).ok().json();
     assert_eq!(json["found"]["members"].as_array().map(Vec::len), Some(3), "{json}");
     assert_eq!(json["found"]["access"]["Ok"]["users"]["patroni"]["password"], "other", "{json}");

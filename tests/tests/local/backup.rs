@@ -98,7 +98,7 @@ fn a_follower_is_backed_up_to_ceph() {
     let refused = lab.run(&["backup", "verify", "--key", &wrong]).failed().all();
     assert!(!refused.contains("damaged") && refused.contains("No matching keys"), "{refused}");
     let refused = lab.run(&["backup", "verify", "20200101T000000Z-0000000000000000001"]).failed().all();
-    assert!(!refused.contains("damaged") && refused.contains("there is no backup"), "{refused}");
+    assert!(!refused.contains("damaged") && refused.contains("there is no valid backup"), "{refused}");
     let shown = lab.run(&["backup", "show"]).ok().stdout;
     assert!(shown.contains("age --decrypt") && shown.contains("site/a/lab/main/full/"), "{shown}");
 

@@ -251,7 +251,7 @@ fn from_3_4_to_3_5() {
     lab.apply();
     write_version(&lab, "3.5.34");
     let refused = lab.run(&["apply", "--yes", "--timeout", "30s"]).failed().all();
-    assert!(refused.contains("do not understand each other while auth is on"), "{refused}");
+    assert!(refused.contains("are not compatible while auth is on"), "{refused}");
     assert!(refused.contains(NO_AUTH), "{refused}");
     assert_eq!(changed_to(&lab, "3.4.45"), 3, "no member has changed");
 

@@ -136,7 +136,7 @@ fn what_is_in_the_way_is_said_and_what_was_made_by_halves_is_known() {
     libvirt.define("define", theirs);
     let ours = connection(&libvirt, SUBNET, &settings);
     let said = refusal(&runtime, &ours);
-    assert!(said.contains("is not of this fleet's making"), "{said}");
+    assert!(said.contains("does not belong to this fleet"), "{said}");
     assert!(runtime.block_on(ours.delete("m1", None)).expect_err("it is theirs").is_foreign());
     assert!(runtime.block_on(ours.inventory()).expect("an inventory").is_empty());
     libvirt.virsh(&["undefine", "lab-m1"]).ok();

@@ -121,7 +121,7 @@ fn while_a_member_is_down_no_machine_is_made_anew() {
         let mut scene = changed(3, &["image: a", disk], &["image: b", disk]);
         scene.hide(2, Hidden::Etcd);
         let output = describe(&scene.plan());
-        assert!(!output.contains("rebuild") && !output.contains("remove"), "{output}");
+        assert!(!output.contains("* rebuild") && !output.contains("remove"), "{output}");
     }
     let mut scene = changed(3, &["image: a", DATA_DISK], &["image: b", DATA_DISK]);
     scene.hide(2, Hidden::Agent);

@@ -162,7 +162,7 @@ fn the_leader_goes_last() {
         };
         scene.world.leads = Some(id);
         let output = scene.to_the_end();
-        let mut lines = output.lines().skip_while(|line| !line.contains("transfer leader to"));
+        let mut lines = output.lines().skip_while(|line| !line.contains("move leader to"));
         let (handed_over, last) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
         assert!(handed_over.contains(&format!(": main-{leader} restarts next;")), "{output}");
         assert!(last.contains(&format!("restart etcd main-{leader}:")), "{output}");

@@ -107,7 +107,7 @@ fn compacts_for_ever(desired: &Cluster, observed: &Observed, now: Timestamp) -> 
 /// Defragments the members that answer, although one does not.
 fn does_not_wait(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
-    let waits = |w: &Waiting| matches!(w, Waiting::HealFirst { change, .. } if change.starts_with("making room"));
+    let waits = |w: &Waiting| matches!(w, Waiting::HealFirst { change, .. } if change.starts_with("freeing space"));
     let view = View::of(observed);
     match view.healthy.iter().find(|name| view.leader != Some(**name)) {
         Some(name) if plan.steps.is_empty() && plan.waiting.iter().any(waits) => {

@@ -57,7 +57,7 @@ fn forgets_the_data(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
 /// Takes members that do not answer for healthy.
 fn careless(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
-    if !plan.waiting.iter().any(|w| matches!(w, Waiting::HealFirst { change, .. } if change.contains("anew"))) {
+    if !plan.waiting.iter().any(|w| matches!(w, Waiting::HealFirst { change, .. } if change.contains("rebuilding"))) {
         return plan;
     }
     let old = |name: &Name| {

@@ -40,7 +40,7 @@ async fn bootstrap_lines_apply_once() {
     let (machine, mut client) = ready(&fleet).await;
     let refused = start_empty(&mut client, VERSION).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
-    assert!(refused.message().contains("nothing says which cluster"), "{refused:?}");
+    assert!(refused.message().contains("does not say how to bootstrap it"), "{refused:?}");
     assert!(!report(&mut client).await.etcd.unwrap().had_data);
 
     bear(&mut client, VERSION, &machine.bootstrap()).await.unwrap();
@@ -66,7 +66,7 @@ async fn bootstrap_lines_apply_once() {
     stop(&mut client).await;
     fs::rename(machine.root().data(), machine.root().etcd().join("lost")).unwrap();
     let refused = start_empty(&mut client, VERSION).await.unwrap_err();
-    assert!(refused.message().contains("nothing says which cluster"), "{refused:?}");
+    assert!(refused.message().contains("does not say how to bootstrap it"), "{refused:?}");
     let refused = start_on(&mut client, data.cluster_id, false).await.unwrap_err();
     assert!(refused.message().contains("there is none"), "{refused:?}");
 }

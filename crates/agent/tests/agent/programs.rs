@@ -112,7 +112,7 @@ async fn a_program_is_installed_configured_started_restarted_and_stopped_by_its_
     .await;
     client.stop_program(stamp(stop(etcd))).await.unwrap();
     let stopped = of_etcd(&mut client).await;
-    assert!(!stopped.listening && stopped.service.unwrap().last_exit.starts_with("stopped as asked"));
+    assert!(!stopped.listening && stopped.service.unwrap().last_exit.starts_with("stopped as requested"));
     assert_eq!(machine.etcd_pid(), None);
 }
 

@@ -33,7 +33,7 @@ async fn a_killed_etcd_is_started_again() {
     client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5, ..Default::default() })).await.unwrap();
     let stopped = report(&mut client).await.etcd.unwrap();
     assert_eq!(state(&stopped), ServiceState::Stopped);
-    assert!(stopped.service.unwrap().last_exit.starts_with("stopped as asked"));
+    assert!(stopped.service.unwrap().last_exit.starts_with("stopped as requested"));
     assert_eq!(machine.etcd_pid(), None);
     client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 5, ..Default::default() })).await.unwrap();
     sleep(Duration::from_millis(300)).await;
@@ -53,7 +53,7 @@ async fn an_etcd_that_hangs_is_stopped_all_the_same() {
     client.stop_etcd(stamp(v1::StopEtcdRequest { grace_seconds: 1, ..Default::default() })).await.unwrap();
     let stopped = report(&mut client).await.etcd.unwrap();
     assert_eq!(state(&stopped), ServiceState::Stopped);
-    assert_eq!(stopped.service.unwrap().last_exit, "stopped as asked (signal 9)");
+    assert_eq!(stopped.service.unwrap().last_exit, "stopped as requested (signal 9)");
     assert_eq!(machine.etcd_pid(), None);
     assert!(stopped.data.unwrap().last_index > 0, "its log can be read");
 }

@@ -148,7 +148,7 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
         stopped.push(closed());
         let last = |figures: &[f64]| figures.last().copied().unwrap_or_default();
         println!("round {round}: by hand {:.1} s, raftsman {:.1} s", last(&bare), last(&ours));
-        let parts = said.lines().filter(|line| ["tried", "main:", "done"].iter().any(|word| line.starts_with(word)));
+        let parts = said.lines().filter(|line| ["tested", "main:", "done"].iter().any(|word| line.starts_with(word)));
         parts.for_each(|part| println!("    {part}"));
     }
     let (bare, ours) = (median(bare), median(ours));

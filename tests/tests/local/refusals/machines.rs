@@ -194,7 +194,7 @@ fn machines_and_their_data() {
     std::fs::rename(lab.machine("main-3"), other.machine("main-1")).expect("moved");
     std::fs::create_dir(lab.machine("main-3")).expect("a directory");
     std::fs::write(lab.machine("main-3").join("machine.json"), "{").expect("a file");
-    story.refuse("a damaged tag", &lab, window, &APPLY, &["machine.json is malformed", "nothing was touched"]);
+    story.refuse("a damaged tag", &lab, window, &APPLY, &["machine.json is malformed", "nothing was changed"]);
     std::fs::remove_dir_all(lab.machine("main-3")).expect("removed");
     std::fs::rename(&machine, lab.machine("main-3")).expect("moved");
     std::fs::rename(lab.machine("main-3").join("agent/incarnation"), &kept).expect("moved");
@@ -216,7 +216,7 @@ fn machines_and_their_data() {
         std::fs::rename(data(&lab, name), aside.join(name)).expect("moved");
     }
     lab.run(&APPLY).failed();
-    story.refuse("all data is gone", &lab, None, &APPLY, &["no member has data any more", "raftsman destroy"]);
+    story.refuse("all data is gone", &lab, None, &APPLY, &["have lost their data", "raftsman destroy"]);
     assert_eq!(lab.etcds(), []);
     for name in ["main-1", "main-2", "main-3"] {
         lab.cut_power(name);
