@@ -2,7 +2,9 @@
 
 use jiff::SignedDuration;
 use raftsman_core::model::MachineModel;
-use raftsman_core::observed::{Data, Disk, Fact, MachineObserved, MemberObserved, Observed, PortTaken, Power, ServiceState};
+use raftsman_core::observed::{
+    Data, Disk, Fact, MachineObserved, MemberObserved, Observed, PortTaken, Power, ServiceState,
+};
 use raftsman_core::spec::Name;
 
 use super::{Run, maintenance, pki, users};
@@ -30,7 +32,7 @@ impl Run {
                 *etcd = Fact::Unreachable { error, since };
             }
         }
-        observed.handshakes = self.world.test_handshakes(&self.desired, &observed);
+        observed.etcd.handshakes = self.world.test_handshakes(&self.desired, &observed);
         observed
     }
 
