@@ -177,8 +177,8 @@ impl ClusterHandle {
         Ok(())
     }
 
-    /// Changes the ledger, in the state before any action that depends on it. A ledger that another process has replaced
-    /// since it was read is not overwritten.
+    /// Changes the ledger, in the state before any action that depends on it. A ledger that another process has
+    /// replaced since it was read is not overwritten.
     pub async fn remember(&self, lock: &Lock, change: impl FnOnce(&mut Ledger)) -> Result<(), StoreError> {
         let _writing = self.writing.lock().await;
         let Memory { ledger, version } = self.memory().clone();

@@ -1,8 +1,8 @@
 //! The state → what cannot be observed: the fleet's identity, secrets, certificates, ledgers, the lock, the journal.
 //!
 //! [`Store`] knows what each key means; [`State`] keeps the bytes. Reading takes no lock; every write takes a reference
-//! to the [`Lock`] of its stack or of the whole fleet, and a ledger is replaced only by the successor of the version that
-//! was read.
+//! to the [`Lock`] of its stack or of the whole fleet, and a ledger is replaced only by the successor of the version
+//! that was read.
 
 #[cfg(test)]
 mod conformance;

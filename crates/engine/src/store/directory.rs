@@ -1,7 +1,7 @@
 //! A directory → the state of one fleet, one file per key, each replaced atomically.
 //!
-//! A killed process leaves either the old file or the new one. Nothing here waits for longer than the disk takes, except
-//! for a lock: so a write has no point at which it could be cancelled half done.
+//! A killed process leaves either the old file or the new one. Nothing here waits for longer than the disk takes,
+//! except for a lock: so a write has no point at which it could be cancelled half done.
 
 mod files;
 mod journal;

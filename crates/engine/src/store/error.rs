@@ -153,8 +153,8 @@ pub enum StoreError {
     },
     /// The lock was lost after it was taken.
     #[error(
-        "this process has lost its lock: {path} was removed or replaced meanwhile, so that another process may change the \
-         same; nothing was written: see that no other raftsman runs, then run the command again",
+        "this process has lost its lock: {path} was removed or replaced meanwhile, so that another process may change \
+         the same; nothing was written: see that no other raftsman runs, then run the command again",
         path = path.display()
     )]
     LockLost {

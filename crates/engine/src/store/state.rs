@@ -1,7 +1,7 @@
 //! Keys → values: what the state has to offer, wherever it is kept.
 //!
-//! Reading takes no lock. Writing needs a [`Lease`], which is granted to one process at a time for each stack, and which
-//! can be lost. Values are opaque: secrets are sealed before they come here, and opened after they were read.
+//! Reading takes no lock. Writing needs a [`Lease`], which is granted to one process at a time for each stack, and
+//! which can be lost. Values are opaque: secrets are sealed before they come here, and opened after they were read.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -479,6 +479,8 @@ async fn messages() {
     show("locked by an unknown process", StoreError::Locked { stack: None, holder: None });
     let holder = Some(Box::new(info("apply")));
     show("locked stack", StoreError::Locked { stack: Some("main".into()), holder });
+    show("lock lost", StoreError::LockLost { path: dir.join(LOCK) });
+    show("value changed", StoreError::Changed { key: Key::Fleet.to_string() });
     show("not locked", StoreError::NotLocked { what: "cluster `main`".into() });
     show("name", store.put_cluster(&lock, "../x", &Version::none(), &1).await.unwrap_err());
     let first = store.put_cluster(&lock, "main", &Version::none(), &1).await.unwrap();
