@@ -238,9 +238,9 @@ pub fn describe(plan: &Plan) -> String {
     }
     for waiting in &plan.waiting {
         let word = match waiting.kind() {
-            WaitKind::Soon => "waits",
+            WaitKind::Transient => "waits",
             WaitKind::Blocked => "blocked",
-            WaitKind::Note => "note",
+            WaitKind::Informational => "note",
         };
         output.push_str(&format!("{word}: {waiting}\n"));
     }

@@ -167,7 +167,7 @@ fn a_copy_is_as_good_as_the_backup() {
     assert_eq!(restored.etcdctl(&["get", "key-4", "--print-value-only"]).ok().stdout.trim(), "value");
     // Its machine tries the backups of the other: that one has nothing to do with it.
     let none = restored.run(&["drill", "--key", "right.key"]).failed().all();
-    assert!(none.contains("no backup"), "of its own it has none: {none}");
+    assert!(none.contains("no valid backup"), "of its own it has none: {none}");
     let drilled = restored.run(&["drill", "--from", "lab/main", "--key", "right.key", "--json"]).ok().json_lines();
     let drilled = &drilled.last().expect("a line")["drill"];
     assert!(drilled["keys"].as_u64() >= Some(5) && drilled["behind"].is_null(), "{drilled}");

@@ -74,7 +74,7 @@ fn two_of_three_are_destroyed() {
     lab.demolish("main-3");
     // It does not guess: the member without power may have the newest data.
     let refused = lab.run(&["recover", "--yes"]).failed().all();
-    assert!(refused.contains("what became of main-2") && refused.contains("--lost main-2"), "{refused}");
+    assert!(refused.contains("whether main-2 still has its data") && refused.contains("--lost main-2"), "{refused}");
     let none = lab.run(&["recover", "--yes", "--lost", "main-2"]).failed().all();
     assert!(none.contains("no member has its data"), "{none}");
     lab.run(&["apply", "--yes", "--timeout", "2s"]).failed();

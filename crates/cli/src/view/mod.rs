@@ -92,9 +92,9 @@ impl Paint {
     /// The label of a step that is not taken.
     pub(crate) fn kind(self, kind: WaitKind) -> String {
         match kind {
-            WaitKind::Soon => self.yellow("waits:"),
+            WaitKind::Transient => self.yellow("waits:"),
             WaitKind::Blocked => self.red("blocked:"),
-            WaitKind::Note => self.dim("note:"),
+            WaitKind::Informational => self.dim("note:"),
         }
     }
 

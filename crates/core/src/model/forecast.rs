@@ -84,7 +84,7 @@ fn forecast_by(
         if next.steps.is_empty() || waves.len() >= MAX_WAVES {
             let converges = next.is_done();
             let waiting =
-                next.waiting.into_iter().filter(|w| converges || w.kind() != WaitKind::Soon || stuck(w)).collect();
+                next.waiting.into_iter().filter(|w| converges || w.kind() != WaitKind::Transient || stuck(w)).collect();
             return Forecast { now: tolerance, waves, waiting, converges };
         }
         for step in &next.steps {

@@ -55,7 +55,7 @@ pub struct Plan {
 impl Plan {
     /// Whether nothing is left to do or to wait for. Informational entries do not count.
     pub fn is_done(&self) -> bool {
-        self.steps.is_empty() && self.waiting.iter().all(|w| w.kind() == WaitKind::Note)
+        self.steps.is_empty() && self.waiting.iter().all(|w| w.kind() == WaitKind::Informational)
     }
 
     /// Whether nothing is done and waiting does not help: what is waited for is itself blocked.
@@ -65,7 +65,7 @@ impl Plan {
             Waiting::HealFirst { unhealthy, .. } => {
                 unhealthy.iter().all(|member| lost.iter().any(|name| name.as_str() == member))
             }
-            other => other.kind() != WaitKind::Soon,
+            other => other.kind() != WaitKind::Transient,
         };
         self.steps.is_empty() && self.waiting.iter().all(hopeless)
     }

@@ -33,7 +33,7 @@ enum Condition {
 
 impl Condition {
     fn unmet(self, draft: &Draft<'_>) -> Option<Because> {
-        let soon = |waiting: &Waiting| waiting.kind() == WaitKind::Soon;
+        let soon = |waiting: &Waiting| waiting.kind() == WaitKind::Transient;
         let (holds, otherwise) = match self {
             Self::NothingPlanned => (draft.steps.is_empty(), Because::StepsFirst),
             Self::NothingAlone => (!draft.steps.iter().any(|s| s.action.exclusive()), Because::AloneFirst),

@@ -469,11 +469,11 @@ pub enum Remedy {
 #[serde(rename_all = "lowercase")]
 pub enum WaitKind {
     /// It resolves by itself: look again.
-    Soon,
+    Transient,
     /// An operator must act.
     Blocked,
-    /// Informational: nothing has to be done.
-    Note,
+    /// Nothing has to be done.
+    Informational,
 }
 
 impl Waiting {
@@ -498,11 +498,11 @@ impl Waiting {
             | Self::ProbeFailed { .. }
             | Self::MemberSilent { .. }
             | Self::UsersUnknown { .. }
-            | Self::PasswordUnknown { .. } => WaitKind::Soon,
-            Self::NotTakenOver { .. } | Self::TimersUnfit { .. } | Self::AgentTooOld { .. } => WaitKind::Note,
+            | Self::PasswordUnknown { .. } => WaitKind::Transient,
+            Self::NotTakenOver { .. } | Self::TimersUnfit { .. } | Self::AgentTooOld { .. } => WaitKind::Informational,
             // With one or two members no other can take over: waiting never helps.
             Self::WouldLoseQuorum { of, .. } if *of < 3 => WaitKind::Blocked,
-            Self::WouldLoseQuorum { .. } => WaitKind::Soon,
+            Self::WouldLoseQuorum { .. } => WaitKind::Transient,
             Self::Unsafe { .. }
             | Self::AgentNewer { .. }
             | Self::AgentReverted { .. }
