@@ -56,8 +56,9 @@ impl Groups {
     pub fn of(lab: &mut Lab) -> Self {
         let name = format!("raftsman-{}-{}", std::process::id(), lab.path().file_name().expect("a name").display());
         let groups = Self { name };
+        // It does not say which version it is: raftsman would take this script for another build, and upgrade agents to it.
         let script = format!(
-            "#!/bin/sh\ngroup={}/${{2##*/}}\nmkdir -p \"$group\" && echo $$ >\"$group/cgroup.procs\"\nexec {} \"$@\"\n",
+            "#!/bin/sh\n[ \"$1\" = --version ] && exit 1\ngroup={}/${{2##*/}}\nmkdir -p \"$group\" && echo $$ >\"$group/cgroup.procs\"\nexec {} \"$@\"\n",
             groups.path().display(),
             binary("raftsman-agent").display(),
         );
