@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::lab::agents::pretender;
 use crate::lab::{Lab, Output, binary};
@@ -91,6 +92,8 @@ impl Situation {
         });
         lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
         lab.run(&["backup", "now"]).ok();
+        // A backup is named by its second and its revision, and the verbs make another one of the same revision.
+        std::thread::sleep(Duration::from_secs(1));
         if self.state != Version::Before {
             lab.use_raftsman(None);
             lab.use_agent(binary("raftsman-agent"));
