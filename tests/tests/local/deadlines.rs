@@ -8,7 +8,8 @@ use futures::FutureExt as _;
 use futures::future::{LocalBoxFuture, join_all};
 use raftsman_api::v1;
 use raftsman_core::action::{
-    Action, AuthAction, EtcdAction, MachineAction, MaintenanceAction, PkiAction, PreflightAction, StartData,
+    Action, AuthAction, BackupAction, EtcdAction, MachineAction, MaintenanceAction, PkiAction, PreflightAction,
+    StartData,
 };
 use raftsman_core::observed::{ClusterId, MemberId, Purpose};
 use raftsman_core::spec::{EtcdVersion, Name};
@@ -41,6 +42,7 @@ fn asked(machine: &Name, cluster: ClusterId) -> Vec<(Action, &'static str)> {
         (Action::Machine(MachineAction::SetAccess { machine: machine(), digest: String::new() }), "SetAccess"),
         (Action::Machine(MachineAction::RenewAgent { machine: machine() }), "RequestCertificate"),
         (Action::Machine(MachineAction::Deliver { machine: machine() }), "Report"),
+        (Action::Backup(BackupAction::ConfigureBackups { machine: machine() }), "SetBackups"),
         (
             Action::Etcd(EtcdAction::StartEtcd { machine: machine(), version, data: StartData::Of(cluster) }),
             "StartEtcd",

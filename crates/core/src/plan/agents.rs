@@ -3,8 +3,9 @@
 use super::report::Report;
 use super::{Draft, Reason, Remedy, Step, Waiting};
 use crate::action::AgentAction;
-use crate::desired::{AgentVersion, Capabilities, Shipped};
-use crate::observed::{AgentProgram, AgentReport, FailedUpgrade};
+use crate::desired::{AgentVersion, Capabilities, Cluster, Shipped};
+use crate::observed::{AgentProgram, AgentReport, FailedUpgrade, Observed};
+use crate::spec::Name;
 
 /// What stays free on a machine's disk when its agent is upgraded: as much as the agent itself keeps.
 const RESERVE: u64 = 64 << 20;
@@ -20,12 +21,17 @@ pub(super) fn reverted<'a>(program: &'a AgentProgram, shipped: &Shipped) -> Opti
 }
 
 /// Agents that are newer than this raftsman: it changes nothing then.
-pub(super) fn newer(draft: &mut Draft<'_>) -> Report {
-    let Some(shipped) = &draft.desired.agents.shipped else { return Report::Looked };
-    for (machine, report) in draft.observed.reports().filter(|(_, report)| is_newer(report, shipped)) {
+pub fn newer_agents<'a>(desired: &'a Cluster, observed: &'a Observed) -> impl Iterator<Item = Waiting> + 'a {
+    let newer = |(machine, report): (&Name, &AgentReport)| {
+        let shipped = desired.agents.shipped.as_ref().filter(|shipped| is_newer(report, shipped))?;
         let (version, ours) = (report.version.clone(), shipped.version.to_string());
-        draft.waiting.push(Waiting::AgentNewer { machine: machine.clone(), version, ours });
-    }
+        Some(Waiting::AgentNewer { machine: machine.clone(), version, ours })
+    };
+    observed.reports().filter_map(newer)
+}
+
+pub(super) fn newer(draft: &mut Draft<'_>) -> Report {
+    draft.waiting.extend(newer_agents(draft.desired, draft.observed));
     Report::Looked
 }
 

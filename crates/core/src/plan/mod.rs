@@ -28,6 +28,7 @@ mod waiting;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+pub use agents::newer_agents;
 pub use deletions::deletion;
 pub use passes::{Considered, Intent, Outcome};
 pub use report::Because;

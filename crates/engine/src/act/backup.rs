@@ -1,6 +1,5 @@
 //! A step for scheduled backups → the settings and the certificate that a machine makes them with.
 
-use raftsman_api::v1::ReportRequest;
 use raftsman_core::action::BackupAction;
 use raftsman_core::desired::ClientAccess;
 use raftsman_core::spec::{AuthMode, Name};
@@ -19,17 +18,13 @@ impl Executor<'_> {
     async fn configure_backups(self, machine: &Name) -> Result<(), ActError> {
         let cluster = self.cluster();
         let settings = backup_settings(cluster, self.lock).await.map_err(Box::new)?;
-        let mut agent = self.agent(machine).await?;
-        let had = agent.report(ReportRequest { into_data: false }).await?.into_inner();
         if settings.order.is_some() && cluster.auth() != AuthMode::Password {
             certify_client(cluster, &self.links(machine)?.agent, self.generation(), ClientAccess::Open).await?;
         }
         if settings.drill_every_ms > 0 {
             self.install_tool(machine, cluster.desired.version).await?;
         }
-        if settings.order.is_some() || had.backups.is_some() {
-            agent.set_backups(self.stamped(settings)).await?;
-        }
+        self.agent(machine).await?.set_backups(self.stamped(settings)).await?;
         Ok(())
     }
 }

@@ -28,10 +28,9 @@ pub mod versions;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Observed, TrustDomain};
-use raftsman_core::plan::Waiting;
+use raftsman_core::plan::{Waiting, newer_agents};
 use raftsman_core::spec::Name;
 use raftsman_etcd::EtcdError;
 
@@ -48,9 +47,7 @@ use crate::store::{LockInfo, StoreError};
 
 /// Refuses to record what this raftsman could not carry out, because an agent of the cluster is newer.
 pub(crate) fn refuse_newer_agents(desired: &Cluster, observed: &Observed) -> Result<(), OpError> {
-    let waiting = raftsman_core::plan::plan(desired, observed, Timestamp::now()).waiting;
-    let newer = waiting.into_iter().find(|waiting| matches!(waiting, Waiting::AgentNewer { .. }));
-    newer.map_or(Ok(()), |newer| Err(OpError::AgentNewer { newer: Box::new(newer) }))
+    newer_agents(desired, observed).next().map_or(Ok(()), |newer| Err(OpError::AgentNewer { newer: Box::new(newer) }))
 }
 
 /// Why a verb failed.
