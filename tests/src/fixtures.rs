@@ -65,6 +65,22 @@ pub fn machines_of(machines: &[&str], main: &[&str]) -> Cluster {
     desired(&text).clusters.remove(0)
 }
 
+/// One cluster `main` with so many members on machines as these lines say, further lines of its section, and what the
+/// balancer `front` in front of it is given.
+pub fn behind(machines: &[&str], members: usize, further: &[&str], front: Option<&str>) -> Cluster {
+    let mut text = "fleet: lab\n".to_owned();
+    if !machines.is_empty() {
+        text.push_str("machines:\n");
+    }
+    machines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
+    text.push_str(&format!("etcd:\n  main:\n    members: {members}\n"));
+    further.iter().for_each(|line| text.push_str(&format!("    {line}\n")));
+    if let Some(front) = front {
+        text.push_str(&format!("balancers:\n  front: {{ etcd: main, {front} }}\n"));
+    }
+    desired(&text).clusters.remove(0)
+}
+
 /// One cluster and its world, printed wave by wave.
 #[derive(Debug, Clone)]
 pub struct Scene {
@@ -147,13 +163,17 @@ impl Scene {
         let mut observed = self.world.observe(&self.desired);
         let (error, since) = ("timed out".to_owned(), self.world.now);
         for (name, seen) in &mut observed.machines {
-            let Some(member) = observed.etcd.members.get_mut(name) else { continue };
+            let mut member = observed.etcd.members.get_mut(name);
             for (_, what) in self.hidden.iter().filter(|(hidden, _)| hidden == name.as_str()) {
                 let error = error.clone();
                 match what {
                     Hidden::Machine => seen.machine = Fact::Unreachable { error, since },
                     Hidden::Agent => seen.agent = Fact::Unreachable { error, since },
-                    Hidden::Etcd => member.etcd = Fact::Unreachable { error, since },
+                    Hidden::Etcd => {
+                        if let Some(member) = &mut member {
+                            member.etcd = Fact::Unreachable { error, since };
+                        }
+                    }
                 }
             }
         }

@@ -5,6 +5,7 @@
 
 mod access;
 pub mod agents;
+mod balancer;
 mod cast;
 mod faults;
 mod maintenance;
@@ -19,7 +20,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
-use raftsman_core::action::{Action, AuthAction, EtcdAction, MachineAction, MaintenanceAction, StartData};
+use raftsman_core::action::{
+    Action, AuthAction, BalancerAction, EtcdAction, MachineAction, MaintenanceAction, StartData,
+};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{Data, MemberId, Observed, Power};
@@ -76,6 +79,8 @@ pub struct Stats {
     pub reshaped: usize,
     /// Lost members that the operator gave up at the end.
     pub replaced: usize,
+    /// Members drained before a step.
+    pub drained: usize,
 }
 
 impl std::ops::AddAssign for Stats {
@@ -89,6 +94,7 @@ impl std::ops::AddAssign for Stats {
         self.maintained += more.maintained;
         self.reshaped += more.reshaped;
         self.replaced += more.replaced;
+        self.drained += more.drained;
     }
 }
 
@@ -125,6 +131,8 @@ struct Run {
     tampered: bool,
     /// Whether people change authorities.
     rotates: bool,
+    /// Whether there are balancers at times.
+    fronted: bool,
     /// Whether the life is printed as it goes on.
     output: bool,
 }
@@ -136,6 +144,7 @@ pub fn run(seed: u64, cast: &Cast, planner: Planner) -> Result<Stats, Violation>
     let desired = variants[0].clone();
     let mut world = World::empty(&desired, fixtures::epoch());
     world.brought = pki::brought();
+    let fronted = variants.iter().any(|variant| !variant.balancers.is_empty());
     let mut run = Run {
         seed,
         dice,
@@ -148,6 +157,7 @@ pub fn run(seed: u64, cast: &Cast, planner: Planner) -> Result<Stats, Violation>
         lost: false,
         tampered: false,
         rotates: cast.rotates,
+        fronted,
         output: std::env::var_os("RAFTSMAN_SIM_TRACE").is_some(),
     };
     run.troubled()?;
@@ -191,6 +201,7 @@ impl Run {
             }
         }
         pki::clear(&mut self.world);
+        balancer::clear(&mut self.world);
         for _ in 0..if self.rotates { 500 } else { PEACE } {
             self.tampered = false;
             self.mark_the_lost();
@@ -302,6 +313,9 @@ impl Run {
     /// Carries a wave out in any order, perhaps only a part of it, perhaps with lost replies and faults in between.
     fn carry_out(&mut self, observed: &Observed, plan: Plan, calm: usize) -> Result<(), Violation> {
         let mut actions: Vec<Action> = plan.steps.into_iter().map(|s| s.action).collect();
+        if balancer::mixed(&actions) {
+            return Err(self.violation("one service at a time", format!("{actions:?}")));
+        }
         if actions.iter().any(Action::exclusive) && actions.len() > 1 {
             return Err(self.violation("a step that changes the cluster is alone", format!("{actions:?}")));
         }
@@ -355,6 +369,7 @@ impl Run {
         if let Some(rule) = maintenance::broken(&self.world, action)
             .or_else(|| shape::broken(&self.world, observed, action))
             .or_else(|| agents::broken(&self.desired, &self.world, action))
+            .or_else(|| balancer::broken(&self.desired, &self.world, observed, action))
         {
             return Err(self.violation(rule, format!("{action:?}")));
         }
@@ -382,6 +397,7 @@ impl Run {
         self.stats.maintained += usize::from(maintains);
         self.stats.steps += 1;
         self.stats.restarts += usize::from(action.disruptive());
+        self.stats.drained += usize::from(matches!(action, Action::Balancer(BalancerAction::DrainMember { .. })));
         if let Err(impossible) = self.world.act(&self.desired, action, warm_up)
             && *action == Action::Auth(AuthAction::EnableAuth)
             && impossible.0.contains("root")

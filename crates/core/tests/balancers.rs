@@ -12,8 +12,9 @@ use std::process::Command;
 
 use raftsman_core::desired::{Balancer, Cluster, Desired, Identity, resolve};
 use raftsman_core::observed::Ledger;
+use raftsman_core::render::haproxy::Backend;
 use raftsman_core::render::keepalived;
-use raftsman_core::spec::Spec;
+use raftsman_core::spec::{Name, Spec};
 use serde_json::{Value, json};
 
 /// A spec with these balancers. A file that has them is refused, because this version does not run them yet.
@@ -39,7 +40,12 @@ fn on_incus(balancers: Value) -> Desired {
 }
 
 fn only(desired: &Desired) -> (&Cluster, &Balancer) {
-    (&desired.clusters[0], &desired.balancers[0])
+    (&desired.clusters[0], &desired.clusters[0].balancers[0])
+}
+
+fn backends(cluster: &Cluster) -> Vec<Backend> {
+    let names: Vec<Name> = cluster.members.iter().map(|member| member.name.clone()).collect();
+    cluster.backends(&names, &Ledger::default())
 }
 
 fn address(text: &str) -> IpAddr {
@@ -55,7 +61,7 @@ fn machines_of_their_own_come_after_the_members() {
     let at: Vec<(String, IpAddr)> = front.instances.iter().map(|one| (one.name.to_string(), one.address)).collect();
     // The virtual address is no machine's.
     assert_eq!(at, [("front-1".to_owned(), address("10.77.0.14")), ("front-2".to_owned(), address("10.77.0.16"))]);
-    let backends: Vec<String> = front.backends.iter().map(|one| format!("{} {}", one.name, one.client)).collect();
+    let backends: Vec<String> = backends(main).iter().map(|one| format!("{} {}", one.name, one.client)).collect();
     assert_eq!(backends, ["main-1 10.77.0.11:2379", "main-2 10.77.0.12:2379", "main-3 10.77.0.13:2379"]);
     assert_eq!(front.endpoints(), ["10.77.0.15:2379".parse().expect("an endpoint")]);
     let server = &main.members[0].server;
@@ -90,15 +96,15 @@ fn beside_members_etcd_keeps_its_port() {
     };
     let shared = json!({ "front": { "etcd": "main", "instances": "members", "virtual_address": "10.0.0.100" } });
     let with_address = desired(hosts(), members(), shared);
-    let (_, front) = only(&with_address);
-    let text = front.haproxy(&front.instances[0], &front.backends).text;
+    let (main, front) = only(&with_address);
+    let text = front.haproxy(&front.instances[0], &backends(main)).text;
     let binds: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("bind ")).collect();
     assert_eq!(binds, ["    bind 10.0.0.100:2379 tcp-ut 30s transparent"]);
     assert_eq!(front.addresses().into_iter().collect::<Vec<_>>(), [address("10.0.0.100")]);
     let other_port = json!({ "front": { "etcd": "main", "instances": "members", "port": 12379 } });
     let with_port = desired(hosts(), members(), other_port);
-    let (_, front) = only(&with_port);
-    let text = front.haproxy(&front.instances[1], &front.backends).text;
+    let (main, front) = only(&with_port);
+    let text = front.haproxy(&front.instances[1], &backends(main)).text;
     let binds: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("bind ")).collect();
     assert_eq!(binds, ["    bind 10.0.0.12:12379 tcp-ut 30s"]);
     let endpoints: Vec<String> = front.endpoints().iter().map(ToString::to_string).collect();
@@ -122,13 +128,13 @@ fn haproxy_and_keepalived_accept_their_files() {
     let desired = on_incus(json!({ "front": {
         "etcd": "main", "instances": 3, "virtual_address": "10.77.0.100", "max_connections": 1000,
     } }));
-    let (_, front) = only(&desired);
+    let (main, front) = only(&desired);
     // keepalived takes one that there is, and no loopback.
     let interfaces = std::fs::read_dir("/sys/class/net").expect("interfaces").flatten();
     let names = interfaces.filter_map(|entry| entry.file_name().into_string().ok());
     let interface = names.filter(|name| name != "lo" && name != "bonding_masters").min().expect("an interface");
     for instance in &front.instances {
-        let text = front.haproxy(instance, &front.backends).text.replace("{root}", "/tmp");
+        let text = front.haproxy(instance, &backends(main)).text.replace("{root}", "/tmp");
         accepted(raftsman_core::render::haproxy::PROGRAM, &["-c", "-f"], "haproxy.cfg", &text);
         let text = &instance.keepalived.as_ref().expect("there is a virtual address").text;
         let text = text.replace(keepalived::INTERFACE, &interface);

@@ -237,6 +237,7 @@ fn rules_let_in_the_members_of_the_list() {
         metrics: false,
         etcd_metrics: false,
         balancers: &std::collections::BTreeSet::new(),
+        front: None,
     };
     let rules = nftables::rules(&firewall);
     assert!(rules.contains("ip saddr { 10.77.0.11 } tcp dport 2380 accept"));

@@ -509,10 +509,6 @@ cases! {
 
 // Balancers.
 cases! {
-    balancers_not_yet: whole(concat!(
-        "fleet: shop\netcd: { main: { members: 3 } }\n",
-        "balancers: { front: { etcd: main, instances: 2 } }\n",
-    ));
     balancers_as_list: whole("fleet: shop\netcd: { main: { members: 3 } }\nbalancers:\n  - etcd: main\n");
     balancer_missing_keys: balancers("front: { port: 2379 }");
     balancer_instances_shape: balancers("front: { etcd: main, instances: { lb1: 10.0.0.21 } }");

@@ -3,7 +3,7 @@
 use raftsman_core::desired::Cluster;
 use raftsman_core::spec::EtcdVersion;
 
-use super::{access, agents, maintenance, pki, shape, users, zones};
+use super::{access, agents, balancer, maintenance, pki, shape, users, zones};
 use crate::fixtures;
 
 /// The clusters that runs are made of; built once, because reading files is not what is simulated.
@@ -83,6 +83,13 @@ impl Cast {
     pub fn with_zones() -> Self {
         let sizes = zones::PLACES.map(|places| places.iter().map(|zones| zones::placed(zones)).collect());
         Self { sizes: sizes.to_vec(), rotates: false }
+    }
+
+    /// Sizes 1, 3 and 4 behind balancers that come and go, on this computer and on machines.
+    pub fn with_balancers() -> Self {
+        let mut sizes = [1, 3, 4].map(balancer::on_this_computer).to_vec();
+        sizes.push(balancer::on_machines());
+        Self { sizes, rotates: false }
     }
 
     /// Sizes 3 and 5, each with versions to change between, some of them with a way over others.

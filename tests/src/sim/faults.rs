@@ -7,7 +7,7 @@ use raftsman_core::observed::{
 };
 use raftsman_core::spec::Name;
 
-use super::{Run, maintenance, pki, users};
+use super::{Run, balancer, maintenance, pki, users};
 
 impl Run {
     /// One look, through a network that fails.
@@ -18,7 +18,6 @@ impl Run {
         let dice = &mut self.dice;
         let hide = |error: &str| (error.to_owned(), since);
         for (name, MachineObserved { machine, agent }) in &mut observed.machines {
-            let Some(MemberObserved { etcd, .. }) = observed.etcd.members.get_mut(name) else { continue };
             if dice.one_in(8 * calm) {
                 let (error, since) = hide("the provider does not answer");
                 *machine = Fact::Unreachable { error, since };
@@ -27,6 +26,7 @@ impl Run {
                 let (error, since) = hide("timed out");
                 *agent = Fact::Unreachable { error, since };
             }
+            let Some(MemberObserved { etcd, .. }) = observed.etcd.members.get_mut(name) else { continue };
             if dice.one_in(8 * calm) {
                 let (error, since) = hide("timed out");
                 *etcd = Fact::Unreachable { error, since };
@@ -64,6 +64,9 @@ impl Run {
         let kind = self.dice.below(100);
         self.describe(|| format!("fault {kind} on {name}"));
         let Some(machine) = self.world.machines.get_mut(&name) else { return };
+        if self.fronted && self.dice.one_in(4) && balancer::happens(&mut self.dice, machine) {
+            return;
+        }
         let running = machine.process.state == ServiceState::Running;
         match kind {
             // etcd is killed: its agent starts it again.

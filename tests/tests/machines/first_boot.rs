@@ -111,6 +111,7 @@ fn a_machine_boots_for_the_first_time() {
         metrics: true,
         etcd_metrics: true,
         balancers: &balancers,
+        front: None,
     };
     put(&hosts, nftables::PATH, &nftables::rules(&firewall));
     hosts.console(0, "systemctl reload raftsman-firewall.service").ok();

@@ -296,6 +296,7 @@ fn every_pass_reports_its_result() {
     agents newer than this raftsman: nothing
     CAs: nothing
     machines, certificates, binaries and configuration: configure etcd main-1, configure etcd main-2, configure etcd main-3
+    machines of balancers: nothing
     measuring timers before the first start: left, only before the first start
     stopped members: nothing
     members not in the file, needed for quorum: left, only without quorum
@@ -308,15 +309,18 @@ fn every_pass_reports_its_result() {
     CA rotation: nothing
     members to add, remove or move: left, the steps above come first
     machines of former members: nothing
+    machines of former balancers: left, the steps above come first
     machines to rebuild: left, the steps above come first
     auth: nothing
     users with the role root that the file does not name: nothing
     users and roles: left, the file does not ask for it
+    balancers: left, the steps above come first
     scheduled defragmentation: left, the steps above come first
     agents' programs: left, the steps above come first
     secrets and backup settings on machines: left, the steps above come first
     timers against the last measurement: nothing
     agents that are not upgraded: nothing
+    members to drain and to admit: nothing
     ");
     scene.until(|action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { .. })));
     let output = explained(&scene);

@@ -3,6 +3,7 @@
 mod access;
 mod adopted;
 mod agents;
+mod balancer;
 mod changes;
 mod delivery;
 mod faults;

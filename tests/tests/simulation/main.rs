@@ -3,6 +3,7 @@
 mod access;
 mod agents;
 mod backup;
+mod balancer;
 mod lives;
 mod maintenance;
 mod members;

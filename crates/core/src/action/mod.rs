@@ -8,6 +8,7 @@
 mod agents;
 mod auth;
 mod backup;
+mod balancer;
 mod etcd;
 mod machines;
 mod maintenance;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use agents::AgentAction;
 pub use auth::AuthAction;
 pub use backup::BackupAction;
+pub use balancer::BalancerAction;
 pub use etcd::{EtcdAction, StartData};
 pub use machines::MachineAction;
 pub use maintenance::MaintenanceAction;
@@ -59,6 +61,8 @@ pub enum Action {
     Version(VersionAction),
     /// On scheduled backups.
     Backup(BackupAction),
+    /// On the instances of a balancer.
+    Balancer(BalancerAction),
     /// On auth.
     Auth(AuthAction),
     /// On roles and users.
@@ -82,6 +86,7 @@ macro_rules! ask {
             Action::Maintenance($topic) => $answer,
             Action::Version($topic) => $answer,
             Action::Backup($topic) => $answer,
+            Action::Balancer($topic) => $answer,
             Action::Auth($topic) => $answer,
             Action::User($topic) => $answer,
             Action::Restore($topic) => $answer,
@@ -111,6 +116,7 @@ topics! {
     Maintenance(MaintenanceAction),
     Version(VersionAction),
     Backup(BackupAction),
+    Balancer(BalancerAction),
     Auth(AuthAction),
     User(UserAction),
     Restore(RestoreAction),
@@ -152,6 +158,8 @@ pub enum Changes {
     Trust,
     /// Which members there are, and which have a vote.
     Membership,
+    /// What clients connect through, and which members they are passed to.
+    Balancing,
     /// Which member leads.
     Leadership,
     /// What is stored.
@@ -244,6 +252,7 @@ impl Action {
             | Self::Maintenance(_)
             | Self::Version(_)
             | Self::Backup(_)
+            | Self::Balancer(_)
             | Self::Auth(_)
             | Self::User(_)
             | Self::Recovery(_) => Vec::new(),

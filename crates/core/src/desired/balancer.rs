@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use super::addresses::Allotment;
-use super::{CLIENT_PORT, Cluster, Config, DesireError, Member};
+use super::{CLIENT_PORT, Cluster, Config, DesireError};
 use crate::render;
 use crate::render::haproxy::{self, Backend, Haproxy};
 use crate::render::keepalived::{self, Keepalived};
-use crate::spec::{Balancer as Section, Beside, Instances, Name, Spec};
+use crate::render::nftables::Front;
+use crate::spec::{Balancer as Section, Beside, Instances, Name};
 
 /// Where etcd says whether it is healthy: over plain HTTP, `/health` and `/metrics`, and nothing else. Only members behind
 /// a balancer listen there.
@@ -29,8 +30,6 @@ pub struct Balancer {
     pub virtual_address: Option<IpAddr>,
     /// Its instances, in order.
     pub instances: Vec<Instance>,
-    /// The members of its cluster, once all of them vote: those that connections are passed to.
-    pub backends: Vec<Backend>,
     /// The DNS names that clients know it by, sorted: its own among them.
     pub names: Vec<String>,
     section: Section,
@@ -59,6 +58,13 @@ impl Balancer {
     /// The addresses that connections and health checks come from.
     pub fn sources(&self) -> BTreeSet<IpAddr> {
         self.instances.iter().map(|instance| instance.address).collect()
+    }
+
+    /// What the firewall of an instance's machine lets in: clients, and the instances that it shares an address with.
+    pub(super) fn front(&self, instance: &Instance) -> Front {
+        let others = self.instances.iter().filter(|other| other.name != instance.name);
+        let peers = others.map(|other| other.address).filter(|_| self.virtual_address.is_some()).collect();
+        Front { port: self.port, peers }
     }
 
     /// What clients that know only the balancer are configured with: the virtual address, or every instance's.
@@ -93,20 +99,18 @@ impl Balancer {
 }
 
 /// A member behind a balancer.
-pub(super) fn backend(member: &Member) -> Backend {
-    let at = |port| SocketAddr::new(member.address, port);
-    Backend { name: member.name.clone(), client: at(CLIENT_PORT), health: at(HEALTH_PORT) }
+pub(super) fn backend(member: &Name, address: IpAddr) -> Backend {
+    let at = |port| SocketAddr::new(address, port);
+    Backend { name: member.clone(), client: at(CLIENT_PORT), health: at(HEALTH_PORT) }
 }
 
-/// Makes every choice that the file leaves open about a balancer; nothing for one whose cluster is not there.
+/// Makes every choice that the file leaves open about a balancer of this cluster.
 pub(super) fn resolve(
-    spec: &Spec,
     name: &Name,
-    clusters: &[Cluster],
+    section: &Section,
+    cluster: &Cluster,
     addresses: &mut Allotment,
-) -> Result<Option<Balancer>, DesireError> {
-    let section = &spec.balancers[name];
-    let Some(cluster) = clusters.iter().find(|cluster| cluster.name == section.etcd) else { return Ok(None) };
+) -> Result<Balancer, DesireError> {
     let mut places: Vec<(Name, IpAddr)> = Vec::new();
     match &section.instances {
         Instances::Beside(Beside::Members) => {
@@ -116,7 +120,7 @@ pub(super) fn resolve(
             for index in 1..=*count {
                 let instance = Name::parse(&format!("{name}-{index}"))
                     .map_err(|_| DesireError::NameTooLong { cluster: name.clone() })?;
-                let address = addresses.allot(name, &instance)?;
+                let address = addresses.allot(&section.etcd, &instance)?;
                 places.push((instance, address));
             }
         }
@@ -124,7 +128,7 @@ pub(super) fn resolve(
             for instance in list {
                 let address = match instance.address {
                     Some(address) => address,
-                    None => addresses.allot(name, &instance.name)?,
+                    None => addresses.allot(&section.etcd, &instance.name)?,
                 };
                 places.push((instance.name.clone(), address));
             }
@@ -149,14 +153,13 @@ pub(super) fn resolve(
         Instance { name: instance, address, beside_member: section.is_beside_members(), keepalived }
     });
     let names: BTreeSet<String> = section.names.iter().cloned().chain([name.to_string()]).collect();
-    Ok(Some(Balancer {
+    Ok(Balancer {
         name: name.clone(),
         cluster: section.etcd.clone(),
         port: section.port,
         virtual_address: section.virtual_address,
         instances: instances.collect(),
-        backends: cluster.members.iter().map(backend).collect(),
         names: names.into_iter().collect(),
         section: section.clone(),
-    }))
+    })
 }

@@ -225,7 +225,7 @@ pub(super) fn resolve(
         .collect();
     Ok(Cluster {
         agents: Agents::default(),
-        balancers: BTreeSet::new(),
+        balancers: Vec::new(),
         name: name.clone(),
         backups: None,
         settings: Arc::new(spec.clone()),

@@ -108,6 +108,27 @@ pub(super) fn resolve(
     members.iter().zip(zones).enumerate().map(machine).collect()
 }
 
+/// The machines that a balancer has to itself, spread over the fleet's zones.
+pub(super) fn of_balancer(
+    fleet: &Arc<Machines>,
+    instances: &[(Name, IpAddr)],
+    remembered: Option<&BTreeMap<Name, Name>>,
+) -> BTreeMap<Name, Machine> {
+    let home = |name: &Name| {
+        remembered.and_then(|zones| zones.get(name)).filter(|zone| fleet.zones.contains_key(*zone)).cloned()
+    };
+    let given: Vec<Option<Name>> = instances.iter().map(|(name, _)| home(name)).collect();
+    let zones: Vec<&Name> = fleet.zones.keys().collect();
+    let zones = if fleet.provider == Provider::Hosts { given } else { spread(&zones, &given) };
+    let machine = |((name, address), zone): (&(Name, IpAddr), Option<Name>)| {
+        let settings = merged(fleet, fleet.with_zone(zone.as_ref()));
+        let (provider, connection) = (settings.provider, connection(&settings));
+        let place = Place { provider, connection, zone, home: home(name), pinned: false };
+        (name.clone(), Machine::new(name.clone(), *address, settings, place))
+    };
+    instances.iter().zip(zones).map(machine).collect()
+}
+
 /// The zone of each member: the one that the file names for it, the one that it is in, or the emptiest.
 fn placed(
     fleet: &Machines,

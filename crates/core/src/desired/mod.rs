@@ -16,10 +16,11 @@ use jiff::SignedDuration;
 
 use crate::observed::{Ledger, Origin, TrustDomain};
 use crate::render;
-use crate::render::nftables::{self, Firewall};
+use crate::render::haproxy::Backend;
+use crate::render::nftables::{self, BalancerFirewall, Firewall, Front};
 use crate::spec::{
-    AuthMode, Authorities, Authority, Backups, EtcdCluster, EtcdVersion, KeyAlgorithm, Name, RaftTimers, Secret,
-    Source, Spec,
+    AuthMode, Authorities, Authority, Backups, EtcdCluster, EtcdVersion, KeyAlgorithm, Machines, Name, RaftTimers,
+    Secret, Source, Spec,
 };
 
 pub use crate::render::etcd::ClientAccess;
@@ -48,10 +49,8 @@ pub struct Identity {
 pub struct Desired {
     /// The fleet's name.
     pub fleet: Name,
-    /// Its clusters, in the order of the file.
+    /// Its clusters, in the order of the file, each with what stands in front of it.
     pub clusters: Vec<Cluster>,
-    /// Its balancers, in the order of the file.
-    pub balancers: Vec<Balancer>,
 }
 
 /// One cluster that should be.
@@ -87,15 +86,15 @@ pub struct Cluster {
     pub access: Access,
     /// Which clients its agents accept, and the CA that signs for them.
     pub agents: Agents,
-    /// The addresses of instances of its balancers, which check its members' health.
-    pub balancers: BTreeSet<IpAddr>,
+    /// What stands in front of it, in the order of the file: planned together with it, under one lock.
+    pub balancers: Vec<Balancer>,
     /// The backups that its machines make by themselves, where the file has a schedule.
     pub backups: Option<Arc<Backups>>,
     /// The cluster's section of the file, for configurations of versions on the way.
     pub settings: Arc<EtcdCluster>,
     /// Its members, in order.
     pub members: Vec<Member>,
-    /// The machines that its members run on, by name.
+    /// The machines that its members and the instances of its balancers run on, by name.
     pub machines: BTreeMap<Name, Machine>,
 }
 
@@ -170,16 +169,12 @@ pub fn resolve(spec: &Spec, identity: &Identity) -> Result<Desired, DesireError>
             Ok(Cluster { backups: backups.clone(), ..cluster })
         })
         .collect::<Result<Vec<_>, _>>()?;
-    let mut balancers = Vec::with_capacity(spec.balancers.len());
-    for name in spec.balancers.keys() {
-        balancers.extend(balancer::resolve(spec, name, &clusters, &mut addresses)?);
+    for (name, section) in &spec.balancers {
+        let Some(cluster) = clusters.iter_mut().find(|cluster| cluster.name == section.etcd) else { continue };
+        let balancer = balancer::resolve(name, section, cluster, &mut addresses)?;
+        cluster.stand_behind(balancer, &machines, identity.zones.get(&section.etcd));
     }
-    for balancer in &balancers {
-        for cluster in clusters.iter_mut().filter(|cluster| cluster.name == balancer.cluster) {
-            cluster.stand_behind(balancer);
-        }
-    }
-    Ok(Desired { fleet: spec.fleet.clone(), clusters, balancers })
+    Ok(Desired { fleet: spec.fleet.clone(), clusters })
 }
 
 impl Cluster {
@@ -194,8 +189,10 @@ impl Cluster {
     }
 
     /// Clients of a balancer check the member's certificate against the balancer's name and addresses.
-    fn stand_behind(&mut self, balancer: &Balancer) {
-        self.balancers.extend(balancer.sources());
+    fn stand_behind(&mut self, balancer: Balancer, fleet: &Arc<Machines>, zones: Option<&BTreeMap<Name, Name>>) {
+        let own = balancer.instances.iter().filter(|instance| !instance.beside_member);
+        let own: Vec<(Name, IpAddr)> = own.map(|instance| (instance.name.clone(), instance.address)).collect();
+        self.machines.extend(machines::of_balancer(fleet, &own, zones));
         for LeafProfile { names, addresses, .. } in self.members.iter_mut().map(|member| &mut member.server) {
             names.extend(balancer.names.iter().cloned());
             names.sort();
@@ -204,6 +201,39 @@ impl Cluster {
             addresses.sort();
             addresses.dedup();
         }
+        self.balancers.push(balancer);
+    }
+
+    /// Its machines in order: those of members, then those that balancers have to themselves.
+    pub fn all_machines(&self) -> impl Iterator<Item = &Name> {
+        let own = self.instances().map(|(_, instance)| instance).filter(|instance| !instance.beside_member);
+        self.members.iter().map(|member| &member.name).chain(own.map(|instance| &instance.name))
+    }
+
+    /// Every instance of its balancers.
+    pub fn instances(&self) -> impl Iterator<Item = (&Balancer, &Instance)> {
+        self.balancers.iter().flat_map(|balancer| balancer.instances.iter().map(move |instance| (balancer, instance)))
+    }
+
+    /// The instance that runs on this machine.
+    pub fn instance(&self, machine: &Name) -> Option<(&Balancer, &Instance)> {
+        self.instances().find(|(_, instance)| instance.name == *machine)
+    }
+
+    /// These members as backends of a balancer, where they serve now.
+    pub fn backends(&self, members: &[Name], ledger: &Ledger) -> Vec<Backend> {
+        let members = members.iter().filter_map(|name| self.member(name));
+        members
+            .map(|member| {
+                let known = ledger.members.get(&member.name).and_then(|url| address_of(url));
+                balancer::backend(&member.name, known.unwrap_or(member.address))
+            })
+            .collect()
+    }
+
+    /// The addresses of instances of its balancers, which check its members' health.
+    fn checked_from(&self) -> BTreeSet<IpAddr> {
+        self.instances().map(|(_, instance)| instance.address).collect()
     }
 
     /// The authority of this side, as the file says.
@@ -229,12 +259,20 @@ impl Cluster {
 
     /// The firewall's rules on this machine; nothing where raftsman writes none.
     pub fn firewall(&self, machine: &Name, ledger: &Ledger) -> Option<Config> {
-        self.rules(machine, ledger, etcd::serves_http_apart(&self.settings), &self.balancers)
+        let Machine { name, firewall, metrics, .. } = self.machine(machine)?;
+        let (sources, agent_port, metrics) = (firewall.as_ref()?, AGENT_PORT, *metrics);
+        let front = self.instance(name).map(|(balancer, instance)| balancer.front(instance));
+        if let Some(front) = front.as_ref().filter(|_| self.member(name).is_none()) {
+            let text = nftables::balancer_rules(&BalancerFirewall { sources, agent_port, front, metrics });
+            return Some(Config { digest: render::digest(&text), text });
+        }
+        let etcd_metrics = etcd::serves_http_apart(&self.settings);
+        self.rules(machine, ledger, etcd_metrics, &self.checked_from(), front.as_ref())
     }
 
     /// The rules that the machine boots with for the first time.
     pub fn first_firewall(&self, machine: &Name, ledger: &Ledger) -> Option<Config> {
-        self.rules(machine, ledger, false, &BTreeSet::new())
+        self.rules(machine, ledger, false, &BTreeSet::new(), None)
     }
 
     fn rules(
@@ -243,13 +281,14 @@ impl Cluster {
         ledger: &Ledger,
         etcd_metrics: bool,
         balancers: &BTreeSet<IpAddr>,
+        front: Option<&Front>,
     ) -> Option<Config> {
         let machine = self.machine(machine)?;
         let sources = machine.firewall.as_ref()?;
         let members: Vec<IpAddr> = self.neighbours(ledger).into_iter().collect();
-        let (agent_port, metrics) = (AGENT_PORT, machine.metrics);
-        let text =
-            nftables::rules(&Firewall { sources, agent_port, members: &members, metrics, etcd_metrics, balancers });
+        let (agent_port, metrics, members) = (AGENT_PORT, machine.metrics, members.as_slice());
+        let firewall = Firewall { sources, agent_port, members, metrics, etcd_metrics, balancers, front };
+        let text = nftables::rules(&firewall);
         Some(Config { digest: render::digest(&text), text })
     }
 

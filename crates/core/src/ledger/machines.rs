@@ -10,6 +10,11 @@ use crate::spec::Name;
 
 pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, action: &MachineAction) {
     match action {
+        MachineAction::CreateMachine { machine } if desired.member(machine).is_none() => {
+            if let Some((_, instance)) = desired.instance(machine) {
+                ledger.instances.insert(machine.clone(), instance.address);
+            }
+        }
         MachineAction::CreateMachine { machine } if ledger.cluster.is_some() => {
             if let Some(member) = desired.member(machine) {
                 ledger.members.entry(machine.clone()).or_insert_with(|| member.peer_url());
@@ -39,7 +44,11 @@ impl Ledger {
                 self.zones.insert(machine.name.clone(), zone.clone());
             }
         }
-        let known = |name: &Name| self.members.contains_key(name) || desired.machine(name).is_some();
+        let gone = |name: &Name| observed.machines.get(name).is_none_or(|seen| seen.machine.is_absent());
+        self.instances.retain(|name, _| desired.machine(name).is_some() || !gone(name));
+        let known = |name: &Name| {
+            self.members.contains_key(name) || self.instances.contains_key(name) || desired.machine(name).is_some()
+        };
         self.zones.retain(|name, _| known(name));
     }
 }

@@ -15,6 +15,7 @@ mod stored;
 mod versions;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,8 @@ pub struct Ledger {
     pub reshaped: bool,
     /// For each member that etcd was started on: the incarnation of its machine then.
     pub started: BTreeMap<Name, String>,
+    /// The machines that balancers have to themselves, made or about to be made, and where they are.
+    pub instances: BTreeMap<Name, IpAddr>,
     /// The zone of each member's machine, where the file has zones: a changed file moves none of them.
     pub zones: BTreeMap<Name, Name>,
     /// How clients authenticated when the cluster was first started: its superuser is made for this.
@@ -134,6 +137,7 @@ impl Ledger {
             | Action::Preflight(_)
             | Action::Version(_)
             | Action::Backup(_)
+            | Action::Balancer(_)
             | Action::User(_)
             | Action::Restore(_)
             | Action::Recovery(_) => {}
@@ -154,6 +158,7 @@ impl Ledger {
             | Action::Member(_)
             | Action::Version(_)
             | Action::Backup(_)
+            | Action::Balancer(_)
             | Action::Auth(_)
             | Action::User(_)
             | Action::Recovery(_) => {}

@@ -55,7 +55,7 @@ impl Ledger {
         let view = View::of(observed);
         let listed = view.listed.filter(|_| view.has_quorum());
         let mut on_disk = BTreeMap::new();
-        for (name, seen) in &observed.machines {
+        for (name, seen) in observed.member_machines() {
             match seen.report() {
                 Some(report) => match report.etcd.data {
                     Data::Present { cluster, .. } => {

@@ -1,6 +1,7 @@
 //! A ledger ↔ the form in which the state keeps it: all in one level, in this order.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,8 @@ pub(super) struct Stored {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     reshaped: bool,
     started: BTreeMap<Name, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    instances: BTreeMap<Name, IpAddr>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     zones: BTreeMap<Name, Name>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,6 +72,7 @@ impl From<Ledger> for Stored {
             founders,
             reshaped,
             started,
+            instances,
             zones,
             auth,
             secured,
@@ -98,6 +102,7 @@ impl From<Ledger> for Stored {
             founders,
             reshaped,
             started,
+            instances,
             zones,
             auth,
             secured,
@@ -129,6 +134,7 @@ impl From<Stored> for Ledger {
             founders,
             reshaped,
             started,
+            instances,
             zones,
             auth,
             secured,
@@ -164,6 +170,7 @@ impl From<Stored> for Ledger {
             founders,
             reshaped,
             started,
+            instances,
             zones,
             auth,
             secured,

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    Agreed, MachineModel, Stored, World, agents, auth, backup, etcd, machines, maintenance, members, pki, preflight,
-    recovery, restore, users, versions,
+    Agreed, MachineModel, Stored, World, agents, auth, backup, balancer, etcd, machines, maintenance, members, pki,
+    preflight, recovery, restore, users, versions,
 };
 use crate::action::Action;
 use crate::desired::Cluster;
@@ -63,6 +63,7 @@ impl World {
             Action::Maintenance(action) => maintenance::act(self, action)?,
             Action::Version(action) => versions::act(self, desired, action)?,
             Action::Backup(action) => backup::act(self, action)?,
+            Action::Balancer(action) => balancer::act(self, desired, action)?,
             Action::Auth(action) => auth::act(self, action)?,
             Action::User(action) => users::act(self, desired, action)?,
             Action::Restore(action) => restore::act(self, desired, action, warm_up)?,

@@ -19,7 +19,8 @@ impl World {
         }
         let names = desired.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
         let names: BTreeSet<&Name> = names.collect();
-        let machines = names.iter().map(|name| ((*name).clone(), self.observe_machine(name))).collect();
+        let machines = names.iter().copied().chain(desired.machines.keys()).chain(self.ledger.instances.keys());
+        let machines = machines.map(|name| (name.clone(), self.observe_machine(desired, name))).collect();
         let members = names.iter().map(|name| ((*name).clone(), self.observe_member(desired, name))).collect();
         let (brought, maintenance) = (self.brought.clone(), self.observe_maintenance(desired));
         let etcd = EtcdObserved { members, maintenance, brought, handshakes: BTreeMap::new() };
@@ -28,7 +29,7 @@ impl World {
         observed
     }
 
-    fn observe_machine(&self, name: &Name) -> MachineObserved {
+    fn observe_machine(&self, desired: &Cluster, name: &Name) -> MachineObserved {
         let at = self.now;
         let Some(machine) = self.machines.get(name).filter(|m| m.exists) else {
             return MachineObserved { machine: Fact::Absent { at }, agent: Fact::Absent { at } };
@@ -38,7 +39,7 @@ impl World {
         } else if !machine.agent_up {
             Fact::Unreachable { error: "connection refused".to_owned(), since: at }
         } else if machine.claimed {
-            Fact::Seen { value: Agent::Claimed(Box::new(report(name, machine))), at }
+            Fact::Seen { value: Agent::Claimed(Box::new(self.report(desired, name, machine))), at }
         } else {
             Fact::Seen { value: Agent::Unclaimed, at }
         };
@@ -52,7 +53,7 @@ impl World {
         MachineObserved { machine: Fact::Seen { value, at }, agent }
     }
 
-    fn observe_member(&self, desired: &Cluster, name: &Name) -> MemberObserved {
+    pub(super) fn observe_member(&self, desired: &Cluster, name: &Name) -> MemberObserved {
         let at = self.now;
         let Some(machine) = self.machines.get(name).filter(|m| m.exists) else {
             return MemberObserved { etcd: Fact::Absent { at }, problem: None };
@@ -110,53 +111,56 @@ impl World {
     }
 }
 
-fn report(name: &Name, machine: &MachineModel) -> AgentReport {
-    let process = &machine.process;
-    let running = process.state == ServiceState::Running;
-    AgentReport {
-        machine: name.clone(),
-        incarnation: machine.incarnation.clone(),
-        version: machine.agent_version.clone(),
-        generation: 0,
-        clock_offset_ms: machine.clock_offset_ms,
-        certificate: machine.agent_certificate.clone(),
-        disk: machine.disk,
-        firewall: machine.firewall.clone(),
-        access: machine.access.clone(),
-        delivery: machine.delivery.clone(),
-        backup_settings: machine.backup_settings.clone(),
-        backups: None,
-        program: machine.program.clone(),
-        etcd: EtcdOnMachine {
-            installed: machine.installed.iter().map(|v| (*v, String::new())).collect::<BTreeMap<_, _>>(),
-            config_text: machine.config.as_ref().and_then(|digest| machine.texts.get(digest)).cloned(),
-            running_config_text: {
-                let digest = process.config.as_ref().filter(|_| running);
-                digest.and_then(|digest| machine.texts.get(digest)).cloned()
+impl World {
+    fn report(&self, desired: &Cluster, name: &Name, machine: &MachineModel) -> AgentReport {
+        let process = &machine.process;
+        let running = process.state == ServiceState::Running;
+        AgentReport {
+            machine: name.clone(),
+            incarnation: machine.incarnation.clone(),
+            version: machine.agent_version.clone(),
+            generation: 0,
+            clock_offset_ms: machine.clock_offset_ms,
+            certificate: machine.agent_certificate.clone(),
+            disk: machine.disk,
+            firewall: machine.firewall.clone(),
+            access: machine.access.clone(),
+            delivery: machine.delivery.clone(),
+            backup_settings: machine.backup_settings.clone(),
+            backups: None,
+            program: machine.program.clone(),
+            balancer: Some(self.observe_balancer(desired, &machine.balancer)),
+            etcd: EtcdOnMachine {
+                installed: machine.installed.iter().map(|v| (*v, String::new())).collect::<BTreeMap<_, _>>(),
+                config_text: machine.config.as_ref().and_then(|digest| machine.texts.get(digest)).cloned(),
+                running_config_text: {
+                    let digest = process.config.as_ref().filter(|_| running);
+                    digest.and_then(|digest| machine.texts.get(digest)).cloned()
+                },
+                config: machine.config.clone(),
+                running_config: process.config.clone().filter(|_| running),
+                running_version: process.version.filter(|_| running),
+                running_trust: if running { process.trust.clone() } else { BTreeMap::new() },
+                last_version: machine.last_version,
+                certificates: machine.certificates.clone(),
+                service: Service {
+                    state: process.state,
+                    pid: running.then_some(1),
+                    since: None,
+                    restarts: process.restarts,
+                    last_exit: (process.restarts > 0).then(|| "signal 9".to_owned()),
+                },
+                data: machine.data.clone(),
+                ports_taken: machine.ports_taken.clone(),
+                had_data: machine.had_data,
+                log: (!running && matches!(machine.data, Data::Present { .. })).then_some(LogEnd {
+                    term: 2,
+                    index: 10,
+                    commit: 10,
+                    revision: Some(1),
+                    applied: 10,
+                }),
             },
-            config: machine.config.clone(),
-            running_config: process.config.clone().filter(|_| running),
-            running_version: process.version.filter(|_| running),
-            running_trust: if running { process.trust.clone() } else { BTreeMap::new() },
-            last_version: machine.last_version,
-            certificates: machine.certificates.clone(),
-            service: Service {
-                state: process.state,
-                pid: running.then_some(1),
-                since: None,
-                restarts: process.restarts,
-                last_exit: (process.restarts > 0).then(|| "signal 9".to_owned()),
-            },
-            data: machine.data.clone(),
-            ports_taken: machine.ports_taken.clone(),
-            had_data: machine.had_data,
-            log: (!running && matches!(machine.data, Data::Present { .. })).then_some(LogEnd {
-                term: 2,
-                index: 10,
-                commit: 10,
-                revision: Some(1),
-                applied: 10,
-            }),
-        },
+        }
     }
 }

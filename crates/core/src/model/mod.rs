@@ -3,6 +3,7 @@
 mod agents;
 mod auth;
 mod backup;
+mod balancer;
 mod effects;
 mod etcd;
 mod forecast;
@@ -23,6 +24,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use jiff::Timestamp;
 
+pub use balancer::BalancerModel;
 pub use effects::Impossible;
 pub use forecast::{Forecast, Wave, forecast};
 pub use maintenance::Stored;
@@ -127,6 +129,8 @@ pub struct MachineModel {
     pub quota: i64,
     /// Whether its data is not that of the others.
     pub corrupt: bool,
+    /// The instance of a balancer on it.
+    pub balancer: BalancerModel,
 }
 
 /// etcd's process on a machine.
@@ -216,6 +220,7 @@ impl MachineModel {
             db_size: 0,
             quota: 0,
             corrupt: false,
+            balancer: BalancerModel::default(),
         }
     }
 
@@ -266,7 +271,7 @@ impl Process {
 impl World {
     /// A world in which nothing exists yet.
     pub fn empty(desired: &Cluster, now: Timestamp) -> Self {
-        let machines = desired.members.iter().map(|m| (m.name.clone(), MachineModel::none())).collect();
+        let machines = desired.all_machines().map(|name| (name.clone(), MachineModel::none())).collect();
         Self {
             now,
             ledger: Ledger::default(),
@@ -306,13 +311,14 @@ impl World {
                 machine.exists = true;
                 machine.power = Power::Running;
                 let known = observed.ledger.members.get(name).and_then(|url| address_of(url));
-                let address = known.or_else(|| desired.member(name).map(|m| m.address));
+                let address = known.or_else(|| desired.machine(name).and_then(|m| m.address.given()));
                 machine.address = address.unwrap_or(machine.address);
                 machine.incarnation = format!("seen-{name}");
             }
             machine.agent_up = seen.agent.seen().is_some();
             if let Some(Agent::Claimed(report)) = seen.agent.seen() {
                 let etcd = &report.etcd;
+                machine.balancer = BalancerModel::of(report.balancer.as_ref());
                 machine.claimed = true;
                 machine.incarnation.clone_from(&report.incarnation);
                 machine.clock_offset_ms = report.clock_offset_ms;
@@ -479,6 +485,7 @@ impl World {
         let names: BTreeMap<MemberId, String> =
             self.machines.iter().filter_map(|(name, m)| m.member().map(|id| (id, name.to_string()))).collect();
         for machine in self.machines.values_mut().filter(|m| m.exists) {
+            machine.balancer.pass_time(machine.agent_up);
             let agreed = machine.cluster().and_then(|id| self.agreed.get_mut(&id));
             if let (Some(agreed), Some(id)) = (agreed.filter(|a| a.formed), machine.member()) {
                 match agreed.members.iter_mut().find(|m| m.id == id) {

@@ -52,6 +52,7 @@ pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: 
                 | Action::Maintenance(_)
                 | Action::Version(_)
                 | Action::Backup(_)
+                | Action::Balancer(_)
                 | Action::Auth(_)
                 | Action::Restore(_)
                 | Action::Recovery(_) => Ok(()),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::balancer::BalancerOnMachine;
 use super::etcd::{ClusterId, MemberId};
 use crate::backup::{Drill, FullName};
 use crate::spec::{EtcdVersion, Name};
@@ -56,6 +57,9 @@ pub struct AgentReport {
     pub program: Option<AgentProgram>,
     /// etcd on this machine.
     pub etcd: EtcdOnMachine,
+    /// An instance of a balancer on this machine; none where the agent is too old to run one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balancer: Option<BalancerOnMachine>,
 }
 
 impl AgentReport {

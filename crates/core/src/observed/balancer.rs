@@ -2,18 +2,65 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
+use super::agent::{PortTaken, Service, ServiceState};
 use crate::render::haproxy::BACKEND;
 use crate::spec::Name;
 
+/// An instance of a balancer on one machine, as its agent sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BalancerOnMachine {
+    /// HAProxy.
+    pub haproxy: PackagedProgram,
+    /// keepalived.
+    pub keepalived: PackagedProgram,
+    /// What HAProxy reports, while it runs and answers.
+    pub facts: BalancerFacts,
+    /// Why it could not be asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// Whether the machine has the virtual address now.
+    #[serde(default)]
+    pub has_virtual_address: bool,
+}
+
+/// A program of the distribution on one machine, as its agent sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackagedProgram {
+    /// The version that is installed.
+    pub installed: Option<String>,
+    /// Digest of the configuration file.
+    pub config: Option<String>,
+    /// Digest of the configuration that the running process has.
+    pub running_config: Option<String>,
+    /// The process.
+    pub service: Service,
+    /// Ports that it needs and other processes hold.
+    pub ports_taken: Vec<PortTaken>,
+}
+
+impl PackagedProgram {
+    /// Whether its process runs.
+    pub fn runs(&self) -> bool {
+        self.service.state == ServiceState::Running
+    }
+
+    /// Whether it does not run, and is not meant to.
+    pub fn is_stopped(&self) -> bool {
+        self.service.state == ServiceState::Stopped
+    }
+}
+
 /// What one instance reports about the members behind it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BalancerFacts {
     /// Each member that it passes connections to, by name.
     pub servers: BTreeMap<Name, ServerFacts>,
 }
 
 /// What one instance reports about one member.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerFacts {
     /// Whether the member gets new connections, and why not.
     pub state: ServerState,
@@ -22,7 +69,8 @@ pub struct ServerFacts {
 }
 
 /// Whether a member gets new connections, and why not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ServerState {
     /// It is healthy and gets new connections.
     Up,

@@ -21,7 +21,7 @@ pub use agent::{
     Agent, AgentProgram, AgentReport, BackupState, CertificateFacts, Data, Delivery, Disk, EtcdOnMachine,
     FailedUpgrade, LogEnd, PortTaken, Purpose, Service, ServiceState,
 };
-pub use balancer::{BalancerFacts, ServerFacts, ServerState, StatError};
+pub use balancer::{BalancerFacts, BalancerOnMachine, PackagedProgram, ServerFacts, ServerState, StatError};
 pub use etcd::{
     ANONYMOUS, AccessProbe, Alarm, ClusterId, EtcdFacts, EtcdObserved, ListedMember, MemberId, MemberObserved,
     ProbeOutcome, Problem, Root,
@@ -34,6 +34,7 @@ pub use users::{Access, Granted, Password, ROOT, Role, User};
 pub use view::{Tolerance, View, quorum};
 pub use zones::Zones;
 
+use crate::desired::Cluster;
 pub use crate::ledger::{
     Adopted, LearnerRecord, Ledger, Mode, RebuildError, Recovery, Restoration, SnapshotRecord, SnapshotSource,
     SpaceRecord,
@@ -45,7 +46,7 @@ use crate::spec::{Name, Shape};
 pub struct Observed {
     /// What the state remembers: what no observation can tell.
     pub ledger: Ledger,
-    /// Every machine, bottom up: those of the file, and those that are to go.
+    /// Every machine, bottom up: those of the file, and those that are to go, whatever runs on them.
     pub machines: BTreeMap<Name, MachineObserved>,
     /// etcd, as its members answer.
     pub etcd: EtcdObserved,
@@ -61,13 +62,18 @@ pub struct MachineObserved {
 }
 
 impl Observed {
-    /// Where nothing was made yet: none of these machines exists, and no member answers.
-    pub fn nothing<'n>(machines: impl IntoIterator<Item = &'n Name>, at: Timestamp) -> Self {
+    /// Where nothing was made yet: none of the cluster's machines exists, and no member answers.
+    pub fn nothing(desired: &Cluster, at: Timestamp) -> Self {
         let absent = || MachineObserved { machine: Fact::Absent { at }, agent: Fact::Absent { at } };
-        let machines: BTreeMap<Name, _> = machines.into_iter().map(|name| (name.clone(), absent())).collect();
         let silent = |name: &Name| (name.clone(), MemberObserved { etcd: Fact::Absent { at }, problem: None });
-        let etcd = EtcdObserved { members: machines.keys().map(silent).collect(), ..EtcdObserved::default() };
-        Self { ledger: Ledger::default(), machines, etcd }
+        let members = desired.members.iter().map(|member| silent(&member.name)).collect();
+        let machines = desired.machines.keys().map(|name| (name.clone(), absent())).collect();
+        Self { ledger: Ledger::default(), machines, etcd: EtcdObserved { members, ..EtcdObserved::default() } }
+    }
+
+    /// The machines of members, and of former ones.
+    pub fn member_machines(&self) -> impl Iterator<Item = (&Name, &MachineObserved)> {
+        self.machines.iter().filter(|(name, _)| self.etcd.members.contains_key(*name))
     }
 
     /// The time of the observation.

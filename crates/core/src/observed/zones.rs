@@ -25,7 +25,8 @@ impl Zones {
         let mut members: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
         // Of members in no known zone the worst is assumed: they fail together.
         let mut elsewhere = 0;
-        let all: BTreeSet<&Name> = observed.machines.keys().chain(desired.machines.keys()).collect();
+        let all = observed.etcd.members.keys().chain(desired.members.iter().map(|member| &member.machine));
+        let all: BTreeSet<&Name> = all.collect();
         for name in all {
             match zone_of(desired, observed, name) {
                 Some(zone) => drop(members.entry(zone.clone()).or_default().insert(name.clone())),

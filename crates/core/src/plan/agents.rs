@@ -38,8 +38,7 @@ pub(super) fn newer(draft: &mut Draft<'_>) -> Report {
 /// The first agent, in the order of the file, that runs another program. The others wait for the result of its upgrade.
 pub(super) fn upgrade(draft: &mut Draft<'_>) -> Report {
     let Some(shipped) = &draft.desired.agents.shipped else { return Report::Looked };
-    for member in &draft.desired.members {
-        let machine = &member.name;
+    for machine in draft.desired.all_machines() {
         let Some(report) = draft.observed.report(machine) else { continue };
         let Some((program, from)) = report.program.as_ref().and_then(|p| Some((p, p.digest.as_ref()?))) else {
             continue;
@@ -59,8 +58,7 @@ pub(super) fn upgrade(draft: &mut Draft<'_>) -> Report {
 /// Agents that stay as they are, and why. This delays no other step.
 pub(super) fn note(draft: &mut Draft<'_>) -> Report {
     let Some(shipped) = &draft.desired.agents.shipped else { return Report::Looked };
-    for member in &draft.desired.members {
-        let machine = member.name.clone();
+    for machine in draft.desired.all_machines().cloned() {
         let Some(report) = draft.observed.report(&machine) else { continue };
         let Some(wanted) = draft.desired.machine(&machine) else { continue };
         let Some(program) = &report.program else {

@@ -47,6 +47,7 @@ pub fn deletion(action: &Action) -> Option<String> {
         | Action::Member(_)
         | Action::Version(_)
         | Action::Backup(_)
+        | Action::Balancer(_)
         | Action::Auth(_)
         | Action::Restore(_)
         | Action::Recovery(_) => None,

@@ -7,8 +7,7 @@ use crate::observed::Delivery;
 
 /// Gives machines the secrets of the file, where they have others.
 pub(super) fn deliver(draft: &mut Draft<'_>) -> Report {
-    for member in &draft.desired.members {
-        let machine = &member.name;
+    for machine in draft.desired.all_machines() {
         match draft.observed.report(machine).map(|report| &report.delivery) {
             None | Some(Delivery::Current) => {}
             Some(Delivery::Outdated) => {

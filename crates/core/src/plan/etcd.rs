@@ -34,7 +34,7 @@ pub(super) fn identity(draft: &mut Draft<'_>) -> Report {
         draft.waiting.push(Waiting::AuthDiffers { made_for, wanted: draft.desired.auth });
     }
     if let Some(cluster) = ledger.cluster
-        && draft.observed.machines.values().all(|m| m.report().is_some_and(|r| r.etcd.data == Data::Empty))
+        && draft.observed.member_machines().all(|(_, m)| m.report().is_some_and(|r| r.etcd.data == Data::Empty))
         && draft.view.answering.is_empty()
     {
         draft.waiting.push(Waiting::AllDataLost { cluster });

@@ -7,7 +7,7 @@ use crate::action::{Action, EtcdAction, MachineAction};
 use crate::desired::{ClientAccess, Config, Member};
 use crate::observed::{Agent, AgentReport, Data, EtcdOnMachine, Fact, Power, ServiceState};
 use crate::render::changes::changes;
-use crate::spec::EtcdVersion;
+use crate::spec::{EtcdVersion, Name};
 
 /// Certificates are checked against the clock: with a larger difference, a fresh certificate may not be valid yet on
 /// the machine.
@@ -35,70 +35,18 @@ pub(super) fn prepare<'a>(draft: &mut Draft<'a>, path: UpgradePath) -> Vec<Ready
 fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, path: UpgradePath) -> Option<Ready<'a>> {
     let name = &member.name;
     let observed = draft.observed;
-    let seen = observed.machines.get(name)?;
     let outside = draft.standing(name).outside();
     // A name that is no longer a member holds no data that could be lost.
     let started = observed.ledger.started.get(name).filter(|_| !outside);
-    match &seen.machine {
-        Fact::Unreachable { error, .. } => {
-            draft.lose(name, Waiting::MachineUnknown { machine: name.clone(), error: error.clone() });
+    let report = match reach(draft, name, started, outside) {
+        Ok(report) => report,
+        Err(waiting) => {
+            if let Some(waiting) = waiting {
+                draft.lose(name, waiting);
+            }
             return None;
         }
-        Fact::Absent { .. } if started.is_some() => {
-            draft.lose(name, Waiting::MachineLost { machine: name.clone() });
-            return None;
-        }
-        Fact::Absent { .. } => {
-            draft.steps.push(Step::new(MachineAction::CreateMachine { machine: name.clone() }, Reason::Missing));
-            return None;
-        }
-        Fact::Seen { value, .. } if value.power == Power::Stopped => {
-            draft.steps.push(Step::new(MachineAction::StartMachine { machine: name.clone() }, Reason::NotRunning));
-            return None;
-        }
-        // It belongs to no member, no longer or not yet: a new machine takes its place.
-        Fact::Seen { .. } if outside && draft.outdated(name).is_some() => {
-            let step = members::discard(draft, name);
-            draft.steps.extend(step);
-            return None;
-        }
-        Fact::Seen { .. } => {}
-    }
-    let report = match &seen.agent {
-        // A new machine replaces one that cannot be reached, once that one is no longer a member.
-        Fact::Unreachable { .. } | Fact::Absent { .. } if outside && draft.to_be_replaced(name) => {
-            let step = members::discard(draft, name);
-            draft.steps.extend(step);
-            return None;
-        }
-        Fact::Unreachable { error, since } => {
-            let (error, since) = (error.clone(), *since);
-            draft.lose(name, Waiting::AgentUnreachable { machine: name.clone(), error, since });
-            return None;
-        }
-        Fact::Absent { at } => {
-            let error = "the machine runs without an agent".to_owned();
-            draft.lose(name, Waiting::AgentUnreachable { machine: name.clone(), error, since: *at });
-            return None;
-        }
-        Fact::Seen { value: Agent::Unclaimed, .. } if started.is_some() => {
-            draft.lose(name, Waiting::MachineRebuilt { machine: name.clone() });
-            return None;
-        }
-        Fact::Seen { value: Agent::Unclaimed, .. } => {
-            draft.steps.push(Step::new(MachineAction::Enroll { machine: name.clone() }, Reason::Unclaimed));
-            return None;
-        }
-        Fact::Seen { value: Agent::Claimed(report), .. } => report,
     };
-    if report.machine != *name {
-        draft.wait(Waiting::WrongMachine { machine: name.clone(), found: report.machine.clone() });
-        return None;
-    }
-    if started.is_some_and(|incarnation| *incarnation != report.incarnation) {
-        draft.lose(name, Waiting::MachineRebuilt { machine: name.clone() });
-        return None;
-    }
     if outside && !empty(draft, member, report) {
         return None;
     }
@@ -132,6 +80,89 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, path: UpgradePath)
     let stale = etcd.running_config_text.as_ref().filter(|_| etcd.running_config.as_ref() != Some(&digest));
     let changes = stale.zip(config.as_deref()).map(|(from, to)| changes(from, &to.text)).unwrap_or_default();
     Some(Ready { member, report, version, digest, open, changes })
+}
+
+/// The report of a machine's agent; where there is none, the step towards it is planned, or it is said what is waited
+/// for. `started` is the machine's incarnation when etcd was started on it: such a machine is not made anew. `outside`
+/// says that its member is none any more.
+pub(super) fn reach<'a>(
+    draft: &mut Draft<'a>,
+    name: &Name,
+    started: Option<&String>,
+    outside: bool,
+) -> Result<&'a AgentReport, Option<Waiting>> {
+    let machine = || name.clone();
+    let seen = draft.observed.machines.get(name).ok_or(None)?;
+    match &seen.machine {
+        Fact::Unreachable { error, .. } => {
+            return Err(Some(Waiting::MachineUnknown { machine: machine(), error: error.clone() }));
+        }
+        Fact::Absent { .. } if started.is_some() => return Err(Some(Waiting::MachineLost { machine: machine() })),
+        Fact::Absent { .. } => {
+            draft.steps.push(Step::new(MachineAction::CreateMachine { machine: machine() }, Reason::Missing));
+            return Err(None);
+        }
+        Fact::Seen { value, .. } if value.power == Power::Stopped => {
+            draft.steps.push(Step::new(MachineAction::StartMachine { machine: machine() }, Reason::NotRunning));
+            return Err(None);
+        }
+        // It belongs to no member, no longer or not yet: a new machine takes its place.
+        Fact::Seen { .. } if outside && draft.outdated(name).is_some() => return Err(discarded(draft, name)),
+        Fact::Seen { .. } => {}
+    }
+    let report = match &seen.agent {
+        // A new machine replaces one that cannot be reached, once that one is no longer a member.
+        Fact::Unreachable { .. } | Fact::Absent { .. } if outside && draft.to_be_replaced(name) => {
+            return Err(discarded(draft, name));
+        }
+        Fact::Unreachable { error, since } => {
+            let (error, since) = (error.clone(), *since);
+            return Err(Some(Waiting::AgentUnreachable { machine: machine(), error, since }));
+        }
+        Fact::Absent { at } => {
+            let error = "the machine runs without an agent".to_owned();
+            return Err(Some(Waiting::AgentUnreachable { machine: machine(), error, since: *at }));
+        }
+        Fact::Seen { value: Agent::Unclaimed, .. } if started.is_some() => {
+            return Err(Some(Waiting::MachineRebuilt { machine: machine() }));
+        }
+        Fact::Seen { value: Agent::Unclaimed, .. } => {
+            draft.steps.push(Step::new(MachineAction::Enroll { machine: machine() }, Reason::Unclaimed));
+            return Err(None);
+        }
+        Fact::Seen { value: Agent::Claimed(report), .. } => report,
+    };
+    if report.machine != *name {
+        draft.wait(Waiting::WrongMachine { machine: machine(), found: report.machine.clone() });
+        return Err(None);
+    }
+    if started.is_some_and(|incarnation| *incarnation != report.incarnation) {
+        return Err(Some(Waiting::MachineRebuilt { machine: machine() }));
+    }
+    Ok(report)
+}
+
+/// Plans to delete a machine that belongs to no member.
+fn discarded(draft: &mut Draft<'_>, name: &Name) -> Option<Waiting> {
+    let step = members::discard(draft, name);
+    draft.steps.extend(step);
+    None
+}
+
+/// Whether a machine's clock is too far from ours for a fresh certificate to be valid there.
+pub(super) fn skewed(name: &Name, report: &AgentReport) -> Option<Waiting> {
+    let offset_ms = report.clock_offset_ms;
+    (offset_ms.unsigned_abs() > MAX_CLOCK_OFFSET_MS).then(|| Waiting::ClockSkew { machine: name.clone(), offset_ms })
+}
+
+/// What every machine is given, whatever runs on it: its firewall, and what its agent accepts and presents.
+pub(super) fn set_up(draft: &mut Draft<'_>, name: &Name, report: &AgentReport) {
+    let rules = draft.desired.firewall(name, &draft.observed.ledger);
+    if let Some(rules) = rules.filter(|rules| report.firewall.as_ref() != Some(&rules.digest)) {
+        let action = MachineAction::SetFirewall { machine: name.clone(), digest: rules.digest };
+        draft.steps.push(Step::new(action, Reason::Changed));
+    }
+    pki::agent(draft, name, report);
 }
 
 /// The version that etcd should run on a machine now. A stopped member restarts with the version that its data was last
@@ -175,8 +206,8 @@ fn equip(
 ) -> bool {
     let name = &member.name;
     let etcd = &report.etcd;
-    if report.clock_offset_ms.unsigned_abs() > MAX_CLOCK_OFFSET_MS {
-        draft.wait(Waiting::ClockSkew { machine: name.clone(), offset_ms: report.clock_offset_ms });
+    if let Some(skewed) = skewed(name, report) {
+        draft.wait(skewed);
         return false;
     }
     let running = etcd.service.state == ServiceState::Running;
@@ -192,12 +223,7 @@ fn equip(
         return false;
     }
     // The firewall is set before a new member joins: members that cannot reach each other form no cluster.
-    let rules = draft.desired.firewall(&member.machine, &draft.observed.ledger);
-    if let Some(rules) = rules.filter(|rules| report.firewall.as_ref() != Some(&rules.digest)) {
-        let action = MachineAction::SetFirewall { machine: name.clone(), digest: rules.digest };
-        draft.steps.push(Step::new(action, Reason::Changed));
-    }
-    pki::agent(draft, name, report);
+    set_up(draft, name, report);
     let mut complete = pki::leaves(draft, member, report);
     if !etcd.installed.contains_key(&version) {
         let action = EtcdAction::InstallEtcd { machine: name.clone(), version };

@@ -95,7 +95,7 @@ impl Draft<'_> {
             }
             Fact::Seen { .. } | Fact::Absent { .. } => None,
         };
-        self.observed.machines.iter().filter_map(unknown).collect()
+        self.observed.member_machines().filter_map(unknown).collect()
     }
 
     /// Voters that are not healthy, other than this one.
@@ -406,7 +406,7 @@ pub(super) fn keep_quorum(draft: &mut Draft<'_>) -> Report {
 
 /// Deletes machines of removed members that the file does not have.
 pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
-    let surplus = draft.observed.machines.keys().filter(|name| draft.desired.member(name).is_none());
+    let surplus = draft.observed.etcd.members.keys().filter(|name| draft.desired.member(name).is_none());
     let surplus: Vec<Name> = surplus.filter(|name| draft.standing(name).outside()).cloned().collect();
     for name in surplus {
         if let Some(step) = discard(draft, &name) {
@@ -428,7 +428,8 @@ pub(super) fn discard(draft: &mut Draft<'_>, name: &Name) -> Option<Step> {
         Fact::Seen { value, .. } => value.power,
     };
     let reason = if draft.desired.member(name).is_some() { Reason::Replaced } else { Reason::NotInFile };
-    if reason == Reason::NotInFile && draft.desired.settings.prevent_destroy {
+    let had_data = draft.observed.etcd.members.contains_key(name);
+    if reason == Reason::NotInFile && had_data && draft.desired.settings.prevent_destroy {
         draft.wait(Waiting::DestroyPrevented { member: name.to_string() });
         return None;
     }

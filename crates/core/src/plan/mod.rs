@@ -4,6 +4,7 @@ mod adopted;
 mod agents;
 mod auth;
 mod backup;
+mod balancer;
 mod deletions;
 mod delivery;
 mod etcd;

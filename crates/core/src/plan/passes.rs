@@ -7,8 +7,8 @@ use super::report::{Because, Report};
 use super::situation::Ready;
 use super::versions::UpgradePath;
 use super::{
-    Draft, Step, WaitKind, Waiting, adopted, agents, auth, backup, delivery, etcd, machines, maintenance, members, pki,
-    preflight, recovery, restore, shape, trust, users, versions,
+    Draft, Step, WaitKind, Waiting, adopted, agents, auth, backup, balancer, delivery, etcd, machines, maintenance,
+    members, pki, preflight, recovery, restore, shape, trust, users, versions,
 };
 use crate::action::Action;
 use crate::ledger::Mode;
@@ -54,6 +54,8 @@ impl Condition {
 struct Decided<'a> {
     path: Option<UpgradePath>,
     ready: Vec<Ready<'a>>,
+    /// What is waited for on machines that balancers have to themselves.
+    behind: Vec<Waiting>,
 }
 
 /// One pass over a cluster.
@@ -83,7 +85,7 @@ impl Pass {
     const AUTHORITIES: Self = Self::new("CAs", &[], |d, _| pki::authorities(d));
     const MACHINES: Self = Self::new("machines, certificates, binaries and configuration", &[], |d, found| {
         let path = versions::upgrade_path(d);
-        *found = Decided { path: Some(path), ready: machines::prepare(d, path) };
+        *found = Decided { path: Some(path), ready: machines::prepare(d, path), ..Decided::default() };
         Report::Looked
     });
     const FIRST_MEASUREMENT: Self = Self::new(
@@ -106,6 +108,10 @@ const NORMAL: &[Pass] = &[
     Pass::NEWER_AGENTS,
     Pass::AUTHORITIES,
     Pass::MACHINES,
+    Pass::new("machines of balancers", &[], |d, found| {
+        found.behind = balancer::prepare(d);
+        Report::Looked
+    }),
     Pass::FIRST_MEASUREMENT,
     Pass::new("stopped members", &[], |d, found| etcd::run(d, &found.ready)),
     Pass::new("members not in the file, needed for quorum", &[Condition::NoQuorum], |d, _| members::keep_quorum(d)),
@@ -127,10 +133,15 @@ const NORMAL: &[Pass] = &[
         members::change_membership(d, &found.ready)
     }),
     Pass::new("machines of former members", &[], |d, _| members::retire(d)),
+    Pass::new("machines of former balancers", &[Condition::NothingPlanned], |d, _| balancer::retire(d)),
     Pass::new("machines to rebuild", &[Condition::NothingPlanned, Condition::Formed], |d, _| shape::renew(d)),
     Pass::new("auth", &[Condition::Quorum, Condition::NothingAlone], |d, _| auth::secure(d)),
     Pass::SUPERUSERS,
     Pass::USERS,
+    Pass::new("balancers", &[Condition::NothingPlanned, Condition::Formed], |d, found| {
+        d.waiting.append(&mut found.behind);
+        balancer::run(d)
+    }),
     Pass::new("scheduled defragmentation", &[Condition::NothingPlanned, Condition::Quorum], |d, _| {
         maintenance::routine(d)
     }),
@@ -148,6 +159,8 @@ const NORMAL: &[Pass] = &[
     ),
     Pass::new("timers against the last measurement", &[], |d, _| preflight::note(d)),
     Pass::new("agents that are not upgraded", &[], |d, _| agents::note(d)),
+    // Last: it looks at the step that would be next.
+    Pass::new("members to drain and to admit", &[Condition::Formed], |d, _| balancer::drain(d)),
 ];
 
 const RECOVERING: &[Pass] = &[Pass::NEWER_AGENTS, Pass::new("the recovery", &[], |d, _| recovery::rebuild(d))];

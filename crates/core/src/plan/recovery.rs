@@ -316,7 +316,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
         return Report::Looked;
     }
     // A member that was not given up and that cannot be reached may still serve.
-    let silent = draft.observed.machines.iter().filter(|(name, seen)| {
+    let silent = draft.observed.member_machines().filter(|(name, seen)| {
         let given_up = ledger.replace.contains_key(*name) || !ledger.members.contains_key(*name);
         *name != survivor && !given_up && seen.report().is_none() && !seen.machine.is_absent()
     });

@@ -82,7 +82,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         return Report::Left(Because::Awaited);
     }
     // A member that cannot be asked may still serve.
-    for (name, seen) in &observed.machines {
+    for (name, seen) in observed.member_machines() {
         if seen.report().is_none() && !seen.machine.is_absent() {
             let error = "its agent does not answer".to_owned();
             draft.wait(Waiting::AgentUnreachable { machine: name.clone(), error, since: now });

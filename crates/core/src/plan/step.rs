@@ -166,6 +166,18 @@ pub enum Reason {
         /// The leader.
         from: Name,
     },
+    /// The balancer passes connections to other members than those that should get them.
+    OtherMembers,
+    /// The member stops serving by the next step.
+    StopsServing {
+        /// Which.
+        member: Name,
+    },
+    /// The member serves again.
+    ServesAgain {
+        /// Which.
+        member: Name,
+    },
     /// The leader is left behind by a change of the peers' authority: others could not follow it any more.
     LeaderLeftBehind {
         /// The leader.
@@ -253,6 +265,9 @@ impl fmt::Display for Reason {
             Self::Restored { backup } => write!(f, "restored from {}", backup.taken()),
             Self::LeaderGoes { from } => write!(f, "{from} stops serving next"),
             Self::LeaderRestarts { from } => write!(f, "{from} restarts next"),
+            Self::OtherMembers => f.write_str("the members behind it have changed"),
+            Self::StopsServing { member } => write!(f, "{member} stops serving next"),
+            Self::ServesAgain { member } => write!(f, "{member} serves again"),
             Self::LeaderLeftBehind { from } => write!(f, "{from} may not trust the new CA"),
             Self::Access { missing: true, lacks, .. } if lacks.is_empty() => f.write_str("not there yet"),
             Self::Access { missing: true, lacks, .. } => write!(f, "not there yet: {}", lacks.join(", ")),

@@ -134,6 +134,34 @@ pub enum Waiting {
         /// How it ended last.
         last_exit: String,
     },
+    /// The agent is too old to run a balancer.
+    BalancerUnknown {
+        /// Where.
+        machine: Name,
+    },
+    /// A program of the distribution that a balancer needs is not installed.
+    PackageMissing {
+        /// Where.
+        machine: Name,
+        /// The name of its package.
+        package: String,
+    },
+    /// HAProxy ended and is started again.
+    BalancerStarting {
+        /// Where.
+        machine: Name,
+        /// How it ended.
+        error: String,
+    },
+    /// HAProxy crashes repeatedly.
+    BalancerCrashes {
+        /// Where.
+        machine: Name,
+        /// How often.
+        restarts: u32,
+        /// How it ended last.
+        last_exit: String,
+    },
     /// etcd runs and has not answered yet.
     EtcdStarting {
         /// Where.
@@ -483,6 +511,7 @@ impl Waiting {
             Self::MachineUnknown { .. }
             | Self::AgentUnreachable { .. }
             | Self::EtcdStarting { .. }
+            | Self::BalancerStarting { .. }
             | Self::EtcdSilent { .. }
             | Self::NoQuorumYet { .. }
             | Self::NoMajority { .. }
@@ -526,6 +555,9 @@ impl Waiting {
             | Self::DiskFull { .. }
             | Self::PortTaken { .. }
             | Self::EtcdCrashes { .. }
+            | Self::BalancerUnknown { .. }
+            | Self::PackageMissing { .. }
+            | Self::BalancerCrashes { .. }
             | Self::VersionRefused { .. }
             | Self::LearnerEvicted { .. }
             | Self::AddressInUse { .. }
@@ -562,6 +594,10 @@ impl Waiting {
             | Self::DiskFull { machine, .. }
             | Self::PortTaken { machine, .. }
             | Self::EtcdCrashes { machine, .. }
+            | Self::BalancerUnknown { machine }
+            | Self::PackageMissing { machine, .. }
+            | Self::BalancerStarting { machine, .. }
+            | Self::BalancerCrashes { machine, .. }
             | Self::EtcdStarting { machine, .. }
             | Self::EtcdSilent { machine, .. }
             | Self::EtcdUnclear { machine, .. }

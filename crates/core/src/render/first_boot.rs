@@ -94,7 +94,9 @@ impl FirstBoot<'_> {
         let etcd_metrics = false;
         // A member that does not run yet has no health to check.
         let (members, balancers) = (self.members, &BTreeSet::new());
-        Some(nftables::rules(&Firewall { sources: &sources, agent_port, members, metrics, etcd_metrics, balancers }))
+        let sources = &sources;
+        let firewall = Firewall { sources, agent_port, members, metrics, etcd_metrics, balancers, front: None };
+        Some(nftables::rules(&firewall))
     }
 
     /// What the distribution has to have installed; nothing where the image carries everything.

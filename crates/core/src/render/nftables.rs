@@ -29,6 +29,17 @@ pub struct Firewall<'a> {
     pub etcd_metrics: bool,
     /// The addresses of the instances of the cluster's balancers.
     pub balancers: &'a BTreeSet<IpAddr>,
+    /// The instance of a balancer that shares the machine.
+    pub front: Option<&'a Front>,
+}
+
+/// What an instance of a balancer is reached by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Front {
+    /// The port that clients connect to.
+    pub port: u16,
+    /// The addresses of the other instances, with which it agrees on the virtual address; none where there is none.
+    pub peers: Vec<IpAddr>,
 }
 
 /// The rules, a table of their own: others on the machine stay as they are. Loaded as a whole or not at all.
@@ -52,6 +63,12 @@ pub fn rules(firewall: &Firewall<'_>) -> String {
     if !balancers.is_empty() {
         accept(&mut out, "balancers that check etcd's health", HEALTH_PORT, Some(&balancers));
     }
+    if let Some(Front { port, peers }) = firewall.front {
+        if *port != CLIENT_PORT {
+            accept(&mut out, "the balancer's clients", *port, sources.clients_from.as_deref());
+        }
+        accept_vrrp(&mut out, peers);
+    }
     accept(&mut out, "etcd's members", PEER_PORT, Some(&members));
     accept(&mut out, "SSH", SSH_PORT, sources.ssh_from.as_deref());
     if firewall.metrics {
@@ -68,10 +85,8 @@ pub struct BalancerFirewall<'a> {
     pub sources: &'a FirewallSources,
     /// The port that the agent serves on.
     pub agent_port: u16,
-    /// The port that clients connect to.
-    pub port: u16,
-    /// The addresses of the other instances, with which it agrees on the virtual address; none where there is none.
-    pub peers: &'a [IpAddr],
+    /// What the instance is reached by.
+    pub front: &'a Front,
     /// Whether there is a node exporter.
     pub metrics: bool,
 }
@@ -82,14 +97,8 @@ pub fn balancer_rules(firewall: &BalancerFirewall<'_>) -> String {
     let mut out = String::with_capacity(2048);
     out.push_str(HEAD);
     accept(&mut out, "raftsman's operators", firewall.agent_port, sources.operators_from.as_deref());
-    accept(&mut out, "etcd's clients", firewall.port, sources.clients_from.as_deref());
-    if !firewall.peers.is_empty() {
-        out.push_str("        # instances that agree on the virtual address\n");
-    }
-    for peer in firewall.peers {
-        let family = if peer.is_ipv4() { "ip" } else { "ip6" };
-        let _ = writeln!(out, "        {family} saddr {peer} meta l4proto vrrp accept");
-    }
+    accept(&mut out, "etcd's clients", firewall.front.port, sources.clients_from.as_deref());
+    accept_vrrp(&mut out, &firewall.front.peers);
     accept(&mut out, "SSH", SSH_PORT, sources.ssh_from.as_deref());
     if firewall.metrics {
         accept(&mut out, "the node exporter", METRICS_PORT, sources.metrics_from.as_deref());
@@ -114,6 +123,17 @@ table inet raftsman {
         udp sport 67 udp dport 68 accept
         ip6 saddr fe80::/10 udp sport 547 udp dport 546 accept
 ";
+
+/// The rules for the other instances of a balancer with a virtual address.
+fn accept_vrrp(out: &mut String, peers: &[IpAddr]) {
+    if !peers.is_empty() {
+        out.push_str("        # instances that agree on the virtual address\n");
+    }
+    for peer in peers {
+        let family = if peer.is_ipv4() { "ip" } else { "ip6" };
+        let _ = writeln!(out, "        {family} saddr {peer} meta l4proto vrrp accept");
+    }
+}
 
 /// The rules for one port: from everywhere, or from these networks only.
 fn accept(out: &mut String, what: &str, port: u16, from: Option<&[Subnet]>) {
@@ -164,9 +184,9 @@ mod tests {
     #[test]
     fn a_balancer_lets_in_clients_and_its_peers() {
         let sources = FirewallSources { clients_from: Some(subnets(&["10.0.0.0/8"])), ..FirewallSources::default() };
-        let peers = [IpAddr::from([10, 0, 0, 22]), "fd00::22".parse().expect("an address")];
-        let firewall =
-            BalancerFirewall { sources: &sources, agent_port: 2378, port: 2379, peers: &peers, metrics: false };
+        let peers = vec![IpAddr::from([10, 0, 0, 22]), "fd00::22".parse().expect("an address")];
+        let front = Front { port: 2379, peers };
+        let firewall = BalancerFirewall { sources: &sources, agent_port: 2378, front: &front, metrics: false };
         insta::assert_snapshot!("balancer", balancer_rules(&firewall));
     }
 
@@ -181,7 +201,9 @@ mod tests {
             metrics: false,
             etcd_metrics: false,
             balancers: &balancers,
+            front: Some(&Front { port: 12379, peers: Vec::new() }),
         });
+        assert!(rules.contains("ip saddr { 10.9.0.0/16 } tcp dport 12379 accept\n"), "{rules}");
         assert!(rules.contains("ip saddr { 10.0.0.21 } tcp dport 2383 accept\n"), "{rules}");
         assert!(rules.contains("ip saddr { 10.0.0.11, 10.0.0.21, 10.9.0.0/16 } tcp dport 2379 accept\n"), "{rules}");
     }

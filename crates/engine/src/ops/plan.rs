@@ -153,7 +153,7 @@ pub fn plan_of_new(spec: &Spec, context: &Context, only: &[Name], detail: Detail
     let at = Timestamp::now();
     let wanted = desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
     let clusters = wanted.map(|cluster| {
-        let observed = Observed::nothing(cluster.members.iter().map(|member| &member.name), at);
+        let observed = Observed::nothing(cluster, at);
         detailed_plan(cluster, &observed, detail)
     });
     let unmet = needs::of_new(spec, context, &desired, only, at);

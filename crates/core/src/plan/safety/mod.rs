@@ -9,6 +9,7 @@
 mod agents;
 mod auth;
 mod backup;
+mod balancer;
 mod etcd;
 mod machines;
 mod maintenance;
@@ -113,6 +114,7 @@ pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &
         Action::Maintenance(action) => maintenance::judge(&case, action),
         Action::Version(action) => versions::judge(&case, action),
         Action::Backup(action) => backup::judge(&case, action),
+        Action::Balancer(action) => balancer::judge(&case, action),
         Action::Auth(action) => auth::judge(&case, action),
         Action::User(action) => users::judge(&case, action),
         Action::Restore(action) => restore::judge(&case, action),

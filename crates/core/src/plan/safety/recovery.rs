@@ -59,6 +59,7 @@ pub(super) fn meanwhile(case: &Case<'_>, recovery: &Recovery, action: &Action) -
         | Action::Maintenance(_)
         | Action::Version(_)
         | Action::Backup(_)
+        | Action::Balancer(_)
         | Action::Auth(_)
         | Action::User(_)
         | Action::Restore(_)

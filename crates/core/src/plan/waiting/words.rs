@@ -53,6 +53,16 @@ impl Waiting {
             Self::DiskFull { machine, .. } => format!("free space on the disk of `{machine}`"),
             Self::PortTaken { holder, .. } => format!("stop {holder}, or give the member another address"),
             Self::EtcdCrashes { machine, .. } => format!("read etcd's log: `raftsman logs {machine}`"),
+            Self::BalancerUnknown { .. } => "its agent is upgraded first, by this or another `apply`".to_owned(),
+            Self::PackageMissing { machine, package } => {
+                format!("install it on {machine}: `apt-get install {package}`, then apply again")
+            }
+            Self::BalancerStarting { machine, .. } => {
+                format!("if it takes long, read its log: `raftsman logs {machine} --balancer`")
+            }
+            Self::BalancerCrashes { machine, .. } => {
+                format!("read HAProxy's log: `raftsman logs {machine} --balancer`")
+            }
             Self::EtcdStarting { machine, .. } => {
                 format!("if it takes long, read etcd's log: `raftsman logs {machine}`")
             }
@@ -247,6 +257,14 @@ impl fmt::Display for Waiting {
             Self::PortTaken { machine, port, holder } => write!(f, "{machine}: port {port} is held by {holder}"),
             Self::EtcdCrashes { machine, restarts, last_exit } => {
                 write!(f, "{machine}: etcd exited {restarts} times: {last_exit}")
+            }
+            Self::BalancerUnknown { machine } => write!(f, "{machine}: its agent is too old to run a balancer"),
+            Self::PackageMissing { machine, package } => {
+                write!(f, "{machine}: the package `{package}` is not installed")
+            }
+            Self::BalancerStarting { machine, .. } => write!(f, "{machine}: HAProxy is starting"),
+            Self::BalancerCrashes { machine, restarts, last_exit } => {
+                write!(f, "{machine}: HAProxy exited {restarts} times: {last_exit}")
             }
             Self::EtcdStarting { machine, .. } => write!(f, "{machine}: etcd is starting"),
             Self::EtcdSilent { machine, error } => {

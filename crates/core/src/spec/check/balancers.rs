@@ -42,8 +42,8 @@ struct InUse<'s> {
     names: HashMap<Cow<'s, str>, Path>,
     addresses: HashMap<IpAddr, Path>,
     router_ids: HashMap<u8, &'s Name>,
-    /// Listeners on members' own addresses, by cluster and port.
-    ports: HashMap<(&'s Name, u16), &'s Name>,
+    /// Balancers on members' machines, by cluster.
+    beside: HashMap<&'s Name, &'s Name>,
 }
 
 pub(super) fn check(findings: &mut Findings<'_>) {
@@ -51,23 +51,14 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     if spec.balancers.is_empty() {
         return;
     }
-    let before = findings.counts[0];
     let mut taken = of_members(spec);
     for (name, balancer) in &spec.balancers {
         cluster(findings, name, balancer);
         instances(findings, &mut taken, name, balancer);
-        ports(findings, &mut taken, name, balancer);
+        ports(findings, name, balancer);
         virtual_address(findings, &mut taken, name, balancer);
         names(findings, name, balancer);
         limits(findings, name, balancer);
-    }
-    if findings.counts[0] == before {
-        findings.add(
-            Finding::error("balancers-not-yet", Path::of(&["balancers"]), "this version does not run balancers yet")
-                .on_key()
-                .why("the section is read and checked, and nothing would be done about it")
-                .help("remove it, and give clients the addresses of all members"),
-        );
     }
 }
 
@@ -162,7 +153,16 @@ fn instances<'s>(findings: &mut Findings<'s>, taken: &mut InUse<'s>, name: &'s N
     let local = spec.machines.provider == Provider::Local;
     let network = spec.machines.network.as_deref().and_then(|text| Network::parse(text).ok()).filter(|_| local);
     match &balancer.instances {
-        Instances::Beside(_) => {}
+        Instances::Beside(_) => {
+            if let Some(first) = taken.beside.insert(&balancer.etcd, name) {
+                findings.add(
+                    Finding::error("beside-twice", here(), format!("the balancer `{first}` has the members' machines"))
+                        .also(at(first, "instances"), "also beside members")
+                        .why("one HAProxy runs on a machine")
+                        .help("give one of them machines of its own: `instances: 2`"),
+                );
+            }
+        }
         Instances::Count(count) => {
             if name.as_str().len() + 2 > Name::LONGEST {
                 findings.add(
@@ -269,7 +269,7 @@ fn address_once<'s>(findings: &mut Findings<'s>, taken: &mut InUse<'s>, address:
     }
 }
 
-fn ports<'s>(findings: &mut Findings<'s>, taken: &mut InUse<'s>, name: &'s Name, balancer: &'s Balancer) {
+fn ports(findings: &mut Findings<'_>, name: &Name, balancer: &Balancer) {
     let (port, here) = (balancer.port, || at(name, "port"));
     if port < FIRST_PORT {
         findings.add(
@@ -302,14 +302,6 @@ fn ports<'s>(findings: &mut Findings<'s>, taken: &mut InUse<'s>, name: &'s Name,
             Finding::error("port-taken", here(), format!("on members' machines, etcd may listen on port {port}"))
                 .also(at(name, "instances"), "beside members")
                 .help("use another port, such as 12379"),
-        );
-    } else if port != CLIENT_PORT
-        && let Some(first) = taken.ports.insert((&balancer.etcd, port), name)
-    {
-        findings.add(
-            Finding::error("port-twice", here(), format!("the balancer `{first}` listens there on the same machines"))
-                .also(at(first, "port"), "also here")
-                .help("give each of them a port of its own"),
         );
     }
 }

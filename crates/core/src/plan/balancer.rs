@@ -1,0 +1,224 @@
+//! Balancers of the file, their instances and the members that serve → instances to equip, start and reload; members
+//! to drain before they stop serving, and to admit once they serve again.
+
+use super::members::{self, Standing};
+use super::report::Report;
+use super::{Draft, Reason, Step, Waiting, machines};
+use crate::action::{Action, BalancerAction, MachineAction, MemberAction};
+use crate::desired::{Balancer, Instance};
+use crate::observed::{AgentReport, BalancerOnMachine, Observed, PackagedProgram, ServerState, ServiceState};
+use crate::spec::Name;
+
+/// After so many crashes a process is not expected to come up by itself any more.
+const CRASHES: u32 = 5;
+
+/// Brings the machines that balancers have to themselves to where HAProxy can run. What is waited for there is returned:
+/// a machine of a balancer that does not come up delays nothing of etcd.
+pub(super) fn prepare(draft: &mut Draft<'_>) -> Vec<Waiting> {
+    let desired = draft.desired;
+    let own = desired.instances().filter(|(_, instance)| !instance.beside_member);
+    own.filter_map(|(_, instance)| prepare_one(draft, instance)).collect()
+}
+
+fn prepare_one(draft: &mut Draft<'_>, instance: &Instance) -> Option<Waiting> {
+    let name = &instance.name;
+    let report = match machines::reach(draft, name, None, false) {
+        Ok(report) => report,
+        Err(waiting) => return waiting,
+    };
+    if let Some(skewed) = machines::skewed(name, report) {
+        return Some(skewed);
+    }
+    let found = draft.observed.machine(name).map(|machine| machine.address);
+    if let Some(from) = found.filter(|found| *found != instance.address) {
+        let (machine, to) = (name.clone(), instance.address);
+        if !draft.desired.machine(name).is_some_and(|machine| machine.capabilities.moves) {
+            return Some(Waiting::CannotMove { machine, from, to });
+        }
+        draft.steps.push(Step::new(MachineAction::MoveMachine { machine, address: to }, Reason::Moved));
+        return None;
+    }
+    machines::set_up(draft, name, report);
+    None
+}
+
+/// Configures and starts the instances, and has them take up what has changed, one at a time.
+pub(super) fn run(draft: &mut Draft<'_>) -> Report {
+    let (desired, observed) = (draft.desired, draft.observed);
+    let Some(members) = backends(draft) else { return Report::Looked };
+    let mut reloads = Vec::new();
+    for (balancer, instance) in desired.instances() {
+        let Some(report) = reported(observed, &instance.name) else { continue };
+        let machine = instance.name.clone();
+        let Some(seen) = &report.balancer else {
+            draft.wait(Waiting::BalancerUnknown { machine });
+            continue;
+        };
+        if let Some(waiting) = missing(instance, seen) {
+            draft.wait(waiting);
+            continue;
+        }
+        let digest = balancer.haproxy(instance, &desired.backends(&members, &observed.ledger)).digest;
+        let wanted = Wanted { haproxy: &digest, keepalived: instance.keepalived.as_ref().map(|file| &file.digest) };
+        if !wanted.is_written(seen) {
+            let reason = changed(seen, &members);
+            let action = BalancerAction::ConfigureBalancer { machine, members: members.clone(), digest };
+            draft.steps.push(Step::new(action, reason));
+            continue;
+        }
+        if let Some(waiting) = failing(&machine, &seen.haproxy) {
+            draft.wait(waiting);
+        } else if !seen.haproxy.runs() || wanted.keepalived.is_some() && seen.keepalived.is_stopped() {
+            draft.steps.push(Step::new(BalancerAction::StartBalancer { machine }, Reason::NotRunning));
+        } else if !wanted.is_taken_up(seen) {
+            let reason = changed(seen, &members);
+            reloads.push(Step::new(BalancerAction::ReloadBalancer { machine }, reason));
+        }
+    }
+    let surplus = observed.reports().filter(|(name, _)| desired.machine(name).is_some());
+    let surplus = surplus.filter(|(name, _)| desired.instance(name).is_none() && observed.machine(name).is_some());
+    let running = |seen: &BalancerOnMachine| !(seen.haproxy.is_stopped() && seen.keepalived.is_stopped());
+    let stops = surplus.filter(|(_, report)| report.balancer.as_ref().is_some_and(running));
+    let stops = stops.map(|(name, _)| BalancerAction::StopBalancer { machine: name.clone() });
+    // Connections outlive a reload by minutes only: not those of all instances at the same time.
+    let next = reloads.into_iter().chain(stops.map(|action| Step::new(action, Reason::NotInFile))).next();
+    if draft.steps.is_empty() {
+        draft.steps.extend(next);
+    }
+    Report::Looked
+}
+
+/// The report of an instance's machine. Where the provider cannot be asked for the machine, nothing is done to it.
+fn reported<'a>(observed: &'a Observed, machine: &Name) -> Option<&'a AgentReport> {
+    observed.report(machine).filter(|_| observed.machine(machine).is_some())
+}
+
+/// Why an instance is configured otherwise: HAProxy says which members it has.
+fn changed(seen: &BalancerOnMachine, members: &[Name]) -> Reason {
+    let servers = &seen.facts.servers;
+    let same = servers.len() == members.len() && members.iter().all(|name| servers.contains_key(name));
+    match &seen.haproxy.config {
+        None => Reason::Missing,
+        Some(_) if !servers.is_empty() && !same => Reason::OtherMembers,
+        Some(_) => Reason::Changed,
+    }
+}
+
+/// The members that connections are passed to: those of the file that have a vote. A learner answers health checks as
+/// others do, and refuses what clients ask. Nothing while no member can be asked.
+fn backends(draft: &Draft<'_>) -> Option<Vec<Name>> {
+    draft.view.listed?;
+    let votes = |name: &&Name| matches!(draft.standing(name), Standing::Voter(_));
+    let members = draft.desired.members.iter().map(|member| &member.name);
+    Some(members.filter(votes).cloned().collect()).filter(|members: &Vec<Name>| !members.is_empty())
+}
+
+/// The digests of an instance's files.
+struct Wanted<'a> {
+    haproxy: &'a String,
+    keepalived: Option<&'a String>,
+}
+
+impl Wanted<'_> {
+    fn is_written(&self, seen: &BalancerOnMachine) -> bool {
+        let addressed = self.keepalived.is_none_or(|wanted| seen.keepalived.config.as_ref() == Some(wanted));
+        seen.haproxy.config.as_ref() == Some(self.haproxy) && addressed
+    }
+
+    fn is_taken_up(&self, seen: &BalancerOnMachine) -> bool {
+        let addressed = match self.keepalived {
+            Some(wanted) => seen.keepalived.running_config.as_ref() == Some(wanted),
+            None => seen.keepalived.is_stopped(),
+        };
+        seen.haproxy.running_config.as_ref() == Some(self.haproxy) && addressed
+    }
+}
+
+/// Which program is not installed, or cannot listen.
+fn missing(instance: &Instance, seen: &BalancerOnMachine) -> Option<Waiting> {
+    let machine = || instance.name.clone();
+    if seen.haproxy.installed.is_none() {
+        return Some(Waiting::PackageMissing { machine: machine(), package: "haproxy".to_owned() });
+    }
+    if instance.keepalived.is_some() && seen.keepalived.installed.is_none() {
+        return Some(Waiting::PackageMissing { machine: machine(), package: "keepalived".to_owned() });
+    }
+    let taken = seen.haproxy.ports_taken.first()?;
+    Some(Waiting::PortTaken { machine: machine(), port: taken.port, holder: taken.holder.clone() })
+}
+
+/// What is waited for while it restarts by itself.
+fn failing(machine: &Name, haproxy: &PackagedProgram) -> Option<Waiting> {
+    let service = &haproxy.service;
+    let backs_off = service.state == ServiceState::Backoff;
+    let last_exit = service.last_exit.clone().unwrap_or_else(|| "for an unknown reason".to_owned());
+    let (machine, restarts) = (machine.clone(), service.restarts);
+    backs_off.then(|| match restarts >= CRASHES {
+        true => Waiting::BalancerCrashes { machine, restarts, last_exit },
+        false => Waiting::BalancerStarting { machine, error: last_exit },
+    })
+}
+
+/// Before the next step has a member stop serving, instances pass no new connections to it; one that serves again gets
+/// them again. What a client is connected to and what it connects through are not changed in one wave.
+pub(super) fn drain(draft: &mut Draft<'_>) -> Report {
+    let leaving = match draft.steps.as_slice() {
+        [] => None,
+        [step] => match leaving(step) {
+            Some(member) => Some(member),
+            None => return Report::Looked,
+        },
+        _ => return Report::Looked,
+    };
+    let (mut admits, mut drains) = (Vec::new(), Vec::new());
+    for (_, instance, seen) in asked(draft) {
+        for (member, server) in &seen.facts.servers {
+            let (machine, member) = (instance.name.clone(), member.clone());
+            match server.state {
+                ServerState::Draining if leaving.as_ref() != Some(&member) => {
+                    let reason = Reason::ServesAgain { member: member.clone() };
+                    admits.push(Step::new(BalancerAction::AdmitMember { machine, member }, reason));
+                }
+                ServerState::Up if leaving.as_ref() == Some(&member) && seen.facts.can_drain(&member) => {
+                    let reason = Reason::StopsServing { member: member.clone() };
+                    drains.push(Step::new(BalancerAction::DrainMember { machine, member }, reason));
+                }
+                ServerState::Up | ServerState::Draining | ServerState::Down | ServerState::Maintenance => {}
+            }
+        }
+    }
+    let first = if admits.is_empty() { drains } else { admits };
+    if !first.is_empty() {
+        draft.steps = first;
+    }
+    Report::Looked
+}
+
+/// Instances that run and answer.
+fn asked<'a>(draft: &Draft<'a>) -> impl Iterator<Item = (&'a Balancer, &'a Instance, &'a BalancerOnMachine)> {
+    let (desired, observed) = (draft.desired, draft.observed);
+    desired.instances().filter_map(|(balancer, instance)| {
+        let seen = reported(observed, &instance.name)?.balancer.as_ref()?;
+        (seen.haproxy.runs() && seen.problem.is_none()).then_some((balancer, instance, seen))
+    })
+}
+
+/// The member that stops serving by this step, or right after it.
+fn leaving(step: &Step) -> Option<Name> {
+    match (&step.action, &step.reason) {
+        (_, Reason::LeaderGoes { from } | Reason::LeaderRestarts { from }) => Some(from.clone()),
+        (Action::Member(MemberAction::RemoveMember { name, .. }), _) => Name::parse(name).ok(),
+        (action, _) => action.machine().filter(|_| action.disruptive()).cloned(),
+    }
+}
+
+/// Deletes the machines of former instances.
+pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
+    let former = draft.observed.ledger.instances.keys();
+    let former: Vec<Name> = former.filter(|name| draft.desired.machine(name).is_none()).cloned().collect();
+    for name in former {
+        let step = members::discard(draft, &name);
+        draft.steps.extend(step);
+    }
+    Report::Looked
+}

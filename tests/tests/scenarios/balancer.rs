@@ -1,0 +1,272 @@
+//! Balancers in front of a cluster → machines, HAProxy and keepalived, and members drained around every restart.
+//!
+//! The notation is that of the other scenarios: a line with `*` begins a wave.
+
+use std::collections::BTreeSet;
+
+use insta::assert_snapshot;
+use raftsman_core::action::{Action, BalancerAction, EtcdAction};
+use raftsman_core::desired::Cluster;
+use raftsman_core::model::{MachineModel, World};
+use raftsman_core::spec::Name;
+use raftsman_tests::fixtures::{Hidden, Scene, behind, epoch};
+
+const TWO: &str = "instances: [{ name: lb-1, address: 127.0.42.101 }, { name: lb-2, address: 127.0.42.102 }]";
+
+fn cluster(members: usize, further: &[&str]) -> Cluster {
+    behind(&[], members, further, Some(TWO))
+}
+
+fn empty(desired: Cluster) -> Scene {
+    let world = World::empty(&desired, epoch());
+    Scene { desired, world, hidden: BTreeSet::new() }
+}
+
+fn settled(desired: Cluster) -> Scene {
+    let mut scene = empty(desired);
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n"), "{output}");
+    scene
+}
+
+fn machine<'s>(scene: &'s mut Scene, name: &'static str) -> &'s mut MachineModel {
+    scene.world.machines.get_mut(&Name::fixed(name)).expect("a machine")
+}
+
+#[test]
+fn balancers_come_up_behind_their_cluster() {
+    assert_snapshot!(empty(cluster(3, &[])).to_the_end(), @"
+    * make authorities cluster: not there yet; - - -
+      create machine main-1 main-2 main-3 lb-1 lb-2: not there yet; - - -
+    * enroll main-1 main-2 main-3 lb-1 lb-2: new machine; - - -
+    * sign peer cert main-1 main-2 main-3: not there yet; - - -
+      sign server cert main-1 main-2 main-3: not there yet; - - -
+      install etcd main-1 main-2 main-3: not there yet; - - -
+      configure etcd main-1 main-2 main-3: not there yet; - - -
+    * start etcd main-1 main-2 main-3: first start, 3 of 3 together; - - 1
+    * create root cluster: not there yet; 1 1 1
+    * enable auth cluster: auth is off; 1 1 1
+    * configure balancer lb-1 lb-2: not there yet; 1 1 1
+    * start balancer lb-1 lb-2: not running; 1 1 1
+    done
+    ");
+}
+
+#[test]
+fn members_are_drained_around_every_restart() {
+    let mut scene = settled(cluster(3, &[]));
+    scene.desired = cluster(3, &["quota: 4GiB"]);
+    assert_snapshot!(scene.to_the_end(), @"
+    * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
+    * drain lb-1 lb-2: main-2 stops serving next; 1 1 1
+    * restart etcd main-2: the file has changed; 1 0 1
+    * admit lb-1 lb-2: main-2 serves again; 1 1 1
+    * drain lb-1 lb-2: main-3 stops serving next; 1 1 1
+    * restart etcd main-3: the file has changed; 1 0 1
+    * admit lb-1 lb-2: main-3 serves again; 1 1 1
+    * drain lb-1 lb-2: main-1 stops serving next; 1 1 1
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
+    * admit lb-1 lb-2: main-1 serves again; 1 1 1
+    done
+    ");
+}
+
+#[test]
+fn a_balancer_in_front_of_a_cluster_that_runs() {
+    let mut scene = settled(behind(&[], 3, &[], None));
+    scene.desired = cluster(3, &[]);
+    assert_snapshot!(scene.to_the_end(), @"
+    * sign server cert main-1 main-2 main-3: names have changed; 1 1 1
+      configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
+      create machine lb-1 lb-2: not there yet; 1 1 1
+    * enroll lb-1 lb-2: new machine; 1 1 1
+    * restart etcd main-2: the file has changed; 1 0 1
+    * restart etcd main-3: the file has changed; 1 0 1
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
+    * configure balancer lb-1 lb-2: not there yet; 1 1 1
+    * start balancer lb-1 lb-2: not running; 1 1 1
+    done
+    ");
+}
+
+#[test]
+fn a_learner_gets_no_connections_before_it_votes() {
+    let mut scene = settled(cluster(3, &[]));
+    scene.desired = cluster(4, &[]);
+    assert_snapshot!(scene.to_the_end(), @"
+    * create machine main-4: not there yet; 1 1 1
+    * enroll main-4: new machine; 1 1 1
+    * sign peer cert main-4: not there yet; 1 1 1
+      sign server cert main-4: not there yet; 1 1 1
+      install etcd main-4: not there yet; 1 1 1
+      configure etcd main-4: not there yet; 1 1 1
+    * add learner main-4: not there yet; 1 1 1
+    * start etcd main-4: not there yet; 1 1 1
+    * promote main-4: caught up; 1 1 1
+    * configure balancer lb-1 lb-2: the members behind it have changed; 1 1 1
+    * reload balancer lb-1: the members behind it have changed; 1 1 1
+    * reload balancer lb-2: the members behind it have changed; 1 1 1
+    done
+    ");
+}
+
+#[test]
+fn a_member_that_goes_is_drained_first() {
+    let mut scene = settled(cluster(4, &[]));
+    scene.desired = cluster(3, &[]);
+    assert_snapshot!(scene.to_the_end(), @"
+    * drain lb-1 lb-2: main-4 stops serving next; 1 1 1
+    * remove member main-4: not in the file; 1 1 1
+    * stop etcd main-4: not in the file; 1 1 1
+    * delete machine main-4: not in the file; 1 1 1
+    * configure balancer lb-1 lb-2: the members behind it have changed; 1 1 1
+    * reload balancer lb-1: the members behind it have changed; 1 1 1
+    * reload balancer lb-2: the members behind it have changed; 1 1 1
+    done
+    ");
+}
+
+#[test]
+fn a_balancer_that_is_removed_goes_with_its_machines() {
+    let mut scene = settled(cluster(3, &[]));
+    scene.desired = behind(&[], 3, &[], None);
+    assert_snapshot!(scene.to_the_end(), @"
+    * sign server cert main-1 main-2 main-3: names have changed; 1 1 1
+      configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
+    * restart etcd main-2: the file has changed; 1 0 1
+    * restart etcd main-3: the file has changed; 1 0 1
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
+    * delete machine lb-1: not in the file; 1 1 1
+    * delete machine lb-2: not in the file; 1 1 1
+    done
+    ");
+}
+
+#[test]
+fn beside_members_it_is_stopped_where_it_was() {
+    let beside = || behind(&[], 3, &[], Some("instances: members, port: 12379"));
+    let mut scene = empty(beside());
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n") && !output.contains("lb-"), "{output}");
+    scene.desired = behind(&[], 3, &[], None);
+    assert_snapshot!(scene.to_the_end(), @"
+    * sign server cert main-1 main-2 main-3: names have changed; 1 1 1
+      configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
+    * restart etcd main-2: the file has changed; 1 0 1
+    * restart etcd main-3: the file has changed; 1 0 1
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
+    * stop balancer main-1: not in the file; 1 1 1
+    * stop balancer main-2: not in the file; 1 1 1
+    * stop balancer main-3: not in the file; 1 1 1
+    done
+    ");
+}
+
+/// An instance keeps no data: its machine is made anew without a question.
+#[test]
+fn a_lost_instance_is_made_anew() {
+    let mut scene = settled(cluster(3, &[]));
+    *machine(&mut scene, "lb-2") = MachineModel::none();
+    assert_snapshot!(scene.to_the_end(), @"
+    * create machine lb-2: not there yet; 1 1 1
+    * enroll lb-2: new machine; 1 1 1
+    * configure balancer lb-2: not there yet; 1 1 1
+    * start balancer lb-2: not running; 1 1 1
+    done
+    ");
+}
+
+/// What is wrong with a balancer keeps no operator from repairing etcd.
+#[test]
+fn etcd_goes_on_where_a_balancer_cannot_be_reached() {
+    let mut scene = settled(cluster(3, &[]));
+    scene.hidden.insert(("lb-1".to_owned(), Hidden::Agent));
+    scene.desired = cluster(3, &["quota: 4GiB"]);
+    assert_snapshot!(scene.to_the_end(), @"
+    * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
+    * drain lb-2: main-2 stops serving next; 1 1 1
+    * restart etcd main-2: the file has changed; 1 0 1
+    * admit lb-2: main-2 serves again; 1 1 1
+    * drain lb-2: main-3 stops serving next; 1 1 1
+    * restart etcd main-3: the file has changed; 1 0 1
+    * admit lb-2: main-3 serves again; 1 1 1
+    * drain lb-2: main-1 stops serving next; 1 1 1
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
+    * admit lb-2: main-1 serves again; 1 1 1
+    waits: lb-1: the agent does not answer: timed out
+    ");
+}
+
+#[test]
+fn without_its_package_it_waits() {
+    let mut scene = settled(behind(&[], 3, &[], None));
+    scene.desired = cluster(3, &[]);
+    scene.until(|action| matches!(action, Action::Etcd(EtcdAction::RestartEtcd { .. })));
+    for name in ["lb-1", "lb-2"] {
+        machine(&mut scene, name).balancer.installed = name == "lb-2";
+    }
+    assert_snapshot!(scene.to_the_end(), @"
+    * restart etcd main-3: the file has changed; 1 0 1
+    * move leader to main-2: main-1 restarts next; 1 1 1, hand-over
+    * restart etcd main-1: the file has changed; 1 0 1
+    * configure balancer lb-2: not there yet; 1 1 1
+    * start balancer lb-2: not running; 1 1 1
+    blocked: lb-1: the package `haproxy` is not installed
+    ");
+}
+
+/// An apply that was killed between a drain and the restart: the next one admits the member, whatever it does then.
+#[test]
+fn what_was_drained_and_left_is_admitted() {
+    let mut scene = settled(cluster(3, &[]));
+    let before = scene.desired.clone();
+    scene.desired = cluster(3, &["quota: 4GiB"]);
+    scene.until(|action| matches!(action, Action::Balancer(BalancerAction::DrainMember { .. })));
+    scene.desired = before;
+    assert_snapshot!(scene.to_the_end(), @"
+    * configure etcd main-1 main-2 main-3: the file has changed; 1 1 1
+    * admit lb-1 lb-2: main-2 serves again; 1 1 1
+    done
+    ");
+}
+
+/// Where HAProxy finds no other member healthy, etcd's own safety decides.
+#[test]
+fn the_last_member_of_an_instance_is_not_drained() {
+    let mut scene = settled(cluster(1, &[]));
+    scene.desired = cluster(1, &["log_level: warn"]);
+    assert_snapshot!(scene.to_the_end(), @"
+    * configure etcd main-1: the file has changed; 0 0 0
+    blocked: main-1: restart etcd would lose quorum: 1 of 1 members are healthy
+    ");
+}
+
+#[test]
+fn instances_share_an_address() {
+    let machines = ["provider: incus", "image: a", "subnet: 10.78.0.0/24", "incus: { network: raft, pool: default }"];
+    let two = "instances: 2, virtual_address: 10.78.0.100";
+    let mut scene = settled(behind(&machines, 3, &[], Some(two)));
+    scene.desired = behind(&machines, 3, &[], Some("instances: 2, virtual_address: 10.78.0.99"));
+    let other = scene.to_the_end();
+    scene.desired = behind(&machines, 3, &[], Some("instances: 2"));
+    assert_snapshot!(format!("another address\n{other}none\n{}", scene.to_the_end()), @"
+    another address
+    * sign server cert main-1 main-2 main-3: names have changed; 1 1 1
+    * configure balancer front-1 front-2: the file has changed; 1 1 1
+    * reload balancer front-1: the file has changed; 1 1 1
+    * reload balancer front-2: the file has changed; 1 1 1
+    done
+    none
+    * sign server cert main-1 main-2 main-3: names have changed; 1 1 1
+      set firewall front-1 front-2: the file has changed; 1 1 1
+    * configure balancer front-1 front-2: the file has changed; 1 1 1
+    * reload balancer front-1: the file has changed; 1 1 1
+    * reload balancer front-2: the file has changed; 1 1 1
+    done
+    ");
+}
