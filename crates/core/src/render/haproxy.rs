@@ -133,6 +133,53 @@ backend {BACKEND}
     out
 }
 
+/// The number of the first line that is none of [`config`]'s. HAProxy's own language starts programs, opens sockets and
+/// loads scripts: an agent takes only what raftsman writes, whoever sends it.
+pub fn foreign_line(text: &str) -> Option<usize> {
+    text.lines().position(|line| !is_ours(line)).map(|index| index + 1)
+}
+
+fn is_ours(line: &str) -> bool {
+    let plain = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\' | '$') || c == ' ';
+    if line.trim_start().starts_with('#') {
+        return true;
+    }
+    let number = |word: &str| word.trim_end_matches(['m', 's', 'h', 'd']).parse::<u64>().is_ok();
+    let address = |word: &str| word.parse::<SocketAddr>().is_ok();
+    let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
+    line.chars().all(plain)
+        && match words.as_slice() {
+            []
+            | ["global" | "defaults"]
+            | ["frontend", "clients"]
+            | ["backend" | "default_backend", BACKEND | FALLBACK]
+            | ["log", "global"]
+            | ["log", "stdout", "format", "raw", "local0"]
+            | ["mode", "tcp"]
+            | ["balance", "leastconn"]
+            | ["option", "tcplog" | "dontlog-normal" | "clitcpka" | "srvtcpka" | "httpchk"]
+            | ["http-check", "send" | "expect", ..]
+            | ["use_backend", FALLBACK, "if", "{", _, "eq", "0", "}"] => true,
+            ["maxconn" | "retries" | "hard-stop-after", value]
+            | ["option", "redispatch", value]
+            | ["stats", "timeout", value]
+            | ["timeout", _, value] => number(value),
+            [key, value] if key.starts_with("clitcpka-") || key.starts_with("srvtcpka-") => number(value),
+            ["stats", "socket", path, "mode", "600", "level", "admin", "expose-fd", "listeners"] => {
+                path.strip_prefix("{root}/") == Some(SOCKET)
+            }
+            ["bind", at, "tcp-ut", time] | ["bind", at, "tcp-ut", time, "transparent"] => address(at) && number(time),
+            ["default-server", rest @ ..] => rest.iter().all(|word| {
+                number(word)
+                    || ["check", "inter", "fall", "rise", "on-marked-down", "shutdown-sessions", "tcp-ut"]
+                        .contains(word)
+            }),
+            ["server", name, at] => Name::parse(name).is_ok() && address(at),
+            ["server", name, at, "port", port] => Name::parse(name).is_ok() && address(at) && number(port),
+            _ => false,
+        }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,7 +206,35 @@ mod tests {
             connect_ms: 1000,
             idle_ms: 86_400_000,
         });
+        assert_eq!(foreign_line(&text), None);
         insta::assert_snapshot!("haproxy", text);
+    }
+
+    #[test]
+    fn what_runs_programs_or_opens_sockets_is_not_ours() {
+        for line in [
+            "program x",
+            "    command /bin/sh -c id",
+            "    external-check command /tmp/x",
+            "    option external-check",
+            "    insecure-fork-wanted",
+            "    lua-load /tmp/x.lua",
+            "    stats socket ipv4@0.0.0.0:9999 level admin",
+            "    stats socket {root}/../../tmp/x mode 600 level admin expose-fd listeners",
+            "    stats socket /tmp/x mode 600 level admin expose-fd listeners",
+            "    bind /tmp/x tcp-ut 30s",
+            "    bind 10.0.0.1:1 ssl crt /etc/x",
+            "    server a unix@/run/dbus tcp-ut",
+            "    server a 10.0.0.1:2379 agent-check",
+            "    log /dev/log local0",
+            "    setenv A b",
+            "    user root",
+            "\tprogram x",
+            "    maxconn 1\rprogram x",
+            "    balance \"leastconn\"",
+        ] {
+            assert_eq!(foreign_line(&format!("global\n{line}\n")), Some(2), "{line}");
+        }
     }
 
     #[test]
@@ -176,6 +251,7 @@ mod tests {
             connect_ms: 1000,
             idle_ms: 1000,
         });
+        assert_eq!(foreign_line(&text), None);
         assert!(text.contains("    bind [fd00::99]:2379 tcp-ut 30s transparent\n"), "{text}");
         assert!(text.contains("    server etcd-1 [fd00::11]:2379 port 2383\n"), "{text}");
     }

@@ -70,6 +70,34 @@ vrrp_instance {balancer} {{
     )
 }
 
+/// The number of the first line that is none of [`config`]'s. keepalived runs as root, and its own language runs scripts:
+/// an agent takes only what raftsman writes, whoever sends it.
+pub fn foreign_line(text: &str) -> Option<usize> {
+    text.lines().position(|line| !is_ours(line)).map(|index| index + 1)
+}
+
+fn is_ours(line: &str) -> bool {
+    let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
+    let number = |word: &str| word.parse::<u8>().is_ok();
+    let address = |word: &str| word.parse::<IpAddr>().is_ok();
+    let interface = |word: &str| word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
+    match words.as_slice() {
+        []
+        | ["#", ..]
+        | ["}"]
+        | ["global_defs" | "unicast_peer" | "virtual_ipaddress", "{"]
+        | ["vrrp_version", "3"]
+        | ["state", "BACKUP"]
+        | ["nopreempt"] => true,
+        ["router_id", name] | ["vrrp_instance", name, "{"] => Name::parse(name).is_ok(),
+        ["interface", name] => *name == INTERFACE || interface(name),
+        ["virtual_router_id" | "priority" | "advert_int", value] => number(value),
+        ["unicast_src_ip", own] => address(own),
+        [one] => one.split_once('/').map_or_else(|| address(one), |(at, prefix)| address(at) && number(prefix)),
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,6 +114,25 @@ mod tests {
             peers: &[IpAddr::from([10, 0, 0, 22]), IpAddr::from([10, 0, 0, 23])],
             virtual_address: IpAddr::from([10, 0, 0, 100]),
         });
+        assert_eq!(foreign_line(&text), None);
         insta::assert_snapshot!("keepalived", text);
+    }
+
+    #[test]
+    fn what_runs_programs_is_not_ours() {
+        for line in [
+            "    notify /tmp/x",
+            "vrrp_script x {",
+            "    script /tmp/x",
+            "include /tmp/x",
+            "    interface eth0 dev",
+            "$A=1",
+            "    10.0.0.1/24 dev eth0",
+            "static_ipaddress {",
+            "\tnotify /tmp/x",
+            "@^x notify /tmp/x",
+        ] {
+            assert_eq!(foreign_line(&format!("global_defs {{\n{line}\n")), Some(2), "{line}");
+        }
     }
 }
