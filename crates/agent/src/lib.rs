@@ -37,6 +37,7 @@ use crate::supervisor::{Supervisor, pins, ports};
 pub mod access;
 pub mod background;
 pub mod backup;
+pub mod balancer;
 pub mod etcd;
 pub mod files;
 pub mod machine;

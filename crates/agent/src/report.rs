@@ -1,12 +1,15 @@
-//! the state of the machine → the report. Reads only, and waits for nothing.
+//! the state of the machine → the report. Reads only, on a thread that may block; the only wait is one of a second at most
+//! for HAProxy.
 
 use jiff::Timestamp;
 use raftsman_api::v1;
+use tokio::runtime::Handle;
 
 use crate::Agent;
 use crate::access::certs::{CertsError, Store};
+use crate::balancer;
 use crate::etcd::db;
-use crate::etcd::prestart::Trust;
+use crate::etcd::prestart::{Started, Trust};
 use crate::etcd::wal::{self, Data, End};
 use crate::files::FileError;
 use crate::machine::delivery;
@@ -15,7 +18,7 @@ use crate::machine::firewall;
 use crate::machine::upgrade::UpgradeError;
 use crate::supervisor::launch::Launcher;
 use crate::supervisor::ports;
-use crate::supervisor::program::{Own, Program};
+use crate::supervisor::program::{Own, Program, Source};
 use crate::supervisor::service::{State, View};
 use crate::supervisor::{binaries, config};
 
@@ -42,6 +45,11 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         Launcher::Child => Default::default(),
     };
     let (etcd, program) = etcd_report(agent, into_data)?;
+    let mut programs = vec![program];
+    for program in [Program::Haproxy, Program::Keepalived] {
+        programs.push(program_report(agent, program)?.0);
+    }
+    let balances = matches!(agent.supervisor.of(Program::Haproxy).view().state, State::Running(_));
     Ok(v1::ReportReply {
         fleet_id: boot.fleet_id,
         machine: boot.machine,
@@ -57,7 +65,8 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         backups: agent.backup_scheduler.report(&agent.root),
         access_digest: agent.claim.access_digest().unwrap_or_default(),
         agent_program: Some(agent.upgrade.report(&agent.root)),
-        programs: vec![program],
+        programs,
+        balancer: balances.then(|| balancer::report(&agent.root)),
     })
 }
 
@@ -88,12 +97,19 @@ fn program_report(agent: &Agent, program: Program) -> Result<(v1::ProgramReport,
         State::Running(pid) => (v1::ServiceState::Running, *pid),
         State::Backoff => (v1::ServiceState::Backoff, 0),
     };
-    let installed = binaries::installed(root, program).into_iter();
+    let (installed, current) = match program.source() {
+        Source::Pinned(binary) => (binaries::installed(root, binary), binaries::current(root, program)),
+        Source::Package(package) => {
+            let version = Handle::current().block_on(package.version(agent.launcher.unprivileged()));
+            (version.iter().map(|version| (version.clone(), String::new())).collect(), version)
+        }
+    };
+    let installed = installed.into_iter();
     let ports_taken = ports_taken.into_iter();
     let report = v1::ProgramReport {
         program: wire(program).into(),
         installed: installed.map(|(version, sha256)| v1::InstalledVersion { version, sha256 }).collect(),
-        current_version: binaries::current(root, program).unwrap_or_default(),
+        current_version: current.unwrap_or_default(),
         config_digest,
         running_config_digest: if runs { record.config_digest.clone() } else { String::new() },
         running_version: if runs { record.version.clone() } else { String::new() },
@@ -116,6 +132,8 @@ fn program_report(agent: &Agent, program: Program) -> Result<(v1::ProgramReport,
 fn wire(program: Program) -> v1::Program {
     match program {
         Program::Etcd => v1::Program::Etcd,
+        Program::Haproxy => v1::Program::Haproxy,
+        Program::Keepalived => v1::Program::Keepalived,
     }
 }
 
@@ -126,7 +144,11 @@ fn etcd_report(agent: &Agent, into_data: bool) -> Result<(v1::EtcdReport, v1::Pr
         certificates.extend(Store::new(dir).describe(purpose, "")?);
     }
     let (program, view, config) = program_report(agent, Program::Etcd)?;
-    let View { own: Own::Etcd(started), state, .. } = view;
+    let View { own, state, .. } = view;
+    let started = match own {
+        Own::Etcd(started) => started,
+        Own::Package(_) => Started::default(),
+    };
     let runs = matches!(state, State::Running(_));
     let data = data(agent, !runs || into_data);
     let report = v1::EtcdReport {

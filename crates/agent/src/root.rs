@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::files::{self, FileError};
-use crate::supervisor::program::Program;
+use crate::supervisor::program::{Program, Source};
 
 /// Where an image carries binaries, beside the agent's own (tools/image-tree).
 const IMAGE_ARTIFACTS: &str = "/usr/local/lib/raftsman/artifacts";
@@ -23,7 +23,11 @@ impl Root {
     pub fn prepare(&self) -> Result<(), FileError> {
         let programs = Program::ALL.into_iter().flat_map(|program| {
             let files = program.files(self);
-            [files.dir().to_path_buf(), files.versions()].map(|dir| (dir, files::DIR_FOR_PROGRAM))
+            let versions = match program.source() {
+                Source::Pinned(_) => Some(files.versions()),
+                Source::Package(_) => None,
+            };
+            std::iter::once(files.dir().to_path_buf()).chain(versions).map(|dir| (dir, files::DIR_FOR_PROGRAM))
         });
         let own = [self.0.join("agent"), self.agent_tls()].map(|dir| (dir, 0o700));
         for (dir, mode) in own.into_iter().chain(programs).chain([(self.etcd().join("tls"), files::DIR_FOR_PROGRAM)]) {
@@ -32,7 +36,8 @@ impl Root {
             }
         }
         // Leftovers of a killed agent; etcd handles its own data.
-        for dir in [self.0.join("agent"), self.etcd()] {
+        let programs = Program::ALL.map(|program| program.files(self).dir().to_path_buf());
+        for dir in programs.into_iter().chain([self.0.join("agent")]) {
             files::remove_unfinished(&dir, &self.data())?;
         }
         Ok(())

@@ -7,6 +7,7 @@ use crate::access::certs::CertsError;
 use crate::access::claim::ClaimError;
 use crate::access::fence::FenceError;
 use crate::backup::BackupError;
+use crate::balancer::haproxy::AdminError;
 use crate::etcd::data::DataError;
 use crate::etcd::handshake::HandshakeError;
 use crate::etcd::prestart::PrestartError;
@@ -21,6 +22,7 @@ use crate::machine::upgrade::UpgradeError;
 use crate::report::ReportError;
 use crate::supervisor::binaries::BinaryError;
 use crate::supervisor::config::ConfigError;
+use crate::supervisor::launch::LaunchError;
 use crate::supervisor::service::ServiceError;
 
 /// An error with the status code that it means to the caller.
@@ -156,6 +158,7 @@ impl Coded for ConfigError {
     fn code(&self) -> Code {
         match self {
             Self::OtherConfig { .. } => Code::InvalidArgument,
+            Self::NoInterface(_) => Code::FailedPrecondition,
             Self::File(error) => error.code(),
         }
     }
@@ -186,6 +189,8 @@ impl Coded for ServiceError {
         match self {
             Self::NotInstalled { .. }
             | Self::NotConfigured(_)
+            | Self::NoPackage { .. }
+            | Self::NotRunning(_)
             | Self::PortTaken { .. }
             | Self::DiskFull { .. }
             | Self::NotStopped(_)
@@ -195,7 +200,32 @@ impl Coded for ServiceError {
             Self::Data(error) => error.code(),
             Self::File(error) => error.code(),
             Self::Closed => Code::Unavailable,
-            Self::Launch(_) | Self::Process { .. } | Self::Immortal { .. } | Self::Malformed(_) => Code::Internal,
+            Self::Launch(error) => error.code(),
+            Self::Process { .. } | Self::Immortal { .. } | Self::Malformed(_) => Code::Internal,
+        }
+    }
+}
+
+impl Coded for LaunchError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NeedsSystemd(_) | Self::Needs { .. } | Self::ConfigRefused { .. } | Self::NoReload(_) => {
+                Code::FailedPrecondition
+            }
+            Self::Spawn { .. } | Self::NotReloaded { .. } | Self::Systemd(_) | Self::Binary(_) | Self::File(_) => {
+                Code::Internal
+            }
+        }
+    }
+}
+
+impl Coded for AdminError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NoServer(_) => Code::NotFound,
+            Self::LastServer(_) => Code::FailedPrecondition,
+            Self::Unreachable { .. } | Self::Silent => Code::Unavailable,
+            Self::Report(_) | Self::Refused { .. } => Code::Internal,
         }
     }
 }

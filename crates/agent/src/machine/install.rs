@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use raftsman_core::boot::Boot;
-use raftsman_core::render::systemd::{AGENT_PROGRAM, ROOT, agent_unit, etcd_unit};
+use raftsman_core::render::systemd::{AGENT_PROGRAM, ROOT, agent_unit, etcd_unit, haproxy_unit, keepalived_unit};
 use tokio::process::Command;
 
 use crate::files::{self, FileError};
@@ -17,7 +17,8 @@ use crate::machine::boot::{self, BootError};
 use crate::machine::metrics;
 use crate::machine::upgrade;
 use crate::root::Root;
-use crate::supervisor::systemd::{self, AGENT_UNIT, ETCD_UNIT, ETCD_USER, Owner, Systemd, SystemdError};
+use crate::supervisor::program::Program;
+use crate::supervisor::systemd::{self, AGENT_UNIT, ETCD_USER, Owner, Systemd, SystemdError};
 
 const UNITS: &str = "/etc/systemd/system";
 const LEAVE_UNIT: &str = "raftsman-leave.service";
@@ -82,15 +83,15 @@ pub async fn install(given: &str) -> Result<(), InstallError> {
     fit()?;
     let boot: Boot = serde_json::from_str(given).map_err(InstallError::Given)?;
     let claimed = check(&boot)?;
-    let owner = etcd_user().await?;
-    lay_out(owner)?;
+    lay_out().await?;
     if !claimed {
         let text = serde_json::to_vec_pretty(&boot).map_err(InstallError::Given)?;
         files::write(&Path::new(ROOT).join("agent/boot.json"), &text, 0o600)?;
     }
     put_program()?;
-    for (name, text) in [(AGENT_UNIT, agent_unit()), (ETCD_UNIT, etcd_unit())] {
-        files::write(&unit_file(name), text.as_bytes(), 0o644)?;
+    files::write(&unit_file(AGENT_UNIT), agent_unit().as_bytes(), 0o644)?;
+    for program in Program::ALL {
+        files::write(&unit_file(program.unit()), unit_of(program).as_bytes(), 0o644)?;
     }
     let systemd = Systemd::connect().await?;
     systemd.reload().await?;
@@ -103,7 +104,7 @@ pub async fn install(given: &str) -> Result<(), InstallError> {
     Ok(())
 }
 
-/// Removes all that [`install`] and the agent made: etcd with its data, units, user, files. An agent that `leaves` has
+/// Removes all that [`install`] and the agent made: programs with their data, units, users, files. An agent that `leaves` has
 /// stopped etcd and is removed last: once it does not serve any more, nothing is left. Any other agent would start etcd
 /// again, so it is removed first.
 pub async fn uninstall(fleet: Option<&str>, leaves: bool) -> Result<(), InstallError> {
@@ -123,12 +124,14 @@ pub async fn uninstall(fleet: Option<&str>, leaves: bool) -> Result<(), InstallE
         if !leaves {
             bus.stop(AGENT_UNIT).await?;
         }
-        bus.stop(ETCD_UNIT).await?;
+        for program in Program::ALL.into_iter().rev() {
+            bus.stop(program.unit()).await?;
+        }
     }
     remove_root(Path::new(ROOT))?;
     // Not before: without its root the agent writes no more metrics.
     files::remove(&metrics::path())?;
-    for unit in [AGENT_UNIT, ETCD_UNIT] {
+    for unit in units() {
         files::remove(&unit_file(unit))?;
     }
     let program = Path::new(AGENT_PROGRAM);
@@ -136,10 +139,15 @@ pub async fn uninstall(fleet: Option<&str>, leaves: bool) -> Result<(), InstallE
     // Only an empty directory: files that are not raftsman's stay.
     let _ = program.parent().map(fs::remove_dir);
     let Some(bus) = bus else { return Ok(()) };
-    run("userdel", &[ETCD_USER]).await?;
+    // etcd's last: without it, a removal that was interrupted would be taken for complete.
+    for user in Program::ALL.into_iter().rev().filter_map(Program::user) {
+        if systemd::owner(user)?.is_some() {
+            run("userdel", &[user]).await?;
+        }
+    }
     bus.reload().await?;
     bus.stop(AGENT_UNIT).await?;
-    for unit in [AGENT_UNIT, ETCD_UNIT] {
+    for unit in units() {
         bus.forget_failure(unit).await;
     }
     Ok(())
@@ -183,32 +191,43 @@ fn foreign(found: Boot) -> InstallError {
     InstallError::Foreign { fleet: found.fleet, id: found.fleet_id, machine: found.machine }
 }
 
-async fn etcd_user() -> Result<Owner, InstallError> {
-    if systemd::owner(ETCD_USER)?.is_none() {
-        let home = format!("{ROOT}/etcd");
-        let arguments = [
-            "--system",
-            "--user-group",
-            "--no-create-home",
-            "--home-dir",
-            &home,
-            "--shell",
-            "/usr/sbin/nologin",
-            ETCD_USER,
-        ];
-        run("useradd", &arguments).await?;
+fn unit_of(program: Program) -> String {
+    match program {
+        Program::Etcd => etcd_unit(),
+        Program::Haproxy => haproxy_unit(),
+        Program::Keepalived => keepalived_unit(),
     }
-    Ok(systemd::user(ETCD_USER)?)
 }
 
-fn lay_out(owner: Owner) -> Result<(), InstallError> {
-    let root = Path::new(ROOT);
-    // etcd's user traverses it; the directories in it have modes of their own.
-    files::make_dir(root, 0o711)?;
-    files::make_dir(&root.join("agent"), 0o700)?;
-    let etcd = root.join("etcd");
-    files::make_dir(&etcd, files::DIR_FOR_PROGRAM)?;
-    std::os::unix::fs::chown(&etcd, None, Some(owner.group)).map_err(FileError::of("change the group of", &etcd))?;
+fn units() -> impl Iterator<Item = &'static str> {
+    std::iter::once(AGENT_UNIT).chain(Program::ALL.map(Program::unit))
+}
+
+/// A program's user, with the program's directory as its home.
+async fn add_user(user: &'static str, home: &Path) -> Result<Owner, InstallError> {
+    if systemd::owner(user)?.is_none() {
+        let home = home.display().to_string();
+        let arguments =
+            ["--system", "--user-group", "--no-create-home", "--home-dir", &home, "--shell", "/usr/sbin/nologin", user];
+        run("useradd", &arguments).await?;
+    }
+    Ok(systemd::user(user)?)
+}
+
+/// Makes the directories, and the users that programs run as. They traverse the root; the directories in it have modes of
+/// their own.
+async fn lay_out() -> Result<(), InstallError> {
+    let path = Path::new(ROOT);
+    files::make_dir(path, 0o711)?;
+    files::make_dir(&path.join("agent"), 0o700)?;
+    let root = Root::open(path)?;
+    for program in Program::ALL {
+        let Some(user) = program.user() else { continue };
+        let dir = program.files(&root).dir().to_path_buf();
+        let owner = add_user(user, &dir).await?;
+        files::make_dir(&dir, files::DIR_FOR_PROGRAM)?;
+        std::os::unix::fs::chown(&dir, None, Some(owner.group)).map_err(FileError::of("change the group of", &dir))?;
+    }
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! the machine → its boot data, disk, firewall, delivered files, metrics; the agent installed on it, upgraded or removed.
 
+pub mod addresses;
 pub mod boot;
 pub mod delivery;
 pub mod disk;

@@ -574,7 +574,7 @@ impl AgentService for Server {
         finish(tokio::spawn(async move {
             let _turn = turn;
             // Before anything is removed: an agent that is leaving does not start them again.
-            for program in Program::ALL {
+            for program in Program::ALL.into_iter().rev() {
                 supervisor.of(program).stop(grace(0), None).await?;
             }
             tracing::info!("leaves this machine");
@@ -632,7 +632,7 @@ impl AgentService for Server {
     ) -> Result<Response<v1::StartProgramReply>, Status> {
         let turn = self.admit(&request).await?;
         let v1::StartProgramRequest { program, version, expected } = request.into_inner();
-        let expected = programs::start_expected(programs::named(program)?, expected)?;
+        let expected = programs::start_expected(programs::named(program)?, &version, expected)?;
         let pid = self.start(turn, version, expected).await?;
         Ok(Response::new(v1::StartProgramReply { pid }))
     }
@@ -643,9 +643,25 @@ impl AgentService for Server {
     ) -> Result<Response<v1::RestartProgramReply>, Status> {
         let turn = self.admit(&request).await?;
         let v1::RestartProgramRequest { program, version, expected, grace_seconds } = request.into_inner();
-        let expected = programs::restart_expected(programs::named(program)?, expected)?;
+        let expected = programs::restart_expected(programs::named(program)?, &version, expected)?;
         let pid = self.restart(turn, version, expected, grace(grace_seconds)).await?;
         Ok(Response::new(v1::RestartProgramReply { pid }))
+    }
+
+    async fn reload_program(
+        &self,
+        request: Request<v1::ReloadProgramRequest>,
+    ) -> Result<Response<v1::ReloadProgramReply>, Status> {
+        let turn = self.admit(&request).await?;
+        self.reload(turn, programs::named(request.into_inner().program)?).await?;
+        Ok(Response::new(v1::ReloadProgramReply {}))
+    }
+
+    async fn set_server(&self, request: Request<v1::SetServerRequest>) -> Result<Response<v1::SetServerReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let (member, admin) = programs::server(&request.into_inner())?;
+        self.set_balanced(turn, member, admin).await?;
+        Ok(Response::new(v1::SetServerReply {}))
     }
 
     async fn stop_program(

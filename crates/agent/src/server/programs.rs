@@ -4,16 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raftsman_api::v1;
+use raftsman_core::spec::Name;
 use tokio::task::spawn_blocking;
 use tonic::{Status, Streaming};
 
+use crate::balancer::haproxy::{self, Admin};
 use crate::etcd::prestart;
 use crate::server::{Server, Turn, finish, next, second_head};
 use crate::status::Coded;
 use crate::supervisor::binaries::{self, Binary, BinaryError, Download, Wanted};
 use crate::supervisor::config::{self, ConfigError};
 use crate::supervisor::pins;
-use crate::supervisor::program::{Expected, Program};
+use crate::supervisor::program::{Expected, Program, Source};
+use crate::supervisor::service::{ServiceError, State};
 
 const USUAL_GRACE: u32 = 10;
 const LONGEST_GRACE: u32 = 600;
@@ -80,7 +83,7 @@ impl Server {
         digest: String,
     ) -> Result<(), Status> {
         self.change(turn, move |agent| {
-            config::write(&agent.root, program, &config, &digest)?;
+            config::write(&agent.root, program, agent.claim.boot().address, &config, &digest)?;
             tracing::info!(digest, "{program} configured");
             Ok::<_, ConfigError>(())
         })
@@ -114,6 +117,31 @@ impl Server {
         Ok(restarted.await?.into_inner())
     }
 
+    /// Has a program take up its configuration file.
+    pub(super) async fn reload(&self, turn: Turn, program: Program) -> Result<(), Status> {
+        let service = self.agent.supervisor.of(program).clone();
+        let reloaded = finish(tokio::spawn(async move {
+            let _turn = turn;
+            service.reload().await
+        }));
+        reloaded.await.map(drop)
+    }
+
+    /// Drains a member at HAProxy, or lets it have connections again.
+    pub(super) async fn set_balanced(&self, turn: Turn, member: Name, admin: Admin) -> Result<(), Status> {
+        if !matches!(self.agent.supervisor.of(Program::Haproxy).view().state, State::Running(_)) {
+            return Err(ServiceError::NotRunning(Program::Haproxy).status());
+        }
+        let root = self.agent.root.clone();
+        let set = finish(tokio::spawn(async move {
+            let _turn = turn;
+            haproxy::set_server(&root, &member, admin).await?;
+            tracing::info!(%member, ?admin, "set at HAProxy");
+            Ok::<_, haproxy::AdminError>(())
+        }));
+        set.await.map(drop)
+    }
+
     /// Stops a program; permanently, or for this many seconds.
     pub(super) async fn stop(
         &self,
@@ -138,9 +166,12 @@ impl Server {
 pub(super) fn named(number: i32) -> Result<Program, Status> {
     match v1::Program::try_from(number) {
         Ok(v1::Program::Etcd) => Ok(Program::Etcd),
-        Ok(v1::Program::Unspecified) => Err(Status::invalid_argument("say which program: etcd")),
+        Ok(v1::Program::Haproxy) => Ok(Program::Haproxy),
+        Ok(v1::Program::Keepalived) => Ok(Program::Keepalived),
+        Ok(v1::Program::Unspecified) => Err(Status::invalid_argument("say which program: etcd, HAProxy or keepalived")),
         Err(_) => Err(Status::invalid_argument(format!(
-            "this agent does not know the program {number}: a newer agent may; this one supervises etcd"
+            "this agent does not know the program {number}: a newer agent may; this one supervises etcd, HAProxy and \
+             keepalived"
         ))),
     }
 }
@@ -148,9 +179,15 @@ pub(super) fn named(number: i32) -> Result<Program, Status> {
 /// What a call wants installed.
 pub(super) fn wanted(head: &v1::InstallProgramHead) -> Result<Wanted, Status> {
     let program = named(head.program)?;
-    let binary = match head.binary.as_str() {
-        "" => program.binary(),
-        name => Binary::new(name).map_err(|error| error.status())?,
+    let binary = match (program.source(), head.binary.as_str()) {
+        (Source::Package(package), _) => {
+            return Err(Status::failed_precondition(format!(
+                "{program} is not installed by a call, but from Debian's package: `apt install {}`",
+                package.name
+            )));
+        }
+        (Source::Pinned(binary), "") => binary,
+        (Source::Pinned(_), name) => Binary::new(name).map_err(|error| error.status())?,
     };
     if binary.program() != program {
         return Err(Status::invalid_argument(format!("{binary} is not a binary of {program}")));
@@ -177,21 +214,49 @@ pub(super) fn etcd_expected(expected: v1::EtcdExpected) -> Result<Expected, Stat
     Ok(Expected::Etcd(expected))
 }
 
+/// What a call wants of a member at HAProxy. The name becomes part of a command, so it must contain nothing else.
+pub(super) fn server(request: &v1::SetServerRequest) -> Result<(Name, Admin), Status> {
+    let wrong = |error| Status::invalid_argument(format!("`{}` is not a member's name: {error}", request.member));
+    let member = Name::parse(&request.member).map_err(wrong)?;
+    match request.admin() {
+        v1::ServerAdmin::Ready => Ok((member, Admin::Ready)),
+        v1::ServerAdmin::Drain => Ok((member, Admin::Drain)),
+        v1::ServerAdmin::Unspecified => {
+            Err(Status::invalid_argument(format!("say what `{member}` should be: ready or drain")))
+        }
+    }
+}
+
+/// What a start of a Debian package's program expects: nothing. It has one version and no data.
+fn package_expected(expected: Expected, version: &str, says_data: bool) -> Result<Expected, Status> {
+    if version.is_empty() && !says_data {
+        return Ok(expected);
+    }
+    let program = expected.program();
+    Err(Status::invalid_argument(format!(
+        "{program} comes from Debian's package and has no data: send neither a version nor what is expected"
+    )))
+}
+
 /// What a start that names a program expects of its data.
 pub(super) fn start_expected(
     program: Program,
+    version: &str,
     expected: Option<v1::start_program_request::Expected>,
 ) -> Result<Expected, Status> {
     use v1::start_program_request::Expected as Wire;
     match (program, expected) {
         (Program::Etcd, Some(Wire::Etcd(expected))) => etcd_expected(expected),
         (Program::Etcd, None) => Err(Status::invalid_argument("say what data of etcd is expected: empty or present")),
+        (Program::Haproxy, expected) => package_expected(Expected::Haproxy, version, expected.is_some()),
+        (Program::Keepalived, expected) => package_expected(Expected::Keepalived, version, expected.is_some()),
     }
 }
 
 /// What a restart that names a program expects of its data: that it continues as it was.
 pub(super) fn restart_expected(
     program: Program,
+    version: &str,
     expected: Option<v1::restart_program_request::Expected>,
 ) -> Result<Expected, Status> {
     use v1::restart_program_request::Expected as Wire;
@@ -204,6 +269,8 @@ pub(super) fn restart_expected(
         (Program::Etcd, _) => {
             Err(Status::invalid_argument("etcd is restarted on data that is there, with the other members: say so"))
         }
+        (Program::Haproxy, expected) => package_expected(Expected::Haproxy, version, expected.is_some()),
+        (Program::Keepalived, expected) => package_expected(Expected::Keepalived, version, expected.is_some()),
     }
 }
 

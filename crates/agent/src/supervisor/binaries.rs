@@ -317,16 +317,16 @@ pub fn clean(root: &Root, program: Program) {
     }
 }
 
-/// The versions of a program that are installed, with the digests of the binary that is started.
-pub fn installed(root: &Root, program: Program) -> Vec<(String, String)> {
-    let entries = fs::read_dir(program.files(root).versions()).into_iter().flatten().flatten();
+/// The versions of a binary that are installed, with their digests.
+pub fn installed(root: &Root, binary: Binary) -> Vec<(String, String)> {
+    let entries = fs::read_dir(binary.versions(root)).into_iter().flatten().flatten();
     let mut found: Vec<(String, String)> = entries
         .filter_map(|entry| {
             let version = entry.file_name().into_string().ok()?;
             checked_version(&version).ok()?;
             let dir = entry.path();
-            dir.join(program.binary().name()).is_file().then_some(())?;
-            Some((version, recorded_digest(&dir, program.binary())?))
+            dir.join(binary.name()).is_file().then_some(())?;
+            Some((version, recorded_digest(&dir, binary)?))
         })
         .collect();
     found.sort();
@@ -345,9 +345,9 @@ pub fn recorded(root: &Root) -> Vec<Wanted> {
     Binary::ALL.into_iter().flat_map(of_binary).collect()
 }
 
-/// Whether this version of a program can be started.
-pub fn has(root: &Root, program: Program, version: &str) -> bool {
-    path(root, program.binary(), version).is_ok_and(|found| found.is_some())
+/// Whether this version of a binary can be started.
+pub fn has(root: &Root, binary: Binary, version: &str) -> bool {
+    path(root, binary, version).is_ok_and(|found| found.is_some())
 }
 
 /// Where this version of a binary is; `None` when it is not installed.
@@ -426,7 +426,7 @@ mod tests {
         assert!(wanted.is_installed(&root).expect("look"));
         let linked = fs::metadata(Binary::Etcd.versions(&root).join("3.6.15/etcd")).expect("metadata");
         assert_eq!(linked.ino(), fs::metadata(&artifact).expect("metadata").ino());
-        assert_eq!(installed(&root, Program::Etcd), [("3.6.15".to_owned(), hex::sha256(b"binary"))]);
+        assert_eq!(installed(&root, Binary::Etcd), [("3.6.15".to_owned(), hex::sha256(b"binary"))]);
     }
 
     #[test]
@@ -436,7 +436,7 @@ mod tests {
         let mut download = Download::begin(&root, wanted.clone()).expect("begin");
         download.write(b"binbry").expect("write");
         assert!(matches!(download.finish(&root), Err(BinaryError::OtherBytes { .. })));
-        assert!(installed(&root, Program::Etcd).is_empty());
+        assert!(installed(&root, Binary::Etcd).is_empty());
         let mut download = Download::begin(&root, wanted.clone()).expect("begin");
         download.write(b"bin").expect("write");
         download.write(b"ary").expect("write");
@@ -460,7 +460,7 @@ mod tests {
             download.finish(&root).expect("finish");
         }
         assert!(tool.is_installed(&root).expect("look") && wanted.is_installed(&root).expect("look"));
-        assert_eq!(installed(&root, Program::Etcd), [("3.6.15".to_owned(), hex::sha256(b"binary"))]);
+        assert_eq!(installed(&root, Binary::Etcd), [("3.6.15".to_owned(), hex::sha256(b"binary"))]);
         assert_eq!(fs::read_dir(Binary::Etcd.versions(&root)).expect("list").count(), 1, "no leftovers");
     }
 }

@@ -1,5 +1,7 @@
 //! a configuration as it was sent ↔ a program's configuration file, with its digest.
 
+use std::net::IpAddr;
+
 use raftsman_api::hex;
 
 use crate::files::{self, FileError};
@@ -20,6 +22,12 @@ pub enum ConfigError {
         /// What came.
         found: String,
     },
+    /// Only the machine could know it.
+    #[error(
+        "no interface of this machine has a route to its own address {0}: name the interface in the file \
+         (`vrrp: {{ interface: … }}`)"
+    )]
+    NoInterface(IpAddr),
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -27,12 +35,13 @@ pub enum ConfigError {
 
 /// Writes a program's configuration. Its digest is in the file's first line, so that both always match. The section
 /// that the last start added stays.
-pub fn write(root: &Root, program: Program, config: &str, expected: &str) -> Result<(), ConfigError> {
+pub fn write(root: &Root, program: Program, address: IpAddr, config: &str, expected: &str) -> Result<(), ConfigError> {
     let found = hex::sha256(config.as_bytes());
     if found != expected.to_ascii_lowercase() {
         return Err(ConfigError::OtherConfig { expected: expected.to_owned(), found });
     }
-    let rooted = config.replace("{root}", &root.path().display().to_string());
+    let placed = program.placed(config, address).ok_or(ConfigError::NoInterface(address))?;
+    let rooted = placed.replace("{root}", &root.path().display().to_string());
     let text = format!("{DIGEST_COMMENT}{found}\n{rooted}");
     let old = files::read(&program.files(root).config())?.unwrap_or_default();
     Ok(write_file(root, program, &program.reconfigured(&text, &old))?)
@@ -73,9 +82,10 @@ mod tests {
     fn configuration_keeps_its_digest() {
         let (_dir, root) = Root::scratch();
         assert!(read(&root, Program::Etcd).expect("read").is_none());
+        let address = IpAddr::from([127, 0, 0, 1]);
         let config = "data-dir: {root}/etcd/data\n";
-        assert!(write(&root, Program::Etcd, config, "00").is_err());
-        write(&root, Program::Etcd, config, &hex::sha256(config.as_bytes())).expect("write");
+        assert!(write(&root, Program::Etcd, address, config, "00").is_err());
+        write(&root, Program::Etcd, address, config, &hex::sha256(config.as_bytes())).expect("write");
         let (digest, text) = read(&root, Program::Etcd).expect("read").expect("some");
         assert_eq!(digest, hex::sha256(config.as_bytes()));
         assert!(text.contains(&format!("data-dir: {}/etcd/data\n", root.path().display())));

@@ -2,20 +2,21 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, chown};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use tokio::task::spawn_blocking;
 
+use crate::balancer::haproxy;
 use crate::files::{self, FileError};
 use crate::root::Root;
 use crate::supervisor::binaries::{self, BinaryError};
 use crate::supervisor::pins;
 use crate::supervisor::process::{self, Handle};
-use crate::supervisor::program::Program;
+use crate::supervisor::program::{Program, Source};
 use crate::supervisor::systemd::{self, Owner, Systemd, SystemdError};
 
 /// The lines and bytes at the end of a log that are searched for the reason of an exit.
@@ -46,6 +47,36 @@ pub enum LaunchError {
         #[source]
         source: io::Error,
     },
+    /// It cannot run as a child.
+    #[error("{0} needs a machine of its own, with systemd: this agent runs without it")]
+    NeedsSystemd(Program),
+    /// It is bound to another program, which does not run.
+    #[error("{program} runs only beside {needed}, and {needed} is not running: start it first")]
+    Needs {
+        /// Which program.
+        program: Program,
+        /// What it is bound to.
+        needed: Program,
+    },
+    /// The program refuses its configuration file.
+    #[error("{program} refuses its configuration: {reason}")]
+    ConfigRefused {
+        /// Which program.
+        program: Program,
+        /// Its own words.
+        reason: String,
+    },
+    /// It reads its configuration only when it starts.
+    #[error("{0} reads its configuration only when it starts: restart it")]
+    NoReload(Program),
+    /// The process runs with its configuration before.
+    #[error("{program} did not take up its configuration: {reason}")]
+    NotReloaded {
+        /// Which program.
+        program: Program,
+        /// What it says, or does not.
+        reason: String,
+    },
     /// systemd could not start it.
     #[error(transparent)]
     Systemd(#[from] SystemdError),
@@ -62,7 +93,12 @@ impl LaunchError {
     pub fn nothing_ran(&self) -> bool {
         matches!(
             self,
-            Self::Spawn { .. } | Self::Binary(_) | Self::Systemd(SystemdError::Bus(_) | SystemdError::Refused { .. })
+            Self::Spawn { .. }
+                | Self::Binary(_)
+                | Self::NeedsSystemd(_)
+                | Self::Needs { .. }
+                | Self::ConfigRefused { .. }
+                | Self::Systemd(SystemdError::Bus(_) | SystemdError::Refused { .. } | SystemdError::NoUser(_))
         )
     }
 }
@@ -94,15 +130,105 @@ impl Launcher {
         match self {
             Self::Child => spawn(root, program),
             Self::Unit(systemd) => {
-                let owner = systemd::user(program.user())?;
-                // The agent made the directories, and may have written to them.
-                for dir in program.writes(root) {
-                    systemd::give(&dir, owner)?;
+                self.give_files(root, program)?;
+                // Not left to systemd, which would start HAProxy as well, even where it was stopped as requested.
+                if let Some(needed) = program.bound_to()
+                    && systemd.main_pid(needed.unit()).await.is_none()
+                {
+                    return Err(LaunchError::Needs { program, needed });
                 }
                 let pid = systemd.start(program.unit()).await?;
                 let log = Mark::Invocation(systemd.invocation(program.unit()).await);
                 Ok((pid, Run { child: None, adopted: None, log }))
             }
+        }
+    }
+
+    /// Gives a program's user what it reads and writes: the agent made the directories, and may have written to them.
+    fn give_files(&self, root: &Root, program: Program) -> Result<Option<Owner>, LaunchError> {
+        let (Self::Unit(_), Some(user)) = (self, program.user()) else { return Ok(None) };
+        let owner = systemd::user(user)?;
+        let files = program.files(root);
+        // An agent that was upgraded made the directory itself, with its own group.
+        for path in [files.dir(), &files.config()] {
+            if path.exists() {
+                chown(path, None, Some(owner.group)).map_err(FileError::of("change the group of", path))?;
+            }
+        }
+        for dir in program.writes(root) {
+            systemd::give(&dir, owner)?;
+        }
+        Ok(Some(owner))
+    }
+
+    /// Whether a program accepts its configuration file, where it can say so without being started.
+    pub async fn check_config(&self, root: &Root, program: Program) -> Result<(), LaunchError> {
+        match program {
+            Program::Etcd | Program::Keepalived => Ok(()),
+            Program::Haproxy => {
+                let user = self.give_files(root, program)?;
+                haproxy::check(root, user).await.map_err(|reason| LaunchError::ConfigRefused { program, reason })
+            }
+        }
+    }
+
+    /// Waits until a program that was just started can be asked, or has ended.
+    pub async fn started(&self, root: &Root, program: Program, process: &Handle) {
+        match program {
+            Program::Etcd | Program::Keepalived => {}
+            Program::Haproxy => {
+                if let Err(problem) = haproxy::answers(root, process, None).await {
+                    tracing::warn!(problem, "{program} was started, and cannot be asked");
+                }
+            }
+        }
+    }
+
+    /// Has a running program take up its configuration file, without ending connections.
+    pub async fn reload(&self, root: &Root, program: Program, process: &Handle) -> Result<(), LaunchError> {
+        match program {
+            Program::Etcd => Err(LaunchError::NoReload(program)),
+            Program::Keepalived => self.order_reload(program, process, Signal::HUP).await,
+            Program::Haproxy => {
+                self.check_config(root, program).await?;
+                let failed = |reason| LaunchError::NotReloaded { program, reason };
+                // Before it answers it may not know the signal yet, which would end it.
+                let before = haproxy::answers(root, process, None).await.map_err(failed)?;
+                let drained = haproxy::drained(root).await;
+                self.order_reload(program, process, Signal::USR2).await?;
+                if let Err(problem) = haproxy::answers(root, process, Some(before)).await {
+                    let log = self.log(root, program, END_OF_LOG.0).await.unwrap_or_default();
+                    let reason = program.fatal(&log).map_or_else(String::new, |reason| format!(": {reason}"));
+                    return Err(failed(format!("{problem}{reason}")));
+                }
+                haproxy::drain_again(root, &drained).await;
+                Ok(())
+            }
+        }
+    }
+
+    async fn order_reload(&self, program: Program, process: &Handle, signal: Signal) -> Result<(), LaunchError> {
+        match self {
+            Self::Child => {
+                process.signal(signal).map_err(|error| LaunchError::NotReloaded { program, reason: error.to_string() })
+            }
+            Self::Unit(systemd) => Ok(systemd.reload_unit(program.unit()).await?),
+        }
+    }
+
+    /// Ends what outlived a program's process; systemd does so itself.
+    pub async fn end_rest(&self, root: &Root, program: Program) {
+        match (self, program) {
+            (Self::Child, Program::Haproxy) => haproxy::end_workers(|| process::all_of(root, program)).await,
+            (Self::Unit(_), _) | (_, Program::Etcd | Program::Keepalived) => {}
+        }
+    }
+
+    /// The version of a Debian package's program; none for other programs, or where it is not installed.
+    pub async fn package_version(&self, program: Program) -> Option<String> {
+        match program.source() {
+            Source::Pinned(_) => None,
+            Source::Package(package) => package.version(self.unprivileged()).await,
         }
     }
 
@@ -187,13 +313,21 @@ impl Launcher {
 
 /// Whether this version of a program may be run: the installed file may have been changed since.
 pub async fn verify(root: &Root, program: Program, version: &str) -> Result<(), LaunchError> {
+    let binary = match program.source() {
+        Source::Pinned(binary) => binary,
+        // Debian's package manager vouches for it.
+        Source::Package(_) => return Ok(()),
+    };
     let (root, version) = (root.clone(), version.to_owned());
-    let checked = spawn_blocking(move || pins::verified(&root, program.binary(), &version)).await;
+    let checked = spawn_blocking(move || pins::verified(&root, binary, &version)).await;
     checked.map_err(|error| LaunchError::Spawn { program, source: io::Error::other(error) })??;
     Ok(())
 }
 
 fn spawn(root: &Root, program: Program) -> Result<(u32, Run), LaunchError> {
+    if !program.runs_as_child() {
+        return Err(LaunchError::NeedsSystemd(program));
+    }
     let files = program.files(root);
     let path = files.log();
     let log =
@@ -201,7 +335,11 @@ fn spawn(root: &Root, program: Program) -> Result<(u32, Run), LaunchError> {
     let from = log.metadata().map_err(FileError::of("read", &path))?.len();
     let errors = log.try_clone().map_err(FileError::of("open", &path))?;
     // A plain file and a process group of its own: the program outlives the agent.
-    let child = Command::new(files.current().join(program.binary().name()))
+    let binary = match program.source() {
+        Source::Pinned(binary) => files.current().join(binary.name()),
+        Source::Package(package) => Path::new(package.program).to_path_buf(),
+    };
+    let child = Command::new(binary)
         .args(program.arguments(root))
         .env_clear()
         .envs(program.environment())

@@ -13,6 +13,7 @@ pub mod binaries;
 pub mod config;
 pub mod confine;
 pub mod launch;
+pub mod packages;
 pub mod pins;
 pub mod ports;
 pub mod process;
@@ -24,19 +25,28 @@ pub mod systemd;
 #[derive(Clone, Debug)]
 pub struct Supervisor {
     etcd: Service,
+    haproxy: Service,
+    keepalived: Service,
 }
 
 impl Supervisor {
     /// Restores the wanted state of every program.
     pub async fn open(root: &Root, address: IpAddr, launcher: &Launcher) -> Result<Self, ServiceError> {
         let open = |program| Service::open(root.clone(), program, address, launcher.clone());
-        Ok(Self { etcd: open(Program::Etcd).await? })
+        // In this order: keepalived does not start before HAProxy.
+        Ok(Self {
+            etcd: open(Program::Etcd).await?,
+            haproxy: open(Program::Haproxy).await?,
+            keepalived: open(Program::Keepalived).await?,
+        })
     }
 
     /// One of them.
     pub fn of(&self, program: Program) -> &Service {
         match program {
             Program::Etcd => &self.etcd,
+            Program::Haproxy => &self.haproxy,
+            Program::Keepalived => &self.keepalived,
         }
     }
 }

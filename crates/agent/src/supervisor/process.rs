@@ -1,9 +1,11 @@
 //! `/proc` → the agent's own processes, and those that hold a certain file. This avoids stale pid files.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -14,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_s
 use tokio::sync::watch;
 
 use crate::root::Root;
-use crate::supervisor::program::Program;
+use crate::supervisor::program::{Program, Source};
 use crate::supervisor::systemd;
 
 fn pids() -> impl Iterator<Item = u32> {
@@ -26,12 +28,24 @@ pub fn of(root: &Root, program: Program) -> Option<Handle> {
     ours(root, program, &program.known_by(root))
 }
 
+/// All processes of a program that the agent started: HAProxy has a worker, and more of them after a reload.
+pub fn all_of(root: &Root, program: Program) -> Vec<Handle> {
+    let argument = program.known_by(root);
+    let Some(binaries) = binaries(root, program) else { return Vec::new() };
+    let is_ours = |pid: u32| is_ours(pid, program, &binaries, &argument);
+    let handles = pids().filter(|pid| is_ours(*pid)).filter_map(|pid| Handle::open(pid).ok());
+    // A process id could have been reused before its handle was opened, so it is checked once more.
+    handles.filter(|handle| is_ours(handle.pid())).collect()
+}
+
 /// A process that runs one of a program's binaries as the agent's own user or as the program's, with exactly this
-/// argument. The argument alone proves nothing: every local user can start a process with it.
+/// argument. The argument alone proves nothing: every local user can start a process with it. Of several, the one that
+/// the others are children of: HAProxy's master, whose workers have the same arguments.
 pub fn ours(root: &Root, program: Program, argument: &str) -> Option<Handle> {
-    let binaries = program.files(root).versions().canonicalize().ok()?;
-    let is_ours = |pid: u32| has_argument(pid, argument) && runs_from(pid, &binaries) && is_trusted(pid, program);
-    let pid = pids().find(|pid| is_ours(*pid))?;
+    let binaries = binaries(root, program)?;
+    let is_ours = |pid: u32| is_ours(pid, program, &binaries, argument);
+    let found: Vec<u32> = pids().filter(|pid| is_ours(*pid)).collect();
+    let pid = *found.iter().find(|pid| parent(**pid).is_none_or(|parent| !found.contains(&parent)))?;
     match Handle::open(pid) {
         // The process id could have been reused before the handle was opened, so it is checked once more.
         Ok(handle) => is_ours(pid).then_some(handle),
@@ -42,10 +56,29 @@ pub fn ours(root: &Root, program: Program, argument: &str) -> Option<Handle> {
     }
 }
 
-/// Whether the binary that this process runs is one from below this directory. It may have been replaced since: its
-/// link then ends in ` (deleted)`, and still begins with its former path.
+/// The directory below which a program's binaries are, or its only binary.
+fn binaries(root: &Root, program: Program) -> Option<PathBuf> {
+    match program.source() {
+        Source::Pinned(_) => program.files(root).versions().canonicalize().ok(),
+        Source::Package(package) => Path::new(package.program).canonicalize().ok(),
+    }
+}
+
+fn is_ours(pid: u32, program: Program, binaries: &Path, argument: &str) -> bool {
+    has_argument(pid, argument) && runs_from(pid, binaries) && is_trusted(pid, program)
+}
+
+/// Whether the binary that this process runs is this one, or one from below this directory. It may have been replaced
+/// since: its link then ends in ` (deleted)`.
 fn runs_from(pid: u32, binaries: &Path) -> bool {
-    fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|binary| binary.starts_with(binaries))
+    let Ok(binary) = fs::read_link(format!("/proc/{pid}/exe")) else { return false };
+    let former = binary.as_os_str().as_encoded_bytes().strip_suffix(b" (deleted)");
+    former.map_or(&*binary, |former| Path::new(OsStr::from_bytes(former))).starts_with(binaries)
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 /// Whether this process runs as the agent's own user, or as the one that the agent runs this program as.
@@ -54,7 +87,7 @@ fn is_trusted(pid: u32, program: Program) -> bool {
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     let users: Vec<u32> = users.into_iter().flat_map(str::split_whitespace).filter_map(|id| id.parse().ok()).collect();
     let own = geteuid().as_raw();
-    let service = || systemd::owner(program.user()).ok().flatten().map(|owner| owner.user);
+    let service = || program.user().and_then(|name| systemd::owner(name).ok().flatten()).map(|owner| owner.user);
     !users.is_empty() && users.iter().all(|user| *user == own || Some(*user) == service())
 }
 

@@ -8,12 +8,15 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use raftsman_core::render::{haproxy as rendered_haproxy, keepalived as rendered_keepalived};
+use serde::{Deserialize, Serialize};
 
+use crate::balancer::{haproxy, keepalived};
 use crate::etcd;
 use crate::etcd::prestart::PrestartError;
 use crate::root::Root;
 use crate::supervisor::binaries::Binary;
+use crate::supervisor::packages::Package;
 use crate::supervisor::systemd;
 
 /// The whole environment of a program: where it finds other programs.
@@ -24,16 +27,31 @@ pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 pub enum Program {
     /// etcd.
     Etcd,
+    /// HAProxy, in front of etcd.
+    Haproxy,
+    /// keepalived, for the virtual address of several HAProxys.
+    Keepalived,
+}
+
+/// Where the binary of a program comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// From the operator: installed below the root in several versions, and run only if an admin pinned its bytes.
+    Pinned(Binary),
+    /// From Debian: one version, that of the package.
+    Package(Package),
 }
 
 impl Program {
-    /// All of them.
-    pub const ALL: [Self; 1] = [Self::Etcd];
+    /// All of them, each after those that it needs.
+    pub const ALL: [Self; 3] = [Self::Etcd, Self::Haproxy, Self::Keepalived];
 
     /// Its name in messages and logs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
+            Self::Haproxy => "HAProxy",
+            Self::Keepalived => "keepalived",
         }
     }
 
@@ -41,20 +59,43 @@ impl Program {
     pub fn unit(self) -> &'static str {
         match self {
             Self::Etcd => systemd::ETCD_UNIT,
+            Self::Haproxy => systemd::HAPROXY_UNIT,
+            Self::Keepalived => systemd::KEEPALIVED_UNIT,
         }
     }
 
-    /// The user that it runs as, where systemd runs it.
-    pub fn user(self) -> &'static str {
+    /// The user that it runs as, where systemd runs it; none for root.
+    pub fn user(self) -> Option<&'static str> {
         match self {
-            Self::Etcd => systemd::ETCD_USER,
+            Self::Etcd => Some(systemd::ETCD_USER),
+            Self::Haproxy => Some(systemd::HAPROXY_USER),
+            Self::Keepalived => None,
         }
     }
 
-    /// The binary that is started.
-    pub fn binary(self) -> Binary {
+    /// Where the binary comes from that is started.
+    pub fn source(self) -> Source {
         match self {
-            Self::Etcd => Binary::Etcd,
+            Self::Etcd => Source::Pinned(Binary::Etcd),
+            Self::Haproxy => Source::Package(Package { name: "haproxy", program: rendered_haproxy::PROGRAM }),
+            Self::Keepalived => Source::Package(Package { name: "keepalived", program: rendered_keepalived::PROGRAM }),
+        }
+    }
+
+    /// Whether it can run without systemd.
+    pub fn runs_as_child(self) -> bool {
+        match self {
+            Self::Etcd | Self::Haproxy => true,
+            // It changes the addresses of the machine, which is this computer.
+            Self::Keepalived => false,
+        }
+    }
+
+    /// The program that it runs beside, and ends with.
+    pub fn bound_to(self) -> Option<Self> {
+        match self {
+            Self::Etcd | Self::Haproxy => None,
+            Self::Keepalived => Some(Self::Haproxy),
         }
     }
 
@@ -62,6 +103,10 @@ impl Program {
     pub fn files(self, root: &Root) -> Files {
         match self {
             Self::Etcd => Files { dir: root.etcd(), config: "etcd.yaml", log: "etcd.log" },
+            Self::Haproxy => Files { dir: root.path().join("haproxy"), config: haproxy::CONFIG, log: "haproxy.log" },
+            Self::Keepalived => {
+                Files { dir: root.path().join("keepalived"), config: "keepalived.conf", log: "keepalived.log" }
+            }
         }
     }
 
@@ -69,6 +114,8 @@ impl Program {
     pub fn writes(self, root: &Root) -> Vec<PathBuf> {
         match self {
             Self::Etcd => vec![root.data()],
+            Self::Haproxy => vec![haproxy::run_dir(root)],
+            Self::Keepalived => Vec::new(),
         }
     }
 
@@ -76,6 +123,9 @@ impl Program {
     pub fn arguments(self, root: &Root) -> Vec<String> {
         match self {
             Self::Etcd => vec![self.known_by(root)],
+            // A master that keeps listening while a reload replaces its worker; in the foreground.
+            Self::Haproxy => ["-W", "-db", "-f"].map(str::to_owned).into_iter().chain([self.known_by(root)]).collect(),
+            Self::Keepalived => vec!["--dont-fork".to_owned(), "--log-console".to_owned(), self.known_by(root)],
         }
     }
 
@@ -83,13 +133,15 @@ impl Program {
     pub fn known_by(self, root: &Root) -> String {
         match self {
             Self::Etcd => format!("--config-file={}", self.files(root).config().display()),
+            Self::Haproxy => self.files(root).config().display().to_string(),
+            Self::Keepalived => format!("--use-file={}", self.files(root).config().display()),
         }
     }
 
     /// Its whole environment. etcd would read variables that begin with `ETCD_` as settings.
     pub fn environment(self) -> [(&'static str, &'static str); 1] {
         match self {
-            Self::Etcd => [("PATH", PATH)],
+            Self::Etcd | Self::Haproxy | Self::Keepalived => [("PATH", PATH)],
         }
     }
 
@@ -97,6 +149,9 @@ impl Program {
     pub fn listeners(self, config: &str, address: IpAddr) -> Vec<SocketAddr> {
         match self {
             Self::Etcd => etcd::listeners(config, address),
+            Self::Haproxy => haproxy::listeners(config),
+            // VRRP has no ports.
+            Self::Keepalived => Vec::new(),
         }
     }
 
@@ -104,6 +159,8 @@ impl Program {
     pub fn least_free(self) -> u64 {
         match self {
             Self::Etcd => etcd::LEAST_FREE,
+            // For the record of its start.
+            Self::Haproxy | Self::Keepalived => 1 << 20,
         }
     }
 
@@ -111,6 +168,8 @@ impl Program {
     pub fn fatal(self, log: &[String]) -> Option<String> {
         match self {
             Self::Etcd => etcd::fatal(log),
+            Self::Haproxy => haproxy::fatal(log),
+            Self::Keepalived => keepalived::fatal(log),
         }
     }
 
@@ -118,6 +177,7 @@ impl Program {
     pub fn configured(self, file: &str) -> &str {
         match self {
             Self::Etcd => etcd::bootstrap::split(file).0,
+            Self::Haproxy | Self::Keepalived => file,
         }
     }
 
@@ -125,6 +185,15 @@ impl Program {
     pub fn reconfigured(self, configured: &str, old_file: &str) -> String {
         match self {
             Self::Etcd => etcd::bootstrap::reconfigured(configured, old_file),
+            Self::Haproxy | Self::Keepalived => configured.to_owned(),
+        }
+    }
+
+    /// A configuration with what only the machine knows; none where it needs an interface that cannot be determined.
+    pub fn placed(self, config: &str, address: IpAddr) -> Option<String> {
+        match self {
+            Self::Etcd | Self::Haproxy => Some(config.to_owned()),
+            Self::Keepalived => keepalived::placed(config, address),
         }
     }
 
@@ -132,6 +201,7 @@ impl Program {
     pub fn unknown(self) -> Own {
         match self {
             Self::Etcd => Own::Etcd(etcd::prestart::Started::default()),
+            Self::Haproxy | Self::Keepalived => Own::Package(Packaged {}),
         }
     }
 
@@ -139,6 +209,7 @@ impl Program {
     pub fn read_own(self, record: &str) -> Result<Own, serde_json::Error> {
         match self {
             Self::Etcd => serde_json::from_str(record).map(Own::Etcd),
+            Self::Haproxy | Self::Keepalived => serde_json::from_str(record).map(Own::Package),
         }
     }
 }
@@ -194,6 +265,10 @@ impl Files {
 pub enum Expected {
     /// Of etcd's.
     Etcd(etcd::prestart::Expected),
+    /// HAProxy has none.
+    Haproxy,
+    /// keepalived has none.
+    Keepalived,
 }
 
 impl Expected {
@@ -201,6 +276,8 @@ impl Expected {
     pub fn program(&self) -> Program {
         match self {
             Self::Etcd(_) => Program::Etcd,
+            Self::Haproxy => Program::Haproxy,
+            Self::Keepalived => Program::Keepalived,
         }
     }
 
@@ -211,6 +288,7 @@ impl Expected {
             Self::Etcd(expected) => {
                 etcd::prestart::check(root, config, expected).map(|(config, started)| (config, Own::Etcd(started)))
             }
+            Self::Haproxy | Self::Keepalived => Ok((config.to_owned(), Own::Package(Packaged {}))),
         }
     }
 
@@ -218,6 +296,7 @@ impl Expected {
     pub fn fits(&self, running: &Own) -> Result<(), PrestartError> {
         match (self, running) {
             (Self::Etcd(expected), Own::Etcd(started)) => etcd::prestart::fits(expected, started),
+            (Self::Haproxy | Self::Keepalived, _) | (_, Own::Package(_)) => Ok(()),
         }
     }
 }
@@ -228,13 +307,20 @@ impl Expected {
 pub enum Own {
     /// Of etcd.
     Etcd(etcd::prestart::Started),
+    /// Of a Debian package's program.
+    Package(Packaged),
 }
+
+/// Nothing: such a program has no data.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Packaged {}
 
 impl Own {
     /// Whether the program may be restarted as it was; otherwise why not.
     pub fn resume(&self, root: &Root) -> Result<Resume, String> {
         match self {
             Self::Etcd(started) => etcd::prestart::resume(root, started).map(Resume::Etcd),
+            Self::Package(_) => Ok(Resume::Package),
         }
     }
 
@@ -242,6 +328,7 @@ impl Own {
     pub fn resumed(&mut self, resume: &Resume, config: &str) -> Result<String, PrestartError> {
         match (self, resume) {
             (Self::Etcd(started), Resume::Etcd(resume)) => etcd::prestart::resumed(started, resume, config),
+            (Self::Package(_), _) | (_, Resume::Package) => Ok(config.to_owned()),
         }
     }
 
@@ -249,6 +336,7 @@ impl Own {
     pub fn note_files(&mut self, root: &Root) -> Result<(), PrestartError> {
         match self {
             Self::Etcd(started) => started.note_files(root),
+            Self::Package(_) => Ok(()),
         }
     }
 
@@ -256,6 +344,7 @@ impl Own {
     pub fn has_to_learn(&self) -> bool {
         match self {
             Self::Etcd(started) => started.ids.is_none(),
+            Self::Package(_) => false,
         }
     }
 
@@ -263,6 +352,7 @@ impl Own {
     pub fn learn(&mut self, root: &Root) -> bool {
         match self {
             Self::Etcd(started) => started.learn(root),
+            Self::Package(_) => false,
         }
     }
 
@@ -270,6 +360,7 @@ impl Own {
     pub fn forget_data(&mut self) {
         match self {
             Self::Etcd(started) => started.ids = None,
+            Self::Package(_) => {}
         }
     }
 }
@@ -279,4 +370,6 @@ impl Own {
 pub enum Resume {
     /// etcd.
     Etcd(etcd::prestart::Resume),
+    /// A Debian package's program.
+    Package,
 }

@@ -22,9 +22,10 @@ use crate::status::describe;
 use crate::supervisor::binaries::{self, BinaryError};
 use crate::supervisor::config;
 use crate::supervisor::launch::{self, LaunchError, Launcher, Run};
+use crate::supervisor::packages::Package;
 use crate::supervisor::ports;
 use crate::supervisor::process::Handle;
-use crate::supervisor::program::{Expected, Own, Program, Resume};
+use crate::supervisor::program::{Expected, Own, Program, Resume, Source};
 
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(10);
@@ -47,6 +48,17 @@ pub enum ServiceError {
         /// Which version.
         version: String,
     },
+    /// Its package is not there.
+    #[error("{program} is not installed on this machine, and comes from Debian's package: `apt install {}`", package.name)]
+    NoPackage {
+        /// Which program.
+        program: Program,
+        /// Its package.
+        package: Package,
+    },
+    /// It does not run.
+    #[error("{0} is not running: start it")]
+    NotRunning(Program),
     /// Not there yet.
     #[error("{0} is not configured: write its configuration first")]
     NotConfigured(Program),
@@ -192,6 +204,7 @@ type Clear = Box<dyn FnOnce(&Root) -> Result<(), DataError> + Send>;
 enum Ask {
     Start { version: String, expected: Expected, reply: oneshot::Sender<Result<u32, ServiceError>> },
     Restart { version: String, expected: Expected, grace: Duration, reply: oneshot::Sender<Result<u32, ServiceError>> },
+    Reload { reply: oneshot::Sender<Result<(), ServiceError>> },
     Stop { grace: Duration, resume: Option<Duration>, reply: oneshot::Sender<Result<(), ServiceError>> },
     Clear { clear: Clear, reply: oneshot::Sender<Result<(), ServiceError>> },
 }
@@ -237,6 +250,13 @@ impl Service {
         let (reply, answer) = oneshot::channel();
         let ask = Ask::Restart { version, expected, grace, reply };
         self.asks.send(ask).await.map_err(|_| ServiceError::Closed)?;
+        answer.await.map_err(|_| ServiceError::Closed)?
+    }
+
+    /// Has the program take up its configuration file without ending connections.
+    pub async fn reload(&self) -> Result<(), ServiceError> {
+        let (reply, answer) = oneshot::channel();
+        self.asks.send(Ask::Reload { reply }).await.map_err(|_| ServiceError::Closed)?;
         answer.await.map_err(|_| ServiceError::Closed)?
     }
 
@@ -325,6 +345,11 @@ impl Task {
                     self.show();
                     let _ = reply.send(restarted);
                 }
+                Event::Ask(Some(Ask::Reload { reply })) => {
+                    let reloaded = self.reload().await;
+                    self.show();
+                    let _ = reply.send(reloaded);
+                }
                 Event::Ask(Some(Ask::Stop { grace, resume, reply })) => {
                     let stopped = self.stop(grace, resume).await;
                     self.show();
@@ -371,7 +396,8 @@ impl Task {
             self.adopt().await;
         }
         if let Phase::Running(running) = &self.phase {
-            if self.record.version != version {
+            // A package has one version.
+            if matches!(self.program.source(), Source::Pinned(_)) && self.record.version != version {
                 let (running, wanted) = (self.record.version.clone(), version.to_owned());
                 return Err(ServiceError::OtherVersion { program: self.program, running, wanted });
             }
@@ -384,11 +410,12 @@ impl Task {
             return Ok(pid);
         }
         let Ready { digest, config, own } = self.check(version, expected)?;
+        self.launcher.check_config(&self.root, self.program).await?;
         self.ports_are_free(&config)?;
         for dir in self.program.writes(&self.root) {
             files::make_dir(&dir, 0o700)?;
         }
-        binaries::choose(&self.root, self.program, version)?;
+        self.choose(version)?;
         config::write_file(&self.root, self.program, &config)?;
         let before = (self.record.clone(), self.own.clone());
         self.record.version = version.to_owned();
@@ -398,6 +425,9 @@ impl Task {
         self.record.restarting = None;
         self.delay = FIRST_DELAY;
         let started = self.spawn(digest).await;
+        if let Phase::Running(running) = &self.phase {
+            self.launcher.started(&self.root, self.program, &running.handle).await;
+        }
         if matches!(&started, Err(ServiceError::Launch(error)) if error.nothing_ran()) {
             // Nothing ran, so nothing is recorded or retried.
             (self.record, self.own) = before;
@@ -420,6 +450,7 @@ impl Task {
             return self.start(version, expected).await;
         }
         self.check(version, expected)?;
+        self.launcher.check_config(&self.root, self.program).await?;
         // A binary that must not be started must not cost the running process.
         launch::verify(&self.root, self.program, version).await?;
         self.record.running = true;
@@ -443,8 +474,14 @@ impl Task {
     /// All checks that are possible before anything is changed. Except ports: the process may still hold them itself.
     fn check(&self, version: &str, expected: &Expected) -> Result<Ready, ServiceError> {
         let program = self.program;
-        if !binaries::has(&self.root, program, version) {
-            return Err(ServiceError::NotInstalled { program, version: version.to_owned() });
+        match program.source() {
+            Source::Pinned(binary) if !binaries::has(&self.root, binary, version) => {
+                return Err(ServiceError::NotInstalled { program, version: version.to_owned() });
+            }
+            Source::Package(package) if !package.is_installed() => {
+                return Err(ServiceError::NoPackage { program, package });
+            }
+            Source::Pinned(_) | Source::Package(_) => {}
         }
         let (digest, config) = self.configuration()?;
         let (config, own) = expected.check(&self.root, &config)?;
@@ -453,6 +490,35 @@ impl Task {
             return Err(ServiceError::DiskFull { program, free });
         }
         Ok(Ready { digest, config, own })
+    }
+
+    /// Chooses the version of this start.
+    fn choose(&self, version: &str) -> Result<(), BinaryError> {
+        match self.program.source() {
+            Source::Pinned(_) => binaries::choose(&self.root, self.program, version),
+            Source::Package(_) => Ok(()),
+        }
+    }
+
+    async fn reload(&mut self) -> Result<(), ServiceError> {
+        if !matches!(self.phase, Phase::Running(_)) && self.record.ever_started {
+            self.adopt().await;
+        }
+        let Phase::Running(running) = &self.phase else { return Err(ServiceError::NotRunning(self.program)) };
+        let (digest, _) = self.configuration()?;
+        self.launcher.reload(&self.root, self.program, &running.handle).await?;
+        self.record.config_digest = digest;
+        // HAProxy's master runs the package's program anew.
+        self.note_version().await;
+        tracing::info!(version = self.record.version, "{} took up its configuration", self.program);
+        self.save()
+    }
+
+    /// The version of a package is whatever the package manager installed last.
+    async fn note_version(&mut self) {
+        if let Some(version) = self.launcher.package_version(self.program).await {
+            self.record.version = version;
+        }
     }
 
     fn configuration(&self) -> Result<(String, String), ServiceError> {
@@ -473,6 +539,7 @@ impl Task {
         self.own.note_files(&self.root)?;
         self.record.ever_started = true;
         self.record.since = Some(Timestamp::now());
+        self.note_version().await;
         self.save()?;
         let program = self.program;
         let (pid, run) = self.launcher.launch(&self.root, program).await?;
@@ -547,7 +614,7 @@ impl Task {
             config::write_file(&self.root, self.program, &wanted)?;
         }
         if let Some(version) = self.record.restarting.clone() {
-            binaries::choose(&self.root, self.program, &version)?;
+            self.choose(&version)?;
             self.record.version = version;
             self.record.restarting = None;
         }
@@ -587,6 +654,7 @@ impl Task {
             handle.signal(Signal::KILL).map_err(process)?;
             timeout(KILL_LIMIT, handle.ended()).await.map_err(|_| ServiceError::Immortal { program, pid })?;
         }
+        self.launcher.end_rest(&self.root, program).await;
         if let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::Stopped) {
             let how = self.launcher.exit_summary(&self.root, self.program, running.run).await;
             self.record.last_exit = format!("stopped as requested ({how})");
@@ -664,7 +732,7 @@ mod tests {
         files::write(&Program::Etcd.files(&root).record(), BEFORE.as_bytes(), 0o600).expect("write");
         let (record, own) = read(&root, Program::Etcd).expect("read");
         assert_eq!((record.version.as_str(), record.restarting.as_deref()), ("3.6.15", Some("3.6.16")));
-        let Own::Etcd(started) = &own;
+        let Own::Etcd(started) = &own else { panic!("{own:?}") };
         assert!(started.alone && started.trust.peer == "cd");
         assert_eq!(started.ids.map(|ids| (ids.cluster, ids.member)), Some((u64::MAX, 1)));
         let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");

@@ -13,10 +13,14 @@ use zbus::{Connection, OwnedObjectPath, OwnedVariant, Proxy, Variant};
 
 use crate::files::FileError;
 
-pub use raftsman_core::render::systemd::ETCD_USER;
+pub use raftsman_core::render::systemd::{ETCD_USER, HAPROXY_USER};
 
 /// etcd's unit.
 pub const ETCD_UNIT: &str = "raftsman-etcd.service";
+/// HAProxy's unit.
+pub const HAPROXY_UNIT: &str = "raftsman-haproxy.service";
+/// keepalived's unit.
+pub const KEEPALIVED_UNIT: &str = "raftsman-keepalived.service";
 /// The agent's own.
 pub const AGENT_UNIT: &str = "raftsman-agent.service";
 /// Exists while systemd is the init process.

@@ -26,11 +26,11 @@ fn known(call: &str) -> Option<Limit> {
     Some(match call {
         "Claim" | "Report" | "Logs" | "ProgramLogs" | "PassFence" => prompt(LOOK),
         "FinishClaim" | "RequestCertificate" | "StoreCertificate" | "StoreTrust" | "SetAccess" | "PinBinaries"
-        | "ConfigureEtcd" | "ConfigureProgram" | "SetBackups" | "Handshake" => prompt(WRITE),
+        | "ConfigureEtcd" | "ConfigureProgram" | "SetServer" | "SetBackups" | "Handshake" => prompt(WRITE),
         // Counted from the last piece that was sent.
         "InstallEtcd" | "InstallProgram" | "UpgradeAgent" => prompt(PROCESS),
         "StartEtcd" | "RestartEtcd" | "StopEtcd" | "ClearData" => prompt(PROCESS),
-        "StartProgram" | "RestartProgram" | "StopProgram" => prompt(PROCESS),
+        "StartProgram" | "RestartProgram" | "ReloadProgram" | "StopProgram" => prompt(PROCESS),
         "SetFirewall" | "Deliver" | "Leave" => prompt(SYSTEM),
         "Measure" => prompt(MEASURE),
         "RestoreData" | "Compare" => Limit { prompt: false, ..prompt(DATABASE) },
