@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use raftsman_core::boot::Boot;
+use raftsman_core::render::haproxy;
 use raftsman_core::spec::Name;
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
@@ -293,9 +294,12 @@ impl Local {
         }
         // Without symbolic links, as the agent itself sees its root.
         let root = root.canonicalize().map_err(failed("resolve", &root))?;
-        // The agent first: it would start etcd again.
+        // The agent first: it would start the others again.
         self.end_agent(name, &root).await?;
-        self.end_etcd(name, &root).await?;
+        let config = root.join("haproxy/haproxy.cfg").into_os_string().into_encoded_bytes();
+        end_processes(name, &root, &config, Path::new(haproxy::PROGRAM)).await?;
+        let config = [b"--config-file=", root.join("etcd/etcd.yaml").as_os_str().as_encoded_bytes()].concat();
+        end_processes(name, &root, &config, &root.join("etcd/versions")).await?;
         blocking(move || remove(&root)).await
     }
 
@@ -530,31 +534,29 @@ impl Local {
         let Some(expected) = self.settings.agent.file_name() else { return false };
         Path::new(&running).file_name() == Some(expected)
     }
+}
 
-    async fn end_etcd(&self, name: &str, root: &Path) -> Result<(), LocalError> {
-        let mut argument = b"--config-file=".to_vec();
-        argument.extend_from_slice(root.join("etcd/etcd.yaml").as_os_str().as_encoded_bytes());
-        let programs = root.join("etcd/versions");
-        let begun = Instant::now();
-        let mut killed = BTreeMap::new();
-        loop {
-            let found = process::with_argument(&argument, &programs);
-            let Some(first) = found.first() else { return ended(name, root, killed.into_values()).await };
-            if begun.elapsed() > END_LIMIT {
-                return Err(LocalError::Immortal { name: name.to_owned(), pid: *first });
-            }
-            for pid in found {
-                let ours = |arguments: &[Vec<u8>]| {
-                    arguments.iter().skip(1).any(|found| *found == argument) && process::is_ours(pid, &programs)
-                };
-                let proved = Proved::open(pid, ours).map_err(failed("look at the processes of", root))?;
-                if let Some(process) = proved {
-                    process.kill().map_err(failed("kill a process of", root))?;
-                    killed.insert(pid, process);
-                }
-            }
-            sleep(POLL).await;
+/// Ends all processes with this argument that run this program, or one from below this directory.
+async fn end_processes(name: &str, root: &Path, argument: &[u8], programs: &Path) -> Result<(), LocalError> {
+    let begun = Instant::now();
+    let mut killed = BTreeMap::new();
+    loop {
+        let found = process::with_argument(argument, programs);
+        let Some(first) = found.first() else { return ended(name, root, killed.into_values()).await };
+        if begun.elapsed() > END_LIMIT {
+            return Err(LocalError::Immortal { name: name.to_owned(), pid: *first });
         }
+        for pid in found {
+            let ours = |arguments: &[Vec<u8>]| {
+                arguments.iter().skip(1).any(|found| *found == argument) && process::is_ours(pid, programs)
+            };
+            let proved = Proved::open(pid, ours).map_err(failed("look at the processes of", root))?;
+            if let Some(process) = proved {
+                process.kill().map_err(failed("kill a process of", root))?;
+                killed.insert(pid, process);
+            }
+        }
+        sleep(POLL).await;
     }
 }
 

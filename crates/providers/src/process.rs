@@ -1,8 +1,10 @@
 //! a machine's directory → the processes that are provably its own.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -70,14 +72,14 @@ pub(crate) fn all() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// All processes with exactly this argument that run a program from below this directory as this user.
+/// All processes with exactly this argument that run this program, or one from below this directory, as this user.
 pub(crate) fn with_argument(argument: &[u8], programs: &Path) -> Vec<u32> {
     all()
         .filter(|pid| arguments(*pid).iter().skip(1).any(|found| found == argument) && is_ours(*pid, programs))
         .collect()
 }
 
-/// Whether this process runs a program from below this directory as this user: an argument alone proves nothing,
+/// Whether this process runs this program, or one from below this directory, as this user: an argument alone proves nothing,
 /// because every local user can start a process with it. A program that was replaced since is identified by its former
 /// path.
 pub(crate) fn is_ours(pid: u32, programs: &Path) -> bool {
@@ -86,7 +88,13 @@ pub(crate) fn is_ours(pid: u32, programs: &Path) -> bool {
     let user = fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
     // An agent that runs as root may run etcd as another user.
     user.is_ok_and(|user| own.is_root() || user == own.as_raw())
-        && fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| program.starts_with(programs))
+        && fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| former(&program).starts_with(programs))
+}
+
+/// The path of a program without the mark that it was replaced since.
+fn former(program: &Path) -> &Path {
+    let bytes = program.as_os_str().as_encoded_bytes();
+    bytes.strip_suffix(b" (deleted)").map_or(program, |path| Path::new(OsStr::from_bytes(path)))
 }
 
 #[cfg(test)]

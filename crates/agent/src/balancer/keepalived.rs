@@ -35,8 +35,8 @@ mod tests {
     #[test]
     fn the_virtual_address_is_read_out_of_the_file_that_raftsman_writes() {
         let (balancer, instance) = (Name::parse("front").expect("a name"), Name::parse("front-1").expect("a name"));
-        for virtual_address in ["10.0.0.100", "fd00::99"] {
-            let virtual_address: IpAddr = virtual_address.parse().expect("an address");
+        for address in ["10.0.0.100", "fd00::99"] {
+            let expected: IpAddr = address.parse().expect("an address");
             let text = config(&Keepalived {
                 balancer: &balancer,
                 instance: &instance,
@@ -45,11 +45,11 @@ mod tests {
                 priority: 200,
                 address: IpAddr::from([127, 0, 0, 1]),
                 peers: &[IpAddr::from([10, 0, 0, 22])],
-                virtual_address,
+                virtual_address: expected,
             });
-            assert_eq!(super::virtual_address(&text), Some(virtual_address));
+            assert_eq!(virtual_address(&text), Some(expected), "{text}");
         }
-        assert_eq!(super::virtual_address(""), None);
+        assert_eq!(virtual_address(""), None);
         assert_eq!(placed("interface eth7\n", IpAddr::from([10, 0, 0, 1])).as_deref(), Some("interface eth7\n"));
     }
 }

@@ -393,6 +393,10 @@ impl Drop for Machine {
             kill(pid);
             std::thread::sleep(Duration::from_millis(5));
         }
+        while let Some(left) = process::all_of(&self.root(), Program::Haproxy).first() {
+            kill(left.pid());
+            std::thread::sleep(Duration::from_millis(5));
+        }
         if std::thread::panicking() {
             let log = self.log();
             let etcd = fs::read_to_string(self.etcd_files().log()).unwrap_or_default();

@@ -3,6 +3,7 @@
 
 mod access;
 mod admission;
+mod balancer;
 mod bootstrap;
 mod claim;
 mod data;
