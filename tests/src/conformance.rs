@@ -45,6 +45,7 @@ pub fn order(fleet: &str, name: &str, address: IpAddr) -> MachineOrder {
         zone: None,
         machines: None,
         artifacts: Vec::new(),
+        packages: Vec::new(),
         joined: false,
     }
 }

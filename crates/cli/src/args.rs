@@ -518,11 +518,17 @@ pub(crate) struct Join {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  eval \"$(raftsman env)\" && etcdctl member list")]
+#[command(after_help = "\
+Examples:
+  eval \"$(raftsman env)\" && etcdctl member list
+  eval \"$(raftsman env --via front)\" && etcdctl get --prefix /   through the balancer `front`")]
 pub(crate) struct Env {
     /// Which cluster; may be left out when there is only one.
     #[arg(value_name = "CLUSTER")]
     pub(crate) cluster: Option<String>,
+    /// Reach the members through this balancer of the file.
+    #[arg(long, value_name = "BALANCER")]
+    pub(crate) via: Option<String>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -533,7 +539,8 @@ pub(crate) struct Env {
 Examples:
   raftsman logs main-1              the last 50 lines of etcd's log
   raftsman logs main-1 -f           those, and what is added, until Ctrl-C
-  raftsman logs main-1 --agent      the log of the machine's agent")]
+  raftsman logs main-1 --agent      the log of the machine's agent
+  raftsman logs front-1             HAProxy's log, on a machine that a balancer has to itself")]
 pub(crate) struct Logs {
     /// Which machine, such as `main-1`.
     pub(crate) machine: String,
@@ -546,8 +553,11 @@ pub(crate) struct Logs {
     #[allow(dead_code, reason = "clap hands it on to the option of every verb")]
     file: Option<PathBuf>,
     /// Show the agent's log instead of etcd's.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "balancer")]
     pub(crate) agent: bool,
+    /// Show HAProxy's log, where a balancer runs beside members.
+    #[arg(long)]
+    pub(crate) balancer: bool,
     /// How many lines.
     #[arg(short = 'n', long, default_value_t = 50)]
     pub(crate) lines: u32,

@@ -104,6 +104,7 @@ fn each(check: impl Fn(&str, &FirstBoot<'_>)) {
         mac: None,
         data_disk: None,
         agent: AgentFrom::InPlace,
+        programs: &[],
         files_in_place: false,
     };
     check("minimal", &base);
@@ -206,6 +207,7 @@ fn user_data_fits_into_every_cloud() {
         mac,
         data_disk,
         agent: URL,
+        programs: &[],
         files_in_place: false,
     };
     let length = cloud_init::user_data(&first).expect("user data").len();
@@ -344,6 +346,7 @@ fn python_reads_what_was_written() {
         mac: None,
         data_disk: Some("/dev/vdb"),
         agent: URL,
+        programs: &[],
         files_in_place: false,
     };
     let user_data = scratch.write("user-data", &cloud_init::user_data(&first).expect("user data"));
@@ -396,6 +399,7 @@ fn only_a_blank_disk_is_formatted() {
         mac: None,
         data_disk,
         agent: AgentFrom::InPlace,
+        programs: &[],
         files_in_place: false,
     };
     let files = first.files().expect("files");
@@ -516,6 +520,7 @@ fn only_listed_networks_reach_a_port() {
         mac: None,
         data_disk: None,
         agent: URL,
+        programs: &[],
         files_in_place: false,
     };
     let rules = scratch.write("firewall.nft", &first.firewall().expect("rules"));
@@ -558,6 +563,7 @@ fn apt_accepts_its_files() {
         mac: None,
         data_disk: None,
         agent: AgentFrom::InPlace,
+        programs: &[],
         files_in_place: false,
     };
     for file in first.files().expect("files").iter().filter(|file| file.path.starts_with("/etc/apt/")) {

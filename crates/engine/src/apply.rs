@@ -352,8 +352,8 @@ impl Run<'_> {
         let lock = self.journal.lock();
         cluster.sweep_authorities(lock).await?;
         cluster.keep_root_password(lock).await?;
-        for member in &cluster.desired.members {
-            cluster.fleet.secrets.delete(lock, &token_name(&member.name)).await?;
+        for machine in cluster.desired.all_machines() {
+            cluster.fleet.secrets.delete(lock, &token_name(machine)).await?;
         }
         Ok(())
     }

@@ -211,6 +211,18 @@ impl ClusterHandle {
         places
     }
 
+    /// Every current or desired machine and its address: those of members, and those that balancers have to themselves.
+    pub fn machines(&self) -> BTreeMap<Name, IpAddr> {
+        let (mut machines, ledger) = (self.places(), self.ledger());
+        for (_, instance) in self.desired.instances() {
+            machines.entry(instance.name.clone()).or_insert(instance.address);
+        }
+        for (name, address) in ledger.instances {
+            machines.entry(name).or_insert(address);
+        }
+        machines
+    }
+
     /// Where a member with this address serves clients: an adopted cluster may use another port.
     pub fn endpoint(&self, name: &Name, address: IpAddr) -> Endpoint {
         let ledger = self.ledger();

@@ -10,7 +10,7 @@ use raftsman_api::roles::Role;
 use raftsman_api::tls::Identity as TlsIdentity;
 use raftsman_core::desired::{self, DesireError, Desired, LoopbackNetwork};
 use raftsman_core::observed::{Ledger, TrustDomain};
-use raftsman_core::spec::{Incus, Machines, Member, Members, Name, Provider, Spec, Ssh};
+use raftsman_core::spec::{Incus, Instance, Instances, Machines, Member, Members, Name, Provider, Spec, Ssh};
 use raftsman_providers::networks::{NetworkError, Networks};
 use raftsman_providers::{
     Connection, HostsSettings, IncusSettings, LibvirtSettings, LocalSettings, Part, Settings, Zoned,
@@ -384,12 +384,18 @@ fn settings(spec: &Spec, machines: &Machines, context: &Context, store: &Store) 
                 Members::List(list) => Some(list),
                 Members::Count(_) => None,
             });
+            let instance = |instance: &Instance| Some((instance.name.to_string(), instance.host.clone()?));
+            let instances = spec.balancers.values().filter_map(|balancer| match &balancer.instances {
+                Instances::List(list) => Some(list),
+                Instances::Count(_) | Instances::Beside(_) => None,
+            });
+            let instances = instances.flatten().filter_map(instance);
             Ok(Settings::Hosts(HostsSettings {
                 dir: store.dir().join(HOSTS),
                 fleet_id,
                 agent,
                 ssh: raftsman_providers::Ssh { user, port, config: config.as_ref().map(below) },
-                destinations: listed.flatten().filter_map(named).collect(),
+                destinations: listed.flatten().filter_map(named).chain(instances).collect(),
             }))
         }
         Provider::Incus => {
@@ -486,7 +492,8 @@ async fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError
         };
         let place = |(member, url): (&Name, &String)| Some((member.clone(), desired::address_of(url)?));
         if let Ok(cluster) = Name::parse(&name) {
-            places.insert(cluster.clone(), ledger.members.iter().filter_map(place).collect());
+            let members = ledger.members.iter().filter_map(place);
+            places.insert(cluster.clone(), members.chain(ledger.instances).collect());
             zones.insert(cluster, ledger.zones);
         }
     }

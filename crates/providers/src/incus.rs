@@ -560,6 +560,7 @@ impl Incus {
             mac: Some(mac),
             data_disk: (machines.data_disk.is_some() && !self.container()).then_some(DATA_DISK),
             agent: AgentFrom::Uploaded(program),
+            programs: &order.packages,
             // Packages would overwrite some of them, or prompt about them.
             files_in_place: self.container() && !machines.installs(),
         }

@@ -208,6 +208,8 @@ pub struct MachineOrder {
     pub machines: Option<Arc<Machines>>,
     /// Binaries that come with it.
     pub artifacts: Vec<Artifact>,
+    /// The distribution's packages of programs that its agent is to supervise.
+    pub packages: Vec<&'static str>,
     /// Its agent was installed manually and has proven its token: for an existing host, nothing is left to do.
     pub joined: bool,
 }

@@ -555,6 +555,7 @@ impl Libvirt {
             mac: macs.first().map(String::as_str),
             data_disk: machines.data_disk.map(|_| DATA_DISK),
             agent: AgentFrom::SeedDisk,
+            programs: &order.packages,
             files_in_place: false,
         };
         let further: Vec<FurtherInterface<'_>> = self

@@ -47,6 +47,7 @@ fn order(name: &str, address: &str) -> MachineOrder {
         zone: None,
         machines: None,
         artifacts: Vec::new(),
+        packages: Vec::new(),
         joined: false,
     }
 }

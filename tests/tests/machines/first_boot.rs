@@ -64,6 +64,7 @@ fn a_machine_boots_for_the_first_time() {
         mac: None,
         data_disk: None,
         agent: AgentFrom::InPlace,
+        programs: &[],
         files_in_place: false,
     };
 

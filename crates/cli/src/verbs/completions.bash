@@ -1,8 +1,12 @@
 
-# The names of the file's clusters and members, beside what is known beforehand.
+# The names of the file's clusters, members and balancers, beside what is known beforehand.
 _raftsman_with_names() {
     _raftsman "$@"
     local current="${COMP_WORDS[COMP_CWORD]}"
+    if [[ "${COMP_CWORD}" -gt 2 && "${COMP_WORDS[COMP_CWORD-1]}" == --via ]]; then
+        COMPREPLY=( $(compgen -W "$("${COMP_WORDS[0]}" names -- --via 2>/dev/null)" -- "${current}") )
+        return 0
+    fi
     if [[ "${COMP_CWORD}" -lt 2 || "${current}" == -* ]]; then
         return 0
     fi

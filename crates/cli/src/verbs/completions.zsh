@@ -4,4 +4,10 @@ _raftsman_names() {
     names=(${(f)"$(raftsman names "${words[1]}" 2>/dev/null)"})
     compadd -a names
 }
+# The names of the file's balancers.
+_raftsman_balancers() {
+    local -a names
+    names=(${(f)"$(raftsman names -- --via 2>/dev/null)"})
+    compadd -a names
+}
 

@@ -13,7 +13,7 @@ use crate::view;
 pub(super) async fn run(common: &Common, args: &Env) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let fleet = open(spec, context(common)?).await?;
-    let settings = env(&fleet, args.cluster.as_deref()).await?;
+    let settings = env(&fleet, args.cluster.as_deref(), args.via.as_deref()).await?;
     if args.json {
         view::print_json(&settings)?;
     } else {

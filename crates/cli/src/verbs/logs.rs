@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use raftsman_engine::ops::logs::{added, logs};
+use raftsman_engine::ops::logs::{Source, added, logs};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Common, Logs};
@@ -19,8 +19,13 @@ const WINDOW: u32 = 1000;
 pub(super) async fn run(common: &Common, args: &Logs) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let fleet = open(spec, context(common)?).await?;
+    let of = match (args.agent, args.balancer) {
+        (true, _) => Source::Agent,
+        (false, true) => Source::Balancer,
+        (false, false) => Source::Machine,
+    };
     let first = if args.follow { WINDOW.max(args.lines) } else { args.lines };
-    let mut seen = logs(&fleet, &args.machine, args.agent, first).await?;
+    let mut seen = logs(&fleet, &args.machine, of, first).await?;
     let shown = seen.len().saturating_sub(usize::try_from(args.lines).unwrap_or(usize::MAX));
     print(&seen[shown..]);
     let mut silent = false;
@@ -29,7 +34,7 @@ pub(super) async fn run(common: &Common, args: &Logs) -> Result<ExitCode, Failur
     while args.follow && view::is_read() {
         let look = async {
             tokio::time::sleep(LOOK_AGAIN).await;
-            logs(&fleet, &args.machine, args.agent, first).await
+            logs(&fleet, &args.machine, of, first).await
         };
         let looked = tokio::select! {
             looked = look => looked,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::CommandFactory as _;
 use clap_complete::Shell;
-use raftsman_core::spec::{self, EtcdCluster, Members, Name};
+use raftsman_core::spec::{self, Balancer, EtcdCluster, Instances, Members, Name};
 
 use crate::args::{Arguments, Common};
 use crate::context::file_text;
@@ -18,7 +18,7 @@ pub(super) fn completions(shell: Shell) {
     view::print(&with_names(shell, &String::from_utf8_lossy(&text)));
 }
 
-/// Verbs that take members of the file.
+/// Verbs that take members of the file; `logs` takes every machine.
 const MEMBERS: [&str; 3] = ["logs", "move-leader", "replace"];
 /// Verbs that take clusters of the file.
 const CLUSTERS: [&str; 14] = [
@@ -38,6 +38,9 @@ const CLUSTERS: [&str; 14] = [
     "verify",
 ];
 
+/// The option that takes balancers of the file.
+const VIA: &str = "--via";
+
 /// The names in the file that a verb takes, one per line. A file that cannot be read has none.
 pub(super) fn names(common: &Common, verb: &str) -> Result<ExitCode, Failure> {
     let Some(spec) = file_text(&common.file).ok().and_then(|text| spec::read(&text).spec) else { return Ok(OK) };
@@ -46,9 +49,17 @@ pub(super) fn names(common: &Common, verb: &str) -> Result<ExitCode, Failure> {
             Members::Count(count) => (1..=*count).map(|n| format!("{cluster}-{n}")).collect::<Vec<_>>(),
             Members::List(list) => list.iter().map(|member| member.name.to_string()).collect(),
         };
-        spec.etcd.iter().flat_map(of).collect()
+        let instances = |(name, balancer): (&Name, &Balancer)| match &balancer.instances {
+            Instances::Count(count) => (1..=*count).map(|n| format!("{name}-{n}")).collect::<Vec<_>>(),
+            Instances::List(list) => list.iter().map(|instance| instance.name.to_string()).collect(),
+            Instances::Beside(_) => Vec::new(),
+        };
+        let machines = spec.balancers.iter().filter(|_| verb == "logs").flat_map(instances);
+        spec.etcd.iter().flat_map(of).chain(machines).collect()
     } else if CLUSTERS.contains(&verb) || verb == "versions" {
         spec.etcd.keys().map(ToString::to_string).collect()
+    } else if verb == VIA {
+        spec.balancers.keys().map(ToString::to_string).collect()
     } else {
         Vec::new()
     };
@@ -66,16 +77,20 @@ fn with_names(shell: Shell, text: &str) -> String {
                 format!("complete -c raftsman -f -n \"__fish_seen_subcommand_from {verb}\" -a \"{names}\"\n")
             };
             let lines: String = MEMBERS.iter().chain(&CLUSTERS).map(line).collect();
-            format!("{text}{lines}")
+            let balancers = "(raftsman names -- --via 2>/dev/null)";
+            format!(
+                "{text}{lines}complete -c raftsman -n \"__fish_seen_subcommand_from env\" -l via -x -a \"{balancers}\"\n"
+            )
         }
         Shell::Zsh => {
             let named = |line: &str| {
                 let here = line.trim_start();
                 ["'*::clusters", "'::cluster", "':member", "':machine"].iter().any(|name| here.starts_with(name))
             };
-            let line = |line: &str| match named(line) {
-                true => format!("{}\n", line.replace(":_default'", ":_raftsman_names'")),
-                false => format!("{line}\n"),
+            let line = |line: &str| match (named(line), line.trim_start().starts_with("'--via=")) {
+                (true, _) => format!("{}\n", line.replace(":_default'", ":_raftsman_names'")),
+                (false, true) => format!("{}\n", line.replace(":_default'", ":_raftsman_balancers'")),
+                (false, false) => format!("{line}\n"),
             };
             let lines: String = text.lines().map(line).collect();
             // The function precedes its first use, after the line that names the completed program.

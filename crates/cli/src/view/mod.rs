@@ -2,6 +2,7 @@
 
 pub(crate) mod adopt;
 pub(crate) mod backup;
+mod balancer;
 pub(crate) mod cert;
 pub(crate) mod drill;
 pub(crate) mod explain;

@@ -3,7 +3,8 @@
 use jiff::Timestamp;
 use raftsman_core::backup::Health;
 use raftsman_core::observed::{Alarm, ProbeOutcome, Tolerance};
-use raftsman_engine::ops::status::{ClusterStatus, Expiry, FleetStatus, MemberStatus};
+use raftsman_core::spec::Name;
+use raftsman_engine::ops::status::{AgentStatus, ClusterStatus, Expiry, FleetStatus, MemberStatus};
 
 use super::{Paint, Table, bytes, span, tolerances};
 
@@ -52,6 +53,9 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
         table.row([member.name.to_string()].into_iter().chain(zone).chain(row(member, paint)));
     }
     out.push_str(&table.render());
+    for balancer in &cluster.balancers {
+        out.push_str(&super::balancer::render(balancer, paint));
+    }
     for zone in zones.iter().flat_map(|zones| &zones.down) {
         out.push_str(&format!("  {} zone {zone}: none of its members is healthy\n", paint.red("down:")));
     }
@@ -60,11 +64,11 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
             out.push_str(&format!("  {}: {problem}\n", member.name));
         }
     }
-    for member in &cluster.members {
-        if let Some(agent) = member.agent.as_ref().filter(|agent| agent.shipped == Some(false)) {
+    for (machine, agent) in agents(cluster) {
+        if let Some(agent) = agent.filter(|agent| agent.shipped == Some(false)) {
             let digest: String = agent.sha256.iter().flat_map(|sha256| sha256.chars()).take(12).collect();
             let text = format!("its agent is {} ({digest}), not the one that this raftsman ships", agent.version);
-            out.push_str(&format!("  {}: {text}\n", member.name));
+            out.push_str(&format!("  {machine}: {text}\n"));
         }
     }
     for alarm in &cluster.alarms {
@@ -107,6 +111,15 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
         out.push_str(&format!("  first CA ends in {}: {}\n", left(first, now, paint), first.what));
     }
     out
+}
+
+/// The agents of members' machines and of those that balancers have to themselves.
+fn agents(cluster: &ClusterStatus) -> impl Iterator<Item = (&Name, Option<&AgentStatus>)> {
+    let is_member = |name: &Name| cluster.members.iter().any(|member| member.name == *name);
+    let members = cluster.members.iter().map(|member| (&member.name, member.agent.as_ref()));
+    let instances = cluster.balancers.iter().flat_map(|balancer| &balancer.instances);
+    let instances = instances.map(|instance| (&instance.machine, instance.agent.as_ref()));
+    members.chain(instances.filter(move |(machine, _)| !is_member(machine)))
 }
 
 fn backed_up(backups: &Health, now: Timestamp, paint: Paint) -> String {

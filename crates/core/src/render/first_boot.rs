@@ -37,6 +37,8 @@ pub struct FirstBoot<'a> {
     pub data_disk: Option<&'a str>,
     /// Where the agent's program comes from.
     pub agent: AgentFrom<'a>,
+    /// The distribution's packages of programs that its agent is to supervise.
+    pub programs: &'a [&'static str],
     /// Whether the provider puts the machine's files in place itself, before its first start: it need not wait for the
     /// end of cloud-init then.
     pub files_in_place: bool,
@@ -115,6 +117,7 @@ impl FirstBoot<'_> {
             ("unattended-upgrades", machines.updates == Some(Updates::Security)),
         ];
         packages.extend(wanted.iter().filter(|(_, wanted)| *wanted).map(|(name, _)| *name));
+        packages.extend(self.programs);
         packages
     }
 

@@ -83,7 +83,7 @@ impl Executor<'_> {
 
     /// Asks until the new program answers, which confirms it, or the old one again.
     async fn await_program(self, machine: &Name, digest: &str) -> Result<(), ActError> {
-        let link = &self.links(machine)?.agent;
+        let link = self.link(machine)?;
         let begun = Instant::now();
         let mut last = "no answer yet".to_owned();
         loop {
@@ -105,7 +105,7 @@ impl Executor<'_> {
     }
 
     async fn program(self, machine: &Name) -> Result<Option<AgentProgram>, ActError> {
-        let mut agent = self.links(machine)?.agent.client_within(REPORT_LIMIT).await?;
+        let mut agent = self.link(machine)?.client_within(REPORT_LIMIT).await?;
         Ok(agent.report(ReportRequest { into_data: false }).await?.into_inner().agent_program)
     }
 }

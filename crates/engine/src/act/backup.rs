@@ -19,7 +19,7 @@ impl Executor<'_> {
         let cluster = self.cluster();
         let settings = backup_settings(cluster, self.lock).await.map_err(Box::new)?;
         if settings.order.is_some() && cluster.auth() != AuthMode::Password {
-            certify_client(cluster, &self.links(machine)?.agent, self.generation(), ClientAccess::Open).await?;
+            certify_client(cluster, self.link(machine)?.as_ref(), self.generation(), ClientAccess::Open).await?;
         }
         if settings.drill_every_ms > 0 {
             self.install_tool(machine, cluster.desired.version).await?;

@@ -10,7 +10,7 @@ use raftsman_api::v1::{
 };
 use raftsman_core::action::MachineAction;
 use raftsman_core::boot::Boot;
-use raftsman_core::desired::{AGENT_PORT, AGENT_VALIDITY, Config};
+use raftsman_core::desired::{AGENT_PORT, AGENT_VALIDITY, Cluster, Config};
 use raftsman_core::render::delivery::Delivered;
 use raftsman_core::spec::{Name, Provider};
 use raftsman_providers::{Artifact, MachineOrder};
@@ -64,6 +64,13 @@ fn agent_profile(fleet: &Fleet, machine: &Name, address: IpAddr) -> LeafProfile 
     }
 }
 
+/// The packages of what runs on this machine, beside those that every machine has.
+fn packages(desired: &Cluster, machine: &Name) -> Vec<&'static str> {
+    let Some((_, instance)) = desired.instance(machine) else { return Vec::new() };
+    let keepalived = instance.keepalived.as_ref().map(|_| "keepalived");
+    ["haproxy"].into_iter().chain(keepalived).collect()
+}
+
 /// Executes one action of this topic.
 pub(super) async fn act(executor: Executor<'_>, action: &MachineAction, now: Timestamp) -> Result<(), ActError> {
     match action {
@@ -84,24 +91,29 @@ impl Executor<'_> {
     async fn create_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;
-        let member = self.member(machine)?;
-        let source = &cluster.desired.source;
-        fleet.artifacts.fetch(source, cluster.desired.version).await?;
-        let etcd = fleet.artifacts.found(source, cluster.desired.version, fleet.context.base()).await?;
+        let (address, source) = (self.address(machine)?, &cluster.desired.source);
+        let mut artifacts = Vec::new();
+        // No etcd runs on a machine that a balancer has to itself.
+        if cluster.desired.member(machine).is_some() {
+            fleet.artifacts.fetch(source, cluster.desired.version).await?;
+            let etcd = fleet.artifacts.found(source, cluster.desired.version, fleet.context.base()).await?;
+            artifacts.push(Artifact { version: etcd.version.to_string(), path: etcd.path });
+        }
         // An operator may have installed its agent manually: the agent proves that with its token.
         let joined = fleet.spec.machines.provider == Provider::Hosts
             && fleet.secrets.get(&token_name(machine)).await?.is_some()
-            && self.links(machine)?.agent.prove(fleet).await.is_ok();
+            && self.link(machine)?.prove(fleet).await.is_ok();
         let order = MachineOrder {
             name: machine.to_string(),
-            address: member.address,
+            address,
             agent_port: AGENT_PORT,
             cluster: cluster.desired.name.to_string(),
             members: cluster.desired.neighbours(&cluster.ledger()).into_iter().collect(),
-            boot: boot(fleet, self.lock, machine, member.address, now).await?,
+            boot: boot(fleet, self.lock, machine, address, now).await?,
             zone: cluster.desired.machine(machine).and_then(|machine| machine.place.zone.clone()),
             machines: cluster.desired.machine(machine).map(|machine| Arc::clone(&machine.settings)),
-            artifacts: vec![Artifact { version: etcd.version.to_string(), path: etcd.path }],
+            artifacts,
+            packages: packages(&cluster.desired, machine),
             joined,
         };
         fleet.provider.create(&order).await?;
@@ -109,7 +121,7 @@ impl Executor<'_> {
     }
 
     async fn start_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
-        self.links(machine)?.agent.hang_up().await;
+        self.link(machine)?.hang_up().await;
         let provider = &self.cluster().fleet.provider;
         // A killed run may have left it incomplete: ordering it again completes it.
         if provider.machine(machine.as_str()).await?.is_some_and(|found| !found.finished) {
@@ -119,8 +131,8 @@ impl Executor<'_> {
     }
 
     async fn delete_machine(self, machine: &Name) -> Result<(), ActError> {
-        if let Ok(links) = self.links(machine) {
-            links.agent.hang_up().await;
+        if let Ok(link) = self.link(machine) {
+            link.hang_up().await;
         }
         let seen = self.observer.machine_id(machine);
         Ok(self.cluster().fleet.give_back(self.lock, machine.as_str(), seen.as_deref()).await?)
@@ -130,13 +142,15 @@ impl Executor<'_> {
     async fn rebuild_machine(self, machine: &Name) -> Result<(), ActError> {
         let seen = self.observer.machine_id(machine);
         self.cluster().fleet.provider.is_the_same(machine.as_str(), seen.as_deref()).await?;
-        self.pause_etcd(machine).await?;
-        self.links(machine)?.agent.hang_up().await;
+        if self.observer.etcd(machine).is_some() {
+            self.pause_etcd(machine).await?;
+        }
+        self.link(machine)?.hang_up().await;
         Ok(self.cluster().fleet.provider.dismantle(machine.as_str(), seen.as_deref()).await?)
     }
 
     async fn move_machine(self, machine: &Name, address: IpAddr) -> Result<(), ActError> {
-        self.links(machine)?.agent.hang_up().await;
+        self.link(machine)?.hang_up().await;
         Ok(self.cluster().fleet.provider.readdress(machine.as_str(), address).await?)
     }
 
@@ -173,30 +187,30 @@ impl Executor<'_> {
 
     async fn renew_agent(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let fleet = &self.cluster().fleet;
-        let profile = agent_profile(fleet, machine, self.member(machine)?.address);
+        let profile = agent_profile(fleet, machine, self.address(machine)?);
         let sign = |csr: &[u8]| fleet.authority.sign_csr(csr, &profile, now);
         swap(self.agent(machine).await?, self.generation(), Purpose::Agent, String::new(), sign).await?;
         // The next connection sees the new certificate.
-        self.links(machine)?.agent.hang_up().await;
+        self.link(machine)?.hang_up().await;
         Ok(())
     }
 
     async fn enroll(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let fleet = &self.cluster().fleet;
-        let member = self.member(machine)?;
-        let links = self.links(machine)?;
-        let mut proven = match links.agent.prove(fleet).await {
+        let address = self.address(machine)?;
+        let link = self.link(machine)?;
+        let mut proven = match link.prove(fleet).await {
             // It gets new boot data, and waits for a claim again.
             Err(late) if late.is_too_late() => {
                 self.create_machine(machine, now).await?;
-                links.agent.prove(fleet).await?
+                link.prove(fleet).await?
             }
             proven => proven?,
         };
-        let profile = agent_profile(fleet, machine, member.address);
+        let profile = agent_profile(fleet, machine, address);
         let chain_pem = fleet.authority.sign_csr(&proven.reply.csr_der, &profile, now)?;
         proven.client.finish_claim(FinishClaimRequest { chain_pem }).await?;
-        links.agent.hang_up().await;
+        link.hang_up().await;
         fleet.secrets.delete(self.lock, &token_name(machine)).await?;
         Ok(())
     }

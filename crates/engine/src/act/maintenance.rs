@@ -65,7 +65,7 @@ impl Executor<'_> {
 
     async fn defragment(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let credentials = self.observer.credentials(now).await?.ok_or(ActError::NoMemberAnswers)?;
-        let mut client = self.links(machine)?.etcd.client(&credentials).await?;
+        let mut client = self.etcd(machine)?.client(&credentials).await?;
         let status = bounded(async { Ok(client.status().await?) }).await?;
         // A client that waited for the member before, or lost a write in the leadership transfer, retries within
         // moments. It must not reach the next member while that one does not answer. While no write succeeds there is
@@ -109,8 +109,8 @@ impl Executor<'_> {
         let credentials = self.observer.credentials(now).await?.ok_or(ActError::NoMemberAnswers)?;
         let mut clients = Vec::new();
         for name in self.cluster().places().keys() {
-            if let Ok(links) = self.links(name)
-                && let Ok(client) = links.etcd.client(&credentials).await
+            if let Ok(link) = self.etcd(name)
+                && let Ok(client) = link.client(&credentials).await
             {
                 clients.push(client);
             }

@@ -91,8 +91,8 @@ impl Executor<'_> {
         let credentials = self.observer.credentials(now).await?.ok_or(ActError::NoMemberAnswers)?;
         let begun = tokio::time::Instant::now();
         for name in self.cluster().places().keys() {
-            let Ok(links) = self.links(name) else { continue };
-            let Ok(mut client) = Box::pin(links.etcd.client(&credentials)).await else { continue };
+            let Ok(link) = self.etcd(name) else { continue };
+            let Ok(mut client) = Box::pin(link.client(&credentials)).await else { continue };
             loop {
                 let status: Result<_, EtcdError> = bounded(async { Ok(client.status().await?) }).await;
                 // A member that fails to answer is observed again before the next step.
@@ -124,10 +124,10 @@ impl Executor<'_> {
     ) -> Result<Client, ActError> {
         let credentials = self.observer.credentials(now).await?.ok_or(ActError::NoMemberAnswers)?;
         let places = self.cluster().places();
-        let asked = places.keys().filter_map(|name| self.links(name).ok()).map(|links| {
+        let asked = places.keys().filter_map(|name| self.etcd(name).ok()).map(|link| {
             let credentials = &credentials;
             async move {
-                let mut client = Box::pin(links.etcd.client(credentials)).await.ok()?;
+                let mut client = Box::pin(link.client(credentials)).await.ok()?;
                 let status: Result<_, EtcdError> = bounded(async { Ok(client.status().await?) }).await;
                 let status = status.ok().filter(|status| status.leader() != 0 && !status.is_learner())?;
                 Some((client, status))

@@ -3,6 +3,7 @@
 mod agents;
 mod auth;
 mod backup;
+mod balancer;
 mod etcd;
 mod fence;
 mod machines;
@@ -19,6 +20,7 @@ pub use agents::UpgradeError;
 pub use machines::{boot, boot_data};
 pub use versions::SnapshotError;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +34,7 @@ use raftsman_etcd::EtcdError;
 use crate::artifacts::ArtifactError;
 use crate::cluster::{ClusterError, ClusterHandle};
 use crate::delivery::DeliveryError;
-use crate::observe::{AgentCalls, LinkError, Links, Observer};
+use crate::observe::{AgentCalls, AgentLink, EtcdLink, LinkError, Observer};
 use crate::pki::PkiError;
 use crate::store::{Lock, StoreError};
 
@@ -111,6 +113,15 @@ pub enum ActError {
     /// The file has no such member.
     #[error("the file has no member `{0}`")]
     NoSuchMember(Name),
+    /// The file has no such machine.
+    #[error("the file has no machine `{0}`")]
+    NoSuchMachine(Name),
+    /// The file has no instance of a balancer there.
+    #[error("the file has no instance of a balancer on `{0}`")]
+    NoSuchInstance(Name),
+    /// The members behind the balancer, or their addresses, are not those of the plan.
+    #[error("the members behind the balancer on `{0}` have changed since it was planned: apply again")]
+    OtherBackends(Name),
     /// A member that should join is not listed.
     #[error("the cluster does not list `{0}`, which should join it: apply again")]
     NotListed(Name),
@@ -178,6 +189,7 @@ impl<'h> Executor<'h> {
                 Action::Pki(action) => pki::act(self, action, now).await,
                 Action::Preflight(action) => preflight::act(self, action).await,
                 Action::Backup(action) => backup::act(self, action).await,
+                Action::Balancer(action) => balancer::act(self, action).await,
                 Action::Etcd(action) => etcd::act(self, action).await,
                 Action::Member(action) => members::act(self, action, now).await,
                 Action::Maintenance(action) => maintenance::act(self, action, now).await,
@@ -204,13 +216,26 @@ impl Executor<'_> {
         self.cluster().desired.member(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))
     }
 
-    fn links(&self, machine: &Name) -> Result<Arc<Links>, ActError> {
-        self.observer.links(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))
+    /// Where a machine of the file is.
+    fn address(&self, machine: &Name) -> Result<IpAddr, ActError> {
+        let machines = &self.cluster().desired;
+        let address = machines.machine(machine).and_then(|machine| machine.address.given());
+        address.ok_or_else(|| ActError::NoSuchMachine(machine.clone()))
+    }
+
+    /// The connection to the agent of this machine.
+    fn link(&self, machine: &Name) -> Result<Arc<AgentLink>, ActError> {
+        self.observer.agent(machine).ok_or_else(|| ActError::NoSuchMachine(machine.clone()))
+    }
+
+    /// The connection to this member's etcd.
+    fn etcd(&self, member: &Name) -> Result<Arc<EtcdLink>, ActError> {
+        self.observer.etcd(member).ok_or_else(|| ActError::NoSuchMember(member.clone()))
     }
 
     /// The agent of this machine.
     async fn agent(&self, machine: &Name) -> Result<AgentCalls, ActError> {
-        Ok(self.links(machine)?.agent.client_within(self.limit).await?)
+        Ok(self.link(machine)?.client_within(self.limit).await?)
     }
 
     fn stamped<T>(&self, message: T) -> tonic::Request<T> {

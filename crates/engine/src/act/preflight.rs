@@ -44,7 +44,7 @@ impl Executor<'_> {
     pub async fn measurement(self) -> Result<(Measurement, BTreeMap<Name, String>), ActError> {
         let names = self.cluster().desired.members.iter().map(|m| &m.name);
         let places: BTreeMap<&Name, IpAddr> =
-            names.map(|name| Ok((name, self.links(name)?.agent.address()))).collect::<Result<_, ActError>>()?;
+            names.map(|name| Ok((name, self.link(name)?.address()))).collect::<Result<_, ActError>>()?;
         let (mut members, mut silent) = (BTreeMap::new(), BTreeMap::new());
         for name in places.keys() {
             let others = places.iter().filter(|(other, _)| other != &name);

@@ -149,7 +149,7 @@ impl Executor<'_> {
         let able = desired.members.iter().map(|member| &member.name).filter(|name| is_able(&observed, name, version));
         let machine = able.min_by_key(|name| leader == Some(*name)).ok_or(ActError::NoMemberAnswers)?;
         self.install_tool(machine, version).await?;
-        let agent = &self.links(machine)?.agent;
+        let agent = &self.link(machine)?;
         certify_client(self.cluster(), agent, self.generation(), ClientAccess::Open).await?;
         let stage = Stage { machine: machine.clone(), agent, version };
         Ok(run_restore_test(at, point, keys, &stage, save, watch).await.map_err(Box::new)?)
@@ -276,7 +276,7 @@ impl Executor<'_> {
         stopped.into_iter().collect::<Result<Vec<_>, _>>()?;
         try_join_all(machines.iter().map(async |machine| {
             self.configure_etcd(machine, restoration.version, None).await?;
-            certify_client(self.cluster(), &self.links(machine)?.agent, self.generation(), ClientAccess::Open).await
+            certify_client(self.cluster(), self.link(machine)?.as_ref(), self.generation(), ClientAccess::Open).await
         }))
         .await?;
         // Before clients have access: data that clients write from now on is not compared any more.
@@ -331,7 +331,7 @@ impl Executor<'_> {
             let config = cluster.desired.closed_config(self.member(machine)?, version, timers);
             let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
             self.agent(machine).await?.configure_etcd(self.stamped(request)).await?;
-            certify_client(cluster, &self.links(machine)?.agent, self.generation(), ClientAccess::Closed).await
+            certify_client(cluster, self.link(machine)?.as_ref(), self.generation(), ClientAccess::Closed).await
         }))
         .await?;
         let started = try_join_all(machines.iter().map(async |machine| {

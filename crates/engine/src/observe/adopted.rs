@@ -22,10 +22,9 @@ impl Observer {
         now: Timestamp,
     ) -> (MachineObserved, MemberObserved) {
         let machine = Machine { power: Power::Running, address: place, foreign: true, shape: None, zone: None };
-        let etcd = match (credentials, self.connect(name, place, place)) {
-            (Some(credentials), Ok(links)) => Box::pin(links.etcd.watch(credentials, now)).await,
-            (_, Err(error)) => Fact::Unreachable { error: error.to_string(), since: now },
-            (None, _) => Fact::Unreachable { error: "no credentials".to_owned(), since: now },
+        let etcd = match credentials {
+            Some(credentials) => Box::pin(self.connect_etcd(name, place).watch(credentials, now)).await,
+            None => Fact::Unreachable { error: "no credentials".to_owned(), since: now },
         };
         let machine =
             MachineObserved { machine: Fact::Seen { value: machine, at: now }, agent: Fact::Absent { at: now } };

@@ -222,7 +222,12 @@ impl AgentLink {
         let compared = tokio::task::spawn_blocking(move || {
             let (delivery, backup_settings) = runtime.block_on(async {
                 let files = crate::delivery::has_files(&cluster, &machine, &reply).await;
-                (files, crate::delivery::has_backup_settings(&cluster, &reply, sent).await)
+                // A machine that a balancer has to itself makes no backups.
+                let settings = match cluster.places().contains_key(&machine) {
+                    true => crate::delivery::has_backup_settings(&cluster, &reply, sent).await,
+                    false => Delivery::Current,
+                };
+                (files, settings)
             });
             (reply, delivery, backup_settings)
         });
@@ -250,6 +255,7 @@ fn understand(reply: v1::ReportReply, sent: Timestamp) -> Result<AgentReport, St
         access: Some(reply.access_digest).filter(|digest| !digest.is_empty()),
         backups: reply.backups.map(state).transpose()?,
         program: reply.agent_program.map(program).transpose()?,
+        balancer: super::balancer::understand(&reply.programs, reply.balancer)?,
         etcd: understand_etcd(etcd)?,
     })
 }
@@ -302,12 +308,6 @@ fn understand_etcd(etcd: v1::EtcdReport) -> Result<EtcdOnMachine, String> {
     }
     let running_trust =
         etcd.running_trust.into_iter().filter_map(|t| Some((purpose(t.purpose())?, t.digest))).collect();
-    let state = match service.state() {
-        v1::ServiceState::Stopped => ServiceState::Stopped,
-        v1::ServiceState::Running => ServiceState::Running,
-        v1::ServiceState::Backoff => ServiceState::Backoff,
-        v1::ServiceState::Unspecified => return Err("an unknown state of the service".to_owned()),
-    };
     let log = Some(LogEnd {
         term: data.last_term,
         index: data.last_index,
@@ -335,22 +335,34 @@ fn understand_etcd(etcd: v1::EtcdReport) -> Result<EtcdOnMachine, String> {
         last_version: given(etcd.current_version).map(|v| version(&v)).transpose()?,
         running_trust,
         certificates,
-        service: Service {
-            state,
-            pid: Some(service.pid).filter(|pid| *pid != 0),
-            since: service.since.map(timestamp).transpose()?,
-            restarts: service.restarts,
-            last_exit: given(service.last_exit),
-        },
+        service: process(service)?,
         data,
-        ports_taken: etcd
-            .ports_taken
-            .into_iter()
-            .map(|p| PortTaken { port: u16::try_from(p.port).unwrap_or(0), holder: p.holder })
-            .collect(),
+        ports_taken: ports_taken(etcd.ports_taken),
         had_data: etcd.had_data,
         log,
     })
+}
+
+/// A supervised process.
+pub(super) fn process(wire: v1::Service) -> Result<Service, String> {
+    let state = match wire.state() {
+        v1::ServiceState::Stopped => ServiceState::Stopped,
+        v1::ServiceState::Running => ServiceState::Running,
+        v1::ServiceState::Backoff => ServiceState::Backoff,
+        v1::ServiceState::Unspecified => return Err("an unknown state of the service".to_owned()),
+    };
+    Ok(Service {
+        state,
+        pid: Some(wire.pid).filter(|pid| *pid != 0),
+        since: wire.since.map(timestamp).transpose()?,
+        restarts: wire.restarts,
+        last_exit: Some(wire.last_exit).filter(|text| !text.is_empty()),
+    })
+}
+
+/// Ports that other processes hold.
+pub(super) fn ports_taken(wire: Vec<v1::PortTaken>) -> Vec<PortTaken> {
+    wire.into_iter().map(|p| PortTaken { port: u16::try_from(p.port).unwrap_or(0), holder: p.holder }).collect()
 }
 
 fn certificate(wire: v1::Certificate) -> Result<(Option<Purpose>, CertificateFacts), String> {

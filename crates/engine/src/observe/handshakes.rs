@@ -13,8 +13,8 @@ use raftsman_etcd::{CALL_TIMEOUT, Credentials};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::Links;
 use super::agent::AgentLink;
+use super::etcd::EtcdLink;
 use crate::cluster::ClusterCredentials;
 
 /// An agent gives its targets three seconds each, all at the same time.
@@ -23,16 +23,17 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Tests all handshakes: from this member to the others, and with a client of every authority at its ports of these
 /// sides.
 pub(super) async fn of_member(
-    links: &Links,
+    agent: &AgentLink,
+    etcd: &EtcdLink,
     others: &BTreeMap<Name, IpAddr>,
     sides: &[TrustDomain],
     credentials: &ClusterCredentials,
 ) -> Handshakes {
     let tried = credentials.vouched.iter().filter(|((side, _), _)| sides.contains(side));
     let results = tried.map(|((side, key), credentials)| async move {
-        (*side, key.clone(), handshake(links.etcd.to().at.ip(), *side, credentials).await)
+        (*side, key.clone(), handshake(etcd.to().at.ip(), *side, credentials).await)
     });
-    let (peers, results) = tokio::join!(among_members(&links.agent, others), join_all(results));
+    let (peers, results) = tokio::join!(among_members(agent, others), join_all(results));
     let mut handshakes = Handshakes { peers, let_in: BTreeMap::new() };
     for (side, key, handshake) in results {
         handshakes.let_in.entry(side).or_default().insert(key, handshake);

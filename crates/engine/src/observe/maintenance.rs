@@ -78,7 +78,7 @@ impl Observer {
     }
 
     async fn filling(&self, name: &Name, credentials: &ClusterCredentials) -> Option<Filling> {
-        let client = self.links(name)?.etcd.client(credentials).await.ok()?;
+        let client = self.etcd(name)?.client(credentials).await.ok()?;
         Box::pin(filling(client)).await.ok()
     }
 
@@ -98,8 +98,8 @@ impl Observer {
     }
 
     async fn hash(&self, name: &Name, revision: i64, credentials: &ClusterCredentials) -> Result<Hash, EtcdError> {
-        let Some(links) = self.links(name) else { return Ok(Hash::Unknown("it has no address".to_owned())) };
-        let mut client = links.etcd.client(credentials).await?;
+        let Some(link) = self.etcd(name) else { return Ok(Hash::Unknown("it has no address".to_owned())) };
+        let mut client = link.client(credentials).await?;
         let answer = within(HASHING, async { Ok(client.hash_kv(revision).await?) }).await?;
         Ok(Hash::Known { hash: answer.hash(), compacted: answer.compact_version() })
     }

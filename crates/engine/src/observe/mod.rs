@@ -2,6 +2,7 @@
 
 mod adopted;
 mod agent;
+mod balancer;
 mod etcd;
 mod handshakes;
 mod http;
@@ -43,7 +44,10 @@ use crate::store::{Lock, StoreError};
 #[derive(Debug)]
 pub struct Observer {
     cluster: Arc<ClusterHandle>,
-    links: std::sync::Mutex<BTreeMap<Name, Arc<Links>>>,
+    /// To the agent of every machine.
+    agents: std::sync::Mutex<BTreeMap<Name, Arc<AgentLink>>>,
+    /// To etcd of every member, which may still be on another machine than its new one.
+    members: std::sync::Mutex<BTreeMap<Name, Arc<EtcdLink>>>,
     /// When the links and the credentials were last renewed, because their certificates expire.
     renewed: std::sync::Mutex<Timestamp>,
     credentials: Mutex<Option<Known>>,
@@ -71,21 +75,13 @@ struct Looked {
     credentials: Option<ClusterCredentials>,
 }
 
-/// The connections to one member: to its machine's agent, and to its etcd, which may still be on another machine.
-#[derive(Debug)]
-pub struct Links {
-    /// To the agent.
-    pub agent: AgentLink,
-    /// To etcd.
-    pub etcd: EtcdLink,
-}
-
 impl Observer {
     /// An observer without a connection yet.
     pub fn new(cluster: Arc<ClusterHandle>) -> Result<Self, TlsError> {
         let observer = Self {
             cluster,
-            links: Default::default(),
+            agents: Default::default(),
+            members: Default::default(),
             renewed: std::sync::Mutex::new(Timestamp::now()),
             credentials: Mutex::new(None),
             brought: Mutex::new(None),
@@ -95,8 +91,11 @@ impl Observer {
             known: Mutex::default(),
             into_data: false,
         };
-        for (name, place) in observer.cluster.places() {
-            observer.connect(&name, place, place)?;
+        for (name, address) in observer.cluster.machines() {
+            observer.connect_agent(&name, address)?;
+        }
+        for (name, address) in observer.cluster.places() {
+            observer.connect_etcd(&name, address);
         }
         Ok(observer)
     }
@@ -106,17 +105,27 @@ impl Observer {
         Ok(Self { into_data: true, ..Self::new(cluster)? })
     }
 
-    /// The connections to a member with its machine and its etcd at these addresses; open ones are reused.
-    fn connect(&self, name: &Name, machine: IpAddr, etcd: IpAddr) -> Result<Arc<Links>, TlsError> {
-        let etcd = self.cluster.endpoint(name, etcd);
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(links) = links.get(name).filter(|l| l.agent.address() == machine && *l.etcd.to() == etcd) {
-            return Ok(Arc::clone(links));
+    /// The connection to the agent of a machine at this address; an open one is reused.
+    fn connect_agent(&self, machine: &Name, address: IpAddr) -> Result<Arc<AgentLink>, TlsError> {
+        let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(link) = agents.get(machine).filter(|link| link.address() == address) {
+            return Ok(Arc::clone(link));
         }
-        let agent = AgentLink::new(&self.cluster.fleet, name, machine)?;
-        let new = Arc::new(Links { agent, etcd: EtcdLink::new(etcd) });
-        links.insert(name.clone(), Arc::clone(&new));
+        let new = Arc::new(AgentLink::new(&self.cluster.fleet, machine, address)?);
+        agents.insert(machine.clone(), Arc::clone(&new));
         Ok(new)
+    }
+
+    /// The connection to a member's etcd at this address; an open one is reused.
+    fn connect_etcd(&self, member: &Name, address: IpAddr) -> Arc<EtcdLink> {
+        let endpoint = self.cluster.endpoint(member, address);
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(link) = members.get(member).filter(|link| *link.to() == endpoint) {
+            return Arc::clone(link);
+        }
+        let new = Arc::new(EtcdLink::new(endpoint));
+        members.insert(member.clone(), Arc::clone(&new));
+        new
     }
 
     /// The observed cluster.
@@ -130,9 +139,14 @@ impl Observer {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner).get(machine).cloned()
     }
 
-    /// The connections to a member.
-    pub fn links(&self, machine: &Name) -> Option<Arc<Links>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner).get(machine).cloned()
+    /// The connection to the agent of a machine.
+    pub fn agent(&self, machine: &Name) -> Option<Arc<AgentLink>> {
+        self.agents.lock().unwrap_or_else(PoisonError::into_inner).get(machine).cloned()
+    }
+
+    /// The connection to a member's etcd.
+    pub fn etcd(&self, member: &Name) -> Option<Arc<EtcdLink>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner).get(member).cloned()
     }
 
     /// Our credentials for etcd; none before the cluster has authorities.
@@ -172,10 +186,11 @@ impl Observer {
             *renewed = now;
         }
         *self.credentials.lock().await = None;
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, link) in links.iter_mut() {
-            let agent = AgentLink::new(&self.cluster.fleet, name, link.agent.address())?;
-            *link = Arc::new(Links { agent, etcd: EtcdLink::new(link.etcd.to().clone()) });
+        for link in self.members.lock().unwrap_or_else(PoisonError::into_inner).values_mut() {
+            *link = Arc::new(EtcdLink::new(link.to().clone()));
+        }
+        for (name, link) in self.agents.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
+            *link = Arc::new(AgentLink::new(&self.cluster.fleet, name, link.address())?);
         }
         Ok(())
     }
@@ -241,7 +256,8 @@ impl Observer {
         if self.cluster.desired.backups.is_none() || observed.ledger.lineage() == before.lineage() {
             return;
         }
-        for machine in observed.machines.values_mut() {
+        let EtcdObserved { members, .. } = &observed.etcd;
+        for (_, machine) in observed.machines.iter_mut().filter(|(name, _)| members.contains_key(*name)) {
             if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut machine.agent
                 && report.backup_settings == Delivery::Current
             {
@@ -263,18 +279,27 @@ impl Observer {
             }
             Err(error) => return Err(error),
         };
-        let places = self.cluster.places();
-        let mut found = self.machines(&places, now).await;
-        let looks = places.iter().map(|(name, place)| {
+        let (places, all) = (self.cluster.places(), self.cluster.machines());
+        let mut found = self.machines(&all, now).await;
+        let looks = all.iter().map(|(name, address)| {
             let machine = found.remove(name).unwrap_or(Fact::Absent { at: now });
-            self.look_at(name, *place, machine, credentials.as_ref(), now)
+            let member = places.contains_key(name);
+            let credentials = credentials.as_ref();
+            async move {
+                match member {
+                    true => {
+                        let (machine, etcd) = self.look_at_member(name, *address, machine, credentials, now).await;
+                        (machine, Some(etcd))
+                    }
+                    false => (self.look_at_machine(name, *address, machine, now).await, None),
+                }
+            }
         });
-        let seen = join_all(looks).await;
-        let (machines, members): (BTreeMap<Name, MachineObserved>, BTreeMap<Name, MemberObserved>) = places
-            .keys()
-            .zip(seen)
-            .map(|(name, (machine, member))| ((name.clone(), machine), (name.clone(), member)))
-            .unzip();
+        let (mut machines, mut members) = (BTreeMap::new(), BTreeMap::new());
+        for (name, (machine, member)) in all.keys().zip(join_all(looks).await) {
+            machines.insert(name.clone(), machine);
+            members.extend(member.map(|member| (name.clone(), member)));
+        }
         // The ledger is made before the first machine: a cluster with machines and no ledger has lost it.
         let ours = |(_, seen): &(&Name, &MachineObserved)| {
             seen.machine.seen().is_some_and(|m| !m.foreign) || seen.report().is_some()
@@ -326,15 +351,16 @@ impl Observer {
         }
         let sides = &sides;
         let members = places.keys().filter(|name| observed.report(name).is_some());
-        let tries = members.filter_map(|name| Some((name, self.links(name)?))).map(|(name, links)| async move {
+        let links = members.filter_map(|name| Some((name, self.agent(name)?, self.etcd(name)?)));
+        let tries = links.map(|(name, agent, etcd)| async move {
             let others =
                 places.iter().filter(|(other, _)| *other != name).map(|(n, place)| (n.clone(), *place)).collect();
-            (name.clone(), handshakes::of_member(&links, &others, sides, credentials).await)
+            (name.clone(), handshakes::of_member(&agent, &etcd, &others, sides, credentials).await)
         });
         join_all(tries).await.into_iter().collect()
     }
 
-    /// The machines of all members, requested at once, each connection of the provider by itself. Adopted clusters have
+    /// All machines, requested at once, each connection of the provider by itself. Adopted clusters have
     /// none.
     async fn machines(&self, places: &BTreeMap<Name, IpAddr>, now: Timestamp) -> BTreeMap<Name, Fact<Machine>> {
         if self.cluster.ledger().adopted().is_some() {
@@ -348,7 +374,42 @@ impl Observer {
         found.into_iter().map(|(name, found)| (name, machine_fact(found, now))).collect()
     }
 
-    async fn look_at(
+    /// Whether there is an agent to ask at a machine, and where. A provider that does not answer says nothing about the
+    /// machine: its agent is asked at its last or desired address.
+    fn reach(&self, name: &Name, place: IpAddr, machine: &Fact<Machine>) -> Option<(IpAddr, Power)> {
+        match machine {
+            Fact::Seen { value, .. } => Some((value.address, value.power)),
+            Fact::Unreachable { .. } => Some((self.agent(name).map_or(place, |link| link.address()), Power::Running)),
+            Fact::Absent { .. } => None,
+        }
+    }
+
+    /// With the local provider a stopped machine is one without an agent process: its programs may still run.
+    async fn look_at_agent(&self, name: &Name, at: (IpAddr, Power), now: Timestamp) -> Fact<Agent> {
+        let (address, power) = at;
+        match (power, self.connect_agent(name, address)) {
+            (Power::Running, Ok(link)) => link.look(&self.cluster, self.into_data, now).await,
+            (Power::Running, Err(error)) => Fact::Unreachable { error: error.to_string(), since: now },
+            (Power::Stopped, _) => Fact::Absent { at: now },
+        }
+    }
+
+    /// A machine that no member runs on.
+    async fn look_at_machine(
+        &self,
+        name: &Name,
+        place: IpAddr,
+        machine: Fact<Machine>,
+        now: Timestamp,
+    ) -> MachineObserved {
+        let agent = match self.reach(name, place, &machine) {
+            Some(at) => self.look_at_agent(name, at, now).await,
+            None => Fact::Absent { at: now },
+        };
+        MachineObserved { machine, agent }
+    }
+
+    async fn look_at_member(
         &self,
         name: &Name,
         place: IpAddr,
@@ -359,35 +420,18 @@ impl Observer {
         if self.cluster.ledger().adopted().is_some() {
             return self.watch(name, place, credentials.ok(), now).await;
         }
-        let silent = || MemberObserved { etcd: Fact::Absent { at: now }, problem: None };
-        // A provider that does not answer says nothing about the machine: its agent and its etcd are asked at their
-        // last or desired address.
-        let (address, power) = match &machine {
-            Fact::Seen { value, .. } => (value.address, value.power),
-            Fact::Unreachable { .. } => (self.links(name).map_or(place, |l| l.agent.address()), Power::Running),
-            Fact::Absent { at } => return (MachineObserved { agent: Fact::Absent { at: *at }, machine }, silent()),
+        let Some(at) = self.reach(name, place, &machine) else {
+            let silent = MemberObserved { etcd: Fact::Absent { at: now }, problem: None };
+            return (MachineObserved { agent: Fact::Absent { at: now }, machine }, silent);
         };
-        let links = match self.connect(name, address, place) {
-            Ok(links) => links,
-            Err(error) => {
-                let agent = Fact::Unreachable { error: error.to_string(), since: now };
-                return (MachineObserved { machine, agent }, silent());
-            }
-        };
-        // With the local provider a stopped machine is one without an agent process: its etcd may still run.
-        let agent = async {
-            match power {
-                Power::Running => links.agent.look(&self.cluster, self.into_data, now).await,
-                Power::Stopped => Fact::Absent { at: now },
-            }
-        };
+        let link = self.connect_etcd(name, place);
         let etcd = async {
             match credentials {
-                Ok(credentials) => Box::pin(links.etcd.look(credentials, now)).await,
+                Ok(credentials) => Box::pin(link.look(credentials, now)).await,
                 Err(fact) => (fact.clone(), None),
             }
         };
-        let (agent, (etcd, problem)) = tokio::join!(agent, etcd);
+        let (agent, (etcd, problem)) = tokio::join!(self.look_at_agent(name, at, now), etcd);
         let machine = MachineObserved { machine, agent };
         let stopped = machine.report().is_some_and(|r| r.etcd.service.state == ServiceState::Stopped);
         let etcd = match etcd {
@@ -410,8 +454,8 @@ impl Observer {
             view.healthy.iter().copied().find(open).cloned()
         };
         let Some(name) = asked else { return };
-        let Some(links) = self.links(&name) else { return };
-        let root = links.etcd.root(credentials).await;
+        let Some(link) = self.etcd(&name) else { return };
+        let root = link.root(credentials).await;
         if let Some(Fact::Seen { value, .. }) = observed.etcd.members.get_mut(&name).map(|m| &mut m.etcd) {
             value.root = root;
         }
@@ -473,7 +517,7 @@ mod tests {
         let cluster = ClusterHandle::open(&fleet, &fleet.desired.clusters[0]).await.unwrap();
         let observer = Observer::new(Arc::new(cluster)).unwrap();
         let name = fleet.desired.clusters[0].members[0].name.clone();
-        let link = || observer.links(&name).unwrap();
+        let link = || observer.agent(&name).unwrap();
         observer.credentials(begun).await.unwrap().expect("it has authorities");
         let first = link();
         observer.renew(begun + SignedDuration::from_hours(11)).await.unwrap();

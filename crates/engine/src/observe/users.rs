@@ -42,9 +42,9 @@ impl Observer {
             view.leader.filter(|name| view.healthy.contains(name)).filter(locked).or(healthy.min()).cloned()
         };
         let Some(name) = asked else { return };
-        let Some(links) = self.links(&name) else { return };
+        let Some(link) = self.etcd(&name) else { return };
         let access = async {
-            let client = links.etcd.client(credentials).await?;
+            let client = link.client(credentials).await?;
             self.access(client).await
         };
         let access = Box::pin(access).await.map_err(|error| error.to_string());

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use raftsman_core::desired::Cluster;
 use raftsman_core::spec::{Name, Spec};
 use serde_json::json;
 
@@ -150,7 +151,7 @@ pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError>
     // on machines.
     if clusters.iter().all(|(_, at)| at.ledger().started.is_empty() && at.ledger().adopted().is_none()) {
         let silent = fleet.inventory().await.silent;
-        provider_answers(fleet, &silent, chosen().flat_map(|c| &c.members).map(|m| &m.name))?;
+        provider_answers(fleet, &silent, chosen().flat_map(Cluster::all_machines))?;
     }
     for (cluster, at) in clusters {
         // Nothing is installed in an adopted cluster.

@@ -83,11 +83,11 @@ pub async fn now(
     let observed = observer.look().await?;
     let machine = chosen(&observed).ok_or_else(|| OpError::NoQuorum(name.clone()))?;
     let size = View::of(&observed).answering.get(&machine).map_or(0, |etcd| etcd.db_size);
-    let links = observer.links(&machine).ok_or_else(|| OpError::NoSuchMember(machine.to_string()))?;
+    let link = observer.agent(&machine).ok_or_else(|| OpError::NoSuchMember(machine.to_string()))?;
     let root_password = match cluster.auth() {
         AuthMode::Password => cluster.root_password().await?,
         AuthMode::Certificate | AuthMode::None => {
-            certify_client(&cluster, &links.agent, lock.generation(), ClientAccess::Open).await?;
+            certify_client(&cluster, &link, lock.generation(), ClientAccess::Open).await?;
             None
         }
     };
@@ -98,7 +98,7 @@ pub async fn now(
 
     let request = order(&fleet, &at.settings, &at.place, &name, root_password, &observed.ledger.lineage()).await?;
     let failed = |status| BackupError::Agent { machine: machine.clone(), status: Box::new(status) };
-    let mut replies = links.agent.client().await?.take_backup(request).await.map_err(failed)?.into_inner();
+    let mut replies = link.client().await?.take_backup(request).await.map_err(failed)?.into_inner();
     while let Some(reply) = replies.next().await {
         match reply.map_err(failed)?.what {
             Some(take_backup_reply::What::TransferProgress(v1::TransferProgress { received, stored, checked })) => {

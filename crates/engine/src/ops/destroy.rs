@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::future::join_all;
+use raftsman_core::desired::Cluster;
 use raftsman_core::spec::{self, EtcdCluster, Name, Spec, line_of};
 use raftsman_providers::networks::Networks;
 use serde::Serialize;
@@ -76,10 +77,10 @@ fn allowed(spec: &Spec, file: &std::path::Path, only: &[Name]) -> Result<(), OpE
 pub async fn survey(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Destruction, OpError> {
     let Inventory { machines: inventory, silent } = fleet.inventory().await;
     let chosen = || fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
-    let mut named: BTreeSet<Name> = chosen().flat_map(|c| &c.members).map(|m| m.name.clone()).collect();
+    let mut named: BTreeSet<Name> = BTreeSet::new();
     for cluster in chosen() {
         // A lost or damaged ledger may have recorded machines that the file does not list: destroying would be a guess.
-        named.extend(ClusterHandle::open(fleet, cluster).await?.ledger().members.into_keys());
+        named.extend(ClusterHandle::open(fleet, cluster).await?.machines().into_keys());
     }
     let concerned: BTreeSet<SilentConnection> = match only.is_empty() {
         true => silent.into_iter().collect(),
@@ -118,9 +119,10 @@ pub async fn destroy(
         outcome?;
     }
     // A killed run may have left an incomplete machine: a directory without a tag.
-    let members = || fleet.desired.clusters.iter().filter(|c| what.clusters.contains(&c.name)).flat_map(|c| &c.members);
-    for member in members().filter(|m| !what.machines.iter().any(|name| m.name.as_str() == name)) {
-        match fleet.give_back(&lock, member.name.as_str(), None).await {
+    let clusters = fleet.desired.clusters.iter().filter(|c| what.clusters.contains(&c.name));
+    let machines = clusters.flat_map(Cluster::all_machines);
+    for machine in machines.filter(|machine| !what.machines.iter().any(|name| machine.as_str() == name)) {
+        match fleet.give_back(&lock, machine.as_str(), None).await {
             // Not made by raftsman: it stays.
             Err(GiveBackError::Provider(error)) if error.is_foreign() => {}
             outcome => outcome?,
@@ -135,9 +137,9 @@ pub async fn destroy(
         for certificate in [format!("{adopted}-ca"), adopted] {
             fleet.store.delete_certificate(&lock, &certificate).await?;
         }
-        let members = fleet.desired.clusters.iter().filter(|c| c.name == *cluster).flat_map(|c| &c.members);
-        for member in members {
-            fleet.secrets.delete(&lock, &token_name(&member.name)).await?;
+        let desired = fleet.desired.clusters.iter().filter(|c| c.name == *cluster);
+        for machine in desired.flat_map(Cluster::all_machines) {
+            fleet.secrets.delete(&lock, &token_name(machine)).await?;
         }
         fleet.store.delete_cluster(&lock, cluster.as_str()).await?;
         remove_dir(&fleet.store.dir().join("clients").join(cluster.as_str()))?;

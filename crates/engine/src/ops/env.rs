@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use raftsman_core::desired::Balancer;
 use raftsman_core::spec::AuthMode;
 use secrecy::ExposeSecret;
 use serde::Serialize;
@@ -17,7 +18,7 @@ use crate::fleet::Fleet;
 /// What `etcdctl` needs.
 #[derive(Debug, Clone, Serialize)]
 pub struct Settings {
-    /// Where the members are.
+    /// Where the members are, or the balancer in front of them.
     pub endpoints: Vec<String>,
     /// Their CA.
     pub ca: PathBuf,
@@ -34,16 +35,18 @@ pub struct Settings {
 /// The validity of the certificate for `etcdctl`.
 const VALIDITY: Duration = Duration::from_secs(24 * 3600);
 
-/// Writes the needed files below the state, and returns their paths.
-pub async fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, OpError> {
-    let at = pick_cluster(fleet, cluster).await?;
+/// Writes the needed files below the state, and returns their paths. With a balancer the members are reached through it.
+pub async fn env(fleet: &Arc<Fleet>, cluster: Option<&str>, via: Option<&str>) -> Result<Settings, OpError> {
+    let balancer = via.map(|name| pick_balancer(fleet, cluster, name)).transpose()?;
+    let at = pick_cluster(fleet, cluster.or(balancer.map(|balancer| balancer.cluster.as_str()))).await?;
     let name = at.desired.name.as_str();
     let state = std::path::absolute(fleet.store.dir());
     let state = state.map_err(|source| OpError::File { action: "find", path: fleet.store.dir().to_owned(), source })?;
     let dir = state.join("clients").join(name);
-    let endpoints = match at.ledger().adopted() {
-        Some(adopted) => adopted.clients.values().cloned().collect(),
-        None => at.desired.members.iter().map(|m| m.client_url()).collect(),
+    let endpoints = match (balancer, at.ledger().adopted()) {
+        (Some(balancer), _) => balancer.endpoints().into_iter().map(|at| format!("https://{at}")).collect(),
+        (None, Some(adopted)) => adopted.clients.values().cloned().collect(),
+        (None, None) => at.desired.members.iter().map(|m| m.client_url()).collect(),
     };
     // Also with passwords: `etcdctl` needs the CA, and the certificate does no harm.
     private(&state.join("clients"))?;
@@ -74,6 +77,27 @@ pub async fn env(fleet: &Arc<Fleet>, cluster: Option<&str>) -> Result<Settings, 
             }
         }
     })
+}
+
+/// The balancer of this name, in front of this cluster where one is named.
+fn pick_balancer<'a>(fleet: &'a Fleet, cluster: Option<&str>, name: &str) -> Result<&'a Balancer, OpError> {
+    let all = || fleet.desired.clusters.iter().flat_map(|cluster| &cluster.balancers);
+    let Some(balancer) = all().find(|balancer| balancer.name.as_str() == name) else {
+        let (name, known) = (name.to_owned(), all().map(|balancer| balancer.name.to_string()).collect::<Vec<_>>());
+        return Err(if known.is_empty() {
+            OpError::NoBalancers(name)
+        } else {
+            OpError::NoSuchBalancer { name, known }
+        });
+    };
+    match cluster {
+        Some(asked) if asked != balancer.cluster.as_str() => Err(OpError::BalancerElsewhere {
+            balancer: name.to_owned(),
+            cluster: balancer.cluster.clone(),
+            asked: asked.to_owned(),
+        }),
+        _ => Ok(balancer),
+    }
 }
 
 /// A directory for its owner only, whatever the umask, also where it existed before.

@@ -121,7 +121,7 @@ pub async fn proven(fleet: &Arc<Fleet>) -> Result<(), OpError> {
                 report.access != agents.access || shows != agents.signer.as_ref()
             })
         };
-        Ok(cluster.desired.members.iter().map(|member| &member.name).filter(lags).cloned().collect::<Vec<_>>())
+        Ok(cluster.desired.all_machines().filter(lags).cloned().collect::<Vec<_>>())
     });
     let behind: Vec<String> = behind.await?.into_iter().flatten().map(|name| name.to_string()).collect();
     if behind.is_empty() { Ok(()) } else { Err(OpError::AgentsBehind(behind)) }

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use raftsman_core::boot::Boot;
-use raftsman_core::spec::{Members, Name, Provider, Spec};
+use raftsman_core::spec::{Instances, Members, Name, Provider, Spec};
 use serde::Serialize;
 
 use super::begin::{Begun, begin, clusters};
-use super::{OpError, pick_member};
+use super::{OpError, pick_machine};
 use crate::act;
+use crate::cluster::ClusterHandle;
 use crate::fleet::{Context, Fleet};
 use crate::store::Lock;
 use crate::tokens::KeptToken;
@@ -42,7 +43,12 @@ pub async fn run(spec: Spec, context: &Context, host: &str, valid_for: Duration)
         Members::List(list) => list.iter().any(|member| member.name.as_str() == host),
         Members::Count(_) => false,
     });
-    let only: Vec<Name> = cluster.map(|(name, _)| name.clone()).into_iter().collect();
+    let balancer = spec.balancers.values().find(|balancer| match &balancer.instances {
+        Instances::List(list) => list.iter().any(|instance| instance.name.as_str() == host),
+        Instances::Count(_) | Instances::Beside(_) => false,
+    });
+    let cluster = cluster.map(|(name, _)| name).or(balancer.map(|balancer| &balancer.etcd));
+    let only: Vec<Name> = cluster.cloned().into_iter().collect();
     let scope = clusters(&spec, &only);
     let Begun { fleet, lock, .. } = begin(spec, context, "join", &scope).await?;
     join(&fleet, &lock, host, valid_for).await
@@ -61,10 +67,11 @@ pub async fn join(fleet: &Arc<Fleet>, lock: &Lock, host: &str, valid_for: Durati
     if !(SHORTEST..=LONGEST).contains(&valid_for) {
         return Err(OpError::JoinWindow);
     }
-    let (cluster, machine) = pick_member(fleet, None, host).await?;
+    let (cluster, machine) = pick_machine(fleet, host)?;
     check(&fleet.spec)?;
     let missing = || OpError::NoSuchMachine { name: host.to_owned(), known: Vec::new() };
-    let address = cluster.desired.member(&machine).ok_or_else(missing)?.address;
+    let address = cluster.machine(machine).and_then(|machine| machine.address.given()).ok_or_else(missing)?;
+    let (cluster, machine) = (ClusterHandle::open(fleet, cluster).await?, machine.clone());
     cluster.begin(lock).await?;
     let kept = KeptToken::renew(&fleet.secrets, lock, &machine, Some(Timestamp::now() + valid_for)).await?;
     let boot = act::boot_data(fleet, &machine, address, &kept);

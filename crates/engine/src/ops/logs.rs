@@ -1,22 +1,44 @@
-//! `raftsman logs`: a machine → the last lines of its etcd's or its agent's log.
+//! `raftsman logs`: a machine → the last lines of the log of its etcd, its HAProxy or its agent.
 
 use std::sync::Arc;
 
-use raftsman_api::v1::{LogOf, LogsRequest};
+use raftsman_api::v1::{LogOf, LogsRequest, Program, ProgramLogsRequest};
 
-use super::OpError;
+use super::{OpError, pick_machine};
 use crate::fleet::Fleet;
 use crate::observe::{AgentLink, LinkError};
 
+/// Whose log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// What the machine is for: etcd's on a member's, HAProxy's on one that a balancer has to itself.
+    Machine,
+    /// The agent's.
+    Agent,
+    /// HAProxy's.
+    Balancer,
+}
+
 /// The last lines of a log.
-pub async fn logs(fleet: &Arc<Fleet>, machine: &str, of_agent: bool, lines: u32) -> Result<Vec<String>, OpError> {
-    let all = || fleet.desired.clusters.iter().flat_map(|c| &c.members);
-    let member = all().find(|m| m.name.as_str() == machine).ok_or_else(|| OpError::NoSuchMachine {
-        name: machine.to_owned(),
-        known: all().map(|m| m.name.to_string()).collect(),
-    })?;
-    let mut client = AgentLink::new(fleet, &member.name, member.address)?.client().await?;
-    let log = if of_agent { LogOf::Agent } else { LogOf::Etcd };
+pub async fn logs(fleet: &Arc<Fleet>, machine: &str, of: Source, lines: u32) -> Result<Vec<String>, OpError> {
+    let (cluster, machine) = pick_machine(fleet, machine)?;
+    let is_member = cluster.member(machine).is_some();
+    if of == Source::Balancer && cluster.instance(machine).is_none() {
+        let all = fleet.desired.clusters.iter().flat_map(|cluster| cluster.instances());
+        let known = all.map(|(_, instance)| instance.name.to_string()).collect();
+        return Err(OpError::NoBalancerThere { machine: machine.to_string(), known });
+    }
+    let missing = || OpError::NoSuchMachine { name: machine.to_string(), known: Vec::new() };
+    let address = cluster.machine(machine).and_then(|machine| machine.address.given()).ok_or_else(missing)?;
+    let mut client = AgentLink::new(fleet, machine, address)?.client().await?;
+    let log = match of {
+        Source::Agent => LogOf::Agent,
+        Source::Machine if is_member => LogOf::Etcd,
+        Source::Machine | Source::Balancer => {
+            let request = ProgramLogsRequest { program: Program::Haproxy.into(), lines };
+            return Ok(client.program_logs(request).await.map_err(LinkError::from)?.into_inner().lines);
+        }
+    };
     let reply = client.logs(LogsRequest { log: log.into(), lines }).await.map_err(LinkError::from)?;
     Ok(reply.into_inner().lines)
 }

@@ -191,6 +191,35 @@ pub enum OpError {
         /// There are.
         known: Vec<String>,
     },
+    /// No such balancer in the file.
+    #[error("the file has no balancer `{name}`; it has: {}", known.join(", "))]
+    NoSuchBalancer {
+        /// Asked for.
+        name: String,
+        /// There are.
+        known: Vec<String>,
+    },
+    /// The file has none at all.
+    #[error("the file has no balancer `{0}`, and no other: `raftsman explain balancers` says how one is written")]
+    NoBalancers(String),
+    /// The balancer is in front of another cluster.
+    #[error("the balancer `{balancer}` is in front of `{cluster}`, not of `{asked}`")]
+    BalancerElsewhere {
+        /// The balancer.
+        balancer: String,
+        /// The cluster that it is in front of.
+        cluster: Name,
+        /// Asked for.
+        asked: String,
+    },
+    /// No instance of a balancer runs on this machine.
+    #[error("no balancer runs on `{machine}`; balancers run on: {}", crate::ops::or_nothing(known))]
+    NoBalancerThere {
+        /// Asked for.
+        machine: String,
+        /// Where they run.
+        known: Vec<String>,
+    },
     /// Machines that raftsman makes need no invitation.
     #[error("only existing hosts are enrolled manually (`provider: hosts`): `raftsman apply` makes all other machines")]
     NoHosts,
@@ -356,14 +385,31 @@ async fn pick_member(
         pick_cluster(fleet, cluster).await?;
     }
     let clusters = fleet.desired.clusters.iter().filter(|c| cluster.is_none_or(|name| c.name.as_str() == name));
-    let members: Vec<_> = clusters.flat_map(|c| c.members.iter().map(move |m| (c, &m.name))).collect();
-    match members.iter().find(|(_, name)| name.as_str() == member) {
-        Some((cluster, name)) => Ok((ClusterHandle::open(fleet, cluster).await?, (*name).clone())),
-        None => {
-            let known = members.iter().map(|(_, name)| name.to_string()).collect();
-            Err(OpError::NoSuchMachine { name: member.to_owned(), known })
-        }
-    }
+    let members = clusters.flat_map(|c| c.members.iter().map(move |m| (c, &m.name)));
+    let (cluster, name) = named(members, member)?;
+    Ok((ClusterHandle::open(fleet, cluster).await?, name.clone()))
+}
+
+/// The machine of this name, and the cluster whose member or balancer it is for.
+fn pick_machine<'a>(fleet: &'a Fleet, machine: &str) -> Result<(&'a Cluster, &'a Name), OpError> {
+    let machines = fleet.desired.clusters.iter().flat_map(|c| c.all_machines().map(move |name| (c, name)));
+    named(machines, machine)
+}
+
+fn named<'a>(
+    machines: impl Iterator<Item = (&'a Cluster, &'a Name)>,
+    name: &str,
+) -> Result<(&'a Cluster, &'a Name), OpError> {
+    let machines: Vec<_> = machines.collect();
+    machines.iter().find(|(_, known)| known.as_str() == name).copied().ok_or_else(|| {
+        let known = machines.iter().map(|(_, name)| name.to_string()).collect();
+        OpError::NoSuchMachine { name: name.to_owned(), known }
+    })
+}
+
+/// Names for a message.
+fn or_nothing(names: &[String]) -> String {
+    if names.is_empty() { "no machine".to_owned() } else { names.join(", ") }
 }
 
 /// What the provider says of the fleet's machines beside those of the file.
@@ -378,11 +424,10 @@ struct Surroundings {
 /// Machines of the fleet that the file does not name, as far as the provider answers.
 async fn surroundings(fleet: &Arc<Fleet>) -> Result<Surroundings, OpError> {
     let Inventory { machines, silent } = fleet.inventory().await;
-    let mut named: BTreeSet<Name> =
-        fleet.desired.clusters.iter().flat_map(|c| &c.members).map(|m| m.name.clone()).collect();
-    // The file may have dropped members that are still to be removed.
+    let mut named: BTreeSet<Name> = BTreeSet::new();
+    // The file may have dropped machines that are still to be removed.
     for cluster in &fleet.desired.clusters {
-        named.extend(ClusterHandle::open(fleet, cluster).await?.ledger().members.into_keys());
+        named.extend(ClusterHandle::open(fleet, cluster).await?.machines().into_keys());
     }
     let unnamed = machines.into_iter().map(|m| m.name).filter(|name| !named.contains(name.as_str())).collect();
     Ok(Surroundings { unnamed, silent })

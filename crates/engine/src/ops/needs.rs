@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use raftsman_core::action::{Action, MachineAction};
-use raftsman_core::desired::{AGENT_PORT, CLIENT_PORT, Cluster, Desired, PEER_PORT};
+use raftsman_core::desired::{AGENT_PORT, CLIENT_PORT, Cluster, Desired, HEALTH_PORT, PEER_PORT};
 use raftsman_core::observed::TrustDomain;
 use raftsman_core::spec::{self, AuthMode, Name, Provider, Spec};
 use raftsman_providers::networks::{Networks, taken};
@@ -188,16 +188,24 @@ fn references(cluster: &Cluster, base: &Path, now: Timestamp) -> Result<(), Clus
 /// Whether the ports that a machine on this computer is about to use are free. etcd of a stopped machine may still run,
 /// so those ports are its own.
 fn ports(cluster: &Cluster, action: &Action) -> Result<(), OpError> {
-    let (machine, ports): (_, &[u16]) = if let Action::Machine(MachineAction::CreateMachine { machine }) = action {
-        (machine, &[AGENT_PORT, CLIENT_PORT, PEER_PORT])
+    let mut ports = vec![AGENT_PORT];
+    let machine = if let Action::Machine(MachineAction::CreateMachine { machine }) = action {
+        if cluster.member(machine).is_some() {
+            ports.extend([CLIENT_PORT, PEER_PORT]);
+            // Where balancers ask for the member's health.
+            ports.extend(cluster.balancers.first().map(|_| HEALTH_PORT));
+        }
+        ports.extend(cluster.instance(machine).map(|(balancer, _)| balancer.port));
+        machine
     } else if let Action::Machine(MachineAction::StartMachine { machine }) = action {
-        (machine, &[AGENT_PORT])
+        machine
     } else {
         return Ok(());
     };
-    let Some(member) = cluster.member(machine) else { return Ok(()) };
-    match ports.iter().find(|port| taken(member.address, **port)) {
-        Some(port) => Err(OpError::PortTaken { machine: machine.clone(), at: (member.address, *port).into() }),
+    let address = cluster.machine(machine).and_then(|machine| machine.address.given());
+    let Some(address) = address else { return Ok(()) };
+    match ports.into_iter().find(|port| taken(address, *port)) {
+        Some(port) => Err(OpError::PortTaken { machine: machine.clone(), at: (address, port).into() }),
         None => Ok(()),
     }
 }

@@ -1,5 +1,7 @@
 //! `raftsman status`: the world → the status of every cluster and member.
 
+mod balancer;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -14,6 +16,8 @@ use raftsman_core::observed::{
 use raftsman_core::plan::{Drift, Waiting, drift, plan};
 use raftsman_core::spec::{EtcdVersion, Name};
 use serde::Serialize;
+
+pub use balancer::{BackendStatus, BalancerStatus, InstanceStatus};
 
 use super::{OpError, Surroundings, for_each_cluster, surroundings};
 use crate::fleet::Fleet;
@@ -57,6 +61,8 @@ pub struct ClusterStatus {
     pub filling: Option<Filling>,
     /// Its members.
     pub members: Vec<MemberStatus>,
+    /// The balancers in front of it.
+    pub balancers: Vec<BalancerStatus>,
     /// Steps that `apply` would take, from the first to the last: as many as `plan` shows.
     pub pending: usize,
     /// What is wrong or waited for.
@@ -188,6 +194,7 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
                 .into_iter()
                 .map(|w| WaitingStatus { message: w.to_string(), next: w.next(), waiting: w })
                 .collect(),
+            balancers: balancer::balancers(&cluster.desired, &observed),
             cluster: cluster.desired.name.clone(),
             members,
         })
