@@ -157,7 +157,7 @@ impl Coded for BinaryError {
 impl Coded for ConfigError {
     fn code(&self) -> Code {
         match self {
-            Self::OtherConfig { .. } => Code::InvalidArgument,
+            Self::OtherConfig { .. } | Self::Foreign { .. } => Code::InvalidArgument,
             Self::NoInterface(_) => Code::FailedPrecondition,
             Self::File(error) => error.code(),
         }

@@ -108,8 +108,8 @@ async fn an_agent_that_hangs_is_named_in_every_call() {
     let agent = lab.agents()[0].1;
     let lock = engine::lock(&lab, 100);
     let executor = Executor { observer: &observer, lock: &lock, limit: Duration::from_secs(3) };
-    let links = observer.links(name).expect("links");
-    let calls = links.agent.client_within(executor.limit).await.expect("a connection");
+    let link = observer.agent(name).expect("a link");
+    let calls = link.client_within(executor.limit).await.expect("a connection");
     kill(agent, Signal::STOP);
     let begun = Instant::now();
     let acts = asked(name, cluster).into_iter().map(|(action, call)| async move {
@@ -138,8 +138,8 @@ async fn an_etcd_that_hangs_is_named_with_the_call() {
     let observer = Observer::new(Arc::new(engine::cluster(&lab, "main"))).expect("an observer");
     observer.look().await.expect("a look");
     let credentials = observer.credentials(jiff::Timestamp::now()).await.expect("readable").expect("credentials");
-    let links = observer.links(&Name::parse("main-1").expect("a name")).expect("links");
-    let client = links.etcd.client(&credentials).await.expect("a connection");
+    let link = observer.etcd(&Name::parse("main-1").expect("a name")).expect("a link");
+    let client = link.client(&credentials).await.expect("a connection");
     let (etcd, address) = (lab.etcds()[0].1, IpAddr::from(lab.address("main-1")));
     kill(etcd, Signal::STOP);
     let (mut one, mut two, mut three, mut four) = (client.clone(), client.clone(), client.clone(), client);

@@ -28,6 +28,14 @@ pub enum ConfigError {
          (`vrrp: {{ interface: … }}`)"
     )]
     NoInterface(IpAddr),
+    /// A line that raftsman does not write. Where the language of the file runs programs, no caller may use it.
+    #[error("line {line} of {program}'s configuration is none that raftsman writes: nothing was written")]
+    Foreign {
+        /// Which program.
+        program: Program,
+        /// Which line.
+        line: usize,
+    },
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -39,6 +47,9 @@ pub fn write(root: &Root, program: Program, address: IpAddr, config: &str, expec
     let found = hex::sha256(config.as_bytes());
     if found != expected.to_ascii_lowercase() {
         return Err(ConfigError::OtherConfig { expected: expected.to_owned(), found });
+    }
+    if let Some(line) = program.foreign_line(config) {
+        return Err(ConfigError::Foreign { program, line });
     }
     let placed = program.placed(config, address).ok_or(ConfigError::NoInterface(address))?;
     let rooted = placed.replace("{root}", &root.path().display().to_string());

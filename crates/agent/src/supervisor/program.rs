@@ -164,6 +164,15 @@ impl Program {
         }
     }
 
+    /// The first line of a configuration that raftsman would not write, where the file's language runs programs.
+    pub fn foreign_line(self, config: &str) -> Option<usize> {
+        match self {
+            Self::Etcd => None,
+            Self::Haproxy => rendered_haproxy::foreign_line(config),
+            Self::Keepalived => rendered_keepalived::foreign_line(config),
+        }
+    }
+
     /// Why it ended: the last message about it in its log.
     pub fn fatal(self, log: &[String]) -> Option<String> {
         match self {
