@@ -6,7 +6,7 @@ use super::report::Report;
 use super::{Draft, Reason, Step, Waiting, machines};
 use crate::action::{Action, BalancerAction, MachineAction, MemberAction};
 use crate::desired::{Balancer, Instance};
-use crate::observed::{AgentReport, BalancerOnMachine, Observed, PackagedProgram, ServerState, ServiceState};
+use crate::observed::{AgentReport, BalancerOnMachine, Observed, ServerState, ServiceState};
 use crate::spec::Name;
 
 /// After so many crashes a process is not expected to come up by itself any more.
@@ -66,7 +66,7 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
             draft.steps.push(Step::new(action, reason));
             continue;
         }
-        if let Some(waiting) = failing(&machine, &seen.haproxy) {
+        if let Some(waiting) = failing(&machine, seen) {
             draft.wait(waiting);
         } else if !seen.haproxy.runs() || wanted.keepalived.is_some() && seen.keepalived.is_stopped() {
             draft.steps.push(Step::new(BalancerAction::StartBalancer { machine }, Reason::NotRunning));
@@ -147,9 +147,12 @@ fn missing(instance: &Instance, seen: &BalancerOnMachine) -> Option<Waiting> {
     Some(Waiting::PortTaken { machine: machine(), port: taken.port, holder: taken.holder.clone() })
 }
 
-/// What is waited for while it restarts by itself.
-fn failing(machine: &Name, haproxy: &PackagedProgram) -> Option<Waiting> {
-    let service = &haproxy.service;
+/// What is waited for while it restarts by itself, or runs and does not answer yet.
+fn failing(machine: &Name, seen: &BalancerOnMachine) -> Option<Waiting> {
+    let service = &seen.haproxy.service;
+    if let Some(error) = seen.problem.clone().filter(|_| seen.haproxy.runs()) {
+        return Some(Waiting::BalancerStarting { machine: machine.clone(), error });
+    }
     let backs_off = service.state == ServiceState::Backoff;
     let last_exit = service.last_exit.clone().unwrap_or_else(|| "for an unknown reason".to_owned());
     let (machine, restarts) = (machine.clone(), service.restarts);

@@ -138,7 +138,7 @@ const NORMAL: &[Pass] = &[
     Pass::new("auth", &[Condition::Quorum, Condition::NothingAlone], |d, _| auth::secure(d)),
     Pass::SUPERUSERS,
     Pass::USERS,
-    Pass::new("balancers", &[Condition::NothingPlanned, Condition::Formed], |d, found| {
+    Pass::new("balancers", &[Condition::NothingPlanned, Condition::Formed, Condition::Quorum], |d, found| {
         d.waiting.append(&mut found.behind);
         balancer::run(d)
     }),
