@@ -10,6 +10,7 @@ use raftsman_core::desired::Cluster;
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{Hidden, Scene, behind, epoch};
+use raftsman_tests::sim::agents;
 
 const TWO: &str = "instances: [{ name: lb-1, address: 127.0.42.101 }, { name: lb-2, address: 127.0.42.102 }]";
 
@@ -267,6 +268,30 @@ fn instances_share_an_address() {
     * configure balancer front-1 front-2: the file has changed; 1 1 1
     * reload balancer front-1: the file has changed; 1 1 1
     * reload balancer front-2: the file has changed; 1 1 1
+    done
+    ");
+}
+
+/// An agent takes only the lines of HAProxy's configuration that it knows.
+#[test]
+fn an_agent_is_upgraded_before_its_balancer_is_configured() {
+    let mut scene = settled(behind(&[], 3, &[], None));
+    scene.desired = agents::shipping(cluster(3, &[]), ("1.1.0", "a"));
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n"), "{output}");
+    scene.desired = agents::shipping(cluster(2, &[]), ("1.2.0", "b"));
+    assert_snapshot!(scene.to_the_end(), @"
+    * drain lb-1 lb-2: main-3 stops serving next; 1 1 1
+    * remove member main-3: not in the file; 1 0 0
+    * stop etcd main-3: not in the file; 0 0 0
+    * delete machine main-3: not in the file; 0 0 0
+    * upgrade agent lb-1: 1.1.0 → 1.2.0; 0 0 0
+    * upgrade agent lb-2: 1.1.0 → 1.2.0; 0 0 0
+    * configure balancer lb-1 lb-2: the members behind it have changed; 0 0 0
+    * reload balancer lb-1: the members behind it have changed; 0 0 0
+    * reload balancer lb-2: the members behind it have changed; 0 0 0
+    note: main-1: its agent, of version model, is too old to be upgraded by `apply`
+    note: main-2: its agent, of version model, is too old to be upgraded by `apply`
     done
     ");
 }

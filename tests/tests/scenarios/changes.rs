@@ -314,9 +314,9 @@ fn every_pass_reports_its_result() {
     auth: nothing
     users with the role root that the file does not name: nothing
     users and roles: left, the file does not ask for it
-    balancers: left, the steps above come first
     scheduled defragmentation: left, the steps above come first
     agents' programs: left, the steps above come first
+    balancers: left, the steps above come first
     secrets and backup settings on machines: left, the steps above come first
     timers against the last measurement: nothing
     agents that are not upgraded: nothing

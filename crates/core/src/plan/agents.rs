@@ -35,16 +35,26 @@ pub(super) fn newer(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
+/// Whether this agent runs another program and can be upgraded.
+fn is_due(report: &AgentReport, shipped: &Shipped) -> bool {
+    let Some((program, from)) = report.program.as_ref().and_then(|p| Some((p, p.digest.as_ref()?))) else {
+        return false;
+    };
+    let room = report.disk.free >= shipped.size.saturating_add(RESERVE);
+    *from != shipped.digest && reverted(program, shipped).is_none() && room
+}
+
+/// Whether this agent is upgraded before it is given what only the shipped one may know.
+pub(super) fn comes_first(draft: &Draft<'_>, report: &AgentReport) -> bool {
+    draft.desired.agents.shipped.as_ref().is_some_and(|shipped| is_due(report, shipped))
+}
+
 /// The first agent, in the order of the file, that runs another program. The others wait for the result of its upgrade.
 pub(super) fn upgrade(draft: &mut Draft<'_>) -> Report {
     let Some(shipped) = &draft.desired.agents.shipped else { return Report::Looked };
     for machine in draft.desired.all_machines() {
         let Some(report) = draft.observed.report(machine) else { continue };
-        let Some((program, from)) = report.program.as_ref().and_then(|p| Some((p, p.digest.as_ref()?))) else {
-            continue;
-        };
-        let room = report.disk.free >= shipped.size.saturating_add(RESERVE);
-        if *from == shipped.digest || reverted(program, shipped).is_some() || !room {
+        if !is_due(report, shipped) {
             continue;
         }
         let action = AgentAction::UpgradeAgent { machine: machine.clone(), digest: shipped.digest.clone() };

@@ -3,7 +3,7 @@
 
 use super::members::{self, Standing};
 use super::report::Report;
-use super::{Draft, Reason, Step, Waiting, machines};
+use super::{Draft, Reason, Step, Waiting, agents, machines};
 use crate::action::{Action, BalancerAction, MachineAction, MemberAction};
 use crate::desired::{Balancer, Instance};
 use crate::observed::{AgentReport, BalancerOnMachine, Observed, ServerState, ServiceState};
@@ -50,6 +50,10 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
     for (balancer, instance) in desired.instances() {
         let Some(report) = reported(observed, &instance.name) else { continue };
         let machine = instance.name.clone();
+        // It takes only the lines that it knows.
+        if agents::comes_first(draft, report) {
+            continue;
+        }
         let Some(seen) = &report.balancer else {
             draft.wait(Waiting::BalancerUnknown { machine });
             continue;

@@ -138,16 +138,16 @@ const NORMAL: &[Pass] = &[
     Pass::new("auth", &[Condition::Quorum, Condition::NothingAlone], |d, _| auth::secure(d)),
     Pass::SUPERUSERS,
     Pass::USERS,
-    Pass::new("balancers", &[Condition::NothingPlanned, Condition::Formed, Condition::Quorum], |d, found| {
-        d.waiting.append(&mut found.behind);
-        balancer::run(d)
-    }),
     Pass::new("scheduled defragmentation", &[Condition::NothingPlanned, Condition::Quorum], |d, _| {
         maintenance::routine(d)
     }),
     // Late: this raftsman works with agents of the version before, and an upgrade that fails must keep no operator from
     // repairing a cluster. Before deliveries, which only a newer agent may know.
     Pass::new("agents' programs", &[Condition::NothingPlanned, Condition::NothingAwaited], |d, _| agents::upgrade(d)),
+    Pass::new("balancers", &[Condition::NothingPlanned, Condition::Formed, Condition::Quorum], |d, found| {
+        d.waiting.append(&mut found.behind);
+        balancer::run(d)
+    }),
     // Last of all, so that a password that cannot be read keeps no operator from repairing a cluster.
     Pass::new(
         "secrets and backup settings on machines",

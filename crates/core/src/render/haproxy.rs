@@ -61,6 +61,8 @@ pub fn config(haproxy: &Haproxy<'_>) -> String {
 global
     log stdout format raw local0
     maxconn {max_connections}
+    # On this computer its limit of open files may be lower than that of a machine's unit.
+    no strict-limits
     # After a reload, the process before it keeps its connections for this long.
     hard-stop-after 5m
     stats socket {{root}}/{SOCKET} mode 600 level admin expose-fd listeners
@@ -156,6 +158,7 @@ fn is_ours(line: &str) -> bool {
             | ["log", "global"]
             | ["log", "stdout", "format", "raw", "local0"]
             | ["mode", "tcp"]
+            | ["no", "strict-limits"]
             | ["balance", "leastconn"]
             | ["option", "tcplog" | "dontlog-normal" | "clitcpka" | "srvtcpka" | "httpchk"]
             | ["http-check", "send" | "expect", ..]
