@@ -47,6 +47,9 @@ enum Task {
         #[arg(long, hide = true)]
         leaving: bool,
     },
+    /// Add the users and units of all programs, which the agent's own unit may not.
+    #[command(hide = true)]
+    AddPrograms,
     /// Watch the process that started this one while it tries a new program of the agent.
     #[command(hide = true)]
     Guard {
@@ -105,6 +108,9 @@ fn carry_out(arguments: Arguments) -> Result<(), String> {
         }
         (Some(Task::Uninstall { fleet, leaving }), _) => {
             runtime()?.block_on(install::uninstall(fleet.as_deref(), leaving)).map_err(|error| describe(&error))
+        }
+        (Some(Task::AddPrograms), _) => {
+            runtime()?.block_on(install::lay_out_programs()).map_err(|error| describe(&error))
         }
         (Some(Task::Guard { root, systemd }), _) => {
             trial::guard(&root, mode(systemd)).map_err(|error| describe(&error))

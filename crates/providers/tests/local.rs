@@ -94,6 +94,16 @@ impl Drop for Stand {
     }
 }
 
+/// Debian's HAProxy with the configuration of this machine.
+fn haproxy(root: &Path) -> Stand {
+    let config = root.canonicalize().unwrap().join("haproxy/haproxy.cfg");
+    fs::create_dir_all(config.parent().unwrap()).unwrap();
+    let text = "defaults\n    mode tcp\n    timeout client 1s\nfrontend clients\n    bind 127.77.10.1:2399\n";
+    fs::write(&config, text).unwrap();
+    let mut program = Command::new(raftsman_core::render::haproxy::PROGRAM);
+    Stand(program.args(["-W", "-db", "-f"]).arg(&config).spawn().expect("HAProxy is installed"))
+}
+
 #[tokio::test]
 async fn a_machine_comes_and_goes() {
     let home = tempfile::tempdir().unwrap();
@@ -135,10 +145,12 @@ async fn a_machine_comes_and_goes() {
     let mut ours = Stand::new(&config);
     let mut impostor = Stand::impostor(&config);
     let mut other = Stand::new(&dir.join("etcd-11/etcd/etcd.yaml"));
+    let (mut balancer, mut others) = (haproxy(&dir.join("etcd-1")), haproxy(&dir.join("etcd-11")));
     provider.delete("etcd-1", None).await.unwrap();
     assert!(!is_alive(agent));
     assert!(!ours.is_alive(), "etcd goes with its machine");
-    assert!(other.is_alive(), "another machine's does not");
+    assert!(!balancer.is_alive(), "and so does HAProxy");
+    assert!(other.is_alive() && others.is_alive(), "another machine's does not");
     assert!(impostor.is_alive(), "nor a process that only has the argument");
     assert!(!dir.join("etcd-1").exists());
     assert!(provider.inventory().await.unwrap().is_empty());

@@ -1,5 +1,6 @@
 //! Hosts with systemd, Incus and libvirt → clusters on them, and nothing is left of them.
 
+mod balancer_agent;
 mod conformance;
 mod first_boot;
 mod hosts;

@@ -127,11 +127,12 @@ pub fn fatal(log: &[String]) -> Option<String> {
     reason.map(str::to_owned)
 }
 
-/// An alert that is not about the members, such as `[ALERT]    (1234) : config : unknown keyword`.
+/// An alert that is not about the members or an end that was asked for, such as `[ALERT]    (1234) : config : unknown keyword`.
 fn alert(line: &str) -> Option<&str> {
     let text = line.strip_prefix("[ALERT]")?;
     let text = text.split_once(") : ").map_or(text, |(_, text)| text).trim();
-    (!text.ends_with("has no server available!")).then_some(text)
+    let usual = text.ends_with("has no server available!") || text.ends_with("(Terminated)");
+    (!usual).then_some(text)
 }
 
 /// Whether HAProxy accepts its configuration file; otherwise its own reasons.
@@ -282,6 +283,7 @@ mod tests {
         let reason = "Starting frontend clients: cannot bind socket (Address already in use)";
         assert_eq!(fatal(&log(text)).as_deref(), Some(reason));
         assert_eq!(fatal(&log("[ALERT]    (7) : backend 'etcd' has no server available!\nbye\n")), None);
+        assert_eq!(fatal(&log("[ALERT]    (7) : Current worker (9) exited with code 143 (Terminated)\n")), None);
     }
 
     #[tokio::test]

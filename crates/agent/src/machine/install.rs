@@ -22,6 +22,7 @@ use crate::supervisor::systemd::{self, AGENT_UNIT, ETCD_USER, Owner, Systemd, Sy
 
 const UNITS: &str = "/etc/systemd/system";
 const LEAVE_UNIT: &str = "raftsman-leave.service";
+const PROGRAMS_UNIT: &str = "raftsman-programs.service";
 
 /// Why the machine could not be installed or cleaned.
 #[derive(Debug, thiserror::Error)]
@@ -90,9 +91,7 @@ pub async fn install(given: &str) -> Result<(), InstallError> {
     }
     put_program()?;
     files::write(&unit_file(AGENT_UNIT), agent_unit().as_bytes(), 0o644)?;
-    for program in Program::ALL {
-        files::write(&unit_file(program.unit()), unit_of(program).as_bytes(), 0o644)?;
-    }
+    write_units()?;
     let systemd = Systemd::connect().await?;
     systemd.reload().await?;
     systemd.enable(AGENT_UNIT).await?;
@@ -155,7 +154,49 @@ pub async fn uninstall(fleet: Option<&str>, leaves: bool) -> Result<(), InstallE
 
 /// Runs [`uninstall`] outside of the agent's unit, which it ends.
 pub async fn leave(bus: &Systemd) -> Result<(), SystemdError> {
-    bus.run_apart(LEAVE_UNIT, AGENT_PROGRAM, &["uninstall", "--leaving"]).await
+    bus.run_apart(LEAVE_UNIT, "Raftsman leaves this machine", &own_program()?, &["uninstall", "--leaving"]).await
+}
+
+/// The program that runs: an upgraded agent knows of programs that the installed one does not.
+fn own_program() -> Result<String, SystemdError> {
+    let own = Path::new("/proc/self/exe");
+    Ok(fs::read_link(own).map_err(FileError::of("read", own))?.display().to_string())
+}
+
+/// Whether a program has its unit and user. An agent that was upgraded may know programs that the installed one did not.
+pub fn is_laid_out(program: Program) -> Result<bool, FileError> {
+    let has_user = match program.user() {
+        Some(user) => systemd::owner(user)?.is_some(),
+        None => true,
+    };
+    Ok(has_user && unit_file(program.unit()).is_file())
+}
+
+/// Adds the users and units of all programs.
+pub async fn lay_out_programs() -> Result<(), InstallError> {
+    fit()?;
+    lay_out().await?;
+    write_units()?;
+    Ok(Systemd::connect().await?.reload().await?)
+}
+
+/// Runs [`lay_out_programs`] outside of the agent's unit, which may not write there, and waits for it.
+pub async fn lay_out_apart(bus: &Systemd, program: Program) -> Result<(), SystemdError> {
+    bus.run_apart(PROGRAMS_UNIT, "Raftsman adds users and units of programs", &own_program()?, &["add-programs"])
+        .await?;
+    bus.wait_for_end(PROGRAMS_UNIT).await?;
+    if is_laid_out(program)? {
+        return Ok(());
+    }
+    let how = "the users and units of programs could not be added".to_owned();
+    Err(SystemdError::NotStarted { unit: PROGRAMS_UNIT.to_owned(), how })
+}
+
+fn write_units() -> Result<(), FileError> {
+    for program in Program::ALL {
+        files::write(&unit_file(program.unit()), unit_of(program).as_bytes(), 0o644)?;
+    }
+    Ok(())
 }
 
 fn fit() -> Result<(), InstallError> {

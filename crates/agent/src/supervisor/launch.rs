@@ -12,6 +12,7 @@ use tokio::task::spawn_blocking;
 
 use crate::balancer::haproxy;
 use crate::files::{self, FileError};
+use crate::machine::install;
 use crate::root::Root;
 use crate::supervisor::binaries::{self, BinaryError};
 use crate::supervisor::pins;
@@ -130,7 +131,7 @@ impl Launcher {
         match self {
             Self::Child => spawn(root, program),
             Self::Unit(systemd) => {
-                self.give_files(root, program)?;
+                self.give_files(root, program).await?;
                 // Not left to systemd, which would start HAProxy as well, even where it was stopped as requested.
                 if let Some(needed) = program.bound_to()
                     && systemd.main_pid(needed.unit()).await.is_none()
@@ -145,8 +146,12 @@ impl Launcher {
     }
 
     /// Gives a program's user what it reads and writes: the agent made the directories, and may have written to them.
-    fn give_files(&self, root: &Root, program: Program) -> Result<Option<Owner>, LaunchError> {
-        let (Self::Unit(_), Some(user)) = (self, program.user()) else { return Ok(None) };
+    async fn give_files(&self, root: &Root, program: Program) -> Result<Option<Owner>, LaunchError> {
+        let Self::Unit(systemd) = self else { return Ok(None) };
+        if !install::is_laid_out(program)? {
+            install::lay_out_apart(systemd, program).await?;
+        }
+        let Some(user) = program.user() else { return Ok(None) };
         let owner = systemd::user(user)?;
         let files = program.files(root);
         // An agent that was upgraded made the directory itself, with its own group.
@@ -156,6 +161,7 @@ impl Launcher {
             }
         }
         for dir in program.writes(root) {
+            files::make_dir(&dir, 0o700)?;
             systemd::give(&dir, owner)?;
         }
         Ok(Some(owner))
@@ -166,7 +172,7 @@ impl Launcher {
         match program {
             Program::Etcd | Program::Keepalived => Ok(()),
             Program::Haproxy => {
-                let user = self.give_files(root, program)?;
+                let user = self.give_files(root, program).await?;
                 haproxy::check(root, user).await.map_err(|reason| LaunchError::ConfigRefused { program, reason })
             }
         }

@@ -204,11 +204,17 @@ impl Systemd {
     }
 
     /// Runs a program outside of the agent's own unit: it outlives the agent, and does not have its restrictions.
-    pub async fn run_apart(&self, unit: &str, program: &str, arguments: &[&str]) -> Result<(), SystemdError> {
+    pub async fn run_apart(
+        &self,
+        unit: &str,
+        purpose: &str,
+        program: &str,
+        arguments: &[&str],
+    ) -> Result<(), SystemdError> {
         let refused = |source| SystemdError::Refused { what: "start", unit: unit.to_owned(), source };
         let argv: Vec<&str> = std::iter::once(program).chain(arguments.iter().copied()).collect();
         let properties: Vec<(&str, Variant<'_>)> = vec![
-            ("Description", Variant::from("Raftsman leaves this machine")),
+            ("Description", Variant::from(purpose)),
             ("CollectMode", Variant::from("inactive-or-failed")),
             ("ExecStart", Variant::from(vec![(program, argv, false)])),
         ];
@@ -216,6 +222,19 @@ impl Systemd {
         let start = (unit, "replace", properties, more);
         let call = self.manager.call("StartTransientUnit", &start);
         let _: OwnedObjectPath = call.await.map_err(refused)?;
+        Ok(())
+    }
+
+    /// Waits until the process of a unit has ended.
+    pub async fn wait_for_end(&self, unit: &str) -> Result<(), SystemdError> {
+        self.settle("start", unit).await?;
+        let begun = Instant::now();
+        while self.main_pid(unit).await.is_some() {
+            if begun.elapsed() > JOB_LIMIT {
+                return Err(SystemdError::TooLong { what: "finish", unit: unit.to_owned() });
+            }
+            sleep(POLL).await;
+        }
         Ok(())
     }
 

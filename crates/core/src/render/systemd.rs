@@ -150,7 +150,7 @@ StartLimitIntervalSec=0
 
 [Service]
 Type=exec
-ExecStart={program} --dont-fork --log-console --vrrp --use-file={ROOT}/keepalived/keepalived.conf --pid={run}/main.pid --vrrp_pid={run}/vrrp.pid
+ExecStart={program} --dont-fork --log-console --no-syslog --vrrp --use-file={ROOT}/keepalived/keepalived.conf --pid={run}/main.pid --vrrp_pid={run}/vrrp.pid
 ExecReload=/bin/kill -HUP $MAINPID
 KillMode=process
 Restart=no
