@@ -16,6 +16,7 @@ use tokio::time::sleep;
 use tonic::{Code, Status};
 
 use crate::harness::{Client, Fleet, Machine, kill, own_address, report, stamp};
+use crate::upgrade::{another, runs, upgrade};
 
 const CLIENTS: u16 = 2379;
 const HEALTH: u16 = 2383;
@@ -307,6 +308,29 @@ async fn haproxy_outlives_its_agent_and_is_started_again_when_it_ends() {
     machine.start_agent().await;
     let mut client = machine.client(&fleet, Role::Operator).await;
     assert_eq!(of(&mut client, Program::Haproxy).await.service.unwrap().state(), ServiceState::Stopped);
+}
+
+#[tokio::test]
+async fn an_upgrade_of_the_agent_does_not_touch_haproxy() {
+    let fleet = Fleet::new("f12");
+    let (machine, mut client) = Machine::claimed(&fleet).await;
+    let (one, two) = (Member::start("main-1").await, Member::start("main-2").await);
+    configure(&mut client, Program::Haproxy, &config(&machine, &[&one, &two])).await.unwrap();
+    let master = start(&mut client, Program::Haproxy).await.unwrap();
+    until(&mut client, &[("main-1", UP), ("main-2", UP)]).await;
+    let mut connection = Connection::open(&machine).await;
+    assert!(connection.is_alive().await);
+    let program = another("second");
+    upgrade(&fleet, &machine, &program).await.unwrap();
+    let report = runs(&fleet, &machine, &program).await;
+    assert_eq!(report.programs.iter().map(pid).collect::<Vec<_>>(), [0, master, 0]);
+    assert!(connection.is_alive().await);
+    // The agent after it reloads and stops it.
+    let mut client = machine.client(&fleet, Role::Operator).await;
+    reload(&mut client, Program::Haproxy).await.unwrap();
+    assert!(connection.is_alive().await);
+    stop(&mut client, Program::Haproxy).await;
+    assert_eq!(processes(&machine), 0);
 }
 
 #[tokio::test]

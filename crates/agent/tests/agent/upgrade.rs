@@ -24,7 +24,7 @@ fn own_program() -> Vec<u8> {
 }
 
 /// A program that does the same, and is another: bytes after the end of an ELF file mean nothing.
-fn another(mark: &str) -> Vec<u8> {
+pub(crate) fn another(mark: &str) -> Vec<u8> {
     let mut bytes = own_program();
     bytes.extend_from_slice(mark.as_bytes());
     bytes
@@ -47,7 +47,7 @@ async fn send(client: &mut Client, head: v1::UpgradeAgentHead, bytes: &[u8]) -> 
     client.upgrade_agent(stamp(tokio_stream::iter(parts))).await.map(tonic::Response::into_inner)
 }
 
-async fn upgrade(fleet: &Fleet, machine: &Machine, bytes: &[u8]) -> Result<v1::UpgradeAgentReply, Status> {
+pub(crate) async fn upgrade(fleet: &Fleet, machine: &Machine, bytes: &[u8]) -> Result<v1::UpgradeAgentReply, Status> {
     send(&mut machine.client(fleet, Role::Admin).await, head(bytes), bytes).await
 }
 
@@ -80,7 +80,7 @@ async fn until(
     }
 }
 
-async fn runs(fleet: &Fleet, machine: &Machine, bytes: &[u8]) -> v1::ReportReply {
+pub(crate) async fn runs(fleet: &Fleet, machine: &Machine, bytes: &[u8]) -> v1::ReportReply {
     let digest = hex::sha256(bytes);
     until(fleet, machine, "the program", |program| program.sha256 == digest).await
 }
