@@ -1,11 +1,14 @@
 //! Clients that know only a balancer's address → what they notice when members are killed, and when they are restarted.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
 use std::time::Duration;
 
 use raftsman_tests::balancer::{Balancer, Drain, behind};
 use raftsman_tests::hand::Hand;
+use raftsman_tests::lab::{Lab, Output, etcdctl, eventually, kill, text};
 use raftsman_tests::load::{Load, LoadSettings, Target, Verdict};
+use rustix::process::Signal;
 
 /// One client for each member: a client has one connection.
 const CLIENTS: u64 = 3;
@@ -42,9 +45,7 @@ fn restart(hand: &mut Hand, balancer: &Balancer, index: usize, how: Drain) {
     let name = hand.name(index).to_owned();
     balancer.take_out(&name, how);
     if how == Drain::DrainAndCut {
-        raftsman_tests::lab::eventually("its connections are gone", || {
-            (balancer.connections(&name) == 0).then_some(())
-        });
+        eventually("its connections are gone", || (balancer.connections(&name) == 0).then_some(()));
     }
     hand.restart(index);
     match how {
@@ -107,4 +108,140 @@ fn rolling_restarts_behind_a_balancer_lose_nothing() {
     }
     drop(balancer);
     hand.lab.destroy();
+}
+
+/// A file with a balancer in front of three members, on this computer.
+fn fronted() -> Lab {
+    let lab = Lab::cluster(3, "3.6.15", &[]);
+    lab.write_file(&format!("{}{FRONT}", lab.file()));
+    lab
+}
+
+/// Few connections: an instance needs two files for each, and a user of this computer has some thousand.
+const FRONT: &str = "balancers:\n  front: { etcd: main, instances: 2, max_connections: 500 }\n";
+
+/// The addresses that `raftsman env --via front` prints.
+#[track_caller]
+fn via_front(lab: &Lab) -> Vec<IpAddr> {
+    let env = lab.run(&["env", "--via", "front", "--json"]).ok().json();
+    let endpoints = env["endpoints"].as_array().expect("endpoints").iter();
+    let address = |url: &serde_json::Value| {
+        let socket = url.as_str().and_then(|url| url.strip_prefix("https://")).expect("a URL of TLS");
+        socket.parse::<SocketAddr>().expect("an address").ip()
+    };
+    endpoints.map(address).collect()
+}
+
+/// Runs `etcdctl` as `raftsman env --via front` says.
+#[track_caller]
+fn etcdctl_via_front(lab: &Lab, arguments: &[&str]) -> Output {
+    let env = lab.run(&["env", "--via", "front"]).ok().stdout;
+    let script = format!("{env}\nexec \"$ETCDCTL\" \"$@\"");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, "etcdctl"]).args(arguments).env("ETCDCTL", etcdctl());
+    text(command.output().expect("a shell"))
+}
+
+/// Running HAProxy masters: the machine's name and the process.
+fn haproxies(lab: &Lab) -> Vec<(String, u32)> {
+    let machines = lab.path().join(".raftsman/machines").to_string_lossy().into_owned() + "/";
+    let of = |(pid, line): (u32, String)| {
+        let name = line.split_once("haproxy -W -db -f ")?.1.strip_prefix(&machines)?.split('/').next()?.to_owned();
+        Some((name, pid))
+    };
+    lab.processes().into_iter().filter_map(of).collect()
+}
+
+/// The steps of an apply that were done: what, where.
+fn done(lines: &[serde_json::Value]) -> Vec<(String, String)> {
+    let word = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let steps = lines.iter().filter(|line| line["event"] == "done").map(|line| &line["step"]);
+    steps.map(|step| (word(&step["do"]), word(&step["machine"]))).collect()
+}
+
+#[test]
+fn a_balancer_of_the_file_is_set_up_followed_and_taken_away() {
+    let lab = fronted();
+    lab.apply();
+    let status = lab.settled();
+    let balancer = &status["clusters"][0]["balancers"][0];
+    assert_eq!(balancer["name"], "front", "{balancer}");
+    let instances = balancer["instances"].as_array().expect("instances");
+    assert_eq!(instances.len(), 2, "{balancer}");
+    for instance in instances {
+        assert_eq!(instance["state"], "running", "{instance}");
+        assert!(instance["version"].is_string(), "{instance}");
+        let members = instance["members"].as_array().expect("members");
+        assert_eq!(members.iter().filter(|member| member["state"] == "up").count(), 3, "{instance}");
+    }
+    lab.nothing_to_do();
+
+    // Mutual TLS is between the client and the member, through the balancer.
+    etcdctl_via_front(&lab, &["put", "greeting", "hello"]).ok();
+    assert_eq!(etcdctl_via_front(&lab, &["get", "greeting", "--print-value-only"]).ok().stdout.trim(), "hello");
+    let unknown = lab.run(&["env", "--via", "back"]).failed();
+    assert!(unknown.stderr.contains("the file has no balancer `back`; it has: front"), "{}", unknown.all());
+    let no_instance = lab.run(&["logs", "main-1", "--balancer"]).failed();
+    assert!(no_instance.stderr.contains("balancers run on: front-1, front-2"), "{}", no_instance.all());
+    lab.run(&["logs", "front-1"]).ok();
+    let version = lab.run(&["version"]).ok().stdout;
+    assert!(version.contains("front-1"), "{version}");
+
+    // One that is killed is started again by its agent, and clients have the other one meanwhile.
+    let (_, pid) = haproxies(&lab).into_iter().find(|(name, _)| name == "front-1").expect("HAProxy of front-1");
+    kill(pid, Signal::KILL);
+    etcdctl_via_front(&lab, &["put", "greeting", "hello again"]).ok();
+    eventually("its agent starts it again", || {
+        let status = lab.status();
+        let instance = &status["clusters"][0]["balancers"][0]["instances"][0];
+        (instance["state"] == "running" && instance["restarts"] == 1).then_some(())
+    });
+    lab.settled();
+
+    // Removed from the file: its machines go, and the members forget it.
+    lab.write_file(&lab.file().replace(FRONT, ""));
+    let lines = lab.apply();
+    let deleted: Vec<_> = done(&lines).into_iter().filter(|(step, _)| step == "delete_machine").collect();
+    assert_eq!(deleted.len(), 2, "{deleted:?}");
+    assert_eq!(haproxies(&lab), [], "no HAProxy is left");
+    assert_eq!(lab.listing("machines"), ["main-1", "main-2", "main-3"]);
+    let none = lab.run(&["env", "--via", "front"]).failed();
+    assert!(none.stderr.contains("raftsman explain balancers"), "{}", none.all());
+    lab.settled();
+    lab.destroy();
+}
+
+/// Every member is drained at every instance before it restarts, and admitted afterwards; clients that know only the
+/// balancer see no error after their one retry.
+#[test]
+fn a_rolling_restart_behind_a_balancer_of_the_file_drains_and_admits() {
+    let lab = fronted();
+    lab.apply();
+    let target = Target { endpoints: via_front(&lab), ..Target::of(&lab, "main") };
+    let clients: Vec<Load> = (1..=CLIENTS)
+        .map(|seed| {
+            let settings =
+                LoadSettings { seed, rate: 60, workers: 8, follow_members: false, ..LoadSettings::default() };
+            Load::against(target.clone(), settings)
+        })
+        .collect();
+    await_writes(&clients, 50);
+    lab.write_file(&lab.file().replace(FRONT, &format!("    flags: {{ max-request-bytes: 2000000 }}\n{FRONT}")));
+    let steps = done(&lab.apply());
+    await_writes(&clients, 50);
+    for step in ["drain_member", "admit_member"] {
+        for machine in ["front-1", "front-2"] {
+            let count = steps.iter().filter(|(done, at)| done == step && at == machine).count();
+            assert_eq!(count, 3, "{step} at {machine}: {steps:?}");
+        }
+    }
+    let journal = lab.run(&["journal", "--json"]).ok().stdout;
+    assert!(journal.contains("drain_member"), "{journal}");
+    lab.nothing_to_do();
+    for verdict in finish(clients) {
+        println!("{verdict}");
+        assert!(verdict.violations.is_empty(), "{verdict}");
+        assert_eq!(verdict.figures.errors, 0, "{verdict}");
+    }
+    lab.destroy();
 }
