@@ -10,6 +10,8 @@ use raftsman_tests::lab::{Lab, Output, etcdctl, eventually, kill, text};
 use raftsman_tests::load::{Load, LoadSettings, Target, Verdict};
 use rustix::process::Signal;
 
+use crate::cli::status_is_documented;
+
 /// One client for each member: a client has one connection.
 const CLIENTS: u64 = 3;
 
@@ -155,8 +157,9 @@ fn haproxies(lab: &Lab) -> Vec<(String, u32)> {
 /// The steps of an apply that were done: what, where.
 fn done(lines: &[serde_json::Value]) -> Vec<(String, String)> {
     let word = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-    let steps = lines.iter().filter(|line| line["event"] == "done").map(|line| &line["step"]);
-    steps.map(|step| (word(&step["do"]), word(&step["machine"]))).collect()
+    let waves = lines.iter().filter(|line| line["event"] == "wave");
+    let steps = waves.flat_map(|wave| wave["steps"].as_array().into_iter().flatten()).map(|step| &step["action"]);
+    steps.map(|action| (word(&action["do"]), word(&action["machine"]))).collect()
 }
 
 #[test]
@@ -164,6 +167,7 @@ fn a_balancer_of_the_file_is_set_up_followed_and_taken_away() {
     let lab = fronted();
     lab.apply();
     let status = lab.settled();
+    status_is_documented(&status);
     let balancer = &status["clusters"][0]["balancers"][0];
     assert_eq!(balancer["name"], "front", "{balancer}");
     let instances = balancer["instances"].as_array().expect("instances");

@@ -508,11 +508,16 @@ fn converged(lab: &Lab) {
 }
 
 #[track_caller]
-fn status_is_documented(status: &Value) {
+pub(crate) fn status_is_documented(status: &Value) {
     has_documented_keys("status", status);
     for cluster in status["clusters"].as_array().expect("clusters") {
         has_documented_keys("status: a cluster", cluster);
         cluster["members"].as_array().expect("members").iter().for_each(|m| has_documented_keys("status: a member", m));
+        for balancer in cluster["balancers"].as_array().expect("balancers") {
+            has_documented_keys("status: a balancer", balancer);
+            let instances = balancer["instances"].as_array().expect("instances").iter();
+            instances.for_each(|instance| has_documented_keys("status: an instance of a balancer", instance));
+        }
         for waiting in cluster["waiting"].as_array().expect("a list") {
             assert!(keys(waiting).is_superset(&documented("status: what is waited for")), "{waiting}");
         }

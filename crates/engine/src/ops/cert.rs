@@ -66,9 +66,9 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
         }
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
         let mut silent = Vec::new();
-        for member in &cluster.desired.members {
-            let Some(report) = observed.report(&member.name) else {
-                silent.push(member.name.to_string());
+        for machine in cluster.desired.all_machines() {
+            let Some(report) = observed.report(machine) else {
+                silent.push(machine.to_string());
                 continue;
             };
             let mut push = |what, facts: &raftsman_core::observed::CertificateFacts, renewal| {
@@ -76,7 +76,7 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
                     cluster: Some(name.clone()),
                     what,
                     standing: None,
-                    holder: member.name.to_string(),
+                    holder: machine.to_string(),
                     not_before: facts.not_before,
                     not_after: facts.not_after,
                     renewal,
@@ -87,6 +87,7 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
             if let Some(own) = &report.certificate {
                 push("agent", own, own.not_after.checked_sub(AGENT_RENEW_BEFORE).ok());
             }
+            let Some(member) = cluster.desired.member(machine) else { continue };
             for (purpose, facts) in &report.etcd.certificates {
                 let before = i64::try_from(member.profile(*purpose).renew_before_ms).unwrap_or(i64::MAX);
                 let renewal = facts.not_after.checked_sub(SignedDuration::from_millis(before)).ok();
