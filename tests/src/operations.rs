@@ -113,6 +113,8 @@ pub struct Shape {
     pub patch: u32,
     /// How clients authenticate.
     pub auth: Auth,
+    /// Whether the balancer `front` is in front of it.
+    pub fronted: bool,
     warn: bool,
     names: u32,
     next: u32,
@@ -122,22 +124,26 @@ impl Shape {
     /// So many members of 3.6.15.
     pub fn new(members: u32, auth: Auth) -> Self {
         let list = (1..=members).map(|n| (n, u8::try_from(n).unwrap_or(u8::MAX))).collect();
-        Self { members: list, patch: 15, auth, warn: false, names: 0, next: members + 1 }
+        Self { members: list, patch: 15, auth, fronted: false, warn: false, names: 0, next: members + 1 }
     }
 
     /// The file.
     pub fn file(&self) -> String {
         let member = |(n, last): &(u32, u8)| format!("      - {{ name: m{n}, address: {} }}\n", address(*last));
         let members: String = self.members.iter().map(member).collect();
+        let instance = |(name, last): (&str, u8)| format!("{{ name: {name}, address: {} }}", address(last));
+        let instances = [("front-1", 240), ("front-2", 241)].map(instance).join(", ");
+        let front = format!("balancers:\n  front: {{ etcd: main, max_connections: 500, instances: [{instances}] }}\n");
         format!(
             "fleet: lab\nmachines: {{ network: {}/24 }}\netcd:\n  main:\n    members:\n{members}    version: 3.6.{}\n    \
-             source: {{ directory: {:?} }}\n    log_level: {}\n    certificates: {{ extra_names: [n{}.example.org] }}\n    auth: {{ mode: {} }}\n",
+             source: {{ directory: {:?} }}\n    log_level: {}\n    certificates: {{ extra_names: [n{}.example.org] }}\n    auth: {{ mode: {} }}\n{}",
             address(0),
             self.patch,
             etcd_dir(),
             if self.warn { "warn" } else { "info" },
             self.names,
             self.auth.name(),
+            if self.fronted { front.as_str() } else { "" },
         )
     }
 

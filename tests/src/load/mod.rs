@@ -67,6 +67,8 @@ pub struct LoadSettings {
     pub retry_pause: Duration,
     /// Whether to go where etcd's member list says, or only where the test says.
     pub follow_members: bool,
+    /// The balancer that clients know instead of the members.
+    pub via: Option<&'static str>,
     /// For the dice.
     pub seed: u64,
 }
@@ -82,9 +84,15 @@ impl Default for LoadSettings {
             try_timeout: Duration::from_secs(3),
             retry_pause: Duration::from_millis(100),
             follow_members: true,
+            via: None,
             seed: 7,
         }
     }
+}
+
+#[track_caller]
+fn target(lab: &Lab, cluster: &str, via: Option<&str>) -> Target {
+    via.map_or_else(|| Target::of(lab, cluster), |balancer| Target::via(lab, cluster, balancer))
 }
 
 /// Clients at work. They go on until `finish`, or until this is dropped.
@@ -92,6 +100,7 @@ pub struct Load {
     runtime: Option<Runtime>,
     shared: Arc<Shared>,
     cluster: String,
+    via: Option<&'static str>,
     workers: Vec<Task<()>>,
     background: Vec<Task<()>>,
     watched: Arc<AtomicI64>,
@@ -104,7 +113,7 @@ impl Load {
     /// Begins to work on a lab's cluster. When this returns, a write has been acknowledged.
     #[track_caller]
     pub fn start(lab: &Lab, settings: LoadSettings) -> Self {
-        Self::against(Target::of(lab, &settings.cluster), settings)
+        Self::against(target(lab, &settings.cluster, settings.via), settings)
     }
 
     /// Begins to work on any cluster.
@@ -127,7 +136,7 @@ impl Load {
             seen: Arc::clone(&watched),
         };
         background.push(runtime.spawn(watch.run()));
-        if settings.follow_members {
+        if settings.follow_members && settings.via.is_none() {
             background.push(runtime.spawn(Arc::clone(&members).follow()));
         }
         let shared = Arc::new(Shared {
@@ -152,6 +161,7 @@ impl Load {
             runtime: Some(runtime),
             shared,
             cluster: settings.cluster,
+            via: settings.via,
             workers,
             background,
             watched,
@@ -197,7 +207,7 @@ impl Load {
     /// Asks raftsman again for endpoints and a certificate, as a client's owner does after a rotation of CAs.
     #[track_caller]
     pub fn refresh(&self, lab: &Lab) {
-        self.shared.members.retarget(Target::of(lab, &self.cluster));
+        self.shared.members.retarget(target(lab, &self.cluster, self.via));
     }
 
     /// Ends the load, asks every member for the past, and judges.

@@ -27,7 +27,17 @@ impl Target {
     /// writes that of `etcdctl` anew whenever a test uses it.
     #[track_caller]
     pub fn of(lab: &Lab, cluster: &str) -> Self {
-        let env = lab.run(&["env", cluster, "--json"]).ok().json();
+        Self::by(lab, cluster, lab.run(&["env", cluster, "--json"]).ok().json())
+    }
+
+    /// The same for clients that know only this balancer.
+    #[track_caller]
+    pub fn via(lab: &Lab, cluster: &str, balancer: &str) -> Self {
+        Self::by(lab, cluster, lab.run(&["env", cluster, "--via", balancer, "--json"]).ok().json())
+    }
+
+    #[track_caller]
+    fn by(lab: &Lab, cluster: &str, env: serde_json::Value) -> Self {
         let dir = lab.path().join(".load").join(cluster);
         let out = dir.to_string_lossy().into_owned();
         lab.run(&["cert", "issue", "root", "--cluster", cluster, "--out", &out, "--force"]).ok();

@@ -29,12 +29,23 @@ fn auth(seed: u64) -> Auth {
 
 #[test]
 fn clients_notice_nothing() {
+    mixed(wanted(), None);
+}
+
+/// The same with clients that know only the address of a balancer.
+#[test]
+fn clients_of_a_balancer_notice_nothing() {
+    mixed(if soak() { wanted() } else { wanted().div_ceil(3) }, Some("front"));
+}
+
+#[allow(clippy::print_stdout, reason = "a table is printed")]
+fn mixed(wanted: u64, via: Option<&'static str>) {
     let mut failed = Vec::new();
     println!("seed  operation       auth         members  seconds  acknowledged/s  longest gap  errors  violations");
     for mode in [Auth::Password, Auth::Certificate] {
-        let seeds: Vec<u64> = (first()..first() + wanted()).filter(|seed| auth(*seed) == mode).collect();
+        let seeds: Vec<u64> = (first()..first() + wanted).filter(|seed| auth(*seed) == mode).collect();
         if !seeds.is_empty() && (failed.is_empty() || soak()) {
-            one_cluster(mode, seeds, &mut failed);
+            one_cluster(mode, seeds, via, &mut failed);
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
@@ -49,8 +60,9 @@ fn target(seed: u64) -> Operation {
 }
 
 #[allow(clippy::print_stdout, reason = "a table is printed")]
-fn one_cluster(auth: Auth, seeds: Vec<u64>, failed: &mut Vec<String>) {
+fn one_cluster(auth: Auth, seeds: Vec<u64>, via: Option<&'static str>, failed: &mut Vec<String>) {
     let mut shape = Shape::new(5, auth);
+    shape.fronted = via.is_some();
     let lab = lab(&shape);
     let readers = std::env::var_os("RAFTSMAN_READERS").is_some();
     for seed in seeds {
@@ -60,7 +72,7 @@ fn one_cluster(auth: Auth, seeds: Vec<u64>, failed: &mut Vec<String>) {
             Operation::Grow => Operation::Shrink,
             _ => Operation::Grow,
         };
-        let load = Load::start(&lab, LoadSettings { seed, ..LoadSettings::default() });
+        let load = Load::start(&lab, LoadSettings { seed, via, ..LoadSettings::default() });
         load.await_writes(100);
         let begun = std::time::Instant::now();
         let commands = shape.change(operation, &mut dice);
