@@ -249,3 +249,30 @@ fn a_rolling_restart_behind_a_balancer_of_the_file_drains_and_admits() {
     }
     lab.destroy();
 }
+
+/// Beside members, an instance is stopped and its machine stays; a changed one takes up its file without a restart.
+#[test]
+fn a_balancer_of_the_file_beside_members_is_reloaded_and_stopped() {
+    let near = "balancers:\n  near: { etcd: main, instances: members, port: 12379, max_connections: 500 }\n";
+    let lab = Lab::cluster(3, "3.6.15", &[]);
+    lab.write_file(&format!("{}{near}", lab.file()));
+    lab.apply();
+    let before = haproxies(&lab);
+    lab.write_file(&lab.file().replace("max_connections: 500", "max_connections: 400"));
+    let steps = done(&lab.apply());
+    assert_eq!(steps.iter().filter(|(step, _)| step == "reload_balancer").count(), 3, "{steps:?}");
+    let masters =
+        |found: &[(String, u32)]| found.iter().map(|(_, pid)| *pid).collect::<std::collections::BTreeSet<_>>();
+    let after = haproxies(&lab);
+    assert!(
+        masters(&before).intersection(&masters(&after)).count() >= 3,
+        "their masters run on: {before:?}, {after:?}"
+    );
+    lab.run(&["logs", "main-1", "--balancer"]).ok();
+    lab.write_file(&lab.file().replace(&near.replace("500", "400"), ""));
+    let steps = done(&lab.apply());
+    assert_eq!(steps.iter().filter(|(step, _)| step == "stop_balancer").count(), 3, "{steps:?}");
+    assert_eq!(haproxies(&lab), [], "no HAProxy is left");
+    lab.settled();
+    lab.destroy();
+}

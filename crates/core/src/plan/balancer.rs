@@ -46,6 +46,8 @@ fn prepare_one(draft: &mut Draft<'_>, instance: &Instance) -> Option<Waiting> {
 pub(super) fn run(draft: &mut Draft<'_>) -> Report {
     let (desired, observed) = (draft.desired, draft.observed);
     let Some(members) = backends(draft) else { return Report::Looked };
+    let starts = |waiting: &Waiting| matches!(waiting, Waiting::EtcdStarting { .. } | Waiting::NoQuorumYet { .. });
+    let settled = !draft.waiting.iter().any(starts);
     let mut reloads = Vec::new();
     for (balancer, instance) in desired.instances() {
         let Some(report) = reported(observed, &instance.name) else { continue };
@@ -64,6 +66,11 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
         }
         let digest = balancer.haproxy(instance, &desired.backends(&members, &observed.ledger)).digest;
         let wanted = Wanted { haproxy: &digest, keepalived: instance.keepalived.as_ref().map(|file| &file.digest) };
+        // What clients connect through is not changed while a member starts.
+        let waits = seen.haproxy.config.is_some() && !settled;
+        if !wanted.is_written(seen) && waits {
+            continue;
+        }
         if !wanted.is_written(seen) {
             let reason = changed(seen, &members);
             let action = BalancerAction::ConfigureBalancer { machine, members: members.clone(), digest };
@@ -86,7 +93,7 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
     let stops = stops.map(|(name, _)| BalancerAction::StopBalancer { machine: name.clone() });
     // Connections outlive a reload by minutes only: not those of all instances at the same time.
     let next = reloads.into_iter().chain(stops.map(|action| Step::new(action, Reason::NotInFile))).next();
-    if draft.steps.is_empty() {
+    if draft.steps.is_empty() && settled {
         draft.steps.extend(next);
     }
     Report::Looked
@@ -160,7 +167,7 @@ fn failing(machine: &Name, seen: &BalancerOnMachine) -> Option<Waiting> {
     let backs_off = service.state == ServiceState::Backoff;
     let last_exit = service.last_exit.clone().unwrap_or_else(|| "for an unknown reason".to_owned());
     let (machine, restarts) = (machine.clone(), service.restarts);
-    backs_off.then(|| match restarts >= CRASHES {
+    backs_off.then_some(match restarts >= CRASHES {
         true => Waiting::BalancerCrashes { machine, restarts, last_exit },
         false => Waiting::BalancerStarting { machine, error: last_exit },
     })

@@ -497,12 +497,8 @@ mod tests {
     use crate::fleet::{Context, Fleet};
     use crate::store::fixture;
 
-    #[tokio::test]
-    async fn an_observer_that_lives_for_days_renews_its_certificates_and_keeps_them_until_then() {
-        let (_scratch, dir) = fixture::of_format_2();
-        let file = "fleet: lab\nstate: state\nmachines: { provider: local }\netcd: { main: { members: 1, version: 3.6.15 } }\n";
-        let spec = raftsman_core::spec::read(file).spec.expect("a valid file");
-        let context = Context {
+    fn context(dir: &std::path::Path) -> Context {
+        Context {
             file: dir.parent().unwrap().join("raftsman.yaml"),
             agent: "/none".into(),
             registry: dir.join("none"),
@@ -511,9 +507,35 @@ mod tests {
             ask_passphrase: None,
             user: "alice".to_owned(),
             host: "desk".to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_machine_of_a_balancer_has_an_agent_to_ask_and_no_etcd() {
+        let (_scratch, dir) = fixture::of_format_2();
+        let file = "fleet: lab\nstate: state\nmachines: { provider: local }\netcd: { main: { members: 1, version: 3.6.15 } }\n\
+                    balancers: { front: { etcd: main, instances: 2 } }\n";
+        let spec = raftsman_core::spec::read(file).spec.expect("a valid file");
+        let fleet = Fleet::open(spec, context(&dir), Timestamp::now()).await.unwrap();
+        let cluster = ClusterHandle::open(&fleet, &fleet.desired.clusters[0]).await.unwrap();
+        let machines: Vec<String> = cluster.machines().keys().map(ToString::to_string).collect();
+        assert_eq!(machines, ["front-1", "front-2", "main-1"]);
+        assert_eq!(cluster.places().len(), 1, "fences, backups and handshakes concern members");
+        let observer = Observer::new(Arc::new(cluster)).unwrap();
+        let linked = |name: &str| {
+            let name = Name::parse(name).unwrap();
+            (observer.agent(&name).is_some(), observer.etcd(&name).is_some())
         };
+        assert_eq!((linked("main-1"), linked("front-1")), ((true, true), (true, false)));
+    }
+
+    #[tokio::test]
+    async fn an_observer_that_lives_for_days_renews_its_certificates_and_keeps_them_until_then() {
+        let (_scratch, dir) = fixture::of_format_2();
+        let file = "fleet: lab\nstate: state\nmachines: { provider: local }\netcd: { main: { members: 1, version: 3.6.15 } }\n";
+        let spec = raftsman_core::spec::read(file).spec.expect("a valid file");
         let begun = Timestamp::now();
-        let fleet = Fleet::open(spec, context, begun).await.unwrap();
+        let fleet = Fleet::open(spec, context(&dir), begun).await.unwrap();
         let cluster = ClusterHandle::open(&fleet, &fleet.desired.clusters[0]).await.unwrap();
         let observer = Observer::new(Arc::new(cluster)).unwrap();
         let name = fleet.desired.clusters[0].members[0].name.clone();
