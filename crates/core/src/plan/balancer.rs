@@ -66,15 +66,13 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
         }
         let digest = balancer.haproxy(instance, &desired.backends(&members, &observed.ledger)).digest;
         let wanted = Wanted { haproxy: &digest, keepalived: instance.keepalived.as_ref().map(|file| &file.digest) };
-        // What clients connect through is not changed while a member starts.
-        let waits = seen.haproxy.config.is_some() && !settled;
-        if !wanted.is_written(seen) && waits {
-            continue;
-        }
         if !wanted.is_written(seen) {
-            let reason = changed(seen, &members);
-            let action = BalancerAction::ConfigureBalancer { machine, members: members.clone(), digest };
-            draft.steps.push(Step::new(action, reason));
+            // What clients connect through is not changed while a member starts.
+            if settled || seen.haproxy.config.is_none() {
+                let reason = changed(seen, &members);
+                let action = BalancerAction::ConfigureBalancer { machine, members: members.clone(), digest };
+                draft.steps.push(Step::new(action, reason));
+            }
             continue;
         }
         if let Some(waiting) = failing(&machine, seen) {
