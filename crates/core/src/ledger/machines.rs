@@ -44,6 +44,12 @@ impl Ledger {
                 self.zones.insert(machine.name.clone(), zone.clone());
             }
         }
+        // Also those that were made before the ledger was lost.
+        for (_, instance) in desired.instances().filter(|(_, instance)| !instance.beside_member) {
+            if seen(&instance.name).is_some() {
+                self.instances.entry(instance.name.clone()).or_insert(instance.address);
+            }
+        }
         let gone = |name: &Name| observed.machines.get(name).is_none_or(|seen| seen.machine.is_absent());
         self.instances.retain(|name, _| desired.machine(name).is_some() || !gone(name));
         let known = |name: &Name| {

@@ -2,7 +2,7 @@
 //! to drain before they stop serving, and to admit once they serve again.
 
 use super::members::{self, Standing};
-use super::report::Report;
+use super::report::{Because, Report};
 use super::{Draft, Reason, Step, Waiting, agents, machines};
 use crate::action::{Action, BalancerAction, MachineAction, MemberAction};
 use crate::desired::{Balancer, Instance};
@@ -46,8 +46,7 @@ fn prepare_one(draft: &mut Draft<'_>, instance: &Instance) -> Option<Waiting> {
 pub(super) fn run(draft: &mut Draft<'_>) -> Report {
     let (desired, observed) = (draft.desired, draft.observed);
     let Some(members) = backends(draft) else { return Report::Looked };
-    let starts = |waiting: &Waiting| matches!(waiting, Waiting::EtcdStarting { .. } | Waiting::NoQuorumYet { .. });
-    let settled = !draft.waiting.iter().any(starts);
+    let settled = settled(draft);
     let mut reloads = Vec::new();
     for (balancer, instance) in desired.instances() {
         let Some(report) = reported(observed, &instance.name) else { continue };
@@ -67,7 +66,6 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
         let digest = balancer.haproxy(instance, &desired.backends(&members, &observed.ledger)).digest;
         let wanted = Wanted { haproxy: &digest, keepalived: instance.keepalived.as_ref().map(|file| &file.digest) };
         if !wanted.is_written(seen) {
-            // What clients connect through is not changed while a member starts.
             if settled || seen.haproxy.config.is_none() {
                 let reason = changed(seen, &members);
                 let action = BalancerAction::ConfigureBalancer { machine, members: members.clone(), digest };
@@ -95,6 +93,23 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
         draft.steps.extend(next);
     }
     Report::Looked
+}
+
+/// Whether no member is starting or about to be restarted: in the gaps of a rolling restart, what clients connect through
+/// is not changed.
+fn settled(draft: &Draft<'_>) -> bool {
+    !draft.waiting.iter().any(|waiting| {
+        matches!(
+            waiting,
+            Waiting::EtcdStarting { .. }
+                | Waiting::EtcdSilent { .. }
+                | Waiting::NoQuorumYet { .. }
+                | Waiting::WouldLoseQuorum { .. }
+                | Waiting::NoTransferTarget { .. }
+                | Waiting::HealFirst { .. }
+                | Waiting::Turn { .. }
+        )
+    })
 }
 
 /// The report of an instance's machine. Where the provider cannot be asked for the machine, nothing is done to it.
@@ -226,6 +241,9 @@ fn leaving(step: &Step) -> Option<Name> {
 
 /// Deletes the machines of former instances.
 pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
+    if !settled(draft) {
+        return Report::Left(Because::Awaited);
+    }
     let former = draft.observed.ledger.instances.keys();
     let former: Vec<Name> = former.filter(|name| draft.desired.machine(name).is_none()).cloned().collect();
     for name in former {

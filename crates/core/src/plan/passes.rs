@@ -134,9 +134,7 @@ const NORMAL: &[Pass] = &[
     }),
     Pass::new("machines of former members", &[], |d, _| members::retire(d)),
     // Clients connect through them for as long as members restart.
-    Pass::new("machines of former balancers", &[Condition::NothingPlanned, Condition::NothingAwaited], |d, _| {
-        balancer::retire(d)
-    }),
+    Pass::new("machines of former balancers", &[Condition::NothingPlanned], |d, _| balancer::retire(d)),
     Pass::new("machines to rebuild", &[Condition::NothingPlanned, Condition::Formed], |d, _| shape::renew(d)),
     Pass::new("auth", &[Condition::Quorum, Condition::NothingAlone], |d, _| auth::secure(d)),
     Pass::SUPERUSERS,

@@ -1,7 +1,7 @@
 //! A step on an instance of a balancer → HAProxy and keepalived on its machine.
 
 use raftsman_api::v1::{
-    ConfigureProgramRequest, Program, ProgramReport, ReloadProgramRequest, ReportRequest, ServerAdmin,
+    ConfigureProgramRequest, Program, ProgramReport, ReloadProgramRequest, ReportRequest, ServerAdmin, ServiceState,
     SetServerRequest, StartProgramRequest, StopProgramRequest,
 };
 use raftsman_core::action::BalancerAction;
@@ -49,6 +49,11 @@ impl Executor<'_> {
         if let Some(keepalived) = &instance.keepalived {
             self.configure(&mut agent, Program::Keepalived, keepalived.clone()).await?;
         }
+        // One that ends again and again tries the new file at once, not after its pause.
+        let reported = agent.report(ReportRequest { into_data: false }).await?.into_inner().programs;
+        if reported.iter().any(|program| program.program() == Program::Haproxy && backs_off(program)) {
+            self.start(&mut agent, Program::Haproxy).await?;
+        }
         Ok(())
     }
 
@@ -65,9 +70,14 @@ impl Executor<'_> {
         let mut agent = self.agent(machine).await?;
         let address = instance.keepalived.as_ref().map(|_| Program::Keepalived);
         for program in [Program::Haproxy].into_iter().chain(address) {
-            let request = StartProgramRequest { program: program.into(), ..StartProgramRequest::default() };
-            agent.start_program(self.stamped(request)).await?;
+            self.start(&mut agent, program).await?;
         }
+        Ok(())
+    }
+
+    async fn start(self, agent: &mut AgentCalls, program: Program) -> Result<(), ActError> {
+        let request = StartProgramRequest { program: program.into(), ..StartProgramRequest::default() };
+        agent.start_program(self.stamped(request)).await?;
         Ok(())
     }
 
@@ -111,6 +121,10 @@ impl Executor<'_> {
         self.agent(machine).await?.set_server(self.stamped(request)).await?;
         Ok(())
     }
+}
+
+fn backs_off(program: &ProgramReport) -> bool {
+    program.service.as_ref().is_some_and(|service| service.state() == ServiceState::Backoff)
 }
 
 /// Whether the running process has another configuration than its file.

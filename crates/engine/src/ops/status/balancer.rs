@@ -111,7 +111,7 @@ fn state(observed: &Observed, of: &Instance, report: Option<&AgentReport>) -> (&
         };
     };
     let Some(seen) = &report.balancer else {
-        return ("unknown", Some(format!("its agent ({}) does not know balancers", report.version)));
+        return ("unknown", Some(format!("its agent ({}) is too old to run a balancer", report.version)));
     };
     match (seen.haproxy.service.state, &seen.problem) {
         (ServiceState::Stopped, _) => ("stopped", None),
