@@ -188,6 +188,8 @@ fn a_balancer_of_the_file_is_set_up_followed_and_taken_away() {
     let no_instance = lab.run(&["logs", "main-1", "--balancer"]).failed();
     assert!(no_instance.stderr.contains("balancers run on: front-1, front-2"), "{}", no_instance.all());
     lab.run(&["logs", "front-1"]).ok();
+    let no_member = lab.run(&["replace", "front-1", "--yes"]).failed();
+    assert!(no_member.stderr.contains("`front-1` is an instance of a balancer"), "{}", no_member.all());
     let version = lab.run(&["version"]).ok().stdout;
     assert!(version.contains("front-1"), "{version}");
 

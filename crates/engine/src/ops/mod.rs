@@ -191,6 +191,17 @@ pub enum OpError {
         /// There are.
         known: Vec<String>,
     },
+    /// The machine is a balancer's.
+    #[error(
+        "`{name}` is an instance of a balancer, which keeps no data and has no members' verbs; members are: {}",
+        known.join(", ")
+    )]
+    NotAMember {
+        /// Asked for.
+        name: String,
+        /// There are.
+        known: Vec<String>,
+    },
     /// No such balancer in the file.
     #[error("the file has no balancer `{name}`; it has: {}", known.join(", "))]
     NoSuchBalancer {
@@ -386,7 +397,12 @@ async fn pick_member(
     }
     let clusters = fleet.desired.clusters.iter().filter(|c| cluster.is_none_or(|name| c.name.as_str() == name));
     let members = clusters.flat_map(|c| c.members.iter().map(move |m| (c, &m.name)));
-    let (cluster, name) = named(members, member)?;
+    let (cluster, name) = named(members, member).map_err(|error| match error {
+        OpError::NoSuchMachine { name, known } if pick_machine(fleet, member).is_ok() => {
+            OpError::NotAMember { name, known }
+        }
+        other => other,
+    })?;
     Ok((ClusterHandle::open(fleet, cluster).await?, name.clone()))
 }
 
