@@ -253,6 +253,45 @@ fn apply_killed_at_moments_spread_over_a_bring_up() {
     println!("{} kills; {formed:?} when it had formed; {wrote:?} with a write before", moments.len());
 }
 
+/// What the set-up of a balancer makes, in this order.
+const OF_A_BALANCER: [&str; 5] = [
+    ".raftsman/machines/front-1/machine.json",
+    ".raftsman/machines/front-2/agent/tls/current",
+    ".raftsman/machines/front-1/haproxy/haproxy.cfg",
+    ".raftsman/machines/front-2/haproxy/service.json",
+    ".raftsman/machines/front-1/haproxy/run/admin.sock",
+];
+
+/// Killed while a balancer is set up, and then in a rolling restart, between a drain and an admission: the next apply
+/// finishes it, and no member stays drained.
+#[test]
+fn apply_killed_around_a_balancer() {
+    for_all(&OF_A_BALANCER, |i, path| {
+        let lab = Lab::cluster(3, "3.6.15", &[]);
+        let front = "balancers:\n  front: { etcd: main, instances: 2, max_connections: 500 }\n";
+        lab.write_file(&format!("{}{front}", lab.file()));
+        let mut apply = start(&lab, &APPLY);
+        assert!(Moment::Appears(path).wait(&lab, &mut apply), "{path} never appeared");
+        end(apply);
+        lab.run(&APPLY).ok();
+        let serving = |lab: &Lab| {
+            let status = lab.settled();
+            let instances = status["clusters"][0]["balancers"][0]["instances"].as_array().expect("instances").clone();
+            let members = instances.iter().flat_map(|instance| instance["members"].as_array().expect("members"));
+            assert_eq!(members.filter(|member| member["state"] == "up").count(), 6, "{instances:?}");
+            lab.nothing_to_do();
+        };
+        serving(&lab);
+        lab.write_file(&lab.file().replace(front, &format!("    flags: {{ max-request-bytes: 2000000 }}\n{front}")));
+        let apply = start(&lab, &APPLY);
+        std::thread::sleep(Duration::from_millis(500 + 600 * u64::try_from(i).expect("few")));
+        end(apply);
+        lab.run(&APPLY).ok();
+        serving(&lab);
+        lab.destroy();
+    });
+}
+
 #[test]
 fn apply_killed_when_each_thing_appears() {
     let missed = AtomicUsize::new(0);
