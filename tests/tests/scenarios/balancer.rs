@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use insta::assert_snapshot;
 use raftsman_core::action::{Action, BalancerAction, EtcdAction};
 use raftsman_core::desired::Cluster;
-use raftsman_core::model::{MachineModel, World};
+use raftsman_core::model::{MachineModel, World, forecast};
 use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{Hidden, Scene, behind, epoch};
 use raftsman_tests::sim::agents;
@@ -294,4 +294,14 @@ fn an_agent_is_upgraded_before_its_balancer_is_configured() {
     note: main-2: its agent, of version model, is too old to be upgraded by `apply`
     done
     ");
+}
+
+/// HAProxy that was killed and is not up again is told, and delays nothing else.
+#[test]
+fn an_instance_that_starts_is_waited_for() {
+    let mut scene = settled(cluster(3, &[]));
+    machine(&mut scene, "lb-1").balancer.backs_off = true;
+    let forecast = forecast(&scene.desired, &scene.look(), scene.world.now);
+    let waiting: Vec<String> = forecast.waiting.iter().map(ToString::to_string).collect();
+    assert_eq!((forecast.converges, waiting.join("; ")), (false, "lb-1: HAProxy is starting".to_owned()));
 }

@@ -122,6 +122,7 @@ fn stuck(waiting: &Waiting) -> bool {
             | Waiting::NoQuorumYet { .. }
             | Waiting::EtcdStarting { .. }
             | Waiting::EtcdSilent { .. }
+            | Waiting::BalancerStarting { .. }
             | Waiting::WouldLoseQuorum { .. }
             | Waiting::LearnerCatchingUp { .. }
             | Waiting::HealFirst { .. }
