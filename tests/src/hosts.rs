@@ -55,6 +55,13 @@ impl Manifest {
     }
 }
 
+/// A program of this computer and the libraries that it is linked to.
+pub fn with_libraries(program: &str) -> Vec<String> {
+    let said = text(Command::new("ldd").arg(program).output().expect("ldd: install libc-bin")).ok().stdout;
+    let libraries = said.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned);
+    std::iter::once(program.to_owned()).chain(libraries).collect()
+}
+
 struct Host {
     /// Runs as long as the host has power.
     power: Option<Child>,
@@ -142,6 +149,16 @@ impl Hosts {
     /// A file or directory on a host's disk, seen from the test; also while the host has no power.
     pub fn disk(&self, i: usize, path: &str) -> PathBuf {
         self.space.path(&self.at(i, "root")).join(path.trim_start_matches('/'))
+    }
+
+    /// Puts a program of this computer onto a host's disk, with the libraries that it needs and the host does not have.
+    pub fn install(&self, i: usize, program: &str) {
+        for path in with_libraries(program) {
+            let target = self.disk(i, &path);
+            if !target.exists() {
+                std::fs::copy(&path, &target).unwrap_or_else(|error| panic!("{path}: {error}"));
+            }
+        }
     }
 
     /// Every process of the host ends in the same moment. The disk stays, with everything that was written: what the

@@ -1,7 +1,6 @@
 //! Debian's HAProxy and keepalived on hosts with systemd → units that the agent starts, reloads and stops.
 
 use std::path::Path;
-use std::process::Command;
 
 use raftsman_api::fence;
 use raftsman_api::roles::Role;
@@ -17,21 +16,6 @@ use raftsman_tests::hosts::Hosts;
 use raftsman_tests::lab::{Lab, etcd_dir, eventually};
 use secrecy::ExposeSecret as _;
 use tonic::transport::Channel;
-
-fn put(hosts: &Hosts, i: usize, path: &str) {
-    let target = hosts.disk(i, path);
-    if !target.exists() {
-        std::fs::copy(path, &target).unwrap_or_else(|error| panic!("{path}: {error}"));
-    }
-}
-
-fn install(hosts: &Hosts, i: usize, program: &str) {
-    put(hosts, i, program);
-    let said = Command::new("ldd").arg(program).output().expect("ldd").stdout;
-    for word in String::from_utf8_lossy(&said).split_whitespace().filter(|word| word.starts_with('/')) {
-        put(hosts, i, word);
-    }
-}
 
 struct Caller {
     client: AgentClient<Channel>,
@@ -111,8 +95,8 @@ fn haproxy_and_keepalived_are_units_of_the_agent() {
     let mut hosts = Hosts::up(2);
     let addresses = hosts.addresses();
     for i in 0..2 {
-        install(&hosts, i, haproxy::PROGRAM);
-        install(&hosts, i, keepalived::PROGRAM);
+        hosts.install(i, haproxy::PROGRAM);
+        hosts.install(i, keepalived::PROGRAM);
     }
     let before: Vec<_> = (0..2).map(|i| hosts.manifest(i)).collect();
     let ssh = hosts.ssh_config();
