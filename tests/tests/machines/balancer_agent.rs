@@ -44,9 +44,12 @@ impl Caller {
         fence::stamp(tonic::Request::new(message), self.generation)
     }
     async fn configure(&mut self, program: Program, config: String) {
+        self.try_configure(program, config).await.expect("configured");
+    }
+    async fn try_configure(&mut self, program: Program, config: String) -> Result<(), tonic::Status> {
         let digest = raftsman_api::hex::sha256(config.as_bytes());
         let request = self.stamp(v1::ConfigureProgramRequest { program: program.into(), config, digest });
-        self.client.configure_program(request).await.expect("configured");
+        self.client.configure_program(request).await.map(drop)
     }
     async fn start(&mut self, program: Program) -> Result<u32, tonic::Status> {
         let request = self.stamp(v1::StartProgramRequest { program: program.into(), ..Default::default() });
@@ -159,9 +162,13 @@ fn haproxy_and_keepalived_are_units_of_the_agent() {
         for program in callers[0].report().await.programs {
             assert_eq!(program.config_digest, program.running_config_digest, "{program:?}");
         }
-        callers[0].configure(Program::Haproxy, "nonsense\n".to_owned()).await;
+        // Lines that raftsman does not write are not taken; a file of its lines that HAProxy refuses is not taken up.
+        let refused = callers[0].try_configure(Program::Haproxy, "nonsense\n".to_owned()).await.expect_err("refused");
+        assert!(refused.message().contains("is none that raftsman writes"), "{refused}");
+        let twice = config(addresses[0], &[addresses.as_slice(), &addresses].concat(), 99).replace("db3", "db1");
+        callers[0].configure(Program::Haproxy, twice).await;
         let refused = callers[0].reload(Program::Haproxy).await.expect_err("refused");
-        assert!(refused.message().contains("unknown keyword 'nonsense'"), "{refused}");
+        assert!(refused.message().contains("another server named 'db1'"), "{refused}");
         callers[0].configure(Program::Haproxy, config(addresses[0], &addresses, 99)).await;
     });
     // HAProxy ends: keepalived with it, and the address goes to the other.
