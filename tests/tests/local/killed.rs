@@ -459,10 +459,13 @@ fn second_apply_is_refused_and_names_the_holder_of_the_lock() {
     let mut first = lab.spawn(&APPLY);
     let pid = first.id();
     Moment::Appears(".raftsman/machines/main-1/machine.json").wait(&lab, &mut first);
+    // It holds the lock until the others have asked for it, however long they take.
+    kill(pid, Signal::STOP);
     for verb in [&APPLY[..], &["destroy", "--yes"]] {
         let second: Output = lab.run(verb).failed();
         assert!(second.stderr.contains(&pid.to_string()) && second.stderr.contains("apply"), "{}", second.stderr);
     }
+    kill(pid, Signal::CONT);
     let output = first.wait_with_output().expect("ours");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     whole(&lab, 3);

@@ -8,8 +8,10 @@ use insta::assert_snapshot;
 use raftsman_core::action::{Action, BalancerAction, EtcdAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::model::{MachineModel, World, forecast};
+use raftsman_core::observed::{Agent, Fact, ServerState};
+use raftsman_core::plan::plan;
 use raftsman_core::spec::Name;
-use raftsman_tests::fixtures::{Hidden, Scene, behind, epoch};
+use raftsman_tests::fixtures::{Hidden, Scene, behind, describe, epoch};
 use raftsman_tests::sim::agents;
 
 const TWO: &str = "instances: [{ name: lb-1, address: 127.0.42.101 }, { name: lb-2, address: 127.0.42.102 }]";
@@ -304,4 +306,18 @@ fn an_instance_that_starts_is_waited_for() {
     let forecast = forecast(&scene.desired, &scene.look(), scene.world.now);
     let waiting: Vec<String> = forecast.waiting.iter().map(ToString::to_string).collect();
     assert_eq!((forecast.converges, waiting.join("; ")), (false, "lb-1: HAProxy is starting".to_owned()));
+}
+
+/// A member that took long to restart is down at HAProxy, drained or not, until two checks have succeeded. Done before that,
+/// one that was drained would stay so.
+#[test]
+fn a_member_that_an_instance_does_not_find_healthy_yet_is_waited_for() {
+    let scene = settled(cluster(3, &[]));
+    let mut observed = scene.look();
+    let seen = observed.machines.get_mut(&Name::fixed("lb-2")).expect("a machine");
+    let Fact::Seen { value: Agent::Claimed(report), .. } = &mut seen.agent else { panic!("an agent of ours") };
+    let servers = &mut report.balancer.as_mut().expect("a balancer").facts.servers;
+    servers.get_mut(&Name::fixed("main-3")).expect("a member").state = ServerState::Down;
+    let plan = plan(&scene.desired, &observed, scene.world.now);
+    assert_snapshot!(describe(&plan), @"waits: lb-2: HAProxy has not found main-3 healthy yet");
 }

@@ -123,6 +123,7 @@ fn stuck(waiting: &Waiting) -> bool {
             | Waiting::EtcdStarting { .. }
             | Waiting::EtcdSilent { .. }
             | Waiting::BalancerStarting { .. }
+            | Waiting::BalancerChecks { .. }
             | Waiting::WouldLoseQuorum { .. }
             | Waiting::LearnerCatchingUp { .. }
             | Waiting::HealFirst { .. }

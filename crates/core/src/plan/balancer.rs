@@ -217,8 +217,25 @@ pub(super) fn drain(draft: &mut Draft<'_>) -> Report {
     let first = if admits.is_empty() { drains } else { admits };
     if !first.is_empty() {
         draft.steps = first;
+    } else if draft.steps.is_empty() {
+        let unchecked = unchecked(draft);
+        draft.waiting.extend(unchecked);
     }
     Report::Looked
+}
+
+/// Members that serve, and that an instance does not find healthy yet. One that was drained shows only then that it is to
+/// be admitted.
+fn unchecked(draft: &Draft<'_>) -> Vec<Waiting> {
+    let mut waiting = Vec::new();
+    for (_, instance, seen) in asked(draft) {
+        for (member, server) in &seen.facts.servers {
+            if server.state == ServerState::Down && draft.view.healthy.contains(member) {
+                waiting.push(Waiting::BalancerChecks { machine: instance.name.clone(), member: member.clone() });
+            }
+        }
+    }
+    waiting
 }
 
 /// Instances that run and answer.

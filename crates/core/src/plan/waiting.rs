@@ -153,6 +153,13 @@ pub enum Waiting {
         /// How it ended.
         error: String,
     },
+    /// HAProxy has not found a member healthy yet that serves.
+    BalancerChecks {
+        /// Where.
+        machine: Name,
+        /// The member.
+        member: Name,
+    },
     /// HAProxy crashes repeatedly.
     BalancerCrashes {
         /// Where.
@@ -512,6 +519,7 @@ impl Waiting {
             | Self::AgentUnreachable { .. }
             | Self::EtcdStarting { .. }
             | Self::BalancerStarting { .. }
+            | Self::BalancerChecks { .. }
             | Self::EtcdSilent { .. }
             | Self::NoQuorumYet { .. }
             | Self::NoMajority { .. }
@@ -597,6 +605,7 @@ impl Waiting {
             | Self::BalancerUnknown { machine }
             | Self::PackageMissing { machine, .. }
             | Self::BalancerStarting { machine, .. }
+            | Self::BalancerChecks { machine, .. }
             | Self::BalancerCrashes { machine, .. }
             | Self::EtcdStarting { machine, .. }
             | Self::EtcdSilent { machine, .. }

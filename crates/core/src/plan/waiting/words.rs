@@ -60,6 +60,10 @@ impl Waiting {
             Self::BalancerStarting { machine, .. } => {
                 format!("if it takes long, read its log: `raftsman logs {machine} --balancer`")
             }
+            Self::BalancerChecks { machine, member } => format!(
+                "if it takes long, see that {machine} reaches port 2383 of {member}, and read its log: `raftsman logs \
+                 {machine} --balancer`"
+            ),
             Self::BalancerCrashes { machine, .. } => {
                 format!("read HAProxy's log: `raftsman logs {machine} --balancer`")
             }
@@ -263,6 +267,9 @@ impl fmt::Display for Waiting {
                 write!(f, "{machine}: the package `{package}` is not installed")
             }
             Self::BalancerStarting { machine, .. } => write!(f, "{machine}: HAProxy is starting"),
+            Self::BalancerChecks { machine, member } => {
+                write!(f, "{machine}: HAProxy has not found {member} healthy yet")
+            }
             Self::BalancerCrashes { machine, restarts, last_exit } => {
                 write!(f, "{machine}: HAProxy exited {restarts} times: {last_exit}")
             }
