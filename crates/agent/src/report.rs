@@ -17,6 +17,7 @@ use crate::machine::disk;
 use crate::machine::firewall;
 use crate::machine::upgrade::UpgradeError;
 use crate::supervisor::launch::Launcher;
+use crate::supervisor::packages::UNKNOWN;
 use crate::supervisor::ports;
 use crate::supervisor::program::{Own, Program, Source};
 use crate::supervisor::service::{State, View};
@@ -100,7 +101,11 @@ fn program_report(agent: &Agent, program: Program) -> Result<(v1::ProgramReport,
     let (installed, current) = match program.source() {
         Source::Pinned(binary) => (binaries::installed(root, binary), binaries::current(root, program)),
         Source::Package(package) => {
-            let version = Handle::current().block_on(package.version(agent.launcher.unprivileged()));
+            let version = match config.as_str() {
+                // What is not used here is not run: every agent's first report would wait for it.
+                "" => package.is_installed().then(|| UNKNOWN.to_owned()),
+                _ => Handle::current().block_on(package.version(agent.launcher.unprivileged())),
+            };
             (version.iter().map(|version| (version.clone(), String::new())).collect(), version)
         }
     };

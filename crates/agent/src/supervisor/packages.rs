@@ -17,6 +17,9 @@ use crate::supervisor::systemd::Owner;
 /// It prints a line and ends.
 const VERSION_LIMIT: Duration = Duration::from_secs(1);
 
+/// Stands for a version that was not found out.
+pub const UNKNOWN: &str = "unknown";
+
 /// A Debian package with a program that is supervised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Package {
@@ -55,7 +58,7 @@ impl Package {
             }
             Err(_) => Vec::new(),
         };
-        let Some(version) = version_in(&String::from_utf8_lossy(&said)) else { return Some("unknown".to_owned()) };
+        let Some(version) = version_in(&String::from_utf8_lossy(&said)) else { return Some(UNKNOWN.to_owned()) };
         known().insert(self.program, (stamp, version.clone()));
         Some(version)
     }

@@ -55,11 +55,6 @@ impl Balancer {
         instances.map(|instance| instance.address).chain(self.virtual_address).collect()
     }
 
-    /// The addresses that connections and health checks come from.
-    pub fn sources(&self) -> BTreeSet<IpAddr> {
-        self.instances.iter().map(|instance| instance.address).collect()
-    }
-
     /// What the firewall of an instance's machine lets in: clients, and the instances that it shares an address with.
     pub(super) fn front(&self, instance: &Instance) -> Front {
         let others = self.instances.iter().filter(|other| other.name != instance.name);

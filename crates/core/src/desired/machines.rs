@@ -100,7 +100,7 @@ pub(super) fn resolve(
         });
         let ours = cluster.listed().get(index).and_then(|member| member.machine.as_ref());
         let settings = merged(section, section.with_member(ours));
-        let home = remembered.and_then(|zones| zones.get(name)).filter(|zone| fleet.zones.contains_key(*zone)).cloned();
+        let home = home(fleet, remembered, name).cloned();
         let (provider, connection) = (settings.provider, connection(&settings));
         let place = Place { provider, connection, zone, home, pinned: named(index).is_some() };
         (name.clone(), Machine::new(name.clone(), *address, settings, place))
@@ -114,9 +114,7 @@ pub(super) fn of_balancer(
     instances: &[(Name, IpAddr)],
     remembered: Option<&BTreeMap<Name, Name>>,
 ) -> BTreeMap<Name, Machine> {
-    let home = |name: &Name| {
-        remembered.and_then(|zones| zones.get(name)).filter(|zone| fleet.zones.contains_key(*zone)).cloned()
-    };
+    let home = |name: &Name| home(fleet, remembered, name).cloned();
     let given: Vec<Option<Name>> = instances.iter().map(|(name, _)| home(name)).collect();
     let zones: Vec<&Name> = fleet.zones.keys().collect();
     let zones = if fleet.provider == Provider::Hosts { given } else { spread(&zones, &given) };
@@ -140,8 +138,7 @@ fn placed(
     let zones: Vec<&Name> = ours.map_or_else(|| fleet.zones.keys().collect(), |ours| ours.iter().collect());
     let given = |(index, (name, _)): (usize, &(Name, IpAddr))| {
         let named = cluster.listed().get(index).and_then(|member| member.zone.as_ref());
-        let kept = || remembered.and_then(|zones| zones.get(name)).filter(|zone| fleet.zones.contains_key(*zone));
-        named.or_else(kept).cloned()
+        named.or_else(|| home(fleet, remembered, name)).cloned()
     };
     let given: Vec<Option<Name>> = members.iter().enumerate().map(given).collect();
     match fleet.provider {
@@ -151,6 +148,11 @@ fn placed(
             spread(&zones, &given)
         }
     }
+}
+
+/// The zone that a machine is in as far as the state remembers, where the file still has it.
+fn home<'a>(fleet: &Machines, remembered: Option<&'a BTreeMap<Name, Name>>, name: &Name) -> Option<&'a Name> {
+    remembered.and_then(|zones| zones.get(name)).filter(|zone| fleet.zones.contains_key(*zone))
 }
 
 fn merged(below: &Arc<Machines>, merged: Cow<'_, Machines>) -> Arc<Machines> {

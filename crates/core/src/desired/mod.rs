@@ -206,8 +206,17 @@ impl Cluster {
 
     /// Its machines in order: those of members, then those that balancers have to themselves.
     pub fn all_machines(&self) -> impl Iterator<Item = &Name> {
-        let own = self.instances().map(|(_, instance)| instance).filter(|instance| !instance.beside_member);
-        self.members.iter().map(|member| &member.name).chain(own.map(|instance| &instance.name))
+        self.members.iter().map(|member| &member.name).chain(self.own_instances().map(|instance| &instance.name))
+    }
+
+    /// The instances of balancers on machines of their own.
+    pub fn own_instances(&self) -> impl Iterator<Item = &Instance> {
+        self.instances().map(|(_, instance)| instance).filter(|instance| !instance.beside_member)
+    }
+
+    /// Where the machine of this name is, once that is known.
+    pub fn machine_address(&self, name: &Name) -> Option<IpAddr> {
+        self.machine(name)?.address.given()
     }
 
     /// Every instance of its balancers.

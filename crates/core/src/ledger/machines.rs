@@ -45,7 +45,7 @@ impl Ledger {
             }
         }
         // Also those that were made before the ledger was lost.
-        for (_, instance) in desired.instances().filter(|(_, instance)| !instance.beside_member) {
+        for instance in desired.own_instances() {
             if seen(&instance.name).is_some() {
                 self.instances.entry(instance.name.clone()).or_insert(instance.address);
             }

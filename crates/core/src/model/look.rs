@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{MachineModel, Stored, World};
 use crate::desired::Cluster;
 use crate::observed::{
-    Agent, AgentReport, ClusterId, Data, EtcdFacts, EtcdObserved, EtcdOnMachine, Fact, LogEnd, Machine,
-    MachineObserved, MemberObserved, Observed, Power, Service, ServiceState,
+    Agent, AgentReport, BalancerOnMachine, ClusterId, Data, EtcdFacts, EtcdObserved, EtcdOnMachine, Fact, LogEnd,
+    Machine, MachineObserved, MemberObserved, Observed, Power, Service, ServiceState,
 };
 use crate::spec::{AuthMode, Name};
 use crate::versions::Line;
@@ -39,7 +39,14 @@ impl World {
         } else if !machine.agent_up {
             Fact::Unreachable { error: "connection refused".to_owned(), since: at }
         } else if machine.claimed {
-            Fact::Seen { value: Agent::Claimed(Box::new(self.report(desired, name, machine))), at }
+            Fact::Seen {
+                value: Agent::Claimed(Box::new(report(
+                    name,
+                    machine,
+                    self.observe_balancer(desired, &machine.balancer),
+                ))),
+                at,
+            }
         } else {
             Fact::Seen { value: Agent::Unclaimed, at }
         };
@@ -111,56 +118,54 @@ impl World {
     }
 }
 
-impl World {
-    fn report(&self, desired: &Cluster, name: &Name, machine: &MachineModel) -> AgentReport {
-        let process = &machine.process;
-        let running = process.state == ServiceState::Running;
-        AgentReport {
-            machine: name.clone(),
-            incarnation: machine.incarnation.clone(),
-            version: machine.agent_version.clone(),
-            generation: 0,
-            clock_offset_ms: machine.clock_offset_ms,
-            certificate: machine.agent_certificate.clone(),
-            disk: machine.disk,
-            firewall: machine.firewall.clone(),
-            access: machine.access.clone(),
-            delivery: machine.delivery.clone(),
-            backup_settings: machine.backup_settings.clone(),
-            backups: None,
-            program: machine.program.clone(),
-            balancer: Some(self.observe_balancer(desired, &machine.balancer)),
-            etcd: EtcdOnMachine {
-                installed: machine.installed.iter().map(|v| (*v, String::new())).collect::<BTreeMap<_, _>>(),
-                config_text: machine.config.as_ref().and_then(|digest| machine.texts.get(digest)).cloned(),
-                running_config_text: {
-                    let digest = process.config.as_ref().filter(|_| running);
-                    digest.and_then(|digest| machine.texts.get(digest)).cloned()
-                },
-                config: machine.config.clone(),
-                running_config: process.config.clone().filter(|_| running),
-                running_version: process.version.filter(|_| running),
-                running_trust: if running { process.trust.clone() } else { BTreeMap::new() },
-                last_version: machine.last_version,
-                certificates: machine.certificates.clone(),
-                service: Service {
-                    state: process.state,
-                    pid: running.then_some(1),
-                    since: None,
-                    restarts: process.restarts,
-                    last_exit: (process.restarts > 0).then(|| "signal 9".to_owned()),
-                },
-                data: machine.data.clone(),
-                ports_taken: machine.ports_taken.clone(),
-                had_data: machine.had_data,
-                log: (!running && matches!(machine.data, Data::Present { .. })).then_some(LogEnd {
-                    term: 2,
-                    index: 10,
-                    commit: 10,
-                    revision: Some(1),
-                    applied: 10,
-                }),
+fn report(name: &Name, machine: &MachineModel, balancer: BalancerOnMachine) -> AgentReport {
+    let process = &machine.process;
+    let running = process.state == ServiceState::Running;
+    AgentReport {
+        machine: name.clone(),
+        incarnation: machine.incarnation.clone(),
+        version: machine.agent_version.clone(),
+        generation: 0,
+        clock_offset_ms: machine.clock_offset_ms,
+        certificate: machine.agent_certificate.clone(),
+        disk: machine.disk,
+        firewall: machine.firewall.clone(),
+        access: machine.access.clone(),
+        delivery: machine.delivery.clone(),
+        backup_settings: machine.backup_settings.clone(),
+        backups: None,
+        program: machine.program.clone(),
+        balancer: Some(balancer),
+        etcd: EtcdOnMachine {
+            installed: machine.installed.iter().map(|v| (*v, String::new())).collect::<BTreeMap<_, _>>(),
+            config_text: machine.config.as_ref().and_then(|digest| machine.texts.get(digest)).cloned(),
+            running_config_text: {
+                let digest = process.config.as_ref().filter(|_| running);
+                digest.and_then(|digest| machine.texts.get(digest)).cloned()
             },
-        }
+            config: machine.config.clone(),
+            running_config: process.config.clone().filter(|_| running),
+            running_version: process.version.filter(|_| running),
+            running_trust: if running { process.trust.clone() } else { BTreeMap::new() },
+            last_version: machine.last_version,
+            certificates: machine.certificates.clone(),
+            service: Service {
+                state: process.state,
+                pid: running.then_some(1),
+                since: None,
+                restarts: process.restarts,
+                last_exit: (process.restarts > 0).then(|| "signal 9".to_owned()),
+            },
+            data: machine.data.clone(),
+            ports_taken: machine.ports_taken.clone(),
+            had_data: machine.had_data,
+            log: (!running && matches!(machine.data, Data::Present { .. })).then_some(LogEnd {
+                term: 2,
+                index: 10,
+                commit: 10,
+                revision: Some(1),
+                applied: 10,
+            }),
+        },
     }
 }

@@ -16,8 +16,8 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) 
             world.made += 1;
             let firewall = desired.first_firewall(machine, &world.ledger).map(|rules| rules.digest);
             let incarnation = format!("made-{}", world.made);
-            let given = desired.machine(machine).and_then(|wanted| wanted.address.given());
-            let address = given.ok_or_else(|| Impossible(format!("{machine} is not in the file")))?;
+            let address = desired.machine_address(machine);
+            let address = address.ok_or_else(|| Impossible(format!("{machine} is not in the file")))?;
             let new = world.machines.entry(machine.clone()).or_insert_with(MachineModel::none);
             if !new.exists {
                 let ports_taken = std::mem::take(&mut new.ports_taken);

@@ -311,7 +311,7 @@ impl World {
                 machine.exists = true;
                 machine.power = Power::Running;
                 let known = observed.ledger.members.get(name).and_then(|url| address_of(url));
-                let address = known.or_else(|| desired.machine(name).and_then(|m| m.address.given()));
+                let address = known.or_else(|| desired.machine_address(name));
                 machine.address = address.unwrap_or(machine.address);
                 machine.incarnation = format!("seen-{name}");
             }

@@ -1,23 +1,20 @@
 //! Balancers of the file, their instances and the members that serve → instances to equip, start and reload; members
 //! to drain before they stop serving, and to admit once they serve again.
 
+use super::etcd::CRASHES;
 use super::members::{self, Standing};
 use super::report::{Because, Report};
 use super::{Draft, Reason, Step, Waiting, agents, machines};
 use crate::action::{Action, BalancerAction, MachineAction, MemberAction};
-use crate::desired::{Balancer, Instance};
+use crate::desired::Instance;
 use crate::observed::{AgentReport, BalancerOnMachine, Observed, ServerState, ServiceState};
 use crate::spec::Name;
-
-/// After so many crashes a process is not expected to come up by itself any more.
-const CRASHES: u32 = 5;
 
 /// Brings the machines that balancers have to themselves to where HAProxy can run. What is waited for there is returned:
 /// a machine of a balancer that does not come up delays nothing of etcd.
 pub(super) fn prepare(draft: &mut Draft<'_>) -> Vec<Waiting> {
     let desired = draft.desired;
-    let own = desired.instances().filter(|(_, instance)| !instance.beside_member);
-    own.filter_map(|(_, instance)| prepare_one(draft, instance)).collect()
+    desired.own_instances().filter_map(|instance| prepare_one(draft, instance)).collect()
 }
 
 fn prepare_one(draft: &mut Draft<'_>, instance: &Instance) -> Option<Waiting> {
@@ -198,7 +195,7 @@ pub(super) fn drain(draft: &mut Draft<'_>) -> Report {
         _ => return Report::Looked,
     };
     let (mut admits, mut drains) = (Vec::new(), Vec::new());
-    for (_, instance, seen) in asked(draft) {
+    for (instance, seen) in asked(draft) {
         for (member, server) in &seen.facts.servers {
             let (machine, member) = (instance.name.clone(), member.clone());
             match server.state {
@@ -228,7 +225,7 @@ pub(super) fn drain(draft: &mut Draft<'_>) -> Report {
 /// be admitted.
 fn unchecked(draft: &Draft<'_>) -> Vec<Waiting> {
     let mut waiting = Vec::new();
-    for (_, instance, seen) in asked(draft) {
+    for (instance, seen) in asked(draft) {
         for (member, server) in &seen.facts.servers {
             if server.state == ServerState::Down && draft.view.healthy.contains(member) {
                 waiting.push(Waiting::BalancerChecks { machine: instance.name.clone(), member: member.clone() });
@@ -239,11 +236,11 @@ fn unchecked(draft: &Draft<'_>) -> Vec<Waiting> {
 }
 
 /// Instances that run and answer.
-fn asked<'a>(draft: &Draft<'a>) -> impl Iterator<Item = (&'a Balancer, &'a Instance, &'a BalancerOnMachine)> {
+fn asked<'a>(draft: &Draft<'a>) -> impl Iterator<Item = (&'a Instance, &'a BalancerOnMachine)> {
     let (desired, observed) = (draft.desired, draft.observed);
-    desired.instances().filter_map(|(balancer, instance)| {
+    desired.instances().filter_map(|(_, instance)| {
         let seen = reported(observed, &instance.name)?.balancer.as_ref()?;
-        (seen.haproxy.runs() && seen.problem.is_none()).then_some((balancer, instance, seen))
+        (seen.haproxy.runs() && seen.problem.is_none()).then_some((instance, seen))
     })
 }
 

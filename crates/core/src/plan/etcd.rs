@@ -9,7 +9,7 @@ use crate::observed::{AgentReport, ClusterId, Data, Fact, Problem, ServiceState,
 use crate::spec::{AuthMode, EtcdVersion, Name};
 
 /// After so many crashes a process is not expected to come up by itself any more.
-const CRASHES: u32 = 5;
+pub(super) const CRASHES: u32 = 5;
 
 /// Which cluster this is. Where that is not clear, nothing at all is done.
 pub(super) fn identity(draft: &mut Draft<'_>) -> Report {

@@ -218,8 +218,7 @@ impl Executor<'_> {
 
     /// Where a machine of the file is.
     fn address(&self, machine: &Name) -> Result<IpAddr, ActError> {
-        let machines = &self.cluster().desired;
-        let address = machines.machine(machine).and_then(|machine| machine.address.given());
+        let address = self.cluster().desired.machine_address(machine);
         address.ok_or_else(|| ActError::NoSuchMachine(machine.clone()))
     }
 

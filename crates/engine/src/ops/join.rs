@@ -70,7 +70,7 @@ pub async fn join(fleet: &Arc<Fleet>, lock: &Lock, host: &str, valid_for: Durati
     let (cluster, machine) = pick_machine(fleet, host)?;
     check(&fleet.spec)?;
     let missing = || OpError::NoSuchMachine { name: host.to_owned(), known: Vec::new() };
-    let address = cluster.machine(machine).and_then(|machine| machine.address.given()).ok_or_else(missing)?;
+    let address = cluster.machine_address(machine).ok_or_else(missing)?;
     let (cluster, machine) = (ClusterHandle::open(fleet, cluster).await?, machine.clone());
     cluster.begin(lock).await?;
     let kept = KeptToken::renew(&fleet.secrets, lock, &machine, Some(Timestamp::now() + valid_for)).await?;

@@ -29,7 +29,7 @@ pub async fn logs(fleet: &Arc<Fleet>, machine: &str, of: Source, lines: u32) -> 
         return Err(OpError::NoBalancerThere { machine: machine.to_string(), known });
     }
     let missing = || OpError::NoSuchMachine { name: machine.to_string(), known: Vec::new() };
-    let address = cluster.machine(machine).and_then(|machine| machine.address.given()).ok_or_else(missing)?;
+    let address = cluster.machine_address(machine).ok_or_else(missing)?;
     let mut client = AgentLink::new(fleet, machine, address)?.client().await?;
     let log = match of {
         Source::Agent => LogOf::Agent,

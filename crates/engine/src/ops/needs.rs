@@ -202,7 +202,7 @@ fn ports(cluster: &Cluster, action: &Action) -> Result<(), OpError> {
     } else {
         return Ok(());
     };
-    let address = cluster.machine(machine).and_then(|machine| machine.address.given());
+    let address = cluster.machine_address(machine);
     let Some(address) = address else { return Ok(()) };
     match ports.into_iter().find(|port| taken(address, *port)) {
         Some(port) => Err(OpError::PortTaken { machine: machine.clone(), at: (address, port).into() }),
