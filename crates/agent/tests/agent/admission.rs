@@ -123,7 +123,8 @@ async fn half_open_connections_keep_no_operator_out() {
             let mut client = machine.client(&fleet, Role::Reader).await;
             report(&mut client).await;
             let took = begun.elapsed();
-            assert!(took < std::time::Duration::from_secs(2), "{took:?} with {opening:?}");
+            // Half of the time after which the agent itself gives up a handshake.
+            assert!(took < std::time::Duration::from_secs(5), "{took:?} with {opening:?}");
         }
         drop(held);
     }

@@ -135,8 +135,13 @@ async fn connecting_fails_fast_and_says_why() {
     let other_machine = raftsman_api::tls::connect(machine.address, &tls).await;
     assert!(matches!(other_machine, Err(ConnectError::Untrusted { .. })), "{other_machine:?}");
 
-    let begun = std::time::Instant::now();
-    let unheard = raftsman_api::tls::connect((own_address(), PORT).into(), &tls).await;
-    assert!(matches!(unheard, Err(ConnectError::Refused { .. })), "{unheard:?}");
-    assert!(begun.elapsed() < std::time::Duration::from_millis(200));
+    // A busy computer keeps some of them waiting; a time-out would all.
+    let mut fastest = std::time::Duration::MAX;
+    for _ in 0..5 {
+        let begun = std::time::Instant::now();
+        let unheard = raftsman_api::tls::connect((own_address(), PORT).into(), &tls).await;
+        assert!(matches!(unheard, Err(ConnectError::Refused { .. })), "{unheard:?}");
+        fastest = fastest.min(begun.elapsed());
+    }
+    assert!(fastest < std::time::Duration::from_millis(200), "{fastest:?}");
 }

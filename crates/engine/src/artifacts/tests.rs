@@ -89,10 +89,14 @@ fn a_file_is_examined_again_only_when_it_changes() {
 #[test]
 fn hashing_a_binary_is_cheap() {
     let path = lab().join("3.6.15/etcd");
-    probe::sha256(&path).unwrap();
-    let begin = Instant::now();
-    probe::sha256(&path).unwrap();
-    assert!(begin.elapsed().as_millis() < 1000, "{:?}", begin.elapsed());
+    let took = || {
+        let begin = Instant::now();
+        probe::sha256(&path).unwrap();
+        begin.elapsed()
+    };
+    // The first reads it from the disk, and others may have to wait for a processor.
+    let fastest = (0..5).map(|_| took()).min().unwrap();
+    assert!(fastest.as_millis() < 1000, "{fastest:?}");
 }
 
 #[test]
