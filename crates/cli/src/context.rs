@@ -104,6 +104,7 @@ pub(crate) fn context(common: &Common) -> Result<Context, Failure> {
             .or_else(|_| std::env::var("LOGNAME"))
             .unwrap_or_else(|_| format!("uid {}", rustix::process::getuid().as_raw())),
         host: uname.nodename().to_string_lossy().into_owned(),
+        examined: Default::default(),
     })
 }
 

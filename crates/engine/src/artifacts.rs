@@ -15,13 +15,15 @@ use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 
+use raftsman_core::desired::Shipped;
 use raftsman_core::spec::{Archive, EtcdVersion, Source};
 
-pub(crate) use agent::shipped;
 pub use download::DownloadError;
 pub use error::ArtifactError;
 
@@ -58,17 +60,43 @@ pub fn version_of(path: &Path) -> Result<EtcdVersion, ArtifactError> {
     probe::version(path)
 }
 
-/// Finds binaries. A file that did not change is run and hashed once, however many clusters use it.
+/// Files that this process has run and hashed: one that did not change is not examined again, however many clusters and
+/// parts of a command use it.
+#[derive(Debug, Clone, Default)]
+pub struct Examined {
+    etcd: Arc<Mutex<HashMap<Identity, Known>>>,
+    agents: Arc<Mutex<HashMap<Identity, AgentExamined>>>,
+}
+
+/// What was found out about a file of the agent; empty while it is being examined.
+type AgentExamined = Arc<OnceLock<Option<Shipped>>>;
+
+impl Examined {
+    /// The program that every machine should run; none where the file is missing, or is no agent.
+    pub(crate) fn shipped(&self, path: &Path) -> Option<Shipped> {
+        let identity = Identity::of(path, &fs::metadata(path).ok()?);
+        let agent = Arc::clone(self.agents.lock().unwrap_or_else(PoisonError::into_inner).entry(identity).or_default());
+        agent.get_or_init(|| agent::shipped(path)).clone()
+    }
+
+    /// Begins to examine the agent's program while the caller goes on.
+    pub(crate) fn begin_shipped(&self, path: &Path) -> thread::JoinHandle<Option<Shipped>> {
+        let (this, path) = (self.clone(), path.to_owned());
+        thread::spawn(move || this.shipped(&path))
+    }
+}
+
+/// Finds binaries.
 #[derive(Debug, Clone)]
 pub struct Artifacts {
     cache_dir: PathBuf,
-    known: Arc<Mutex<HashMap<Identity, Known>>>,
+    examined: Examined,
 }
 
 impl Artifacts {
     /// `cache_dir` is where the binaries out of archives are kept; it is made when it is needed.
-    pub fn new(cache_dir: PathBuf) -> Self {
-        Self { cache_dir, known: Arc::default() }
+    pub fn new(cache_dir: PathBuf, examined: Examined) -> Self {
+        Self { cache_dir, examined }
     }
 
     /// Downloads what has to be downloaded for this version, unless it is there.
@@ -181,15 +209,17 @@ impl Artifacts {
             return Err(ArtifactError::NotExecutable { path: path.to_owned() });
         }
         let identity = Identity::of(path, &metadata);
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&identity).cloned();
+        let known = self.examined.etcd.lock().unwrap_or_else(PoisonError::into_inner).get(&identity).cloned();
         if let Some(known) = known {
             return Ok(known);
         }
         // Outside of the lock, so that other callers do not wait. At worst the same file is hashed twice.
-        let sha256 = probe::sha256(path)?;
-        let version = probe::version(path)?;
-        let known = Known { version, sha256 };
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(identity, known.clone());
+        let (sha256, version) = thread::scope(|scope| {
+            let version = scope.spawn(|| probe::version(path));
+            (probe::sha256(path), version.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        });
+        let known = Known { sha256: sha256?, version: version? };
+        self.examined.etcd.lock().unwrap_or_else(PoisonError::into_inner).insert(identity, known.clone());
         Ok(known)
     }
 }

@@ -17,7 +17,7 @@ use raftsman_providers::{
 };
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::artifacts::Artifacts;
+use crate::artifacts::{Artifacts, Examined};
 use crate::authorities::kept_numbers;
 use crate::cluster::{adopted_name, root_password_name};
 use crate::fleet_access::{self, FleetAccess};
@@ -54,6 +54,8 @@ pub struct Context {
     pub user: String,
     /// Where.
     pub host: String,
+    /// The programs that were looked at already.
+    pub examined: Examined,
 }
 
 /// The directory of a file; the current directory where its path has none.
@@ -246,10 +248,7 @@ impl Fleet {
     async fn opened(store: Store, spec: Spec, mut context: Context, now: Timestamp) -> Result<Arc<Self>, FleetError> {
         let dir = store.dir().to_owned();
         // It is read concurrently with everything else here.
-        let shipped = {
-            let agent = context.agent.clone();
-            std::thread::spawn(move || crate::artifacts::shipped(&agent))
-        };
+        let shipped = context.examined.begin_shipped(&context.agent);
         context.complete_passphrase(&store)?;
         let secrets = store.unlock(context.identity_source()).await?;
         if !Self::is_complete(&store).await? {
@@ -268,7 +267,7 @@ impl Fleet {
         }
         let provider = connection(&spec, &context, &store, &desired)?;
         let operator = Mutex::new(Issued { identity: operator(&context, &authority, now)?, at: now });
-        let artifacts = Artifacts::new(dir.join("artifacts"));
+        let artifacts = Artifacts::new(dir.join("artifacts"), context.examined.clone());
         Ok(Arc::new(Self {
             context,
             spec,

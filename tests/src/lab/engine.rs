@@ -26,6 +26,7 @@ pub fn fleet(lab: &Lab) -> Arc<Fleet> {
         ask_passphrase: None,
         user: "test".to_owned(),
         host: "here".to_owned(),
+        examined: Default::default(),
     };
     block_on(Fleet::open(spec, context, jiff::Timestamp::now())).expect("the fleet")
 }

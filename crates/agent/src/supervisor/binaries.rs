@@ -12,6 +12,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::files::{self, FileError};
 use crate::root::Root;
+use crate::supervisor::hashed::file_digest;
 use crate::supervisor::program::Program;
 
 /// Why a binary was not installed, or is not run.
@@ -187,31 +188,30 @@ impl Wanted {
     pub fn install_artifact(&self, root: &Root) -> Result<bool, BinaryError> {
         let name = self.binary.name();
         for artifact in [root.artifact(name, &self.version), Root::image_artifact(name, &self.version)] {
-            match file_digest(&artifact)? {
+            if !artifact.is_file() {
+                continue;
+            }
+            // Hashed at its new place, where nothing but a change of its bytes changes it any more.
+            let incoming = Incoming::new(root, self)?;
+            let target = incoming.dir.join(name);
+            let executable = fs::metadata(&artifact).is_ok_and(|found| found.permissions().mode() & 0o555 == 0o555);
+            if executable {
+                link(&artifact, &target)?;
+            } else {
+                copy(&artifact, &target)?;
+            }
+            match file_digest(&target)? {
                 Some(found) if found == self.sha256 => {
-                    self.install_file(root, &artifact)?;
+                    incoming.finish(root, self)?;
                     return Ok(true);
                 }
-                Some(found) => {
-                    let place = artifact.display();
+                found => {
+                    let (place, found) = (artifact.display(), found.unwrap_or_default());
                     tracing::warn!(%place, found, "the artifact has other bytes than asked for: not used");
                 }
-                None => {}
             }
         }
         Ok(false)
-    }
-
-    fn install_file(&self, root: &Root, artifact: &Path) -> Result<(), BinaryError> {
-        let incoming = Incoming::new(root, self)?;
-        let target = incoming.dir.join(self.binary.name());
-        let executable = fs::metadata(artifact).is_ok_and(|found| found.permissions().mode() & 0o555 == 0o555);
-        if executable {
-            link(artifact, &target)?;
-        } else {
-            copy(artifact, &target)?;
-        }
-        incoming.finish(root, self)
     }
 }
 
@@ -387,13 +387,6 @@ fn checked_version(version: &str) -> Result<&str, BinaryError> {
 
 fn recorded_digest(dir: &Path, binary: Binary) -> Option<String> {
     fs::read_to_string(dir.join(binary.digest_file())).ok()
-}
-
-pub(crate) fn file_digest(path: &Path) -> Result<Option<String>, FileError> {
-    match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        opened => files::digest(&mut opened.map_err(FileError::of("open", path))?, path).map(Some),
-    }
 }
 
 #[cfg(test)]

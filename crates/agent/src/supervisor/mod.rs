@@ -12,6 +12,7 @@ use crate::supervisor::service::{Service, ServiceError};
 pub mod binaries;
 pub mod config;
 pub mod confine;
+mod hashed;
 pub mod launch;
 pub mod packages;
 pub mod pins;

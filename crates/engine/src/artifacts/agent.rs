@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// step that needs the file reports what is wrong with it.
 ///
 /// All of it is read: some 20 ms for 30 MB. Once for each command, whatever the number of clusters.
-pub(crate) fn shipped(path: &Path) -> Option<Shipped> {
+pub(super) fn shipped(path: &Path) -> Option<Shipped> {
     let size = fs::metadata(path).ok().filter(fs::Metadata::is_file)?.len();
     let answer = probe::answer(path, LIMIT).ok()?;
     let version = AgentVersion::parse(answer.lines().next()?.strip_prefix("raftsman-agent ")?.trim())?;

@@ -15,6 +15,9 @@ use super::ArtifactError;
 /// Far more than etcd needs even on a slow, busy computer.
 const RETRY_FOR: Duration = Duration::from_secs(20);
 
+/// Within this time nearly every program has answered.
+const USUAL: Duration = Duration::from_millis(200);
+
 /// `ENOEXEC`, for which the standard library has no name.
 const NOT_A_PROGRAM_HERE: i32 = 8;
 
@@ -49,7 +52,6 @@ pub(super) fn answer(path: &Path, limit: Duration) -> Result<String, ArtifactErr
     let refused = |said: &str| ArtifactError::NotEtcd { path: path.to_owned(), said: said.to_owned() };
     let broken = |source| ArtifactError::CannotRun { path: path.to_owned(), source };
     let begin = Instant::now();
-    let mut pause = Duration::from_millis(1);
     let status = loop {
         if let Some(status) = child.try_wait().map_err(broken)? {
             break status;
@@ -60,8 +62,8 @@ pub(super) fn answer(path: &Path, limit: Duration) -> Result<String, ArtifactErr
             let _ = child.wait();
             return Err(refused(&format!("no answer for {} seconds", limit.as_secs())));
         }
-        thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(50));
+        // Most answer within 30 ms, and every command waits for it.
+        thread::sleep(Duration::from_millis(if begin.elapsed() < USUAL { 2 } else { 50 }));
     };
     if !status.success() {
         return Err(refused(&status.to_string()));

@@ -19,7 +19,7 @@ fn lab() -> PathBuf {
 
 fn scratch() -> (TempDir, Artifacts) {
     let dir = TempDir::new().unwrap();
-    let artifacts = Artifacts::new(dir.path().join("cache"));
+    let artifacts = Artifacts::new(dir.path().join("cache"), Examined::default());
     (dir, artifacts)
 }
 
@@ -147,7 +147,10 @@ fn of_an_archive_only_etcd_is_unpacked_and_only_once() {
     assert_eq!(cached, std::slice::from_ref(&found.path));
     assert_eq!(fs::read(&found.path).unwrap(), says("3.6.15"));
     fs::remove_file(dir.path().join("etcd.tar.gz")).unwrap();
-    assert_eq!(Artifacts::new(dir.path().join("cache")).locate(&source, V36, dir.path()).unwrap(), found);
+    assert_eq!(
+        Artifacts::new(dir.path().join("cache"), Examined::default()).locate(&source, V36, dir.path()).unwrap(),
+        found
+    );
 }
 
 #[test]
@@ -229,11 +232,11 @@ fn messages() {
 }
 
 /// A server that answers each request with the next of these answers, and tells what it was asked for.
-fn server(answers: Vec<Vec<u8>>) -> (u16, std::thread::JoinHandle<Vec<String>>) {
+fn server(answers: Vec<Vec<u8>>) -> (u16, thread::JoinHandle<Vec<String>>) {
     use std::io::{BufRead as _, BufReader};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let serving = std::thread::spawn(move || {
+    let serving = thread::spawn(move || {
         let mut asked = Vec::new();
         for answer in answers {
             let (mut stream, _) = listener.accept().unwrap();

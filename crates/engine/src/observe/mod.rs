@@ -507,6 +507,7 @@ mod tests {
             ask_passphrase: None,
             user: "alice".to_owned(),
             host: "desk".to_owned(),
+            examined: Default::default(),
         }
     }
 

@@ -70,7 +70,11 @@ pub async fn run(
     let scope = clusters(&spec, only);
     // The operator is asked before anything is made, even the state.
     let mut forecast = match is_new(&spec, &context).await? {
-        true => plan_of_new(&spec, &context, only, Detail::default())?,
+        true => {
+            // Needed once the state is made: it is read beside etcd's binary.
+            context.examined.begin_shipped(&context.agent);
+            plan_of_new(&spec, &context, only, Detail::default())?
+        }
         false => {
             let fleet = open(spec.clone(), context).await?;
             // The operator has given a passphrase already: it is not requested again.

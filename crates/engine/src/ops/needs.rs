@@ -76,7 +76,7 @@ pub(super) fn of_new(spec: &Spec, context: &Context, desired: &Desired, only: &[
         let vacant = Networks::new(context.registry.clone()).vacant(network);
         note(None, Need::Network, vacant.map_err(|error| FleetError::from(error).into()));
     }
-    let artifacts = Artifacts::new(context.state_dir(spec).join("artifacts"));
+    let artifacts = Artifacts::new(context.state_dir(spec).join("artifacts"), context.examined.clone());
     // Clusters mostly share the binary of the cluster before: it is searched once.
     let mut found = None;
     for cluster in wanted(desired, only) {
