@@ -31,7 +31,7 @@ pub use journal::{Entry, Filter};
 pub use ledgers::{Kept, Version};
 pub use lock::{Holder, Lock, LockInfo, LockScope};
 pub use secrets::{IdentitySource, Secrets};
-pub use state::{Before, Key, KeyKind, KeyName, Lease, Revision, State, Stored};
+pub use state::{Before, Key, KeyKind, KeyName, Lease, Place, Revision, State, Stored};
 
 pub(crate) use directory::write_file;
 use directory::{Directory, IDENTITY, IDENTITY_ENCRYPTED};
@@ -58,8 +58,8 @@ pub struct Fleet {
 
 impl Fleet {
     /// As it is stored.
-    fn text(&self, place: &Path) -> Result<Vec<u8>, StoreError> {
-        let encode = |source| StoreError::Encode { file: place.to_owned(), source };
+    fn text(&self, place: impl Into<Place>) -> Result<Vec<u8>, StoreError> {
+        let encode = |source| StoreError::Encode { place: place.into(), source };
         let mut text = serde_json::to_vec_pretty(self).map_err(encode)?;
         text.push(b'\n');
         Ok(text)
@@ -128,11 +128,11 @@ impl Store {
         let Some(stored) = state.get(&Key::Fleet).await? else { return Err(state.missing()) };
         let place = state.place(&Key::Fleet);
         // The format is read first: a newer one may differ in everything else.
-        let format = directory::format_of(&place, &stored.value)?;
+        let format = directory::format_of(place.clone(), &stored.value)?;
         if format > FORMAT {
             return Err(StoreError::NewerFormat { dir: dir.to_owned(), found: format, known: FORMAT });
         }
-        let fleet = directory::fleet_of(&place, &stored.value)?;
+        let fleet = directory::fleet_of(place, &stored.value)?;
         if fleet.name != fleet_name {
             let dir = dir.to_owned();
             return Err(StoreError::OtherFleet { dir, expected: fleet_name.to_owned(), found: fleet.name });
@@ -154,7 +154,7 @@ impl Store {
     /// Keeps the network of the local provider.
     pub async fn set_network(&mut self, lock: &Lock, network: Option<String>) -> Result<(), StoreError> {
         let fleet = Fleet { network, format: FORMAT, ..self.fleet.clone() };
-        let text = fleet.text(&self.state.place(&Key::Fleet))?;
+        let text = fleet.text(self.state.place(&Key::Fleet))?;
         lock.put(&self.dir, &Key::Fleet, &text, &Before::Any).await?;
         self.fleet = fleet;
         Ok(())
@@ -199,7 +199,7 @@ impl Store {
         // Checked again under the lock: a newer raftsman may have migrated the state since it was opened.
         let fleet = self.state.get(&Key::Fleet).await?;
         let fleet = fleet.ok_or_else(|| StoreError::Missing { dir: self.dir.clone() })?;
-        match directory::format_of(&self.state.place(&Key::Fleet), &fleet.value)? {
+        match directory::format_of(self.state.place(&Key::Fleet), &fleet.value)? {
             FORMAT => Ok(Lock::new(&self.dir, scope, info, lease)),
             found => Err(StoreError::NewerFormat { dir: self.dir.clone(), found, known: FORMAT }),
         }

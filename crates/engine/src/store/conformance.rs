@@ -98,8 +98,8 @@ impl State for Memory {
         Ok(self.contents().held.iter().find_map(held))
     }
 
-    fn place(&self, key: &Key) -> PathBuf {
-        PathBuf::from(key.to_string())
+    fn place(&self, key: &Key) -> Place {
+        key.into()
     }
 }
 
@@ -159,16 +159,16 @@ impl Lease for MemoryLease {
     }
 }
 
-/// One of the places, and how its leases are lost there.
-struct Place {
+/// One implementation, and how its leases are lost there.
+struct Implementation {
     store: Store,
     lose: Box<dyn Fn() + Send + Sync>,
     _scratch: TempDir,
 }
 
 /// Each place, with the state of a new fleet.
-async fn places() -> Vec<Place> {
-    let mut places = Vec::new();
+async fn implementations() -> Vec<Implementation> {
+    let mut implementations = Vec::new();
     for in_memory in [false, true] {
         let scratch = TempDir::new().unwrap();
         let dir = scratch.path().join("state");
@@ -189,9 +189,9 @@ async fn places() -> Vec<Place> {
                 (Store { state, ..made }, Box::new(move || memory.lose_leases()))
             }
         };
-        places.push(Place { store, lose, _scratch: scratch });
+        implementations.push(Implementation { store, lose, _scratch: scratch });
     }
-    places
+    implementations
 }
 
 fn info(verb: &str) -> LockInfo {
@@ -232,7 +232,7 @@ fn keys_are_the_names_that_etcd_would_have() {
 
 #[tokio::test]
 async fn a_value_is_replaced_only_by_a_writer_that_knows_it() {
-    for Place { store, .. } in places().await {
+    for Implementation { store, .. } in implementations().await {
         let (lock, key) = (store.lock(info("apply")).await.unwrap(), Key::Certificate(name("a")));
         let put = async |value: &str, before: &Before| lock.put(&store.dir, &key, value.as_bytes(), before).await;
         let refused = |outcome: Result<Revision, StoreError>| match outcome {
@@ -257,7 +257,7 @@ async fn a_value_is_replaced_only_by_a_writer_that_knows_it() {
 
 #[tokio::test]
 async fn a_stack_has_one_writer_and_the_fleet_excludes_all() {
-    for Place { store, .. } in places().await {
+    for Implementation { store, .. } in implementations().await {
         let one = store.lock_for(&stack("one"), info("apply")).await.unwrap();
         let two = store.lock_for(&stack("two"), info("backup")).await.unwrap();
         assert!(two.generation() > one.generation());
@@ -279,7 +279,7 @@ async fn a_stack_has_one_writer_and_the_fleet_excludes_all() {
 
 #[tokio::test]
 async fn a_lock_that_was_lost_writes_nothing() {
-    for Place { store, lose, .. } in places().await {
+    for Implementation { store, lose, .. } in implementations().await {
         let lock = store.lock(info("apply")).await.unwrap();
         let version = store.put_cluster(&lock, "main", &Version::none(), &json!({"n": 1})).await.unwrap();
         store.put_certificate(&lock, "a", "1").await.unwrap();
@@ -309,7 +309,7 @@ async fn a_lock_that_was_lost_writes_nothing() {
 
 #[tokio::test]
 async fn ledgers_are_compared_and_their_history_is_bounded() {
-    for Place { store, .. } in places().await {
+    for Implementation { store, .. } in implementations().await {
         let lock = store.lock_for(&stack("main"), info("apply")).await.unwrap();
         let mut version = Version::none();
         for number in 0..70 {
@@ -329,7 +329,7 @@ async fn ledgers_are_compared_and_their_history_is_bounded() {
 
 #[tokio::test]
 async fn secrets_are_sealed_before_they_are_stored() {
-    for Place { store, .. } in places().await {
+    for Implementation { store, .. } in implementations().await {
         let lock = store.lock_for(&stack("main"), info("apply")).await.unwrap();
         let secrets = store.unlock(IdentitySource::State(None)).await.unwrap();
         secrets.put(&lock, "token", &SecretString::from("plain text")).await.unwrap();
@@ -347,7 +347,7 @@ async fn secrets_are_sealed_before_they_are_stored() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_beside_a_writer_sees_whole_ledgers_in_their_order() {
     const WRITES: u64 = 200;
-    for Place { store, .. } in places().await {
+    for Implementation { store, .. } in implementations().await {
         let (reader, runtime) = (store.clone(), Handle::current());
         let reading = std::thread::spawn(move || {
             let (mut last, mut seen) = (0, 0);

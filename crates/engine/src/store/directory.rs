@@ -19,7 +19,7 @@ use files::{PRIVATE, PUBLIC};
 pub(super) use files::{check_mode, read};
 
 use super::secrets;
-use super::state::{Before, DIGITS, Key, KeyKind, KeyName, Lease, Revision, State, Stored};
+use super::state::{Before, DIGITS, Key, KeyKind, KeyName, Lease, Place, Revision, State, Stored};
 use super::{Entry, FORMAT, Filter, Fleet, Holder, LockInfo, LockScope, Protection, Removal, StoreError};
 
 pub(super) const FLEET: &str = "fleet.json";
@@ -93,7 +93,7 @@ impl Directory {
             files::write(&dir.join(GENERATION), b"0\n", PRIVATE)?;
         }
         let place = dir.join(FLEET);
-        files::write(&place, &fleet.text(&place)?, PRIVATE)?;
+        files::write(&place, &fleet.text(place.as_path())?, PRIVATE)?;
         Ok(Self::at(dir))
     }
 
@@ -171,8 +171,8 @@ impl State for Directory {
         Ok(lock::holder(&self.dir)?.filter(|holder| holder.stack.is_none()))
     }
 
-    fn place(&self, key: &Key) -> PathBuf {
-        path(&self.dir, key)
+    fn place(&self, key: &Key) -> Place {
+        path(&self.dir, key).as_path().into()
     }
 }
 
@@ -263,16 +263,16 @@ fn path(dir: &Path, key: &Key) -> PathBuf {
 }
 
 /// The format that a file of the fleet has.
-pub(super) fn format_of(path: &Path, bytes: &[u8]) -> Result<u32, StoreError> {
+pub(super) fn format_of(place: impl Into<Place>, bytes: &[u8]) -> Result<u32, StoreError> {
     #[derive(Deserialize)]
     struct Format {
         format: u32,
     }
-    files::parse_json(path, bytes).map(|Format { format }| format)
+    files::parse_json(place, bytes).map(|Format { format }| format)
 }
 
-pub(super) fn fleet_of(path: &Path, bytes: &[u8]) -> Result<Fleet, StoreError> {
-    files::parse_json(path, bytes)
+pub(super) fn fleet_of(place: impl Into<Place>, bytes: &[u8]) -> Result<Fleet, StoreError> {
+    files::parse_json(place, bytes)
 }
 
 /// Without `fleet.json` a killed `create` or `clear` leaves no secret, no cluster and no journal. If there is one,
@@ -283,7 +283,7 @@ fn check_worthless(dir: &Path) -> Result<(), StoreError> {
         worth |= !shelf.names(dir)?.is_empty();
     }
     if worth {
-        return Err(StoreError::damaged(dir.join(FLEET), "it is missing, though there is state beside it"));
+        return Err(StoreError::damaged(dir.join(FLEET).as_path(), "it is missing, though there is state beside it"));
     }
     Ok(())
 }

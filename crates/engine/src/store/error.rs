@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::LockInfo;
+use super::{LockInfo, Place};
 
 /// Why the state cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -72,24 +72,23 @@ pub enum StoreError {
         wanted: u32,
     },
     /// A file is not what raftsman wrote.
-    #[error("{file} is damaged: {detail}; restore the state's directory from a backup", file = file.display())]
+    #[error("{place} is damaged: {detail}; restore the state's directory from a backup")]
     Damaged {
-        /// The file.
-        file: PathBuf,
+        /// Where it is.
+        place: Place,
         /// What is wrong.
         detail: String,
     },
     /// A ledger is not what raftsman wrote.
     #[error(
-        "the ledger of cluster `{cluster}` is damaged ({}: {detail}); nothing is changed without it: `raftsman state \
-         check` says what can be brought back, `raftsman state repair` does it",
-        file.display()
+        "the ledger of cluster `{cluster}` is damaged ({place}: {detail}); nothing is changed without it: `raftsman state \
+         check` says what can be brought back, `raftsman state repair` does it"
     )]
     LedgerDamaged {
         /// The cluster.
         cluster: String,
-        /// The file.
-        file: PathBuf,
+        /// Where it is.
+        place: Place,
         /// What is wrong.
         detail: String,
     },
@@ -244,18 +243,18 @@ pub enum StoreError {
         source: Box<age::EncryptError>,
     },
     /// A secret cannot be decrypted.
-    #[error("{file} cannot be decrypted: {source}; restore it from a backup of the state's directory", file = file.display())]
+    #[error("{place} cannot be decrypted: {source}; restore it from a backup of the state's directory")]
     Decrypt {
-        /// Its file.
-        file: PathBuf,
+        /// Where it is.
+        place: Place,
         /// Why.
         source: Box<age::DecryptError>,
     },
     /// A value cannot be written as JSON.
-    #[error("{file} cannot be written: {source}; please report this as a bug of raftsman", file = file.display())]
+    #[error("{place} cannot be written: {source}; please report this as a bug of raftsman")]
     Encode {
-        /// The file.
-        file: PathBuf,
+        /// Where it was to be.
+        place: Place,
         /// Why.
         source: serde_json::Error,
     },
@@ -275,8 +274,8 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    pub(super) fn damaged(file: PathBuf, detail: impl Into<String>) -> Self {
-        Self::Damaged { file, detail: detail.into() }
+    pub(super) fn damaged(place: impl Into<Place>, detail: impl Into<String>) -> Self {
+        Self::Damaged { place: place.into(), detail: detail.into() }
     }
 
     pub(super) fn io(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {

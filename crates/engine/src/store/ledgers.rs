@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::state::{Before, Key, KeyKind, KeyName, Revision, State};
+use super::state::{Before, Key, KeyKind, KeyName, Place, Revision, State};
 use super::{FORMAT, Lock, Store, StoreError};
 
 /// The number of versions in the history: more than an operation on a cluster of nine writes in a minute, a few MiB at
@@ -103,7 +103,7 @@ pub(super) async fn get<T: DeserializeOwned>(
 ) -> Result<Option<Kept<T>>, StoreError> {
     let key = key(name)?;
     let Some(stored) = state.get(&key).await? else { return Ok(None) };
-    let damaged = |detail: String| damaged(name, &state.place(&key), detail);
+    let damaged = |detail: String| damaged(name, state.place(&key), detail);
     let (ledger, version) = match read(&stored.value).map_err(damaged)? {
         Text::Sealed(envelope) => {
             let version = Version { number: envelope.version, digest: envelope.sha256, stored: Some(stored.revision) };
@@ -121,8 +121,8 @@ fn key(name: &str) -> Result<Key, StoreError> {
     Ok(Key::Ledger(KeyName::parse(name)?))
 }
 
-fn damaged(name: &str, file: &Path, detail: String) -> StoreError {
-    StoreError::LedgerDamaged { cluster: name.to_owned(), file: file.to_owned(), detail }
+fn damaged(name: &str, place: Place, detail: String) -> StoreError {
+    StoreError::LedgerDamaged { cluster: name.to_owned(), place, detail }
 }
 
 /// A ledger as it is stored.
@@ -189,7 +189,7 @@ async fn write<T: Serialize>(
     ledger: &T,
 ) -> Result<Version, StoreError> {
     let (dir, key, cluster) = (&store.dir, key(name)?, KeyName::parse(name)?);
-    let encode = |source| StoreError::Encode { file: store.state.place(&key), source };
+    let encode = |source| StoreError::Encode { place: store.state.place(&key), source };
     let value = serde_json::to_value(ledger).map_err(encode)?;
     let envelope = Envelope::seal(version.number + 1, &version.digest, value);
     let text = envelope.text().map_err(encode)?;
@@ -232,11 +232,11 @@ pub(super) async fn delete(store: &Store, lock: &Lock, name: &str) -> Result<boo
 
 /// A ledger of an earlier format with a version, its first: the number and the text. Nothing where it has one already.
 pub(super) fn with_version(cluster: &KeyName, file: &Path, bytes: &[u8]) -> Result<Option<(u64, Vec<u8>)>, StoreError> {
-    match read(bytes).map_err(|detail| damaged(cluster.as_str(), file, detail))? {
+    match read(bytes).map_err(|detail| damaged(cluster.as_str(), file.into(), detail))? {
         Text::Sealed(_) => Ok(None),
         Text::Unversioned(value, _) => {
             let envelope = Envelope::seal(1, "", value);
-            let encode = |source| StoreError::Encode { file: file.to_owned(), source };
+            let encode = |source| StoreError::Encode { place: file.into(), source };
             Ok(Some((envelope.version, envelope.text().map_err(encode)?)))
         }
     }

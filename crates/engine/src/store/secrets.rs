@@ -66,7 +66,7 @@ impl Secrets {
         let Some(stored) = self.state.get(&key).await? else { return Ok(None) };
         let mut plain = match decrypt(&self.identity, &stored.value) {
             Ok(plain) => plain,
-            Err(source) => return Err(StoreError::Decrypt { file: self.state.place(&key), source: source.into() }),
+            Err(source) => return Err(StoreError::Decrypt { place: self.state.place(&key), source: source.into() }),
         };
         match std::str::from_utf8(&plain) {
             Ok(text) => {
@@ -182,7 +182,7 @@ fn read_identity(path: &Path, passphrase: Option<SecretString>) -> Result<x25519
             DecryptError::DecryptionFailed | DecryptError::KeyDecryptionFailed => {
                 StoreError::WrongPassphrase { path: path.to_owned() }
             }
-            source => StoreError::Decrypt { file: path.to_owned(), source: source.into() },
+            source => StoreError::Decrypt { place: path.into(), source: source.into() },
         })?;
     }
     std::str::from_utf8(&text)

@@ -4,7 +4,7 @@
 //! which can be lost. Values are opaque: secrets are sealed before they come here, and opened after they were read.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::Path;
 
 use async_trait::async_trait;
 
@@ -30,7 +30,29 @@ pub trait State: fmt::Debug + Send + Sync {
     async fn holder(&self, scope: &LockScope) -> Result<Option<Holder>, StoreError>;
 
     /// Where the value of this key is, for messages.
-    fn place(&self, key: &Key) -> PathBuf;
+    fn place(&self, key: &Key) -> Place;
+}
+
+/// Where a value is, as messages name it: a file, or a key of etcd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place(String);
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<&Path> for Place {
+    fn from(path: &Path) -> Self {
+        Self(path.display().to_string())
+    }
+}
+
+impl From<&Key> for Place {
+    fn from(key: &Key) -> Self {
+        Self(key.to_string())
+    }
 }
 
 /// Locks that are held until this is dropped, or until they are lost: then every write is refused.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 
 use super::SHELVES;
-use crate::store::StoreError;
+use crate::store::{Place, StoreError};
 
 pub(super) const PRIVATE: u32 = 0o600;
 pub(super) const PUBLIC: u32 = 0o644;
@@ -73,8 +73,8 @@ pub(in crate::store) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError>
 }
 
 /// The value in a JSON file.
-pub(super) fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, StoreError> {
-    serde_json::from_slice(bytes).map_err(|error| StoreError::damaged(path.to_owned(), error.to_string()))
+pub(super) fn parse_json<T: DeserializeOwned>(place: impl Into<Place>, bytes: &[u8]) -> Result<T, StoreError> {
+    serde_json::from_slice(bytes).map_err(|error| StoreError::damaged(place, error.to_string()))
 }
 
 /// Deletes a file; says whether there was one.

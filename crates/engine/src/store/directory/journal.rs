@@ -14,7 +14,7 @@ pub(super) fn append(path: &Path, entries: &[Entry]) -> Result<(), StoreError> {
     let mut lines = Vec::new();
     for entry in entries {
         let encoded = serde_json::to_writer(&mut lines, entry);
-        encoded.map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
+        encoded.map_err(|source| StoreError::Encode { place: path.into(), source })?;
         lines.push(b'\n');
     }
     let new = !path.exists();
@@ -74,7 +74,7 @@ pub(super) fn read(path: &Path, filter: &Filter) -> Result<Vec<Entry>, StoreErro
             Ok(entry) => entry,
             // Torn, or just being written.
             Err(_) if !line.ends_with(b"\n") => break,
-            Err(error) => return Err(StoreError::damaged(path.to_owned(), format!("line {number}: {error}"))),
+            Err(error) => return Err(StoreError::damaged(path, format!("line {number}: {error}"))),
         };
         if filter.cluster.is_some() && filter.cluster != entry.cluster {
             continue;

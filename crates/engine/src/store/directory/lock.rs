@@ -181,7 +181,7 @@ fn is_at(file: &File, path: &Path) -> Result<bool, StoreError> {
 
 fn write_info(file: &mut File, path: &Path, info: &LockInfo) -> Result<(), StoreError> {
     let failed = || StoreError::io("write", path);
-    let mut text = serde_json::to_vec(info).map_err(|source| StoreError::Encode { file: path.to_owned(), source })?;
+    let mut text = serde_json::to_vec(info).map_err(|source| StoreError::Encode { place: path.into(), source })?;
     text.push(b'\n');
     // In place, not by rename: the lock is on this very file.
     file.set_len(0).map_err(failed())?;
@@ -246,12 +246,12 @@ async fn next_generation(dir: &Path) -> Result<u64, StoreError> {
     let counting = locked(&counter, Mode::Exclusive).await?;
     let _counting = counting.ok_or(StoreError::Locked { stack: None, holder: None })?;
     let path = dir.join(GENERATION);
-    let bytes = files::read(&path)?.ok_or_else(|| StoreError::damaged(path.clone(), "it is missing"))?;
+    let bytes = files::read(&path)?.ok_or_else(|| StoreError::damaged(path.as_path(), "it is missing"))?;
     let generation: u64 = std::str::from_utf8(&bytes)
         .ok()
         .and_then(|text| text.trim().parse().ok())
         .and_then(|generation: u64| generation.checked_add(1))
-        .ok_or_else(|| StoreError::damaged(path.clone(), "it is not a number"))?;
+        .ok_or_else(|| StoreError::damaged(path.as_path(), "it is not a number"))?;
     files::write(&path, format!("{generation}\n").as_bytes(), files::PRIVATE)?;
     Ok(generation)
 }

@@ -14,7 +14,7 @@ const BEFORE: &str = "before-format-";
 pub(super) fn format(dir: &Path) -> Result<u32, StoreError> {
     let path = dir.join(FLEET);
     let bytes = files::read(&path)?.ok_or_else(|| StoreError::Missing { dir: dir.to_owned() })?;
-    format_of(&path, &bytes)
+    format_of(path.as_path(), &bytes)
 }
 
 /// Migrates a state of an earlier format to the current one, under the lock of the whole fleet. The format is written
@@ -22,7 +22,7 @@ pub(super) fn format(dir: &Path) -> Result<u32, StoreError> {
 pub(super) fn migrate(dir: &Path, _held: &Held) -> Result<(), StoreError> {
     let path = dir.join(FLEET);
     let bytes = files::read(&path)?.ok_or_else(|| StoreError::Missing { dir: dir.to_owned() })?;
-    let fleet = fleet_of(&path, &bytes)?;
+    let fleet = fleet_of(path.as_path(), &bytes)?;
     // Another process may have been faster.
     if fleet.format >= FORMAT {
         return Ok(());
@@ -34,7 +34,7 @@ pub(super) fn migrate(dir: &Path, _held: &Held) -> Result<(), StoreError> {
             give_version(dir, cluster)?;
         }
     }
-    files::write(&path, &Fleet { format: FORMAT, ..fleet }.text(&path)?, PRIVATE)
+    files::write(&path, &Fleet { format: FORMAT, ..fleet }.text(path.as_path())?, PRIVATE)
 }
 
 /// Gives a ledger of an earlier format a version.
