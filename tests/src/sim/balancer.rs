@@ -2,7 +2,7 @@
 
 use raftsman_core::action::{Action, BalancerAction, Changes};
 use raftsman_core::desired::Cluster;
-use raftsman_core::model::{BalancerModel, MachineModel, World};
+use raftsman_core::model::{BalancerModel, MachineModel, VrrpState, World};
 use raftsman_core::observed::{Observed, ServerState};
 use raftsman_core::spec::Name;
 
@@ -40,11 +40,13 @@ pub(super) fn on_machines() -> Vec<Cluster> {
 
 /// Something goes wrong with an instance; whether there was one.
 pub(super) fn happens(dice: &mut Dice, machine: &mut MachineModel) -> bool {
-    let BalancerModel { running, installed, backs_off, .. } = &mut machine.balancer;
-    match dice.below(3) {
+    let BalancerModel { running, installed, backs_off, vrrp, .. } = &mut machine.balancer;
+    match (dice.below(4), vrrp) {
         // It is killed: its agent starts it again.
-        0 | 1 if running.is_some() => *backs_off = true,
-        2 if machine.exists => *installed = false,
+        (0 | 1, _) if running.is_some() => *backs_off = true,
+        (2, _) if machine.exists => *installed = false,
+        // It does not hear the holder for a while, and takes the address as well.
+        (3, Some(vrrp)) => vrrp.state = VrrpState::Master,
         _ => return false,
     }
     true
@@ -102,6 +104,14 @@ pub(super) fn unfinished(desired: &Cluster, world: &World) -> Option<String> {
         }
         if !draining.is_empty() {
             return Some(format!("{} still drains {draining:?}", instance.name));
+        }
+    }
+    for balancer in desired.balancers.iter().filter(|balancer| balancer.virtual_address.is_some()) {
+        let machines = balancer.instances.iter().filter_map(|instance| world.machines.get(&instance.name));
+        let states = machines.filter_map(|machine| machine.balancer.vrrp).map(|vrrp| vrrp.state);
+        let holders = states.filter(|state| *state == VrrpState::Master).count();
+        if holders != 1 {
+            return Some(format!("{holders} instances of {} have its virtual address", balancer.name));
         }
     }
     // A machine that was made for a file before the cluster formed, and that a later file does not have, is not known.

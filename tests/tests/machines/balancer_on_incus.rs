@@ -3,7 +3,7 @@
 use raftsman_core::render::{haproxy, keepalived};
 use raftsman_tests::hosts::with_libraries;
 use raftsman_tests::incus::{IMAGE, Incus, NETWORK, SUBNET};
-use raftsman_tests::lab::{Lab, etcd_dir, eventually, text};
+use raftsman_tests::lab::{Lab, etcd_dir, text};
 use raftsman_tests::load::{Load, LoadSettings};
 
 const ADDRESS: &str = "10.78.0.100";
@@ -59,10 +59,7 @@ fn machines_of_a_balancer_wait_for_packages_and_serve() {
     // Through the firewalls of both: clients know the virtual address only, and the other instance takes it over.
     let has = |machine: &str| incus.exec(machine, "ip -br address show eth0").stdout.contains(&format!("{ADDRESS}/"));
     let holders = || INSTANCES.into_iter().filter(|machine| has(machine)).collect::<Vec<_>>();
-    let holder = eventually("one has the address", || match holders().as_slice() {
-        [holder] => Some(*holder),
-        _ => None,
-    });
+    let [holder] = holders()[..] else { panic!("one instance has the address: {:?}", holders()) };
     let load = Load::start(&lab, LoadSettings { rate: 100, via: Some("front"), ..LoadSettings::default() });
     load.await_writes(100);
     load.mark("power cut");

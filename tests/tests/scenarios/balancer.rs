@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use insta::assert_snapshot;
 use raftsman_core::action::{Action, BalancerAction, EtcdAction};
 use raftsman_core::desired::Cluster;
-use raftsman_core::model::{MachineModel, World, forecast};
+use raftsman_core::model::{MachineModel, VrrpState, World, forecast};
 use raftsman_core::observed::{Agent, Fact, ServerState};
 use raftsman_core::plan::plan;
 use raftsman_core::spec::Name;
@@ -249,14 +249,30 @@ fn the_last_member_of_an_instance_is_not_drained() {
     ");
 }
 
+const MACHINES: [&str; 4] =
+    ["provider: incus", "image: a", "subnet: 10.78.0.0/24", "incus: { network: raft, pool: default }"];
+
+/// Three members behind two instances on machines; those share this address.
+fn sharing(address: &str) -> Cluster {
+    behind(&MACHINES, 3, &[], Some(&format!("instances: 2, virtual_address: {address}")))
+}
+
+/// As the file says, with the address at the first instance.
+fn shared() -> Scene {
+    let mut scene = empty(sharing("10.78.0.100"));
+    scene.to_the_end();
+    scene.world.pass_time();
+    let output = scene.to_the_end();
+    assert_eq!(output, "done\n");
+    scene
+}
+
 #[test]
 fn instances_share_an_address() {
-    let machines = ["provider: incus", "image: a", "subnet: 10.78.0.0/24", "incus: { network: raft, pool: default }"];
-    let two = "instances: 2, virtual_address: 10.78.0.100";
-    let mut scene = settled(behind(&machines, 3, &[], Some(two)));
-    scene.desired = behind(&machines, 3, &[], Some("instances: 2, virtual_address: 10.78.0.99"));
+    let mut scene = shared();
+    scene.desired = sharing("10.78.0.99");
     let other = scene.to_the_end();
-    scene.desired = behind(&machines, 3, &[], Some("instances: 2"));
+    scene.desired = behind(&MACHINES, 3, &[], Some("instances: 2"));
     assert_snapshot!(format!("another address\n{other}none\n{}", scene.to_the_end()), @"
     another address
     * sign server cert main-1 main-2 main-3: names have changed; 1 1 1
@@ -272,6 +288,47 @@ fn instances_share_an_address() {
     * reload balancer front-2: the file has changed; 1 1 1
     done
     ");
+}
+
+/// No client reaches an address that no instance has.
+#[test]
+fn it_is_done_once_an_instance_has_the_address() {
+    let mut scene = empty(sharing("10.78.0.100"));
+    let waves = scene.to_the_end();
+    let (_, end) = waves.split_once("* start balancer").expect("it is started");
+    let foreseen = forecast(&scene.desired, &empty(sharing("10.78.0.100")).look(), scene.world.now);
+    assert!(foreseen.converges, "{:?}", foreseen.waiting);
+    scene.world.pass_time();
+    let first = scene.to_the_end();
+    // HAProxy is killed, and keepalived ends with it.
+    machine(&mut scene, "front-1").balancer.backs_off = true;
+    scene.world.pass_time();
+    let killed = scene.to_the_end();
+    scene.world.pass_time();
+    assert_snapshot!(format!("{end}{first}killed\n{killed}{}", scene.to_the_end()), @"
+     front-1 front-2: not running; 1 1 1
+    waits: front: no instance has the virtual address 10.78.0.100 yet
+    done
+    killed
+    waits: front: no instance has the virtual address 10.78.0.100 yet
+    done
+    ");
+}
+
+#[test]
+fn an_address_at_two_instances_is_named() {
+    let mut scene = shared();
+    let vrrp = &mut machine(&mut scene, "front-2").balancer.vrrp;
+    vrrp.as_mut().expect("keepalived").state = VrrpState::Master;
+    assert_snapshot!(scene.to_the_end(), @"waits: front: several instances have the virtual address 10.78.0.100: front-1 front-2");
+}
+
+/// An instance that cannot be asked may have the address.
+#[test]
+fn an_address_that_an_unreachable_instance_may_have_is_not_waited_for() {
+    let mut scene = shared();
+    scene.hidden.insert(("front-1".to_owned(), Hidden::Agent));
+    assert_snapshot!(scene.to_the_end(), @"waits: front-1: the agent does not answer: timed out");
 }
 
 /// An agent takes only the lines of HAProxy's configuration that it knows.

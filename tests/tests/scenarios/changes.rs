@@ -321,6 +321,7 @@ fn every_pass_reports_its_result() {
     timers against the last measurement: nothing
     agents that are not upgraded: nothing
     members to drain and to admit: nothing
+    virtual addresses: left, the steps above come first
     ");
     scene.until(|action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { .. })));
     let output = explained(&scene);

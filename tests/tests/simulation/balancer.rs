@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use raftsman_core::action::{Action, BalancerAction};
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Observed, ServerState};
-use raftsman_core::plan::{Plan, Step, plan};
+use raftsman_core::plan::{Plan, Step, Waiting, plan};
 use raftsman_core::spec::Name;
 use raftsman_tests::sim::{Cast, Planner, Violation, lives};
 
@@ -70,6 +70,13 @@ fn never_admits(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
     plan
 }
 
+/// It is done before an instance has the virtual address.
+fn never_waits_for_the_address(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+    let mut plan = plan(desired, observed, now);
+    plan.waiting.retain(|waiting| !matches!(waiting, Waiting::VirtualAddressUnheld { .. }));
+    plan
+}
+
 #[test]
 fn a_planner_that_drains_a_balancer_to_nothing_is_caught() {
     caught(drains_all, "a balancer is not drained to nothing");
@@ -88,4 +95,9 @@ fn a_planner_that_changes_two_services_at_once_is_caught() {
 #[test]
 fn a_planner_that_never_admits_is_caught() {
     caught(never_admits, "done means done");
+}
+
+#[test]
+fn a_planner_that_does_not_wait_for_a_virtual_address_is_caught() {
+    caught(never_waits_for_the_address, "done means done");
 }

@@ -35,7 +35,8 @@ fn row(instance: &InstanceStatus, shared: bool, paint: Paint) -> Vec<String> {
     };
     let has = match instance.has_virtual_address {
         Some(true) => "here".to_owned(),
-        Some(false) | None => dash(),
+        Some(false) => dash(),
+        None => "unknown".to_owned(),
     };
     let members: Vec<String> = instance.members.iter().map(|member| backend(member, paint)).collect();
     let first = [
@@ -79,7 +80,7 @@ mod tests {
             version: Some("2.6.12".to_owned()),
             pid: Some(7),
             restarts: Some(0),
-            has_virtual_address: Some(number == 1),
+            has_virtual_address: (number < 3).then_some(number == 1),
             members,
             agent: None,
         }
@@ -93,13 +94,19 @@ mod tests {
             name: name("front"),
             endpoints: vec!["https://10.0.0.9:2379".to_owned()],
             virtual_address: Some([10, 0, 0, 9].into()),
-            instances: vec![instance(1, "running", up), instance(2, "failing", Vec::new())],
+            instances: vec![
+                instance(1, "running", up),
+                instance(2, "failing", Vec::new()),
+                instance(3, "unknown", Vec::new()),
+            ],
         };
         let expected = "  balancer front   https://10.0.0.9:2379
     INSTANCE  ADDRESS   STATE    HAPROXY  RESTARTS  10.0.0.9  MEMBERS (CONNECTIONS)
     front-1   10.0.0.1  running  2.6.12   0         here      main-1 up (2), main-2 draining (1)
     front-2   10.0.0.2  failing  2.6.12   0         -         -
+    front-3   10.0.0.3  unknown  2.6.12   0         unknown   -
     front-2: exit code 1
+    front-3: exit code 1
 ";
         assert_eq!(render(&balancer, Paint::plain()), expected);
     }

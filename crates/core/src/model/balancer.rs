@@ -1,13 +1,14 @@
 //! A step on an instance of a balancer, on the simulated world → what it passes connections to.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
-use super::World;
 use super::effects::Impossible;
+use super::{MachineModel, World};
 use crate::action::BalancerAction;
 use crate::desired::Cluster;
 use crate::observed::{
-    BalancerFacts, BalancerOnMachine, PackagedProgram, ServerFacts, ServerState, Service, ServiceState,
+    BalancerFacts, BalancerOnMachine, PackagedProgram, Power, ServerFacts, ServerState, Service, ServiceState,
 };
 use crate::spec::Name;
 
@@ -24,10 +25,43 @@ pub struct BalancerModel {
     pub written_address: Option<String>,
     /// The same as the running process has it.
     pub running_address: Option<String>,
+    /// What keepalived runs for.
+    pub vrrp: Option<Vrrp>,
     /// Members that get no new connections.
     pub draining: BTreeSet<Name>,
     /// HAProxy ended by itself, and is started again.
     pub backs_off: bool,
+}
+
+/// keepalived at one instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vrrp {
+    /// The virtual address.
+    pub address: IpAddr,
+    /// The place of the instance in its balancer: the first has the highest priority.
+    pub rank: usize,
+    /// Whether it has the address.
+    pub state: VrrpState,
+}
+
+/// Whether an instance has the virtual address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VrrpState {
+    /// Another one has it, or none yet.
+    Backup,
+    /// It has heard of no holder for a while, and takes it next.
+    Due,
+    /// It has it.
+    Master,
+}
+
+impl Vrrp {
+    /// As the file has it for the instance on this machine.
+    fn of(desired: &Cluster, machine: &Name, state: VrrpState) -> Option<Self> {
+        let (balancer, _) = desired.instance(machine)?;
+        let rank = balancer.instances.iter().position(|instance| instance.name == *machine)?;
+        Some(Self { address: balancer.virtual_address?, rank, state })
+    }
 }
 
 impl Default for BalancerModel {
@@ -38,6 +72,7 @@ impl Default for BalancerModel {
             running: None,
             written_address: None,
             running_address: None,
+            vrrp: None,
             draining: BTreeSet::new(),
             backs_off: false,
         }
@@ -46,12 +81,17 @@ impl Default for BalancerModel {
 
 impl BalancerModel {
     /// What an observation shows.
-    pub(super) fn of(seen: Option<&BalancerOnMachine>) -> Self {
+    pub(super) fn of(desired: &Cluster, machine: &Name, seen: Option<&BalancerOnMachine>) -> Self {
         let Some(seen) = seen else { return Self::default() };
         let servers: BTreeSet<Name> = seen.facts.servers.keys().cloned().collect();
         let with = |digest: &Option<String>| digest.clone().map(|digest| (digest, servers.clone()));
         let draining = seen.facts.servers.iter().filter(|(_, server)| server.state == ServerState::Draining);
+        let state = if seen.has_virtual_address { VrrpState::Master } else { VrrpState::Backup };
+        // Which address another file has is not reported.
+        let file = desired.instance(machine).and_then(|(_, instance)| instance.keepalived.as_ref());
+        let as_wanted = file.is_some_and(|file| seen.keepalived.running_config.as_ref() == Some(&file.digest));
         Self {
+            vrrp: Vrrp::of(desired, machine, state).filter(|_| as_wanted),
             installed: seen.haproxy.installed.is_some(),
             written: with(&seen.haproxy.config),
             running: with(&seen.haproxy.running_config),
@@ -68,21 +108,56 @@ impl BalancerModel {
             self.running.clone_from(&self.written);
             self.draining.clear();
             self.backs_off = false;
+            // keepalived has ended with HAProxy, and is started with it.
+            self.vrrp = self.vrrp.map(|vrrp| Vrrp { state: VrrpState::Backup, ..vrrp });
         }
     }
 
-    /// Both processes have what is written.
-    fn take_up(&mut self, addressed: bool) {
+    /// Both processes have what is written, and the file has keepalived run for this.
+    fn take_up(&mut self, wanted: Option<Vrrp>) {
         self.running.clone_from(&self.written);
-        self.running_address = self.written_address.clone().filter(|_| addressed);
+        self.running_address = self.written_address.clone().filter(|_| wanted.is_some());
+        let before = self.vrrp.filter(|_| !self.backs_off);
+        let keeps = |vrrp: &Vrrp| before.filter(|before| before.address == vrrp.address).map(|before| before.state);
+        self.vrrp = wanted.map(|vrrp| Vrrp { state: keeps(&vrrp).unwrap_or(VrrpState::Backup), ..vrrp });
         self.draining.clear();
         self.backs_off = false;
+    }
+
+    /// Whether HAProxy runs, and keepalived with it.
+    fn shares_address(&self) -> bool {
+        self.running.is_some() && !self.backs_off && self.running_address.is_some()
+    }
+}
+
+/// The instances that share an address agree on the one that has it. It stays where it is (`nopreempt`); where no instance
+/// has it, the first by priority takes it after a while without messages of a holder.
+pub(super) fn elect(machines: &mut BTreeMap<Name, MachineModel>) {
+    let mut shared: BTreeMap<IpAddr, Vec<&mut Vrrp>> = BTreeMap::new();
+    for machine in machines.values_mut() {
+        let on = machine.exists && machine.power == Power::Running;
+        let shares = on && machine.balancer.shares_address();
+        let Some(vrrp) = &mut machine.balancer.vrrp else { continue };
+        match shares {
+            true => shared.entry(vrrp.address).or_default().push(vrrp),
+            false => vrrp.state = VrrpState::Backup,
+        }
+    }
+    for mut instances in shared.into_values() {
+        instances.sort_by_key(|vrrp| (vrrp.state != VrrpState::Master, vrrp.rank));
+        let Some((first, others)) = instances.split_first_mut() else { continue };
+        first.state = match first.state {
+            VrrpState::Backup => VrrpState::Due,
+            VrrpState::Due | VrrpState::Master => VrrpState::Master,
+        };
+        others.iter_mut().for_each(|vrrp| vrrp.state = VrrpState::Backup);
     }
 }
 
 pub(super) fn act(world: &mut World, desired: &Cluster, action: &BalancerAction) -> Result<(), Impossible> {
     let impossible = |what: &str| Impossible(format!("{}: {what}", action.machine()));
     let addressed = desired.instance(action.machine()).and_then(|(_, instance)| instance.keepalived.as_ref());
+    let vrrp = Vrrp::of(desired, action.machine(), VrrpState::Backup);
     let ledger = world.ledger.clone();
     let balancer = &mut world.claimed(action.machine())?.balancer;
     match action {
@@ -99,10 +174,11 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &BalancerAction)
             if !balancer.installed || balancer.written.is_none() {
                 return Err(impossible("HAProxy is not installed, or not configured"));
             }
-            balancer.take_up(addressed.is_some());
+            balancer.take_up(vrrp);
         }
         BalancerAction::StopBalancer { .. } => {
             (balancer.running, balancer.running_address, balancer.backs_off) = (None, None, false);
+            balancer.vrrp = None;
         }
         BalancerAction::DrainMember { member, .. } | BalancerAction::AdmitMember { member, .. } => {
             if !balancer.running.as_ref().is_some_and(|(_, members)| members.contains(member)) {
@@ -158,7 +234,8 @@ impl World {
             keepalived: program(balancer.written_address.as_ref(), balancer.running_address.as_ref(), false),
             facts: BalancerFacts { servers },
             problem: None,
-            has_virtual_address: false,
+            has_virtual_address: balancer.shares_address()
+                && balancer.vrrp.is_some_and(|vrrp| vrrp.state == VrrpState::Master),
         }
     }
 }

@@ -64,8 +64,14 @@ fn forecast_by(
     let (mut settled, mut came_up) = (0, 0);
     loop {
         let next = planner(desired, &seen, now);
-        // What a step has started comes up by itself: the agent of a machine starts its etcd.
-        let comes_up = |w: &Waiting| matches!(w, Waiting::EtcdStarting { .. } | Waiting::NoQuorumYet { .. });
+        // What a step has started comes up by itself: the agent of a machine starts its etcd, and one keepalived takes the
+        // virtual address.
+        let comes_up = |w: &Waiting| {
+            matches!(
+                w,
+                Waiting::EtcdStarting { .. } | Waiting::NoQuorumYet { .. } | Waiting::VirtualAddressUnheld { .. }
+            )
+        };
         if next.steps.is_empty() && !waves.is_empty() && came_up < MAX_SETTLING && next.waiting.iter().any(comes_up) {
             came_up += 1;
             world.pass_time();
@@ -124,6 +130,8 @@ fn stuck(waiting: &Waiting) -> bool {
             | Waiting::EtcdSilent { .. }
             | Waiting::BalancerStarting { .. }
             | Waiting::BalancerChecks { .. }
+            | Waiting::VirtualAddressUnheld { .. }
+            | Waiting::VirtualAddressConflict { .. }
             | Waiting::WouldLoseQuorum { .. }
             | Waiting::LearnerCatchingUp { .. }
             | Waiting::HealFirst { .. }

@@ -24,7 +24,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use jiff::Timestamp;
 
-pub use balancer::BalancerModel;
+pub use balancer::{BalancerModel, Vrrp, VrrpState};
 pub use effects::Impossible;
 pub use forecast::{Forecast, Wave, forecast};
 pub use maintenance::Stored;
@@ -318,7 +318,7 @@ impl World {
             machine.agent_up = seen.agent.seen().is_some();
             if let Some(Agent::Claimed(report)) = seen.agent.seen() {
                 let etcd = &report.etcd;
-                machine.balancer = BalancerModel::of(report.balancer.as_ref());
+                machine.balancer = BalancerModel::of(desired, name, report.balancer.as_ref());
                 machine.claimed = true;
                 machine.incarnation.clone_from(&report.incarnation);
                 machine.clock_offset_ms = report.clock_offset_ms;
@@ -528,6 +528,7 @@ impl World {
                 ServiceState::Backoff | ServiceState::Stopped => {}
             }
         }
+        balancer::elect(&mut self.machines);
         self.connect();
         maintenance::grow(&mut self.machines, &mut self.agreed);
         let formed: Vec<ClusterId> = self.agreed.keys().copied().filter(|id| self.has_quorum(*id)).collect();

@@ -6,7 +6,7 @@ use super::members::{self, Standing};
 use super::report::{Because, Report};
 use super::{Draft, Reason, Step, Waiting, agents, machines};
 use crate::action::{Action, BalancerAction, MachineAction, MemberAction};
-use crate::desired::Instance;
+use crate::desired::{Balancer, Instance};
 use crate::observed::{AgentReport, BalancerOnMachine, Observed, ServerState, ServiceState};
 use crate::spec::Name;
 
@@ -233,6 +233,38 @@ fn unchecked(draft: &Draft<'_>) -> Vec<Waiting> {
         }
     }
     waiting
+}
+
+/// Whether each virtual address is at one instance.
+pub(super) fn addresses(draft: &mut Draft<'_>) -> Report {
+    let observed = draft.observed;
+    let waiting = draft.desired.balancers.iter().filter_map(|balancer| misplaced(observed, balancer));
+    draft.waiting.extend(waiting);
+    Report::Looked
+}
+
+/// What is wrong with the place of a balancer's virtual address.
+fn misplaced(observed: &Observed, balancer: &Balancer) -> Option<Waiting> {
+    let (address, name) = (balancer.virtual_address?, balancer.name.clone());
+    // Whether an instance has it: known of those that run both programs as wanted. An agent looks for the address that
+    // is in keepalived's file on its machine, which may be another one until that is the wanted file.
+    let has = |instance: &Instance| {
+        let seen = observed.report(&instance.name)?.balancer.as_ref()?;
+        let wanted = instance.keepalived.as_ref().map(|file| &file.digest);
+        let as_wanted = seen.keepalived.runs() && seen.keepalived.running_config.as_ref() == wanted;
+        (seen.haproxy.runs() && as_wanted).then_some(seen.has_virtual_address)
+    };
+    let holders = balancer.instances.iter().filter(|instance| has(instance) == Some(true));
+    let machines: Vec<Name> = holders.map(|instance| instance.name.clone()).collect();
+    match machines.len() {
+        // One that cannot be asked may have it: then there is nothing to wait for here. That its machine cannot be
+        // reached, or what it lacks, is waited for in any case.
+        0 if balancer.instances.iter().all(|instance| has(instance).is_some()) => {
+            Some(Waiting::VirtualAddressUnheld { balancer: name, address })
+        }
+        0 | 1 => None,
+        _ => Some(Waiting::VirtualAddressConflict { balancer: name, address, machines }),
+    }
 }
 
 /// Instances that run and answer.

@@ -160,8 +160,10 @@ const NORMAL: &[Pass] = &[
     ),
     Pass::new("timers against the last measurement", &[], |d, _| preflight::note(d)),
     Pass::new("agents that are not upgraded", &[], |d, _| agents::note(d)),
-    // Last: it looks at the step that would be next.
+    // Last of all that plans: it looks at the step that would be next.
     Pass::new("members to drain and to admit", &[Condition::Formed], |d, _| balancer::drain(d)),
+    // It only waits, and delays no other pass.
+    Pass::new("virtual addresses", &[Condition::NothingPlanned, Condition::Formed], |d, _| balancer::addresses(d)),
 ];
 
 const RECOVERING: &[Pass] = &[Pass::NEWER_AGENTS, Pass::new("the recovery", &[], |d, _| recovery::rebuild(d))];

@@ -160,6 +160,22 @@ pub enum Waiting {
         /// The member.
         member: Name,
     },
+    /// No instance of a balancer has taken its virtual address yet.
+    VirtualAddressUnheld {
+        /// The balancer.
+        balancer: Name,
+        /// The address.
+        address: IpAddr,
+    },
+    /// Several instances of a balancer have its virtual address at the same time.
+    VirtualAddressConflict {
+        /// The balancer.
+        balancer: Name,
+        /// The address.
+        address: IpAddr,
+        /// The instances that have it.
+        machines: Vec<Name>,
+    },
     /// HAProxy crashes repeatedly.
     BalancerCrashes {
         /// Where.
@@ -520,6 +536,9 @@ impl Waiting {
             | Self::EtcdStarting { .. }
             | Self::BalancerStarting { .. }
             | Self::BalancerChecks { .. }
+            | Self::VirtualAddressUnheld { .. }
+            // For a moment it is usual, when instances hear each other again. `apply` ends at its time limit if it lasts.
+            | Self::VirtualAddressConflict { .. }
             | Self::EtcdSilent { .. }
             | Self::NoQuorumYet { .. }
             | Self::NoMajority { .. }
@@ -642,6 +661,8 @@ impl Waiting {
             | Self::UnknownSuperuser { .. }
             | Self::NoMajority { .. }
             | Self::NotMeasured { .. }
+            | Self::VirtualAddressUnheld { .. }
+            | Self::VirtualAddressConflict { .. }
             | Self::HealFirst { .. }
             | Self::VersionRefused { .. }
             | Self::VersionSettling { .. }

@@ -64,6 +64,16 @@ impl Waiting {
                 "if it takes long, see that {machine} reaches port 2383 of {member}, and read its log: `raftsman logs \
                  {machine} --balancer`"
             ),
+            Self::VirtualAddressUnheld { .. } => {
+                "keepalived takes it after about three seconds without a message of a holder; if it takes longer, read \
+                 its log on the instances: `journalctl -u raftsman-keepalived`"
+                    .to_owned()
+            }
+            Self::VirtualAddressConflict { .. } => {
+                "they do not receive each other's VRRP messages: let IP protocol 112 pass between their addresses, in \
+                 both directions, in every firewall between them"
+                    .to_owned()
+            }
             Self::BalancerCrashes { machine, .. } => {
                 format!("read HAProxy's log: `raftsman logs {machine} --balancer`")
             }
@@ -269,6 +279,12 @@ impl fmt::Display for Waiting {
             Self::BalancerStarting { machine, .. } => write!(f, "{machine}: HAProxy is starting"),
             Self::BalancerChecks { machine, member } => {
                 write!(f, "{machine}: HAProxy has not found {member} healthy yet")
+            }
+            Self::VirtualAddressUnheld { balancer, address } => {
+                write!(f, "{balancer}: no instance has the virtual address {address} yet")
+            }
+            Self::VirtualAddressConflict { balancer, address, machines } => {
+                write!(f, "{balancer}: several instances have the virtual address {address}: {}", join(machines.iter()))
             }
             Self::BalancerCrashes { machine, restarts, last_exit } => {
                 write!(f, "{machine}: HAProxy exited {restarts} times: {last_exit}")
