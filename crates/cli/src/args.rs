@@ -252,7 +252,7 @@ pub(crate) struct Plan {
     /// Print the plan as JSON.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Show how etcd's configuration files would change.
+    /// Show how the configuration files of etcd, HAProxy and keepalived would change.
     #[arg(long)]
     pub(crate) diff: bool,
     /// Show how the next wave was decided: every pass of the planner in order, and its outcome.

@@ -260,7 +260,14 @@ fn a_balancer_of_the_file_beside_members_is_reloaded_and_stopped() {
     lab.write_file(&format!("{}{near}", lab.file()));
     lab.apply();
     let before = haproxies(&lab);
+    let diffs = |lab: &Lab| lab.run(&["plan", "--diff", "--json"]).ok().json()["clusters"][0]["diffs"].clone();
+    assert_eq!(diffs(&lab), serde_json::json!([]));
     lab.write_file(&lab.file().replace("max_connections: 500", "max_connections: 400"));
+    let diffs = diffs(&lab);
+    let [one] = &diffs.as_array().expect("diffs")[..] else { panic!("all change alike: {diffs}") };
+    assert_eq!((&one["file"], &one["machines"]), (&"haproxy.cfg".into(), &["main-1", "main-2", "main-3"][..].into()));
+    let text = one["diff"].as_str().expect("a diff");
+    assert!(text.contains("-    maxconn 500\n+    maxconn 400\n"), "{text}");
     let steps = done(&lab.apply());
     assert_eq!(steps.iter().filter(|(step, _)| step == "reload_balancer").count(), 3, "{steps:?}");
     let masters =

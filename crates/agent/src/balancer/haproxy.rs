@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use raftsman_core::observed::{BalancerFacts, ServerState, StatError};
-use raftsman_core::render::haproxy::{BACKEND, FALLBACK, PROGRAM, SOCKET};
+use raftsman_core::render::haproxy::{BACKEND, FALLBACK, FILE, PROGRAM, SOCKET};
 use raftsman_core::spec::Name;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -21,8 +21,6 @@ use crate::supervisor::process::Handle;
 use crate::supervisor::program::Program;
 use crate::supervisor::systemd::Owner;
 
-/// The configuration file's name in HAProxy's directory.
-pub const CONFIG: &str = "haproxy.cfg";
 /// An answer on the admin socket: HAProxy gives it out of memory.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// The bytes that are read of an answer: a line of `show stat` has some 500.
@@ -140,7 +138,7 @@ pub async fn check(root: &Root, user: Option<Owner>) -> Result<(), String> {
     let files = Program::Haproxy.files(root);
     let mut command = confine::command(Path::new(PROGRAM), files.dir(), user);
     // Not the whole path: this process must not be taken for the one that serves.
-    command.args(["-c", "-f", CONFIG]);
+    command.args(["-c", "-f", FILE]);
     let output = timeout(CHECK_LIMIT, command.output()).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     let output = output.map_err(|error| format!("{PROGRAM} cannot be run: {error}"))?;
     if output.status.success() {

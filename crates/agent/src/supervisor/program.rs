@@ -103,9 +103,11 @@ impl Program {
     pub fn files(self, root: &Root) -> Files {
         match self {
             Self::Etcd => Files { dir: root.etcd(), config: "etcd.yaml", log: "etcd.log" },
-            Self::Haproxy => Files { dir: root.path().join("haproxy"), config: haproxy::CONFIG, log: "haproxy.log" },
+            Self::Haproxy => {
+                Files { dir: root.path().join("haproxy"), config: rendered_haproxy::FILE, log: "haproxy.log" }
+            }
             Self::Keepalived => {
-                Files { dir: root.path().join("keepalived"), config: "keepalived.conf", log: "keepalived.log" }
+                Files { dir: root.path().join("keepalived"), config: rendered_keepalived::FILE, log: "keepalived.log" }
             }
         }
     }

@@ -166,6 +166,7 @@ async fn members_are_reported_and_drained_but_not_the_last() {
         (&runs.config_digest, &runs.running_config_digest),
         (&hex::sha256(text.as_bytes()), &runs.config_digest)
     );
+    assert_eq!(runs.config, text);
     let [installed] = &*runs.installed else { panic!("{runs:?}") };
     assert!(installed.version.starts_with(|first: char| first.is_ascii_digit()), "{installed:?}");
     assert_eq!((&installed.version, &installed.version), (&runs.current_version, &runs.running_version));
@@ -365,6 +366,9 @@ async fn what_a_program_of_a_package_cannot_do_is_refused() {
     assert_eq!(refused.message(), "keepalived needs a machine of its own, with systemd: this agent runs without it");
     let keepalived = of(&mut client, Program::Keepalived).await;
     assert_eq!(keepalived.config_digest, hex::sha256(text.as_bytes()));
+    let interface = raftsman_core::render::keepalived::interface(&keepalived.config).unwrap();
+    assert_ne!(interface, "{interface}");
+    assert_eq!(keepalived.config, text.replace("{interface}", interface));
     assert_eq!(keepalived.service.unwrap().state(), ServiceState::Stopped, "nothing is tried again");
     let refused = reload(&mut client, Program::Etcd).await.unwrap_err();
     assert_eq!(refused.message(), "etcd is not running: start it");

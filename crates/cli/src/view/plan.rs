@@ -104,7 +104,7 @@ fn decided(considered: &[Considered], paint: Paint) -> String {
 
 fn diff(changed: &ConfigDiff, paint: Paint) -> String {
     let names: Vec<&str> = changed.machines.iter().map(|name| name.as_str()).collect();
-    let mut out = format!("  {}: etcd.yaml\n", names.join(", "));
+    let mut out = format!("  {}: {}\n", names.join(", "), changed.file);
     for line in changed.diff.lines() {
         let shown = match line.chars().next() {
             Some('-') => paint.red(line),

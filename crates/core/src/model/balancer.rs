@@ -200,6 +200,7 @@ impl World {
         let program = |config: Option<&String>, running: Option<&String>, backs_off: bool| PackagedProgram {
             installed: balancer.installed.then(|| "model".to_owned()),
             config: config.cloned(),
+            config_text: None,
             running_config: running.cloned(),
             service: Service {
                 state: match running {

@@ -32,6 +32,9 @@ pub struct PackagedProgram {
     pub installed: Option<String>,
     /// Digest of the configuration file.
     pub config: Option<String>,
+    /// The text of that file, where the agent tells it: of keepalived, with the machine's interface in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_text: Option<String>,
     /// Digest of the configuration that the running process has.
     pub running_config: Option<String>,
     /// The process.

@@ -7,6 +7,8 @@ use crate::spec::Name;
 
 /// Debian's keepalived.
 pub const PROGRAM: &str = "/usr/sbin/keepalived";
+/// The name of its configuration file.
+pub const FILE: &str = "keepalived.conf";
 /// Stands for the interface that has the machine's address, which only its agent knows.
 pub const INTERFACE: &str = "{interface}";
 
@@ -70,6 +72,11 @@ vrrp_instance {balancer} {{
     )
 }
 
+/// The interface in a configuration file.
+pub fn interface(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| line.trim().strip_prefix("interface "))
+}
+
 /// The number of the first line that is none of [`config`]'s. keepalived runs as root, and its own language runs scripts:
 /// an agent takes only what raftsman writes, whoever sends it.
 pub fn foreign_line(text: &str) -> Option<usize> {
@@ -115,6 +122,7 @@ mod tests {
             virtual_address: IpAddr::from([10, 0, 0, 100]),
         });
         assert_eq!(foreign_line(&text), None);
+        assert_eq!(interface(&text), Some(INTERFACE));
         insta::assert_snapshot!("keepalived", text);
     }
 

@@ -31,6 +31,7 @@ fn packaged(wire: ProgramReport) -> Result<PackagedProgram, String> {
     Ok(PackagedProgram {
         installed: wire.installed.into_iter().next().map(|one| one.version),
         config: given(wire.config_digest),
+        config_text: given(wire.config),
         running_config: given(wire.running_config_digest),
         service: process(wire.service.ok_or("nothing about a program's process")?)?,
         ports_taken: ports_taken(wire.ports_taken),

@@ -1,16 +1,19 @@
 //! `raftsman plan`: desired and observed state → what `apply` would do, step by step.
 
+mod diff;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use raftsman_core::desired::{ClientAccess, Cluster, Identity, LoopbackNetwork, resolve};
+use raftsman_core::desired::{Cluster, Identity, LoopbackNetwork, resolve};
 use raftsman_core::model::{Forecast, forecast};
 use raftsman_core::observed::{Observed, Preflight, View, Zones};
 use raftsman_core::plan::{Considered, deletion, explain};
-use raftsman_core::render::changes::diff;
 use raftsman_core::spec::{EtcdVersion, Name, RaftTimers, Spec};
 use serde::Serialize;
+
+pub use diff::ConfigDiff;
 
 use super::needs::{self, Need, Unmet};
 use super::{OpError, Surroundings, for_each_cluster, surroundings};
@@ -40,7 +43,7 @@ pub struct ClusterPlan {
     /// What would be done.
     #[serde(flatten)]
     pub forecast: Forecast,
-    /// With `--diff`: how etcd's configuration files would change.
+    /// With `--diff`: how the configuration files of etcd, HAProxy and keepalived would change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub diffs: Option<Vec<ConfigDiff>>,
     /// With `--explain`: the result of every pass of the planner, for the next wave.
@@ -51,19 +54,10 @@ pub struct ClusterPlan {
 /// What a plan shows beside its steps.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Detail {
-    /// How etcd's configuration files would change.
+    /// How configuration files would change.
     pub diffs: bool,
     /// The result of every pass of the planner.
     pub explain: bool,
-}
-
-/// How etcd's configuration file would change on some machines.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ConfigDiff {
-    /// On these, alike.
-    pub machines: Vec<Name>,
-    /// Removed lines begin with `-`, added ones with `+`.
-    pub diff: String,
 }
 
 /// The forecast of a fleet.
@@ -163,7 +157,7 @@ pub fn plan_of_new(spec: &Spec, context: &Context, only: &[Name], detail: Detail
 fn detailed_plan(desired: &Cluster, observed: &Observed, detail: Detail) -> ClusterPlan {
     let now = Timestamp::now();
     ClusterPlan {
-        diffs: detail.diffs.then(|| diffs(desired, observed)),
+        diffs: detail.diffs.then(|| diff::diffs(desired, observed)),
         considered: detail.explain.then(|| explain(desired, observed, now)),
         ..cluster_plan_at(desired, observed, now)
     }
@@ -187,28 +181,4 @@ fn cluster_plan_at(desired: &Cluster, observed: &Observed, now: Timestamp) -> Cl
         diffs: None,
         considered: None,
     }
-}
-
-/// The configuration file of every member as the file wants it, beside the one that its machine has.
-fn diffs(desired: &Cluster, observed: &Observed) -> Vec<ConfigDiff> {
-    let mut diffs: Vec<ConfigDiff> = Vec::new();
-    let Some(timers) = desired.timers(&observed.ledger).filter(|_| observed.ledger.adopted().is_none()) else {
-        return diffs;
-    };
-    for member in &desired.members {
-        let seen = observed.machines.get(&member.name);
-        let has = match seen.map(|seen| (seen.report(), seen.machine.is_absent())) {
-            Some((Some(report), _)) => report.etcd.config_text.as_deref().unwrap_or_default(),
-            None | Some((None, true)) => "",
-            // What it has is not known.
-            Some((None, false)) => continue,
-        };
-        let text = diff(has, &desired.config(member, desired.version, timers, ClientAccess::Open).text);
-        match diffs.iter_mut().find(|other| other.diff == text) {
-            Some(same) => same.machines.push(member.name.clone()),
-            None if text.is_empty() => {}
-            None => diffs.push(ConfigDiff { machines: vec![member.name.clone()], diff: text }),
-        }
-    }
-    diffs
 }
