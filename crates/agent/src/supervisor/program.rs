@@ -77,8 +77,12 @@ impl Program {
     pub fn source(self) -> Source {
         match self {
             Self::Etcd => Source::Pinned(Binary::Etcd),
-            Self::Haproxy => Source::Package(Package { name: "haproxy", program: rendered_haproxy::PROGRAM }),
-            Self::Keepalived => Source::Package(Package { name: "keepalived", program: rendered_keepalived::PROGRAM }),
+            Self::Haproxy => {
+                Source::Package(Package { name: rendered_haproxy::PACKAGE, program: rendered_haproxy::PROGRAM })
+            }
+            Self::Keepalived => {
+                Source::Package(Package { name: rendered_keepalived::PACKAGE, program: rendered_keepalived::PROGRAM })
+            }
         }
     }
 

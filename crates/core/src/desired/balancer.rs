@@ -48,6 +48,14 @@ pub struct Instance {
     pub keepalived: Option<Config>,
 }
 
+impl Instance {
+    /// The packages of the distribution that its machine needs.
+    pub fn packages(&self) -> impl Iterator<Item = &'static str> {
+        let keepalived = self.keepalived.as_ref().map(|_| keepalived::PACKAGE);
+        [haproxy::PACKAGE].into_iter().chain(keepalived)
+    }
+}
+
 impl Balancer {
     /// The addresses that clients connect to, sorted. They are in the members' certificates.
     pub fn addresses(&self) -> BTreeSet<IpAddr> {

@@ -8,6 +8,7 @@ use super::{Draft, Reason, Step, Waiting, agents, machines};
 use crate::action::{Action, BalancerAction, MachineAction, MemberAction};
 use crate::desired::{Balancer, Instance};
 use crate::observed::{AgentReport, BalancerOnMachine, Observed, ServerState, ServiceState};
+use crate::render::{haproxy, keepalived};
 use crate::spec::Name;
 
 /// Brings the machines that balancers have to themselves to where HAProxy can run. What is waited for there is returned:
@@ -159,10 +160,10 @@ impl Wanted<'_> {
 fn missing(instance: &Instance, seen: &BalancerOnMachine) -> Option<Waiting> {
     let machine = || instance.name.clone();
     if seen.haproxy.installed.is_none() {
-        return Some(Waiting::PackageMissing { machine: machine(), package: "haproxy".to_owned() });
+        return Some(Waiting::PackageMissing { machine: machine(), package: haproxy::PACKAGE.to_owned() });
     }
     if instance.keepalived.is_some() && seen.keepalived.installed.is_none() {
-        return Some(Waiting::PackageMissing { machine: machine(), package: "keepalived".to_owned() });
+        return Some(Waiting::PackageMissing { machine: machine(), package: keepalived::PACKAGE.to_owned() });
     }
     let taken = seen.haproxy.ports_taken.first()?;
     Some(Waiting::PortTaken { machine: machine(), port: taken.port, holder: taken.holder.clone() })

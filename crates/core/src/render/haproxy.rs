@@ -9,6 +9,8 @@ use crate::spec::Name;
 
 /// Debian's HAProxy.
 pub const PROGRAM: &str = "/usr/sbin/haproxy";
+/// Debian's package of it.
+pub const PACKAGE: &str = "haproxy";
 /// The name of its configuration file.
 pub const FILE: &str = "haproxy.cfg";
 /// The backend with the members that are healthy.

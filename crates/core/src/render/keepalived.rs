@@ -7,6 +7,8 @@ use crate::spec::Name;
 
 /// Debian's keepalived.
 pub const PROGRAM: &str = "/usr/sbin/keepalived";
+/// Debian's package of it.
+pub const PACKAGE: &str = "keepalived";
 /// The name of its configuration file.
 pub const FILE: &str = "keepalived.conf";
 /// Stands for the interface that has the machine's address, which only its agent knows.

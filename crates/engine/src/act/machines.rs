@@ -66,9 +66,7 @@ fn agent_profile(fleet: &Fleet, machine: &Name, address: IpAddr) -> LeafProfile 
 
 /// The packages of what runs on this machine, beside those that every machine has.
 fn packages(desired: &Cluster, machine: &Name) -> Vec<&'static str> {
-    let Some((_, instance)) = desired.instance(machine) else { return Vec::new() };
-    let keepalived = instance.keepalived.as_ref().map(|_| "keepalived");
-    ["haproxy"].into_iter().chain(keepalived).collect()
+    desired.instance(machine).map(|(_, instance)| instance.packages().collect()).unwrap_or_default()
 }
 
 /// Executes one action of this topic.
