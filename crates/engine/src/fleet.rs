@@ -77,6 +77,12 @@ impl Context {
         self.base().join(&spec.state)
     }
 
+    /// Where the local provider has the directories of machines, by the directory of the state.
+    pub(crate) fn local_machines(&self, machines: &Machines, state: &Path) -> PathBuf {
+        let directory = machines.directory.as_ref();
+        directory.map_or_else(|| state.join("machines"), |directory| self.base().join(directory))
+    }
+
     /// Asks for the passphrase where the state needs one and none is given.
     fn complete_passphrase(&mut self, store: &Store) -> Result<(), FleetError> {
         if store.identity_place() == IdentityPlace::EncryptedFile
@@ -367,13 +373,13 @@ fn servers(machines: &Machines) -> Vec<Vec<Name>> {
 
 /// Where the file says that machines come from.
 fn settings(spec: &Spec, machines: &Machines, context: &Context, store: &Store) -> Result<Settings, FleetError> {
-    let Machines { provider, directory, ssh, incus, .. } = machines;
+    let Machines { provider, ssh, incus, .. } = machines;
     let fleet_id = store.fleet().id.clone();
     let agent = context.agent.clone();
     let below = |path: &String| context.base().join(path);
     match provider {
         Provider::Local => {
-            let dir = directory.as_ref().map_or_else(|| store.dir().join("machines"), below);
+            let dir = context.local_machines(machines, store.dir());
             Ok(Settings::Local(LocalSettings { dir, fleet_id, agent }))
         }
         Provider::Hosts => {

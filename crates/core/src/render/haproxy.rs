@@ -19,6 +19,9 @@ pub const BACKEND: &str = "etcd";
 pub const FALLBACK: &str = "any";
 /// Where members are drained and admitted, below the machine's root.
 pub const SOCKET: &str = "haproxy/run/admin.sock";
+/// How many bytes the whole path of that socket may have. An address of a UNIX socket has 107 and an end; HAProxy first
+/// binds the path with `.<process id>.tmp` behind it, and process ids have up to 7 digits.
+pub const LONGEST_SOCKET: usize = 107 - ".4194304.tmp".len();
 
 /// What etcd says about itself: whether it has a leader, and a linearizable read succeeds. A database that is full still
 /// serves reads and deletions, which is how space is freed. etcd up to 3.4 does not know the exception; see [`FALLBACK`].

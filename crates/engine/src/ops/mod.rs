@@ -31,6 +31,7 @@ use std::sync::Arc;
 use raftsman_core::desired::Cluster;
 use raftsman_core::observed::{Observed, TrustDomain};
 use raftsman_core::plan::{Waiting, newer_agents};
+use raftsman_core::render::haproxy::LONGEST_SOCKET;
 use raftsman_core::spec::Name;
 use raftsman_etcd::EtcdError;
 
@@ -328,6 +329,19 @@ pub enum OpError {
         machine: Name,
         /// The address and port.
         at: std::net::SocketAddr,
+    },
+    /// The path of HAProxy's admin socket on this computer is longer than that of a UNIX socket may be.
+    #[error(
+        "HAProxy's admin socket of machine `{machine}` would be {}: its path has {} bytes, a UNIX socket of HAProxy at \
+         most {LONGEST_SOCKET}: name a shorter path in `machines: {{ directory: … }}`, or move the file to one",
+        path.display(),
+        path.as_os_str().len()
+    )]
+    SocketPath {
+        /// The machine.
+        machine: Name,
+        /// The socket.
+        path: std::path::PathBuf,
     },
     /// The agent's program is not there.
     #[error("{} is not a program that can be run: install raftsman-agent beside raftsman, or give --agent-binary", .0.display())]

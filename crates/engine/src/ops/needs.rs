@@ -4,13 +4,14 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use raftsman_core::action::{Action, MachineAction};
+use raftsman_core::action::{Action, BalancerAction, MachineAction};
 use raftsman_core::desired::{AGENT_PORT, CLIENT_PORT, Cluster, Desired, HEALTH_PORT, PEER_PORT};
 use raftsman_core::observed::TrustDomain;
+use raftsman_core::render::haproxy::{LONGEST_SOCKET, SOCKET};
 use raftsman_core::spec::{self, AuthMode, Name, Provider, Spec};
 use raftsman_providers::networks::{Networks, taken};
 use serde::Serialize;
@@ -51,6 +52,8 @@ pub enum Need {
     References,
     /// The ports of a machine that is to be made or started on this computer.
     Port,
+    /// A directory for machines on this computer whose path is short enough for their sockets.
+    Directory,
 }
 
 /// What is missing, in one line.
@@ -87,6 +90,10 @@ pub(super) fn of_new(spec: &Spec, context: &Context, desired: &Desired, only: &[
             note(Some(cluster), Need::EtcdBinary, binary.map_err(OpError::from));
         }
         note(Some(cluster), Need::References, references(cluster, context.base(), now).map_err(OpError::from));
+        if spec.machines.provider == Provider::Local {
+            let machines = cluster.instances().map(|(_, instance)| &instance.name);
+            note(Some(cluster), Need::Directory, sockets(spec, context, machines));
+        }
     }
     unmet
 }
@@ -120,9 +127,12 @@ pub(super) async fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name]
         note(Some(cluster), Need::References, at.check_references(now).await.map_err(OpError::from));
         let plan = plans.iter().find(|plan| plan.cluster == cluster.name);
         if fleet.spec.machines.provider == Provider::Local {
-            for step in plan.iter().flat_map(|plan| plan.forecast.steps()) {
+            let steps = || plan.iter().flat_map(|plan| plan.forecast.steps());
+            for step in steps() {
                 note(Some(cluster), Need::Port, ports(cluster, &step.action));
             }
+            let machines = steps().filter_map(|step| configures_haproxy(&step.action));
+            note(Some(cluster), Need::Directory, sockets(&fleet.spec, &fleet.context, machines));
         }
     }
     unmet
@@ -185,6 +195,34 @@ fn references(cluster: &Cluster, base: &Path, now: Timestamp) -> Result<(), Clus
     Ok(())
 }
 
+/// The machine whose HAProxy a step configures.
+fn configures_haproxy(action: &Action) -> Option<&Name> {
+    match action {
+        Action::Balancer(BalancerAction::ConfigureBalancer { machine, .. }) => Some(machine),
+        _ => None,
+    }
+}
+
+/// Whether HAProxy can have its admin socket in the directories of these machines on this computer.
+fn sockets<'a>(spec: &Spec, context: &Context, machines: impl Iterator<Item = &'a Name>) -> Result<(), OpError> {
+    let dir = resolved(&context.local_machines(&spec.machines, &context.state_dir(spec)));
+    for machine in machines {
+        let path = dir.join(machine.as_str()).join(SOCKET);
+        if path.as_os_str().len() > LONGEST_SOCKET {
+            return Err(OpError::SocketPath { machine: machine.clone(), path });
+        }
+    }
+    Ok(())
+}
+
+/// The path without symbolic links, as an agent sees it, where a part of it does not exist yet.
+fn resolved(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let known = path.ancestors().find_map(|known| Some((known, known.canonicalize().ok()?)));
+    let Some((known, canonical)) = known else { return path };
+    path.strip_prefix(known).map(|rest| canonical.join(rest)).unwrap_or(path.clone())
+}
+
 /// Whether the ports that a machine on this computer is about to use are free. etcd of a stopped machine may still run,
 /// so those ports are its own.
 fn ports(cluster: &Cluster, action: &Action) -> Result<(), OpError> {
@@ -207,5 +245,20 @@ fn ports(cluster: &Cluster, action: &Action) -> Result<(), OpError> {
     match ports.into_iter().find(|port| taken(address, *port)) {
         Some(port) => Err(OpError::PortTaken { machine: machine.clone(), at: (address, port).into() }),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_resolved_as_far_as_it_exists() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap().join("real");
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, dir.path().join("link")).unwrap();
+        assert_eq!(resolved(&dir.path().join("link/.raftsman/machines")), real.join(".raftsman/machines"));
+        assert_eq!(resolved(Path::new("/nonexistent/a")), Path::new("/nonexistent/a"));
     }
 }

@@ -300,6 +300,24 @@ fn plan_looks_for_what_apply_needs() {
     drop(taken);
     lab.run(&["plan"]).ok();
 
+    // HAProxy would fail at its start, after everything else was made.
+    let long = format!("/nonexistent/{}", "d".repeat(64 - "/nonexistent/".len()));
+    let fronted = |directory: &str| {
+        format!("{good}machines: {{ directory: {directory} }}\nbalancers:\n  front: {{ etcd: main, instances: 2 }}\n")
+    };
+    lab.write_file(&fronted(&long));
+    let json = lab.run(&["plan", "--json"]).json();
+    assert_eq!(json["unmet"], serde_json::json!([]), "95 bytes are not too long");
+    lab.write_file(&fronted(&format!("{long}d")));
+    let socket = format!(
+        "HAProxy's admin socket of machine `front-1` would be {long}d/front-1/haproxy/run/admin.sock: its path has 96 \
+         bytes, a UNIX socket of HAProxy at most 95: name a shorter path in `machines: {{ directory: … }}`, or move the \
+         file to one"
+    );
+    assert_eq!(blocked(&["plan"], &socket), ("directory".into(), "main".into()));
+    let refused = lab.run(&["apply", "--yes"]).failed().all();
+    assert!(refused.contains(&socket) && !std::path::Path::new("/nonexistent").exists(), "{refused}");
+
     lab.write_file(&good.replace("version: 3.6.15", "version: 3.6.13"));
     let versions = lab.run(&["versions"]);
     assert_eq!(versions.code, 2, "{}", versions.all());
