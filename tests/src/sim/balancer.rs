@@ -40,13 +40,15 @@ pub(super) fn on_machines() -> Vec<Cluster> {
 
 /// Something goes wrong with an instance; whether there was one.
 pub(super) fn happens(dice: &mut Dice, machine: &mut MachineModel) -> bool {
-    let BalancerModel { running, installed, backs_off, vrrp, .. } = &mut machine.balancer;
-    match (dice.below(4), vrrp) {
+    let BalancerModel { running, installed, backs_off, address_backs_off, vrrp, .. } = &mut machine.balancer;
+    match (dice.below(5), vrrp) {
         // It is killed: its agent starts it again.
         (0 | 1, _) if running.is_some() => *backs_off = true,
         (2, _) if machine.exists => *installed = false,
         // It does not hear the holder for a while, and takes the address as well.
         (3, Some(vrrp)) => vrrp.state = VrrpState::Master,
+        // keepalived alone is killed.
+        (4, Some(_)) => *address_backs_off = true,
         _ => return false,
     }
     true

@@ -315,6 +315,20 @@ fn it_is_done_once_an_instance_has_the_address() {
     ");
 }
 
+/// A reload would have no effect on what does not run.
+#[test]
+fn keepalived_that_ends_is_waited_for() {
+    let mut scene = shared();
+    machine(&mut scene, "front-2").balancer.address_backs_off = true;
+    let ended = scene.to_the_end();
+    scene.world.pass_time();
+    assert_snapshot!(format!("{ended}later\n{}", scene.to_the_end()), @"
+    waits: front-2: keepalived is starting
+    later
+    done
+    ");
+}
+
 #[test]
 fn an_address_at_two_instances_is_named() {
     let mut scene = shared();

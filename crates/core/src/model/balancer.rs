@@ -31,6 +31,8 @@ pub struct BalancerModel {
     pub draining: BTreeSet<Name>,
     /// HAProxy ended by itself, and is started again.
     pub backs_off: bool,
+    /// keepalived ended by itself, beside a HAProxy that runs.
+    pub address_backs_off: bool,
 }
 
 /// keepalived at one instance.
@@ -75,6 +77,7 @@ impl Default for BalancerModel {
             vrrp: None,
             draining: BTreeSet::new(),
             backs_off: false,
+            address_backs_off: false,
         }
     }
 }
@@ -99,15 +102,24 @@ impl BalancerModel {
             running_address: seen.keepalived.running_config.clone(),
             draining: draining.map(|(name, _)| name.clone()).collect(),
             backs_off: seen.haproxy.service.state == ServiceState::Backoff,
+            address_backs_off: seen.keepalived.service.state == ServiceState::Backoff,
         }
     }
 
-    /// An agent starts HAProxy again, with what is written.
+    /// An agent starts HAProxy and keepalived again, with what is written.
     pub(super) fn pass_time(&mut self, agent_up: bool) {
-        if self.backs_off && agent_up && self.installed {
+        let comes_back = |backs_off: bool| backs_off && agent_up && self.installed;
+        let (haproxy, keepalived) = (comes_back(self.backs_off), comes_back(self.address_backs_off));
+        if haproxy {
             self.running.clone_from(&self.written);
             self.draining.clear();
             self.backs_off = false;
+        }
+        if keepalived {
+            self.running_address.clone_from(&self.written_address);
+            self.address_backs_off = false;
+        }
+        if haproxy || keepalived {
             // keepalived has ended with HAProxy, and is started with it.
             self.vrrp = self.vrrp.map(|vrrp| Vrrp { state: VrrpState::Backup, ..vrrp });
         }
@@ -126,7 +138,7 @@ impl BalancerModel {
 
     /// Whether HAProxy runs, and keepalived with it.
     fn shares_address(&self) -> bool {
-        self.running.is_some() && !self.backs_off && self.running_address.is_some()
+        self.running.is_some() && !self.backs_off && self.running_address.is_some() && !self.address_backs_off
     }
 }
 
@@ -177,7 +189,8 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &BalancerAction)
             balancer.take_up(vrrp);
         }
         BalancerAction::StopBalancer { .. } => {
-            (balancer.running, balancer.running_address, balancer.backs_off) = (None, None, false);
+            (balancer.running, balancer.running_address) = (None, None);
+            (balancer.backs_off, balancer.address_backs_off) = (false, false);
             balancer.vrrp = None;
         }
         BalancerAction::DrainMember { member, .. } | BalancerAction::AdmitMember { member, .. } => {
@@ -232,7 +245,11 @@ impl World {
                 running.map(|(digest, _)| digest),
                 balancer.backs_off,
             ),
-            keepalived: program(balancer.written_address.as_ref(), balancer.running_address.as_ref(), false),
+            keepalived: program(
+                balancer.written_address.as_ref(),
+                balancer.running_address.as_ref().filter(|_| !balancer.address_backs_off),
+                balancer.address_backs_off,
+            ),
             facts: BalancerFacts { servers },
             problem: None,
             has_virtual_address: balancer.shares_address()

@@ -11,6 +11,9 @@ use crate::observed::{AgentReport, BalancerOnMachine, Observed, ServerState, Ser
 use crate::render::{haproxy, keepalived};
 use crate::spec::Name;
 
+const HAPROXY: &str = "HAProxy";
+const KEEPALIVED: &str = "keepalived";
+
 /// Brings the machines that balancers have to themselves to where HAProxy can run. What is waited for there is returned:
 /// a machine of a balancer that does not come up delays nothing of etcd.
 pub(super) fn prepare(draft: &mut Draft<'_>) -> Vec<Waiting> {
@@ -71,7 +74,7 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
             }
             continue;
         }
-        if let Some(waiting) = failing(&machine, seen) {
+        if let Some(waiting) = failing(&machine, seen, wanted.keepalived.is_some()) {
             draft.wait(waiting);
         } else if !seen.haproxy.runs() || wanted.keepalived.is_some() && seen.keepalived.is_stopped() {
             draft.steps.push(Step::new(BalancerAction::StartBalancer { machine }, Reason::NotRunning));
@@ -169,18 +172,20 @@ fn missing(instance: &Instance, seen: &BalancerOnMachine) -> Option<Waiting> {
     Some(Waiting::PortTaken { machine: machine(), port: taken.port, holder: taken.holder.clone() })
 }
 
-/// What is waited for while it restarts by itself, or runs and does not answer yet.
-fn failing(machine: &Name, seen: &BalancerOnMachine) -> Option<Waiting> {
-    let service = &seen.haproxy.service;
+/// What is waited for while one of its programs restarts by itself, or HAProxy runs and does not answer yet.
+fn failing(machine: &Name, seen: &BalancerOnMachine, addressed: bool) -> Option<Waiting> {
+    let machine = || machine.clone();
     if let Some(error) = seen.problem.clone().filter(|_| seen.haproxy.runs()) {
-        return Some(Waiting::BalancerStarting { machine: machine.clone(), error });
+        return Some(Waiting::BalancerStarting { machine: machine(), program: HAPROXY.to_owned(), error });
     }
-    let backs_off = service.state == ServiceState::Backoff;
+    let keepalived = addressed.then_some((KEEPALIVED, &seen.keepalived.service));
+    let mut programs = [(HAPROXY, &seen.haproxy.service)].into_iter().chain(keepalived);
+    let (program, service) = programs.find(|(_, service)| service.state == ServiceState::Backoff)?;
     let last_exit = service.last_exit.clone().unwrap_or_else(|| "for an unknown reason".to_owned());
-    let (machine, restarts) = (machine.clone(), service.restarts);
-    backs_off.then_some(match restarts >= CRASHES {
-        true => Waiting::BalancerCrashes { machine, restarts, last_exit },
-        false => Waiting::BalancerStarting { machine, error: last_exit },
+    let (machine, program, restarts) = (machine(), program.to_owned(), service.restarts);
+    Some(match restarts >= CRASHES {
+        true => Waiting::BalancerCrashes { machine, program, restarts, last_exit },
+        false => Waiting::BalancerStarting { machine, program, error: last_exit },
     })
 }
 

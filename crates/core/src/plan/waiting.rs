@@ -146,10 +146,12 @@ pub enum Waiting {
         /// The name of its package.
         package: String,
     },
-    /// HAProxy ended and is started again.
+    /// HAProxy or keepalived ended and is started again.
     BalancerStarting {
         /// Where.
         machine: Name,
+        /// Which of the two.
+        program: String,
         /// How it ended.
         error: String,
     },
@@ -176,10 +178,12 @@ pub enum Waiting {
         /// The instances that have it.
         machines: Vec<Name>,
     },
-    /// HAProxy crashes repeatedly.
+    /// HAProxy or keepalived crashes repeatedly.
     BalancerCrashes {
         /// Where.
         machine: Name,
+        /// Which of the two.
+        program: String,
         /// How often.
         restarts: u32,
         /// How it ended last.

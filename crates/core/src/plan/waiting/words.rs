@@ -75,7 +75,7 @@ impl Waiting {
                     .to_owned()
             }
             Self::BalancerCrashes { machine, .. } => {
-                format!("read HAProxy's log: `raftsman logs {machine} --balancer`")
+                format!("read its log: `raftsman logs {machine} --balancer`")
             }
             Self::EtcdStarting { machine, .. } => {
                 format!("if it takes long, read etcd's log: `raftsman logs {machine}`")
@@ -276,7 +276,7 @@ impl fmt::Display for Waiting {
             Self::PackageMissing { machine, package } => {
                 write!(f, "{machine}: the package `{package}` is not installed")
             }
-            Self::BalancerStarting { machine, .. } => write!(f, "{machine}: HAProxy is starting"),
+            Self::BalancerStarting { machine, program, .. } => write!(f, "{machine}: {program} is starting"),
             Self::BalancerChecks { machine, member } => {
                 write!(f, "{machine}: HAProxy has not found {member} healthy yet")
             }
@@ -286,8 +286,8 @@ impl fmt::Display for Waiting {
             Self::VirtualAddressConflict { balancer, address, machines } => {
                 write!(f, "{balancer}: several instances have the virtual address {address}: {}", join(machines.iter()))
             }
-            Self::BalancerCrashes { machine, restarts, last_exit } => {
-                write!(f, "{machine}: HAProxy exited {restarts} times: {last_exit}")
+            Self::BalancerCrashes { machine, program, restarts, last_exit } => {
+                write!(f, "{machine}: {program} exited {restarts} times: {last_exit}")
             }
             Self::EtcdStarting { machine, .. } => write!(f, "{machine}: etcd is starting"),
             Self::EtcdSilent { machine, error } => {
