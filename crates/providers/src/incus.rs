@@ -2,9 +2,10 @@
 //!
 //! The description of a machine and the progress of its creation are on the instance itself: there is no other record.
 
+mod addresses;
 mod api;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -159,6 +160,39 @@ pub enum IncusError {
         /// For how long it was tried.
         waited: Duration,
     },
+    /// No network to take an address from.
+    #[error(
+        "Incus assigns no addresses in the network `{network}`: {why}; give each machine an `address:`, or `machines` a \
+         `subnet`"
+    )]
+    NoAddresses {
+        /// The network.
+        network: String,
+        /// Why it has none to assign.
+        why: &'static str,
+    },
+    /// All are in use.
+    #[error(
+        "the network `{network}` ({subnet}) on Incus has no free address: delete instances that are not needed, or name \
+         a larger network"
+    )]
+    NetworkFull {
+        /// The network.
+        network: String,
+        /// Its subnet.
+        subnet: String,
+    },
+    /// Another instance has the address: Incus starts only one of them.
+    #[error(
+        "`{instance}` cannot start: another instance on Incus has its address {address}; delete it (`incus delete \
+         {instance}`), give its machine another `address:` in the file, and apply again"
+    )]
+    AddressTaken {
+        /// The instance.
+        instance: String,
+        /// Its address.
+        address: String,
+    },
     /// It cannot change an address.
     #[error("the machine `{0}` cannot get another address on Incus: replace the member")]
     NoMove(String),
@@ -267,6 +301,18 @@ impl Provider for Incus {
         }
     }
 
+    async fn assign(
+        &self,
+        name: &str,
+        _: Option<&Name>,
+        machines: &Machines,
+        taken: &BTreeSet<IpAddr>,
+    ) -> Result<IpAddr, ProviderError> {
+        let network = machines.incus.as_ref().and_then(|incus| incus.network.as_deref());
+        let begin = digest(&format!("{}\n{name}", self.settings.fleet_id));
+        Ok(addresses::assign(self.server()?, network.unwrap_or_default(), &begin, taken).await?)
+    }
+
     async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError> {
         Ok(self.for_order(order).make(order).await?)
     }
@@ -334,6 +380,10 @@ async fn switch_on(server: &Server, found: &Instance) -> Result<(), IncusError> 
     let path = format!("/1.0/instances/{}/state", found.called);
     match server.change(Method::PUT, &path, Some(&json!({ "action": action }))).await {
         Err(IncusError::Refused { words, .. }) if words.contains("already running") => Ok(()),
+        Err(IncusError::Refused { words, .. }) if words.contains("already defined on another NIC") => {
+            let (instance, address) = (found.called.clone(), found.text(ADDRESS).unwrap_or_default().to_owned());
+            Err(IncusError::AddressTaken { instance, address })
+        }
         started => started,
     }
 }

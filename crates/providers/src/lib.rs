@@ -1,5 +1,6 @@
 //! settings → a connection to a provider of machines; orders → machines.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -72,6 +73,19 @@ pub trait Provider: fmt::Debug + Send + Sync {
     /// The machines of these names, in the same order: with one request where the server supports it.
     async fn machines(&self, names: &[String]) -> Vec<Result<Option<MachineRecord>, ProviderError>> {
         futures::future::join_all(names.iter().map(|name| self.machine(name))).await
+    }
+
+    /// An address for a machine that is to be made in this zone, with these settings of the file: none of those that are
+    /// taken. Where the server keeps reservations, the same one at every request for this name. The caller records it
+    /// before the machine is ordered with it.
+    async fn assign(
+        &self,
+        name: &str,
+        _zone: Option<&Name>,
+        _machines: &Machines,
+        _taken: &BTreeSet<IpAddr>,
+    ) -> Result<IpAddr, ProviderError> {
+        Err(ProviderError::AssignsNone(name.to_owned()))
     }
 
     /// Makes a machine, or completes an incomplete one, and starts it.
@@ -163,6 +177,9 @@ pub enum ProviderError {
         /// Its name.
         name: String,
     },
+    /// It assigns no addresses.
+    #[error("this provider assigns no addresses: give `{0}` an `address:` in the file")]
+    AssignsNone(String),
     /// Nothing would be left of it.
     #[error("the machine `{0}` has no data disk to rebuild it with: replace the member")]
     NoDataDisk(String),
@@ -176,6 +193,7 @@ impl ProviderError {
             // Foreign hosts are not in the state.
             Self::Hosts(_)
             | Self::NoDataDisk(_)
+            | Self::AssignsNone(_)
             | Self::AnotherMachine { .. }
             | Self::Silent { .. }
             | Self::Twice { .. }

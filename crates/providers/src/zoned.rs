@@ -2,13 +2,13 @@
 //!
 //! A connection that does not answer makes its own machines unknown, and no others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::future::join_all;
-use raftsman_core::spec::Name;
+use raftsman_core::spec::{Machines, Name};
 use tokio::time::timeout;
 
 use crate::{Connection, MachineOrder, MachineRecord, Provider, ProviderError};
@@ -188,6 +188,19 @@ impl Provider for Zoned {
     async fn machines(&self, names: &[String]) -> Vec<Result<Option<MachineRecord>, ProviderError>> {
         let held = self.all(names).await;
         held.into_iter().map(|held| Ok(held?.map(|(_, machine)| machine))).collect()
+    }
+
+    async fn assign(
+        &self,
+        name: &str,
+        zone: Option<&Name>,
+        machines: &Machines,
+        taken: &BTreeSet<IpAddr>,
+    ) -> Result<IpAddr, ProviderError> {
+        let wanted = zone.and_then(|zone| self.parts.iter().find(|part| part.zones.contains(zone)));
+        let part = wanted.or_else(|| self.home(name));
+        let part = part.ok_or_else(|| ProviderError::Nowhere { name: name.to_owned() })?;
+        part.within(part.connection.assign(name, zone, machines, taken)).await
     }
 
     async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError> {
