@@ -65,6 +65,18 @@ pub fn machines_of(machines: &[&str], main: &[&str]) -> Cluster {
     desired(&text).clusters.remove(0)
 }
 
+/// The cluster `main` of a file with these lines, on machines whose addresses the provider assigns.
+pub fn assigned(main: &[&str], front: Option<&str>) -> Cluster {
+    let mut text = "fleet: lab\nmachines:\n  provider: incus\n  image: a\n  firewall: false\n  \
+                    incus: { network: raft, pool: default }\netcd:\n  main:\n"
+        .to_owned();
+    main.iter().for_each(|line| text.push_str(&format!("    {line}\n")));
+    if let Some(front) = front {
+        text.push_str(&format!("balancers:\n  front: {{ etcd: main, {front} }}\n"));
+    }
+    desired(&text).clusters.remove(0)
+}
+
 /// One cluster `main` with so many members on machines as these lines say, further lines of its section, and what the
 /// balancer `front` in front of it is given.
 pub fn behind(machines: &[&str], members: usize, further: &[&str], front: Option<&str>) -> Cluster {
@@ -186,10 +198,18 @@ impl Scene {
         plan(&self.desired, &self.look(), self.world.now)
     }
 
+    /// Takes up the addresses that the state has by now, as the next run does.
+    pub fn take_up(&mut self) {
+        if let Some(placed) = self.desired.placed_by(&self.world.ledger).expect("an address for each") {
+            self.desired = placed;
+        }
+    }
+
     /// Carries out wave after wave until nothing more is done, and prints it. Where it ends with `done`, planning once
     /// more was seen to change nothing.
     pub fn to_the_end(&mut self) -> String {
         let mut output = String::new();
+        self.take_up();
         for _ in 0..100 {
             let next = self.plan();
             if next.steps.is_empty() {
@@ -226,6 +246,7 @@ impl Scene {
         }
         self.world.pass_time();
         self.world.remember(&self.desired);
+        self.take_up();
     }
 }
 

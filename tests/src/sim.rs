@@ -4,6 +4,7 @@
 //! safety judge: a flaw that both share would otherwise pass.
 
 mod access;
+mod addresses;
 pub mod agents;
 mod balancer;
 mod cast;
@@ -204,6 +205,7 @@ impl Run {
         balancer::clear(&mut self.world);
         for _ in 0..if self.rotates { 500 } else { PEACE } {
             self.tampered = false;
+            self.take_up();
             self.mark_the_lost();
             let observed = self.world.observe(&self.desired);
             let plan = (self.planner)(&self.desired, &observed, self.world.now);
@@ -297,6 +299,16 @@ impl Run {
         few && plan.blocked().all(|w| matches!(w, Waiting::WouldLoseQuorum { .. }))
     }
 
+    /// The next wave is planned with the addresses that the provider has assigned, and those of machines that exist.
+    fn take_up(&mut self) {
+        if !self.desired.is_placed() {
+            self.world.remember(&self.desired.clone());
+        }
+        if let Ok(Some(placed)) = self.desired.placed_by(&self.world.ledger) {
+            self.desired = placed;
+        }
+    }
+
     fn round(&mut self, observed: &Observed, calm: usize) -> Result<(), Violation> {
         let plan = (self.planner)(&self.desired, observed, self.world.now);
         self.stats.plans += 1;
@@ -370,6 +382,7 @@ impl Run {
             .or_else(|| shape::broken(&self.world, observed, action))
             .or_else(|| agents::broken(&self.desired, &self.world, action))
             .or_else(|| balancer::broken(&self.desired, &self.world, observed, action))
+            .or_else(|| addresses::broken(&self.desired, &self.world, action))
         {
             return Err(self.violation(rule, format!("{action:?}")));
         }

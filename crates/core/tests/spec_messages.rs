@@ -198,6 +198,7 @@ cases! {
     logs_not_fetched: machines("provider: incus\nimage: debian\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nincus: { network: br0 }\nlogs: { dynamic: { key_prefix: /logs/, endpoints: [\"10.77.0.9:2379\"], ca_cert: ca.pem } }");
     libvirt_ignored: machines("libvirt: { pool: default }");
     libvirt_image_none: machines("provider: libvirt\nsubnet: 10.77.0.0/24\ninstall_dependencies: false");
+    libvirt_no_subnet: machines("provider: libvirt\nimage: debian-13.qcow2\ninstall_dependencies: false");
     libvirt_names: machines("provider: libvirt\nimage: debian-13.qcow2\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nlibvirt: { uri: kvm1, pool: \"\" }");
     libvirt_both: machines("provider: libvirt\nimage: debian-13.qcow2\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nlibvirt: { network: lan, macvtap: enp3s0, uri: \"qemu+ssh://kvm1/system\" }");
     libvirt_macvtap_host: machines("provider: libvirt\nimage: debian-13.qcow2\nsubnet: 10.77.0.0/24\ninstall_dependencies: false\nlibvirt: { macvtap: enp3s0 }");
@@ -526,7 +527,7 @@ cases! {
     ));
     balancer_nowhere: balancers("front:\n  etcd: main\n  instances: 2\nback:\n  etcd: main\n  instances:\n    - name: lb1\n    - { name: lb2, address: 10.0.0.22 }");
     balancer_no_subnet: whole(concat!(
-        "fleet: shop\nmachines: { provider: incus, incus: { network: lab } }\netcd:\n  main:\n    members:\n",
+        "fleet: shop\nmachines: { provider: libvirt, image: debian-13.qcow2 }\netcd:\n  main:\n    members:\n",
         "      - { name: db1, address: 10.0.0.11 }\n      - { name: db2, address: 10.0.0.12 }\n",
         "      - { name: db3, address: 10.0.0.13 }\nbalancers:\n  front: { etcd: main, instances: 2 }\n",
     ));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use jiff::Timestamp;
 use raftsman_core::action::{Action, EtcdAction, StartData};
-use raftsman_core::desired::Member;
+use raftsman_core::desired::{DesireError, Member};
 use raftsman_core::observed::{Observed, ServiceState, View};
 use raftsman_core::plan::{Plan, Step, Waiting, plan, safety};
 use raftsman_core::spec::Name;
@@ -160,6 +160,9 @@ pub enum ApplyError {
     /// TLS.
     #[error(transparent)]
     Tls(#[from] raftsman_api::tls::TlsError),
+    /// An address that the provider assigned.
+    #[error(transparent)]
+    Desire(#[from] DesireError),
     /// The state.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -216,12 +219,17 @@ impl Run<'_> {
         let mut nudged = Instant::now();
         let mut since = Instant::now();
         loop {
+            self.take_up()?;
             let looked = tokio::select! {
                 looked = self.look_and_plan() => Some(looked?),
                 () = self.interrupt.wait() => None,
             };
             let Some((observed, next)) = looked else { return Err(self.interrupted().await) };
             self.observed = Some(observed);
+            // What was planned without an address that was found meanwhile is planned anew.
+            if self.take_up()? {
+                continue;
+            }
             if next.is_done() {
                 return self.tidy().await;
             }
@@ -270,6 +278,13 @@ impl Run<'_> {
                 () = self.interrupt.wait() => {}
             }
         }
+    }
+
+    /// Goes on with the addresses that the provider has assigned, where there are further ones.
+    fn take_up(&mut self) -> Result<bool, ApplyError> {
+        let Some(placed) = self.observer.cluster().placed()? else { return Ok(false) };
+        self.observer = Observer::new(Arc::new(placed))?;
+        Ok(true)
     }
 
     /// What was done, and which members do not run now.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use raftsman_api::tls::Identity as TlsIdentity;
-use raftsman_core::desired::{AGENT_PORT, ClientAccess, Cluster, LeafProfile, Usage, address_of};
+use raftsman_core::desired::{AGENT_PORT, ClientAccess, Cluster, DesireError, LeafProfile, Usage, address_of};
 use raftsman_core::observed::{Ledger, TrustDomain};
 use raftsman_core::spec::{self, AuthMode, Name};
 use raftsman_etcd::{Credentials, Endpoint, EtcdError};
@@ -103,9 +103,9 @@ pub struct ClusterHandle {
     pub fleet: Arc<Fleet>,
     /// The desired state.
     pub desired: Cluster,
-    memory: Mutex<Memory>,
+    memory: Arc<Mutex<Memory>>,
     /// Held by the task that writes the ledger: what it writes follows from what it read.
-    writing: tokio::sync::Mutex<()>,
+    writing: Arc<tokio::sync::Mutex<()>>,
     /// What the file refers to as the password of `root`, read once: the password that is set is the one that is kept,
     /// even when the source changes meanwhile.
     root_password: OnceLock<SecretString>,
@@ -139,8 +139,17 @@ impl ClusterHandle {
     }
 
     fn with(fleet: &Arc<Fleet>, desired: &Cluster, memory: Memory) -> Self {
-        let (memory, writing) = (Mutex::new(memory), tokio::sync::Mutex::default());
+        let (memory, writing) = (Arc::new(Mutex::new(memory)), Arc::default());
         Self { fleet: Arc::clone(fleet), desired: desired.clone(), memory, writing, root_password: OnceLock::new() }
+    }
+
+    /// The same cluster with the addresses that its ledger has by now, and the same ledger; nothing where all of them
+    /// are known here.
+    pub fn placed(&self) -> Result<Option<Self>, DesireError> {
+        let Some(desired) = self.desired.placed_by(&self.ledger())? else { return Ok(None) };
+        let (memory, writing) = (Arc::clone(&self.memory), Arc::clone(&self.writing));
+        let (fleet, root_password) = (Arc::clone(&self.fleet), self.root_password.clone());
+        Ok(Some(Self { fleet, desired, memory, writing, root_password }))
     }
 
     /// The ledger, as it is now.

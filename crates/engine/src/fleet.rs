@@ -1,6 +1,7 @@
 //! A file and its state → the context of a verb: the desired state, our credentials, the provider of machines.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -182,6 +183,8 @@ pub struct Fleet {
     pub access: FleetAccess,
     /// What agents' certificates are checked against, and what agents check clients against.
     pub trust_pem: String,
+    /// The addresses that no machine can be assigned any more, once they were read. Held while one is assigned.
+    pub(crate) addresses: tokio::sync::Mutex<Option<BTreeSet<IpAddr>>>,
     operator: Mutex<Issued>,
 }
 
@@ -285,6 +288,7 @@ impl Fleet {
             authority,
             access,
             trust_pem,
+            addresses: tokio::sync::Mutex::default(),
             operator,
         }))
     }
@@ -302,6 +306,20 @@ impl Fleet {
         let kept = [root_password_name(cluster), adopted_name(cluster)];
         let secrets = self.secrets.names().await?;
         Ok(kept.into_iter().find(|name| secrets.contains(name)).map(|name| format!("a secret `{name}` in the state")))
+    }
+
+    /// The addresses that the file gives and those that the state has for machines.
+    pub(crate) async fn addresses_in_use(&self) -> Result<BTreeSet<IpAddr>, StoreError> {
+        let clusters = &self.desired.clusters;
+        let machines = clusters.iter().flat_map(|cluster| cluster.machines.values());
+        let mut in_use: BTreeSet<IpAddr> = machines.filter_map(|machine| machine.address.given()).collect();
+        let balancers = clusters.iter().flat_map(|cluster| &cluster.balancers);
+        in_use.extend(balancers.filter_map(|balancer| balancer.virtual_address));
+        in_use.extend(self.spec.machines.gateway);
+        for ledger in ledgers(&self.store).await?.into_values() {
+            in_use.extend(ledger.places().into_values());
+        }
+        Ok(in_use)
     }
 
     /// Our certificate for agents, renewed in time by a process that runs for days.
@@ -488,21 +506,24 @@ async fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError
     let network = store.fleet().network.as_deref().map(str::parse::<LoopbackNetwork>);
     let network = network.transpose().map_err(|_| incomplete())?;
     let (mut places, mut zones) = (BTreeMap::new(), BTreeMap::new());
-    for name in store.clusters().await? {
-        // A damaged ledger is rejected where its cluster is opened; the other clusters are not affected.
-        let ledger = match store.get_cluster::<Ledger>(&name).await {
-            Ok(Some(kept)) => kept.value,
-            Ok(None) | Err(StoreError::LedgerDamaged { .. }) => continue,
-            Err(error) => return Err(error.into()),
-        };
-        let place = |(member, url): (&Name, &String)| Some((member.clone(), desired::address_of(url)?));
-        if let Ok(cluster) = Name::parse(&name) {
-            let members = ledger.members.iter().filter_map(place);
-            places.insert(cluster.clone(), members.chain(ledger.instances).collect());
-            zones.insert(cluster, ledger.zones);
-        }
+    for (cluster, ledger) in ledgers(store).await? {
+        places.insert(cluster.clone(), ledger.places());
+        zones.insert(cluster, ledger.zones);
     }
     Ok(desired::Identity { id: store.fleet().id.clone(), network, places, zones })
+}
+
+/// The ledgers of all clusters. A damaged one is rejected where its cluster is opened; the others are not affected.
+async fn ledgers(store: &Store) -> Result<BTreeMap<Name, Ledger>, StoreError> {
+    let mut ledgers = BTreeMap::new();
+    for name in store.clusters().await? {
+        match (store.get_cluster::<Ledger>(&name).await, Name::parse(&name)) {
+            (Ok(Some(kept)), Ok(cluster)) => drop(ledgers.insert(cluster, kept.value)),
+            (Ok(_) | Err(StoreError::LedgerDamaged { .. }), _) => {}
+            (Err(error), _) => return Err(error),
+        }
+    }
+    Ok(ledgers)
 }
 
 /// Makes the fleet's authority where there is none. The certificate is written last: without it the key has signed

@@ -3,7 +3,7 @@
 use raftsman_core::desired::Cluster;
 use raftsman_core::spec::EtcdVersion;
 
-use super::{access, agents, balancer, maintenance, pki, shape, users, zones};
+use super::{access, addresses, agents, balancer, maintenance, pki, shape, users, zones};
 use crate::fixtures;
 
 /// The clusters that runs are made of; built once, because reading files is not what is simulated.
@@ -83,6 +83,11 @@ impl Cast {
     pub fn with_zones() -> Self {
         let sizes = zones::PLACES.map(|places| places.iter().map(|zones| zones::placed(zones)).collect());
         Self { sizes: sizes.to_vec(), rotates: false }
+    }
+
+    /// Members and balancers that come and go, on machines whose addresses the provider assigns.
+    pub fn with_addresses() -> Self {
+        Self { sizes: addresses::files(), rotates: false }
     }
 
     /// Sizes 1, 3 and 4 behind balancers that come and go, on this computer and on machines.

@@ -13,6 +13,7 @@ impl Run {
     /// One look, through a network that fails.
     pub(super) fn look(&mut self, calm: usize) -> Observed {
         self.tampered = false;
+        self.take_up();
         let mut observed = self.world.observe(&self.desired);
         let since = self.world.now;
         let dice = &mut self.dice;

@@ -17,6 +17,9 @@ impl Run {
         if !again.steps.is_empty() {
             return Err(self.violation("re-planning changes nothing", format!("{again:?}")));
         }
+        if !self.desired.is_placed() {
+            return Err(self.violation("done means done", "a machine has no address"));
+        }
         for member in &self.desired.members {
             let machine = self.world.machines.get(&member.name).cloned().unwrap_or_else(MachineModel::none);
             let timers = self.desired.timers(&self.world.ledger).unwrap_or_default();
@@ -145,7 +148,8 @@ impl Run {
         };
         unreachable(matches!(seen.machine, Fact::Unreachable { .. }), "machine")?;
         match action {
-            Action::Machine(MachineAction::CreateMachine { .. })
+            Action::Machine(MachineAction::AssignAddress { .. })
+            | Action::Machine(MachineAction::CreateMachine { .. })
             | Action::Machine(MachineAction::StartMachine { .. }) => Ok(()),
             // Only once the operator, or the file, gave it up.
             Action::Machine(MachineAction::DeleteMachine { machine })

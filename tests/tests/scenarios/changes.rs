@@ -294,6 +294,8 @@ fn every_pass_reports_its_result() {
     assert_snapshot!(explained(&scene), @"
     the cluster's id, and data of others: nothing
     agents newer than this raftsman: nothing
+    addresses before the first start: left, only before the first start
+    addresses of new machines: nothing
     CAs: nothing
     machines, certificates, binaries and configuration: configure etcd main-1, configure etcd main-2, configure etcd main-3
     machines of balancers: nothing

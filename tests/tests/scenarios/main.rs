@@ -1,6 +1,7 @@
 //! A scripted world → the planner's steps, until planning again changes nothing.
 
 mod access;
+mod addresses;
 mod adopted;
 mod agents;
 mod balancer;

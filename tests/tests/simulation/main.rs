@@ -1,6 +1,7 @@
 //! Seeded random worlds and faults → the rules hold, and what is broken on purpose is caught.
 
 mod access;
+mod addresses;
 mod agents;
 mod backup;
 mod balancer;

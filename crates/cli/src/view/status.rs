@@ -64,6 +64,10 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
             out.push_str(&format!("  {}: {problem}\n", member.name));
         }
     }
+    if !cluster.without_address.is_empty() {
+        let names: Vec<&str> = cluster.without_address.iter().map(|name| name.as_str()).collect();
+        out.push_str(&format!("  no address yet: {}\n", names.join(", ")));
+    }
     for (machine, agent) in agents(cluster) {
         if let Some(agent) = agent.filter(|agent| agent.shipped == Some(false)) {
             let digest: String = agent.sha256.iter().flat_map(|sha256| sha256.chars()).take(12).collect();

@@ -11,6 +11,11 @@ use crate::spec::Name;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum MachineAction {
+    /// Have the provider assign an address to a machine that is to be made.
+    AssignAddress {
+        /// Which.
+        machine: Name,
+    },
     /// Make the machine.
     CreateMachine {
         /// Which.
@@ -75,7 +80,8 @@ impl MachineAction {
     pub fn class(&self) -> Class {
         match self {
             // Without effect on what runs, or made again by the same action.
-            Self::CreateMachine { .. }
+            Self::AssignAddress { .. }
+            | Self::CreateMachine { .. }
             | Self::StartMachine { .. }
             | Self::Enroll { .. }
             | Self::SetFirewall { .. }
@@ -98,6 +104,7 @@ impl MachineAction {
     /// The verb, as plans show it.
     pub fn verb(&self) -> &'static str {
         match self {
+            Self::AssignAddress { .. } => "assign address",
             Self::CreateMachine { .. } => "create machine",
             Self::StartMachine { .. } => "start machine",
             Self::Enroll { .. } => "enroll",
@@ -114,7 +121,8 @@ impl MachineAction {
     /// The machine that it is done to.
     pub fn machine(&self) -> &Name {
         match self {
-            Self::CreateMachine { machine }
+            Self::AssignAddress { machine }
+            | Self::CreateMachine { machine }
             | Self::StartMachine { machine }
             | Self::Enroll { machine }
             | Self::SetFirewall { machine, .. }

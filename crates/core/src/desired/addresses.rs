@@ -7,11 +7,14 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DesireError, Identity};
+use super::{Capabilities, DesireError, Identity};
 use crate::spec::{Instances, Members, Name, Provider, Spec, Subnet};
 
 /// Routers and the like are at the beginning of a subnet.
 const FIRST_IN_SUBNET: u32 = 11;
+
+/// A machine, and its address where that is known: elsewhere its provider assigns it.
+pub(super) type Spot = (Name, Option<IpAddr>);
 
 /// A loopback network of 254 addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -79,6 +82,8 @@ pub(super) struct Allotment {
     next: u8,
     full: bool,
     single: bool,
+    /// Whether the provider assigns what is not known.
+    assigns: bool,
 }
 
 impl Allotment {
@@ -104,19 +109,24 @@ impl Allotment {
         let places = identity.places.clone();
         let subnet = spec.machines.subnet.filter(|_| spec.machines.provider != Provider::Local);
         let network = identity.network.filter(|_| subnet.is_none());
-        Self { network, subnet, places, given, next: 1, full: false, single }
+        let assigns = Capabilities::of(spec.machines.provider).assigns;
+        Self { network, subnet, places, given, next: 1, full: false, single, assigns }
     }
 
-    pub(super) fn allot(&mut self, cluster: &Name, member: &Name) -> Result<IpAddr, DesireError> {
+    /// The address of a machine that the file gives none; nothing where its provider is still to assign one.
+    pub(super) fn allot(&mut self, cluster: &Name, member: &Name) -> Result<Option<IpAddr>, DesireError> {
         if let Some(place) = self.places.get(cluster).and_then(|places| places.get(member)) {
-            return Ok(*place);
+            return Ok(Some(*place));
+        }
+        if self.subnet.is_none() && self.assigns {
+            return Ok(None);
         }
         if let Some(subnet) = self.subnet {
             let free = subnet.hosts_from(FIRST_IN_SUBNET).find(|address| !self.given.contains(address));
             let full = || DesireError::NetworkFull { network: subnet.to_string(), cluster: cluster.clone() };
             let address = free.ok_or_else(full)?;
             self.given.insert(address);
-            return Ok(address);
+            return Ok(Some(address));
         }
         loop {
             let Some(network) = self.network else {
@@ -128,7 +138,7 @@ impl Allotment {
             let address = IpAddr::V4(network.address(self.next));
             self.step(network);
             if !self.given.contains(&address) {
-                return Ok(address);
+                return Ok(Some(address));
             }
         }
     }

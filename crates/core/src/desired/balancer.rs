@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::addresses::Allotment;
-use super::{CLIENT_PORT, Cluster, Config, DesireError};
+use super::addresses::{Allotment, Spot};
+use super::{CLIENT_PORT, Cluster, Config, DesireError, etcd};
 use crate::render;
 use crate::render::haproxy::{self, Backend, Haproxy};
 use crate::render::keepalived::{self, Keepalived};
@@ -107,17 +107,22 @@ pub(super) fn backend(member: &Name, address: IpAddr) -> Backend {
     Backend { name: member.clone(), client: at(CLIENT_PORT), health: at(HEALTH_PORT) }
 }
 
-/// Makes every choice that the file leaves open about a balancer of this cluster.
+/// Makes every choice that the file leaves open about a balancer of this cluster; and the machines of its instances,
+/// those among them that have no address yet.
 pub(super) fn resolve(
     name: &Name,
     section: &Section,
     cluster: &Cluster,
     addresses: &mut Allotment,
-) -> Result<Balancer, DesireError> {
-    let mut places: Vec<(Name, IpAddr)> = Vec::new();
+) -> Result<(Balancer, Vec<Spot>), DesireError> {
+    let mut places: Vec<Spot> = Vec::new();
     match &section.instances {
         Instances::Beside(Beside::Members) => {
-            places.extend(cluster.members.iter().map(|member| (member.name.clone(), member.address)));
+            let members = etcd::named(&cluster.name, &cluster.settings)?.into_iter();
+            places.extend(members.map(|(member, _)| {
+                let address = cluster.member(&member).map(|member| member.address);
+                (member, address)
+            }));
         }
         Instances::Count(count) => {
             for index in 1..=*count {
@@ -130,15 +135,16 @@ pub(super) fn resolve(
         Instances::List(list) => {
             for instance in list {
                 let address = match instance.address {
-                    Some(address) => address,
+                    Some(address) => Some(address),
                     None => addresses.allot(&section.etcd, &instance.name)?,
                 };
                 places.push((instance.name.clone(), address));
             }
         }
     }
-    let all: Vec<IpAddr> = places.iter().map(|(_, address)| *address).collect();
-    let instances = places.into_iter().enumerate().map(|(index, (instance, address))| {
+    let all: Vec<IpAddr> = places.iter().filter_map(|(_, address)| *address).collect();
+    let known = places.iter().cloned().enumerate().filter_map(|(index, (name, address))| Some((index, name, address?)));
+    let instances = known.map(|(index, instance, address)| {
         let peers: Vec<IpAddr> = all.iter().copied().filter(|other| *other != address).collect();
         let keepalived = section.virtual_address.zip(section.router_id()).map(|(virtual_address, router_id)| {
             let text = keepalived::config(&Keepalived {
@@ -156,7 +162,7 @@ pub(super) fn resolve(
         Instance { name: instance, address, beside_member: section.is_beside_members(), keepalived }
     });
     let names: BTreeSet<String> = section.names.iter().cloned().chain([name.to_string()]).collect();
-    Ok(Balancer {
+    let balancer = Balancer {
         name: name.clone(),
         cluster: section.etcd.clone(),
         port: section.port,
@@ -164,5 +170,6 @@ pub(super) fn resolve(
         instances: instances.collect(),
         names: names.into_iter().collect(),
         section: section.clone(),
-    })
+    };
+    Ok((balancer, places))
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use jiff::SignedDuration;
 
-use super::addresses::Allotment;
+use super::addresses::{Allotment, Spot};
 use super::{Agents, Cluster, Config, DesireError, HEALTH_PORT, Member, machines};
 use crate::render;
 use crate::render::etcd::ClientAccess;
@@ -150,6 +150,18 @@ pub(super) fn closed(
     Config { digest: render::digest(&text), text }
 }
 
+/// Its members' names, in order, each with the address that the file gives it.
+pub(super) fn named(cluster: &Name, spec: &EtcdCluster) -> Result<Vec<Spot>, DesireError> {
+    match &spec.members {
+        Members::Count(count) => {
+            let numbered = |index| Name::parse(&format!("{cluster}-{index}")).map(|member| (member, None));
+            let named = (1..=*count).map(numbered).collect::<Result<_, _>>();
+            named.map_err(|_| DesireError::NameTooLong { cluster: cluster.clone() })
+        }
+        Members::List(list) => Ok(list.iter().map(|member| (member.name.clone(), member.address)).collect()),
+    }
+}
+
 pub(super) fn resolve(
     fleet: &Name,
     name: &Name,
@@ -159,31 +171,16 @@ pub(super) fn resolve(
     fronted: bool,
     addresses: &mut Allotment,
 ) -> Result<Cluster, DesireError> {
-    let mut places: Vec<(Name, IpAddr)> = Vec::new();
-    match &spec.members {
-        Members::Count(count) => {
-            for index in 1..=*count {
-                let member = Name::parse(&format!("{name}-{index}"))
-                    .map_err(|_| DesireError::NameTooLong { cluster: name.clone() })?;
-                let address = addresses.allot(name, &member)?;
-                places.push((member, address));
-            }
-        }
-        Members::List(list) => {
-            for member in list {
-                let address = match member.address {
-                    Some(address) => address,
-                    None => addresses.allot(name, &member.name)?,
-                };
-                places.push((member.name.clone(), address));
-            }
-        }
+    let mut places = named(name, spec)?;
+    for (member, address) in places.iter_mut().filter(|(_, address)| address.is_none()) {
+        *address = addresses.allot(name, member)?;
     }
     let token = spec.token.clone().unwrap_or_else(|| format!("{fleet}-{name}"));
     let organization = spec.certificates.organization.clone().unwrap_or_else(|| fleet.to_string());
     let machines = machines::resolve(machines, spec, &places, zones);
     let members = places
         .into_iter()
+        .filter_map(|(member, address)| Some((member, address?)))
         .map(|(member, address)| {
             let timers = spec.timers.given().unwrap_or_default();
             let config = config(spec, &member, address, spec.version, timers, ClientAccess::Open, fronted);
@@ -226,6 +223,7 @@ pub(super) fn resolve(
     Ok(Cluster {
         agents: Agents::default(),
         balancers: Vec::new(),
+        unplaced: None,
         name: name.clone(),
         backups: None,
         settings: Arc::new(spec.clone()),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::addresses::Spot;
 use crate::spec::zones::spread;
 use crate::spec::{EtcdCluster, FirewallSources, Machines, Name, Provider, Shape};
 
@@ -49,14 +50,14 @@ pub struct Place {
 /// Where a machine is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Address {
-    /// Known before it is made: given in the file, or taken from the fleet's network.
+    /// Known: given in the file, taken from the fleet's network, or assigned by the provider before.
     Given(IpAddr),
-    /// Assigned by the provider: known once the machine is made.
+    /// The provider is still to assign it. Until then the machine is not made, and what runs on it is not described.
     Assigned,
 }
 
 impl Address {
-    /// The address, where it is known before the machine is made.
+    /// The address, where it is known.
     pub fn given(self) -> Option<IpAddr> {
         match self {
             Self::Given(address) => Some(address),
@@ -66,12 +67,12 @@ impl Address {
 }
 
 impl Machine {
-    fn new(name: Name, address: IpAddr, settings: Arc<Machines>, place: Place) -> Self {
+    fn new(name: Name, address: Option<IpAddr>, settings: Arc<Machines>, place: Place) -> Self {
         let capabilities = Capabilities::of(settings.provider);
         Self {
             name,
             place,
-            address: Address::Given(address),
+            address: address.map_or(Address::Assigned, Address::Given),
             shape: settings.shape(),
             capabilities,
             firewall: settings.sources().filter(|_| capabilities.boots),
@@ -87,13 +88,13 @@ impl Machine {
 pub(super) fn resolve(
     fleet: &Arc<Machines>,
     cluster: &EtcdCluster,
-    members: &[(Name, IpAddr)],
+    members: &[Spot],
     remembered: Option<&BTreeMap<Name, Name>>,
 ) -> BTreeMap<Name, Machine> {
     let named = |index: usize| cluster.listed().get(index).and_then(|member| member.zone.as_ref());
     let mut sections: BTreeMap<Option<Name>, Arc<Machines>> = BTreeMap::new();
     let zones = placed(fleet, cluster, members, remembered);
-    let machine = |(index, ((name, address), zone)): (usize, (&(Name, IpAddr), Option<Name>))| {
+    let machine = |(index, ((name, address), zone)): (usize, (&Spot, Option<Name>))| {
         let section = sections.entry(zone.clone()).or_insert_with(|| {
             let in_zone = merged(fleet, fleet.with_zone(zone.as_ref()));
             merged(&in_zone, in_zone.with_cluster(cluster.machines.as_ref()))
@@ -111,14 +112,14 @@ pub(super) fn resolve(
 /// The machines that a balancer has to itself, spread over the fleet's zones.
 pub(super) fn of_balancer(
     fleet: &Arc<Machines>,
-    instances: &[(Name, IpAddr)],
+    instances: &[Spot],
     remembered: Option<&BTreeMap<Name, Name>>,
 ) -> BTreeMap<Name, Machine> {
     let home = |name: &Name| home(fleet, remembered, name).cloned();
     let given: Vec<Option<Name>> = instances.iter().map(|(name, _)| home(name)).collect();
     let zones: Vec<&Name> = fleet.zones.keys().collect();
     let zones = if fleet.provider == Provider::Hosts { given } else { spread(&zones, &given) };
-    let machine = |((name, address), zone): (&(Name, IpAddr), Option<Name>)| {
+    let machine = |((name, address), zone): (&Spot, Option<Name>)| {
         let settings = merged(fleet, fleet.with_zone(zone.as_ref()));
         let (provider, connection) = (settings.provider, connection(&settings));
         let place = Place { provider, connection, zone, home: home(name), pinned: false };
@@ -131,12 +132,12 @@ pub(super) fn of_balancer(
 fn placed(
     fleet: &Machines,
     cluster: &EtcdCluster,
-    members: &[(Name, IpAddr)],
+    members: &[Spot],
     remembered: Option<&BTreeMap<Name, Name>>,
 ) -> Vec<Option<Name>> {
     let ours = cluster.machines.as_ref().and_then(|ours| ours.zones.as_ref());
     let zones: Vec<&Name> = ours.map_or_else(|| fleet.zones.keys().collect(), |ours| ours.iter().collect());
-    let given = |(index, (name, _)): (usize, &(Name, IpAddr))| {
+    let given = |(index, (name, _)): (usize, &Spot)| {
         let named = cluster.listed().get(index).and_then(|member| member.zone.as_ref());
         named.or_else(|| home(fleet, remembered, name)).cloned()
     };
@@ -179,16 +180,19 @@ pub struct Capabilities {
     pub moves: bool,
     /// It boots with boot data and a firewall of its own.
     pub boots: bool,
+    /// Its provider assigns it an address where neither the file nor the fleet's network has one.
+    pub assigns: bool,
 }
 
 impl Capabilities {
     /// Of the machines of this provider.
     pub fn of(provider: Provider) -> Self {
         match provider {
-            Provider::Local => Self { makes: true, moves: true, boots: false },
-            Provider::Hosts => Self { makes: false, moves: false, boots: false },
-            Provider::Incus | Provider::Libvirt | Provider::Openstack | Provider::Aws => {
-                Self { makes: true, moves: false, boots: true }
+            Provider::Local => Self { makes: true, moves: true, boots: false, assigns: false },
+            Provider::Hosts => Self { makes: false, moves: false, boots: false, assigns: false },
+            Provider::Libvirt => Self { makes: true, moves: false, boots: true, assigns: false },
+            Provider::Incus | Provider::Openstack | Provider::Aws => {
+                Self { makes: true, moves: false, boots: true, assigns: true }
             }
         }
     }

@@ -5,6 +5,7 @@ mod agents;
 mod balancer;
 mod etcd;
 mod machines;
+mod unplaced;
 mod users;
 
 use std::borrow::Cow;
@@ -24,11 +25,13 @@ use crate::spec::{
 };
 
 pub use crate::render::etcd::ClientAccess;
+use addresses::Spot;
 pub use addresses::{LoopbackNetwork, NetworkError};
 pub use agents::{AGENT_RENEW_BEFORE, AGENT_VALIDITY, AgentVersion, Agents, Shipped};
 pub use balancer::{Balancer, HEALTH_PORT, Instance};
 pub use etcd::{AGENT_PORT, CLIENT_PORT, CLOSED_PORT, HTTP_PORT, LeafProfile, PEER_PORT, Usage};
 pub use machines::{Address, Capabilities, Machine, Place};
+pub use unplaced::Unplaced;
 pub use users::{Access, User};
 
 /// What the state adds to the file: the identity of this fleet.
@@ -94,8 +97,12 @@ pub struct Cluster {
     pub settings: Arc<EtcdCluster>,
     /// Its members, in order.
     pub members: Vec<Member>,
-    /// The machines that its members and the instances of its balancers run on, by name.
+    /// The machines that its members and the instances of its balancers run on, by name: also those whose address is
+    /// still to be assigned, and which no member and no instance is described for yet.
     pub machines: BTreeMap<Name, Machine>,
+    /// What describes the rest of it, once the provider has assigned the addresses that are not known yet; nothing
+    /// where all are known.
+    pub unplaced: Option<Arc<Unplaced>>,
 }
 
 /// One member that should be.
@@ -152,16 +159,41 @@ pub enum DesireError {
         /// The member.
         member: Name,
     },
+    /// The provider assigned one address twice.
+    #[error(
+        "the provider assigned {address} to `{machine}`, and `{holder}` has it: give `{machine}` an `address:` in the \
+         file"
+    )]
+    AddressTwice {
+        /// The machine that it was assigned to.
+        machine: Name,
+        /// Which.
+        address: IpAddr,
+        /// The machine that had it before.
+        holder: Name,
+    },
 }
 
 /// Makes every choice that the file leaves open.
 pub fn resolve(spec: &Spec, identity: &Identity) -> Result<Desired, DesireError> {
+    let mut clusters = some(spec, identity, |_| true)?;
+    let mut rest: Option<Arc<Unplaced>> = None;
+    for cluster in clusters.iter_mut().filter(|cluster| cluster.unplaced_machines().next().is_some()) {
+        let unplaced = || Arc::new(Unplaced { spec: Arc::new(spec.clone()), identity: identity.clone() });
+        cluster.unplaced = Some(Arc::clone(rest.get_or_insert_with(unplaced)));
+    }
+    Ok(Desired { fleet: spec.fleet.clone(), clusters })
+}
+
+/// These clusters of the file, each with what stands in front of it.
+fn some(spec: &Spec, identity: &Identity, wanted: impl Fn(&Name) -> bool) -> Result<Vec<Cluster>, DesireError> {
     let mut addresses = addresses::Allotment::new(spec, identity);
     let machines = Arc::new(spec.machines.clone());
     let backups = spec.backups.as_ref().filter(|backups| backups.every.is_some()).cloned().map(Arc::new);
     let mut clusters = spec
         .etcd
         .iter()
+        .filter(|(name, _)| wanted(name))
         .map(|(name, cluster)| {
             let fronted = spec.balancers.values().any(|balancer| balancer.etcd == *name);
             let zones = identity.zones.get(name);
@@ -171,10 +203,11 @@ pub fn resolve(spec: &Spec, identity: &Identity) -> Result<Desired, DesireError>
         .collect::<Result<Vec<_>, _>>()?;
     for (name, section) in &spec.balancers {
         let Some(cluster) = clusters.iter_mut().find(|cluster| cluster.name == section.etcd) else { continue };
-        let balancer = balancer::resolve(name, section, cluster, &mut addresses)?;
-        cluster.stand_behind(balancer, &machines, identity.zones.get(&section.etcd));
+        let (balancer, places) = balancer::resolve(name, section, cluster, &mut addresses)?;
+        let own = if section.is_beside_members() { Vec::new() } else { places };
+        cluster.stand_behind(balancer, &own, &machines, identity.zones.get(&section.etcd));
     }
-    Ok(Desired { fleet: spec.fleet.clone(), clusters })
+    Ok(clusters)
 }
 
 impl Cluster {
@@ -189,10 +222,14 @@ impl Cluster {
     }
 
     /// Clients of a balancer check the member's certificate against the balancer's name and addresses.
-    fn stand_behind(&mut self, balancer: Balancer, fleet: &Arc<Machines>, zones: Option<&BTreeMap<Name, Name>>) {
-        let own = balancer.instances.iter().filter(|instance| !instance.beside_member);
-        let own: Vec<(Name, IpAddr)> = own.map(|instance| (instance.name.clone(), instance.address)).collect();
-        self.machines.extend(machines::of_balancer(fleet, &own, zones));
+    fn stand_behind(
+        &mut self,
+        balancer: Balancer,
+        own: &[Spot],
+        fleet: &Arc<Machines>,
+        zones: Option<&BTreeMap<Name, Name>>,
+    ) {
+        self.machines.extend(machines::of_balancer(fleet, own, zones));
         for LeafProfile { names, addresses, .. } in self.members.iter_mut().map(|member| &mut member.server) {
             names.extend(balancer.names.iter().cloned());
             names.sort();

@@ -4,7 +4,7 @@
 
 use super::Ledger;
 use crate::action::MachineAction;
-use crate::desired::Cluster;
+use crate::desired::{Address, Cluster};
 use crate::observed::Observed;
 use crate::spec::Name;
 
@@ -20,8 +20,9 @@ pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, action: &MachineActi
                 ledger.members.entry(machine.clone()).or_insert_with(|| member.peer_url());
             }
         }
-        // The next observation tells whether it was done.
+        // The next observation tells whether it was done; the code that executes it records an address.
         MachineAction::CreateMachine { .. }
+        | MachineAction::AssignAddress { .. }
         | MachineAction::StartMachine { .. }
         | MachineAction::Enroll { .. }
         | MachineAction::SetFirewall { .. }
@@ -40,6 +41,10 @@ impl Ledger {
         let seen = |name: &Name| observed.machine(name);
         for machine in desired.machines.values() {
             let Some(found) = seen(&machine.name) else { continue };
+            // It was made before the ledger was lost: it has its address already.
+            if machine.address == Address::Assigned && !found.foreign {
+                self.addresses.insert(machine.name.clone(), found.address);
+            }
             if let Some(zone) = found.zone.as_ref().or(machine.place.zone.as_ref()) {
                 self.zones.insert(machine.name.clone(), zone.clone());
             }
@@ -52,9 +57,16 @@ impl Ledger {
         }
         let gone = |name: &Name| observed.machines.get(name).is_none_or(|seen| seen.machine.is_absent());
         self.instances.retain(|name, _| desired.machine(name).is_some() || !gone(name));
-        let known = |name: &Name| {
-            self.members.contains_key(name) || self.instances.contains_key(name) || desired.machine(name).is_some()
-        };
-        self.zones.retain(|name, _| known(name));
+        self.forget_places(desired);
+    }
+
+    /// Forgets where machines were that neither the file nor the provider has any more: another machine may have the
+    /// address by now.
+    pub(super) fn forget_places(&mut self, desired: &Cluster) {
+        let Self { members, instances, zones, addresses, .. } = self;
+        let known =
+            |name: &Name| members.contains_key(name) || instances.contains_key(name) || desired.machine(name).is_some();
+        zones.retain(|name, _| known(name));
+        addresses.retain(|name, _| known(name));
     }
 }

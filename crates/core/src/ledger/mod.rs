@@ -33,7 +33,7 @@ use stored::Stored;
 use crate::action::Action;
 use crate::backup::history::begin;
 use crate::backup::{Drill, History};
-use crate::desired::Cluster;
+use crate::desired::{Cluster, address_of};
 use crate::observed::{
     Alarm, AuthorityRecord, ClusterId, ListedMember, MemberId, Observed, Preflight, Problem, Trust, TrustDomain, View,
 };
@@ -59,6 +59,8 @@ pub struct Ledger {
     pub started: BTreeMap<Name, String>,
     /// The machines that balancers have to themselves, made or about to be made, and where they are.
     pub instances: BTreeMap<Name, IpAddr>,
+    /// The addresses that the provider assigned, of machines made or still to be made.
+    pub addresses: BTreeMap<Name, IpAddr>,
     /// The zone of each member's machine, where the file has zones: a changed file moves none of them.
     pub zones: BTreeMap<Name, Name>,
     /// How clients authenticated when the cluster was first started: its superuser is made for this.
@@ -97,6 +99,15 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// Where its machines are, or will be made: members and instances where they are known at, the others where their
+    /// provider assigned it.
+    pub fn places(&self) -> BTreeMap<Name, IpAddr> {
+        let mut places = self.addresses.clone();
+        places.extend(self.instances.iter().map(|(name, address)| (name.clone(), *address)));
+        places.extend(self.members.iter().filter_map(|(name, url)| Some((name.clone(), address_of(url)?))));
+        places
+    }
+
     /// The authorities of this side, once there are any.
     pub fn trust(&self, side: TrustDomain) -> Option<&Trust> {
         match side {
@@ -194,6 +205,7 @@ impl Ledger {
             let gone = || adopted || observed.machines.get(name).is_none_or(|m| m.machine.is_absent());
             listed.contains_key(name) || desired.member(name).is_some() || !gone()
         });
+        self.forget_places(desired);
         let voter = |name: &Name| listed.get(name).is_some_and(|m| !m.learner);
         // A member that denies our credentials or sends an invalid answer is up, whatever else is wrong with it.
         let answers = |name: &Name| {

@@ -25,6 +25,8 @@ pub(super) struct Stored {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     instances: BTreeMap<Name, IpAddr>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    addresses: BTreeMap<Name, IpAddr>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     zones: BTreeMap<Name, Name>,
     #[serde(skip_serializing_if = "Option::is_none")]
     auth: Option<AuthMode>,
@@ -73,6 +75,7 @@ impl From<Ledger> for Stored {
             reshaped,
             started,
             instances,
+            addresses,
             zones,
             auth,
             secured,
@@ -103,6 +106,7 @@ impl From<Ledger> for Stored {
             reshaped,
             started,
             instances,
+            addresses,
             zones,
             auth,
             secured,
@@ -135,6 +139,7 @@ impl From<Stored> for Ledger {
             reshaped,
             started,
             instances,
+            addresses,
             zones,
             auth,
             secured,
@@ -171,6 +176,7 @@ impl From<Stored> for Ledger {
             reshaped,
             started,
             instances,
+            addresses,
             zones,
             auth,
             secured,

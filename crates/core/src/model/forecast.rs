@@ -1,5 +1,7 @@
 //! (Desired, Observed, now) → every step until nothing is left to do, if every step succeeds.
 
+use std::borrow::Cow;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -57,13 +59,19 @@ fn forecast_by(
     observed: &Observed,
     now: Timestamp,
 ) -> Forecast {
-    let mut world = World::from_observed(desired, observed, now);
+    let mut desired = Cow::Borrowed(desired);
+    let mut world = World::from_observed(&desired, observed, now);
     let mut waves = Vec::new();
     let mut seen = observed.clone();
     let tolerance = crate::observed::View::of(observed).tolerance();
     let (mut settled, mut came_up) = (0, 0);
     loop {
-        let next = planner(desired, &seen, now);
+        // What a step made known is part of what is wanted from then on.
+        if let Ok(Some(placed)) = desired.placed_by(&world.ledger) {
+            desired = Cow::Owned(placed);
+            seen = still_unreachable(world.observe(&desired), observed);
+        }
+        let next = planner(&desired, &seen, now);
         // What a step has started comes up by itself: the agent of a machine starts its etcd, and one keepalived takes the
         // virtual address.
         let comes_up = |w: &Waiting| {
@@ -75,16 +83,16 @@ fn forecast_by(
         if next.steps.is_empty() && !waves.is_empty() && came_up < MAX_SETTLING && next.waiting.iter().any(comes_up) {
             came_up += 1;
             world.pass_time();
-            world.remember(desired);
-            seen = still_unreachable(world.observe(desired), observed);
+            world.remember(&desired);
+            seen = still_unreachable(world.observe(&desired), observed);
             continue;
         }
         // etcd does by itself what it is about to do, and the plan continues after it.
         if next.steps.is_empty() && settled < MAX_SETTLING && next.waiting.iter().any(settling) {
             settled += 1;
             world.pass_time();
-            world.remember(desired);
-            seen = still_unreachable(world.observe(desired), observed);
+            world.remember(&desired);
+            seen = still_unreachable(world.observe(&desired), observed);
             continue;
         }
         if next.steps.is_empty() || waves.len() >= MAX_WAVES {
@@ -94,7 +102,7 @@ fn forecast_by(
             return Forecast { now: tolerance, waves, waiting, converges };
         }
         for step in &next.steps {
-            if world.act(desired, &step.action, 0).is_err() {
+            if world.act(&desired, &step.action, 0).is_err() {
                 // A step that the model finds impossible is not forecast: the planner then reports what it waits for.
                 let waiting = vec![Waiting::Unsafe {
                     verb: step.action.verb().to_owned(),
@@ -106,9 +114,9 @@ fn forecast_by(
         }
         waves.push(Wave { steps: next.steps });
         world.pass_time();
-        world.remember(desired);
-        seen = still_unreachable(world.observe(desired), observed);
-        seen.etcd.handshakes = world.test_handshakes(desired, &seen);
+        world.remember(&desired);
+        seen = still_unreachable(world.observe(&desired), observed);
+        seen.etcd.handshakes = world.test_handshakes(&desired, &seen);
     }
 }
 

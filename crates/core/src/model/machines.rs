@@ -2,6 +2,9 @@
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use super::backup::unconfigured;
 use super::effects::Impossible;
 use super::{MachineModel, World};
@@ -12,6 +15,14 @@ use crate::spec::{Name, Shape};
 
 pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) -> Result<(), Impossible> {
     match action {
+        MachineAction::AssignAddress { machine } => {
+            let known = world.ledger.places().contains_key(machine) || desired.machine_address(machine).is_some();
+            if known || world.machines.get(machine).is_some_and(|found| found.exists) {
+                return Err(Impossible(format!("{machine} has an address")));
+            }
+            let address = world.next_address(desired);
+            world.ledger.addresses.insert(machine.clone(), address);
+        }
         MachineAction::CreateMachine { machine } => {
             world.made += 1;
             let firewall = desired.first_firewall(machine, &world.ledger).map(|rules| rules.digest);
@@ -73,6 +84,27 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) 
         MachineAction::DeleteMachine { machine } => *world.existing(machine)? = MachineModel::none(),
     }
     Ok(())
+}
+
+impl World {
+    /// An address that a provider might assign. It is not known before, so the model takes those of documents (RFC
+    /// 5737): no planner and no reader can take them for real ones.
+    fn next_address(&mut self, desired: &Cluster) -> IpAddr {
+        const NETWORKS: [[u8; 3]; 3] = [[192, 0, 2], [198, 51, 100], [203, 0, 113]];
+        const HOSTS: u32 = 254;
+        let in_use: BTreeSet<IpAddr> = self.ledger.places().into_values().collect();
+        let given: BTreeSet<IpAddr> = desired.machines.values().filter_map(|machine| machine.address.given()).collect();
+        loop {
+            let number = self.assigned;
+            self.assigned += 1;
+            let network = usize::try_from(number / HOSTS).unwrap_or_default() % NETWORKS.len();
+            let [a, b, c] = NETWORKS.get(network).copied().unwrap_or_default();
+            let address = IpAddr::from([a, b, c, u8::try_from(number % HOSTS + 1).unwrap_or(1)]);
+            if !in_use.contains(&address) && !given.contains(&address) {
+                return address;
+            }
+        }
+    }
 }
 
 /// A new machine was given nothing yet.

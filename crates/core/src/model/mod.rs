@@ -54,6 +54,8 @@ pub struct World {
     pub leads: Option<MemberId>,
     /// Counts machines, so that each has its own incarnation.
     pub made: u64,
+    /// Counts addresses that the provider assigned: none of them is assigned twice.
+    pub assigned: u32,
     /// The authorities that the file brings.
     pub brought: BTreeMap<TrustDomain, AuthorityRecord>,
     /// Every trust that was ever stored anywhere: its digest, and the keys of those that it trusts.
@@ -279,6 +281,7 @@ impl World {
             agreed: BTreeMap::new(),
             leads: None,
             made: 0,
+            assigned: 0,
             brought: BTreeMap::new(),
             bundles: BTreeMap::new(),
             latency: Latency::USUAL,

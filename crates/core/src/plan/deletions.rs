@@ -12,7 +12,8 @@ pub fn deletion(action: &Action) -> Option<String> {
     match action {
         Action::Machine(action) => match action {
             MachineAction::DeleteMachine { machine } => Some(format!("machine {machine}")),
-            MachineAction::CreateMachine { .. }
+            MachineAction::AssignAddress { .. }
+            | MachineAction::CreateMachine { .. }
             | MachineAction::StartMachine { .. }
             | MachineAction::Enroll { .. }
             | MachineAction::SetFirewall { .. }

@@ -1,5 +1,6 @@
 //! Machines that should be, machines that are → machines to make, start, enroll and equip.
 
+use super::report::Report;
 use super::situation::{Ready, to_be_opened};
 use super::versions::UpgradePath;
 use super::{Draft, Reason, Step, Waiting, members, pki};
@@ -14,6 +15,23 @@ use crate::spec::{EtcdVersion, Name};
 const MAX_CLOCK_OFFSET_MS: u64 = 60_000;
 /// etcd needs room for its first write-ahead log segment.
 const MIN_FREE_BYTES: u64 = 64 * 1024 * 1024;
+
+/// Has the provider assign the addresses that are not known, all in one wave. A provider that cannot be asked assigns
+/// none.
+pub(super) fn assign(draft: &mut Draft<'_>) -> Report {
+    for machine in draft.desired.unplaced_machines().map(|machine| machine.name.clone()) {
+        match draft.observed.machines.get(&machine).map(|seen| &seen.machine) {
+            Some(Fact::Unreachable { error, .. }) => {
+                draft.wait(Waiting::MachineUnknown { machine, error: error.clone() });
+            }
+            // A machine that exists has its address: the judge refuses another one.
+            Some(Fact::Absent { .. } | Fact::Seen { .. }) | None => {
+                draft.steps.push(Step::new(MachineAction::AssignAddress { machine }, Reason::Missing));
+            }
+        }
+    }
+    Report::Looked
+}
 
 /// Steps that bring machines closer to running etcd; returns the members that are ready.
 pub(super) fn prepare<'a>(draft: &mut Draft<'a>, path: UpgradePath) -> Vec<Ready<'a>> {

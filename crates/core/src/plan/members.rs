@@ -118,7 +118,9 @@ pub(super) fn repair(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     if let Some((member, id)) = stray.filter(|_| draft.steps.is_empty()) {
         relocate(draft, ready, member, id);
     }
-    let dead: Vec<_> = surplus(draft).into_iter().filter(|(name, _)| down.contains(name)).collect();
+    // Before all addresses are known, the file's members are not all described.
+    let surplus = if draft.desired.is_placed() { surplus(draft) } else { Vec::new() };
+    let dead: Vec<_> = surplus.into_iter().filter(|(name, _)| down.contains(name)).collect();
     let others = down.iter().filter(|name| !dead.iter().any(|(dead, _)| dead == *name)).count();
     if others == 0 && draft.steps.is_empty() {
         shrink(draft, &dead);

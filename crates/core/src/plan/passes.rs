@@ -20,6 +20,8 @@ enum Condition {
     NothingPlanned,
     /// No step is planned that is alone in its wave.
     NothingAlone,
+    /// Every machine has its address: before that, the file's members and instances are not all described.
+    Placed,
     Formed,
     NotFormed,
     Quorum,
@@ -37,6 +39,7 @@ impl Condition {
         let (holds, otherwise) = match self {
             Self::NothingPlanned => (draft.steps.is_empty(), Because::StepsFirst),
             Self::NothingAlone => (!draft.steps.iter().any(|s| s.action.exclusive()), Because::AloneFirst),
+            Self::Placed => (draft.desired.is_placed(), Because::Unplaced),
             Self::Formed => (etcd::formed(draft), Because::NotFormed),
             Self::NotFormed => (!etcd::formed(draft), Because::Formed),
             Self::Quorum => (draft.view.has_quorum(), Because::NoQuorum),
@@ -82,6 +85,12 @@ impl Pass {
     /// This raftsman does not know what a newer agent does: nothing is changed.
     const NEWER_AGENTS: Self =
         Self { decides: true, ..Self::new("agents newer than this raftsman", &[], |d, _| agents::newer(d)) };
+    /// A cluster is founded with all its members or not at all: their addresses come before anything else.
+    const FIRST_ADDRESSES: Self = Self {
+        decides: true,
+        ..Self::new("addresses before the first start", &[Condition::NotFormed], |d, _| machines::assign(d))
+    };
+    const ADDRESSES: Self = Self::new("addresses of new machines", &[Condition::Formed], |d, _| machines::assign(d));
     const AUTHORITIES: Self = Self::new("CAs", &[], |d, _| pki::authorities(d));
     const MACHINES: Self = Self::new("machines, certificates, binaries and configuration", &[], |d, found| {
         let path = versions::upgrade_path(d);
@@ -106,6 +115,8 @@ impl Pass {
 const NORMAL: &[Pass] = &[
     Pass::IDENTITY,
     Pass::NEWER_AGENTS,
+    Pass::FIRST_ADDRESSES,
+    Pass::ADDRESSES,
     Pass::AUTHORITIES,
     Pass::MACHINES,
     Pass::new("machines of balancers", &[], |d, found| {
@@ -129,12 +140,16 @@ const NORMAL: &[Pass] = &[
         |d, found| etcd::roll(d, &found.ready),
     ),
     Pass::new("CA rotation", &[], |d, _| trust::rotate(d)),
-    Pass::new("members to add, remove or move", &[Condition::Listed, Condition::NothingPlanned], |d, found| {
-        members::change_membership(d, &found.ready)
-    }),
-    Pass::new("machines of former members", &[], |d, _| members::retire(d)),
+    Pass::new(
+        "members to add, remove or move",
+        &[Condition::Placed, Condition::Listed, Condition::NothingPlanned],
+        |d, found| members::change_membership(d, &found.ready),
+    ),
+    Pass::new("machines of former members", &[Condition::Placed], |d, _| members::retire(d)),
     // Clients connect through them for as long as members restart.
-    Pass::new("machines of former balancers", &[Condition::NothingPlanned], |d, _| balancer::retire(d)),
+    Pass::new("machines of former balancers", &[Condition::Placed, Condition::NothingPlanned], |d, _| {
+        balancer::retire(d)
+    }),
     Pass::new("machines to rebuild", &[Condition::NothingPlanned, Condition::Formed], |d, _| shape::renew(d)),
     Pass::new("auth", &[Condition::Quorum, Condition::NothingAlone], |d, _| auth::secure(d)),
     Pass::SUPERUSERS,
@@ -145,10 +160,14 @@ const NORMAL: &[Pass] = &[
     // Late: this raftsman works with agents of the version before, and an upgrade that fails must keep no operator from
     // repairing a cluster. Before deliveries, which only a newer agent may know.
     Pass::new("agents' programs", &[Condition::NothingPlanned, Condition::NothingAwaited], |d, _| agents::upgrade(d)),
-    Pass::new("balancers", &[Condition::NothingPlanned, Condition::Formed, Condition::Quorum], |d, found| {
-        d.waiting.append(&mut found.behind);
-        balancer::run(d)
-    }),
+    Pass::new(
+        "balancers",
+        &[Condition::Placed, Condition::NothingPlanned, Condition::Formed, Condition::Quorum],
+        |d, found| {
+            d.waiting.append(&mut found.behind);
+            balancer::run(d)
+        },
+    ),
     // Last of all, so that a password that cannot be read keeps no operator from repairing a cluster.
     Pass::new(
         "secrets and backup settings on machines",
@@ -186,6 +205,7 @@ const ADOPTED: &[Pass] =
 const BOOTSTRAPPED_FROM_A_BACKUP: &[Pass] = &[
     Pass::IDENTITY,
     Pass::NEWER_AGENTS,
+    Pass::FIRST_ADDRESSES,
     Pass::AUTHORITIES,
     Pass::MACHINES,
     Pass::FIRST_MEASUREMENT,

@@ -22,6 +22,8 @@ pub enum Because {
     StepsFirst,
     /// A step is planned that is alone in its wave.
     AloneFirst,
+    /// The provider has not assigned all addresses.
+    Unplaced,
     /// The cluster has not formed.
     NotFormed,
     /// The cluster has formed.
@@ -55,6 +57,7 @@ impl fmt::Display for Because {
         f.write_str(match self {
             Self::StepsFirst => "the steps above come first",
             Self::AloneFirst => "a step above must run alone",
+            Self::Unplaced => "not all addresses are assigned yet",
             Self::NotFormed => "the cluster has not formed yet",
             Self::Formed => "only before the first start",
             Self::NoQuorum => "no quorum",

@@ -11,6 +11,7 @@ use raftsman_api::v1::{
 use raftsman_core::action::MachineAction;
 use raftsman_core::boot::Boot;
 use raftsman_core::desired::{AGENT_PORT, AGENT_VALIDITY, Cluster, Config};
+use raftsman_core::observed::Ledger;
 use raftsman_core::render::delivery::Delivered;
 use raftsman_core::spec::{Name, Provider};
 use raftsman_providers::{Artifact, MachineOrder};
@@ -72,6 +73,7 @@ fn packages(desired: &Cluster, machine: &Name) -> Vec<&'static str> {
 /// Executes one action of this topic.
 pub(super) async fn act(executor: Executor<'_>, action: &MachineAction, now: Timestamp) -> Result<(), ActError> {
     match action {
+        MachineAction::AssignAddress { machine } => executor.assign_address(machine).await,
         MachineAction::CreateMachine { machine } => executor.create_machine(machine, now).await,
         MachineAction::StartMachine { machine } => executor.start_machine(machine, now).await,
         MachineAction::Enroll { machine } => executor.enroll(machine, now).await,
@@ -86,6 +88,24 @@ pub(super) async fn act(executor: Executor<'_>, action: &MachineAction, now: Tim
 }
 
 impl Executor<'_> {
+    /// The address is in the state before a machine is made with it.
+    async fn assign_address(self, machine: &Name) -> Result<(), ActError> {
+        let cluster = self.cluster();
+        let fleet = &cluster.fleet;
+        let wanted = cluster.desired.machine(machine).ok_or_else(|| ActError::NoSuchMachine(machine.clone()))?;
+        // One at a time: what is assigned to one machine is taken for the next, also of another cluster.
+        let mut taken = fleet.addresses.lock().await;
+        let taken = match &mut *taken {
+            Some(taken) => taken,
+            unread @ None => unread.insert(fleet.addresses_in_use().await?),
+        };
+        let zone = wanted.place.zone.as_ref();
+        let address = fleet.provider.assign(machine.as_str(), zone, &wanted.settings, taken).await?;
+        taken.insert(address);
+        let recorded = |ledger: &mut Ledger| ledger.addresses.extend([(machine.clone(), address)]);
+        Ok(cluster.remember(self.lock, recorded).await?)
+    }
+
     async fn create_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;

@@ -280,7 +280,10 @@ impl Observer {
             Err(error) => return Err(error),
         };
         let (places, all) = (self.cluster.places(), self.cluster.machines());
-        let mut found = self.machines(&all, now).await;
+        // Without an address there is no agent to ask; whether the machine exists is known to the provider.
+        let unplaced = self.cluster.desired.unplaced_machines().map(|machine| machine.name.clone());
+        let unplaced: Vec<Name> = unplaced.filter(|name| !all.contains_key(name)).collect();
+        let mut found = self.machines(all.keys().chain(&unplaced).cloned().collect(), now).await;
         let looks = all.iter().map(|(name, address)| {
             let machine = found.remove(name).unwrap_or(Fact::Absent { at: now });
             let member = places.contains_key(name);
@@ -299,6 +302,10 @@ impl Observer {
         for (name, (machine, member)) in all.keys().zip(join_all(looks).await) {
             machines.insert(name.clone(), machine);
             members.extend(member.map(|member| (name.clone(), member)));
+        }
+        for name in unplaced {
+            let machine = found.remove(&name).unwrap_or(Fact::Absent { at: now });
+            machines.insert(name, MachineObserved { machine, agent: Fact::Absent { at: now } });
         }
         // The ledger is made before the first machine: a cluster with machines and no ledger has lost it.
         let ours = |(_, seen): &(&Name, &MachineObserved)| {
@@ -362,11 +369,10 @@ impl Observer {
 
     /// All machines, requested at once, each connection of the provider by itself. Adopted clusters have
     /// none.
-    async fn machines(&self, places: &BTreeMap<Name, IpAddr>, now: Timestamp) -> BTreeMap<Name, Fact<Machine>> {
+    async fn machines(&self, names: Vec<Name>, now: Timestamp) -> BTreeMap<Name, Fact<Machine>> {
         if self.cluster.ledger().adopted().is_some() {
             return BTreeMap::new();
         }
-        let names: Vec<Name> = places.keys().cloned().collect();
         let found = self.cluster.fleet.machine_records(&names).await;
         let id = |found: &Lookup| found.as_ref().ok()?.as_ref()?.id.clone();
         let ids = found.iter().filter_map(|(name, found)| Some((name.clone(), id(found)?))).collect();

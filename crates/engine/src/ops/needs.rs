@@ -142,7 +142,8 @@ pub(super) async fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name]
 fn through_provider(action: &Action) -> Option<&Name> {
     let Action::Machine(action) = action else { return None };
     match action {
-        MachineAction::CreateMachine { machine }
+        MachineAction::AssignAddress { machine }
+        | MachineAction::CreateMachine { machine }
         | MachineAction::StartMachine { machine }
         | MachineAction::MoveMachine { machine, .. }
         | MachineAction::RebuildMachine { machine }

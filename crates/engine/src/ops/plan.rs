@@ -171,7 +171,7 @@ pub(super) fn cluster_plan(desired: &Cluster, observed: &Observed) -> ClusterPla
 fn cluster_plan_at(desired: &Cluster, observed: &Observed, now: Timestamp) -> ClusterPlan {
     ClusterPlan {
         cluster: desired.name.clone(),
-        members: desired.members.len(),
+        members: desired.size(),
         version: desired.version,
         zones: Zones::of(desired, observed, &View::of(observed)),
         timers: desired.timers(&observed.ledger),

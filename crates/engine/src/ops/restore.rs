@@ -141,6 +141,12 @@ pub async fn survey(
             cluster.desired.name
         )));
     }
+    if !cluster.desired.is_placed() {
+        return Err(OpError::Unclear(format!(
+            "not all machines of `{}` have an address yet: run `raftsman apply` first",
+            cluster.desired.name
+        )));
+    }
     let point = at.find(target, keys).await?;
     let mut then = observed.clone();
     let (name, revision) = (point.full.about.name, point.last());

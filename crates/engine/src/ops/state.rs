@@ -13,7 +13,7 @@ use super::OpError;
 use super::begin::{Begun, Consent, begin, clusters};
 use crate::authorities::only_kept;
 use crate::cluster::{ClusterError, ClusterHandle};
-use crate::fleet::{Context, Fleet};
+use crate::fleet::{Context, Fleet, FleetError};
 use crate::journal::Journal;
 use crate::observe::Observer;
 use crate::store::{Lock, StoreError};
@@ -156,6 +156,21 @@ pub async fn repair(fleet: &Arc<Fleet>, lock: &Lock, states: &[LedgerState]) -> 
     Ok(done)
 }
 
+/// The cluster with the addresses of machines that exist: only the lost ledger had those that the provider assigned.
+async fn where_it_is(fleet: &Fleet, desired: &Cluster) -> Result<Cluster, OpError> {
+    let unplaced: Vec<Name> = desired.unplaced_machines().map(|machine| machine.name.clone()).collect();
+    let mut placed = desired.clone();
+    for (machine, found) in fleet.machine_records(&unplaced).await {
+        let cluster = desired.name.clone();
+        match found {
+            Ok(Some(found)) => placed = placed.place(&machine, found.address).map_err(FleetError::from)?,
+            Ok(None) => {}
+            Err(error) => return Err(ClusterError::MachineUnknown { cluster, machine, error }.into()),
+        }
+    }
+    Ok(placed)
+}
+
 async fn rebuild(fleet: &Arc<Fleet>, desired: &Cluster) -> Result<Ledger, OpError> {
     let kept = async |side: TrustDomain| {
         only_kept(&fleet.store, &desired.name, side).await?.map_err(|count| {
@@ -165,6 +180,7 @@ async fn rebuild(fleet: &Arc<Fleet>, desired: &Cluster) -> Result<Ledger, OpErro
     };
     let (peers, clients) = (kept(TrustDomain::Peers).await?, kept(TrustDomain::Clients).await?);
     let draft = Ledger { peers: peers.clone(), clients: clients.clone(), ..Ledger::default() };
+    let desired = &where_it_is(fleet, desired).await?;
     let draft = ClusterHandle::draft(fleet, desired, draft);
     let observed = Observer::new(Arc::new(draft))?.look().await?;
     Ledger::rebuilt_from(desired, (peers, clients), &observed, Timestamp::now())

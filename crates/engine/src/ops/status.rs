@@ -61,6 +61,9 @@ pub struct ClusterStatus {
     pub filling: Option<Filling>,
     /// Its members.
     pub members: Vec<MemberStatus>,
+    /// Machines that the provider is still to assign an address.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub without_address: Vec<Name>,
     /// The balancers in front of it.
     pub balancers: Vec<BalancerStatus>,
     /// Steps that `apply` would take, from the first to the last: as many as `plan` shows.
@@ -195,6 +198,7 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
                 .map(|w| WaitingStatus { message: w.to_string(), next: w.next(), waiting: w })
                 .collect(),
             balancers: balancer::balancers(&cluster.desired, &observed),
+            without_address: cluster.desired.unplaced_machines().map(|machine| machine.name.clone()).collect(),
             cluster: cluster.desired.name.clone(),
             members,
         })

@@ -8,7 +8,20 @@ use crate::spec::Shape;
 pub(super) fn judge(case: &Case<'_>, action: &MachineAction) -> Result<Cost, Refusal> {
     let unharmed = case.unharmed;
     match action {
+        MachineAction::AssignAddress { machine } => {
+            if !case.machine(machine)?.machine.is_absent() {
+                return Err(Refusal::NotSeen("that the machine is absent"));
+            }
+            let held = case.observed.ledger.places().contains_key(machine);
+            if held || case.desired.machine_address(machine).is_some() {
+                return Err(otherwise("it has an address"));
+            }
+            Ok(unharmed)
+        }
         MachineAction::CreateMachine { machine } => {
+            if case.desired.machine_address(machine).is_none() {
+                return Err(otherwise("it has no address yet"));
+            }
             if !case.machine(machine)?.machine.is_absent() {
                 return Err(Refusal::NotSeen("that the machine is absent"));
             }

@@ -40,7 +40,9 @@ pub(super) fn meanwhile(case: &Case<'_>, restoration: &Restoration, action: &Act
             | MachineAction::SetFirewall { .. }
             | MachineAction::SetAccess { .. }
             | MachineAction::RenewAgent { .. } => None,
-            MachineAction::Deliver { .. } | MachineAction::RebuildMachine { .. } => refuse(restoring),
+            MachineAction::AssignAddress { .. }
+            | MachineAction::Deliver { .. }
+            | MachineAction::RebuildMachine { .. } => refuse(restoring),
         },
         Action::Pki(action) => match action {
             PkiAction::MakeAuthorities | PkiAction::IssueCertificate { .. } | PkiAction::StoreTrust { .. } => None,

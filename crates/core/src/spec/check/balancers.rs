@@ -226,9 +226,9 @@ fn listed<'s>(
 /// Whether the file has to say every machine's address.
 fn needs_addresses(spec: &Spec) -> bool {
     match spec.machines.provider {
-        Provider::Local => false,
+        Provider::Local | Provider::Incus | Provider::Openstack | Provider::Aws => false,
         Provider::Hosts => true,
-        Provider::Incus | Provider::Libvirt | Provider::Openstack | Provider::Aws => spec.machines.subnet.is_none(),
+        Provider::Libvirt => spec.machines.subnet.is_none(),
     }
 }
 

@@ -118,16 +118,15 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     }
 }
 
-/// Where raftsman has no subnet to choose addresses from, the file has to name them.
+/// Where raftsman has no subnet to choose addresses from and the provider assigns none, the file has to name them.
 fn located(findings: &mut Findings<'_>, path: &Path, members: &Members) {
     let machines = &findings.spec.machines;
     let hosts = match machines.provider {
-        Provider::Local => return,
+        // The provider assigns an address where there is none.
+        Provider::Local | Provider::Incus | Provider::Openstack | Provider::Aws => return,
         Provider::Hosts => true,
-        Provider::Incus | Provider::Libvirt | Provider::Openstack | Provider::Aws if machines.subnet.is_some() => {
-            return;
-        }
-        Provider::Incus | Provider::Libvirt | Provider::Openstack | Provider::Aws => false,
+        Provider::Libvirt if machines.subnet.is_some() => return,
+        Provider::Libvirt => false,
     };
     let nowhere = |at: Path, who: String| {
         let provider = || Path::of(&["machines", "provider"]);
