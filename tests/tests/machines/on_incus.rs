@@ -102,6 +102,73 @@ fn machines_become_a_cluster_and_nothing_again() {
 }
 
 #[test]
+fn the_server_assigns_addresses_that_the_file_does_not_give() {
+    let incus = Incus::up();
+    let before = incus.inventory();
+    let file = |members| file(&incus, members, "").replace(&format!("  subnet: {SUBNET}\n"), "");
+    let lab = Lab::new(&file(3));
+    let _journal = Journal(&incus);
+    let plan = lab.run(&["plan"]).stdout;
+    assert!(plan.contains("assign address"), "{plan}");
+    // A network without a DHCP server gives no machine its address.
+    let dhcp = |on: &str| {
+        let change = json!({"config": {"ipv4.dhcp": on}});
+        incus.query("PATCH", &format!("/1.0/networks/{NETWORK}"), Some(&change)).expect("the network changes");
+    };
+    dhcp("false");
+    let refused = lab.run(&["apply", "--yes"]).failed().all();
+    assert!(refused.contains("its DHCP server is off") && refused.contains("`address:`"), "{refused}");
+    assert_eq!(incus.inventory(), before, "nothing was made");
+    let status = lab.run(&["status"]).stdout;
+    assert!(status.contains("no address yet: main-1, main-2, main-3"), "{status}");
+    dhcp("true");
+    lab.apply();
+    lab.settled();
+    let addresses = |lab: &Lab| -> BTreeMap<String, String> {
+        let status = lab.cluster_status();
+        let members = status["members"].as_array().expect("members").iter();
+        let text = |value: &Value| value.as_str().expect("a text").to_owned();
+        members.map(|member| (text(&member["name"]), text(&member["address"]))).collect()
+    };
+    let three = addresses(&lab);
+    let distinct: BTreeSet<&String> = three.values().collect();
+    assert_eq!(distinct.len(), 3, "{three:?}");
+    for address in three.values() {
+        let last: u8 = address.strip_prefix("10.78.0.").and_then(|last| last.parse().ok()).expect("of the network");
+        assert!((2..200).contains(&last) || last > 250, "{address} is the gateway's, or of the range of DHCP");
+    }
+    lab.nothing_to_do();
+
+    // Incus starts no second instance with an address.
+    let address = &three["main-1"];
+    let other = Lab::new(&file(3).replace("members: 3", &format!("members: [{{ name: other, address: {address} }}]")));
+    let refused = other.run(&["apply", "--yes"]).failed().all();
+    let taken = format!("another instance on Incus has its address {address}");
+    assert!(refused.contains(&taken), "{refused}");
+    other.run(&["destroy", "--yes"]).ok();
+
+    // The state has lost where they are: Incus knows it.
+    let true_one = lab.ledger();
+    std::fs::remove_file(lab.path().join(".raftsman/clusters/main.json")).expect("removed");
+    std::fs::remove_dir_all(lab.path().join(".raftsman/history")).expect("removed");
+    let repaired = lab.run(&["state", "repair", "--yes", "--json"]).ok().json();
+    assert_eq!(repaired["repaired"][0]["from"], "world");
+    for key in ["cluster", "members", "started"] {
+        assert_eq!(lab.ledger()[key], true_one[key], "{key}");
+    }
+    lab.nothing_to_do();
+
+    // Members go; those that stay keep their addresses.
+    lab.write_file(&file(1));
+    lab.apply();
+    lab.nothing_to_do();
+    let one = addresses(&lab);
+    assert_eq!(one.get("main-1"), three.get("main-1"));
+    lab.run(&["destroy", "--yes"]).ok();
+    assert_eq!(incus.inventory(), before);
+}
+
+#[test]
 fn an_agent_is_upgraded_and_reverted() {
     let incus = Incus::up();
     let mut lab = Lab::new(&file(&incus, 1, ""));
