@@ -177,8 +177,14 @@ patiently() {
     sleep .1
   done
 }
+trap '[ $? = 0 ] || tail -n 20 log/made >&2' EXIT
 monitor_answers() { timeout 5 ceph -s >/dev/null 2>&1; }
 disk_is_up() { ceph osd stat 2>/dev/null | grep -q '1 up'; }
+make_disk() { rm -rf osd/0 && mkdir osd/0 && ceph-osd -i 0 --mkfs --osd-uuid $disk; }
+add_user() {
+  radosgw-admin user info --uid=lab || radosgw-admin user create --uid=lab --display-name=lab \
+    --access-key=lab-access --secret-key=lab-secret-0123456789
+}
 gateway_answers() { [ "$(curl -s -o /dev/null -w '%{http_code}' --noproxy '*' http://$address:7480/)" = 200 ]; }
 mkdir -p log run mon/a osd/0 rgw tls
 : >keyring
@@ -196,19 +202,19 @@ ceph-mon --mkfs -i a --monmap monmap --keyring keyring
 ceph-mon -f -i a >log/mon.out 2>&1 &
 patiently monitor_answers
 disk=$(cat /proc/sys/kernel/random/uuid)
+# A monitor that has just come up refuses a request now and then.
 {
-ceph osd new $disk 0
-ceph-osd -i 0 --mkfs --osd-uuid $disk
-ceph osd crush add osd.0 1.0 root=default host=localhost
+patiently ceph osd new $disk 0
+patiently make_disk
+patiently ceph osd crush add osd.0 1.0 root=default host=localhost
 } >>log/made 2>&1
 # It now and then asks the monitor before it knows it ('wrong fsid'), and ends.
 while :; do ceph-osd -f -i 0 || sleep .2; done >log/osd.out 2>&1 &
 patiently disk_is_up
-ceph osd pool create .rgw.root 1 1 >>log/made 2>&1
+patiently ceph osd pool create .rgw.root 1 1 >>log/made 2>&1
 radosgw -f -n client.rgw >log/rgw.out 2>&1 &
 patiently gateway_answers
-radosgw-admin user create --uid=lab --display-name=lab --access-key=lab-access --secret-key=lab-secret-0123456789 \
-  >>log/made 2>&1
+patiently add_user >>log/made 2>&1
 # Signed by hand in S3's oldest way: what curl of Debian 12 makes of the newer one is refused.
 date=$(date -Ru)
 signed=$(printf 'PUT\n\n\n%s\n/backups' "$date" | openssl dgst -sha1 -hmac lab-secret-0123456789 -binary | base64)

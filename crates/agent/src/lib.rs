@@ -48,8 +48,6 @@ pub mod status;
 pub mod supervisor;
 
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// Until a new machine is set up.
-const SET_UP: Duration = Duration::from_secs(1);
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 /// How long calls have for their last answers before another build of the agent takes over.
@@ -182,13 +180,7 @@ pub async fn run(root: &Path, mode: LaunchMode, guardian: Option<u32>) -> Result
     let agent = Arc::new(Agent { root, claim, fence, supervisor, launcher, backup_scheduler, background, upgrade });
     tokio::spawn(scheduler::run(Arc::clone(&agent)));
     let hashed = Arc::clone(&agent);
-    agent.background.spawn(async move {
-        // A machine that is just being set up was made with the program that is shipped, and has more urgent work.
-        if !hashed.claim.is_claimed() {
-            sleep(SET_UP).await;
-        }
-        hashed.upgrade.own_digest().is_some()
-    });
+    agent.background.spawn(async move { hashed.upgrade.own_digest().is_some() });
     if mode == LaunchMode::Systemd {
         tokio::spawn(metrics::keep_writing(Arc::clone(&agent)));
     }

@@ -15,9 +15,9 @@ fn balancers_pass_connections_to_members_that_serve() {
     assert!(stats.converged > 750 && stats.drained > 300, "{stats:?}");
 }
 
-fn caught(planner: Planner, rule: &str) {
+fn caught(planner: Planner, rules: &[&str]) {
     match lives(0..3_000, &Cast::with_balancers(), planner) {
-        Err(Violation { rule: broken, .. }) if broken == rule => {}
+        Err(Violation { rule: broken, .. }) if rules.contains(&broken) => {}
         Err(other) => panic!("caught, but for another rule: {other}"),
         Ok(stats) => panic!("a broken planner went unnoticed: {stats:?}"),
     }
@@ -79,25 +79,26 @@ fn never_waits_for_the_address(desired: &Cluster, observed: &Observed, now: Time
 
 #[test]
 fn a_planner_that_drains_a_balancer_to_nothing_is_caught() {
-    caught(drains_all, "a balancer is not drained to nothing");
+    caught(drains_all, &["a balancer is not drained to nothing"]);
 }
 
 #[test]
 fn a_planner_that_does_not_drain_is_caught() {
-    caught(never_drains, "a member is drained before it stops serving");
+    caught(never_drains, &["a member is drained before it stops serving"]);
 }
 
 #[test]
 fn a_planner_that_changes_two_services_at_once_is_caught() {
-    caught(drains_and_restarts, "one service at a time");
+    caught(drains_and_restarts, &["one service at a time"]);
 }
 
 #[test]
 fn a_planner_that_never_admits_is_caught() {
-    caught(never_admits, "done means done");
+    // Where a restart waits for the admission, it never ends.
+    caught(never_admits, &["done means done", "converges when faults cease"]);
 }
 
 #[test]
 fn a_planner_that_does_not_wait_for_a_virtual_address_is_caught() {
-    caught(never_waits_for_the_address, "done means done");
+    caught(never_waits_for_the_address, &["done means done"]);
 }

@@ -188,7 +188,7 @@ impl Wanted {
     pub fn install_artifact(&self, root: &Root) -> Result<bool, BinaryError> {
         let name = self.binary.name();
         for artifact in [root.artifact(name, &self.version), Root::image_artifact(name, &self.version)] {
-            if !artifact.is_file() {
+            if !artifact.exists() {
                 continue;
             }
             // Hashed at its new place, where nothing but a change of its bytes changes it any more.
