@@ -283,7 +283,7 @@ impl Run<'_> {
     /// Goes on with the addresses that the provider has assigned, where there are further ones.
     fn take_up(&mut self) -> Result<bool, ApplyError> {
         let Some(placed) = self.observer.cluster().placed()? else { return Ok(false) };
-        self.observer = Observer::new(Arc::new(placed))?;
+        self.observer.follow(Arc::new(placed))?;
         Ok(true)
     }
 

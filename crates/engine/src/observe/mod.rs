@@ -91,13 +91,32 @@ impl Observer {
             known: Mutex::default(),
             into_data: false,
         };
-        for (name, address) in observer.cluster.machines() {
-            observer.connect_agent(&name, address)?;
-        }
-        for (name, address) in observer.cluster.places() {
-            observer.connect_etcd(&name, address);
-        }
+        observer.connect()?;
         Ok(observer)
+    }
+
+    /// Goes on with another desired state of the same cluster: the file has changed, or addresses were assigned.
+    /// Connections to machines that stay where they are stay open.
+    pub fn follow(&mut self, cluster: Arc<ClusterHandle>) -> Result<(), TlsError> {
+        self.cluster = cluster;
+        // The file may bring others.
+        *self.brought.get_mut() = None;
+        let (machines, members) = (self.cluster.machines(), self.cluster.places());
+        let agents = self.agents.get_mut().unwrap_or_else(PoisonError::into_inner);
+        agents.retain(|name, _| machines.contains_key(name));
+        let etcds = self.members.get_mut().unwrap_or_else(PoisonError::into_inner);
+        etcds.retain(|name, _| members.contains_key(name));
+        self.connect()
+    }
+
+    fn connect(&self) -> Result<(), TlsError> {
+        for (name, address) in self.cluster.machines() {
+            self.connect_agent(&name, address)?;
+        }
+        for (name, address) in self.cluster.places() {
+            self.connect_etcd(&name, address);
+        }
+        Ok(())
     }
 
     /// An observer that has agents read etcd's data, also while etcd runs.
@@ -534,6 +553,28 @@ mod tests {
             (observer.agent(&name).is_some(), observer.etcd(&name).is_some())
         };
         assert_eq!((linked("main-1"), linked("front-1")), ((true, true), (true, false)));
+    }
+
+    #[tokio::test]
+    async fn a_changed_file_is_followed_without_new_connections_to_what_stays() {
+        let (_scratch, dir) = fixture::of_format_2();
+        let handle = async |rest: &str| {
+            let file = format!("fleet: lab\nstate: state\nmachines: {{ provider: local }}\netcd: {{ main: {rest}\n");
+            let spec = raftsman_core::spec::read(&file).spec.expect("a valid file");
+            let fleet = Fleet::open(spec, context(&dir), Timestamp::now()).await.unwrap();
+            Arc::new(ClusterHandle::open(&fleet, &fleet.desired.clusters[0]).await.unwrap())
+        };
+        let before = "{ members: 1, version: 3.6.15 } }\nbalancers: { front: { etcd: main, instances: 1 } }";
+        let mut observer = Observer::new(handle(before).await).unwrap();
+        let [stays, goes, comes] = ["main-1", "front-1", "main-2"].map(|name| Name::parse(name).unwrap());
+        let (agent, etcd) = (observer.agent(&stays).unwrap(), observer.etcd(&stays).unwrap());
+        assert!(observer.agent(&goes).is_some() && observer.agent(&comes).is_none());
+        observer.follow(handle("{ members: 2, version: 3.6.15 } }").await).unwrap();
+        assert!(Arc::ptr_eq(&agent, &observer.agent(&stays).unwrap()));
+        assert!(Arc::ptr_eq(&etcd, &observer.etcd(&stays).unwrap()));
+        assert!(observer.agent(&goes).is_none());
+        assert!(observer.agent(&comes).is_some() && observer.etcd(&comes).is_some());
+        assert_eq!(observer.cluster().desired.members.len(), 2);
     }
 
     #[tokio::test]
