@@ -11,9 +11,9 @@ use raftsman_tests::load::{Load, LoadSettings};
 use raftsman_tests::operations::{Auth, Operation, Shape, lab};
 use raftsman_tests::readers;
 
-fn wanted() -> u64 {
+fn wanted(otherwise: u64) -> u64 {
     let said = std::env::var("RAFTSMAN_OPERATIONS").ok().and_then(|n| n.parse().ok());
-    said.unwrap_or(if soak() { 100 } else { 12 })
+    said.unwrap_or(if soak() { 100 } else { otherwise })
 }
 
 fn first() -> u64 {
@@ -29,13 +29,13 @@ fn auth(seed: u64) -> Auth {
 
 #[test]
 fn clients_notice_nothing() {
-    mixed(wanted(), None);
+    mixed(wanted(12), None);
 }
 
 /// The same with clients that know only the address of a balancer.
 #[test]
 fn clients_of_a_balancer_notice_nothing() {
-    mixed(if soak() { wanted() } else { wanted().div_ceil(3) }, Some("front"));
+    mixed(wanted(4), Some("front"));
 }
 
 #[allow(clippy::print_stdout, reason = "a table is printed")]
