@@ -116,8 +116,12 @@ impl Zoned {
 
     /// The connection that this machine is recorded at, or will be made at.
     fn home(&self, name: &str) -> Option<&Part> {
-        let home = self.placement.get(name)?;
-        self.parts.iter().find(|part| part.zones.contains(home))
+        self.of_zone(self.placement.get(name)?)
+    }
+
+    /// The connection that reaches this zone.
+    fn of_zone(&self, zone: &Name) -> Option<&Part> {
+        self.parts.iter().find(|part| part.zones.contains(zone))
     }
 
     /// Each of these machines with the connection that has it. Where all of them belong to one connection, and it has
@@ -197,8 +201,7 @@ impl Provider for Zoned {
         machines: &Machines,
         taken: &BTreeSet<IpAddr>,
     ) -> Result<IpAddr, ProviderError> {
-        let wanted = zone.and_then(|zone| self.parts.iter().find(|part| part.zones.contains(zone)));
-        let part = wanted.or_else(|| self.home(name));
+        let part = zone.and_then(|zone| self.of_zone(zone)).or_else(|| self.home(name));
         let part = part.ok_or_else(|| ProviderError::Nowhere { name: name.to_owned() })?;
         part.within(part.connection.assign(name, zone, machines, taken)).await
     }
@@ -206,8 +209,7 @@ impl Provider for Zoned {
     async fn create(&self, order: &MachineOrder) -> Result<MachineRecord, ProviderError> {
         // An incomplete one is completed where it is.
         let holder = self.holder(&order.name).await?;
-        let wanted =
-            || self.parts.iter().find(|part| order.zone.as_ref().is_some_and(|zone| part.zones.contains(zone)));
+        let wanted = || order.zone.as_ref().and_then(|zone| self.of_zone(zone));
         let part = holder.or_else(wanted).ok_or_else(|| ProviderError::Nowhere { name: order.name.clone() })?;
         Ok(part.placed(part.connection.create(order).await?))
     }

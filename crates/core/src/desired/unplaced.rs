@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::{Cluster, DesireError, Identity, Machine, some};
 use crate::ledger::Ledger;
-use crate::spec::{Members, Name, Spec};
+use crate::spec::{Name, Spec};
 
 /// What describes a cluster again once more of its machines have an address.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,10 +31,7 @@ impl Cluster {
 
     /// How many members the file has, also those without an address.
     pub fn size(&self) -> usize {
-        match &self.settings.members {
-            Members::Count(count) => usize::try_from(*count).unwrap_or(usize::MAX),
-            Members::List(list) => list.len(),
-        }
+        usize::try_from(self.settings.members.number()).unwrap_or(usize::MAX)
     }
 
     /// Whether every machine has its address.

@@ -141,6 +141,16 @@ pub enum Members {
     List(Vec<Member>),
 }
 
+impl Members {
+    /// How many.
+    pub fn number(&self) -> u64 {
+        match self {
+            Self::Count(count) => u64::from(*count),
+            Self::List(list) => list.len() as u64,
+        }
+    }
+}
+
 /// One member of a cluster, and the machine it lives on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

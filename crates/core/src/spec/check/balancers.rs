@@ -120,10 +120,7 @@ fn count(spec: &Spec, balancer: &Balancer) -> Option<u64> {
     match &balancer.instances {
         Instances::Count(count) => Some(u64::from(*count)),
         Instances::List(list) => Some(list.len() as u64),
-        Instances::Beside(_) => spec.etcd.get(&balancer.etcd).map(|cluster| match &cluster.members {
-            Members::Count(count) => u64::from(*count),
-            Members::List(list) => list.len() as u64,
-        }),
+        Instances::Beside(_) => spec.etcd.get(&balancer.etcd).map(|cluster| cluster.members.number()),
     }
 }
 

@@ -38,10 +38,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     let mut machines: u64 = 0;
     for (cluster, settings) in &spec.etcd {
         let members = Path::of(&["etcd", cluster.as_str(), "members"]);
-        let number = match &settings.members {
-            Members::Count(count) => u64::from(*count),
-            Members::List(list) => list.len() as u64,
-        };
+        let number = settings.members.number();
         machines += number;
         count(findings, &members, number);
         located(findings, &members, &settings.members);

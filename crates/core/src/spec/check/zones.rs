@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::diagnostic::Path;
 use super::super::machines::{Machines, Provider};
-use super::super::types::{EtcdCluster, Members};
+use super::super::types::EtcdCluster;
 use super::super::units::Name;
 use super::super::zones::{Zone, spread};
 use super::{Finding, Findings, Severity, incus, libvirt, machines};
@@ -174,10 +174,7 @@ fn named(findings: &mut Findings<'_>, cluster: &Name, settings: &EtcdCluster) {
 /// Whether the loss of one zone takes the cluster down.
 fn quorum(findings: &mut Findings<'_>, cluster: &Name, settings: &EtcdCluster) {
     let machines = &findings.spec.machines;
-    let number = match &settings.members {
-        Members::Count(count) => usize::try_from(*count).unwrap_or(usize::MAX),
-        Members::List(list) => list.len(),
-    };
+    let number = usize::try_from(settings.members.number()).unwrap_or(usize::MAX);
     // One or two members cannot lose any, which is a warning of its own.
     if !(3..=9).contains(&number) {
         return;
