@@ -50,8 +50,8 @@ image *args: build (lab "3.6.15")
 image-twice *args: (image "--check" args)
 
 # All tests but the long ones
-test: everything lab
-    cargo nextest run --release --workspace
+test profile="default": everything lab
+    cargo nextest run --release --workspace --profile {{profile}}
 
 # The long ones: every moment of a kill, a million documents, two million simulated plans
 soak: everything lab
