@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use raftsman_core::action::Action;
-use raftsman_core::desired::{Cluster, Desired, Identity, LoopbackNetwork, resolve};
+use raftsman_core::desired::{Desired, Identity, LoopbackNetwork, Stack, resolve};
 use raftsman_core::model::{Agreed, MachineModel, World};
 use raftsman_core::observed::{ClusterId, Fact, Observed, Power, ServiceState, Tolerance};
 use raftsman_core::plan::{Pause, Plan, WaitKind, plan};
@@ -30,31 +30,31 @@ pub fn desired(text: &str) -> Desired {
 }
 
 /// One cluster `main` with so many members, and further lines of its section.
-pub fn cluster(members: usize, further: &[&str]) -> Cluster {
+pub fn cluster(members: usize, further: &[&str]) -> Stack {
     cluster_of(&members.to_string(), further)
 }
 
 /// One cluster `main` with these members as the file lists them, and further lines of its section.
-pub fn cluster_of(members: &str, further: &[&str]) -> Cluster {
+pub fn cluster_of(members: &str, further: &[&str]) -> Stack {
     let mut text = format!("fleet: lab\netcd:\n  main:\n    members: {members}\n");
     for line in further {
         text.push_str(&format!("    {line}\n"));
     }
-    desired(&text).clusters.remove(0)
+    desired(&text).stacks.remove(0)
 }
 
 /// One cluster `main` with so many members, on machines that are made as these lines say.
-pub fn on_machines(members: usize, machines: &[&str]) -> Cluster {
+pub fn on_machines(members: usize, machines: &[&str]) -> Stack {
     let mut text = "fleet: lab\nmachines:\n  provider: incus\n  subnet: 10.78.0.0/24\n  firewall: false\n  \
                     incus: { network: raft, pool: default }\n"
         .to_owned();
     machines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     text.push_str(&format!("etcd:\n  main:\n    members: {members}\n"));
-    desired(&text).clusters.remove(0)
+    desired(&text).stacks.remove(0)
 }
 
 /// The cluster `main` of a file with these lines below `machines`, where it and its machines are made as its own lines say.
-pub fn machines_of(machines: &[&str], main: &[&str]) -> Cluster {
+pub fn machines_of(machines: &[&str], main: &[&str]) -> Stack {
     let mut text =
         "fleet: lab\nmachines:\n  provider: incus\n  image: a\n  subnet: 10.78.0.0/24\n  firewall: false\n  \
                     incus: { network: raft, pool: default }\n"
@@ -62,11 +62,11 @@ pub fn machines_of(machines: &[&str], main: &[&str]) -> Cluster {
     machines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     text.push_str("etcd:\n  main:\n");
     main.iter().for_each(|line| text.push_str(&format!("    {line}\n")));
-    desired(&text).clusters.remove(0)
+    desired(&text).stacks.remove(0)
 }
 
 /// The cluster `main` of a file with these lines, on machines whose addresses the provider assigns.
-pub fn assigned(main: &[&str], front: Option<&str>) -> Cluster {
+pub fn assigned(main: &[&str], front: Option<&str>) -> Stack {
     let mut text = "fleet: lab\nmachines:\n  provider: incus\n  image: a\n  firewall: false\n  \
                     incus: { network: raft, pool: default }\netcd:\n  main:\n"
         .to_owned();
@@ -74,12 +74,12 @@ pub fn assigned(main: &[&str], front: Option<&str>) -> Cluster {
     if let Some(front) = front {
         text.push_str(&format!("balancers:\n  front: {{ etcd: main, {front} }}\n"));
     }
-    desired(&text).clusters.remove(0)
+    desired(&text).stacks.remove(0)
 }
 
 /// One cluster `main` with so many members on machines as these lines say, further lines of its section, and what the
 /// balancer `front` in front of it is given.
-pub fn behind(machines: &[&str], members: usize, further: &[&str], front: Option<&str>) -> Cluster {
+pub fn behind(machines: &[&str], members: usize, further: &[&str], front: Option<&str>) -> Stack {
     let mut text = "fleet: lab\n".to_owned();
     if !machines.is_empty() {
         text.push_str("machines:\n");
@@ -90,14 +90,14 @@ pub fn behind(machines: &[&str], members: usize, further: &[&str], front: Option
     if let Some(front) = front {
         text.push_str(&format!("balancers:\n  front: {{ etcd: main, {front} }}\n"));
     }
-    desired(&text).clusters.remove(0)
+    desired(&text).stacks.remove(0)
 }
 
 /// One cluster and its world, printed wave by wave.
 #[derive(Debug, Clone)]
 pub struct Scene {
     /// What should be.
-    pub desired: Cluster,
+    pub desired: Stack,
     /// What is.
     pub world: World,
     /// What cannot be reached at the moment: a machine's name, and what of it.

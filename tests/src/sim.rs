@@ -24,7 +24,7 @@ use jiff::{SignedDuration, Timestamp};
 use raftsman_core::action::{
     Action, AuthAction, BalancerAction, EtcdAction, MachineAction, MaintenanceAction, StartData,
 };
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{Data, MemberId, Observed, Power};
 use raftsman_core::plan::{Plan, Step, WaitKind, Waiting, plan};
@@ -39,10 +39,10 @@ use crate::fixtures;
 const PEACE: usize = 250;
 
 /// A planner under test.
-pub type Planner = fn(&Cluster, &Observed, Timestamp) -> Plan;
+pub type Planner = fn(&Stack, &Observed, Timestamp) -> Plan;
 
 /// A broken planner: it restarts all members at once whose configuration, or whose trust, has changed.
-pub fn all_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+pub fn all_at_once(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let Some(Step { action: Action::Etcd(EtcdAction::RestartEtcd { version, cluster, .. }), .. }) =
         plan.steps.first().cloned()
@@ -119,8 +119,8 @@ impl fmt::Display for Violation {
 struct Run {
     seed: u64,
     dice: Dice,
-    desired: Cluster,
-    variants: Vec<Cluster>,
+    desired: Stack,
+    variants: Vec<Stack>,
     world: World,
     planner: Planner,
     stats: Stats,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::process::Command;
 
-use raftsman_core::desired::{Balancer, Cluster, Desired, Identity, resolve};
+use raftsman_core::desired::{Balancer, Desired, Identity, Stack, resolve};
 use raftsman_core::observed::Ledger;
 use raftsman_core::render::haproxy::Backend;
 use raftsman_core::render::keepalived;
@@ -39,11 +39,11 @@ fn on_incus(balancers: Value) -> Desired {
     desired(json!({ "provider": "incus", "subnet": "10.77.0.0/24" }), json!(3), balancers)
 }
 
-fn only(desired: &Desired) -> (&Cluster, &Balancer) {
-    (&desired.clusters[0], &desired.clusters[0].balancers[0])
+fn only(desired: &Desired) -> (&Stack, &Balancer) {
+    (&desired.stacks[0], &desired.stacks[0].balancers[0])
 }
 
-fn backends(cluster: &Cluster) -> Vec<Backend> {
+fn backends(cluster: &Stack) -> Vec<Backend> {
     let names: Vec<Name> = cluster.members.iter().map(|member| member.name.clone()).collect();
     cluster.backends(&names, &Ledger::default())
 }
@@ -77,9 +77,9 @@ fn members_behind_a_balancer_say_how_they_are() {
     let balancers = json!({ "front": { "etcd": "main", "instances": 2 } });
     let (behind, alone) = (on_incus(balancers), on_incus(json!({})));
     let listener = "listen-metrics-urls: \"http://10.77.0.11:2383\"\n";
-    assert!(behind.clusters[0].members[0].config.text.contains(listener));
-    assert!(!alone.clusters[0].members[0].config.text.contains("listen-metrics-urls"));
-    let main = &behind.clusters[0];
+    assert!(behind.stacks[0].members[0].config.text.contains(listener));
+    assert!(!alone.stacks[0].members[0].config.text.contains("listen-metrics-urls"));
+    let main = &behind.stacks[0];
     let rules = main.firewall(&main.members[0].machine, &Ledger::default()).expect("a firewall").text;
     assert!(rules.contains("ip saddr { 10.77.0.14, 10.77.0.15 } tcp dport 2383 accept\n"), "{rules}");
 }

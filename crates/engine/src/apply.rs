@@ -13,10 +13,10 @@ use raftsman_core::spec::Name;
 use tokio::sync::OnceCell;
 
 use crate::act::{ActError, Executor};
-use crate::cluster::{ClusterError, ClusterHandle};
 use crate::interrupt::Interrupt;
 use crate::journal::Journal;
 use crate::observe::Observer;
+use crate::stack::{StackError, StackHandle};
 use crate::store::StoreError;
 use crate::tokens::token_name;
 
@@ -156,7 +156,7 @@ pub enum ApplyError {
     },
     /// The cluster's keys or ledger.
     #[error(transparent)]
-    Cluster(#[from] ClusterError),
+    Stack(#[from] StackError),
     /// TLS.
     #[error(transparent)]
     Tls(#[from] raftsman_api::tls::TlsError),
@@ -175,7 +175,7 @@ fn list(waiting: &[Waiting]) -> String {
 
 /// Brings one cluster to the desired state. `on_event` gets every event as it happens.
 pub async fn apply(
-    cluster: Arc<ClusterHandle>,
+    cluster: Arc<StackHandle>,
     journal: &Journal,
     timeout: Duration,
     on_event: &(dyn Fn(Event) + Sync),

@@ -13,8 +13,8 @@ use raftsman_core::observed::{AuthorityRecord, Origin, Purpose, Trust, TrustDoma
 use raftsman_core::spec::{self, Name};
 use secrecy::SecretString;
 
-use crate::cluster::{ClusterError, ClusterHandle};
 use crate::pki::{self, Authority, AuthorityKind};
+use crate::stack::{StackError, StackHandle};
 use crate::store::{Lock, Secrets, Store, StoreError};
 
 /// No chain of certificates is larger.
@@ -80,7 +80,7 @@ pub(crate) async fn only_kept(
     store: &Store,
     cluster: &Name,
     side: TrustDomain,
-) -> Result<Result<Option<Trust>, usize>, ClusterError> {
+) -> Result<Result<Option<Trust>, usize>, StackError> {
     let numbers = kept_numbers(store, cluster, side).await?;
     let number = match numbers.as_slice() {
         [] => return Ok(Ok(None)),
@@ -94,9 +94,9 @@ pub(crate) async fn only_kept(
     Ok(Ok(Some(trust)))
 }
 
-impl ClusterHandle {
+impl StackHandle {
     /// Makes the first authority, or adds the one that the file brings. It is made only once.
-    pub async fn first_authority(&self, lock: &Lock, side: TrustDomain, now: Timestamp) -> Result<(), ClusterError> {
+    pub async fn first_authority(&self, lock: &Lock, side: TrustDomain, now: Timestamp) -> Result<(), StackError> {
         if self.ledger().trust(side).is_some() {
             return Ok(());
         }
@@ -105,7 +105,7 @@ impl ClusterHandle {
     }
 
     /// Makes the next authority, or adds the one that the file brings.
-    pub async fn next_authority(&self, lock: &Lock, side: TrustDomain, now: Timestamp) -> Result<(), ClusterError> {
+    pub async fn next_authority(&self, lock: &Lock, side: TrustDomain, now: Timestamp) -> Result<(), StackError> {
         let number = self.trust(side)?.numbered + 1;
         let record = self.obtain(lock, side, number, now).await?;
         Ok(self.remember(lock, |ledger| ledger.take_in(side, record)).await?)
@@ -132,7 +132,7 @@ impl ClusterHandle {
         side: TrustDomain,
         number: u32,
         now: Timestamp,
-    ) -> Result<AuthorityRecord, ClusterError> {
+    ) -> Result<AuthorityRecord, StackError> {
         let (authority, origin) = match self.desired.authority(side) {
             spec::Authority::Brought(brought) => (self.brought(side, brought, now)?, Origin::Brought),
             spec::Authority::Made => (self.made(side, number, now)?, Origin::Made),
@@ -143,7 +143,7 @@ impl ClusterHandle {
         Ok(record(&authority.facts().clone(), authority.certificate_pem(), number, origin))
     }
 
-    fn made(&self, side: TrustDomain, number: u32, now: Timestamp) -> Result<Authority, ClusterError> {
+    fn made(&self, side: TrustDomain, number: u32, now: Timestamp) -> Result<Authority, StackError> {
         let (desired, kind) = (&self.desired, AuthorityKind::from(side));
         // For people to distinguish them; etcd identifies an authority by its key.
         let which = if number > 1 { format!(" {number}") } else { String::new() };
@@ -158,7 +158,7 @@ impl ClusterHandle {
         side: TrustDomain,
         reference: &spec::BroughtAuthority,
         now: Timestamp,
-    ) -> Result<Authority, ClusterError> {
+    ) -> Result<Authority, StackError> {
         let authority = brought(side, reference, self.fleet.context.base(), now)?;
         self.check_not_shared(side, &authority.facts().public_key_sha256)?;
         Ok(authority)
@@ -166,9 +166,8 @@ impl ClusterHandle {
 
     /// Whether this key signs for another side of the cluster, or for agents. Two files can hold one key, so that
     /// `check` may not have seen it; over clusters it compares the keys of all files that it can read.
-    fn check_not_shared(&self, side: TrustDomain, key: &str) -> Result<(), ClusterError> {
-        let shared =
-            |with| ClusterError::SharedAuthority { cluster: self.desired.name.clone(), kind: side.into(), with };
+    fn check_not_shared(&self, side: TrustDomain, key: &str) -> Result<(), StackError> {
+        let shared = |with| StackError::SharedAuthority { cluster: self.desired.name.clone(), kind: side.into(), with };
         if self.fleet.authority.facts().public_key_sha256 == key {
             return Err(shared(AuthorityKind::Fleet));
         }
@@ -187,12 +186,12 @@ impl ClusterHandle {
         Ok(())
     }
 
-    fn brought_certificate(&self, reference: &spec::BroughtAuthority) -> Result<String, ClusterError> {
+    fn brought_certificate(&self, reference: &spec::BroughtAuthority) -> Result<String, StackError> {
         brought_certificate(reference, self.fleet.context.base())
     }
 
     /// The authorities that the file brings, as they are found where it says.
-    pub fn brought_authorities(&self) -> Result<BTreeMap<TrustDomain, AuthorityRecord>, ClusterError> {
+    pub fn brought_authorities(&self) -> Result<BTreeMap<TrustDomain, AuthorityRecord>, StackError> {
         let mut found = BTreeMap::new();
         for side in TrustDomain::ALL {
             if let spec::Authority::Brought(brought) = self.desired.authority(side) {
@@ -204,7 +203,7 @@ impl ClusterHandle {
     }
 
     /// Whether all that is needed to sign exists, and the authorities that the file brings can be added.
-    pub(crate) async fn check_authorities(&self, now: Timestamp) -> Result<(), ClusterError> {
+    pub(crate) async fn check_authorities(&self, now: Timestamp) -> Result<(), StackError> {
         let ledger = self.ledger();
         for side in TrustDomain::ALL {
             let trust = ledger.trust(side);
@@ -224,24 +223,24 @@ impl ClusterHandle {
     }
 
     /// What is remembered of this side's authorities.
-    pub fn trust(&self, side: TrustDomain) -> Result<Trust, ClusterError> {
+    pub fn trust(&self, side: TrustDomain) -> Result<Trust, StackError> {
         let trust = self.ledger().trust(side).cloned();
-        trust.ok_or_else(|| ClusterError::NotApplied(self.desired.name.clone()))
+        trust.ok_or_else(|| StackError::NotApplied(self.desired.name.clone()))
     }
 
     /// The authority of this record, with its key.
-    pub async fn kept(&self, side: TrustDomain, record: &AuthorityRecord) -> Result<Authority, ClusterError> {
+    pub async fn kept(&self, side: TrustDomain, record: &AuthorityRecord) -> Result<Authority, StackError> {
         let place = place(&self.desired.name, side, record.number);
         let missing = || match self.ledger().adopted() {
-            Some(_) => ClusterError::ForeignAuthority { cluster: self.desired.name.clone(), kind: side.into() },
-            None => ClusterError::AuthorityMissing(side.into()),
+            Some(_) => StackError::ForeignAuthority { cluster: self.desired.name.clone(), kind: side.into() },
+            None => StackError::AuthorityMissing(side.into()),
         };
         let key = self.fleet.secrets.get(&place).await?.ok_or_else(missing)?;
         Ok(Authority::load(side.into(), &record.certificate, &key)?)
     }
 
     /// The authority that signs for this side.
-    pub async fn authority(&self, side: TrustDomain) -> Result<Authority, ClusterError> {
+    pub async fn authority(&self, side: TrustDomain) -> Result<Authority, StackError> {
         self.kept(side, &self.trust(side)?.current).await
     }
 
@@ -251,7 +250,7 @@ impl ClusterHandle {
         purpose: Purpose,
         renew_before: jiff::SignedDuration,
         now: Timestamp,
-    ) -> Result<Authority, ClusterError> {
+    ) -> Result<Authority, StackError> {
         let trust = self.trust(purpose.side())?;
         self.kept(purpose.side(), trust.signer(purpose.side(), renew_before, now)).await
     }
@@ -280,15 +279,15 @@ pub(crate) fn brought(
     reference: &spec::BroughtAuthority,
     base: &Path,
     now: Timestamp,
-) -> Result<Authority, ClusterError> {
+) -> Result<Authority, StackError> {
     let certificate = brought_certificate(reference, base)?;
     let key = crate::secrets::resolve(&reference.key, base)?;
     Ok(Authority::brought(side.into(), &certificate, &key, now)?)
 }
 
-fn brought_certificate(reference: &spec::BroughtAuthority, base: &Path) -> Result<String, ClusterError> {
+fn brought_certificate(reference: &spec::BroughtAuthority, base: &Path) -> Result<String, StackError> {
     let text = std::fs::read_to_string(base.join(&reference.certificate));
-    let text = text.map_err(|source| ClusterError::CaFile { path: reference.certificate.clone(), source })?;
+    let text = text.map_err(|source| StackError::CaFile { path: reference.certificate.clone(), source })?;
     // Text around the certificates does not make it another authority.
     Ok(pki::certificates_only(&text)?)
 }
@@ -301,7 +300,7 @@ pub(crate) async fn bring_in(
     cluster: &Name,
     side: TrustDomain,
     (certificate, key): (&str, Option<&SecretString>),
-) -> Result<Trust, ClusterError> {
+) -> Result<Trust, StackError> {
     let pem = pki::certificates_only(certificate)?;
     if let Some(key) = key {
         secrets.put(lock, &place(cluster, side, 1), key).await?;

@@ -14,9 +14,9 @@ use raftsman_core::observed::Ledger;
 use raftsman_core::spec::{BackupStore, Backups, Name, Prune, S3Store, Secret};
 use secrecy::{ExposeSecret as _, SecretString};
 
-use crate::cluster::{ClusterError, ClusterHandle};
 use crate::fleet::Fleet;
 use crate::secrets::{self, SecretError};
+use crate::stack::{StackError, StackHandle};
 use crate::store::Lock;
 
 /// Why backups cannot be accessed.
@@ -44,7 +44,7 @@ pub enum BackupError {
     NoIdentity(PathBuf),
     /// The cluster's own secrets.
     #[error(transparent)]
-    Cluster(#[from] ClusterError),
+    Stack(#[from] StackError),
     /// This program is broken.
     #[error("the backup settings for a machine cannot be written: {0}")]
     Text(#[from] serde_json::Error),
@@ -288,7 +288,7 @@ pub async fn order(
 }
 
 /// What the machines of a cluster get to make backups on a schedule; nothing where the file sets no schedule.
-pub async fn settings(cluster: &ClusterHandle) -> Result<Option<SetBackupsRequest>, BackupError> {
+pub async fn settings(cluster: &StackHandle) -> Result<Option<SetBackupsRequest>, BackupError> {
     let fleet = &cluster.fleet;
     let Some(settings) = &fleet.spec.backups else { return Ok(None) };
     let Some(every) = settings.every else { return Ok(None) };

@@ -15,9 +15,9 @@ use raftsman_core::spec::{AuthMode, Logs, Name, Secret};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::backup;
-use crate::cluster::ClusterHandle;
 use crate::fleet::Fleet;
 use crate::secrets::{self, SecretError};
+use crate::stack::StackHandle;
 use crate::store::{Lock, StoreError};
 
 /// The name of the HMAC key in the state for the marks that agents keep of delivered files. Without the key a mark is
@@ -60,7 +60,7 @@ pub struct Payload {
 
 impl Payload {
     /// For this machine, read from where the file says.
-    pub async fn pack(cluster: &ClusterHandle, lock: &Lock, machine: &Name) -> Result<Self, DeliveryError> {
+    pub async fn pack(cluster: &StackHandle, lock: &Lock, machine: &Name) -> Result<Self, DeliveryError> {
         let key = cluster.fleet.secrets.get_or_put(lock, KEY, secrets::random_token()?).await?;
         let files = files(cluster, machine)?;
         Ok(Self { stamp: stamp(&key, &parts(&files)), files })
@@ -68,7 +68,7 @@ impl Payload {
 }
 
 /// The settings that the cluster's machines make backups with, with their mark.
-pub async fn backup_settings(cluster: &ClusterHandle, lock: &Lock) -> Result<SetBackupsRequest, DeliveryError> {
+pub async fn backup_settings(cluster: &StackHandle, lock: &Lock) -> Result<SetBackupsRequest, DeliveryError> {
     let fleet = &cluster.fleet;
     let key = fleet.secrets.get_or_put(lock, KEY, secrets::random_token()?).await?;
     if cluster.desired.backups.is_some() {
@@ -81,7 +81,7 @@ pub async fn backup_settings(cluster: &ClusterHandle, lock: &Lock) -> Result<Set
 }
 
 /// Whether a machine whose agent reports this has the files of the file.
-pub async fn has_files(cluster: &ClusterHandle, machine: &Name, reported: &ReportReply) -> Delivery {
+pub async fn has_files(cluster: &StackHandle, machine: &Name, reported: &ReportReply) -> Delivery {
     let has_all = async {
         let files = files(cluster, machine)?;
         // Most fleets have nothing to deliver: this avoids reading the key at every observation.
@@ -95,7 +95,7 @@ pub async fn has_files(cluster: &ClusterHandle, machine: &Name, reported: &Repor
 }
 
 /// Whether a machine whose agent reports this has the backup settings of the file.
-pub async fn has_backup_settings(cluster: &ClusterHandle, reported: &ReportReply, now: Timestamp) -> Delivery {
+pub async fn has_backup_settings(cluster: &StackHandle, reported: &ReportReply, now: Timestamp) -> Delivery {
     compared(knows_of_backups(cluster, reported, now).await)
 }
 
@@ -108,12 +108,12 @@ fn compared(same: Result<bool, DeliveryError>) -> Delivery {
 }
 
 /// The key of all deliveries of the fleet.
-async fn key(cluster: &ClusterHandle) -> Result<Option<SecretString>, StoreError> {
+async fn key(cluster: &StackHandle) -> Result<Option<SecretString>, StoreError> {
     cluster.fleet.secrets.get(KEY).await
 }
 
 async fn knows_of_backups(
-    cluster: &ClusterHandle,
+    cluster: &StackHandle,
     reported: &ReportReply,
     now: Timestamp,
 ) -> Result<bool, DeliveryError> {
@@ -139,7 +139,7 @@ async fn knows_of_backups(
 }
 
 /// Everything that the mark depends on: also the authority that signs the machine's client certificate for etcd.
-fn described(cluster: &ClusterHandle, settings: &SetBackupsRequest) -> Result<Vec<Vec<u8>>, DeliveryError> {
+fn described(cluster: &StackHandle, settings: &SetBackupsRequest) -> Result<Vec<Vec<u8>>, DeliveryError> {
     let signer = cluster.trust(TrustDomain::Clients).map_err(backup::BackupError::from)?.current.key;
     Ok(vec![settings.encode_to_vec(), signer.into_bytes()])
 }
@@ -160,7 +160,7 @@ fn stamp(key: &SecretString, parts: &[Vec<u8>]) -> String {
     raftsman_api::hex::encode(mark.sign().as_ref())
 }
 
-fn files(cluster: &ClusterHandle, machine: &Name) -> Result<Vec<Delivered>, DeliveryError> {
+fn files(cluster: &StackHandle, machine: &Name) -> Result<Vec<Delivered>, DeliveryError> {
     let fleet = &cluster.fleet;
     // A machine that is not in the file any more only gets the fleet-wide settings.
     let machines = cluster.desired.machine(machine).map_or(&fleet.spec.machines, |machine| &machine.settings);

@@ -20,9 +20,9 @@ use secrecy::{ExposeSecret, SecretString};
 
 use crate::artifacts::{Artifacts, Examined};
 use crate::authorities::kept_numbers;
-use crate::cluster::{adopted_name, root_password_name};
 use crate::fleet_access::{self, FleetAccess};
 use crate::pki::{Authority, AuthorityKind, PkiError};
+use crate::stack::{adopted_name, root_password_name};
 use crate::store::{IdentityPlace, IdentitySource, Lock, LockInfo, Protection, Secrets, Store, StoreError};
 
 /// The validity of the certificates with which a process authenticates to agents and etcd: short, because none of them
@@ -269,7 +269,7 @@ impl Fleet {
         let identity = desired_identity(&store).await?;
         let mut desired = desired::resolve(&spec, &identity)?;
         let shipped = shipped.join().ok().flatten();
-        for cluster in &mut desired.clusters {
+        for cluster in &mut desired.stacks {
             cluster.available.extend(crate::artifacts::available(&cluster.source, context.base()));
             cluster.agents = access.desired(&trust_pem, &authority);
             cluster.agents.shipped.clone_from(&shipped);
@@ -310,7 +310,7 @@ impl Fleet {
 
     /// The addresses that the file gives and those that the state has for machines.
     pub(crate) async fn addresses_in_use(&self) -> Result<BTreeSet<IpAddr>, StoreError> {
-        let clusters = &self.desired.clusters;
+        let clusters = &self.desired.stacks;
         let machines = clusters.iter().flat_map(|cluster| cluster.machines.values());
         let mut in_use: BTreeSet<IpAddr> = machines.filter_map(|machine| machine.address.given()).collect();
         let balancers = clusters.iter().flat_map(|cluster| &cluster.balancers);
@@ -364,7 +364,7 @@ fn connection(spec: &Spec, context: &Context, store: &Store, desired: &Desired) 
         parts.push(Part { zones, connection: raftsman_providers::connect(settings) });
     }
     let mut placement = BTreeMap::new();
-    for machine in desired.clusters.iter().flat_map(|cluster| cluster.machines.values()) {
+    for machine in desired.stacks.iter().flat_map(|cluster| cluster.machines.values()) {
         let zone = machine.place.home.as_ref().or(machine.place.zone.as_ref());
         placement.extend(zone.map(|zone| (machine.name.to_string(), zone.clone())));
     }

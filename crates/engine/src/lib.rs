@@ -27,7 +27,6 @@ pub mod arriving;
 pub mod artifacts;
 pub mod authorities;
 pub mod backup;
-pub mod cluster;
 pub mod delivery;
 pub mod fleet;
 pub mod fleet_access;
@@ -39,6 +38,7 @@ pub mod ops;
 pub mod pki;
 pub mod restore_test;
 pub mod secrets;
+pub mod stack;
 pub mod store;
 pub mod tokens;
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use raftsman_engine::cluster::ClusterHandle;
 use raftsman_engine::fleet::{Context, Fleet};
+use raftsman_engine::stack::StackHandle;
 use raftsman_engine::store::{Lock, LockInfo};
 
 use super::{Lab, binary, home};
@@ -32,10 +32,10 @@ pub fn fleet(lab: &Lab) -> Arc<Fleet> {
 }
 
 /// One of its clusters.
-pub fn cluster(lab: &Lab, name: &str) -> ClusterHandle {
+pub fn cluster(lab: &Lab, name: &str) -> StackHandle {
     let fleet = fleet(lab);
-    let desired = fleet.desired.clusters.iter().find(|cluster| cluster.name.as_str() == name).expect("the cluster");
-    block_on(ClusterHandle::open(&fleet, desired)).expect("the cluster's state")
+    let desired = fleet.desired.stacks.iter().find(|cluster| cluster.name.as_str() == name).expect("the cluster");
+    block_on(StackHandle::open(&fleet, desired)).expect("the cluster's state")
 }
 
 /// The lock of the state as it was when this generation was given out. The state's own count stays what it is.

@@ -1,7 +1,7 @@
 //! Files whose clients need no certificate, or have one before the cluster → which clients members accept before auth is on.
 
 use raftsman_core::action::{Action, EtcdAction, MemberAction, RestoreAction};
-use raftsman_core::desired::{ClientAccess, Cluster};
+use raftsman_core::desired::{ClientAccess, Stack};
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{Data, ServiceState};
 use raftsman_core::spec::{AuthMode, Authority, Name};
@@ -17,7 +17,7 @@ pub(super) const FILES: [[&str; 2]; 4] = [
 const BROUGHT: &str = "ca: { clients: { brought: { certificate: first.crt, key: { file: first.key } } } }";
 
 /// Whether a member's process was started with the configuration that accepts clients.
-fn accepts_clients(desired: &Cluster, world: &World, name: &Name, machine: &MachineModel) -> bool {
+fn accepts_clients(desired: &Stack, world: &World, name: &Name, machine: &MachineModel) -> bool {
     let timers = desired.timers(&world.ledger).unwrap_or_default();
     let (Some(member), Some(version)) = (desired.member(name), machine.process.version) else { return false };
     let open = desired.config(member, version, timers, ClientAccess::Open);
@@ -25,7 +25,7 @@ fn accepts_clients(desired: &Cluster, world: &World, name: &Name, machine: &Mach
 }
 
 /// Whether a client may depend on any member.
-pub(super) fn serves_clients(desired: &Cluster, world: &World) -> bool {
+pub(super) fn serves_clients(desired: &Stack, world: &World) -> bool {
     world.machines.iter().any(|(name, machine)| {
         let Data::Present { member, cluster } = machine.data else { return false };
         let listed = world.agreed.get(&cluster).is_some_and(|agreed| agreed.members.iter().any(|m| m.id == member));
@@ -34,7 +34,7 @@ pub(super) fn serves_clients(desired: &Cluster, world: &World) -> bool {
 }
 
 /// The members that accept clients although auth, which the file wants, is off in their cluster.
-pub(super) fn broken(desired: &Cluster, world: &World, action: &Action) -> Option<String> {
+pub(super) fn broken(desired: &Stack, world: &World, action: &Action) -> Option<String> {
     let others = desired.auth == AuthMode::Password || desired.authorities.clients != Authority::Made;
     if desired.auth == AuthMode::None || !others {
         return None;

@@ -1,13 +1,13 @@
 //! Files that name no addresses → the rules of addresses that a provider assigns.
 
 use raftsman_core::action::{Action, EtcdAction, MachineAction, StartData};
-use raftsman_core::desired::{Cluster, address_of};
+use raftsman_core::desired::{Stack, address_of};
 use raftsman_core::model::World;
 
 use crate::fixtures;
 
 /// Members by their number and by their names, and balancers in front of them.
-pub(super) fn files() -> Vec<Vec<Cluster>> {
+pub(super) fn files() -> Vec<Vec<Stack>> {
     let counted = |n: usize| fixtures::assigned(&[&format!("members: {n}")], None);
     let named = |names: &[&str]| {
         let list: Vec<String> = names.iter().map(|name| format!("{{ name: {name} }}")).collect();
@@ -32,7 +32,7 @@ pub(super) fn files() -> Vec<Vec<Cluster>> {
 }
 
 /// The rule that this action breaks.
-pub(super) fn broken(desired: &Cluster, world: &World, action: &Action) -> Option<&'static str> {
+pub(super) fn broken(desired: &Stack, world: &World, action: &Action) -> Option<&'static str> {
     match action {
         Action::Machine(MachineAction::CreateMachine { machine }) => {
             let unknown = desired.machine(machine).is_some() && desired.machine_address(machine).is_none();

@@ -1,7 +1,7 @@
 //! Files with and without balancers, and a life → what goes wrong with instances, and the rule that a step breaks.
 
 use raftsman_core::action::{Action, BalancerAction, Changes};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::model::{BalancerModel, MachineModel, VrrpState, World};
 use raftsman_core::observed::{Observed, ServerState};
 use raftsman_core::spec::Name;
@@ -15,7 +15,7 @@ const WITH_ADDRESS: &str = "instances: [{ name: front-1, address: 10.78.0.101 },
                             virtual_address: 10.78.0.100";
 
 /// Clusters of this computer behind balancers on machines of their own, beside members, and behind none.
-pub(super) fn on_this_computer(members: usize) -> Vec<Cluster> {
+pub(super) fn on_this_computer(members: usize) -> Vec<Stack> {
     let behind = |further: &[&str], front: Option<&str>| fixtures::behind(&[], members, further, front);
     vec![
         behind(&[], Some(TWO)),
@@ -27,7 +27,7 @@ pub(super) fn on_this_computer(members: usize) -> Vec<Cluster> {
 }
 
 /// Clusters on machines, whose balancers share an address or have none.
-pub(super) fn on_machines() -> Vec<Cluster> {
+pub(super) fn on_machines() -> Vec<Stack> {
     let machines = ["provider: incus", "image: a", "subnet: 10.78.0.0/24", "incus: { network: raft, pool: default }"];
     let behind = |members, front| fixtures::behind(&machines, members, &[], Some(front));
     vec![
@@ -67,7 +67,7 @@ pub(super) fn mixed(actions: &[Action]) -> bool {
 }
 
 /// The rule that this step breaks, judged before it is done.
-pub(super) fn broken(desired: &Cluster, world: &World, observed: &Observed, action: &Action) -> Option<&'static str> {
+pub(super) fn broken(desired: &Stack, world: &World, observed: &Observed, action: &Action) -> Option<&'static str> {
     if let Action::Balancer(BalancerAction::DrainMember { machine, member }) = action {
         let balancer = &world.machines.get(machine)?.balancer;
         let (_, members) = balancer.running.as_ref()?;
@@ -88,7 +88,7 @@ pub(super) fn broken(desired: &Cluster, world: &World, observed: &Observed, acti
 }
 
 /// What is not as the file says, once nothing is planned.
-pub(super) fn unfinished(desired: &Cluster, world: &World) -> Option<String> {
+pub(super) fn unfinished(desired: &Stack, world: &World) -> Option<String> {
     let members: Vec<Name> = desired.members.iter().map(|member| member.name.clone()).collect();
     let backends = desired.backends(&members, &world.ledger);
     for (balancer, instance) in desired.instances() {

@@ -1,6 +1,6 @@
 //! The topics of lives → the clusters that they are made of, each with the files that it changes between.
 
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::spec::EtcdVersion;
 
 use super::{access, addresses, agents, balancer, maintenance, pki, shape, users, zones};
@@ -9,7 +9,7 @@ use crate::fixtures;
 /// The clusters that runs are made of; built once, because reading files is not what is simulated.
 #[derive(Debug, Clone)]
 pub struct Cast {
-    pub(super) sizes: Vec<Vec<Cluster>>,
+    pub(super) sizes: Vec<Vec<Stack>>,
     /// Whether operators change CAs.
     pub(super) rotates: bool,
 }

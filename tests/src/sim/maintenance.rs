@@ -1,7 +1,7 @@
 //! Databases in simulated lives → they fill up, are compacted by others and corrupted, and what must hold meanwhile.
 
 use raftsman_core::action::{Action, MaintenanceAction, MemberAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::model::{Agreed, MachineModel, World};
 use raftsman_core::observed::{Alarm, ClusterId, Data, MemberId, quorum};
 use raftsman_core::plan::{Plan, Waiting};
@@ -20,7 +20,7 @@ pub(super) const FILES: [&[&str]; 4] = [
 ];
 
 /// Whether this life is about databases.
-pub(super) fn is_configured(desired: &Cluster) -> bool {
+pub(super) fn is_configured(desired: &Stack) -> bool {
     desired.settings.quota <= ByteSize::mib(256)
 }
 
@@ -115,7 +115,7 @@ pub(super) fn broken(world: &World, action: &Action) -> Option<&'static str> {
 }
 
 /// What is not as it should be although nothing is left to do.
-pub(super) fn unfinished(world: &World, desired: &Cluster) -> Option<String> {
+pub(super) fn unfinished(world: &World, desired: &Stack) -> Option<String> {
     let (id, agreed) = agreed(world)?;
     if let Some(alarm) = agreed.alarms.first() {
         return Some(format!("{alarm:?} is raised"));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use raftsman_core::action::{Action, EtcdAction, PkiAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{AuthorityRecord, Ledger, MemberId, Observed, Origin, ServiceState, TrustDomain};
 use raftsman_core::spec::Name;
@@ -106,7 +106,7 @@ fn comes_back(world: &World, machine: &Name) -> bool {
     world.voters_answering(id).any(|id| id == member)
 }
 
-fn receiving(desired: &Cluster, world: &World) -> BTreeSet<Name> {
+fn receiving(desired: &Stack, world: &World) -> BTreeSet<Name> {
     let lets_in = |m: &MachineModel| serves(m) && world.receives_us(desired, m);
     world.machines.iter().filter(|(_, m)| lets_in(m)).map(|(name, _)| name.clone()).collect()
 }
@@ -116,7 +116,7 @@ fn serves(machine: &MachineModel) -> bool {
 }
 
 /// Looks before a step.
-pub(super) fn before(desired: &Cluster, world: &World) -> Before {
+pub(super) fn before(desired: &Stack, world: &World) -> Before {
     let formed = world.agreed.iter().find(|(_, a)| a.formed).map(|(id, _)| *id);
     let following: BTreeSet<MemberId> = formed.map(|id| world.voters_answering(id).collect()).unwrap_or_default();
     let follows = |m: &MachineModel| matches!(m.data, raftsman_core::observed::Data::Present { member, .. } if following.contains(&member));
@@ -127,7 +127,7 @@ pub(super) fn before(desired: &Cluster, world: &World) -> Before {
 
 /// The rule that a step broke, and how.
 pub(super) fn broken(
-    desired: &Cluster,
+    desired: &Stack,
     observed: &Observed,
     before: &Before,
     world: &World,
@@ -197,7 +197,7 @@ fn ended_before(ledger: &Ledger, now: Timestamp) -> bool {
 }
 
 /// What is not as it should be of a cluster that is done.
-pub(super) fn unfinished(desired: &Cluster, world: &World) -> Option<String> {
+pub(super) fn unfinished(desired: &Stack, world: &World) -> Option<String> {
     for side in TrustDomain::ALL {
         let trust = world.ledger.trust(side)?;
         if side == TrustDomain::Peers && trust.rotates() || trust.next.is_some() || !trust.retired.is_empty() {

@@ -1,7 +1,7 @@
 //! Files that have machines made otherwise → what must hold when machines are made anew.
 
 use raftsman_core::action::{Action, MachineAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{Observed, View};
 use raftsman_core::spec::{Name, Shape};
@@ -15,7 +15,7 @@ pub(super) const FILES: [&[&str]; 4] = [
 ];
 
 /// Whether the file has this machine made otherwise.
-pub(super) fn outdated(desired: &Cluster, name: &Name, machine: Option<&MachineModel>) -> bool {
+pub(super) fn outdated(desired: &Stack, name: &Name, machine: Option<&MachineModel>) -> bool {
     let found = machine.and_then(|machine| machine.shape.as_ref());
     found
         .zip(desired.machine(name).and_then(|wanted| wanted.shape.as_ref()))
@@ -41,7 +41,7 @@ pub(super) fn others_healthy(observed: &Observed, machine: &Name) -> bool {
 }
 
 /// What is not as the file says.
-pub(super) fn unfinished(desired: &Cluster, world: &World) -> Option<String> {
+pub(super) fn unfinished(desired: &Stack, world: &World) -> Option<String> {
     let mut machines = desired.members.iter().map(|member| (&member.name, world.machines.get(&member.name)));
     let old = machines.find(|(name, machine)| outdated(desired, name, *machine))?;
     Some(format!("{} is made otherwise", old.0))

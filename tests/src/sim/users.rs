@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use raftsman_core::action::{Action, UserAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::{Access, Granted, Password, ROOT, Role, User};
 use raftsman_core::spec::{KeySpan, Keys, Level};
 
@@ -64,7 +64,7 @@ pub(super) fn touches_root(action: &Action) -> bool {
 }
 
 /// A user that had a permission that the file grants, and has it no longer.
-pub(super) fn robbed(desired: &Cluster, before: &Access, after: &Access) -> Option<String> {
+pub(super) fn robbed(desired: &Stack, before: &Access, after: &Access) -> Option<String> {
     let (roles, users) = (desired.access.roles.as_ref()?, desired.access.users.as_ref()?);
     let keys: BTreeSet<Vec<u8>> =
         roles.values().flat_map(|role| role.permissions.keys()).map(|k| k.key.clone()).collect();
@@ -92,7 +92,7 @@ fn allows<'a>(roles: impl Iterator<Item = &'a Role>, key: &[u8], level: Level) -
 }
 
 /// What is not as the file says, seen with other eyes than the planner's.
-pub(super) fn differs(desired: &Cluster, access: &Access) -> Option<String> {
+pub(super) fn differs(desired: &Stack, access: &Access) -> Option<String> {
     let others = |names: Vec<&String>| names.into_iter().filter(|name| *name != ROOT).cloned().collect::<BTreeSet<_>>();
     if let Some(roles) = &desired.access.roles {
         if others(roles.keys().collect()) != others(access.roles.keys().collect()) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::quorum;
 use raftsman_core::spec::Name;
@@ -13,19 +13,19 @@ use crate::fixtures;
 pub(super) const PLACES: [&[&str]; 2] = [&["aab", "abc", "aaa", "bca"], &["aabbc", "abcab", "aaabb", "ccbba"]];
 
 /// A cluster whose members are in these zones, one letter each.
-pub(super) fn placed(zones: &str) -> Cluster {
+pub(super) fn placed(zones: &str) -> Stack {
     let member = |(i, zone): (usize, char)| format!("{{ name: m{}, zone: {zone} }}", i + 1);
     let members: Vec<String> = zones.chars().enumerate().map(member).collect();
     let three = "zones: { a: { incus: { target: a } }, b: { incus: { target: b } }, c: { incus: { target: c } } }";
     fixtures::machines_of(&[three], &[&format!("members: [{}]", members.join(", "))])
 }
 
-fn wanted<'a>(desired: &'a Cluster, name: &Name) -> Option<&'a Name> {
+fn wanted<'a>(desired: &'a Stack, name: &Name) -> Option<&'a Name> {
     desired.machine(name)?.place.zone.as_ref()
 }
 
 /// Whether the file names another zone for this member.
-pub(super) fn misplaced(desired: &Cluster, name: &Name, machine: Option<&MachineModel>) -> bool {
+pub(super) fn misplaced(desired: &Stack, name: &Name, machine: Option<&MachineModel>) -> bool {
     let found = machine.and_then(|machine| machine.zone.as_ref());
     found.zip(wanted(desired, name)).is_some_and(|(found, wanted)| found != wanted)
 }
@@ -39,7 +39,7 @@ fn survives<'a>(zones: impl Iterator<Item = Option<&'a Name>>) -> bool {
 }
 
 /// The zones as they are, where the loss of one would cost quorum and would not with the file's.
-pub(super) fn broken(desired: &Cluster, world: &World) -> Option<String> {
+pub(super) fn broken(desired: &Stack, world: &World) -> Option<String> {
     let names = || desired.members.iter().map(|member| &member.name);
     let found = |name: &Name| {
         let machine = world.machines.get(name);

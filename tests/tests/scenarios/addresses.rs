@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use insta::assert_snapshot;
 use raftsman_core::action::{Action, EtcdAction, MachineAction};
-use raftsman_core::desired::{Cluster, DesireError};
+use raftsman_core::desired::{DesireError, Stack};
 use raftsman_core::model::{World, forecast};
 use raftsman_core::plan::safety::judge;
 use raftsman_core::spec::Name;
@@ -26,7 +26,7 @@ fn settled(main: &[&str]) -> Scene {
     scene
 }
 
-fn names(cluster: &Cluster) -> Vec<&str> {
+fn names(cluster: &Stack) -> Vec<&str> {
     cluster.members.iter().map(|member| member.name.as_str()).collect()
 }
 

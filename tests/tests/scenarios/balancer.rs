@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use insta::assert_snapshot;
 use raftsman_core::action::{Action, BalancerAction, EtcdAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::model::{MachineModel, VrrpState, World, forecast};
 use raftsman_core::observed::{Agent, Fact, ServerState};
 use raftsman_core::plan::plan;
@@ -16,16 +16,16 @@ use raftsman_tests::sim::agents;
 
 const TWO: &str = "instances: [{ name: lb-1, address: 127.0.42.101 }, { name: lb-2, address: 127.0.42.102 }]";
 
-fn cluster(members: usize, further: &[&str]) -> Cluster {
+fn cluster(members: usize, further: &[&str]) -> Stack {
     behind(&[], members, further, Some(TWO))
 }
 
-fn empty(desired: Cluster) -> Scene {
+fn empty(desired: Stack) -> Scene {
     let world = World::empty(&desired, epoch());
     Scene { desired, world, hidden: BTreeSet::new() }
 }
 
-fn settled(desired: Cluster) -> Scene {
+fn settled(desired: Stack) -> Scene {
     let mut scene = empty(desired);
     let output = scene.to_the_end();
     assert!(output.ends_with("done\n"), "{output}");
@@ -253,7 +253,7 @@ const MACHINES: [&str; 4] =
     ["provider: incus", "image: a", "subnet: 10.78.0.0/24", "incus: { network: raft, pool: default }"];
 
 /// Three members behind two instances on machines; those share this address.
-fn sharing(address: &str) -> Cluster {
+fn sharing(address: &str) -> Stack {
     behind(&MACHINES, 3, &[], Some(&format!("instances: 2, virtual_address: {address}")))
 }
 

@@ -86,7 +86,7 @@ fn scheduled(every: &str) -> Scene {
     let text = format!(
         "fleet: f\nmachines: {{ provider: local }}\nbackups: {{ store: {{ directory: /b }}{every} }}\netcd: {{ main: {{ members: 3 }} }}\n"
     );
-    let desired = desired(&text).clusters.remove(0);
+    let desired = desired(&text).stacks.remove(0);
     let world = World::empty(&desired, epoch());
     Scene { desired, world, hidden: BTreeSet::new() }
 }

@@ -86,7 +86,7 @@ fn without_a_majority_a_backup_helps_as_well() {
 fn a_new_cluster_is_bootstrapped_from_a_backup() {
     let text = "fleet: lab\nbackups: { store: { directory: /b } }\n\
                 etcd: { main: { members: 3, restore_from: { cluster: shop/main } } }\n";
-    let desired = desired(text).clusters.remove(0);
+    let desired = desired(text).stacks.remove(0);
     let mut scene = Scene { world: World::empty(&desired, epoch()), desired, hidden: BTreeSet::new() };
     let foreseen = forecast(&scene.desired, &scene.look(), scene.world.now);
     assert!(foreseen.converges, "{foreseen:?}");

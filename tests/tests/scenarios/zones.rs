@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use insta::assert_snapshot;
-use raftsman_core::desired::{Cluster, Identity, resolve};
+use raftsman_core::desired::{Identity, Stack, resolve};
 use raftsman_core::model::World;
 use raftsman_core::observed::{Tolerance, View, Zones};
 use raftsman_core::spec::Name;
@@ -13,7 +13,7 @@ use raftsman_tests::fixtures::{Hidden, Scene, describe, desired, epoch, machines
 
 const THREE: &str = "zones: { a: { incus: { target: a } }, b: { incus: { target: b } }, c: { incus: { target: c } } }";
 
-fn settled(desired: Cluster) -> Scene {
+fn settled(desired: Stack) -> Scene {
     let world = World::empty(&desired, epoch());
     let mut scene = Scene { desired, world, hidden: BTreeSet::new() };
     let output = scene.to_the_end();
@@ -21,7 +21,7 @@ fn settled(desired: Cluster) -> Scene {
     scene
 }
 
-fn zones(cluster: &Cluster) -> String {
+fn zones(cluster: &Stack) -> String {
     let zone = |name: &Name| cluster.machines[name].place.zone.as_ref().map_or("-", |zone| zone.as_str());
     cluster.members.iter().map(|member| zone(&member.machine)).collect()
 }
@@ -41,7 +41,7 @@ fn two_clusters_of_one_file_have_machines_of_their_own_sizes() {
          - { name: large-1, machine: { memory: 16GiB, data_disk: 20GiB } }\n    - { name: large-2 }\n    \
          - { name: large-3 }\n",
     );
-    let shapes = desired.clusters.iter().flat_map(|cluster| cluster.machines.values()).map(|machine| {
+    let shapes = desired.stacks.iter().flat_map(|cluster| cluster.machines.values()).map(|machine| {
         let part = |key| machine.shape.as_ref().and_then(|shape| shape.part(key)).unwrap_or("-");
         format!("{} {} {} {} {}\n", machine.name, part("memory"), part("vcpus"), part("network"), part("data disk"))
     });
@@ -85,7 +85,7 @@ fn members_are_spread_over_zones_and_stay_there() {
         zones: [(Name::fixed("main"), remembered.into())].into(),
     };
     let desired = resolve(&spec(text), &identity).expect("resolved");
-    assert_eq!(zones(&desired.clusters[0]), "abcz");
+    assert_eq!(zones(&desired.stacks[0]), "abcz");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! on, and two broken planners are caught.
 
 use jiff::Timestamp;
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::Observed;
 use raftsman_core::plan::{Plan, plan};
 use raftsman_core::spec::AuthMode;
@@ -28,9 +28,9 @@ fn caught(planner: Planner) {
 }
 
 /// Bootstraps with the configuration that the cluster is to have in the end, as if auth were not wanted yet.
-fn open_from_the_start(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn open_from_the_start(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let formed = observed.ledger.cluster.is_some();
-    let first = Cluster { auth: AuthMode::None, ..desired.clone() };
+    let first = Stack { auth: AuthMode::None, ..desired.clone() };
     plan(if formed { desired } else { &first }, observed, now)
 }
 
@@ -40,7 +40,7 @@ fn a_planner_that_bootstraps_an_open_cluster_is_caught() {
 }
 
 /// Takes auth for on as soon as the cluster has formed.
-fn opens_too_early(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn opens_too_early(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
     observed.ledger.secured = observed.ledger.cluster;
     plan(desired, &observed, now)

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use jiff::Timestamp;
-use raftsman_core::desired::{Address, Cluster};
+use raftsman_core::desired::{Address, Stack};
 use raftsman_core::observed::Observed;
 use raftsman_core::plan::{Plan, plan};
 use raftsman_core::spec::Name;
@@ -25,7 +25,7 @@ fn caught(planner: Planner, rule: &str) {
 }
 
 /// Assumes addresses before the provider has assigned them.
-fn assumes_addresses(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn assumes_addresses(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let unknown: Vec<Name> = desired.unplaced_machines().map(|machine| machine.name.clone()).collect();
     let mut assumed = desired.clone();
     for (last, machine) in (1..).zip(&unknown) {
@@ -35,7 +35,7 @@ fn assumes_addresses(desired: &Cluster, observed: &Observed, now: Timestamp) -> 
 }
 
 /// Goes on with the machines whose addresses are known, as if the file had no others.
-fn goes_on_without(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn goes_on_without(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut known = desired.clone();
     if !known.members.is_empty() {
         known.machines.retain(|_, machine| machine.address != Address::Assigned);

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use raftsman_core::action::{Action, AgentAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::{Observed, Tolerance};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, plan};
 use raftsman_tests::sim::{Cast, Violation, lives};
@@ -15,7 +15,7 @@ fn no_agent_is_downgraded() {
 }
 
 /// Looks at the digests only: an older raftsman puts its own agent over a newer one.
-fn downgrades(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn downgrades(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let ours = plan(desired, observed, now);
     let Some(shipped) = desired.agents.shipped.as_ref().filter(|_| ours.steps.is_empty()) else { return ours };
     let other = observed.reports().find(|(_, report)| {

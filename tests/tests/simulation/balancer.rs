@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use raftsman_core::action::{Action, BalancerAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::{Observed, ServerState};
 use raftsman_core::plan::{Plan, Step, Waiting, plan};
 use raftsman_core::spec::Name;
@@ -24,7 +24,7 @@ fn caught(planner: Planner, rules: &[&str]) {
 }
 
 /// Where a member is drained, all others that are behind the same instance are drained, too.
-fn drains_all(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn drains_all(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let Some(first) = plan.steps.first().cloned() else { return plan };
     let Action::Balancer(BalancerAction::DrainMember { machine, member }) = &first.action else { return plan };
@@ -40,7 +40,7 @@ fn drains_all(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Members are restarted while they get new connections.
-fn never_drains(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn never_drains(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut blind = observed.clone();
     for seen in blind.machines.values_mut() {
         if let raftsman_core::observed::Fact::Seen { value: raftsman_core::observed::Agent::Claimed(report), .. } =
@@ -54,7 +54,7 @@ fn never_drains(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
 }
 
 /// A member is restarted in the same wave that has the balancer drain it.
-fn drains_and_restarts(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn drains_and_restarts(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let drains = |step: &Step| matches!(step.action, Action::Balancer(BalancerAction::DrainMember { .. }));
     if plan.steps.iter().any(drains) {
@@ -64,14 +64,14 @@ fn drains_and_restarts(desired: &Cluster, observed: &Observed, now: Timestamp) -
 }
 
 /// A member that was drained gets no connections any more.
-fn never_admits(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn never_admits(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     plan.steps.retain(|step| !matches!(step.action, Action::Balancer(BalancerAction::AdmitMember { .. })));
     plan
 }
 
 /// It is done before an instance has the virtual address.
-fn never_waits_for_the_address(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn never_waits_for_the_address(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     plan.waiting.retain(|waiting| !matches!(waiting, Waiting::VirtualAddressUnheld { .. }));
     plan

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use raftsman_core::action::{Action, EtcdAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::{Data, Fact, Ledger, MachineObserved, Observed, Root, ServiceState, View};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, Waiting, plan};
 use raftsman_tests::sim::{Cast, Planner, Stats, Violation, all_at_once, lives};
@@ -44,7 +44,7 @@ fn caught(planner: Planner, rule: &str) {
 }
 
 /// Takes what it cannot reach for something that is not there.
-fn unreachable_is_absent(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn unreachable_is_absent(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     fn absent<T>(fact: &mut Fact<T>) {
         if let Fact::Unreachable { since, .. } = fact {
             *fact = Fact::Absent { at: *since };
@@ -60,7 +60,7 @@ fn unreachable_is_absent(desired: &Cluster, observed: &Observed, now: Timestamp)
 }
 
 /// Forgets what it started: a wiped member is started again, empty, under its old id.
-fn forgetful(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn forgetful(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
     let Ledger { peers, clients, .. } = observed.ledger.clone();
     observed.ledger = Ledger { peers, clients, ..Ledger::default() };
@@ -73,7 +73,7 @@ fn forgetful(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Starts members one by one and waits for each to be healthy.
-fn one_by_one(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn one_by_one(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let first_start = |s: &Step| matches!(s.reason, Reason::FirstStart { .. });
     if plan.steps.iter().any(first_start) {
@@ -90,7 +90,7 @@ fn one_by_one(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Restarts the next member as soon as the last one runs, whether or not it is healthy.
-fn impatient(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn impatient(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     if !plan.steps.is_empty() || View::of(observed).listed.is_none() {
         return plan;
@@ -116,7 +116,7 @@ fn impatient(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Turns auth on before there is a superuser.
-fn auth_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn auth_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
     for member in observed.etcd.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd {
@@ -127,7 +127,7 @@ fn auth_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Writes the configuration again at every look.
-fn restless(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn restless(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
     for seen in observed.machines.values_mut() {
         if let Fact::Seen { value: raftsman_core::observed::Agent::Claimed(report), .. } = &mut seen.agent {

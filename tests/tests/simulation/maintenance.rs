@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use raftsman_core::action::{Action, MaintenanceAction, MemberAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::{Alarm, Observed, Tolerance, View};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, Waiting, plan};
 use raftsman_core::spec::Name;
@@ -47,7 +47,7 @@ fn full(observed: &Observed) -> bool {
 }
 
 /// Rewrites two members at the same time.
-fn two_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn two_at_once(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     if let [step] = plan.steps.as_slice()
         && matches!(step.action, Action::Maintenance(MaintenanceAction::Defragment { .. }))
@@ -60,7 +60,7 @@ fn two_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Defragments the leader without a transfer of leadership.
-fn leader_too(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn leader_too(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let leader = View::of(observed).leader.cloned();
     let hands_over = plan.steps.iter().any(|s| matches!(s.action, Action::Member(MemberAction::MoveLeader { .. })));
@@ -73,7 +73,7 @@ fn leader_too(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Takes the alarm back at once.
-fn disarms_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn disarms_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     if full(observed)
         && plan.steps.iter().any(|s| matches!(s.action, Action::Maintenance(MaintenanceAction::Compact { .. })))
@@ -84,7 +84,7 @@ fn disarms_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
 }
 
 /// Takes the alarm back once history is gone, and leaves the files as they are.
-fn never_rewrites(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn never_rewrites(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     if full(observed)
         && plan.steps.iter().any(|s| matches!(s.action, Action::Maintenance(MaintenanceAction::Defragment { .. })))
@@ -95,7 +95,7 @@ fn never_rewrites(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
 }
 
 /// Compacts again and again.
-fn compacts_for_ever(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn compacts_for_ever(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let revision = View::of(observed).answering.values().map(|e| e.revision).max();
     match revision.filter(|_| full(observed) && plan.steps.iter().any(|s| s.action.exclusive())) {
@@ -105,7 +105,7 @@ fn compacts_for_ever(desired: &Cluster, observed: &Observed, now: Timestamp) -> 
 }
 
 /// Defragments the members that answer, although one does not.
-fn does_not_wait(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn does_not_wait(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let waits = |w: &Waiting| matches!(w, Waiting::HealFirst { change, .. } if change.starts_with("freeing space"));
     let view = View::of(observed);
@@ -118,7 +118,7 @@ fn does_not_wait(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
 }
 
 /// Ignores an alarm.
-fn ignores_damage(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn ignores_damage(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let view = View::of(observed);
     if view.has_quorum() && view.corrupt() && plan.steps.is_empty() {
@@ -128,7 +128,7 @@ fn ignores_damage(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
 }
 
 /// Drops history whenever there is nothing else to do.
-fn tidies_up(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn tidies_up(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let revision = View::of(observed).answering.values().map(|e| e.revision).max();
     match revision.filter(|revision| plan.is_done() && *revision > 1_000) {

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use raftsman_core::action::{Action, EtcdAction, MachineAction, MemberAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::{Agent, Data, Fact, ListedMember, Observed, View};
 use raftsman_core::plan::{Plan, Reason, Step, Waiting, plan};
 use raftsman_core::spec::Name;
@@ -35,7 +35,7 @@ fn instead(plan: &Plan, action: Action) -> Plan {
 }
 
 /// Voters that the file does not have and that are healthy.
-fn surplus(desired: &Cluster, observed: &Observed) -> Vec<(Name, ListedMember)> {
+fn surplus(desired: &Stack, observed: &Observed) -> Vec<(Name, ListedMember)> {
     let view = View::of(observed);
     let listed = view.listed.unwrap_or_default().iter().filter(|m| !m.learner);
     let named = listed.filter_map(|m| Some((observed.ledger.name_of(m)?, m.clone())));
@@ -47,7 +47,7 @@ fn removal((name, member): &(Name, ListedMember)) -> Action {
 }
 
 /// Gives up members that do not answer, without an operator's request.
-fn gives_up(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn gives_up(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut marked = observed.clone();
     let view = View::of(observed);
     let listed = view.listed.unwrap_or_default().iter().filter(|m| !m.learner);
@@ -57,7 +57,7 @@ fn gives_up(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Takes the old member away before the new one is there.
-fn removes_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn removes_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let leader = View::of(observed).leader.cloned();
     let old = surplus(desired, observed).into_iter().find(|(name, _)| Some(name) != leader.as_ref());
@@ -68,7 +68,7 @@ fn removes_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
 }
 
 /// Removes the leader without a transfer of leadership.
-fn removes_leader(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn removes_leader(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let Some(Reason::LeaderGoes { from }) = plan.steps.first().map(|s| s.reason.clone()) else { return plan };
     let view = View::of(observed);
@@ -77,7 +77,7 @@ fn removes_leader(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
 }
 
 /// Takes in two learners at once.
-fn two_learners(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn two_learners(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let view = View::of(observed);
     let list = view.listed.unwrap_or_default();
@@ -95,7 +95,7 @@ fn two_learners(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
 }
 
 /// Gives a machine back while its etcd is still a member.
-fn deletes_members(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn deletes_members(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     match surplus(desired, observed).first() {
         Some((name, _))
@@ -109,7 +109,7 @@ fn deletes_members(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pl
 }
 
 /// Clears the disk of a member that is merely down.
-fn clears_members(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn clears_members(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let Some(Step { action: Action::Etcd(EtcdAction::StartEtcd { machine, .. }), .. }) = plan.steps.first() else {
         return plan;
@@ -124,7 +124,7 @@ fn clears_members(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
 }
 
 /// Adds a learner in the same wave as everything else.
-fn crowds(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn crowds(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let view = View::of(observed);
     let missing = desired.members.iter().find(|m| {
@@ -139,7 +139,7 @@ fn crowds(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Starts a member whose disk was wiped again under its old id.
-fn restarts_wiped(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn restarts_wiped(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut forgetful = observed.clone();
     forgetful.ledger.started.clear();
     for member in forgetful.machines.values_mut() {
@@ -151,7 +151,7 @@ fn restarts_wiped(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
 }
 
 /// Shrinks although another member is down.
-fn shrinks_unhealthy(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn shrinks_unhealthy(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let heals = plan.waiting.iter().any(|w| matches!(w, Waiting::HealFirst { .. }));
     let leader = View::of(observed).leader.cloned();
@@ -163,7 +163,7 @@ fn shrinks_unhealthy(desired: &Cluster, observed: &Observed, now: Timestamp) -> 
 }
 
 /// Takes everything at once that waits for its turn to be taken away.
-fn several_losses(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn several_losses(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let Some(step) = plan.steps.first().cloned() else { return plan };
     let turns = plan.waiting.iter().filter_map(|w| match w {

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use raftsman_core::action::{Action, PkiAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::{Agent, AgentReport, Fact, HandshakeResult, Handshakes, Observed, TrustDomain, View};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, plan};
 use raftsman_core::spec::Name;
@@ -65,14 +65,14 @@ fn assume_handshakes(observed: &mut Observed) {
 }
 
 /// Does not test any handshake.
-fn proves_nothing(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn proves_nothing(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
     assume_handshakes(&mut observed);
     plan(desired, &observed, now)
 }
 
 /// Takes the CAs on the disk for those that the process has loaded: it restarts no member.
-fn disk_is_enough(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn disk_is_enough(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = with(observed, |report, _| {
         for (purpose, certificate) in &report.etcd.certificates {
             report.etcd.running_trust.extend(certificate.trust.clone().map(|digest| (*purpose, digest)));
@@ -83,7 +83,7 @@ fn disk_is_enough(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
 }
 
 /// Lets the next CA sign before any member trusts it.
-fn switches_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn switches_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = with(observed, |report, observed| {
         for side in TrustDomain::ALL {
             let Some(digest) = observed.ledger.trust(side).map(|t| t.digest()) else { continue };
@@ -98,7 +98,7 @@ fn switches_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Pla
 }
 
 /// Trusts the old authority no more while members still show what it signed.
-fn retires_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn retires_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = with(observed, |report, observed| {
         let Some(trust) = observed.ledger.trust(TrustDomain::Peers) else { return };
         let shown = report.etcd.certificates.get_mut(&TrustDomain::Peers.purpose());
@@ -111,7 +111,7 @@ fn retires_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
 }
 
 /// Does not wait for clients to get new certificates.
-fn hurries(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn hurries(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let tolerance = View::of(observed).tolerance();
     if plan.is_done() && observed.ledger.clients.as_ref().is_some_and(|t| !t.old.is_empty()) {
@@ -128,7 +128,7 @@ fn hurries(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Forgets the old authority as soon as it is not to be trusted any more.
-fn forgets_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn forgets_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let retired = |side: &TrustDomain| observed.ledger.trust(*side).is_some_and(|t| !t.retired.is_empty());
     let quiet = View::of(observed).has_quorum() && plan.steps.len() == 1;

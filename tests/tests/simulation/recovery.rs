@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 use raftsman_core::action::{Action, EtcdAction, MachineAction, MemberAction, StartData};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::model::MachineModel;
 use raftsman_core::observed::{Agent, ClusterId, Data, Fact, Mode, Observed, Power, Recovery, ServiceState, quorum};
 use raftsman_core::plan::recovery::{self, survey};
@@ -14,7 +14,7 @@ use raftsman_core::spec::Name;
 use raftsman_tests::dice::Dice;
 use raftsman_tests::fixtures::Scene;
 
-type Planner = fn(&Cluster, &Observed, Timestamp) -> Plan;
+type Planner = fn(&Stack, &Observed, Timestamp) -> Plan;
 
 /// Enough rounds for seven members, each step interrupted.
 const ROUNDS: usize = 400;
@@ -122,7 +122,7 @@ impl Life {
 
     fn carry_out(
         &mut self,
-        desired: &Cluster,
+        desired: &Stack,
         survivor: &Name,
         observed: &Observed,
         next: &Plan,
@@ -177,7 +177,7 @@ impl Life {
     }
 
     /// Time passes; clients write wherever they are served.
-    fn pass(&mut self, desired: &Cluster, survivor: &Name) -> Result<(), String> {
+    fn pass(&mut self, desired: &Stack, survivor: &Name) -> Result<(), String> {
         let scene = &mut self.scene;
         scene.world.now = scene.world.now.checked_add(SignedDuration::from_secs(1)).expect("a timestamp");
         scene.world.pass_time();
@@ -239,12 +239,12 @@ fn with(observed: &Observed, change: impl FnMut(&mut Recovery)) -> Observed {
 }
 
 /// Puts data away as soon as all members are stopped.
-fn impatient(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn impatient(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     plan(desired, &with(observed, |recovery| recovery.settled = true), now)
 }
 
 /// Does not see that others run.
-fn blind(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn blind(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut seen = observed.clone();
     let survivor = seen.ledger.recovery().map(|recovery| recovery.survivor.clone());
     for (_, machine) in seen.machines.iter_mut().filter(|(name, _)| Some(*name) != survivor.as_ref()) {
@@ -257,12 +257,12 @@ fn blind(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Takes a survivor for alone that was never started with `--force-new-cluster`.
-fn credulous(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn credulous(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     plan(desired, &with(observed, |recovery| recovery.alone = true), now)
 }
 
 /// Forgets the approved recovery as soon as the survivor serves: it grows the old cluster.
-fn forgetful(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn forgetful(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut seen = observed.clone();
     if seen.ledger.recovery().is_some_and(|recovery| recovery.settled) {
         seen.ledger.mode = Mode::Normal;

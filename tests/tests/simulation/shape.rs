@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use raftsman_core::action::{Action, MachineAction, MemberAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::{Observed, Tolerance};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, Waiting, plan};
 use raftsman_core::spec::Name;
@@ -23,7 +23,7 @@ fn caught(planner: Planner, rule: &str) {
 }
 
 /// Rebuilds all machines at once.
-fn all_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn all_at_once(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let Some(first @ Step { action: Action::Machine(MachineAction::RebuildMachine { .. }), .. }) =
         plan.steps.first().cloned()
@@ -40,7 +40,7 @@ fn all_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Rebuilds around a data disk that is not there.
-fn forgets_the_data(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn forgets_the_data(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let reason = plan.steps.first().map(|step| step.reason.to_string()).unwrap_or_default();
     if let Some(Step { action, .. }) = plan.steps.first_mut()
@@ -55,7 +55,7 @@ fn forgets_the_data(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
 }
 
 /// Takes members that do not answer for healthy.
-fn careless(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn careless(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     if !plan.waiting.iter().any(|w| matches!(w, Waiting::HealFirst { change, .. } if change.contains("rebuilding"))) {
         return plan;

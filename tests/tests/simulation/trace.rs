@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use jiff::Timestamp;
 use raftsman_core::action::Action;
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::model::World;
 use raftsman_core::observed::{Ledger, Observed};
 use raftsman_core::plan::{Plan, deletion, plan, safety};
@@ -26,7 +26,7 @@ const CLOSELY: usize = 16;
 const ACTIONS: &str = include_str!("../../../crates/core/tests/stored/actions.jsonl");
 
 /// Every action, about a machine and a member of this world.
-fn actions(desired: &Cluster, observed: &Observed, turn: usize) -> Vec<Action> {
+fn actions(desired: &Stack, observed: &Observed, turn: usize) -> Vec<Action> {
     let names: Vec<_> = observed.machines.keys().collect();
     let machine = names.get(turn % names.len().max(1)).map_or("main-1", |name| name.as_str());
     let etcd = observed.answers().next().map(|(_, etcd)| etcd);
@@ -79,7 +79,7 @@ fn modes(observed: &Observed) -> Vec<Observed> {
     variants.into_iter().map(with).collect()
 }
 
-fn closely(desired: &Cluster, observed: &Observed, now: Timestamp, turn: usize) -> String {
+fn closely(desired: &Stack, observed: &Observed, now: Timestamp, turn: usize) -> String {
     let mut text = String::new();
     let ledger = |ledger: &Ledger| serde_json::to_string(ledger).expect("JSON");
     for observed in modes(observed) {
@@ -105,7 +105,7 @@ fn closely(desired: &Cluster, observed: &Observed, now: Timestamp, turn: usize) 
     text
 }
 
-fn traced(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn traced(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plan = plan(desired, observed, now);
     let turn = PLANS.fetch_add(1, Ordering::Relaxed);
     let mut hasher = DefaultHasher::new();

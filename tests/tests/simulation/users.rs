@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use raftsman_core::action::{Account, Action, UserAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::{Access, Fact, Observed, Password, User, View};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, drift, plan};
 use raftsman_tests::sim::{Cast, Planner, Violation, lives};
@@ -59,7 +59,7 @@ fn step(action: Action) -> Step {
 }
 
 /// Takes away before it gives: as if every role and user had already all that it lacks.
-fn takes_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn takes_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plenty = with(observed, |access| {
         for (name, role) in desired.access.roles.iter().flatten() {
             let has = access.roles.entry(name.clone()).or_default();
@@ -79,7 +79,7 @@ fn takes_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Takes roles from users before it gives them others.
-fn strips_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn strips_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     for step in &mut plan.steps {
         if let Action::User(UserAction::SetUser { grant, revoke, account: Account::Keep, .. }) = &mut step.action
@@ -92,7 +92,7 @@ fn strips_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
 }
 
 /// Takes the superuser for a user that the file does not list.
-fn root_is_unlisted(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn root_is_unlisted(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     if plan.steps.iter().any(|s| matches!(s.action, Action::User(UserAction::DeleteUser { .. }))) {
         plan.steps.push(step(Action::User(UserAction::DeleteUser { user: "root".to_owned() })));
@@ -101,7 +101,7 @@ fn root_is_unlisted(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
 }
 
 /// Believes that every password is the right one.
-fn trusting(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn trusting(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let trusted = with(observed, |access| {
         for (name, user) in desired.access.users.iter().flatten() {
             if let Some(has) = access.users.get_mut(name) {
@@ -113,7 +113,7 @@ fn trusting(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
 }
 
 /// Gives users roles that it never made.
-fn without_roles(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn without_roles(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let pretended = with(observed, |access| {
         let roles = desired.access.roles.iter().flatten();
         access.roles.extend(roles.map(|(name, role)| (name.clone(), role.clone())));
@@ -122,7 +122,7 @@ fn without_roles(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan
 }
 
 /// Changes users beside a restart.
-fn in_passing(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn in_passing(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let drifted = seen(observed).is_some_and(|seen| !drift(&desired.access, &seen).is_empty());
     if drifted && plan.steps.iter().any(|s| s.action.exclusive()) {

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use raftsman_core::action::{Action, EtcdAction, VersionAction};
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::{Agent, Fact, Observed, SnapshotRecord, View};
 use raftsman_core::plan::{Plan, Reason, plan};
 use raftsman_core::spec::EtcdVersion;
@@ -64,14 +64,14 @@ fn through_and_forget(observed: &Observed, glass: impl Fn(EtcdVersion) -> EtcdVe
 }
 
 /// Takes every older line for the one below the wanted one.
-fn skips_a_line(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn skips_a_line(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let below = Line::of(desired.version).below();
     let glass = |v: EtcdVersion| if Line::of(v) < below { EtcdVersion::new(below.0, below.1, 99) } else { v };
     plan(desired, &through_and_forget(observed, glass), now)
 }
 
 /// Goes on with the members that have made the first hop before the others have made it.
-fn two_hops_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn two_hops_at_once(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let seen = observed.answers().map(|(_, etcd)| etcd).map(|e| e.version);
     let newest = seen.max().unwrap_or(desired.version);
     let further = Line::of(newest) < Line::of(desired.version);
@@ -80,7 +80,7 @@ fn two_hops_at_once(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
 }
 
 /// Takes no snapshot.
-fn without_snapshot(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn without_snapshot(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let next = plan(desired, observed, now);
     let Some(Action::Version(VersionAction::TakeSnapshot { version })) = next.steps.first().map(|s| &s.action) else {
         return next;
@@ -93,7 +93,7 @@ fn without_snapshot(desired: &Cluster, observed: &Observed, now: Timestamp) -> P
 }
 
 /// Assumes that the downgrade was enabled, and that etcd has finished it.
-fn downgrades_unannounced(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn downgrades_unannounced(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
     for member in observed.etcd.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd
@@ -107,7 +107,7 @@ fn downgrades_unannounced(desired: &Cluster, observed: &Observed, now: Timestamp
 }
 
 /// Takes every version of a line for as good as the one that may meet the next.
-fn any_patch_will_do(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn any_patch_will_do(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let glass = |v: EtcdVersion| match least_before(Line::of(v).above()) {
         Some(least) if Line::of(v) < Line::of(desired.version) => v.max(least),
         _ => v,
@@ -116,7 +116,7 @@ fn any_patch_will_do(desired: &Cluster, observed: &Observed, now: Timestamp) -> 
 }
 
 /// Begins with the leader.
-fn leader_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn leader_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut next = plan(desired, observed, now);
     let view = View::of(observed);
     if let [step] = next.steps.as_mut_slice()
@@ -131,7 +131,7 @@ fn leader_first(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan 
 }
 
 /// Forgets that there was an older line.
-fn old_log(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn old_log(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
     observed.ledger.log_renewed = None;
     plan(desired, &observed, now)

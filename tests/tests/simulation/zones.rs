@@ -1,7 +1,7 @@
 //! Files that name other zones for members, in faulted lives → a lost zone costs quorum only where the file allows no better.
 
 use jiff::Timestamp;
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::Observed;
 use raftsman_core::plan::{Plan, plan};
 use raftsman_tests::sim::{Cast, Planner, Violation, lives};
@@ -22,7 +22,7 @@ fn caught(planner: Planner, rule: &str) {
 }
 
 /// A member stays in the zone that it is in, whichever the file names for it.
-fn ignores_zones(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+fn ignores_zones(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut desired = desired.clone();
     desired.machines.values_mut().for_each(|machine| machine.place.pinned = false);
     plan(&desired, observed, now)

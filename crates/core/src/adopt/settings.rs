@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::spec::{AuthMode, ByteSize, CompactionMode, Duration, EtcdVersion, FlagValue, LogLevel, Retention};
 
 /// A setting that is otherwise than the file says.
@@ -132,7 +132,7 @@ fn compaction(mode: &str, retention: &str) -> String {
 }
 
 /// The settings that the file asks for.
-pub fn wanted(cluster: &Cluster) -> BTreeMap<String, String> {
+pub fn wanted(cluster: &Stack) -> BTreeMap<String, String> {
     let spec = &cluster.settings;
     let mut settings = BTreeMap::new();
     let mut set = |key: &str, value: String| drop(settings.insert(key.to_owned(), value));

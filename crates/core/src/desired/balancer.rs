@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use super::addresses::{Allotment, Spot};
-use super::{CLIENT_PORT, Cluster, Config, DesireError, etcd};
+use super::{CLIENT_PORT, Config, DesireError, Stack, etcd};
 use crate::render;
 use crate::render::haproxy::{self, Backend, Haproxy};
 use crate::render::keepalived::{self, Keepalived};
@@ -112,7 +112,7 @@ pub(super) fn backend(member: &Name, address: IpAddr) -> Backend {
 pub(super) fn resolve(
     name: &Name,
     section: &Section,
-    cluster: &Cluster,
+    cluster: &Stack,
     addresses: &mut Allotment,
 ) -> Result<(Balancer, Vec<Spot>), DesireError> {
     let mut places: Vec<Spot> = Vec::new();

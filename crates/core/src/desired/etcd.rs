@@ -8,7 +8,7 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 
 use super::addresses::{Allotment, Spot};
-use super::{Agents, Cluster, Config, DesireError, HEALTH_PORT, Member, machines};
+use super::{Agents, Config, DesireError, HEALTH_PORT, Member, Stack, machines};
 use crate::render;
 use crate::render::etcd::ClientAccess;
 use crate::spec::{
@@ -170,7 +170,7 @@ pub(super) fn resolve(
     zones: Option<&BTreeMap<Name, Name>>,
     fronted: bool,
     addresses: &mut Allotment,
-) -> Result<Cluster, DesireError> {
+) -> Result<Stack, DesireError> {
     let mut places = named(name, spec)?;
     for (member, address) in places.iter_mut().filter(|(_, address)| address.is_none()) {
         *address = addresses.allot(name, member)?;
@@ -220,7 +220,7 @@ pub(super) fn resolve(
             }
         })
         .collect();
-    Ok(Cluster {
+    Ok(Stack {
         agents: Agents::default(),
         balancers: Vec::new(),
         unplaced: None,

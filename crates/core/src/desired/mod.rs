@@ -52,13 +52,13 @@ pub struct Identity {
 pub struct Desired {
     /// The fleet's name.
     pub fleet: Name,
-    /// Its clusters, in the order of the file, each with what stands in front of it.
-    pub clusters: Vec<Cluster>,
+    /// Its stacks, in the order of the file's etcd clusters.
+    pub stacks: Vec<Stack>,
 }
 
-/// One cluster that should be.
+/// What is planned together, under one lock: an etcd cluster and what stands in front of it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Cluster {
+pub struct Stack {
     /// Its name.
     pub name: Name,
     /// Its version of etcd.
@@ -176,21 +176,21 @@ pub enum DesireError {
 
 /// Makes every choice that the file leaves open.
 pub fn resolve(spec: &Spec, identity: &Identity) -> Result<Desired, DesireError> {
-    let mut clusters = some(spec, identity, |_| true)?;
+    let mut stacks = some(spec, identity, |_| true)?;
     let mut rest: Option<Arc<Unplaced>> = None;
-    for cluster in clusters.iter_mut().filter(|cluster| cluster.unplaced_machines().next().is_some()) {
+    for stack in stacks.iter_mut().filter(|stack| stack.unplaced_machines().next().is_some()) {
         let unplaced = || Arc::new(Unplaced { spec: Arc::new(spec.clone()), identity: identity.clone() });
-        cluster.unplaced = Some(Arc::clone(rest.get_or_insert_with(unplaced)));
+        stack.unplaced = Some(Arc::clone(rest.get_or_insert_with(unplaced)));
     }
-    Ok(Desired { fleet: spec.fleet.clone(), clusters })
+    Ok(Desired { fleet: spec.fleet.clone(), stacks })
 }
 
-/// These clusters of the file, each with what stands in front of it.
-fn some(spec: &Spec, identity: &Identity, wanted: impl Fn(&Name) -> bool) -> Result<Vec<Cluster>, DesireError> {
+/// The stacks of these etcd clusters of the file.
+fn some(spec: &Spec, identity: &Identity, wanted: impl Fn(&Name) -> bool) -> Result<Vec<Stack>, DesireError> {
     let mut addresses = addresses::Allotment::new(spec, identity);
     let machines = Arc::new(spec.machines.clone());
     let backups = spec.backups.as_ref().filter(|backups| backups.every.is_some()).cloned().map(Arc::new);
-    let mut clusters = spec
+    let mut stacks = spec
         .etcd
         .iter()
         .filter(|(name, _)| wanted(name))
@@ -198,19 +198,19 @@ fn some(spec: &Spec, identity: &Identity, wanted: impl Fn(&Name) -> bool) -> Res
             let fronted = spec.balancers.values().any(|balancer| balancer.etcd == *name);
             let zones = identity.zones.get(name);
             let cluster = etcd::resolve(&spec.fleet, name, cluster, &machines, zones, fronted, &mut addresses)?;
-            Ok(Cluster { backups: backups.clone(), ..cluster })
+            Ok(Stack { backups: backups.clone(), ..cluster })
         })
         .collect::<Result<Vec<_>, _>>()?;
     for (name, section) in &spec.balancers {
-        let Some(cluster) = clusters.iter_mut().find(|cluster| cluster.name == section.etcd) else { continue };
-        let (balancer, places) = balancer::resolve(name, section, cluster, &mut addresses)?;
+        let Some(stack) = stacks.iter_mut().find(|stack| stack.name == section.etcd) else { continue };
+        let (balancer, places) = balancer::resolve(name, section, stack, &mut addresses)?;
         let own = if section.is_beside_members() { Vec::new() } else { places };
-        cluster.stand_behind(balancer, &own, &machines, identity.zones.get(&section.etcd));
+        stack.stand_behind(balancer, &own, &machines, identity.zones.get(&section.etcd));
     }
-    Ok(clusters)
+    Ok(stacks)
 }
 
-impl Cluster {
+impl Stack {
     /// The member of this name.
     pub fn member(&self, name: &Name) -> Option<&Member> {
         self.members.iter().find(|m| m.name == *name)

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::{Cluster, DesireError, Identity, Machine, some};
+use super::{DesireError, Identity, Machine, Stack, some};
 use crate::ledger::Ledger;
 use crate::spec::{Name, Spec};
 
@@ -23,7 +23,7 @@ pub struct Unplaced {
     pub(super) identity: Identity,
 }
 
-impl Cluster {
+impl Stack {
     /// The machines that have no address yet, by name.
     pub fn unplaced_machines(&self) -> impl Iterator<Item = &Machine> {
         self.machines.values().filter(|machine| machine.address.given().is_none())

@@ -4,9 +4,9 @@
 
 use super::Ledger;
 use crate::action::AuthAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 
-pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, action: &AuthAction) {
+pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, action: &AuthAction) {
     match action {
         AuthAction::EnableAuth | AuthAction::DisableAuth => ledger.auth = Some(desired.auth),
         // The next observation tells whether it was done.

@@ -4,10 +4,10 @@
 
 use super::Ledger;
 use crate::action::{EtcdAction, StartData};
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::Observed;
 
-pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, observed: &Observed, action: &EtcdAction) {
+pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, observed: &Observed, action: &EtcdAction) {
     match action {
         EtcdAction::StartEtcd { data: StartData::Alone(_), .. } => {
             ledger.reshaped = true;

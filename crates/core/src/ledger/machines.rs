@@ -4,11 +4,11 @@
 
 use super::Ledger;
 use crate::action::MachineAction;
-use crate::desired::{Address, Cluster};
+use crate::desired::{Address, Stack};
 use crate::observed::Observed;
 use crate::spec::Name;
 
-pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, action: &MachineAction) {
+pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, action: &MachineAction) {
     match action {
         MachineAction::CreateMachine { machine } if desired.member(machine).is_none() => {
             if let Some((_, instance)) = desired.instance(machine) {
@@ -37,7 +37,7 @@ pub(super) fn ahead(ledger: &mut Ledger, desired: &Cluster, action: &MachineActi
 
 impl Ledger {
     /// Remembers where machines are: as their provider reports it, else as the file had it when they were seen.
-    pub(super) fn place(&mut self, desired: &Cluster, observed: &Observed) {
+    pub(super) fn place(&mut self, desired: &Stack, observed: &Observed) {
         let seen = |name: &Name| observed.machine(name);
         for machine in desired.machines.values() {
             let Some(found) = seen(&machine.name) else { continue };
@@ -62,7 +62,7 @@ impl Ledger {
 
     /// Forgets where machines were that neither the file nor the provider has any more: another machine may have the
     /// address by now.
-    pub(super) fn forget_places(&mut self, desired: &Cluster) {
+    pub(super) fn forget_places(&mut self, desired: &Stack) {
         let Self { members, instances, zones, addresses, .. } = self;
         let known =
             |name: &Name| members.contains_key(name) || instances.contains_key(name) || desired.machine(name).is_some();

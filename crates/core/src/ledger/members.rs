@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Ledger;
 use crate::action::MemberAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{ListedMember, MemberId, Observed, View};
 
 /// A learner's progress is written down no more often than this.
@@ -24,13 +24,7 @@ pub struct LearnerRecord {
     pub since: Timestamp,
 }
 
-pub(super) fn ahead(
-    ledger: &mut Ledger,
-    desired: &Cluster,
-    observed: &Observed,
-    action: &MemberAction,
-    now: Timestamp,
-) {
+pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, observed: &Observed, action: &MemberAction, now: Timestamp) {
     match action {
         MemberAction::AddLearner { machine, peer_url } => {
             ledger.reshaped = true;

@@ -33,7 +33,7 @@ use stored::Stored;
 use crate::action::Action;
 use crate::backup::history::begin;
 use crate::backup::{Drill, History};
-use crate::desired::{Cluster, address_of};
+use crate::desired::{Stack, address_of};
 use crate::observed::{
     Alarm, AuthorityRecord, ClusterId, ListedMember, MemberId, Observed, Preflight, Problem, Trust, TrustDomain, View,
 };
@@ -135,7 +135,7 @@ impl Ledger {
     }
 
     /// Records, before an action is done, what must survive a crash during it.
-    pub fn ahead(&mut self, desired: &Cluster, observed: &Observed, action: &Action, now: Timestamp) {
+    pub fn ahead(&mut self, desired: &Stack, observed: &Observed, action: &Action, now: Timestamp) {
         match action {
             Action::Machine(action) => machines::ahead(self, desired, action),
             Action::Etcd(action) => etcd::ahead(self, desired, observed, action),
@@ -177,7 +177,7 @@ impl Ledger {
     }
 
     /// Records what an observation showed and a later one may not show.
-    pub fn learn(&mut self, desired: &Cluster, observed: &Observed, now: Timestamp) {
+    pub fn learn(&mut self, desired: &Stack, observed: &Observed, now: Timestamp) {
         self.place(desired, observed);
         self.rebuilt(observed, now);
         self.restored(observed, now);

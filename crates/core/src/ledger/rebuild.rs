@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 use super::Ledger;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{Data, Observed, Trust, TrustDomain, View};
 use crate::spec::Name;
 
@@ -45,7 +45,7 @@ impl Ledger {
     /// A ledger of what is seen. Where the observation leaves something open, the ledger assumes that more may have
     /// happened, not less.
     pub fn rebuilt_from(
-        desired: &Cluster,
+        desired: &Stack,
         trust: (Option<Trust>, Option<Trust>),
         observed: &Observed,
         now: Timestamp,

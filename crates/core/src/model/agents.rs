@@ -5,11 +5,11 @@
 use super::World;
 use super::effects::Impossible;
 use crate::action::AgentAction;
-use crate::desired::{Cluster, Shipped};
+use crate::desired::{Shipped, Stack};
 use crate::observed::{AgentProgram, FailedUpgrade};
 use crate::spec::Name;
 
-pub(super) fn act(world: &mut World, desired: &Cluster, action: &AgentAction) -> Result<(), Impossible> {
+pub(super) fn act(world: &mut World, desired: &Stack, action: &AgentAction) -> Result<(), Impossible> {
     match action {
         AgentAction::UpgradeAgent { machine, digest } => world.upgrade_agent(desired, machine, digest),
     }
@@ -17,7 +17,7 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &AgentAction) ->
 
 impl World {
     /// A new machine comes with the agent that is shipped.
-    pub(super) fn enroll(&mut self, desired: &Cluster, machine: &Name) -> Result<(), Impossible> {
+    pub(super) fn enroll(&mut self, desired: &Stack, machine: &Name) -> Result<(), Impossible> {
         let enrolled = self.with_agent(machine)?;
         enrolled.claimed = true;
         if let Some(Shipped { version, digest, .. }) = &desired.agents.shipped {
@@ -27,7 +27,7 @@ impl World {
         Ok(())
     }
 
-    fn upgrade_agent(&mut self, desired: &Cluster, machine: &Name, digest: &str) -> Result<(), Impossible> {
+    fn upgrade_agent(&mut self, desired: &Stack, machine: &Name, digest: &str) -> Result<(), Impossible> {
         let shipped = desired.agents.shipped.as_ref().filter(|shipped| shipped.digest == digest);
         let Shipped { version, .. } = shipped.ok_or_else(|| Impossible("there is no such program".to_owned()))?;
         let upgraded = self.claimed(machine)?;

@@ -3,7 +3,7 @@
 use super::World;
 use super::effects::Impossible;
 use crate::action::BackupAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::Delivery;
 
 pub(super) fn act(world: &mut World, action: &BackupAction) -> Result<(), Impossible> {
@@ -14,6 +14,6 @@ pub(super) fn act(world: &mut World, action: &BackupAction) -> Result<(), Imposs
 }
 
 /// What a machine has that was not given the schedule, or not that of the cluster's new history.
-pub(super) fn unconfigured(desired: &Cluster) -> Delivery {
+pub(super) fn unconfigured(desired: &Stack) -> Delivery {
     if desired.backups.is_some() { Delivery::Outdated } else { Delivery::Current }
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::effects::Impossible;
 use super::{MachineModel, World};
 use crate::action::BalancerAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{
     BalancerFacts, BalancerOnMachine, PackagedProgram, Power, ServerFacts, ServerState, Service, ServiceState,
 };
@@ -59,7 +59,7 @@ pub enum VrrpState {
 
 impl Vrrp {
     /// As the file has it for the instance on this machine.
-    fn of(desired: &Cluster, machine: &Name, state: VrrpState) -> Option<Self> {
+    fn of(desired: &Stack, machine: &Name, state: VrrpState) -> Option<Self> {
         let (balancer, _) = desired.instance(machine)?;
         let rank = balancer.instances.iter().position(|instance| instance.name == *machine)?;
         Some(Self { address: balancer.virtual_address?, rank, state })
@@ -84,7 +84,7 @@ impl Default for BalancerModel {
 
 impl BalancerModel {
     /// What an observation shows.
-    pub(super) fn of(desired: &Cluster, machine: &Name, seen: Option<&BalancerOnMachine>) -> Self {
+    pub(super) fn of(desired: &Stack, machine: &Name, seen: Option<&BalancerOnMachine>) -> Self {
         let Some(seen) = seen else { return Self::default() };
         let servers: BTreeSet<Name> = seen.facts.servers.keys().cloned().collect();
         let with = |digest: &Option<String>| digest.clone().map(|digest| (digest, servers.clone()));
@@ -166,7 +166,7 @@ pub(super) fn elect(machines: &mut BTreeMap<Name, MachineModel>) {
     }
 }
 
-pub(super) fn act(world: &mut World, desired: &Cluster, action: &BalancerAction) -> Result<(), Impossible> {
+pub(super) fn act(world: &mut World, desired: &Stack, action: &BalancerAction) -> Result<(), Impossible> {
     let impossible = |what: &str| Impossible(format!("{}: {what}", action.machine()));
     let addressed = desired.instance(action.machine()).and_then(|(_, instance)| instance.keepalived.as_ref());
     let vrrp = Vrrp::of(desired, action.machine(), VrrpState::Backup);
@@ -208,7 +208,7 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &BalancerAction)
 
 impl World {
     /// What an agent reports of the instance on its machine.
-    pub(super) fn observe_balancer(&self, desired: &Cluster, balancer: &BalancerModel) -> BalancerOnMachine {
+    pub(super) fn observe_balancer(&self, desired: &Stack, balancer: &BalancerModel) -> BalancerOnMachine {
         let running = balancer.running.as_ref().filter(|_| !balancer.backs_off);
         let program = |config: Option<&String>, running: Option<&String>, backs_off: bool| PackagedProgram {
             installed: balancer.installed.then(|| "model".to_owned()),

@@ -11,7 +11,7 @@ use super::{
     preflight, recovery, restore, users, versions,
 };
 use crate::action::Action;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{Access, AccessProbe, ClusterId, Data, ListedMember, MemberId, Power, ProbeOutcome, Root};
 use crate::render;
 use crate::spec::{AuthMode, Name};
@@ -46,7 +46,7 @@ impl Agreed {
 
 impl World {
     /// Applies it. Processes that it starts need `warm_up` observations before they answer.
-    pub fn act(&mut self, desired: &Cluster, action: &Action, warm_up: u32) -> Result<(), Impossible> {
+    pub fn act(&mut self, desired: &Stack, action: &Action, warm_up: u32) -> Result<(), Impossible> {
         let now = self.now;
         let observed = self.observe(desired);
         self.ledger.ahead(desired, &observed, action, now);
@@ -74,13 +74,13 @@ impl World {
     }
 
     /// Records what an observation showed, as the engine does.
-    pub fn remember(&mut self, desired: &Cluster) {
+    pub fn remember(&mut self, desired: &Stack) {
         let observed = self.observe(desired);
         self.ledger.learn(desired, &observed, self.now);
     }
 
     /// The data of a member that etcd was once started on.
-    pub(super) fn bootstrap_data(&self, desired: &Cluster, name: &Name, cluster: Option<ClusterId>) -> Data {
+    pub(super) fn bootstrap_data(&self, desired: &Stack, name: &Name, cluster: Option<ClusterId>) -> Data {
         let ids = Ids::of(&self.founders(desired));
         let listed = cluster.and_then(|id| self.agreed.get(&id)).into_iter().flat_map(|agreed| &agreed.members);
         let listed = listed.into_iter().find(|m| m.name == name.as_str()).map(|m| m.id);
@@ -89,7 +89,7 @@ impl World {
     }
 
     /// What a cluster that formed once has agreed upon, where no member answers: what apply completes before it ends.
-    pub(super) fn remembered(&mut self, desired: &Cluster) {
+    pub(super) fn remembered(&mut self, desired: &Stack) {
         let Some(cluster) = self.ledger.cluster else { return };
         let founders = self.founders(desired);
         self.agreed.entry(cluster).or_insert_with(|| Agreed {
@@ -102,7 +102,7 @@ impl World {
     }
 
     /// Those that the cluster was first started with, or will be.
-    pub(super) fn founders(&self, desired: &Cluster) -> BTreeMap<Name, String> {
+    pub(super) fn founders(&self, desired: &Stack) -> BTreeMap<Name, String> {
         if self.ledger.founders.is_empty() {
             return desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
         }

@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 use super::effects::{Ids, Impossible};
 use super::{Agreed, Process, World};
 use crate::action::{EtcdAction, StartData};
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{ClusterId, Data, ListedMember, MemberId, ServiceState};
 use crate::spec::{EtcdVersion, Name};
 
-pub(super) fn act(world: &mut World, desired: &Cluster, action: &EtcdAction, warm_up: u32) -> Result<(), Impossible> {
+pub(super) fn act(world: &mut World, desired: &Stack, action: &EtcdAction, warm_up: u32) -> Result<(), Impossible> {
     match action {
         EtcdAction::InstallEtcd { machine, version } => {
             world.claimed(machine)?.installed.insert(*version);

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::World;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{Fact, Observed, Problem, Tolerance};
 use crate::plan::{Pause, Plan, Step, WaitKind, Waiting, plan};
 
@@ -49,13 +49,13 @@ impl Forecast {
 }
 
 /// Runs the planner against the model until nothing is left to do.
-pub fn forecast(desired: &Cluster, observed: &Observed, now: Timestamp) -> Forecast {
+pub fn forecast(desired: &Stack, observed: &Observed, now: Timestamp) -> Forecast {
     forecast_by(plan, desired, observed, now)
 }
 
 fn forecast_by(
-    planner: impl Fn(&Cluster, &Observed, Timestamp) -> Plan,
-    desired: &Cluster,
+    planner: impl Fn(&Stack, &Observed, Timestamp) -> Plan,
+    desired: &Stack,
     observed: &Observed,
     now: Timestamp,
 ) -> Forecast {

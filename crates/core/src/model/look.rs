@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{MachineModel, Stored, World};
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{
     Agent, AgentReport, BalancerOnMachine, ClusterId, Data, EtcdFacts, EtcdObserved, EtcdOnMachine, Fact, LogEnd,
     Machine, MachineObserved, MemberObserved, Observed, Power, Service, ServiceState,
@@ -13,7 +13,7 @@ use crate::versions::Line;
 
 impl World {
     /// A look at everything, without faults.
-    pub fn observe(&self, desired: &Cluster) -> Observed {
+    pub fn observe(&self, desired: &Stack) -> Observed {
         if let Some(watched) = &self.watched {
             return Observed { ledger: self.ledger.clone(), ..watched.clone() };
         }
@@ -29,7 +29,7 @@ impl World {
         observed
     }
 
-    fn observe_machine(&self, desired: &Cluster, name: &Name) -> MachineObserved {
+    fn observe_machine(&self, desired: &Stack, name: &Name) -> MachineObserved {
         let at = self.now;
         let Some(machine) = self.machines.get(name).filter(|m| m.exists) else {
             return MachineObserved { machine: Fact::Absent { at }, agent: Fact::Absent { at } };
@@ -60,7 +60,7 @@ impl World {
         MachineObserved { machine: Fact::Seen { value, at }, agent }
     }
 
-    pub(super) fn observe_member(&self, desired: &Cluster, name: &Name) -> MemberObserved {
+    pub(super) fn observe_member(&self, desired: &Stack, name: &Name) -> MemberObserved {
         let at = self.now;
         let Some(machine) = self.machines.get(name).filter(|m| m.exists) else {
             return MemberObserved { etcd: Fact::Absent { at }, problem: None };
@@ -77,7 +77,7 @@ impl World {
         MemberObserved { etcd, problem: None }
     }
 
-    fn etcd(&self, desired: &Cluster, machine: &MachineModel, cluster: ClusterId) -> EtcdFacts {
+    fn etcd(&self, desired: &Stack, machine: &MachineModel, cluster: ClusterId) -> EtcdFacts {
         let leader = self.leader(cluster);
         let agreed = self.agreed.get(&cluster);
         let member = machine.member().unwrap_or(crate::observed::MemberId(0));

@@ -9,11 +9,11 @@ use super::backup::unconfigured;
 use super::effects::Impossible;
 use super::{MachineModel, World};
 use crate::action::MachineAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{Delivery, Power, ServiceState};
 use crate::spec::{Name, Shape};
 
-pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) -> Result<(), Impossible> {
+pub(super) fn act(world: &mut World, desired: &Stack, action: &MachineAction) -> Result<(), Impossible> {
     match action {
         MachineAction::AssignAddress { machine } => {
             let known = world.ledger.places().contains_key(machine) || desired.machine_address(machine).is_some();
@@ -89,7 +89,7 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &MachineAction) 
 impl World {
     /// An address that a provider might assign. It is not known before, so the model takes those of documents (RFC
     /// 5737): no planner and no reader can take them for real ones.
-    fn next_address(&mut self, desired: &Cluster) -> IpAddr {
+    fn next_address(&mut self, desired: &Stack) -> IpAddr {
         const NETWORKS: [[u8; 3]; 3] = [[192, 0, 2], [198, 51, 100], [203, 0, 113]];
         const HOSTS: u32 = 254;
         let in_use: BTreeSet<IpAddr> = self.ledger.places().into_values().collect();
@@ -108,7 +108,7 @@ impl World {
 }
 
 /// A new machine was given nothing yet.
-fn undelivered(desired: &Cluster, machine: &Name) -> Delivery {
+fn undelivered(desired: &Stack, machine: &Name) -> Delivery {
     let delivers = desired.machine(machine).is_some_and(|wanted| wanted.delivers);
     if delivers { Delivery::Outdated } else { Delivery::Current }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::effects::Impossible;
 use super::{Agreed, MachineModel, World};
 use crate::action::MaintenanceAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{
     Alarm, ClusterId, EtcdFacts, FilledPrefix, Filling, Hash, Hashes, Maintenance, MemberId, Observed, ServiceState,
     View,
@@ -129,7 +129,7 @@ impl World {
     }
 
     /// What an observation of the cause of an alarm shows.
-    pub(super) fn observe_maintenance(&self, desired: &Cluster) -> Maintenance {
+    pub(super) fn observe_maintenance(&self, desired: &Stack) -> Maintenance {
         let Some((id, agreed)) = self.agreed.iter().find(|(id, a)| !a.alarms.is_empty() && self.has_quorum(**id))
         else {
             return Maintenance::default();
@@ -154,7 +154,7 @@ impl World {
     }
 
     /// Takes over what was seen of a member's database.
-    pub(super) fn adopt_size(&mut self, desired: &Cluster, name: &Name, observed: &Observed, etcd: &EtcdFacts) {
+    pub(super) fn adopt_size(&mut self, desired: &Stack, name: &Name, observed: &Observed, etcd: &EtcdFacts) {
         let file = i64::try_from(desired.settings.quota.bytes()).unwrap_or(i64::MAX);
         if let Some(machine) = self.machines.get_mut(name) {
             machine.db_size = etcd.db_size;

@@ -5,10 +5,10 @@
 use super::World;
 use super::effects::{Impossible, hash};
 use crate::action::{MemberAction, StartData};
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{ListedMember, MemberId};
 
-pub(super) fn act(world: &mut World, desired: &Cluster, action: &MemberAction, warm_up: u32) -> Result<(), Impossible> {
+pub(super) fn act(world: &mut World, desired: &Stack, action: &MemberAction, warm_up: u32) -> Result<(), Impossible> {
     match action {
         MemberAction::AddLearner { peer_url, .. } => {
             world.made += 1;

@@ -30,7 +30,7 @@ pub use forecast::{Forecast, Wave, forecast};
 pub use maintenance::Stored;
 pub use preflight::Latency;
 
-use crate::desired::{Cluster, address_of};
+use crate::desired::{Stack, address_of};
 use crate::observed::{
     Access, AccessProbe, Agent, AgentProgram, Alarm, AuthorityRecord, CertificateFacts, ClusterId, Data, Delivery,
     Disk, EtcdFacts, Ledger, ListedMember, MemberId, Observed, PortTaken, Power, Purpose, Root, ServiceState,
@@ -272,7 +272,7 @@ impl Process {
 
 impl World {
     /// A world in which nothing exists yet.
-    pub fn empty(desired: &Cluster, now: Timestamp) -> Self {
+    pub fn empty(desired: &Stack, now: Timestamp) -> Self {
         let machines = desired.all_machines().map(|name| (name.clone(), MachineModel::none())).collect();
         Self {
             now,
@@ -291,7 +291,7 @@ impl World {
 
     /// The world that an observation shows. What could not be reached is modelled as it must be for nothing to be done
     /// to it: it is marked unreachable again at every observation.
-    pub fn from_observed(desired: &Cluster, observed: &Observed, now: Timestamp) -> Self {
+    pub fn from_observed(desired: &Stack, observed: &Observed, now: Timestamp) -> Self {
         let mut world = Self::empty(desired, now);
         world.ledger = observed.ledger.clone();
         world.brought.clone_from(&observed.etcd.brought);
@@ -367,7 +367,7 @@ impl World {
 
     /// A stopped machine cannot be asked, nor one whose agent is silent while its etcd answers. It is assumed
     /// unchanged: a machine that etcd was started on has etcd's data.
-    fn trust_the_silent(&mut self, desired: &Cluster, observed: &Observed) {
+    fn trust_the_silent(&mut self, desired: &Stack, observed: &Observed) {
         let others = observed.answers().map(|(_, etcd)| etcd);
         let timers = desired.timers(&observed.ledger).unwrap_or_default();
         let access = desired.client_access(&observed.ledger);

@@ -7,11 +7,11 @@ use std::net::IpAddr;
 use super::World;
 use super::effects::{Impossible, later};
 use crate::action::PkiAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{CertificateFacts, Purpose, TrustDomain};
 use crate::spec::Name;
 
-pub(super) fn act(world: &mut World, desired: &Cluster, action: &PkiAction) -> Result<(), Impossible> {
+pub(super) fn act(world: &mut World, desired: &Stack, action: &PkiAction) -> Result<(), Impossible> {
     let now = world.now;
     match action {
         PkiAction::MakeAuthorities => {
@@ -42,7 +42,7 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &PkiAction) -> R
 impl World {
     pub(super) fn certificate(
         &self,
-        desired: &Cluster,
+        desired: &Stack,
         machine: &Name,
         purpose: Purpose,
         also: Option<IpAddr>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Impossible, World};
 use crate::action::PreflightAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{Measured, Measurement, Preflight};
 use crate::plan::preflight;
 
@@ -22,7 +22,7 @@ impl Latency {
     pub const USUAL: Self = Self { write_us: 2_000, round_trip_us: 500 };
 }
 
-pub(super) fn act(world: &mut World, desired: &Cluster, action: &PreflightAction) -> Result<(), Impossible> {
+pub(super) fn act(world: &mut World, desired: &Stack, action: &PreflightAction) -> Result<(), Impossible> {
     match action {
         PreflightAction::Measure => world.measure(desired),
     }
@@ -30,7 +30,7 @@ pub(super) fn act(world: &mut World, desired: &Cluster, action: &PreflightAction
 
 impl World {
     /// Every machine that can be asked measures.
-    fn measure(&mut self, desired: &Cluster) -> Result<(), Impossible> {
+    fn measure(&mut self, desired: &Stack) -> Result<(), Impossible> {
         let observed = self.observe(desired);
         let (names, needed) = preflight::answering(desired, &observed);
         if names.len() < needed {

@@ -7,17 +7,12 @@ use super::effects::{Ids, Impossible, hash};
 use super::{Agreed, World};
 use crate::action::{RestoreAction, StartData};
 use crate::backup::FullName;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{ClusterId, Data, ServiceState};
 use crate::plan::restore;
 use crate::spec::Name;
 
-pub(super) fn act(
-    world: &mut World,
-    desired: &Cluster,
-    action: &RestoreAction,
-    warm_up: u32,
-) -> Result<(), Impossible> {
+pub(super) fn act(world: &mut World, desired: &Stack, action: &RestoreAction, warm_up: u32) -> Result<(), Impossible> {
     match action {
         RestoreAction::PrepareRestore => {
             let backup = FullName::new(world.now, 0);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{MachineModel, World};
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{
     AuthorityRecord, ClusterId, HandshakeResult, Handshakes, MemberId, Observed, Origin, Purpose, ServiceState, Trust,
     TrustDomain, View, quorum,
@@ -122,7 +122,7 @@ impl World {
     }
 
     /// Whether we, with a certificate of the authority that signs for clients, can speak to this member's etcd.
-    pub fn receives_us(&self, desired: &Cluster, machine: &MachineModel) -> bool {
+    pub fn receives_us(&self, desired: &Stack, machine: &MachineModel) -> bool {
         let Some(trust) = &self.ledger.clients else { return true };
         let shown = machine.certificates.get(&Purpose::Server);
         let known = shown.is_none_or(|c| trust.trusts(&c.issuer_key));
@@ -149,7 +149,7 @@ impl World {
     }
 
     /// The authority that the file says: brought, or a new one.
-    pub(super) fn authority(&self, desired: &Cluster, side: TrustDomain) -> AuthorityRecord {
+    pub(super) fn authority(&self, desired: &Stack, side: TrustDomain) -> AuthorityRecord {
         let number = self.ledger.trust(side).map_or(1, |t| t.numbered + 1);
         let origin = match desired.authority(side) {
             Authority::Made => Origin::Made,
@@ -168,7 +168,7 @@ impl World {
     }
 
     /// What handshake tests show, where a phase depends on it.
-    pub fn test_handshakes(&self, desired: &Cluster, observed: &Observed) -> BTreeMap<Name, Handshakes> {
+    pub fn test_handshakes(&self, desired: &Stack, observed: &Observed) -> BTreeMap<Name, Handshakes> {
         let sides = to_be_proven(desired, observed, self.now);
         if sides.is_empty() {
             return BTreeMap::new();

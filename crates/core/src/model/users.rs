@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 use super::World;
 use super::effects::Impossible;
 use crate::action::{Account, Action, UserAction};
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{Access, Fact, Observed, Password, ROOT, Role, User};
 
-pub(super) fn act(world: &mut World, desired: &Cluster, action: &UserAction) -> Result<(), Impossible> {
+pub(super) fn act(world: &mut World, desired: &Stack, action: &UserAction) -> Result<(), Impossible> {
     let mut outcome = Ok(());
     world.agree(|agreed| outcome = change(&mut agreed.access, desired, action))?;
     outcome
@@ -24,7 +24,7 @@ pub(super) fn create_root(access: &mut Access) {
 }
 
 /// Roles and users as apply leaves them.
-pub(super) fn settled(desired: &Cluster) -> Access {
+pub(super) fn settled(desired: &Stack) -> Access {
     let roles = desired.access.roles.clone().unwrap_or_default();
     let password = |wanted: &Option<_>| if wanted.is_some() { Password::Right } else { Password::None };
     let users = desired.access.users.iter().flatten();
@@ -36,7 +36,7 @@ pub(super) fn settled(desired: &Cluster) -> Access {
 }
 
 /// Applies it to an adopted cluster: nothing else can be changed there.
-pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: &Action) -> Result<(), Impossible> {
+pub(super) fn change_watched(watched: &mut Observed, desired: &Stack, action: &Action) -> Result<(), Impossible> {
     for member in watched.etcd.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd
             && let Some(Ok(access)) = &mut value.access
@@ -63,7 +63,7 @@ pub(super) fn change_watched(watched: &mut Observed, desired: &Cluster, action: 
 }
 
 /// Applies it.
-fn change(access: &mut Access, desired: &Cluster, action: &UserAction) -> Result<(), Impossible> {
+fn change(access: &mut Access, desired: &Stack, action: &UserAction) -> Result<(), Impossible> {
     let refused = |why: &str| Err(Impossible(why.to_owned()));
     match action {
         UserAction::SetRole { role, set, revoke } => {

@@ -5,11 +5,11 @@
 use super::World;
 use super::effects::{Impossible, no_quorum};
 use crate::action::VersionAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::SnapshotRecord;
 use crate::versions::Line;
 
-pub(super) fn act(world: &mut World, desired: &Cluster, action: &VersionAction) -> Result<(), Impossible> {
+pub(super) fn act(world: &mut World, desired: &Stack, action: &VersionAction) -> Result<(), Impossible> {
     match action {
         VersionAction::TakeSnapshot { version } => {
             let leader = world.agreed.keys().find_map(|id| world.leader(*id)).ok_or_else(no_quorum)?;

@@ -34,7 +34,7 @@ pub use users::{Access, Granted, Password, ROOT, Role, User};
 pub use view::{Tolerance, View, quorum};
 pub use zones::Zones;
 
-use crate::desired::Cluster;
+use crate::desired::Stack;
 pub use crate::ledger::{
     Adopted, LearnerRecord, Ledger, Mode, RebuildError, Recovery, Restoration, SnapshotRecord, SnapshotSource,
     SpaceRecord,
@@ -63,7 +63,7 @@ pub struct MachineObserved {
 
 impl Observed {
     /// Where nothing was made yet: none of the cluster's machines exists, and no member answers.
-    pub fn nothing(desired: &Cluster, at: Timestamp) -> Self {
+    pub fn nothing(desired: &Stack, at: Timestamp) -> Self {
         let absent = || MachineObserved { machine: Fact::Absent { at }, agent: Fact::Absent { at } };
         let silent = |name: &Name| (name.clone(), MemberObserved { etcd: Fact::Absent { at }, problem: None });
         let members = desired.members.iter().map(|member| silent(&member.name)).collect();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{Observed, Tolerance, View};
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::spec::Name;
 
 /// A cluster's zones, and how many of them it can lose.
@@ -21,7 +21,7 @@ pub struct Zones {
 
 impl Zones {
     /// Derives it from the facts; nothing where no member's zone is known.
-    pub fn of(desired: &Cluster, observed: &Observed, view: &View<'_>) -> Option<Self> {
+    pub fn of(desired: &Stack, observed: &Observed, view: &View<'_>) -> Option<Self> {
         let mut members: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
         // Of members in no known zone the worst is assumed: they fail together.
         let mut elsewhere = 0;
@@ -70,7 +70,7 @@ fn tolerance(view: &View<'_>, largest_first: &[usize]) -> Tolerance {
 }
 
 /// The zone of a member's machine: as its provider reports it, as the state remembers it, as the file has it.
-fn zone_of<'a>(desired: &'a Cluster, observed: &'a Observed, name: &Name) -> Option<&'a Name> {
+fn zone_of<'a>(desired: &'a Stack, observed: &'a Observed, name: &Name) -> Option<&'a Name> {
     let reported = observed.machine(name).and_then(|machine| machine.zone.as_ref());
     let remembered = || observed.ledger.zones.get(name);
     let wanted = || desired.machine(name).and_then(|machine| machine.place.zone.as_ref());

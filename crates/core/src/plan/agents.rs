@@ -3,7 +3,7 @@
 use super::report::Report;
 use super::{Draft, Reason, Remedy, Step, Waiting};
 use crate::action::AgentAction;
-use crate::desired::{AgentVersion, Capabilities, Cluster, Shipped};
+use crate::desired::{AgentVersion, Capabilities, Shipped, Stack};
 use crate::observed::{AgentProgram, AgentReport, FailedUpgrade, Observed};
 use crate::spec::Name;
 
@@ -21,7 +21,7 @@ pub(super) fn reverted<'a>(program: &'a AgentProgram, shipped: &Shipped) -> Opti
 }
 
 /// Agents that are newer than this raftsman: it changes nothing then.
-pub fn newer_agents<'a>(desired: &'a Cluster, observed: &'a Observed) -> impl Iterator<Item = Waiting> + 'a {
+pub fn newer_agents<'a>(desired: &'a Stack, observed: &'a Observed) -> impl Iterator<Item = Waiting> + 'a {
     let newer = |(machine, report): (&Name, &AgentReport)| {
         let shipped = desired.agents.shipped.as_ref().filter(|shipped| is_newer(report, shipped))?;
         let (version, ours) = (report.version.clone(), shipped.version.to_string());

@@ -38,7 +38,7 @@ pub use users::{Drift, drift};
 pub use versions::{route, versions};
 pub use waiting::{Remedy, WaitKind, Waiting};
 
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{Observed, View};
 use crate::spec::Name;
 
@@ -79,19 +79,19 @@ impl Plan {
 }
 
 /// Plans the next wave for one cluster.
-pub fn plan(desired: &Cluster, observed: &Observed, now: Timestamp) -> Plan {
+pub fn plan(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut draft = Draft::new(desired, observed, now);
     passes::make(&mut draft, |_, _, _, _| {});
     safety::gate(draft)
 }
 
 /// What every pass of the next plan came to, in their order, before safety judges it.
-pub fn explain(desired: &Cluster, observed: &Observed, now: Timestamp) -> Vec<Considered> {
+pub fn explain(desired: &Stack, observed: &Observed, now: Timestamp) -> Vec<Considered> {
     passes::explain(&mut Draft::new(desired, observed, now))
 }
 
 /// The next step of a defragmentation of these members that an operator asked for: followers first, never the leader.
-pub fn defragment(desired: &Cluster, observed: &Observed, members: Vec<Name>, now: Timestamp) -> Plan {
+pub fn defragment(desired: &Stack, observed: &Observed, members: Vec<Name>, now: Timestamp) -> Plan {
     let mut draft = Draft::new(desired, observed, now);
     maintenance::defragment(&mut draft, members);
     safety::gate(draft)
@@ -99,7 +99,7 @@ pub fn defragment(desired: &Cluster, observed: &Observed, members: Vec<Name>, no
 
 /// A plan that is being made.
 struct Draft<'a> {
-    desired: &'a Cluster,
+    desired: &'a Stack,
     observed: &'a Observed,
     view: View<'a>,
     now: Timestamp,
@@ -110,7 +110,7 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    fn new(desired: &'a Cluster, observed: &'a Observed, now: Timestamp) -> Self {
+    fn new(desired: &'a Stack, observed: &'a Observed, now: Timestamp) -> Self {
         let view = View::of(observed);
         Self { desired, observed, view, now, steps: Vec::new(), waiting: Vec::new(), lost: Vec::new() }
     }

@@ -4,19 +4,19 @@
 use super::report::Report;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::PreflightAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{Ledger, Observed, judge, quorum};
 use crate::spec::Name;
 
 /// How many machines a measurement needs: all before the cluster exists, later a majority, so that a lost machine does
 /// not block it.
-pub fn needed(desired: &Cluster, ledger: &Ledger) -> usize {
+pub fn needed(desired: &Stack, ledger: &Ledger) -> usize {
     let all = desired.members.len();
     if ledger.cluster.is_some() { quorum(all) } else { all }
 }
 
 /// The machines that can be asked to measure, and how many it takes.
-pub fn answering<'a>(desired: &'a Cluster, observed: &Observed) -> (Vec<&'a Name>, usize) {
+pub fn answering<'a>(desired: &'a Stack, observed: &Observed) -> (Vec<&'a Name>, usize) {
     let answers = |name: &Name| observed.report(name).is_some_and(|r| r.machine == *name);
     let answering = desired.members.iter().map(|m| &m.name).filter(|name| answers(name)).collect();
     (answering, needed(desired, &observed.ledger))

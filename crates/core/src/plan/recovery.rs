@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::report::Report;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::{Action, EtcdAction, MachineAction, RecoveryAction, StartData};
-use crate::desired::{ClientAccess, Cluster};
+use crate::desired::{ClientAccess, Stack};
 use crate::observed::{
     Agent, AgentReport, ClusterId, Data, EtcdFacts, Fact, Ledger, MachineObserved, MemberId, Mode, Observed, Power,
     Recovery, ServiceState, View, quorum,
@@ -160,7 +160,7 @@ impl fmt::Display for Unclear {
 }
 
 /// Looks at what is left. The operator names the members that are gone for good, and may name the survivor.
-pub fn survey(desired: &Cluster, observed: &Observed, lost: &[Name], from: Option<&Name>) -> Remains {
+pub fn survey(desired: &Stack, observed: &Observed, lost: &[Name], from: Option<&Name>) -> Remains {
     let ledger = &observed.ledger;
     let view = View::of(observed);
     let members: Vec<Remnant> = ledger.members.keys().map(|name| remnant(observed, name, lost)).collect();
@@ -175,7 +175,7 @@ pub fn survey(desired: &Cluster, observed: &Observed, lost: &[Name], from: Optio
 }
 
 fn propose(
-    desired: &Cluster,
+    desired: &Stack,
     observed: &Observed,
     of: ClusterId,
     members: &[Remnant],

@@ -13,14 +13,14 @@ use super::situation::Ready;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::{EtcdAction, RestoreAction};
 use crate::backup::FullName;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{
     AgentReport, ClusterId, Data, Ledger, Mode, Observed, Restoration, ServiceState, SnapshotSource,
 };
 use crate::spec::Name;
 
 /// What is restored into this cluster; it is not tested yet.
-pub fn untried(desired: &Cluster, observed: &Observed, backup: FullName, revision: i64, now: Timestamp) -> Restoration {
+pub fn untried(desired: &Stack, observed: &Observed, backup: FullName, revision: i64, now: Timestamp) -> Restoration {
     Restoration {
         backup,
         history: None,

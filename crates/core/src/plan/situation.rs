@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::desired::{ClientAccess, Cluster, Member, address_of};
+use crate::desired::{ClientAccess, Member, Stack, address_of};
 use crate::observed::{AgentReport, Agreement, EtcdFacts, Observed, ServiceState, TrustDomain, View};
 use crate::render::changes::Change;
 use crate::spec::{EtcdVersion, Name};
@@ -70,7 +70,7 @@ pub(super) fn may_lead(observed: &Observed, view: &View<'_>, name: &Name) -> boo
 
 /// The members to be opened to clients: auth is on, and none of those that run accepts clients yet, so that no client
 /// depends on one. Nothing where that is not so.
-pub(super) fn to_be_opened(desired: &Cluster, observed: &Observed) -> Option<BTreeSet<Name>> {
+pub(super) fn to_be_opened(desired: &Stack, observed: &Observed) -> Option<BTreeSet<Name>> {
     if desired.client_access(&observed.ledger) == ClientAccess::Closed {
         return None;
     }
@@ -96,7 +96,7 @@ pub(super) fn to_be_opened(desired: &Cluster, observed: &Observed) -> Option<BTr
 }
 
 /// Whether what runs on this machine was started with the configuration for this access.
-fn runs(desired: &Cluster, observed: &Observed, machine: &Name, report: &AgentReport, access: ClientAccess) -> bool {
+fn runs(desired: &Stack, observed: &Observed, machine: &Name, report: &AgentReport, access: ClientAccess) -> bool {
     let etcd = &report.etcd;
     let version = etcd.running_version.or(etcd.last_version);
     let digest = version.and_then(|version| digest(desired, observed, machine, version, access));
@@ -105,7 +105,7 @@ fn runs(desired: &Cluster, observed: &Observed, machine: &Name, report: &AgentRe
 
 /// The digest of a member's configuration for this access, where it is.
 fn digest(
-    desired: &Cluster,
+    desired: &Stack,
     observed: &Observed,
     machine: &Name,
     version: EtcdVersion,
@@ -118,7 +118,7 @@ fn digest(
 
 /// Whether etcd on this machine, started now with this version, would accept clients before auth is on.
 pub(super) fn opens_too_early(
-    desired: &Cluster,
+    desired: &Stack,
     observed: &Observed,
     machine: &Name,
     version: EtcdVersion,

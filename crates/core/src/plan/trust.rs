@@ -12,7 +12,7 @@ use super::report::Report;
 use super::situation::{Participant, emergency, left_behind, may_lead, participants};
 use super::{Draft, Reason, Step, Waiting, members};
 use crate::action::PkiAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{
     AgentReport, AuthorityRecord, HandshakeResult, Observed, Origin, ServiceState, Trust, TrustDomain, View, quorum,
 };
@@ -48,7 +48,7 @@ impl Phase {
 }
 
 /// Whether this authority is one that the file wants: made as it says, or the one that it brings.
-pub(super) fn is_wanted(desired: &Cluster, observed: &Observed, side: TrustDomain, record: &AuthorityRecord) -> bool {
+pub(super) fn is_wanted(desired: &Stack, observed: &Observed, side: TrustDomain, record: &AuthorityRecord) -> bool {
     match (desired.authority(side), observed.etcd.brought.get(&side)) {
         (Authority::Made, _) => record.origin == Origin::Made,
         // Where it could not be read, nothing is concluded.
@@ -57,7 +57,7 @@ pub(super) fn is_wanted(desired: &Cluster, observed: &Observed, side: TrustDomai
 }
 
 /// The next phase of a change of this side's authorities.
-pub(super) fn phase(desired: &Cluster, observed: &Observed, side: TrustDomain, now: Timestamp) -> Option<Phase> {
+pub(super) fn phase(desired: &Stack, observed: &Observed, side: TrustDomain, now: Timestamp) -> Option<Phase> {
     let trust = observed.ledger.trust(side)?;
     match &trust.next {
         Some(next) if is_wanted(desired, observed, side, next) => Some(Phase::Switch),
@@ -86,12 +86,12 @@ fn runs(report: &AgentReport) -> bool {
 }
 
 /// Whether etcd checks client certificates on this side. Clients with passwords present none.
-fn checked(desired: &Cluster, observed: &Observed, side: TrustDomain) -> bool {
+fn checked(desired: &Stack, observed: &Observed, side: TrustDomain) -> bool {
     side == TrustDomain::Peers || observed.ledger.auth.unwrap_or(desired.auth) != AuthMode::Password
 }
 
 /// Whether the running process, and what it would read if it were started now, are as they should be.
-pub(super) fn in_effect(desired: &Cluster, observed: &Observed, side: TrustDomain, report: &AgentReport) -> bool {
+pub(super) fn in_effect(desired: &Stack, observed: &Observed, side: TrustDomain, report: &AgentReport) -> bool {
     let Some(trust) = observed.ledger.trust(side) else { return true };
     let (digest, etcd) = (trust.digest(), &report.etcd);
     let stored = etcd.certificates.get(&side.purpose()).is_some_and(|c| c.trust.as_ref() == Some(&digest));
@@ -100,7 +100,7 @@ pub(super) fn in_effect(desired: &Cluster, observed: &Observed, side: TrustDomai
 }
 
 /// Members that have not got everything yet that must be there before the phase.
-fn laggards(desired: &Cluster, observed: &Observed, view: &View<'_>, side: TrustDomain, phase: Phase) -> Vec<Name> {
+fn laggards(desired: &Stack, observed: &Observed, view: &View<'_>, side: TrustDomain, phase: Phase) -> Vec<Name> {
     let Some(trust) = observed.ledger.trust(side) else { return Vec::new() };
     let ready = |report: &AgentReport| {
         let leaf = report.etcd.certificates.get(&side.purpose());
@@ -127,7 +127,7 @@ pub(super) fn hand_over_left_behind(draft: &mut Draft<'_>) -> Report {
 }
 
 /// Sides on which handshakes have to be tested now: a phase waits for nothing else.
-pub fn to_be_proven(desired: &Cluster, observed: &Observed, now: Timestamp) -> Vec<TrustDomain> {
+pub fn to_be_proven(desired: &Stack, observed: &Observed, now: Timestamp) -> Vec<TrustDomain> {
     let view = View::of(observed);
     let due = |side: &TrustDomain| match phase(desired, observed, *side, now) {
         None => false,
@@ -143,7 +143,7 @@ fn in_vain(observed: &Observed, side: TrustDomain, now: Timestamp) -> bool {
 
 /// The preconditions of the phase that handshakes have not shown yet.
 fn unproven(
-    desired: &Cluster,
+    desired: &Stack,
     observed: &Observed,
     view: &View<'_>,
     side: TrustDomain,
@@ -203,7 +203,7 @@ fn unproven(
 
 /// Why the phase must not begin now; nothing when it may.
 pub(super) fn hindrances(
-    desired: &Cluster,
+    desired: &Stack,
     observed: &Observed,
     side: TrustDomain,
     phase: Phase,
@@ -317,7 +317,7 @@ pub(super) fn covers(observed: &Observed, view: &View<'_>, side: TrustDomain) ->
 
 /// Whether so many members trust only expired authorities that the others are no majority: restarted one by one, each
 /// would be alone.
-pub(super) fn locked_out(desired: &Cluster, observed: &Observed, view: &View<'_>, now: Timestamp) -> bool {
+pub(super) fn locked_out(desired: &Stack, observed: &Observed, view: &View<'_>, now: Timestamp) -> bool {
     TrustDomain::ALL.into_iter().filter(|side| checked(desired, observed, *side)).any(|side| {
         let Some(trust) = observed.ledger.trust(side) else { return false };
         let all = participants(observed, view);

@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 use super::report::Report;
 use super::{Draft, Reason, Step, Waiting};
 use crate::action::VersionAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{Observed, View};
 use crate::spec::{AuthMode, EtcdVersion, Name, ignored_by};
 use crate::versions::{AUTH_CHANGED_AFTER, Hop, Line, VersionRefusal, Versions, next, path};
@@ -37,7 +37,7 @@ impl UpgradePath {
 }
 
 /// What the members run, or ran last, and what their data is written for.
-pub fn versions(desired: &Cluster, observed: &Observed, view: &View<'_>) -> Versions {
+pub fn versions(desired: &Stack, observed: &Observed, view: &View<'_>) -> Versions {
     let ledger = &observed.ledger;
     let member =
         |name: &Name| view.listed.is_none_or(|list| list.iter().any(|m| ledger.name_of(m).as_ref() == Some(name)));
@@ -97,7 +97,7 @@ pub(super) fn upgrade_path(draft: &mut Draft<'_>) -> UpgradePath {
 
 /// Every version on the way from what runs to what the file says; the last one is the file's, and nothing is left when
 /// all members run it.
-pub fn route(desired: &Cluster, observed: &Observed) -> Result<Vec<EtcdVersion>, VersionRefusal> {
+pub fn route(desired: &Stack, observed: &Observed) -> Result<Vec<EtcdVersion>, VersionRefusal> {
     let now = versions(desired, observed, &View::of(observed));
     let route = path(&now, desired.version, &desired.available)?;
     for version in &route {
@@ -107,7 +107,7 @@ pub fn route(desired: &Cluster, observed: &Observed) -> Result<Vec<EtcdVersion>,
 }
 
 /// Whether a version of another line takes all settings of the file. etcd says nothing about those that it ignores.
-fn understood(desired: &Cluster, now: &Versions, version: EtcdVersion) -> Result<(), VersionRefusal> {
+fn understood(desired: &Stack, now: &Versions, version: EtcdVersion) -> Result<(), VersionRefusal> {
     if now.running.values().all(|v| Line::of(*v) == Line::of(version)) {
         return Ok(());
     }

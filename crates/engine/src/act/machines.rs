@@ -10,7 +10,7 @@ use raftsman_api::v1::{
 };
 use raftsman_core::action::MachineAction;
 use raftsman_core::boot::Boot;
-use raftsman_core::desired::{AGENT_PORT, AGENT_VALIDITY, Cluster, Config};
+use raftsman_core::desired::{AGENT_PORT, AGENT_VALIDITY, Config, Stack};
 use raftsman_core::observed::Ledger;
 use raftsman_core::render::delivery::Delivered;
 use raftsman_core::spec::{Name, Provider};
@@ -66,7 +66,7 @@ fn agent_profile(fleet: &Fleet, machine: &Name, address: IpAddr) -> LeafProfile 
 }
 
 /// The packages of what runs on this machine, beside those that every machine has.
-fn packages(desired: &Cluster, machine: &Name) -> Vec<&'static str> {
+fn packages(desired: &Stack, machine: &Name) -> Vec<&'static str> {
     desired.instance(machine).map(|(_, instance)| instance.packages().collect()).unwrap_or_default()
 }
 

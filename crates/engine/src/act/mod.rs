@@ -32,10 +32,10 @@ use raftsman_core::spec::Name;
 use raftsman_etcd::EtcdError;
 
 use crate::artifacts::ArtifactError;
-use crate::cluster::{ClusterError, ClusterHandle};
 use crate::delivery::DeliveryError;
 use crate::observe::{AgentCalls, AgentLink, EtcdLink, LinkError, Observer};
 use crate::pki::PkiError;
+use crate::stack::{StackError, StackHandle};
 use crate::store::{Lock, StoreError};
 
 /// Why an action failed.
@@ -61,7 +61,7 @@ pub enum ActError {
     Pki(#[from] PkiError),
     /// The cluster's keys or ledger.
     #[error(transparent)]
-    Cluster(#[from] ClusterError),
+    Stack(#[from] StackError),
     /// The state.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -204,7 +204,7 @@ impl<'h> Executor<'h> {
 }
 
 impl Executor<'_> {
-    fn cluster(&self) -> &ClusterHandle {
+    fn cluster(&self) -> &StackHandle {
         self.observer.cluster()
     }
 

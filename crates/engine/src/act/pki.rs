@@ -13,9 +13,9 @@ use raftsman_core::spec::Name;
 use tonic::Request;
 
 use super::{ActError, Executor};
-use crate::cluster::{ClusterHandle, signers_profile};
 use crate::observe::{AgentCalls, AgentLink, LinkError};
 use crate::pki::{LeafProfile, PkiError, Usages};
+use crate::stack::{StackHandle, signers_profile};
 
 /// Executes one action of this topic.
 pub(super) async fn act(executor: Executor<'_>, action: &PkiAction, now: Timestamp) -> Result<(), ActError> {
@@ -77,7 +77,7 @@ impl Executor<'_> {
 /// Gives a machine a certificate that etcd authenticates as `root`, valid for as long as members' certificates. It is
 /// signed by the clients' authority, or for a member that is closed to clients.
 pub(crate) async fn certify_client(
-    cluster: &ClusterHandle,
+    cluster: &StackHandle,
     agent: &AgentLink,
     generation: u64,
     access: ClientAccess,

@@ -25,9 +25,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::pki::certify_client;
 use super::{ActError, Executor};
 use crate::backup::{self, Accepted, BackupError, BackupRepository};
-use crate::cluster::ClusterHandle;
 use crate::restore_test::{RestoreTestResult, Stage, run_restore_test};
 use crate::secrets;
+use crate::stack::StackHandle;
 
 const CHUNK: usize = 1 << 20;
 /// No cluster makes so many writes between the last observation and now.
@@ -37,7 +37,7 @@ const RETRY_FOR: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// Where the snapshot of a restoration is.
-pub(crate) fn snapshot(cluster: &ClusterHandle, file: &str) -> PathBuf {
+pub(crate) fn snapshot(cluster: &StackHandle, file: &str) -> PathBuf {
     cluster.fleet.store.dir().join("snapshots").join(file)
 }
 

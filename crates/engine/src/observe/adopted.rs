@@ -10,7 +10,7 @@ use raftsman_etcd::{Answered, EtcdError, PROBE_KEY, bounded};
 
 use super::Observer;
 use super::etcd::{EtcdLink, Open, alarms, members};
-use crate::cluster::ClusterCredentials;
+use crate::stack::ClusterCredentials;
 
 impl Observer {
     /// Observes a member on a machine that is not raftsman's: it has no provider and no agent to ask.

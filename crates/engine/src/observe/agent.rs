@@ -22,8 +22,8 @@ use tokio::sync::Mutex;
 use tonic::transport::Channel;
 
 use super::limits;
-use crate::cluster::ClusterHandle;
 use crate::fleet::Fleet;
+use crate::stack::StackHandle;
 use crate::tokens::{KeptToken, TokenError};
 
 /// The connection to one machine's agent.
@@ -152,7 +152,7 @@ impl AgentLink {
             return Ok(self.calls(channel.clone(), most));
         }
         let Connected { channel, server_certificate } =
-            connect(ClusterHandle::agent_at(self.address), &self.claimed).await?;
+            connect(StackHandle::agent_at(self.address), &self.claimed).await?;
         if key_of(&server_certificate).is_none_or(|key| self.revoked.contains(&key)) {
             return Err(LinkError::Revoked { machine: self.machine.clone() });
         }
@@ -170,7 +170,7 @@ impl AgentLink {
         *self.open.lock().await = None;
     }
 
-    pub(super) async fn look(&self, cluster: &Arc<ClusterHandle>, into_data: bool, now: Timestamp) -> Fact<Agent> {
+    pub(super) async fn look(&self, cluster: &Arc<StackHandle>, into_data: bool, now: Timestamp) -> Fact<Agent> {
         let fleet = &cluster.fleet;
         match self.report(cluster, into_data).await {
             Ok(report) => Fact::Seen { value: Agent::Claimed(Box::new(report)), at: now },
@@ -202,7 +202,7 @@ impl AgentLink {
         }
         let token = kept.token;
         let tls = ClientTls::unclaimed(&fleet.operator(Timestamp::now()), self.machine.as_str(), fleet.id())?;
-        let connected = connect(ClusterHandle::agent_at(self.address), &tls).await?;
+        let connected = connect(StackHandle::agent_at(self.address), &tls).await?;
         let mut client = self.calls(connected.channel, Duration::MAX);
         let nonce = claim::nonce()?;
         let request = ClaimRequest { nonce: nonce.clone() };
@@ -212,7 +212,7 @@ impl AgentLink {
     }
 
     /// The agent's report.
-    async fn report(&self, cluster: &Arc<ClusterHandle>, into_data: bool) -> Result<AgentReport, LinkError> {
+    async fn report(&self, cluster: &Arc<StackHandle>, into_data: bool) -> Result<AgentReport, LinkError> {
         let mut client = self.client().await?;
         let sent = Timestamp::now();
         let reply = client.report(ReportRequest { into_data }).await?.into_inner();

@@ -12,7 +12,7 @@ use raftsman_etcd::{Answered, Endpoint, EtcdError, PROBE_KEY, bounded, dial};
 use tokio::sync::Mutex;
 
 use super::{http, probe};
-use crate::cluster::ClusterCredentials;
+use crate::stack::ClusterCredentials;
 
 /// The connection to one member's etcd.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 
 use super::agent::AgentLink;
 use super::etcd::EtcdLink;
-use crate::cluster::ClusterCredentials;
+use crate::stack::ClusterCredentials;
 
 /// An agent gives its targets three seconds each, all at the same time.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(5);

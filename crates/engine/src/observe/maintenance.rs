@@ -10,7 +10,7 @@ use raftsman_core::spec::Name;
 use raftsman_etcd::{EtcdError, bounded, within};
 
 use super::Observer;
-use crate::cluster::ClusterCredentials;
+use crate::stack::ClusterCredentials;
 
 /// The limit for counting keys; the keys counted by then stand for all.
 const COUNTING: Duration = Duration::from_secs(5);
@@ -105,7 +105,7 @@ impl Observer {
     }
 
     /// Observes and compares the hashes anew, for `verify`, without an alarm.
-    pub async fn compare(&self) -> Result<(Observed, Option<Hashes>), crate::cluster::ClusterError> {
+    pub async fn compare(&self) -> Result<(Observed, Option<Hashes>), crate::stack::StackError> {
         let observed = self.look().await?;
         let hashes = match self.credentials(Timestamp::now()).await? {
             Some(credentials) => Some(self.hashes(&observed, &credentials).await),

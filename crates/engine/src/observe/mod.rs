@@ -34,16 +34,16 @@ pub(crate) use etcd::members;
 pub(crate) use http::get as http_get;
 pub(crate) use users::{read as read_access, try_password};
 
-use crate::cluster::{ClusterCredentials, ClusterError, ClusterHandle};
 use crate::fleet::RENEW_AFTER;
 use crate::machines::Lookup;
 use crate::pki::PkiError;
+use crate::stack::{ClusterCredentials, StackError, StackHandle};
 use crate::store::{Lock, StoreError};
 
 /// Observes one cluster repeatedly, and keeps its connections open in between.
 #[derive(Debug)]
 pub struct Observer {
-    cluster: Arc<ClusterHandle>,
+    cluster: Arc<StackHandle>,
     /// To the agent of every machine.
     agents: std::sync::Mutex<BTreeMap<Name, Arc<AgentLink>>>,
     /// To etcd of every member, which may still be on another machine than its new one.
@@ -77,7 +77,7 @@ struct Looked {
 
 impl Observer {
     /// An observer without a connection yet.
-    pub fn new(cluster: Arc<ClusterHandle>) -> Result<Self, TlsError> {
+    pub fn new(cluster: Arc<StackHandle>) -> Result<Self, TlsError> {
         let observer = Self {
             cluster,
             agents: Default::default(),
@@ -97,7 +97,7 @@ impl Observer {
 
     /// Goes on with another desired state of the same cluster: the file has changed, or addresses were assigned.
     /// Connections to machines that stay where they are stay open.
-    pub fn follow(&mut self, cluster: Arc<ClusterHandle>) -> Result<(), TlsError> {
+    pub fn follow(&mut self, cluster: Arc<StackHandle>) -> Result<(), TlsError> {
         self.cluster = cluster;
         // The file may bring others.
         *self.brought.get_mut() = None;
@@ -120,7 +120,7 @@ impl Observer {
     }
 
     /// An observer that has agents read etcd's data, also while etcd runs.
-    pub fn into_data(cluster: Arc<ClusterHandle>) -> Result<Self, TlsError> {
+    pub fn into_data(cluster: Arc<StackHandle>) -> Result<Self, TlsError> {
         Ok(Self { into_data: true, ..Self::new(cluster)? })
     }
 
@@ -148,7 +148,7 @@ impl Observer {
     }
 
     /// The observed cluster.
-    pub fn cluster(&self) -> &Arc<ClusterHandle> {
+    pub fn cluster(&self) -> &Arc<StackHandle> {
         &self.cluster
     }
 
@@ -169,7 +169,7 @@ impl Observer {
     }
 
     /// Our credentials for etcd; none before the cluster has authorities.
-    pub async fn credentials(&self, now: Timestamp) -> Result<Option<ClusterCredentials>, ClusterError> {
+    pub async fn credentials(&self, now: Timestamp) -> Result<Option<ClusterCredentials>, StackError> {
         let mut known = self.credentials.lock().await;
         let ledger = self.cluster.ledger();
         let access = self.cluster.desired.client_access(&ledger);
@@ -215,7 +215,7 @@ impl Observer {
     }
 
     /// Authorities that the file brings are read once per run.
-    async fn brought(&self) -> Result<BTreeMap<TrustDomain, AuthorityRecord>, ClusterError> {
+    async fn brought(&self) -> Result<BTreeMap<TrustDomain, AuthorityRecord>, StackError> {
         let mut brought = self.brought.lock().await;
         if let Some(brought) = brought.as_ref() {
             return Ok(brought.clone());
@@ -225,7 +225,7 @@ impl Observer {
 
     /// Observes everything once, and writes nothing: what was learnt is in the returned ledger. Boxed here, so that it
     /// is compiled once and not again in every caller.
-    pub fn look(&self) -> BoxFuture<'_, Result<Observed, ClusterError>> {
+    pub fn look(&self) -> BoxFuture<'_, Result<Observed, StackError>> {
         Box::pin(async move {
             let now = Timestamp::now();
             let mut looked = self.gather(now).await?;
@@ -240,7 +240,7 @@ impl Observer {
     }
 
     /// The same under the lock: what was learnt is also written to the state, before any step depends on it.
-    pub fn look_and_learn<'a>(&'a self, lock: &'a Lock) -> BoxFuture<'a, Result<Observed, ClusterError>> {
+    pub fn look_and_learn<'a>(&'a self, lock: &'a Lock) -> BoxFuture<'a, Result<Observed, StackError>> {
         Box::pin(async move {
             let now = Timestamp::now();
             let mut looked = self.gather(now).await?;
@@ -256,14 +256,14 @@ impl Observer {
     }
 
     /// A ledger is made only where it is certain that there is no machine yet: else it may have been lost.
-    fn is_new_or_known(&self, observed: &Observed) -> Result<(), ClusterError> {
+    fn is_new_or_known(&self, observed: &Observed) -> Result<(), StackError> {
         let unknown = |(name, seen): (&Name, &MachineObserved)| match &seen.machine {
             Fact::Unreachable { error, .. } => Some((name.clone(), error.clone())),
             Fact::Seen { .. } | Fact::Absent { .. } => None,
         };
         match observed.machines.iter().find_map(unknown).filter(|_| !self.cluster.has_ledger()) {
             Some((machine, error)) => {
-                Err(ClusterError::MachineUnknown { cluster: self.cluster.desired.name.clone(), machine, error })
+                Err(StackError::MachineUnknown { cluster: self.cluster.desired.name.clone(), machine, error })
             }
             None => Ok(()),
         }
@@ -286,14 +286,14 @@ impl Observer {
     }
 
     /// Observes every machine, agent and member, with the ledger as it is.
-    async fn gather(&self, now: Timestamp) -> Result<Looked, ClusterError> {
+    async fn gather(&self, now: Timestamp) -> Result<Looked, StackError> {
         self.renew(now).await?;
         let brought = self.brought().await?;
         let credentials = match self.credentials(now).await {
             Ok(Some(credentials)) => Ok(credentials),
             Ok(None) => Err(Fact::Absent { at: now }),
             // The authority has expired: etcd rejects every certificate that it signed, ours included.
-            Err(ClusterError::Pki(error @ PkiError::AuthorityEnded { .. })) => {
+            Err(StackError::Pki(error @ PkiError::AuthorityEnded { .. })) => {
                 Err(Fact::Unreachable { error: error.to_string(), since: now })
             }
             Err(error) => return Err(error),
@@ -543,7 +543,7 @@ mod tests {
                     balancers: { front: { etcd: main, instances: 2 } }\n";
         let spec = raftsman_core::spec::read(file).spec.expect("a valid file");
         let fleet = Fleet::open(spec, context(&dir), Timestamp::now()).await.unwrap();
-        let cluster = ClusterHandle::open(&fleet, &fleet.desired.clusters[0]).await.unwrap();
+        let cluster = StackHandle::open(&fleet, &fleet.desired.stacks[0]).await.unwrap();
         let machines: Vec<String> = cluster.machines().keys().map(ToString::to_string).collect();
         assert_eq!(machines, ["front-1", "front-2", "main-1"]);
         assert_eq!(cluster.places().len(), 1, "fences, backups and handshakes concern members");
@@ -562,7 +562,7 @@ mod tests {
             let file = format!("fleet: lab\nstate: state\nmachines: {{ provider: local }}\netcd: {{ main: {rest}\n");
             let spec = raftsman_core::spec::read(&file).spec.expect("a valid file");
             let fleet = Fleet::open(spec, context(&dir), Timestamp::now()).await.unwrap();
-            Arc::new(ClusterHandle::open(&fleet, &fleet.desired.clusters[0]).await.unwrap())
+            Arc::new(StackHandle::open(&fleet, &fleet.desired.stacks[0]).await.unwrap())
         };
         let before = "{ members: 1, version: 3.6.15 } }\nbalancers: { front: { etcd: main, instances: 1 } }";
         let mut observer = Observer::new(handle(before).await).unwrap();
@@ -584,9 +584,9 @@ mod tests {
         let spec = raftsman_core::spec::read(file).spec.expect("a valid file");
         let begun = Timestamp::now();
         let fleet = Fleet::open(spec, context(&dir), begun).await.unwrap();
-        let cluster = ClusterHandle::open(&fleet, &fleet.desired.clusters[0]).await.unwrap();
+        let cluster = StackHandle::open(&fleet, &fleet.desired.stacks[0]).await.unwrap();
         let observer = Observer::new(Arc::new(cluster)).unwrap();
-        let name = fleet.desired.clusters[0].members[0].name.clone();
+        let name = fleet.desired.stacks[0].members[0].name.clone();
         let link = || observer.agent(&name).unwrap();
         observer.credentials(begun).await.unwrap().expect("it has authorities");
         let first = link();

@@ -8,7 +8,7 @@ use raftsman_etcd::{CALL_TIMEOUT, Credentials, bounded, dial};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::cluster::ClusterCredentials;
+use crate::stack::ClusterCredentials;
 
 pub(super) async fn try_all(address: IpAddr, credentials: &ClusterCredentials) -> AccessProbe {
     let foreign = async {

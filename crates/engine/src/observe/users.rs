@@ -11,7 +11,7 @@ use raftsman_etcd::{EtcdError, bounded};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::Observer;
-use crate::cluster::{ClusterCredentials, ClusterHandle};
+use crate::stack::{ClusterCredentials, StackHandle};
 
 /// Every query about users costs a round through the Raft log: between our own changes it is made no more often than
 /// this.
@@ -148,7 +148,7 @@ fn level(kind: i32) -> Level {
 
 /// Checks the password that the file refers to; where it refers to none, a random one, which shows whether the user has
 /// any.
-async fn attempt(cluster: &ClusterHandle, client: Client, name: String, word: Option<Secret>) -> (String, Password) {
+async fn attempt(cluster: &StackHandle, client: Client, name: String, word: Option<Secret>) -> (String, Password) {
     let word = match &word {
         Some(reference) => crate::secrets::resolve(reference, cluster.fleet.context.base()),
         None => crate::secrets::random_password(),

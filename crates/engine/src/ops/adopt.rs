@@ -15,10 +15,10 @@ use super::init::write_file;
 use super::{OpError, lock_info};
 use crate::adopt::{LookError, Way, look};
 use crate::authorities::bring_in;
-use crate::cluster::adopted_name;
 use crate::fleet::{Context, Fleet};
 use crate::journal::Journal;
 use crate::pki::{Authority, AuthorityKind};
+use crate::stack::adopted_name;
 use crate::store::{Protection, Store, Version};
 
 /// What the command line says.
@@ -116,7 +116,7 @@ fn read(path: &Path) -> Result<String, OpError> {
 fn secret(path: &Path) -> Result<SecretString, OpError> {
     let absolute = absolute(path);
     crate::secrets::resolve(&Secret::File(absolute), Path::new("/"))
-        .map_err(|error| OpError::Cluster(crate::cluster::ClusterError::Secret(error)))
+        .map_err(|error| OpError::Stack(crate::stack::StackError::Secret(error)))
 }
 
 fn absolute(path: &Path) -> String {

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::spec::{Name, Spec};
 use serde_json::json;
 
 use super::begin::{Begun, Consent, begin, clusters, is_new, open, withdraw};
 use super::needs::{Unmet, agent, provider_answers};
 use super::plan::{Detail, FleetPlan, plan, plan_of_new};
-use super::{OpError, for_each_cluster};
+use super::{OpError, for_each_stack};
 use crate::apply::{self, ApplyError, Event, Outcome};
-use crate::cluster::ClusterHandle;
 use crate::fleet::{Context, Fleet};
 use crate::interrupt::Interrupt;
 use crate::journal::Journal;
+use crate::stack::StackHandle;
 use crate::store::Lock;
 
 /// Receives every event of a cluster as it happens.
@@ -118,7 +118,7 @@ pub async fn carry_out(
 ) -> Result<Vec<Outcome>, OpError> {
     let Execution { timeout, report: on_event, interrupt } = execution;
     let journal = Arc::new(Journal::new(&fleet.store, &fleet.context, lock));
-    for_each_cluster(fleet, only, |cluster| {
+    for_each_stack(fleet, only, |cluster| {
         let (journal, on_event, interrupt) = (Arc::clone(&journal), Arc::clone(&on_event), interrupt.clone());
         async move {
             let name = cluster.desired.name.clone();
@@ -146,16 +146,16 @@ pub async fn carry_out(
 /// changed.
 pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError> {
     agent(&fleet.context)?;
-    let chosen = || fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
+    let chosen = || fleet.desired.stacks.iter().filter(|c| only.is_empty() || only.contains(&c.name));
     let mut clusters = Vec::new();
     for cluster in chosen() {
-        clusters.push((cluster, ClusterHandle::open(fleet, cluster).await?));
+        clusters.push((cluster, StackHandle::open(fleet, cluster).await?));
     }
     // Running clusters are maintained without the provider as far as possible. Where none runs yet, everything depends
     // on machines.
     if clusters.iter().all(|(_, at)| at.ledger().started.is_empty() && at.ledger().adopted().is_none()) {
         let silent = fleet.inventory().await.silent;
-        provider_answers(fleet, &silent, chosen().flat_map(Cluster::all_machines))?;
+        provider_answers(fleet, &silent, chosen().flat_map(Stack::all_machines))?;
     }
     for (cluster, at) in clusters {
         // Nothing is installed in an adopted cluster.

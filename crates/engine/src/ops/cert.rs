@@ -14,7 +14,7 @@ use raftsman_core::spec::{self, AuthMode, Name};
 use secrecy::ExposeSecret;
 use serde::Serialize;
 
-use super::{OpError, for_each_cluster, pick_cluster};
+use super::{OpError, for_each_stack, pick_cluster};
 use crate::fleet::Fleet;
 use crate::observe::Observer;
 use crate::pki;
@@ -47,7 +47,7 @@ pub struct Certificate {
 pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>, Vec<String>), OpError> {
     let mut all = vec![of_authority(None, "fleet CA", fleet.authority.facts())];
     let mut silent = Vec::new();
-    let lists = for_each_cluster(fleet, only, |cluster| async move {
+    let lists = for_each_stack(fleet, only, |cluster| async move {
         let name = &cluster.desired.name;
         let mut certificates = Vec::new();
         for side in TrustDomain::ALL {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::future::join_all;
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::spec::{self, EtcdCluster, Name, Spec, line_of};
 use raftsman_providers::networks::Networks;
 use serde::Serialize;
@@ -14,9 +14,9 @@ use serde::Serialize;
 use super::OpError;
 use super::begin::{Begun, Consent, begin, clusters, state};
 use crate::authorities::sweep;
-use crate::cluster::{ClusterHandle, adopted_name, earlier_passwords_name, root_password_name};
 use crate::fleet::{Context, Fleet, HOSTS};
 use crate::machines::{GiveBackError, Inventory, SilentConnection};
+use crate::stack::{StackHandle, adopted_name, earlier_passwords_name, root_password_name};
 use crate::store::{Lock, LockScope, Store};
 use crate::tokens::token_name;
 
@@ -76,11 +76,11 @@ fn allowed(spec: &Spec, file: &std::path::Path, only: &[Name]) -> Result<(), OpE
 /// What `destroy` would destroy: everything, or these clusters only.
 pub async fn survey(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Destruction, OpError> {
     let Inventory { machines: inventory, silent } = fleet.inventory().await;
-    let chosen = || fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
+    let chosen = || fleet.desired.stacks.iter().filter(|c| only.is_empty() || only.contains(&c.name));
     let mut named: BTreeSet<Name> = BTreeSet::new();
     for cluster in chosen() {
         // A lost or damaged ledger may have recorded machines that the file does not list: destroying would be a guess.
-        named.extend(ClusterHandle::open(fleet, cluster).await?.machines().into_keys());
+        named.extend(StackHandle::open(fleet, cluster).await?.machines().into_keys());
     }
     let concerned: BTreeSet<SilentConnection> = match only.is_empty() {
         true => silent.into_iter().collect(),
@@ -96,7 +96,7 @@ pub async fn survey(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Destruction, Op
     if only.is_empty() {
         // The state goes too, so clusters that the file does not list any more are included.
         let known = fleet.store.clusters().await?.into_iter().filter_map(|name| Name::parse(&name).ok());
-        clusters.extend(known.filter(|name| fleet.desired.clusters.iter().all(|cluster| cluster.name != *name)));
+        clusters.extend(known.filter(|name| fleet.desired.stacks.iter().all(|cluster| cluster.name != *name)));
     }
     Ok(Destruction { machines, clusters, state: only.is_empty(), left: Vec::new(), ids })
 }
@@ -119,8 +119,8 @@ pub async fn destroy(
         outcome?;
     }
     // A killed run may have left an incomplete machine: a directory without a tag.
-    let clusters = fleet.desired.clusters.iter().filter(|c| what.clusters.contains(&c.name));
-    let machines = clusters.flat_map(Cluster::all_machines);
+    let clusters = fleet.desired.stacks.iter().filter(|c| what.clusters.contains(&c.name));
+    let machines = clusters.flat_map(Stack::all_machines);
     for machine in machines.filter(|machine| !what.machines.iter().any(|name| machine.as_str() == name)) {
         match fleet.give_back(&lock, machine.as_str(), None).await {
             // Not made by raftsman: it stays.
@@ -137,8 +137,8 @@ pub async fn destroy(
         for certificate in [format!("{adopted}-ca"), adopted] {
             fleet.store.delete_certificate(&lock, &certificate).await?;
         }
-        let desired = fleet.desired.clusters.iter().filter(|c| c.name == *cluster);
-        for machine in desired.flat_map(Cluster::all_machines) {
+        let desired = fleet.desired.stacks.iter().filter(|c| c.name == *cluster);
+        for machine in desired.flat_map(Stack::all_machines) {
             fleet.secrets.delete(&lock, &token_name(machine)).await?;
         }
         fleet.store.delete_cluster(&lock, cluster.as_str()).await?;

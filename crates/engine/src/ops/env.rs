@@ -81,7 +81,7 @@ pub async fn env(fleet: &Arc<Fleet>, cluster: Option<&str>, via: Option<&str>) -
 
 /// The balancer of this name, in front of this cluster where one is named.
 fn pick_balancer<'a>(fleet: &'a Fleet, cluster: Option<&str>, name: &str) -> Result<&'a Balancer, OpError> {
-    let all = || fleet.desired.clusters.iter().flat_map(|cluster| &cluster.balancers);
+    let all = || fleet.desired.stacks.iter().flat_map(|cluster| &cluster.balancers);
     let Some(balancer) = all().find(|balancer| balancer.name.as_str() == name) else {
         let (name, known) = (name.to_owned(), all().map(|balancer| balancer.name.to_string()).collect::<Vec<_>>());
         return Err(if known.is_empty() {

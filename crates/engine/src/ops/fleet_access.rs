@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::apply::{Execution, carry_out, converged, preflight};
 use super::begin::{Consent, locked_fleet, open};
-use super::{OpError, for_each_cluster};
+use super::{OpError, for_each_stack};
 use crate::authorities::public_key;
 use crate::fleet::{Context, Fleet};
 use crate::fleet_access::Phase;
@@ -108,7 +108,7 @@ pub async fn advance(fleet: &Arc<Fleet>, lock: &Lock) -> Result<Phase, OpError> 
 
 /// Whether every agent reports the expected trust, and a certificate of the signing authority.
 pub async fn proven(fleet: &Arc<Fleet>) -> Result<(), OpError> {
-    let behind = for_each_cluster(fleet, &[], |cluster| async move {
+    let behind = for_each_stack(fleet, &[], |cluster| async move {
         if cluster.ledger().adopted().is_some() {
             return Ok(Vec::new());
         }

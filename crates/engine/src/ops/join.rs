@@ -12,8 +12,8 @@ use serde::Serialize;
 use super::begin::{Begun, begin, clusters};
 use super::{OpError, pick_machine};
 use crate::act;
-use crate::cluster::ClusterHandle;
 use crate::fleet::{Context, Fleet};
+use crate::stack::StackHandle;
 use crate::store::Lock;
 use crate::tokens::KeptToken;
 
@@ -71,7 +71,7 @@ pub async fn join(fleet: &Arc<Fleet>, lock: &Lock, host: &str, valid_for: Durati
     check(&fleet.spec)?;
     let missing = || OpError::NoSuchMachine { name: host.to_owned(), known: Vec::new() };
     let address = cluster.machine_address(machine).ok_or_else(missing)?;
-    let (cluster, machine) = (ClusterHandle::open(fleet, cluster).await?, machine.clone());
+    let (cluster, machine) = (StackHandle::open(fleet, cluster).await?, machine.clone());
     cluster.begin(lock).await?;
     let kept = KeptToken::renew(&fleet.secrets, lock, &machine, Some(Timestamp::now() + valid_for)).await?;
     let boot = act::boot_data(fleet, &machine, address, &kept);

@@ -24,7 +24,7 @@ pub async fn logs(fleet: &Arc<Fleet>, machine: &str, of: Source, lines: u32) -> 
     let (cluster, machine) = pick_machine(fleet, machine)?;
     let is_member = cluster.member(machine).is_some();
     if of == Source::Balancer && cluster.instance(machine).is_none() {
-        let all = fleet.desired.clusters.iter().flat_map(|cluster| cluster.instances());
+        let all = fleet.desired.stacks.iter().flat_map(|cluster| cluster.instances());
         let known = all.map(|(_, instance)| instance.name.to_string()).collect();
         return Err(OpError::NoBalancerThere { machine: machine.to_string(), known });
     }

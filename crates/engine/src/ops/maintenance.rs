@@ -12,14 +12,14 @@ use serde::Serialize;
 
 use super::apply::OnEvent;
 use super::begin::{Consent, locked_cluster, locked_member};
-use super::{OpError, for_each_cluster, pick_cluster, pick_member};
+use super::{OpError, for_each_stack, pick_cluster, pick_member};
 use crate::act::Executor;
 use crate::apply::Event;
-use crate::cluster::ClusterHandle;
 use crate::fleet::{Context, Fleet};
 use crate::interrupt::Interrupt;
 use crate::journal::Journal;
 use crate::observe::Observer;
+use crate::stack::StackHandle;
 use crate::store::Lock;
 
 /// Members compact at slightly different moments: hashes that cannot be compared are requested again.
@@ -55,7 +55,7 @@ struct Single<'a> {
 }
 
 impl<'a> Single<'a> {
-    fn new(fleet: &Arc<Fleet>, cluster: ClusterHandle, lock: &Lock, on_event: &'a OnEvent) -> Result<Self, OpError> {
+    fn new(fleet: &Arc<Fleet>, cluster: StackHandle, lock: &Lock, on_event: &'a OnEvent) -> Result<Self, OpError> {
         let journal = Journal::new(&fleet.store, &fleet.context, lock);
         Ok(Self { observer: Observer::new(Arc::new(cluster))?, journal, on_event })
     }
@@ -281,10 +281,10 @@ pub struct Verified {
 
 /// Compares the data of the members of these clusters.
 pub async fn verify(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<Verification>, OpError> {
-    for_each_cluster(fleet, only, |cluster| async move { Box::pin(verify_one(cluster)).await }).await
+    for_each_stack(fleet, only, |cluster| async move { Box::pin(verify_one(cluster)).await }).await
 }
 
-async fn verify_one(cluster: Arc<ClusterHandle>) -> Result<Verification, OpError> {
+async fn verify_one(cluster: Arc<StackHandle>) -> Result<Verification, OpError> {
     let name = cluster.desired.name.clone();
     let observer = Observer::new(cluster)?;
     let mut tries = 0;

@@ -28,7 +28,7 @@ pub mod versions;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::{Observed, TrustDomain};
 use raftsman_core::plan::{Waiting, newer_agents};
 use raftsman_core::render::haproxy::LONGEST_SOCKET;
@@ -39,15 +39,15 @@ use crate::act::ActError;
 use crate::apply::ApplyError;
 use crate::artifacts::ArtifactError;
 use crate::backup::BackupError;
-use crate::cluster::{ClusterError, ClusterHandle};
 use crate::fleet::{Context, Fleet, FleetError};
 use crate::machines::{Inventory, SilentConnection};
 use crate::observe::LinkError;
 use crate::pki::PkiError;
+use crate::stack::{StackError, StackHandle};
 use crate::store::{LockInfo, StoreError};
 
 /// Refuses to record what this raftsman could not carry out, because an agent of the cluster is newer.
-pub(crate) fn refuse_newer_agents(desired: &Cluster, observed: &Observed) -> Result<(), OpError> {
+pub(crate) fn refuse_newer_agents(desired: &Stack, observed: &Observed) -> Result<(), OpError> {
     newer_agents(desired, observed).next().map_or(Ok(()), |newer| Err(OpError::AgentNewer { newer: Box::new(newer) }))
 }
 
@@ -99,7 +99,7 @@ pub enum OpError {
     Store(#[from] StoreError),
     /// The cluster's keys or ledger.
     #[error(transparent)]
-    Cluster(#[from] ClusterError),
+    Stack(#[from] StackError),
     /// An etcd binary.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
@@ -384,8 +384,8 @@ fn lock_info(context: &Context, verb: &str) -> LockInfo {
 }
 
 /// The cluster of this name; without a name, the only one.
-async fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<ClusterHandle, OpError> {
-    let clusters = &fleet.desired.clusters;
+async fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<StackHandle, OpError> {
+    let clusters = &fleet.desired.stacks;
     let known = || clusters.iter().map(|c| c.name.to_string()).collect();
     let picked = match name {
         Some(name) => {
@@ -397,19 +397,15 @@ async fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<ClusterH
             _ => return Err(OpError::WhichCluster(known())),
         },
     };
-    Ok(ClusterHandle::open(fleet, picked).await?)
+    Ok(StackHandle::open(fleet, picked).await?)
 }
 
 /// The member of this name, and its cluster, which may be named too.
-async fn pick_member(
-    fleet: &Arc<Fleet>,
-    cluster: Option<&str>,
-    member: &str,
-) -> Result<(ClusterHandle, Name), OpError> {
+async fn pick_member(fleet: &Arc<Fleet>, cluster: Option<&str>, member: &str) -> Result<(StackHandle, Name), OpError> {
     if cluster.is_some() {
         pick_cluster(fleet, cluster).await?;
     }
-    let clusters = fleet.desired.clusters.iter().filter(|c| cluster.is_none_or(|name| c.name.as_str() == name));
+    let clusters = fleet.desired.stacks.iter().filter(|c| cluster.is_none_or(|name| c.name.as_str() == name));
     let members = clusters.flat_map(|c| c.members.iter().map(move |m| (c, &m.name)));
     let (cluster, name) = named(members, member).map_err(|error| match error {
         OpError::NoSuchMachine { name, known } if pick_machine(fleet, member).is_ok() => {
@@ -417,19 +413,19 @@ async fn pick_member(
         }
         other => other,
     })?;
-    Ok((ClusterHandle::open(fleet, cluster).await?, name.clone()))
+    Ok((StackHandle::open(fleet, cluster).await?, name.clone()))
 }
 
 /// The machine of this name, and the cluster whose member or balancer it is for.
-fn pick_machine<'a>(fleet: &'a Fleet, machine: &str) -> Result<(&'a Cluster, &'a Name), OpError> {
-    let machines = fleet.desired.clusters.iter().flat_map(|c| c.all_machines().map(move |name| (c, name)));
+fn pick_machine<'a>(fleet: &'a Fleet, machine: &str) -> Result<(&'a Stack, &'a Name), OpError> {
+    let machines = fleet.desired.stacks.iter().flat_map(|c| c.all_machines().map(move |name| (c, name)));
     named(machines, machine)
 }
 
 fn named<'a>(
-    machines: impl Iterator<Item = (&'a Cluster, &'a Name)>,
+    machines: impl Iterator<Item = (&'a Stack, &'a Name)>,
     name: &str,
-) -> Result<(&'a Cluster, &'a Name), OpError> {
+) -> Result<(&'a Stack, &'a Name), OpError> {
     let machines: Vec<_> = machines.collect();
     machines.iter().find(|(_, known)| known.as_str() == name).copied().ok_or_else(|| {
         let known = machines.iter().map(|(_, name)| name.to_string()).collect();
@@ -456,8 +452,8 @@ async fn surroundings(fleet: &Arc<Fleet>) -> Result<Surroundings, OpError> {
     let Inventory { machines, silent } = fleet.inventory().await;
     let mut named: BTreeSet<Name> = BTreeSet::new();
     // The file may have dropped machines that are still to be removed.
-    for cluster in &fleet.desired.clusters {
-        named.extend(ClusterHandle::open(fleet, cluster).await?.machines().into_keys());
+    for cluster in &fleet.desired.stacks {
+        named.extend(StackHandle::open(fleet, cluster).await?.machines().into_keys());
     }
     let unnamed = machines.into_iter().map(|m| m.name).filter(|name| !named.contains(name.as_str())).collect();
     Ok(Surroundings { unnamed, silent })
@@ -467,15 +463,15 @@ async fn surroundings(fleet: &Arc<Fleet>) -> Result<Surroundings, OpError> {
 const CLUSTERS_AT_A_TIME: usize = 64;
 
 /// Observes every cluster of the fleet, several at a time, and maps each to a result.
-async fn for_each_cluster<T, F, W>(fleet: &Arc<Fleet>, only: &[Name], work: W) -> Result<Vec<T>, OpError>
+async fn for_each_stack<T, F, W>(fleet: &Arc<Fleet>, only: &[Name], work: W) -> Result<Vec<T>, OpError>
 where
     T: Send + 'static,
     F: Future<Output = Result<T, OpError>> + Send + 'static,
-    W: Fn(Arc<ClusterHandle>) -> F,
+    W: Fn(Arc<StackHandle>) -> F,
 {
     let mut tasks = Vec::new();
-    for desired in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
-        tasks.push(work(Arc::new(ClusterHandle::open(fleet, desired).await?)));
+    for desired in fleet.desired.stacks.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
+        tasks.push(work(Arc::new(StackHandle::open(fleet, desired).await?)));
     }
     let spawned = tasks.into_iter().map(|task| async move { tokio::spawn(task).await? });
     in_order(CLUSTERS_AT_A_TIME, spawned).await.into_iter().collect()

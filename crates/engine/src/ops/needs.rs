@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use raftsman_core::action::{Action, BalancerAction, MachineAction};
-use raftsman_core::desired::{AGENT_PORT, CLIENT_PORT, Cluster, Desired, HEALTH_PORT, PEER_PORT};
+use raftsman_core::desired::{AGENT_PORT, CLIENT_PORT, Desired, HEALTH_PORT, PEER_PORT, Stack};
 use raftsman_core::observed::TrustDomain;
 use raftsman_core::render::haproxy::{LONGEST_SOCKET, SOCKET};
 use raftsman_core::spec::{self, AuthMode, Name, Provider, Spec};
@@ -20,10 +20,10 @@ use super::OpError;
 use super::plan::FleetPlan;
 use crate::artifacts::Artifacts;
 use crate::authorities::brought;
-use crate::cluster::{ClusterError, ClusterHandle};
 use crate::error_chain;
 use crate::fleet::{Context, Fleet, FleetError};
 use crate::machines::SilentConnection;
+use crate::stack::{StackError, StackHandle};
 
 /// Something that `apply` needs and would not find.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -68,7 +68,7 @@ pub(super) fn listed(unmet: &[Unmet]) -> String {
 /// What a fleet without a state would not find.
 pub(super) fn of_new(spec: &Spec, context: &Context, desired: &Desired, only: &[Name], now: Timestamp) -> Vec<Unmet> {
     let mut unmet = Vec::new();
-    let mut note = |cluster: Option<&Cluster>, need, outcome: Result<(), OpError>| {
+    let mut note = |cluster: Option<&Stack>, need, outcome: Result<(), OpError>| {
         if let Err(error) = outcome {
             unmet.push(Unmet { cluster: cluster.map(|c| c.name.clone()), need, message: error_chain(&error) });
         }
@@ -102,7 +102,7 @@ pub(super) fn of_new(spec: &Spec, context: &Context, desired: &Desired, only: &[
 pub(super) async fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name], now: Timestamp) -> Vec<Unmet> {
     let plans = &plan.clusters;
     let mut unmet = Vec::new();
-    let mut note = |cluster: Option<&Cluster>, need, outcome: Result<(), OpError>| {
+    let mut note = |cluster: Option<&Stack>, need, outcome: Result<(), OpError>| {
         if let Err(error) = outcome {
             unmet.push(Unmet { cluster: cluster.map(|c| c.name.clone()), need, message: error_chain(&error) });
         }
@@ -112,7 +112,7 @@ pub(super) async fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name]
         plans.iter().flat_map(|plan| plan.forecast.steps()).filter_map(|step| through_provider(&step.action));
     note(None, Need::Machines, provider_answers(fleet, &plan.provider_unreachable, machines));
     for cluster in wanted(&fleet.desired, only) {
-        let at = match ClusterHandle::open(fleet, cluster).await {
+        let at = match StackHandle::open(fleet, cluster).await {
             Ok(at) => at,
             Err(error) => {
                 note(Some(cluster), Need::References, Err(error.into()));
@@ -168,8 +168,8 @@ pub(super) fn provider_answers<'a>(
     if needed.is_empty() { Ok(()) } else { Err(OpError::ProviderSilent { silent: needed, consequence }) }
 }
 
-fn wanted<'a>(desired: &'a Desired, only: &'a [Name]) -> impl Iterator<Item = &'a Cluster> {
-    desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name))
+fn wanted<'a>(desired: &'a Desired, only: &'a [Name]) -> impl Iterator<Item = &'a Stack> {
+    desired.stacks.iter().filter(|c| only.is_empty() || only.contains(&c.name))
 }
 
 /// Whether the agent's program can be run.
@@ -182,7 +182,7 @@ pub(super) fn agent(context: &Context) -> Result<(), OpError> {
 }
 
 /// Whether all that the file refers to for a cluster exists and is valid.
-fn references(cluster: &Cluster, base: &Path, now: Timestamp) -> Result<(), ClusterError> {
+fn references(cluster: &Stack, base: &Path, now: Timestamp) -> Result<(), StackError> {
     for side in TrustDomain::ALL {
         if let spec::Authority::Brought(reference) = cluster.authority(side) {
             brought(side, reference, base, now)?;
@@ -226,7 +226,7 @@ fn resolved(path: &Path) -> PathBuf {
 
 /// Whether the ports that a machine on this computer is about to use are free. etcd of a stopped machine may still run,
 /// so those ports are its own.
-fn ports(cluster: &Cluster, action: &Action) -> Result<(), OpError> {
+fn ports(cluster: &Stack, action: &Action) -> Result<(), OpError> {
     let mut ports = vec![AGENT_PORT];
     let machine = if let Action::Machine(MachineAction::CreateMachine { machine }) = action {
         if cluster.member(machine).is_some() {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use raftsman_core::desired::{Cluster, Identity, LoopbackNetwork, resolve};
+use raftsman_core::desired::{Identity, LoopbackNetwork, Stack, resolve};
 use raftsman_core::model::{Forecast, forecast};
 use raftsman_core::observed::{Observed, Preflight, View, Zones};
 use raftsman_core::plan::{Considered, deletion, explain};
@@ -16,7 +16,7 @@ use serde::Serialize;
 pub use diff::ConfigDiff;
 
 use super::needs::{self, Need, Unmet};
-use super::{OpError, Surroundings, for_each_cluster, surroundings};
+use super::{OpError, Surroundings, for_each_stack, surroundings};
 use crate::fleet::{Context, Fleet, FleetError};
 use crate::machines::SilentConnection;
 use crate::observe::Observer;
@@ -121,7 +121,7 @@ impl FleetPlan {
 
 /// The plan of a fleet that was applied before.
 pub async fn plan(fleet: &Arc<Fleet>, only: &[Name], detail: Detail) -> Result<FleetPlan, OpError> {
-    let clusters = for_each_cluster(fleet, only, move |cluster| async move {
+    let clusters = for_each_stack(fleet, only, move |cluster| async move {
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
         Ok(detailed_plan(&cluster.desired, &observed, detail))
     });
@@ -145,7 +145,7 @@ pub fn plan_of_new(spec: &Spec, context: &Context, only: &[Name], detail: Detail
     let identity = Identity { id: "new".to_owned(), network, places: BTreeMap::new(), zones: BTreeMap::new() };
     let desired = resolve(spec, &identity).map_err(FleetError::from)?;
     let at = Timestamp::now();
-    let wanted = desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name));
+    let wanted = desired.stacks.iter().filter(|c| only.is_empty() || only.contains(&c.name));
     let clusters = wanted.map(|cluster| {
         let observed = Observed::nothing(cluster, at);
         detailed_plan(cluster, &observed, detail)
@@ -154,7 +154,7 @@ pub fn plan_of_new(spec: &Spec, context: &Context, only: &[Name], detail: Detail
     Ok(FleetPlan { unmet, ..FleetPlan::new(spec.fleet.clone(), clusters.collect()) })
 }
 
-fn detailed_plan(desired: &Cluster, observed: &Observed, detail: Detail) -> ClusterPlan {
+fn detailed_plan(desired: &Stack, observed: &Observed, detail: Detail) -> ClusterPlan {
     let now = Timestamp::now();
     ClusterPlan {
         diffs: detail.diffs.then(|| diff::diffs(desired, observed)),
@@ -164,11 +164,11 @@ fn detailed_plan(desired: &Cluster, observed: &Observed, detail: Detail) -> Clus
 }
 
 /// The forecast of one cluster that was looked at.
-pub(super) fn cluster_plan(desired: &Cluster, observed: &Observed) -> ClusterPlan {
+pub(super) fn cluster_plan(desired: &Stack, observed: &Observed) -> ClusterPlan {
     cluster_plan_at(desired, observed, Timestamp::now())
 }
 
-fn cluster_plan_at(desired: &Cluster, observed: &Observed, now: Timestamp) -> ClusterPlan {
+fn cluster_plan_at(desired: &Stack, observed: &Observed, now: Timestamp) -> ClusterPlan {
     ClusterPlan {
         cluster: desired.name.clone(),
         members: desired.size(),

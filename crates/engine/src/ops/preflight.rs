@@ -12,10 +12,10 @@ use serde_json::json;
 use super::OpError;
 use super::begin::locked;
 use crate::act::Executor;
-use crate::cluster::ClusterHandle;
 use crate::fleet::Context;
 use crate::journal::Journal;
 use crate::observe::Observer;
+use crate::stack::StackHandle;
 
 /// What was measured on one cluster, and what follows.
 #[derive(Debug, Clone, Serialize)]
@@ -69,13 +69,13 @@ pub async fn run(spec: Spec, context: &Context, only: &[Name], save: bool) -> Re
     let (fleet, lock) = locked(spec, context, "preflight", only).await?;
     let journal = Journal::new(&fleet.store, &fleet.context, &lock);
     let mut all = Vec::new();
-    for desired in fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
-        all.push(one(Arc::new(ClusterHandle::open(&fleet, desired).await?), &journal, save).await?);
+    for desired in fleet.desired.stacks.iter().filter(|c| only.is_empty() || only.contains(&c.name)) {
+        all.push(one(Arc::new(StackHandle::open(&fleet, desired).await?), &journal, save).await?);
     }
     Ok(all)
 }
 
-async fn one(cluster: Arc<ClusterHandle>, journal: &Journal, save: bool) -> Result<ClusterPreflight, OpError> {
+async fn one(cluster: Arc<StackHandle>, journal: &Journal, save: bool) -> Result<ClusterPreflight, OpError> {
     let name = cluster.desired.name.clone();
     if cluster.ledger().adopted().is_some() {
         return Err(OpError::NoMeasurement {

@@ -14,10 +14,10 @@ use super::begin::{Consent, locked_cluster};
 use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_cluster, refuse_newer_agents};
 use crate::apply::Outcome;
-use crate::cluster::ClusterHandle;
 use crate::fleet::{Context, Fleet};
 use crate::journal::Journal;
 use crate::observe::Observer;
+use crate::stack::StackHandle;
 use crate::store::Lock;
 
 /// The operator's input to a recovery.
@@ -89,7 +89,7 @@ pub async fn survey(fleet: &Arc<Fleet>, request: &RecoverRequest) -> Result<Surv
     Ok(Survey { cluster: desired.name.clone(), remains, plan, under_way })
 }
 
-fn plan(fleet: &Fleet, cluster: &ClusterHandle, observed: &Observed) -> FleetPlan {
+fn plan(fleet: &Fleet, cluster: &StackHandle, observed: &Observed) -> FleetPlan {
     let plan = cluster_plan(&cluster.desired, observed);
     FleetPlan::new(fleet.spec.fleet.clone(), vec![plan])
 }

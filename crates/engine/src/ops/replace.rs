@@ -12,10 +12,10 @@ use super::begin::{Consent, locked_member};
 use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_member, refuse_newer_agents};
 use crate::apply::Outcome;
-use crate::cluster::ClusterHandle;
 use crate::fleet::{Context, Fleet};
 use crate::journal::Journal;
 use crate::observe::Observer;
+use crate::stack::StackHandle;
 use crate::store::Lock;
 
 /// What replacing a member would do.
@@ -90,7 +90,7 @@ pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, member: &str) -> Result<(Name
 
 /// The member of this name, as a majority lists it; or the one that was marked before and is removed already: an
 /// operator can repeat an interrupted command, and it continues.
-fn listed(cluster: &ClusterHandle, observed: &Observed, member: &Name) -> Result<MemberId, OpError> {
+fn listed(cluster: &StackHandle, observed: &Observed, member: &Name) -> Result<MemberId, OpError> {
     let view = View::of(observed);
     let list = view.listed.filter(|_| view.has_quorum());
     let list = list.ok_or_else(|| OpError::NoQuorum(cluster.desired.name.clone()))?;

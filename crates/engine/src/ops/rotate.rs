@@ -13,10 +13,10 @@ use super::begin::{Consent, locked_cluster};
 use super::plan::{FleetPlan, cluster_plan};
 use super::{OpError, pick_cluster, refuse_newer_agents};
 use crate::apply::Outcome;
-use crate::cluster::ClusterHandle;
 use crate::fleet::{Context, Fleet};
 use crate::journal::Journal;
 use crate::observe::Observer;
+use crate::stack::StackHandle;
 use crate::store::Lock;
 
 /// The operator's request for an authority.
@@ -42,7 +42,7 @@ impl RotateRequest {
     }
 
     /// Whether the request is possible.
-    fn check(self, cluster: &ClusterHandle) -> Result<Trust, OpError> {
+    fn check(self, cluster: &StackHandle) -> Result<Trust, OpError> {
         let (side, name) = (self.side, cluster.desired.name.clone());
         let trust = cluster.trust(side)?;
         match cluster.desired.authority(side) {

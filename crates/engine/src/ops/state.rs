@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use raftsman_core::desired::Cluster;
+use raftsman_core::desired::Stack;
 use raftsman_core::observed::{Ledger, TrustDomain};
 use raftsman_core::spec::{Name, Spec};
 use serde::Serialize;
@@ -12,10 +12,10 @@ use serde_json::json;
 use super::OpError;
 use super::begin::{Begun, Consent, begin, clusters};
 use crate::authorities::only_kept;
-use crate::cluster::{ClusterError, ClusterHandle};
 use crate::fleet::{Context, Fleet, FleetError};
 use crate::journal::Journal;
 use crate::observe::Observer;
+use crate::stack::{StackError, StackHandle};
 use crate::store::{Lock, StoreError};
 
 /// The ledger of one cluster.
@@ -72,8 +72,8 @@ const LOST: [&str; 5] = [
     "the highest revision ever seen, beyond what members show now",
 ];
 
-fn chosen<'a>(fleet: &'a Fleet, only: &'a [Name]) -> impl Iterator<Item = &'a Cluster> {
-    fleet.desired.clusters.iter().filter(|c| only.is_empty() || only.contains(&c.name))
+fn chosen<'a>(fleet: &'a Fleet, only: &'a [Name]) -> impl Iterator<Item = &'a Stack> {
+    fleet.desired.stacks.iter().filter(|c| only.is_empty() || only.contains(&c.name))
 }
 
 /// Checks the ledgers. Machines are observed where a ledger is missing: if there never was one, there are no machines.
@@ -82,7 +82,7 @@ pub async fn check(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<LedgerState>
     for desired in chosen(fleet, only) {
         let name = desired.name.as_str();
         let copies = fleet.store.history(name).await?;
-        let (version, problem) = match ClusterHandle::open(fleet, desired).await {
+        let (version, problem) = match StackHandle::open(fleet, desired).await {
             Ok(cluster) if cluster.has_ledger() => (Some(cluster.version()), None),
             Ok(cluster) => match Observer::new(Arc::new(cluster))?.look().await {
                 Ok(_) => (None, None),
@@ -104,12 +104,12 @@ pub async fn check(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<LedgerState>
 }
 
 /// What is wrong with a ledger; every other error is returned as it is.
-fn lost(error: ClusterError) -> Result<String, OpError> {
+fn lost(error: StackError) -> Result<String, OpError> {
     match error {
-        ClusterError::Store(StoreError::LedgerMissing { trace, .. }) => {
+        StackError::Store(StoreError::LedgerMissing { trace, .. }) => {
             Ok(format!("it is missing, though there is {trace}"))
         }
-        ClusterError::Store(StoreError::LedgerDamaged { detail, .. }) => Ok(format!("it is damaged: {detail}")),
+        StackError::Store(StoreError::LedgerDamaged { detail, .. }) => Ok(format!("it is damaged: {detail}")),
         other => Err(other.into()),
     }
 }
@@ -144,7 +144,7 @@ pub async fn repair(fleet: &Arc<Fleet>, lock: &Lock, states: &[LedgerState]) -> 
                 None => continue,
             },
             Remedy::World => {
-                let Some(desired) = fleet.desired.clusters.iter().find(|c| c.name == state.cluster) else { continue };
+                let Some(desired) = fleet.desired.stacks.iter().find(|c| c.name == state.cluster) else { continue };
                 (rebuild(fleet, desired).await?, LOST.to_vec())
             }
         };
@@ -157,7 +157,7 @@ pub async fn repair(fleet: &Arc<Fleet>, lock: &Lock, states: &[LedgerState]) -> 
 }
 
 /// The cluster with the addresses of machines that exist: only the lost ledger had those that the provider assigned.
-async fn where_it_is(fleet: &Fleet, desired: &Cluster) -> Result<Cluster, OpError> {
+async fn where_it_is(fleet: &Fleet, desired: &Stack) -> Result<Stack, OpError> {
     let unplaced: Vec<Name> = desired.unplaced_machines().map(|machine| machine.name.clone()).collect();
     let mut placed = desired.clone();
     for (machine, found) in fleet.machine_records(&unplaced).await {
@@ -165,13 +165,13 @@ async fn where_it_is(fleet: &Fleet, desired: &Cluster) -> Result<Cluster, OpErro
         match found {
             Ok(Some(found)) => placed = placed.place(&machine, found.address).map_err(FleetError::from)?,
             Ok(None) => {}
-            Err(error) => return Err(ClusterError::MachineUnknown { cluster, machine, error }.into()),
+            Err(error) => return Err(StackError::MachineUnknown { cluster, machine, error }.into()),
         }
     }
     Ok(placed)
 }
 
-async fn rebuild(fleet: &Arc<Fleet>, desired: &Cluster) -> Result<Ledger, OpError> {
+async fn rebuild(fleet: &Arc<Fleet>, desired: &Stack) -> Result<Ledger, OpError> {
     let kept = async |side: TrustDomain| {
         only_kept(&fleet.store, &desired.name, side).await?.map_err(|count| {
             let cluster = desired.name.clone();
@@ -181,7 +181,7 @@ async fn rebuild(fleet: &Arc<Fleet>, desired: &Cluster) -> Result<Ledger, OpErro
     let (peers, clients) = (kept(TrustDomain::Peers).await?, kept(TrustDomain::Clients).await?);
     let draft = Ledger { peers: peers.clone(), clients: clients.clone(), ..Ledger::default() };
     let desired = &where_it_is(fleet, desired).await?;
-    let draft = ClusterHandle::draft(fleet, desired, draft);
+    let draft = StackHandle::draft(fleet, desired, draft);
     let observed = Observer::new(Arc::new(draft))?.look().await?;
     Ledger::rebuilt_from(desired, (peers, clients), &observed, Timestamp::now())
         .map_err(|source| OpError::Rebuild { cluster: desired.name.clone(), source })

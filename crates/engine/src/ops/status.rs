@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use raftsman_core::backup::{Drill, Health, health, last_drill};
-use raftsman_core::desired::{Cluster, Member};
+use raftsman_core::desired::{Member, Stack};
 use raftsman_core::model::forecast;
 use raftsman_core::observed::{
     AccessProbe, AgentReport, Alarm, BackupState, CertificateFacts, ClusterId, Filling, Observed, Purpose, Tolerance,
@@ -19,7 +19,7 @@ use serde::Serialize;
 
 pub use balancer::{BackendStatus, BalancerStatus, InstanceStatus};
 
-use super::{OpError, Surroundings, for_each_cluster, surroundings};
+use super::{OpError, Surroundings, for_each_stack, surroundings};
 use crate::fleet::Fleet;
 use crate::machines::SilentConnection;
 use crate::observe::Observer;
@@ -163,7 +163,7 @@ impl FleetStatus {
 
 /// Observes everything.
 pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, OpError> {
-    let clusters = for_each_cluster(fleet, only, |cluster| async move {
+    let clusters = for_each_stack(fleet, only, |cluster| async move {
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
         let now = Timestamp::now();
         let next = plan(&cluster.desired, &observed, now);
@@ -209,7 +209,7 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
     Ok(FleetStatus { clusters: clusters?, unnamed_machines, provider_unreachable, fleet: fleet.spec.fleet.clone() })
 }
 
-fn first_leaf(desired: &Cluster, members: &[MemberStatus], now: Timestamp) -> Option<Expiry> {
+fn first_leaf(desired: &Stack, members: &[MemberStatus], now: Timestamp) -> Option<Expiry> {
     let of_member = |m: &MemberStatus| {
         let profile = desired.member(&m.name).cloned();
         let name = m.name.clone();
@@ -223,7 +223,7 @@ fn first_leaf(desired: &Cluster, members: &[MemberStatus], now: Timestamp) -> Op
     members.iter().flat_map(of_member).min()
 }
 
-fn first_authority(desired: &Cluster, observed: &Observed, now: Timestamp) -> Option<Expiry> {
+fn first_authority(desired: &Stack, observed: &Observed, now: Timestamp) -> Option<Expiry> {
     let expiry = |side: TrustDomain| {
         let trust = observed.ledger.trust(side)?;
         let at = trust.next.as_ref().unwrap_or(&trust.current).not_after;
@@ -239,14 +239,14 @@ fn awaits(observed: &Observed, side: TrustDomain, now: Timestamp) -> bool {
 }
 
 impl AgentStatus {
-    pub(super) fn of(desired: &Cluster, report: &AgentReport) -> Self {
+    pub(super) fn of(desired: &Stack, report: &AgentReport) -> Self {
         let sha256 = report.program.as_ref().and_then(|program| program.digest.clone());
         let shipped = desired.agents.shipped.as_ref().zip(sha256.as_ref()).map(|(ours, theirs)| ours.digest == *theirs);
         Self { version: report.version.clone(), sha256, shipped }
     }
 }
 
-fn member(desired: &Cluster, observed: &Observed, view: &View<'_>, of: &Member) -> MemberStatus {
+fn member(desired: &Stack, observed: &Observed, view: &View<'_>, of: &Member) -> MemberStatus {
     let (name, address) = (&of.name, of.address);
     use raftsman_core::observed::{Fact, Power, Problem, ServiceState};
     let seen = observed.machines.get(name).zip(observed.etcd.members.get(name));

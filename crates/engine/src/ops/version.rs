@@ -7,7 +7,7 @@ use raftsman_core::spec::Name;
 use serde::Serialize;
 
 use super::status::AgentStatus;
-use super::{OpError, for_each_cluster};
+use super::{OpError, for_each_stack};
 use crate::fleet::Fleet;
 use crate::observe::Observer;
 
@@ -31,7 +31,7 @@ pub struct AgentVersion {
 
 /// Asks every agent. An adopted cluster has none.
 pub async fn agents(fleet: &Arc<Fleet>) -> Result<Vec<AgentVersion>, OpError> {
-    let of_clusters = for_each_cluster(fleet, &[], |cluster| async move {
+    let of_clusters = for_each_stack(fleet, &[], |cluster| async move {
         if cluster.ledger().adopted().is_some() {
             return Ok(Vec::new());
         }

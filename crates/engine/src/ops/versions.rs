@@ -9,7 +9,7 @@ use raftsman_core::spec::{EtcdVersion, Name};
 use raftsman_core::versions::{Line, VersionRefusal};
 use serde::Serialize;
 
-use super::{OpError, for_each_cluster};
+use super::{OpError, for_each_stack};
 use crate::fleet::Fleet;
 use crate::observe::Observer;
 
@@ -54,7 +54,7 @@ pub struct NoWay {
 
 /// Observes every cluster.
 pub async fn all(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<ClusterVersions>, OpError> {
-    for_each_cluster(fleet, only, |cluster| async move {
+    for_each_stack(fleet, only, |cluster| async move {
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
         let desired = &cluster.desired;
         let now = versions(desired, &observed, &View::of(&observed));

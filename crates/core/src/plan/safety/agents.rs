@@ -2,12 +2,12 @@
 
 use super::{Case, Cost, Refusal};
 use crate::action::AgentAction;
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::observed::{AgentReport, Observed};
 use crate::plan::agents::{is_newer, reverted};
 
 /// Refuses changes while an agent is newer: this raftsman does not know what that agent does.
-pub(super) fn skew(desired: &Cluster, observed: &Observed) -> Result<(), Refusal> {
+pub(super) fn skew(desired: &Stack, observed: &Observed) -> Result<(), Refusal> {
     let Some(shipped) = &desired.agents.shipped else { return Ok(()) };
     let newer = observed.reports().find(|(_, report)| is_newer(report, shipped));
     let newer = newer.map(|(name, report)| {
@@ -25,7 +25,7 @@ pub(super) fn judge(case: &Case<'_>, action: &AgentAction) -> Result<Cost, Refus
 }
 
 /// Only the program that this raftsman ships, only over one that is not newer, and not one that this machine reverted.
-fn upgrade(desired: &Cluster, report: &AgentReport, digest: &str) -> Result<(), Refusal> {
+fn upgrade(desired: &Stack, report: &AgentReport, digest: &str) -> Result<(), Refusal> {
     let shipped = desired.agents.shipped.as_ref().filter(|shipped| shipped.digest == digest);
     let shipped = shipped.ok_or(Refusal::NotSeen("the program that is to come"))?;
     let program = report.program.as_ref().ok_or(Refusal::NotSeen("an agent that can be upgraded by a call"))?;

@@ -23,7 +23,7 @@ mod versions;
 
 use super::{Draft, Pause, Plan, Waiting};
 use crate::action::{Action, Changes, Company, MemberAction, RestoreAction};
-use crate::desired::Cluster;
+use crate::desired::Stack;
 use crate::ledger::Mode;
 use crate::observed::{AgentReport, ListedMember, MachineObserved, Observed, Tolerance, View, quorum};
 use crate::spec::Name;
@@ -66,7 +66,7 @@ pub enum Refusal {
 
 /// What a step is judged by: the file, and what was observed.
 pub(super) struct Case<'a> {
-    desired: &'a Cluster,
+    desired: &'a Stack,
     observed: &'a Observed,
     view: &'a View<'a>,
     /// The cost of a step that takes nothing away.
@@ -74,7 +74,7 @@ pub(super) struct Case<'a> {
 }
 
 /// Judges one action of a wave.
-pub fn judge(desired: &Cluster, observed: &Observed, wave: &[&Action], action: &Action) -> Result<Cost, Refusal> {
+pub fn judge(desired: &Stack, observed: &Observed, wave: &[&Action], action: &Action) -> Result<Cost, Refusal> {
     let view = View::of(observed);
     let case = Case::of(desired, observed, &view);
     let class = action.class();
@@ -128,7 +128,7 @@ fn losses(wave: &[&Action]) -> usize {
 }
 
 impl<'a> Case<'a> {
-    pub(super) fn of(desired: &'a Cluster, observed: &'a Observed, view: &'a View<'a>) -> Self {
+    pub(super) fn of(desired: &'a Stack, observed: &'a Observed, view: &'a View<'a>) -> Self {
         let before = view.tolerance();
         Self { desired, observed, view, unharmed: Cost { before, during: before, pause: Pause::None } }
     }

@@ -2,7 +2,7 @@
 
 use super::{Case, Cost, Refusal, otherwise};
 use crate::action::{Account, UserAction};
-use crate::desired::{self, Cluster};
+use crate::desired::{self, Stack};
 use crate::observed::{Access, Granted, ROOT, View};
 use crate::plan::users::{account, lacking, looked, newest};
 use crate::spec::KeySpan;
@@ -36,7 +36,7 @@ fn seen<'a>(view: &View<'a>, subject: &str) -> Result<&'a Access, Refusal> {
 }
 
 /// Judges a change of a role.
-fn set_role(desired: &Cluster, seen: &Access, role: &str, set: &[Granted], revoke: &[KeySpan]) -> Result<(), Refusal> {
+fn set_role(desired: &Stack, seen: &Access, role: &str, set: &[Granted], revoke: &[KeySpan]) -> Result<(), Refusal> {
     let roles = desired.access.roles.as_ref();
     let wanted = roles.and_then(|roles| roles.get(role)).ok_or_else(|| otherwise("it is not in the file"))?;
     let has = seen.roles.get(role);
@@ -55,14 +55,14 @@ fn set_role(desired: &Cluster, seen: &Access, role: &str, set: &[Granted], revok
 }
 
 /// Judges the deletion of a role.
-fn delete_role(desired: &Cluster, seen: &Access, role: &str) -> Result<(), Refusal> {
+fn delete_role(desired: &Stack, seen: &Access, role: &str) -> Result<(), Refusal> {
     not_in_file(desired.access.roles.as_ref().map(|roles| roles.contains_key(role)))?;
     all_have_theirs(&desired.access, seen)
 }
 
 /// Judges a change of a user.
 fn set_user(
-    desired: &Cluster,
+    desired: &Stack,
     seen: &Access,
     user: &str,
     becomes: Account,
@@ -92,7 +92,7 @@ fn set_user(
 }
 
 /// Judges the deletion of a user.
-fn delete_user(desired: &Cluster, user: &str) -> Result<(), Refusal> {
+fn delete_user(desired: &Stack, user: &str) -> Result<(), Refusal> {
     not_in_file(desired.access.users.as_ref().map(|users| users.contains_key(user)))
 }
 

@@ -1,6 +1,6 @@
 //! The configuration files that machines have, and those of the file → how each would change, line by line.
 
-use raftsman_core::desired::{ClientAccess, Cluster, Config};
+use raftsman_core::desired::{ClientAccess, Config, Stack};
 use raftsman_core::ledger::Ledger;
 use raftsman_core::observed::{AgentReport, BalancerOnMachine, Observed, PackagedProgram};
 use raftsman_core::render::changes::diff;
@@ -20,7 +20,7 @@ pub struct ConfigDiff {
 }
 
 /// How the files of all members and of all instances of balancers would change.
-pub(super) fn diffs(desired: &Cluster, observed: &Observed) -> Vec<ConfigDiff> {
+pub(super) fn diffs(desired: &Stack, observed: &Observed) -> Vec<ConfigDiff> {
     let mut diffs = Vec::new();
     if observed.ledger.adopted().is_some() {
         return diffs;

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use raftsman_core::desired::{Balancer, Cluster, Instance};
+use raftsman_core::desired::{Balancer, Instance, Stack};
 use raftsman_core::observed::{AgentReport, Fact, Observed, Power, ServerState, ServiceState};
 use raftsman_core::spec::Name;
 use serde::Serialize;
@@ -59,7 +59,7 @@ pub struct BackendStatus {
 }
 
 /// The status of all balancers in front of this cluster.
-pub(super) fn balancers(desired: &Cluster, observed: &Observed) -> Vec<BalancerStatus> {
+pub(super) fn balancers(desired: &Stack, observed: &Observed) -> Vec<BalancerStatus> {
     let of = |balancer: &Balancer| BalancerStatus {
         name: balancer.name.clone(),
         endpoints: balancer.endpoints().into_iter().map(|at| format!("https://{at}")).collect(),
@@ -69,7 +69,7 @@ pub(super) fn balancers(desired: &Cluster, observed: &Observed) -> Vec<BalancerS
     desired.balancers.iter().map(of).collect()
 }
 
-fn instance(desired: &Cluster, observed: &Observed, balancer: &Balancer, of: &Instance) -> InstanceStatus {
+fn instance(desired: &Stack, observed: &Observed, balancer: &Balancer, of: &Instance) -> InstanceStatus {
     let report = observed.report(&of.name);
     let (state, problem) = state(observed, of, report);
     let seen = report.and_then(|report| report.balancer.as_ref());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use raftsman_api::tls::Identity as TlsIdentity;
-use raftsman_core::desired::{AGENT_PORT, ClientAccess, Cluster, DesireError, LeafProfile, Usage, address_of};
+use raftsman_core::desired::{AGENT_PORT, ClientAccess, DesireError, LeafProfile, Stack, Usage, address_of};
 use raftsman_core::observed::{Ledger, TrustDomain};
 use raftsman_core::spec::{self, AuthMode, Name};
 use raftsman_etcd::{Credentials, Endpoint, EtcdError};
@@ -20,7 +20,7 @@ use crate::store::{Lock, StoreError, Version};
 
 /// Why a cluster's keys or ledger cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum ClusterError {
+pub enum StackError {
     /// The state.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -98,11 +98,11 @@ pub enum ClusterError {
 
 /// A handle on one cluster.
 #[derive(Debug)]
-pub struct ClusterHandle {
+pub struct StackHandle {
     /// The fleet that it belongs to.
     pub fleet: Arc<Fleet>,
     /// The desired state.
-    pub desired: Cluster,
+    pub desired: Stack,
     memory: Arc<Mutex<Memory>>,
     /// Held by the task that writes the ledger: what it writes follows from what it read.
     writing: Arc<tokio::sync::Mutex<()>>,
@@ -118,9 +118,9 @@ struct Memory {
     version: Version,
 }
 
-impl ClusterHandle {
+impl StackHandle {
     /// Opens one cluster of the fleet.
-    pub async fn open(fleet: &Arc<Fleet>, desired: &Cluster) -> Result<Self, ClusterError> {
+    pub async fn open(fleet: &Arc<Fleet>, desired: &Stack) -> Result<Self, StackError> {
         let memory = match fleet.store.get_cluster(desired.name.as_str()).await? {
             Some(kept) => Memory { ledger: kept.value, version: kept.version },
             None => {
@@ -134,11 +134,11 @@ impl ClusterHandle {
     }
 
     /// A cluster whose ledger is lost, with a draft that is not written to the state: for observations only.
-    pub(crate) fn draft(fleet: &Arc<Fleet>, desired: &Cluster, ledger: Ledger) -> Self {
+    pub(crate) fn draft(fleet: &Arc<Fleet>, desired: &Stack, ledger: Ledger) -> Self {
         Self::with(fleet, desired, Memory { ledger, version: Version::draft() })
     }
 
-    fn with(fleet: &Arc<Fleet>, desired: &Cluster, memory: Memory) -> Self {
+    fn with(fleet: &Arc<Fleet>, desired: &Stack, memory: Memory) -> Self {
         let (memory, writing) = (Arc::new(Mutex::new(memory)), Arc::default());
         Self { fleet: Arc::clone(fleet), desired: desired.clone(), memory, writing, root_password: OnceLock::new() }
     }
@@ -245,7 +245,7 @@ impl ClusterHandle {
     }
 
     /// Whether everything that the file refers to, and that an apply will need, exists and is valid.
-    pub async fn check_references(&self, now: Timestamp) -> Result<(), ClusterError> {
+    pub async fn check_references(&self, now: Timestamp) -> Result<(), StackError> {
         self.check_authorities(now).await?;
         if let (AuthMode::Password, Some(reference)) = (self.desired.auth, &self.desired.root_password) {
             crate::secrets::resolve(reference, self.fleet.context.base())?;
@@ -257,7 +257,7 @@ impl ClusterHandle {
     }
 
     /// The password that the file refers to for this user.
-    pub fn user_password(&self, user: &str) -> Result<Option<SecretString>, ClusterError> {
+    pub fn user_password(&self, user: &str) -> Result<Option<SecretString>, StackError> {
         let user = self.desired.access.users.as_ref().and_then(|users| users.get(user));
         let reference = user.and_then(|user| user.password.as_ref());
         Ok(reference.map(|reference| crate::secrets::resolve(reference, self.fleet.context.base())).transpose()?)
@@ -269,7 +269,7 @@ impl ClusterHandle {
     }
 
     /// The password of `root`: the one that the file refers to, or the one that was made with the authorities.
-    pub async fn root_password(&self) -> Result<Option<SecretString>, ClusterError> {
+    pub async fn root_password(&self) -> Result<Option<SecretString>, StackError> {
         if self.auth() != AuthMode::Password {
             return Ok(None);
         }
@@ -284,7 +284,7 @@ impl ClusterHandle {
     }
 
     /// Makes the password of `root` where clients log in with passwords, the file refers to none and there is none yet.
-    pub async fn make_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
+    pub async fn make_root_password(&self, lock: &Lock) -> Result<(), StackError> {
         if self.auth() == AuthMode::Password && self.root_password().await?.is_none() {
             let password = crate::secrets::random_password()?;
             self.fleet.secrets.put(lock, &root_password_name(&self.desired.name), &password).await?;
@@ -294,7 +294,7 @@ impl ClusterHandle {
 
     /// Passwords that `root` may have where it does not have the one of the file, the likeliest first: the last one in
     /// force, one that a killed run was about to set, and earlier ones, which an old backup brings back.
-    async fn passwords_before(&self) -> Result<Vec<SecretString>, ClusterError> {
+    async fn passwords_before(&self) -> Result<Vec<SecretString>, StackError> {
         if self.auth() != AuthMode::Password {
             return Ok(Vec::new());
         }
@@ -305,14 +305,14 @@ impl ClusterHandle {
         Ok(before)
     }
 
-    async fn earlier_passwords(&self) -> Result<Vec<SecretString>, ClusterError> {
+    async fn earlier_passwords(&self) -> Result<Vec<SecretString>, StackError> {
         let kept = self.fleet.secrets.get(&earlier_passwords_name(&self.desired.name)).await?;
         let words = kept.map(|text| serde_json::from_str::<Vec<String>>(text.expose_secret()).unwrap_or_default());
         Ok(words.unwrap_or_default().into_iter().map(SecretString::from).collect())
     }
 
     /// Keeps a password that may be, or may have been, in force.
-    async fn keep_earlier_password(&self, lock: &Lock, password: &SecretString) -> Result<(), ClusterError> {
+    async fn keep_earlier_password(&self, lock: &Lock, password: &SecretString) -> Result<(), StackError> {
         let mut words = vec![password.expose_secret().to_owned()];
         words.extend(self.earlier_passwords().await?.iter().map(|one| one.expose_secret().to_owned()));
         let mut seen = BTreeSet::new();
@@ -323,7 +323,7 @@ impl ClusterHandle {
     }
 
     /// Records a password before it is set: a run that is killed in between leaves no unrecorded password in force.
-    pub async fn announce_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
+    pub async fn announce_root_password(&self, lock: &Lock) -> Result<(), StackError> {
         match self.root_password().await? {
             Some(password) => self.keep_earlier_password(lock, &password).await,
             None => Ok(()),
@@ -331,7 +331,7 @@ impl ClusterHandle {
     }
 
     /// Keeps the password that is in force, so that another one can take its place once the file refers to it.
-    pub async fn keep_root_password(&self, lock: &Lock) -> Result<(), ClusterError> {
+    pub async fn keep_root_password(&self, lock: &Lock) -> Result<(), StackError> {
         if let (Some(password), Some(_)) = (self.root_password().await?, &self.desired.root_password) {
             let name = root_password_name(&self.desired.name);
             let kept = self.fleet.secrets.get(&name).await?;
@@ -347,9 +347,9 @@ impl ClusterHandle {
     }
 
     /// The credentials of an adopted cluster: those that `adopt` was given.
-    async fn adopted_credentials(&self) -> Result<ClusterCredentials, ClusterError> {
+    async fn adopted_credentials(&self) -> Result<ClusterCredentials, StackError> {
         let name = adopted_name(&self.desired.name);
-        let missing = || ClusterError::NotAdopted(self.desired.name.clone());
+        let missing = || StackError::NotAdopted(self.desired.name.clone());
         let ca = self.fleet.store.get_certificate(&format!("{name}-ca")).await?.ok_or_else(missing)?;
         let identity = match (self.fleet.store.get_certificate(&name).await?, self.fleet.secrets.get(&name).await?) {
             (Some(chain), Some(key)) => Some(TlsIdentity::from_pem(&chain, key.expose_secret())?),
@@ -368,13 +368,13 @@ impl ClusterHandle {
     }
 
     /// The credentials for this cluster's etcd: `root`, a client without a user, and a client of a foreign authority.
-    pub async fn credentials(&self, now: Timestamp) -> Result<ClusterCredentials, ClusterError> {
+    pub async fn credentials(&self, now: Timestamp) -> Result<ClusterCredentials, StackError> {
         if self.ledger().adopted().is_some() {
             return self.adopted_credentials().await;
         }
         let trust = self.trust(TrustDomain::Clients)?;
         let (authority, ca) = (self.kept(TrustDomain::Clients, &trust.current).await?, &trust.bundle());
-        let client = |authority: &Authority, user: &str| -> Result<TlsIdentity, ClusterError> {
+        let client = |authority: &Authority, user: &str| -> Result<TlsIdentity, StackError> {
             let (chain, key) = authority.issue_client(user, Some(&self.desired.organization), OWN_VALIDITY, now)?;
             Ok(TlsIdentity::from_pem(&chain, key.expose_secret())?)
         };
@@ -409,7 +409,7 @@ impl ClusterHandle {
             true => Some(self.kept(TrustDomain::Peers, &peers.current).await?),
             false => None,
         };
-        let credentials = |user: &str, password: Option<SecretString>| -> Result<Credentials, ClusterError> {
+        let credentials = |user: &str, password: Option<SecretString>| -> Result<Credentials, StackError> {
             let identity = shown(user)?;
             let credentials = Credentials::new(ca, identity.as_ref(), password)?;
             Ok(match &bootstrap {
