@@ -249,7 +249,7 @@ impl Run {
         }
         // Founders that the file dropped before their cluster formed are brought up only by the file that has them.
         let founding = !self.world.agreed.values().any(|a| a.formed)
-            && self.world.ledger.founders.keys().any(|name| self.desired.member(name).is_none());
+            && self.world.ledger.founders.keys().any(|name| self.desired.etcd.member(name).is_none());
         if founding || self.lost && (!self.quorate() || maintenance::damaged(&self.world)) {
             self.stats.refused += 1;
             return Ok(());
@@ -268,7 +268,7 @@ impl Run {
                 let machine = self.world.machines.get(name).filter(|m| m.exists);
                 machine.is_none_or(|m| !matches!(m.data, Data::Present { member, .. } if member == *id))
             })
-            .filter(|(name, _)| self.lost && self.desired.member(name).is_some())
+            .filter(|(name, _)| self.lost && self.desired.etcd.member(name).is_some())
             .filter(|(name, _)| self.world.ledger.started.contains_key(name))
             .collect();
         for (name, id) in marks {
@@ -295,7 +295,7 @@ impl Run {
     /// A cluster of one cannot be restarted without losing quorum: the planner must say so instead.
     fn only_would_lose_quorum(&self, plan: &Plan) -> bool {
         let voters = self.world.agreed.values().map(|a| a.members.iter().filter(|m| !m.learner).count()).max();
-        let few = self.desired.members.len().min(voters.unwrap_or(0)) < 3;
+        let few = self.desired.etcd.members.len().min(voters.unwrap_or(0)) < 3;
         few && plan.blocked().all(|w| matches!(w, Waiting::WouldLoseQuorum { .. }))
     }
 

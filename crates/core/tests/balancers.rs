@@ -44,8 +44,8 @@ fn only(desired: &Desired) -> (&Stack, &Balancer) {
 }
 
 fn backends(cluster: &Stack) -> Vec<Backend> {
-    let names: Vec<Name> = cluster.members.iter().map(|member| member.name.clone()).collect();
-    cluster.backends(&names, &Ledger::default())
+    let names: Vec<Name> = cluster.etcd.members.iter().map(|member| member.name.clone()).collect();
+    cluster.etcd.backends(&names, &Ledger::default())
 }
 
 fn address(text: &str) -> IpAddr {
@@ -64,12 +64,12 @@ fn machines_of_their_own_come_after_the_members() {
     let backends: Vec<String> = backends(main).iter().map(|one| format!("{} {}", one.name, one.client)).collect();
     assert_eq!(backends, ["main-1 10.77.0.11:2379", "main-2 10.77.0.12:2379", "main-3 10.77.0.13:2379"]);
     assert_eq!(front.endpoints(), ["10.77.0.15:2379".parse().expect("an endpoint")]);
-    let server = &main.members[0].server;
+    let server = &main.etcd.members[0].server;
     assert_eq!(server.names, ["etcd.example.com", "front", "main-1"]);
     let mut all = ["10.77.0.11", "10.77.0.14", "10.77.0.15", "10.77.0.16"].map(address).to_vec();
     all.sort();
     assert_eq!(server.addresses, all);
-    assert_eq!(main.members[0].peer.names, ["main-1"], "members do not reach each other through a balancer");
+    assert_eq!(main.etcd.members[0].peer.names, ["main-1"], "members do not reach each other through a balancer");
 }
 
 #[test]
@@ -77,10 +77,10 @@ fn members_behind_a_balancer_say_how_they_are() {
     let balancers = json!({ "front": { "etcd": "main", "instances": 2 } });
     let (behind, alone) = (on_incus(balancers), on_incus(json!({})));
     let listener = "listen-metrics-urls: \"http://10.77.0.11:2383\"\n";
-    assert!(behind.stacks[0].members[0].config.text.contains(listener));
-    assert!(!alone.stacks[0].members[0].config.text.contains("listen-metrics-urls"));
+    assert!(behind.stacks[0].etcd.members[0].config.text.contains(listener));
+    assert!(!alone.stacks[0].etcd.members[0].config.text.contains("listen-metrics-urls"));
     let main = &behind.stacks[0];
-    let rules = main.firewall(&main.members[0].machine, &Ledger::default()).expect("a firewall").text;
+    let rules = main.firewall(&main.etcd.members[0].machine, &Ledger::default()).expect("a firewall").text;
     assert!(rules.contains("ip saddr { 10.77.0.14, 10.77.0.15 } tcp dport 2383 accept\n"), "{rules}");
 }
 

@@ -331,7 +331,8 @@ impl Run<'_> {
         // that listens and does not serve yet delays it by a second. So the member that all others ask first starts
         // first, and they follow at once.
         let desired = &observer.cluster().desired;
-        bootstraps.sort_by_key(|action| action.machine().and_then(|name| desired.member(name)).map(Member::peer_url));
+        bootstraps
+            .sort_by_key(|action| action.machine().and_then(|name| desired.etcd.member(name)).map(Member::peer_url));
         let bootstraps = async {
             let Some((first, rest)) = bootstraps.split_first() else { return Vec::new() };
             let mut outcomes = vec![perform(first).await];

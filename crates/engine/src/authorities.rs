@@ -133,7 +133,7 @@ impl StackHandle {
         number: u32,
         now: Timestamp,
     ) -> Result<AuthorityRecord, StackError> {
-        let (authority, origin) = match self.desired.authority(side) {
+        let (authority, origin) = match self.desired.etcd.authority(side) {
             spec::Authority::Brought(brought) => (self.brought(side, brought, now)?, Origin::Brought),
             spec::Authority::Made => (self.made(side, number, now)?, Origin::Made),
         };
@@ -149,8 +149,8 @@ impl StackHandle {
         let which = if number > 1 { format!(" {number}") } else { String::new() };
         let room = 64 - which.len();
         let name: String = format!("{} {kind} CA", desired.name).chars().take(room).collect::<String>() + &which;
-        let validity = Duration::from_millis(desired.ca_validity_ms);
-        Ok(Authority::make(kind, &name, Some(&desired.organization), desired.algorithm, now, validity)?)
+        let validity = Duration::from_millis(desired.etcd.ca_validity_ms);
+        Ok(Authority::make(kind, &name, Some(&desired.etcd.organization), desired.etcd.algorithm, now, validity)?)
     }
 
     fn brought(
@@ -173,7 +173,7 @@ impl StackHandle {
         }
         for other in TrustDomain::ALL.into_iter().filter(|other| *other != side) {
             let known = self.ledger().trust(other).is_some_and(|trust| trust.known().iter().any(|it| it.key == key));
-            let brought = match self.desired.authority(other) {
+            let brought = match self.desired.etcd.authority(other) {
                 spec::Authority::Brought(brought) => {
                     pki::describe(&self.brought_certificate(brought)?)?.public_key_sha256 == key
                 }
@@ -194,7 +194,7 @@ impl StackHandle {
     pub fn brought_authorities(&self) -> Result<BTreeMap<TrustDomain, AuthorityRecord>, StackError> {
         let mut found = BTreeMap::new();
         for side in TrustDomain::ALL {
-            if let spec::Authority::Brought(brought) = self.desired.authority(side) {
+            if let spec::Authority::Brought(brought) = self.desired.etcd.authority(side) {
                 let pem = self.brought_certificate(brought)?;
                 found.insert(side, record(&pki::describe(&pem)?, &pem, 0, Origin::Brought));
             }
@@ -207,7 +207,7 @@ impl StackHandle {
         let ledger = self.ledger();
         for side in TrustDomain::ALL {
             let trust = ledger.trust(side);
-            if let spec::Authority::Brought(brought) = self.desired.authority(side) {
+            if let spec::Authority::Brought(brought) = self.desired.etcd.authority(side) {
                 let newest = trust.map(|t| t.next.as_ref().unwrap_or(&t.current));
                 let found = self.brought_certificate(brought)?;
                 if newest.is_none_or(|newest| newest.certificate != found) {

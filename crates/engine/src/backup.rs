@@ -310,7 +310,7 @@ pub async fn settings(cluster: &StackHandle) -> Result<Option<SetBackupsRequest>
         stamp: String::new(),
         drill_every_ms: settings.drill_every.map_or(0, |every| every.as_millis()),
         // The request also changes with the version, because the agent's restore tool must match it.
-        drill_version: settings.drill_every.map_or_else(String::new, |_| cluster.desired.version.to_string()),
+        drill_version: settings.drill_every.map_or_else(String::new, |_| cluster.desired.etcd.version.to_string()),
     }))
 }
 

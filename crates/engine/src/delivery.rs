@@ -71,7 +71,7 @@ impl Payload {
 pub async fn backup_settings(cluster: &StackHandle, lock: &Lock) -> Result<SetBackupsRequest, DeliveryError> {
     let fleet = &cluster.fleet;
     let key = fleet.secrets.get_or_put(lock, KEY, secrets::random_token()?).await?;
-    if cluster.desired.backups.is_some() {
+    if cluster.desired.etcd.backups.is_some() {
         backup::make_signing_key(fleet, lock).await?;
     }
     Ok(match backup::settings(cluster).await? {
@@ -117,7 +117,7 @@ async fn knows_of_backups(
     reported: &ReportReply,
     now: Timestamp,
 ) -> Result<bool, DeliveryError> {
-    if cluster.ledger().cluster.is_none() && cluster.desired.backups.is_some() {
+    if cluster.ledger().cluster.is_none() && cluster.desired.etcd.backups.is_some() {
         // The cluster does not exist yet: there is no member to back up, and no credentials for it.
         return Ok(false);
     }
@@ -128,7 +128,7 @@ async fn knows_of_backups(
     };
     let Some(settings) = settings else { return Ok(reported.backups.is_none()) };
     let Some(reported) = &reported.backups else { return Ok(false) };
-    let renew_before = cluster.desired.members.first().map_or_else(Default::default, |m| m.server.renew_before());
+    let renew_before = cluster.desired.etcd.members.first().map_or_else(Default::default, |m| m.server.renew_before());
     let ends = reported.certificate_not_after.and_then(|at| Timestamp::from_second(at.seconds).ok());
     let gets_in = match cluster.auth() {
         AuthMode::Password => true,

@@ -270,7 +270,7 @@ impl Fleet {
         let mut desired = desired::resolve(&spec, &identity)?;
         let shipped = shipped.join().ok().flatten();
         for cluster in &mut desired.stacks {
-            cluster.available.extend(crate::artifacts::available(&cluster.source, context.base()));
+            cluster.etcd.available.extend(crate::artifacts::available(&cluster.etcd.source, context.base()));
             cluster.agents = access.desired(&trust_pem, &authority);
             cluster.agents.shipped.clone_from(&shipped);
         }

@@ -215,7 +215,7 @@ impl StackHandle {
     pub fn places(&self) -> BTreeMap<Name, IpAddr> {
         let ledger = self.ledger();
         let mut places: BTreeMap<Name, IpAddr> =
-            self.desired.members.iter().map(|m| (m.name.clone(), m.address)).collect();
+            self.desired.etcd.members.iter().map(|m| (m.name.clone(), m.address)).collect();
         places.extend(ledger.members.iter().filter_map(|(name, url)| Some((name.clone(), address_of(url)?))));
         places
     }
@@ -247,10 +247,10 @@ impl StackHandle {
     /// Whether everything that the file refers to, and that an apply will need, exists and is valid.
     pub async fn check_references(&self, now: Timestamp) -> Result<(), StackError> {
         self.check_authorities(now).await?;
-        if let (AuthMode::Password, Some(reference)) = (self.desired.auth, &self.desired.root_password) {
+        if let (AuthMode::Password, Some(reference)) = (self.desired.etcd.auth, &self.desired.etcd.root_password) {
             crate::secrets::resolve(reference, self.fleet.context.base())?;
         }
-        for user in self.desired.access.users.iter().flat_map(|users| users.keys()) {
+        for user in self.desired.etcd.access.users.iter().flat_map(|users| users.keys()) {
             self.user_password(user)?;
         }
         Ok(())
@@ -258,14 +258,14 @@ impl StackHandle {
 
     /// The password that the file refers to for this user.
     pub fn user_password(&self, user: &str) -> Result<Option<SecretString>, StackError> {
-        let user = self.desired.access.users.as_ref().and_then(|users| users.get(user));
+        let user = self.desired.etcd.access.users.as_ref().and_then(|users| users.get(user));
         let reference = user.and_then(|user| user.password.as_ref());
         Ok(reference.map(|reference| crate::secrets::resolve(reference, self.fleet.context.base())).transpose()?)
     }
 
     /// How clients authenticate: as the cluster was created, whatever the file says now.
     pub fn auth(&self) -> AuthMode {
-        self.ledger().auth.unwrap_or(self.desired.auth)
+        self.ledger().auth.unwrap_or(self.desired.etcd.auth)
     }
 
     /// The password of `root`: the one that the file refers to, or the one that was made with the authorities.
@@ -273,7 +273,7 @@ impl StackHandle {
         if self.auth() != AuthMode::Password {
             return Ok(None);
         }
-        if let Some(reference) = &self.desired.root_password {
+        if let Some(reference) = &self.desired.etcd.root_password {
             if let Some(password) = self.root_password.get() {
                 return Ok(Some(password.clone()));
             }
@@ -332,7 +332,7 @@ impl StackHandle {
 
     /// Keeps the password that is in force, so that another one can take its place once the file refers to it.
     pub async fn keep_root_password(&self, lock: &Lock) -> Result<(), StackError> {
-        if let (Some(password), Some(_)) = (self.root_password().await?, &self.desired.root_password) {
+        if let (Some(password), Some(_)) = (self.root_password().await?, &self.desired.etcd.root_password) {
             let name = root_password_name(&self.desired.name);
             let kept = self.fleet.secrets.get(&name).await?;
             if kept.as_ref().is_some_and(|kept| kept.expose_secret() == password.expose_secret()) {
@@ -375,7 +375,8 @@ impl StackHandle {
         let trust = self.trust(TrustDomain::Clients)?;
         let (authority, ca) = (self.kept(TrustDomain::Clients, &trust.current).await?, &trust.bundle());
         let client = |authority: &Authority, user: &str| -> Result<TlsIdentity, StackError> {
-            let (chain, key) = authority.issue_client(user, Some(&self.desired.organization), OWN_VALIDITY, now)?;
+            let (chain, key) =
+                authority.issue_client(user, Some(&self.desired.etcd.organization), OWN_VALIDITY, now)?;
             Ok(TlsIdentity::from_pem(&chain, key.expose_secret())?)
         };
         let foreign = Authority::make(
@@ -397,14 +398,14 @@ impl StackHandle {
                 vouched.insert((side, record.key.clone()), Credentials::new(&trust.bundle(), Some(&identity), None)?);
             }
         }
-        let nameless = self.desired.auth == AuthMode::None;
+        let nameless = self.desired.etcd.auth == AuthMode::None;
         let password = self.root_password().await?;
         let shown = |user: &str| match self.auth() {
             AuthMode::Certificate | AuthMode::None => client(&authority, user).map(Some),
             AuthMode::Password => Ok(None),
         };
         // Until auth is on, members may accept no other certificates than those of the peers' CA.
-        let closed = self.desired.client_access(&self.ledger()) == ClientAccess::Closed;
+        let closed = self.desired.etcd.client_access(&self.ledger()) == ClientAccess::Closed;
         let bootstrap = match peers.current.not_after > now {
             true => Some(self.kept(TrustDomain::Peers, &peers.current).await?),
             false => None,

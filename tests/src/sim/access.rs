@@ -18,9 +18,9 @@ const BROUGHT: &str = "ca: { clients: { brought: { certificate: first.crt, key: 
 
 /// Whether a member's process was started with the configuration that accepts clients.
 fn accepts_clients(desired: &Stack, world: &World, name: &Name, machine: &MachineModel) -> bool {
-    let timers = desired.timers(&world.ledger).unwrap_or_default();
-    let (Some(member), Some(version)) = (desired.member(name), machine.process.version) else { return false };
-    let open = desired.config(member, version, timers, ClientAccess::Open);
+    let timers = desired.etcd.timers(&world.ledger).unwrap_or_default();
+    let (Some(member), Some(version)) = (desired.etcd.member(name), machine.process.version) else { return false };
+    let open = desired.etcd.config(member, version, timers, ClientAccess::Open);
     machine.process.state != ServiceState::Stopped && machine.process.config.as_ref() == Some(&open.digest)
 }
 
@@ -35,8 +35,8 @@ pub(super) fn serves_clients(desired: &Stack, world: &World) -> bool {
 
 /// The members that accept clients although auth, which the file wants, is off in their cluster.
 pub(super) fn broken(desired: &Stack, world: &World, action: &Action) -> Option<String> {
-    let others = desired.auth == AuthMode::Password || desired.authorities.clients != Authority::Made;
-    if desired.auth == AuthMode::None || !others {
+    let others = desired.etcd.auth == AuthMode::Password || desired.etcd.authorities.clients != Authority::Made;
+    if desired.etcd.auth == AuthMode::None || !others {
         return None;
     }
     let started: Vec<&Name> = match action {

@@ -36,7 +36,7 @@ pub(super) fn obey(variants: &[Stack], plan: &Plan) -> Option<Stack> {
 /// What does not run as it should.
 pub(super) fn unfinished(desired: &Stack, world: &World) -> Option<String> {
     let shipped = desired.agents.shipped.as_ref()?;
-    desired.members.iter().find_map(|member| {
+    desired.etcd.members.iter().find_map(|member| {
         let found = world.machines.get(&member.name)?.program.as_ref()?;
         (found.digest.as_ref() != Some(&shipped.digest)).then(|| format!("{} has another agent", member.name))
     })

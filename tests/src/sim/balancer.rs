@@ -89,8 +89,8 @@ pub(super) fn broken(desired: &Stack, world: &World, observed: &Observed, action
 
 /// What is not as the file says, once nothing is planned.
 pub(super) fn unfinished(desired: &Stack, world: &World) -> Option<String> {
-    let members: Vec<Name> = desired.members.iter().map(|member| member.name.clone()).collect();
-    let backends = desired.backends(&members, &world.ledger);
+    let members: Vec<Name> = desired.etcd.members.iter().map(|member| member.name.clone()).collect();
+    let backends = desired.etcd.backends(&members, &world.ledger);
     for (balancer, instance) in desired.instances() {
         let Some(BalancerModel { running, running_address, draining, .. }) =
             world.machines.get(&instance.name).filter(|machine| machine.exists).map(|machine| &machine.balancer)

@@ -103,7 +103,7 @@ impl Cast {
         let available = || versions.iter().filter_map(|v| EtcdVersion::parse(v).ok());
         let of = |size: usize, version: &str| {
             let mut cluster = fixtures::cluster(size, &[&format!("version: {version}")]);
-            cluster.available.extend(available());
+            cluster.etcd.available.extend(available());
             cluster
         };
         Self { sizes: [3, 5].map(|size| versions.iter().map(|v| of(size, v)).collect()).to_vec(), rotates: false }

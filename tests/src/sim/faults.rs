@@ -41,7 +41,7 @@ impl Run {
     /// planned for.
     pub(super) fn fault(&mut self, midway: bool) {
         self.stats.faults += 1;
-        if !self.desired.access.is_silent()
+        if !self.desired.etcd.access.is_silent()
             && self.dice.one_in(8)
             && let Some(agreed) = self.world.agreed.values_mut().find(|a| a.formed)
             && users::tamper(&mut self.dice, &mut agreed.access)

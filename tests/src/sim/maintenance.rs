@@ -21,7 +21,7 @@ pub(super) const FILES: [&[&str]; 4] = [
 
 /// Whether this life is about databases.
 pub(super) fn is_configured(desired: &Stack) -> bool {
-    desired.settings.quota <= ByteSize::mib(256)
+    desired.etcd.settings.quota <= ByteSize::mib(256)
 }
 
 /// Clients write, delete and compact; now and then a member's data is damaged. Whether anything happened is the answer.
@@ -123,7 +123,7 @@ pub(super) fn unfinished(world: &World, desired: &Stack) -> Option<String> {
     if let Some((name, _)) = members(world, id).find(|(_, m)| m.corrupt) {
         return Some(format!("{name} is damaged"));
     }
-    let maintenance = &desired.settings.maintenance;
+    let maintenance = &desired.etcd.settings.maintenance;
     let rule = maintenance.defragment.as_ref().filter(|_| maintenance.open_at(world.now))?;
     let in_use = agreed.stored.live + agreed.stored.history;
     let large = members(world, id).find(|(_, m)| rule.pays(m.db_size.max(in_use), in_use))?;

@@ -178,7 +178,8 @@ pub(super) fn broken(
             let gone: Vec<&AuthorityRecord> = gone.collect();
             let still = |m: &MachineModel| gone.iter().any(|a| world.accepts(m, side.purpose(), &a.key));
             let reached = |name: &Name| observed.report(name).is_some();
-            let checked = *side == TrustDomain::Peers || desired.auth == raftsman_core::spec::AuthMode::Certificate;
+            let checked =
+                *side == TrustDomain::Peers || desired.etcd.auth == raftsman_core::spec::AuthMode::Certificate;
             let machines = world.machines.iter().filter(|(name, m)| serves(m) && reached(name));
             let open = machines.filter(|_| checked).find(|(_, m)| still(m)).map(|(name, _)| name.clone());
             open.map(|name| ("the old CA is rejected", format!("not by {name}")))
@@ -203,10 +204,10 @@ pub(super) fn unfinished(desired: &Stack, world: &World) -> Option<String> {
         if side == TrustDomain::Peers && trust.rotates() || trust.next.is_some() || !trust.retired.is_empty() {
             return Some(format!("the {side} CA still changes"));
         }
-        for member in &desired.members {
+        for member in &desired.etcd.members {
             let machine = world.machines.get(&member.name)?;
             let leaf = machine.certificates.get(&side.purpose())?;
-            let reads = side == TrustDomain::Peers || desired.auth == raftsman_core::spec::AuthMode::Certificate;
+            let reads = side == TrustDomain::Peers || desired.etcd.auth == raftsman_core::spec::AuthMode::Certificate;
             if leaf.trust != Some(trust.digest())
                 || reads && machine.process.trust.get(&side.purpose()) != Some(&trust.digest())
             {

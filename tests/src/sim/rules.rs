@@ -20,11 +20,11 @@ impl Run {
         if !self.desired.is_placed() {
             return Err(self.violation("done means done", "a machine has no address"));
         }
-        for member in &self.desired.members {
+        for member in &self.desired.etcd.members {
             let machine = self.world.machines.get(&member.name).cloned().unwrap_or_else(MachineModel::none);
-            let timers = self.desired.timers(&self.world.ledger).unwrap_or_default();
-            let access = self.desired.client_access(&self.world.ledger);
-            let config = self.desired.config(member, self.desired.version, timers, access);
+            let timers = self.desired.etcd.timers(&self.world.ledger).unwrap_or_default();
+            let access = self.desired.etcd.client_access(&self.world.ledger);
+            let config = self.desired.etcd.config(member, self.desired.etcd.version, timers, access);
             if machine.process.config.as_ref() != Some(&config.digest) {
                 return Err(self.violation("done means done", format!("{} runs an old configuration", member.name)));
             }
@@ -53,12 +53,12 @@ impl Run {
         }
         let listed: BTreeSet<String> =
             self.world.agreed.values().flat_map(|a| &a.members).map(|m| m.name.clone()).collect();
-        let wanted: BTreeSet<String> = self.desired.members.iter().map(|m| m.name.to_string()).collect();
+        let wanted: BTreeSet<String> = self.desired.etcd.members.iter().map(|m| m.name.to_string()).collect();
         if listed != wanted {
             return Err(self.violation("done means done", format!("members are {listed:?}, wanted {wanted:?}")));
         }
-        for (name, machine) in self.world.machines.iter().filter(|(name, _)| self.desired.member(name).is_some()) {
-            if machine.process.version != Some(self.desired.version) {
+        for (name, machine) in self.world.machines.iter().filter(|(name, _)| self.desired.etcd.member(name).is_some()) {
+            if machine.process.version != Some(self.desired.etcd.version) {
                 return Err(self.violation("done means done", format!("{name} runs another version")));
             }
         }
@@ -75,7 +75,7 @@ impl Run {
         let Some((id, agreed)) = self.world.agreed.iter().find(|(_, a)| a.formed) else { return Ok(()) };
         let named = |m: &ListedMember| self.world.ledger.name_of(m);
         let wanted_gone = |name: &Name| {
-            let overdue = self.desired.replace_after_ms.is_some() && observed.ledger.down_since.contains_key(name);
+            let overdue = self.desired.etcd.replace_after_ms.is_some() && observed.ledger.down_since.contains_key(name);
             overdue || observed.ledger.replace.contains_key(name)
         };
         match action {
@@ -93,23 +93,24 @@ impl Run {
                     let otherwise = shape::outdated(&self.desired, n, machine);
                     (otherwise || zones::misplaced(&self.desired, n, machine)) && shape::others_healthy(observed, n)
                 };
-                let in_file = |n: &Name| self.desired.member(n).is_some();
+                let in_file = |n: &Name| self.desired.etcd.member(n).is_some();
                 if name.as_ref().is_some_and(|n| in_file(n) && !wanted_gone(n) && !renewed(n)) {
                     return Err(self.violation("only unwanted members are removed", format!("{action:?}")));
                 }
                 if self.world.leader(*id) == Some(*member) {
                     return Err(self.violation("the leader is not removed", format!("{action:?}")));
                 }
-                let surplus = name.as_ref().is_none_or(|n| self.desired.member(n).is_none());
+                let surplus = name.as_ref().is_none_or(|n| self.desired.etcd.member(n).is_none());
                 let voters = agreed.members.iter().filter(|m| !m.learner).count();
                 let missing = self
                     .desired
+                    .etcd
                     .members
                     .iter()
                     .any(|m| !agreed.members.iter().any(|l| named(l).as_ref() == Some(&m.name)));
                 let view = View::of(observed);
                 let healthy = name.as_ref().is_some_and(|n| view.healthy.contains(n));
-                if surplus && healthy && missing && voters <= self.desired.members.len() {
+                if surplus && healthy && missing && voters <= self.desired.etcd.members.len() {
                     return Err(self.violation("an addition comes first", format!("{action:?}")));
                 }
                 Ok(())
@@ -162,7 +163,9 @@ impl Run {
             {
                 Ok(())
             }
-            Action::Machine(MachineAction::DeleteMachine { machine }) if self.desired.member(machine).is_some() => {
+            Action::Machine(MachineAction::DeleteMachine { machine })
+                if self.desired.etcd.member(machine).is_some() =>
+            {
                 Ok(())
             }
             Action::Machine(MachineAction::DeleteMachine { .. })

@@ -42,7 +42,7 @@ pub(super) fn others_healthy(observed: &Observed, machine: &Name) -> bool {
 
 /// What is not as the file says.
 pub(super) fn unfinished(desired: &Stack, world: &World) -> Option<String> {
-    let mut machines = desired.members.iter().map(|member| (&member.name, world.machines.get(&member.name)));
+    let mut machines = desired.etcd.members.iter().map(|member| (&member.name, world.machines.get(&member.name)));
     let old = machines.find(|(name, machine)| outdated(desired, name, *machine))?;
     Some(format!("{} is made otherwise", old.0))
 }

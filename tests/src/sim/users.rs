@@ -65,7 +65,7 @@ pub(super) fn touches_root(action: &Action) -> bool {
 
 /// A user that had a permission that the file grants, and has it no longer.
 pub(super) fn robbed(desired: &Stack, before: &Access, after: &Access) -> Option<String> {
-    let (roles, users) = (desired.access.roles.as_ref()?, desired.access.users.as_ref()?);
+    let (roles, users) = (desired.etcd.access.roles.as_ref()?, desired.etcd.access.users.as_ref()?);
     let keys: BTreeSet<Vec<u8>> =
         roles.values().flat_map(|role| role.permissions.keys()).map(|k| k.key.clone()).collect();
     for (name, user) in users {
@@ -94,7 +94,7 @@ fn allows<'a>(roles: impl Iterator<Item = &'a Role>, key: &[u8], level: Level) -
 /// What is not as the file says, seen with other eyes than the planner's.
 pub(super) fn differs(desired: &Stack, access: &Access) -> Option<String> {
     let others = |names: Vec<&String>| names.into_iter().filter(|name| *name != ROOT).cloned().collect::<BTreeSet<_>>();
-    if let Some(roles) = &desired.access.roles {
+    if let Some(roles) = &desired.etcd.access.roles {
         if others(roles.keys().collect()) != others(access.roles.keys().collect()) {
             return Some("other roles than in the file".to_owned());
         }
@@ -103,7 +103,7 @@ pub(super) fn differs(desired: &Stack, access: &Access) -> Option<String> {
             return Some(format!("the role {name} may do something else"));
         }
     }
-    if let Some(users) = &desired.access.users {
+    if let Some(users) = &desired.etcd.access.users {
         if others(users.keys().collect()) != others(access.users.keys().collect()) {
             return Some("other users than in the file".to_owned());
         }

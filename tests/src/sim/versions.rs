@@ -61,12 +61,12 @@ impl Run {
     fn leads_before_others(&self, observed: &Observed, machine: &Name, version: EtcdVersion) -> bool {
         let view = View::of(observed);
         let ready = |name: &Name| {
-            let member = self.desired.member(name)?;
+            let member = self.desired.etcd.member(name)?;
             observed.machine(name)?;
             let report = observed.report(name)?;
-            let timers = self.desired.timers(&observed.ledger)?;
-            let access = self.desired.client_access(&observed.ledger);
-            let config = &self.desired.config(member, version, timers, access).digest;
+            let timers = self.desired.etcd.timers(&observed.ledger)?;
+            let access = self.desired.etcd.client_access(&observed.ledger);
+            let config = &self.desired.etcd.config(member, version, timers, access).digest;
             let ready = report.etcd.running_version? != version
                 && report.etcd.config.as_ref() == Some(config)
                 && report.etcd.installed.contains_key(&version)

@@ -40,7 +40,7 @@ fn survives<'a>(zones: impl Iterator<Item = Option<&'a Name>>) -> bool {
 
 /// The zones as they are, where the loss of one would cost quorum and would not with the file's.
 pub(super) fn broken(desired: &Stack, world: &World) -> Option<String> {
-    let names = || desired.members.iter().map(|member| &member.name);
+    let names = || desired.etcd.members.iter().map(|member| &member.name);
     let found = |name: &Name| {
         let machine = world.machines.get(name);
         machine.and_then(|machine| machine.zone.as_ref()).or_else(|| wanted(desired, name))

@@ -14,15 +14,15 @@ const BROUGHT: &str = "ca: { clients: { brought: { certificate: ca.crt, key: { f
 /// The access that every member that runs was started for.
 fn access(scene: &Scene) -> Vec<Option<ClientAccess>> {
     let (desired, world) = (&scene.desired, &scene.world);
-    let timers = desired.timers(&world.ledger).expect("timers");
+    let timers = desired.etcd.timers(&world.ledger).expect("timers");
     let of = |member: &raftsman_core::desired::Member| {
         let process = &world.machines[&member.name].process;
         let running = process.config.clone().filter(|_| process.state == ServiceState::Running)?;
         [ClientAccess::Closed, ClientAccess::Open]
             .into_iter()
-            .find(|access| desired.config(member, desired.version, timers, *access).digest == running)
+            .find(|access| desired.etcd.config(member, desired.etcd.version, timers, *access).digest == running)
     };
-    desired.members.iter().map(of).collect()
+    desired.etcd.members.iter().map(of).collect()
 }
 
 fn is_auth(action: &Action) -> bool {
@@ -138,8 +138,8 @@ fn a_half_opened_cluster_is_opened_one_at_a_time() {
     let mut scene = Scene::empty(3, &[PASSWORD]);
     scene.until(|action| matches!(action, Action::Auth(AuthAction::EnableAuth)));
     scene.until(|action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { .. })));
-    let (version, cluster) = (scene.desired.version, scene.id());
-    let machine = scene.desired.members[0].name.clone();
+    let (version, cluster) = (scene.desired.etcd.version, scene.id());
+    let machine = scene.desired.etcd.members[0].name.clone();
     scene
         .world
         .act(&scene.desired, &Action::Etcd(EtcdAction::RestartEtcd { machine, version, cluster }), 0)
@@ -175,18 +175,18 @@ fn members_are_opened_although_etcd_does_not_answer() {
 fn safety_judges_what_opens_too_early() {
     let mut scene = Scene::empty(1, &[PASSWORD]);
     scene.until(|action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { .. })));
-    let member = scene.desired.members[0].clone();
-    let version = scene.desired.version;
+    let member = scene.desired.etcd.members[0].clone();
+    let version = scene.desired.etcd.version;
     let start = Action::Etcd(EtcdAction::StartEtcd { machine: member.name.clone(), version, data: StartData::Empty });
     assert!(safety::judge(&scene.desired, &scene.look(), &[&start], &start).is_ok());
-    let timers = scene.desired.timers(&scene.world.ledger).expect("timers");
-    let open = scene.desired.config(&member, version, timers, ClientAccess::Open).digest.clone();
+    let timers = scene.desired.etcd.timers(&scene.world.ledger).expect("timers");
+    let open = scene.desired.etcd.config(&member, version, timers, ClientAccess::Open).digest.clone();
     scene.machine(1).config = Some(open);
     let refused = safety::judge(&scene.desired, &scene.look(), &[&start], &start).expect_err("refused");
     assert_eq!(refused.to_string(), "it would accept clients before auth is on");
 
     let scene = Scene::settled_with(3, &[PASSWORD]);
-    let machines = scene.desired.members.iter().map(|member| (member.name.clone(), version)).collect();
+    let machines = scene.desired.etcd.members.iter().map(|member| (member.name.clone(), version)).collect();
     let restart = Action::Etcd(EtcdAction::RestartTogether { machines, cluster: scene.id() });
     let refused = safety::judge(&scene.desired, &scene.look(), &[&restart], &restart).expect_err("refused");
     assert_eq!(refused.to_string(), "members are restarted one at a time");

@@ -27,7 +27,7 @@ fn settled(main: &[&str]) -> Scene {
 }
 
 fn names(cluster: &Stack) -> Vec<&str> {
-    cluster.members.iter().map(|member| member.name.as_str()).collect()
+    cluster.etcd.members.iter().map(|member| member.name.as_str()).collect()
 }
 
 fn assigns(action: &Action) -> bool {
@@ -37,7 +37,7 @@ fn assigns(action: &Action) -> bool {
 #[test]
 fn three_members_come_up_at_assigned_addresses() {
     let mut scene = scene(&["members: 3"], None);
-    assert!(scene.desired.members.is_empty(), "no member is described before its address is known");
+    assert!(scene.desired.etcd.members.is_empty(), "no member is described before its address is known");
     assert_snapshot!(scene.to_the_end(), @"
     * assign address main-1 main-2 main-3: not there yet; - - -
     * make authorities cluster: not there yet; - - -
@@ -93,7 +93,7 @@ fn all_members_are_replaced_by_others_of_new_names() {
     let mut scene = settled(&["members: [{ name: a }, { name: b }, { name: c }]"]);
     scene.desired = assigned(&["members: [{ name: d }, { name: e }, { name: f }]"], None);
     scene.take_up();
-    assert!(scene.desired.members.is_empty());
+    assert!(scene.desired.etcd.members.is_empty());
     assert_snapshot!(describe(&scene.plan()), @"* assign address d e f: not there yet; 1 1 1");
     let output = scene.to_the_end();
     assert!(output.ends_with("done\n"), "{output}");
@@ -154,7 +154,10 @@ fn assigned_addresses_make_the_same_cluster_as_given_ones() {
     assert!(!placed.is_placed() && placed.balancers[0].instances.is_empty());
     let placed = placed.place(&Name::fixed("lb"), IpAddr::from([10, 0, 0, 3])).unwrap();
     assert!(placed.is_placed());
-    assert_eq!((&placed.members, &placed.machines, &placed.token), (&given.members, &given.machines, &given.token));
+    assert_eq!(
+        (&placed.etcd.members, &placed.machines, &placed.etcd.token),
+        (&given.etcd.members, &given.machines, &given.etcd.token)
+    );
     assert_eq!(placed.balancers[0].instances, given.balancers[0].instances);
     let twice = open.place(&Name::fixed("a"), one).unwrap().place(&Name::fixed("b"), one);
     assert!(matches!(twice, Err(DesireError::AddressTwice { .. })), "{twice:?}");

@@ -19,7 +19,7 @@ fn adopted(further: &[&str]) -> (Scene, Observed) {
     let output = scene.to_the_end();
     assert!(output.ends_with("done\n"), "{output}");
     let mut observed = scene.look();
-    let clients = scene.desired.members.iter().map(|m| (m.name.clone(), m.client_url())).collect();
+    let clients = scene.desired.etcd.members.iter().map(|m| (m.name.clone(), m.client_url())).collect();
     observed.ledger.mode = Mode::Adopted(Adopted { clients });
     observed.ledger.started.clear();
     let settings = adopt::wanted(&scene.desired);
@@ -152,8 +152,8 @@ fn another_number_of_members_changes_none() {
 #[test]
 fn no_member_of_others_is_touched() {
     let (scene, observed) = adopted(&FILE);
-    let machine = scene.desired.members[0].name.clone();
-    let (version, id) = (scene.desired.version, scene.id());
+    let machine = scene.desired.etcd.members[0].name.clone();
+    let (version, id) = (scene.desired.etcd.version, scene.id());
     let member = MemberId(1);
     let actions = [
         Action::Pki(PkiAction::MakeAuthorities),

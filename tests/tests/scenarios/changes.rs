@@ -160,7 +160,7 @@ fn fewer_members() {
 fn another_address() {
     let mut scene = Scene::settled(3);
     let other = "127.0.42.99".parse().expect("an address");
-    scene.desired.members[1].address = other;
+    scene.desired.etcd.members[1].address = other;
     assert_snapshot!(scene.to_the_end(), @"
     * move machine main-2: another address; 1 1 1
     * move member main-2: another address; 1 0 1
@@ -252,7 +252,7 @@ fn a_changed_setting_is_named() {
         else {
             panic!("{name} is claimed");
         };
-        let text = before.member(name).map(|member| member.config.text.clone());
+        let text = before.etcd.member(name).map(|member| member.config.text.clone());
         report.etcd.config_text.clone_from(&text);
         report.etcd.running_config_text = text;
     }

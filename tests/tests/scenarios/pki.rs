@@ -33,7 +33,7 @@ const BROUGHT_PEERS: &str = "ca: { peers: { brought: { certificate: ca.crt, key:
 
 /// From now on the file brings this authority for the peers.
 fn bring(scene: &mut Scene, key: &str) {
-    scene.desired = cluster(scene.desired.members.len(), &[BROUGHT_PEERS]);
+    scene.desired = cluster(scene.desired.etcd.members.len(), &[BROUGHT_PEERS]);
     let record = AuthorityRecord {
         number: 0,
         key: key.to_owned(),

@@ -17,10 +17,10 @@ fn name(number: usize) -> Name {
 
 /// The heartbeat in the configuration that every member runs, in milliseconds; they must be the same.
 fn heartbeat(scene: &Scene) -> u64 {
-    let timers = scene.desired.timers(&scene.world.ledger).expect("timers");
-    for member in &scene.desired.members {
-        let access = scene.desired.client_access(&scene.world.ledger);
-        let config = scene.desired.config(member, scene.desired.version, timers, access);
+    let timers = scene.desired.etcd.timers(&scene.world.ledger).expect("timers");
+    for member in &scene.desired.etcd.members {
+        let access = scene.desired.etcd.client_access(&scene.world.ledger);
+        let config = scene.desired.etcd.config(member, scene.desired.etcd.version, timers, access);
         assert!(config.text.contains(&format!("heartbeat-interval: {}\n", timers.heartbeat.as_millis())), "{config:?}");
         assert!(config.text.contains(&format!("election-timeout: {}\n", timers.election.as_millis())), "{config:?}");
         let process = &scene.world.machines[&member.name].process;

@@ -248,7 +248,7 @@ fn nothing_is_taken_away_before_the_data_is_safe() {
     let cluster = scene.world.ledger.cluster.expect("a cluster");
     let alone = Action::Etcd(EtcdAction::StartEtcd {
         machine: name(4),
-        version: scene.desired.version,
+        version: scene.desired.etcd.version,
         data: StartData::Alone(cluster),
     });
     let judge = |scene: &Scene, action: &Action| safety::judge(&scene.desired, &scene.look(), &[action], action);
@@ -258,7 +258,8 @@ fn nothing_is_taken_away_before_the_data_is_safe() {
     // The other survivor still runs: two clusters would go on.
     assert!(judge(&scene, &alone).is_err());
     scene.until(|action| matches!(action, Action::Etcd(EtcdAction::StopEtcd { machine }) if *machine == name(4)));
-    let restore = Action::Recovery(RecoveryAction::RestoreData { machine: name(4), version: scene.desired.version });
+    let restore =
+        Action::Recovery(RecoveryAction::RestoreData { machine: name(4), version: scene.desired.etcd.version });
     let Data::Present { member, .. } = scene.machine(5).data else { panic!("it has data") };
     let clear = Action::Etcd(EtcdAction::ClearData { machine: name(5), member: Some(member) });
     assert!(judge(&scene, &clear).is_err() && judge(&scene, &restore).is_err());

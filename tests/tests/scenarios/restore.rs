@@ -25,8 +25,8 @@ fn restore(scene: &mut Scene) {
         keys: 7,
         since: scene.world.now,
         old: replaced(&scene.look()),
-        members: scene.desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect(),
-        version: scene.desired.version,
+        members: scene.desired.etcd.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect(),
+        version: scene.desired.etcd.version,
         source: SnapshotSource::File("main-restored.db".to_owned()),
         sha256: "aa".to_owned(),
         bump: 1_000_000_000,
@@ -122,7 +122,7 @@ fn no_data_is_removed_while_a_member_serves_it() {
     let name = |number: usize| Name::parse(&format!("main-{number}")).expect("a name");
     let Data::Present { member, .. } = scene.machine(1).data else { panic!("it has data") };
     let clear = Action::Etcd(EtcdAction::ClearData { machine: name(1), member: Some(member) });
-    let fill = Action::Restore(RestoreAction::RestoreBackup { machine: name(1), version: scene.desired.version });
+    let fill = Action::Restore(RestoreAction::RestoreBackup { machine: name(1), version: scene.desired.etcd.version });
     let compare = Action::Restore(RestoreAction::CompareRestored { machines: vec![name(1), name(2), name(3)] });
     for action in [&clear, &fill, &compare] {
         let judged = safety::judge(&scene.desired, &scene.look(), &[action], action);
@@ -141,7 +141,7 @@ fn whatever_happens_meanwhile_one_cluster_comes_of_it() {
     for seed in 0..2000 {
         let mut dice = Dice::new(seed);
         let mut scene = Scene::settled([1, 3, 5][dice.below(3)]);
-        let members = scene.desired.members.len();
+        let members = scene.desired.etcd.members.len();
         restore(&mut scene);
         let mut trouble = dice.below(4);
         for round in 0.. {

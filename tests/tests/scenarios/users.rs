@@ -318,7 +318,7 @@ fn drift_messages() {
     scene.agreed().access.users.insert("metrics".to_owned(), user(&["writer"], Password::Other));
     scene.agreed().access.roles.remove("reader");
     scene.agreed().access.roles.insert("writer".to_owned(), role([granted(Level::Read, prefix("/app/"))]));
-    let (wanted, seen) = (&scene.desired.access, &scene.world.agreed.values().next().expect("a cluster").access);
+    let (wanted, seen) = (&scene.desired.etcd.access, &scene.world.agreed.values().next().expect("a cluster").access);
     let words: Vec<String> = drift(wanted, seen).iter().map(ToString::to_string).collect();
     assert_snapshot!(words.join("\n"), @"
     role `reader`: not there yet: read prefix /app/

@@ -40,8 +40,8 @@ impl Wants for Scene {
     fn now_wants(&mut self, wanted: &str, available: &[&str], further: &[&str]) {
         let line = format!("version: {wanted}");
         let lines: Vec<&str> = [line.as_str()].into_iter().chain(further.iter().copied()).collect();
-        self.desired = cluster(self.desired.members.len(), &lines);
-        self.desired.available.extend(available.iter().map(|v| version(v)));
+        self.desired = cluster(self.desired.etcd.members.len(), &lines);
+        self.desired.etcd.available.extend(available.iter().map(|v| version(v)));
     }
 }
 

@@ -23,7 +23,7 @@ fn settled(desired: Stack) -> Scene {
 
 fn zones(cluster: &Stack) -> String {
     let zone = |name: &Name| cluster.machines[name].place.zone.as_ref().map_or("-", |zone| zone.as_str());
-    cluster.members.iter().map(|member| zone(&member.machine)).collect()
+    cluster.etcd.members.iter().map(|member| zone(&member.machine)).collect()
 }
 
 fn tolerances(scene: &Scene) -> (Tolerance, Tolerance) {

@@ -30,7 +30,8 @@ fn caught(planner: Planner) {
 /// Bootstraps with the configuration that the cluster is to have in the end, as if auth were not wanted yet.
 fn open_from_the_start(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let formed = observed.ledger.cluster.is_some();
-    let first = Stack { auth: AuthMode::None, ..desired.clone() };
+    let mut first = desired.clone();
+    first.etcd.auth = AuthMode::None;
     plan(if formed { desired } else { &first }, observed, now)
 }
 

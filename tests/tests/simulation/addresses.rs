@@ -37,7 +37,7 @@ fn assumes_addresses(desired: &Stack, observed: &Observed, now: Timestamp) -> Pl
 /// Goes on with the machines whose addresses are known, as if the file had no others.
 fn goes_on_without(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut known = desired.clone();
-    if !known.members.is_empty() {
+    if !known.etcd.members.is_empty() {
         known.machines.retain(|_, machine| machine.address != Address::Assigned);
         known.unplaced = None;
     }

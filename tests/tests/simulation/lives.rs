@@ -95,12 +95,12 @@ fn impatient(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     if !plan.steps.is_empty() || View::of(observed).listed.is_none() {
         return plan;
     }
-    let stale = desired.members.iter().find_map(|m| {
+    let stale = desired.etcd.members.iter().find_map(|m| {
         let etcd = &observed.report(&m.name)?.etcd;
         let Data::Present { cluster, .. } = etcd.data else { return None };
         let stale = etcd.running_config.is_some() && etcd.running_config.as_ref() != Some(&m.config.digest);
         stale.then(|| {
-            Action::Etcd(EtcdAction::RestartEtcd { machine: m.name.clone(), version: desired.version, cluster })
+            Action::Etcd(EtcdAction::RestartEtcd { machine: m.name.clone(), version: desired.etcd.version, cluster })
         })
     });
     let tolerance = View::of(observed).tolerance();

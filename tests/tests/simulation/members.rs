@@ -39,7 +39,7 @@ fn surplus(desired: &Stack, observed: &Observed) -> Vec<(Name, ListedMember)> {
     let view = View::of(observed);
     let listed = view.listed.unwrap_or_default().iter().filter(|m| !m.learner);
     let named = listed.filter_map(|m| Some((observed.ledger.name_of(m)?, m.clone())));
-    named.filter(|(name, _)| desired.member(name).is_none() && view.healthy.contains(name)).collect()
+    named.filter(|(name, _)| desired.etcd.member(name).is_none() && view.healthy.contains(name)).collect()
 }
 
 fn removal((name, member): &(Name, ListedMember)) -> Action {
@@ -86,6 +86,7 @@ fn two_learners(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     }
     let ready = |name: &Name| observed.report(name).is_some();
     let missing = desired
+        .etcd
         .members
         .iter()
         .find(|m| ready(&m.name) && !list.iter().any(|l| observed.ledger.name_of(l).as_ref() == Some(&m.name)));
@@ -127,7 +128,7 @@ fn clears_members(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan 
 fn crowds(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let view = View::of(observed);
-    let missing = desired.members.iter().find(|m| {
+    let missing = desired.etcd.members.iter().find(|m| {
         view.listed.is_some_and(|list| !list.iter().any(|l| observed.ledger.name_of(l).as_ref() == Some(&m.name)))
     });
     if let (Some(member), Some(step)) = (missing, plan.steps.first().cloned()) {

@@ -67,7 +67,7 @@ fn careless(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
             found.keeps_data() && wanted.keeps_data() && found.change_to(&wanted).is_some()
         })
     };
-    let machine = desired.members.iter().map(|member| member.name.clone()).find(old);
+    let machine = desired.etcd.members.iter().map(|member| member.name.clone()).find(old);
     let step = |machine| Step {
         action: Action::Machine(MachineAction::RebuildMachine { machine }),
         reason: Reason::Changed,

@@ -37,7 +37,7 @@ fn actions(desired: &Stack, observed: &Observed, turn: usize) -> Vec<Action> {
         .replace("main-1", machine)
         .replace("8e9e05c52164694d", &member)
         .replace("c0ffee", &cluster)
-        .replace("3.6.15", &desired.version.to_string());
+        .replace("3.6.15", &desired.etcd.version.to_string());
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"))).collect()
 }
 

@@ -61,14 +61,14 @@ fn step(action: Action) -> Step {
 /// Takes away before it gives: as if every role and user had already all that it lacks.
 fn takes_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let plenty = with(observed, |access| {
-        for (name, role) in desired.access.roles.iter().flatten() {
+        for (name, role) in desired.etcd.access.roles.iter().flatten() {
             let has = access.roles.entry(name.clone()).or_default();
             for (keys, level) in &role.permissions {
                 let both = has.permissions.get(keys).map_or(*level, |has| has.with(*level));
                 has.permissions.insert(keys.clone(), both);
             }
         }
-        for (name, user) in desired.access.users.iter().flatten() {
+        for (name, user) in desired.etcd.access.users.iter().flatten() {
             let password = if user.password.is_some() { Password::Right } else { Password::None };
             let has = User { roles: BTreeSet::new(), password };
             access.users.entry(name.clone()).or_insert(has).roles.extend(user.roles.iter().cloned());
@@ -103,7 +103,7 @@ fn root_is_unlisted(desired: &Stack, observed: &Observed, now: Timestamp) -> Pla
 /// Believes that every password is the right one.
 fn trusting(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let trusted = with(observed, |access| {
-        for (name, user) in desired.access.users.iter().flatten() {
+        for (name, user) in desired.etcd.access.users.iter().flatten() {
             if let Some(has) = access.users.get_mut(name) {
                 has.password = if user.password.is_some() { Password::Right } else { Password::None };
             }
@@ -115,7 +115,7 @@ fn trusting(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
 /// Gives users roles that it never made.
 fn without_roles(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let pretended = with(observed, |access| {
-        let roles = desired.access.roles.iter().flatten();
+        let roles = desired.etcd.access.roles.iter().flatten();
         access.roles.extend(roles.map(|(name, role)| (name.clone(), role.clone())));
     });
     plan(desired, &pretended, now)
@@ -124,7 +124,7 @@ fn without_roles(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
 /// Changes users beside a restart.
 fn in_passing(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
-    let drifted = seen(observed).is_some_and(|seen| !drift(&desired.access, &seen).is_empty());
+    let drifted = seen(observed).is_some_and(|seen| !drift(&desired.etcd.access, &seen).is_empty());
     if drifted && plan.steps.iter().any(|s| s.action.exclusive()) {
         plan.steps.push(step(Action::User(UserAction::DeleteUser { user: "mallory".to_owned() })));
     }

@@ -65,7 +65,7 @@ fn through_and_forget(observed: &Observed, glass: impl Fn(EtcdVersion) -> EtcdVe
 
 /// Takes every older line for the one below the wanted one.
 fn skips_a_line(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
-    let below = Line::of(desired.version).below();
+    let below = Line::of(desired.etcd.version).below();
     let glass = |v: EtcdVersion| if Line::of(v) < below { EtcdVersion::new(below.0, below.1, 99) } else { v };
     plan(desired, &through_and_forget(observed, glass), now)
 }
@@ -73,8 +73,8 @@ fn skips_a_line(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
 /// Goes on with the members that have made the first hop before the others have made it.
 fn two_hops_at_once(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let seen = observed.answers().map(|(_, etcd)| etcd).map(|e| e.version);
-    let newest = seen.max().unwrap_or(desired.version);
-    let further = Line::of(newest) < Line::of(desired.version);
+    let newest = seen.max().unwrap_or(desired.etcd.version);
+    let further = Line::of(newest) < Line::of(desired.etcd.version);
     let glass = |v: EtcdVersion| if further && Line::of(v) < Line::of(newest) { newest } else { v };
     plan(desired, &through_and_forget(observed, glass), now)
 }
@@ -88,7 +88,7 @@ fn without_snapshot(desired: &Stack, observed: &Observed, now: Timestamp) -> Pla
     let mut observed = observed.clone();
     let file = String::new();
     observed.ledger.snapshot =
-        Some(SnapshotRecord { before: *version, from: desired.version, revision: 1, at: now, file });
+        Some(SnapshotRecord { before: *version, from: desired.etcd.version, revision: 1, at: now, file });
     plan(desired, &observed, now)
 }
 
@@ -97,7 +97,7 @@ fn downgrades_unannounced(desired: &Stack, observed: &Observed, now: Timestamp) 
     let mut observed = observed.clone();
     for member in observed.etcd.members.values_mut() {
         if let Fact::Seen { value, .. } = &mut member.etcd
-            && Line::of(value.version) > Line::of(desired.version)
+            && Line::of(value.version) > Line::of(desired.etcd.version)
         {
             let below = Line::of(value.version).below().first();
             (value.storage_version, value.downgrade) = (Some(below), Some(below));
@@ -109,7 +109,7 @@ fn downgrades_unannounced(desired: &Stack, observed: &Observed, now: Timestamp) 
 /// Takes every version of a line for as good as the one that may meet the next.
 fn any_patch_will_do(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let glass = |v: EtcdVersion| match least_before(Line::of(v).above()) {
-        Some(least) if Line::of(v) < Line::of(desired.version) => v.max(least),
+        Some(least) if Line::of(v) < Line::of(desired.etcd.version) => v.max(least),
         _ => v,
     };
     plan(desired, &through(observed, glass), now)

@@ -133,7 +133,7 @@ fn compaction(mode: &str, retention: &str) -> String {
 
 /// The settings that the file asks for.
 pub fn wanted(cluster: &Stack) -> BTreeMap<String, String> {
-    let spec = &cluster.settings;
+    let spec = &cluster.etcd.settings;
     let mut settings = BTreeMap::new();
     let mut set = |key: &str, value: String| drop(settings.insert(key.to_owned(), value));
     set("quota", spec.quota.to_string());
@@ -161,11 +161,11 @@ pub fn wanted(cluster: &Stack) -> BTreeMap<String, String> {
         LogLevel::Error => "error",
     };
     set("log_level", level.to_owned());
-    if cluster.version.minor_line() <= (3, 5) {
+    if cluster.etcd.version.minor_line() <= (3, 5) {
         set("v2_api", spec.v2_api.to_string());
     }
     set("corruption_checks.initial", spec.corruption_checks.initial.to_string());
-    if cluster.version.minor_line() >= (3, 5) {
+    if cluster.etcd.version.minor_line() >= (3, 5) {
         set("corruption_checks.compact_hash", spec.corruption_checks.compact_hash.to_string());
     }
     for (name, value) in &spec.flags {

@@ -118,9 +118,9 @@ pub(super) fn resolve(
     let mut places: Vec<Spot> = Vec::new();
     match &section.instances {
         Instances::Beside(Beside::Members) => {
-            let members = etcd::named(&cluster.name, &cluster.settings)?.into_iter();
+            let members = etcd::named(&cluster.name, &cluster.etcd.settings)?.into_iter();
             places.extend(members.map(|(member, _)| {
-                let address = cluster.member(&member).map(|member| member.address);
+                let address = cluster.etcd.member(&member).map(|member| member.address);
                 (member, address)
             }));
         }

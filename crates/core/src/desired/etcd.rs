@@ -1,18 +1,21 @@
 //! One cluster of the file → its members with their configuration and certificates.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use jiff::SignedDuration;
 
 use super::addresses::{Allotment, Spot};
-use super::{Agents, Config, DesireError, HEALTH_PORT, Member, Stack, machines};
+use super::{Access, Config, DesireError, HEALTH_PORT};
+use crate::observed::{Ledger, Origin, Purpose, TrustDomain};
 use crate::render;
 use crate::render::etcd::ClientAccess;
+use crate::render::haproxy::Backend;
 use crate::spec::{
-    Archive, AuthMode, Checksums, EtcdCluster, EtcdVersion, Machines, Members, Name, RaftTimers, Source,
+    Archive, AuthMode, Authorities, Authority, Backups, Checksums, EtcdCluster, EtcdVersion, KeyAlgorithm, Members,
+    Name, RaftTimers, Secret, Source,
 };
 
 /// Where an agent listens.
@@ -80,6 +83,200 @@ impl LeafProfile {
         all.sort();
         all
     }
+}
+
+/// One etcd cluster that should be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Etcd {
+    /// Its version.
+    pub version: EtcdVersion,
+    /// Where the binary comes from.
+    pub source: Source,
+    /// The versions that can be had from there, the wanted one among them.
+    pub available: BTreeSet<EtcdVersion>,
+    /// How clients authenticate.
+    pub auth: AuthMode,
+    /// The password of `root`, when the file refers to one.
+    pub root_password: Option<Secret>,
+    /// Made or brought authorities.
+    pub authorities: Authorities,
+    /// Organization in certificates.
+    pub organization: String,
+    /// Key algorithm of the authorities that are made.
+    pub algorithm: KeyAlgorithm,
+    /// How long made authorities are valid, in milliseconds.
+    pub ca_validity_ms: u64,
+    /// Tells clusters apart while they form.
+    pub token: String,
+    /// A member that is down for so many milliseconds is replaced automatically.
+    pub replace_after_ms: Option<u64>,
+    /// A learner that makes no progress for so many milliseconds is removed again.
+    pub learner_patience_ms: u64,
+    /// Roles and users.
+    pub access: Access,
+    /// The backups that its machines make by themselves, where the file has a schedule.
+    pub backups: Option<Arc<Backups>>,
+    /// The cluster's section of the file, for configurations of versions on the way.
+    pub settings: Arc<EtcdCluster>,
+    /// Whether a balancer stands in front of it, and checks its members' health.
+    pub fronted: bool,
+    /// Its members, in order: those whose address is known.
+    pub members: Vec<Member>,
+}
+
+/// One member that should be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Member {
+    /// Its name.
+    pub name: Name,
+    /// The machine that it runs on: of the same name.
+    pub machine: Name,
+    /// Where it serves: its machine's address.
+    pub address: IpAddr,
+    /// etcd's configuration file at the version of the file, with etcd's own time-outs where they are to be measured.
+    pub config: Config,
+    /// The certificate that it presents to other members.
+    pub peer: LeafProfile,
+    /// The certificate that it presents to clients.
+    pub server: LeafProfile,
+}
+
+impl Etcd {
+    /// The member of this name.
+    pub fn member(&self, name: &Name) -> Option<&Member> {
+        self.members.iter().find(|m| m.name == *name)
+    }
+
+    /// These members as backends of a balancer, where they serve now.
+    pub fn backends(&self, members: &[Name], ledger: &Ledger) -> Vec<Backend> {
+        let members = members.iter().filter_map(|name| self.member(name));
+        members
+            .map(|member| {
+                let known = ledger.members.get(&member.name).and_then(|url| address_of(url));
+                super::balancer::backend(&member.name, known.unwrap_or(member.address))
+            })
+            .collect()
+    }
+
+    /// The authority of this side, as the file says.
+    pub fn authority(&self, side: TrustDomain) -> &Authority {
+        match side {
+            TrustDomain::Peers => &self.authorities.peers,
+            TrustDomain::Clients => &self.authorities.clients,
+        }
+    }
+
+    /// How long before the end of an authority that raftsman made another one is made: long enough for the certificates
+    /// that it signed to be renewed by the other, and no longer than the other one lasts.
+    pub fn renew_authority_before(&self) -> SignedDuration {
+        let leaves = self.settings.certificates.validity.as_millis().saturating_mul(2);
+        span(leaves.min(self.ca_validity_ms / 2))
+    }
+
+    /// The addresses of all present and future members: they reach each other.
+    pub fn neighbours(&self, ledger: &Ledger) -> BTreeSet<IpAddr> {
+        let here = ledger.members.values().filter_map(|url| address_of(url));
+        self.members.iter().map(|member| member.address).chain(here).collect()
+    }
+
+    /// The heartbeat and election time-outs of every member: those of the file, or those that were measured; nothing
+    /// while they are to be measured and have not been.
+    pub fn timers(&self, ledger: &Ledger) -> Option<RaftTimers> {
+        self.settings.timers.given().or_else(|| ledger.preflight.as_ref().map(|preflight| preflight.timers))
+    }
+
+    /// Which clients members accept now. Where auth is wanted, every client that is accepted before it is on is a
+    /// superuser: raftsman first sees that auth is on, in this very cluster, and then opens members to clients.
+    pub fn client_access(&self, ledger: &Ledger) -> ClientAccess {
+        let rebuilt = ledger.is_built_anew();
+        let secured = !rebuilt && ledger.secured.is_some() && ledger.secured == ledger.cluster;
+        match self.auth {
+            AuthMode::None => ClientAccess::Open,
+            AuthMode::Certificate | AuthMode::Password if secured => ClientAccess::Open,
+            // So far the file let every client do everything.
+            AuthMode::Certificate if ledger.auth == Some(AuthMode::None) => ClientAccess::Open,
+            // No certificate was issued yet but raftsman's own.
+            AuthMode::Certificate if ledger.secured.is_none() && self.is_sole_issuer(ledger) => ClientAccess::Open,
+            AuthMode::Certificate | AuthMode::Password => ClientAccess::Closed,
+        }
+    }
+
+    /// Whether raftsman made every authority whose client certificates are accepted.
+    fn is_sole_issuer(&self, ledger: &Ledger) -> bool {
+        match &ledger.clients {
+            Some(trust) => trust.trusted().iter().all(|authority| authority.origin == Origin::Made),
+            None => self.authorities.clients == Authority::Made,
+        }
+    }
+
+    /// A member's configuration at this version, which may be one on the way to the file's.
+    pub fn config<'a>(
+        &self,
+        member: &'a Member,
+        version: EtcdVersion,
+        timers: RaftTimers,
+        access: ClientAccess,
+    ) -> Cow<'a, Config> {
+        self.config_at(member, version, member.address, timers, access)
+    }
+
+    /// The same at this address: a member that changes its address is configured for the new one when it moves.
+    pub fn config_at<'a>(
+        &self,
+        member: &'a Member,
+        version: EtcdVersion,
+        address: IpAddr,
+        timers: RaftTimers,
+        access: ClientAccess,
+    ) -> Cow<'a, Config> {
+        let rendered = self.settings.timers.given().unwrap_or_default();
+        let same = version == self.version && address == member.address && timers == rendered;
+        if same && access == ClientAccess::Open {
+            return Cow::Borrowed(&member.config);
+        }
+        Cow::Owned(config(&self.settings, &member.name, address, version, timers, access, self.fronted))
+    }
+
+    /// A member's configuration while it is compared with the others: it listens at [`CLOSED_PORT`].
+    pub fn closed_config(&self, member: &Member, version: EtcdVersion, timers: RaftTimers) -> Config {
+        closed(&self.settings, &member.name, member.address, version, timers)
+    }
+
+    /// How many members the file has, also those without an address.
+    pub fn size(&self) -> usize {
+        usize::try_from(self.settings.members.number()).unwrap_or(usize::MAX)
+    }
+}
+
+impl Member {
+    /// Where clients reach it.
+    pub fn client_url(&self) -> String {
+        url(self.address, CLIENT_PORT)
+    }
+
+    /// Where other members reach it.
+    pub fn peer_url(&self) -> String {
+        peer_url(self.address)
+    }
+
+    /// The certificate for this purpose.
+    pub fn profile(&self, purpose: Purpose) -> &LeafProfile {
+        match purpose {
+            Purpose::Peer => &self.peer,
+            Purpose::Server => &self.server,
+        }
+    }
+}
+
+/// Where other members reach a member at this address.
+pub fn peer_url(address: IpAddr) -> String {
+    url(address, PEER_PORT)
+}
+
+/// The address in a peer URL of ours.
+pub fn address_of(peer_url: &str) -> Option<IpAddr> {
+    let place = peer_url.strip_prefix("https://")?;
+    place.parse::<std::net::SocketAddr>().ok().map(|place| place.ip())
 }
 
 pub(super) fn span(ms: u64) -> SignedDuration {
@@ -162,25 +359,24 @@ pub(super) fn named(cluster: &Name, spec: &EtcdCluster) -> Result<Vec<Spot>, Des
     }
 }
 
+/// Makes every choice that the file leaves open about an etcd cluster; and its machines, those among them that have no
+/// address yet.
 pub(super) fn resolve(
     fleet: &Name,
     name: &Name,
     spec: &EtcdCluster,
-    machines: &Arc<Machines>,
-    zones: Option<&BTreeMap<Name, Name>>,
+    backups: Option<Arc<Backups>>,
     fronted: bool,
     addresses: &mut Allotment,
-) -> Result<Stack, DesireError> {
+) -> Result<(Etcd, Vec<Spot>), DesireError> {
     let mut places = named(name, spec)?;
     for (member, address) in places.iter_mut().filter(|(_, address)| address.is_none()) {
         *address = addresses.allot(name, member)?;
     }
     let token = spec.token.clone().unwrap_or_else(|| format!("{fleet}-{name}"));
     let organization = spec.certificates.organization.clone().unwrap_or_else(|| fleet.to_string());
-    let machines = machines::resolve(machines, spec, &places, zones);
-    let members = places
-        .into_iter()
-        .filter_map(|(member, address)| Some((member, address?)))
+    let known = places.iter().filter_map(|(member, address)| Some((member.clone(), (*address)?)));
+    let members = known
         .map(|(member, address)| {
             let timers = spec.timers.given().unwrap_or_default();
             let config = config(spec, &member, address, spec.version, timers, ClientAccess::Open, fronted);
@@ -220,17 +416,13 @@ pub(super) fn resolve(
             }
         })
         .collect();
-    Ok(Stack {
-        agents: Agents::default(),
-        balancers: Vec::new(),
-        unplaced: None,
-        name: name.clone(),
-        backups: None,
+    let etcd = Etcd {
+        backups,
+        fronted,
         settings: Arc::new(spec.clone()),
         token,
         learner_patience_ms: spec.learner_patience.as_millis(),
         access: super::users::resolve(spec),
-        machines,
         replace_after_ms: spec.replace_after.map(|after| after.as_millis()),
         version: spec.version,
         source: spec.source.clone(),
@@ -242,7 +434,8 @@ pub(super) fn resolve(
         algorithm: spec.ca.algorithm,
         ca_validity_ms: spec.certificates.ca_validity.as_millis(),
         members,
-    })
+    };
+    Ok((etcd, places))
 }
 
 /// The versions that the file itself says can be had.

@@ -1,4 +1,4 @@
-//! A cluster with machines whose addresses are not known yet, an address → the cluster with one more machine known.
+//! A stack with machines whose addresses are not known yet, an address → the stack with one more machine known.
 //!
 //! A provider assigns an address as a step of the plan, before it makes the machine. Until then there is no [`Member`]
 //! and no [`Instance`] for that machine, so that no code can read, render or certify an address that is not known.
@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::{DesireError, Identity, Machine, Stack, some};
+use super::{DesireError, Etcd, Identity, Machine, Stack, some};
 use crate::ledger::Ledger;
 use crate::spec::{Name, Spec};
 
-/// What describes a cluster again once more of its machines have an address.
+/// What describes a stack again once more of its machines have an address.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unplaced {
     /// The file.
@@ -29,22 +29,17 @@ impl Stack {
         self.machines.values().filter(|machine| machine.address.given().is_none())
     }
 
-    /// How many members the file has, also those without an address.
-    pub fn size(&self) -> usize {
-        usize::try_from(self.settings.members.number()).unwrap_or(usize::MAX)
-    }
-
     /// Whether every machine has its address.
     pub fn is_placed(&self) -> bool {
         self.unplaced.is_none()
     }
 
-    /// The cluster once this machine has this address: the same as if the file had given it.
+    /// The stack once this machine has this address: the same as if the file had given it.
     pub fn place(&self, machine: &Name, address: IpAddr) -> Result<Self, DesireError> {
         self.with_addresses(BTreeMap::from([(machine.clone(), address)]))
     }
 
-    /// The cluster with the addresses that the state has for its machines by now; nothing where that is no more than is
+    /// The stack with the addresses that the state has for its machines by now; nothing where that is no more than is
     /// known here.
     pub fn placed_by(&self, ledger: &Ledger) -> Result<Option<Self>, DesireError> {
         if self.is_placed() {
@@ -77,11 +72,12 @@ impl Stack {
             places: BTreeMap::from([(self.name.clone(), places)]),
             zones: BTreeMap::from([(self.name.clone(), zones)]),
         };
-        let Some(cluster) = some(spec, &identity, |name| *name == self.name)?.pop() else { return Ok(self.clone()) };
-        let left = cluster.unplaced_machines().next().is_some();
+        let Some(stack) = some(spec, &identity, |name| *name == self.name)?.pop() else { return Ok(self.clone()) };
+        let left = stack.unplaced_machines().next().is_some();
         let unplaced = left.then(|| Arc::new(Unplaced { spec: Arc::clone(spec), identity }));
         // What the state and this computer added after the file was resolved.
-        let (available, agents) = (self.available.clone(), self.agents.clone());
-        Ok(Self { available, agents, unplaced, ..cluster })
+        let (available, agents) = (self.etcd.available.clone(), self.agents.clone());
+        let etcd = Etcd { available, ..stack.etcd };
+        Ok(Self { agents, etcd, unplaced, ..stack })
     }
 }

@@ -8,7 +8,7 @@ use crate::desired::Stack;
 
 pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, action: &AuthAction) {
     match action {
-        AuthAction::EnableAuth | AuthAction::DisableAuth => ledger.auth = Some(desired.auth),
+        AuthAction::EnableAuth | AuthAction::DisableAuth => ledger.auth = Some(desired.etcd.auth),
         // The next observation tells whether it was done.
         AuthAction::CreateRoot | AuthAction::ChangeRootPassword => {}
     }

@@ -17,9 +17,9 @@ pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, observed: &Observed, a
         }
         EtcdAction::StartEtcd { machine, .. } => {
             if ledger.founders.is_empty() {
-                ledger.founders = desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
+                ledger.founders = desired.etcd.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
                 ledger.members.extend(ledger.founders.clone());
-                ledger.auth = Some(desired.auth);
+                ledger.auth = Some(desired.etcd.auth);
             }
             if let Some(report) = observed.report(machine) {
                 ledger.started.insert(machine.clone(), report.incarnation.clone());

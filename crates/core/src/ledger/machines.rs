@@ -10,13 +10,13 @@ use crate::spec::Name;
 
 pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, action: &MachineAction) {
     match action {
-        MachineAction::CreateMachine { machine } if desired.member(machine).is_none() => {
+        MachineAction::CreateMachine { machine } if desired.etcd.member(machine).is_none() => {
             if let Some((_, instance)) = desired.instance(machine) {
                 ledger.instances.insert(machine.clone(), instance.address);
             }
         }
         MachineAction::CreateMachine { machine } if ledger.cluster.is_some() => {
-            if let Some(member) = desired.member(machine) {
+            if let Some(member) = desired.etcd.member(machine) {
                 ledger.members.entry(machine.clone()).or_insert_with(|| member.peer_url());
             }
         }

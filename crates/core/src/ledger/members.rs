@@ -36,7 +36,7 @@ pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, observed: &Observed, a
             ledger.reshaped = true;
             let listed = View::of(observed).listed.unwrap_or_default().iter().find(|m| m.id == *member);
             let learner = listed.filter(|m| m.learner).and_then(|m| ledger.name_of(m));
-            ledger.evicted.extend(learner.filter(|name| desired.member(name).is_some()).map(|name| (name, now)));
+            ledger.evicted.extend(learner.filter(|name| desired.etcd.member(name).is_some()).map(|name| (name, now)));
         }
         // The next observation tells whether it was done.
         MemberAction::PromoteMember { .. } | MemberAction::MoveLeader { .. } => {}

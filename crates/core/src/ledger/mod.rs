@@ -203,7 +203,7 @@ impl Ledger {
         let adopted = self.adopted().is_some();
         self.members.retain(|name, _| {
             let gone = || adopted || observed.machines.get(name).is_none_or(|m| m.machine.is_absent());
-            listed.contains_key(name) || desired.member(name).is_some() || !gone()
+            listed.contains_key(name) || desired.etcd.member(name).is_some() || !gone()
         });
         self.forget_places(desired);
         let voter = |name: &Name| listed.get(name).is_some_and(|m| !m.learner);

@@ -84,9 +84,9 @@ impl Ledger {
             return Err(RebuildError::NoAuthority(side));
         }
         ledger.cluster = Some(cluster);
-        ledger.auth = Some(desired.auth);
+        ledger.auth = Some(desired.etcd.auth);
         ledger.reshaped = true;
-        for member in &desired.members {
+        for member in &desired.etcd.members {
             ledger.members.insert(member.name.clone(), member.peer_url());
         }
         ledger.founders.clone_from(&ledger.members);

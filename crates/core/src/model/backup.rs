@@ -15,5 +15,5 @@ pub(super) fn act(world: &mut World, action: &BackupAction) -> Result<(), Imposs
 
 /// What a machine has that was not given the schedule, or not that of the cluster's new history.
 pub(super) fn unconfigured(desired: &Stack) -> Delivery {
-    if desired.backups.is_some() { Delivery::Outdated } else { Delivery::Current }
+    if desired.etcd.backups.is_some() { Delivery::Outdated } else { Delivery::Current }
 }

@@ -175,7 +175,7 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &BalancerAction) -
     match action {
         BalancerAction::ConfigureBalancer { machine, members, digest } => {
             let (front, instance) = desired.instance(machine).ok_or_else(|| impossible("no instance is there"))?;
-            let file = front.haproxy(instance, &desired.backends(members, &ledger));
+            let file = front.haproxy(instance, &desired.etcd.backends(members, &ledger));
             if file.digest != *digest {
                 return Err(impossible("the configuration is not the one that was planned"));
             }

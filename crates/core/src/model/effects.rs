@@ -94,7 +94,7 @@ impl World {
         let founders = self.founders(desired);
         self.agreed.entry(cluster).or_insert_with(|| Agreed {
             root: Root::Ready,
-            auth: desired.auth != AuthMode::None,
+            auth: desired.etcd.auth != AuthMode::None,
             formed: true,
             access: users::settled(desired),
             ..Agreed::new(Ids::of(&founders).list(&founders))
@@ -104,7 +104,7 @@ impl World {
     /// Those that the cluster was first started with, or will be.
     pub(super) fn founders(&self, desired: &Stack) -> BTreeMap<Name, String> {
         if self.ledger.founders.is_empty() {
-            return desired.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
+            return desired.etcd.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
         }
         self.ledger.founders.clone()
     }

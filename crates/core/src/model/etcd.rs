@@ -17,11 +17,11 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &EtcdAction, warm_
             world.claimed(machine)?.installed.insert(*version);
         }
         EtcdAction::ConfigureEtcd { machine, digest, at, .. } => {
-            let address = at.or_else(|| desired.member(machine).map(|m| m.address));
+            let address = at.or_else(|| desired.etcd.member(machine).map(|m| m.address));
             let configured = world.claimed(machine)?;
             configured.config = Some(digest.clone());
             configured.config_address = address;
-            configured.quota = i64::try_from(desired.settings.quota.bytes()).unwrap_or(i64::MAX);
+            configured.quota = i64::try_from(desired.etcd.settings.quota.bytes()).unwrap_or(i64::MAX);
         }
         EtcdAction::StartEtcd { machine, version, data } => {
             if matches!(data, StartData::Alone(_)) {

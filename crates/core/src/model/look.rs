@@ -17,7 +17,7 @@ impl World {
         if let Some(watched) = &self.watched {
             return Observed { ledger: self.ledger.clone(), ..watched.clone() };
         }
-        let names = desired.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
+        let names = desired.etcd.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
         let names: BTreeSet<&Name> = names.collect();
         let machines = names.iter().copied().chain(desired.machines.keys()).chain(self.ledger.instances.keys());
         let machines = machines.map(|name| (name.clone(), self.observe_machine(desired, name))).collect();
@@ -90,7 +90,7 @@ impl World {
         };
         let asked = agreed.filter(|_| read_error.is_none());
         let stored = agreed.map_or_else(Stored::new, |a| a.stored);
-        let version = machine.process.version.unwrap_or(desired.version);
+        let version = machine.process.version.unwrap_or(desired.etcd.version);
         let tells = Line::of(version) >= Line(3, 6);
         EtcdFacts {
             member,
@@ -110,7 +110,7 @@ impl World {
             alarms: agreed.map(|a| a.alarms.clone()).unwrap_or_default(),
             auth: asked.map(|a| a.auth),
             root: agreed.map_or(crate::observed::Root::Unknown, |a| a.root),
-            probe: asked.filter(|a| a.auth || desired.auth == AuthMode::None).map(|a| a.probe.clone()),
+            probe: asked.filter(|a| a.auth || desired.etcd.auth == AuthMode::None).map(|a| a.probe.clone()),
             access: asked.filter(|a| a.auth).map(|a| Ok(a.access.clone())),
             settings: BTreeMap::new(),
             read_error,

@@ -138,7 +138,7 @@ impl World {
         let (bytes, history) = (stored.live.unsigned_abs(), stored.history.unsigned_abs());
         let prefix = FilledPrefix { prefix: "data/".to_owned(), keys: bytes / 1024, bytes, history };
         let filling = Filling { keys: bytes / 1024, complete: true, bytes, prefixes: vec![prefix] };
-        let names = desired.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
+        let names = desired.etcd.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
         let hash = |name: &Name| {
             let machine = self.machines.get(name).filter(|m| self.is_heard(m) && m.cluster() == Some(*id))?;
             // Two corrupt members have different hashes.
@@ -155,7 +155,7 @@ impl World {
 
     /// Takes over what was seen of a member's database.
     pub(super) fn adopt_size(&mut self, desired: &Stack, name: &Name, observed: &Observed, etcd: &EtcdFacts) {
-        let file = i64::try_from(desired.settings.quota.bytes()).unwrap_or(i64::MAX);
+        let file = i64::try_from(desired.etcd.settings.quota.bytes()).unwrap_or(i64::MAX);
         if let Some(machine) = self.machines.get_mut(name) {
             machine.db_size = etcd.db_size;
             machine.quota = file;

@@ -45,10 +45,10 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &MemberAction, war
                 agreed.members.iter_mut().filter(|m| m.id == *member).for_each(|m| m.peer_urls.clone_from(&url));
             })?;
             world.stop(machine, Some(*cluster))?;
-            let member = desired.member(machine);
-            let timers = desired.timers(&world.ledger).unwrap_or_default();
-            let access = desired.client_access(&world.ledger);
-            let digest = member.map(|m| desired.config(m, *version, timers, access).digest.clone());
+            let member = desired.etcd.member(machine);
+            let timers = desired.etcd.timers(&world.ledger).unwrap_or_default();
+            let access = desired.etcd.client_access(&world.ledger);
+            let digest = member.map(|m| desired.etcd.config(m, *version, timers, access).digest.clone());
             let address = member.map(|m| m.address);
             let moved = world.claimed(machine)?;
             moved.config = digest;

@@ -369,11 +369,11 @@ impl World {
     /// unchanged: a machine that etcd was started on has etcd's data.
     fn trust_the_silent(&mut self, desired: &Stack, observed: &Observed) {
         let others = observed.answers().map(|(_, etcd)| etcd);
-        let timers = desired.timers(&observed.ledger).unwrap_or_default();
-        let access = desired.client_access(&observed.ledger);
-        let assumed = others.map(|e| e.version).min().unwrap_or(desired.version);
+        let timers = desired.etcd.timers(&observed.ledger).unwrap_or_default();
+        let access = desired.etcd.client_access(&observed.ledger);
+        let assumed = others.map(|e| e.version).min().unwrap_or(desired.etcd.version);
         for (name, incarnation) in &observed.ledger.started {
-            let (Some(seen), Some(member)) = (observed.machines.get(name), desired.member(name)) else { continue };
+            let (Some(seen), Some(member)) = (observed.machines.get(name), desired.etcd.member(name)) else { continue };
             let answer = observed.answer(name);
             let answers = answer.is_some();
             let stopped = answers || seen.machine.seen().is_some_and(|m| m.power == Power::Stopped);
@@ -394,7 +394,7 @@ impl World {
                 machine.installed = BTreeSet::from([version]);
                 machine.last_version = Some(version);
                 machine.certificates = certificates;
-                machine.config = Some(desired.config(member, version, timers, access).digest.clone());
+                machine.config = Some(desired.etcd.config(member, version, timers, access).digest.clone());
                 machine.config_address = observed.ledger.members.get(name).and_then(|url| address_of(url));
                 machine.data = data;
                 machine.had_data = true;

@@ -49,7 +49,7 @@ impl World {
     ) -> Result<CertificateFacts, Impossible> {
         let trust = self.ledger.trust(purpose.side());
         let trust = trust.ok_or_else(|| Impossible("there is no authority".to_owned()))?;
-        let member = desired.member(machine).ok_or_else(|| Impossible(format!("{machine} is not in the file")))?;
+        let member = desired.etcd.member(machine).ok_or_else(|| Impossible(format!("{machine} is not in the file")))?;
         let profile = member.profile(purpose).with(also);
         let authority = trust.signer(purpose.side(), profile.renew_before(), self.now);
         Ok(CertificateFacts {

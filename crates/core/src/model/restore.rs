@@ -22,15 +22,15 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &RestoreAction, wa
         RestoreAction::RestoreBackup { machine, .. } => world.restore_backup(machine)?,
         RestoreAction::CompareRestored { machines } => {
             let restoration = world.ledger.restoration();
-            let version = restoration.map_or(desired.version, |restoration| restoration.version);
+            let version = restoration.map_or(desired.etcd.version, |restoration| restoration.version);
             for machine in machines {
                 world.stop(machine, None)?;
                 let Data::Present { cluster, .. } = world.claimed(machine)?.data else {
                     return Err(Impossible(format!("{machine} was not restored")));
                 };
-                let timers = desired.timers(&world.ledger).unwrap_or_default();
-                let access = desired.client_access(&world.ledger);
-                let config = desired.member(machine).map(|m| desired.config(m, version, timers, access));
+                let timers = desired.etcd.timers(&world.ledger).unwrap_or_default();
+                let access = desired.etcd.client_access(&world.ledger);
+                let config = desired.etcd.member(machine).map(|m| desired.etcd.config(m, version, timers, access));
                 world.claimed(machine)?.config = config.map(|config| config.digest.clone());
                 world.start(machine, version, StartData::Of(cluster), warm_up)?;
                 // Machines that make backups by themselves are given the new history.

@@ -126,7 +126,7 @@ impl World {
         let Some(trust) = &self.ledger.clients else { return true };
         let shown = machine.certificates.get(&Purpose::Server);
         let known = shown.is_none_or(|c| trust.trusts(&c.issuer_key));
-        let shows = self.ledger.auth.unwrap_or(desired.auth) != AuthMode::Password;
+        let shows = self.ledger.auth.unwrap_or(desired.etcd.auth) != AuthMode::Password;
         known && (!shows || self.accepts(machine, Purpose::Server, &trust.current.key))
     }
 
@@ -151,7 +151,7 @@ impl World {
     /// The authority that the file says: brought, or a new one.
     pub(super) fn authority(&self, desired: &Stack, side: TrustDomain) -> AuthorityRecord {
         let number = self.ledger.trust(side).map_or(1, |t| t.numbered + 1);
-        let origin = match desired.authority(side) {
+        let origin = match desired.etcd.authority(side) {
             Authority::Made => Origin::Made,
             Authority::Brought(_) => Origin::Brought,
         };
@@ -160,7 +160,7 @@ impl World {
         }
         let key = format!("{side}-{number}");
         let certificate = format!("certificate of {key}\n");
-        AuthorityRecord { number, not_after: later(self.now, desired.ca_validity_ms), origin, key, certificate }
+        AuthorityRecord { number, not_after: later(self.now, desired.etcd.ca_validity_ms), origin, key, certificate }
     }
 
     pub(super) fn trust_mut(&mut self, side: TrustDomain) -> Result<&mut Trust, Impossible> {

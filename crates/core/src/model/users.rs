@@ -25,9 +25,9 @@ pub(super) fn create_root(access: &mut Access) {
 
 /// Roles and users as apply leaves them.
 pub(super) fn settled(desired: &Stack) -> Access {
-    let roles = desired.access.roles.clone().unwrap_or_default();
+    let roles = desired.etcd.access.roles.clone().unwrap_or_default();
     let password = |wanted: &Option<_>| if wanted.is_some() { Password::Right } else { Password::None };
-    let users = desired.access.users.iter().flatten();
+    let users = desired.etcd.access.users.iter().flatten();
     let users = users
         .map(|(name, user)| (name.clone(), User { roles: user.roles.clone(), password: password(&user.password) }));
     let mut access = Access { roles, users: users.collect() };
@@ -84,7 +84,7 @@ fn change(access: &mut Access, desired: &Stack, action: &UserAction) -> Result<(
             if let Some(role) = grant.iter().find(|role| !access.roles.contains_key(*role)) {
                 return refused(&format!("there is no role {role}"));
             }
-            let wanted = desired.access.users.iter().flatten().find(|(name, _)| *name == user);
+            let wanted = desired.etcd.access.users.iter().flatten().find(|(name, _)| *name == user);
             let password = match wanted.is_some_and(|(_, wanted)| wanted.password.is_some()) {
                 true => Password::Right,
                 false => Password::None,

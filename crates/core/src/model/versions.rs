@@ -14,7 +14,7 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &VersionAction) ->
         VersionAction::TakeSnapshot { version } => {
             let leader = world.agreed.keys().find_map(|id| world.leader(*id)).ok_or_else(no_quorum)?;
             let from = world.machines.values().find(|m| m.member() == Some(leader)).and_then(|m| m.process.version);
-            let (before, from) = (*version, from.unwrap_or(desired.version));
+            let (before, from) = (*version, from.unwrap_or(desired.etcd.version));
             let file = format!("{}-{}-{from}.db", desired.name, 1);
             world.ledger.snapshot = Some(SnapshotRecord { before, from, revision: 1, at: world.now, file });
             Ok(())

@@ -66,7 +66,7 @@ impl Observed {
     pub fn nothing(desired: &Stack, at: Timestamp) -> Self {
         let absent = || MachineObserved { machine: Fact::Absent { at }, agent: Fact::Absent { at } };
         let silent = |name: &Name| (name.clone(), MemberObserved { etcd: Fact::Absent { at }, problem: None });
-        let members = desired.members.iter().map(|member| silent(&member.name)).collect();
+        let members = desired.etcd.members.iter().map(|member| silent(&member.name)).collect();
         let machines = desired.machines.keys().map(|name| (name.clone(), absent())).collect();
         Self { ledger: Ledger::default(), machines, etcd: EtcdObserved { members, ..EtcdObserved::default() } }
     }

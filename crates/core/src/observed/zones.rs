@@ -25,7 +25,7 @@ impl Zones {
         let mut members: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
         // Of members in no known zone the worst is assumed: they fail together.
         let mut elsewhere = 0;
-        let all = observed.etcd.members.keys().chain(desired.members.iter().map(|member| &member.machine));
+        let all = observed.etcd.members.keys().chain(desired.etcd.members.iter().map(|member| &member.machine));
         let all: BTreeSet<&Name> = all.collect();
         for name in all {
             match zone_of(desired, observed, name) {

@@ -15,11 +15,11 @@ pub(super) fn compare(draft: &mut Draft<'_>) -> Report {
     listed(draft);
     let wanted = adopt::wanted(draft.desired);
     let desired = draft.desired;
-    for member in &desired.members {
+    for member in &desired.etcd.members {
         differences(draft, member, &wanted);
     }
     let Some(newest) = users::newest(&draft.view) else { return Report::Looked };
-    let on = draft.desired.auth != AuthMode::None;
+    let on = draft.desired.etcd.auth != AuthMode::None;
     if newest.auth == Some(!on) {
         let said = |on| if on { "on" } else { "off" };
         differs(draft, None, "auth", said(!on), said(on));
@@ -69,8 +69,8 @@ fn listed(draft: &mut Draft<'_>) {
     let listed: Vec<ListedMember> = list.to_vec();
     let named = |name: &Name| listed.iter().any(|m| m.name == name.as_str());
     let desired = draft.desired;
-    let missing: Vec<&str> = desired.members.iter().filter(|m| !named(&m.name)).map(|m| m.name.as_str()).collect();
-    let in_file = |m: &ListedMember| desired.members.iter().any(|wanted| wanted.name.as_str() == m.name);
+    let missing: Vec<&str> = desired.etcd.members.iter().filter(|m| !named(&m.name)).map(|m| m.name.as_str()).collect();
+    let in_file = |m: &ListedMember| desired.etcd.members.iter().any(|wanted| wanted.name.as_str() == m.name);
     let surplus: Vec<String> = listed.iter().filter(|m| !in_file(m)).map(called).collect();
     for name in missing {
         differs(draft, None, &format!("member {name}"), "no member", "a member");
@@ -96,8 +96,8 @@ fn differences(draft: &mut Draft<'_>, member: &Member, wanted: &std::collections
         differs(draft, Some(name), "client URL", &url, &member.client_url());
     }
     let Some(etcd) = draft.view.answering.get(name).copied() else { return };
-    if etcd.version != draft.desired.version {
-        let wanted = draft.desired.version.to_string();
+    if etcd.version != draft.desired.etcd.version {
+        let wanted = draft.desired.etcd.version.to_string();
         differs(draft, Some(name), "version", &etcd.version.to_string(), &wanted);
     }
     for adopt::Difference { key, found, wanted } in adopt::differences(wanted, &etcd.settings) {

@@ -13,7 +13,7 @@ pub(super) fn secure(draft: &mut Draft<'_>) -> Report {
     let Some(newest) = healthy().max_by_key(|e| (e.raft_term, e.raft_index)).copied() else { return Report::Looked };
     // Looking for `root` costs a round through the log, so that not every member is asked.
     let root = healthy().map(|e| e.root).find(|r| *r != Root::Unknown).unwrap_or(Root::Unknown);
-    if draft.desired.auth == AuthMode::None {
+    if draft.desired.etcd.auth == AuthMode::None {
         match newest.auth {
             Some(true) => draft.steps.push(Step::new(AuthAction::DisableAuth, Reason::AuthOn)),
             Some(false) | None => prove(draft),
@@ -29,7 +29,7 @@ pub(super) fn secure(draft: &mut Draft<'_>) -> Report {
             draft.steps.push(Step::new(AuthAction::EnableAuth, Reason::NoAuth));
         }
         // The operator who changed the file, and clients that already use the new password, wait for this.
-        (Some(true), Root::Outdated) if draft.desired.auth == AuthMode::Password => {
+        (Some(true), Root::Outdated) if draft.desired.etcd.auth == AuthMode::Password => {
             draft.steps.push(Step::new(AuthAction::ChangeRootPassword, Reason::OtherPassword));
         }
         (Some(false), Root::Unknown | Root::Outdated) | (None, _) => {}
@@ -42,7 +42,7 @@ fn prove(draft: &mut Draft<'_>) {
     for (name, etcd) in &draft.view.answering {
         for (who, outcome) in etcd.probe.iter().flat_map(|d| d.not_denied()) {
             // Without auth, raftsman's client needs no user name.
-            if draft.desired.auth == AuthMode::None && who == ANONYMOUS {
+            if draft.desired.etcd.auth == AuthMode::None && who == ANONYMOUS {
                 continue;
             }
             let machine = (*name).clone();

@@ -64,7 +64,7 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
             draft.wait(waiting);
             continue;
         }
-        let digest = balancer.haproxy(instance, &desired.backends(&members, &observed.ledger)).digest;
+        let digest = balancer.haproxy(instance, &desired.etcd.backends(&members, &observed.ledger)).digest;
         let wanted = Wanted { haproxy: &digest, keepalived: instance.keepalived.as_ref().map(|file| &file.digest) };
         if !wanted.is_written(seen) {
             if settled || seen.haproxy.config.is_none() {
@@ -134,7 +134,7 @@ fn changed(seen: &BalancerOnMachine, members: &[Name]) -> Reason {
 fn backends(draft: &Draft<'_>) -> Option<Vec<Name>> {
     draft.view.listed?;
     let votes = |name: &&Name| matches!(draft.standing(name), Standing::Voter(_));
-    let members = draft.desired.members.iter().map(|member| &member.name);
+    let members = draft.desired.etcd.members.iter().map(|member| &member.name);
     Some(members.filter(votes).cloned().collect()).filter(|members: &Vec<Name>| !members.is_empty())
 }
 

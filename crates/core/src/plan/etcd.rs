@@ -29,9 +29,9 @@ pub(super) fn identity(draft: &mut Draft<'_>) -> Report {
     }
     // With and without users, clients show the same certificates: auth is turned on or off, and nothing else changes.
     let by_password = |mode| mode == AuthMode::Password;
-    let differs = |made_for: &AuthMode| by_password(*made_for) != by_password(draft.desired.auth);
+    let differs = |made_for: &AuthMode| by_password(*made_for) != by_password(draft.desired.etcd.auth);
     if let Some(made_for) = ledger.auth.filter(differs) {
-        draft.waiting.push(Waiting::AuthDiffers { made_for, wanted: draft.desired.auth });
+        draft.waiting.push(Waiting::AuthDiffers { made_for, wanted: draft.desired.etcd.auth });
     }
     if let Some(cluster) = ledger.cluster
         && draft.observed.member_machines().all(|(_, m)| m.report().is_some_and(|r| r.etcd.data == Data::Empty))
@@ -89,7 +89,7 @@ pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         return Report::Looked;
     }
     let founders = draft.observed.ledger.founders.len();
-    let of = if founders == 0 { draft.desired.members.len() } else { founders };
+    let of = if founders == 0 { draft.desired.etcd.members.len() } else { founders };
     // Whatever is done now is done before the first start.
     if !draft.steps.is_empty() {
         return Report::Left(Because::StepsFirst);

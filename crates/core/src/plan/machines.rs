@@ -36,7 +36,7 @@ pub(super) fn assign(draft: &mut Draft<'_>) -> Report {
 /// Steps that bring machines closer to running etcd; returns the members that are ready.
 pub(super) fn prepare<'a>(draft: &mut Draft<'a>, path: UpgradePath) -> Vec<Ready<'a>> {
     let desired = draft.desired;
-    let ready = desired.members.iter().filter_map(|member| prepare_one(draft, member, path)).collect();
+    let ready = desired.etcd.members.iter().filter_map(|member| prepare_one(draft, member, path)).collect();
     // Members are opened to clients once new machines are enrolled: all of them are configured in one wave then, however
     // long the first one took until it was seen that auth is on.
     let enrolls = draft.steps.iter().any(|step| matches!(step.action, Action::Machine(MachineAction::Enroll { .. })));
@@ -79,14 +79,15 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, path: UpgradePath)
     }
     let etcd = &report.etcd;
     let version = version(etcd, path);
-    let timers = draft.desired.timers(&observed.ledger);
+    let timers = draft.desired.etcd.timers(&observed.ledger);
     // A machine that is no member need not be closed to clients; a restored member is configured when it is compared.
     let access = match outside || observed.ledger.restoration().is_some() {
         true => ClientAccess::Open,
-        false => draft.desired.client_access(&observed.ledger),
+        false => draft.desired.etcd.client_access(&observed.ledger),
     };
     let address = members::serves_at(draft, member);
-    let configured = |access| timers.map(|timers| draft.desired.config_at(member, version, address, timers, access));
+    let configured =
+        |access| timers.map(|timers| draft.desired.etcd.config_at(member, version, address, timers, access));
     let config = configured(access);
     let open = (access == ClientAccess::Closed).then(|| configured(ClientAccess::Open)).flatten();
     let open = open.map(|config| config.digest.clone());

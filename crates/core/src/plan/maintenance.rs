@@ -23,7 +23,7 @@ impl Draft<'_> {
 
     /// The quota of a member: as it reports, else the file's.
     fn quota(&self, etcd: &EtcdFacts) -> i64 {
-        etcd.quota.unwrap_or_else(|| i64::try_from(self.desired.settings.quota.bytes()).unwrap_or(i64::MAX))
+        etcd.quota.unwrap_or_else(|| i64::try_from(self.desired.etcd.settings.quota.bytes()).unwrap_or(i64::MAX))
     }
 
     /// Whether changing members may go on: nothing says that data is corrupt, or it is about the corrupt member itself,
@@ -146,7 +146,7 @@ fn most(filling: &Filling) -> Vec<String> {
 /// Whether the file has a greater quota than a member runs with: then a rolling restart may be all that is needed. With
 /// one or two members nothing is restarted, so that there is nothing to wait for.
 fn quota_rises(draft: &Draft<'_>) -> bool {
-    let wanted = i64::try_from(draft.desired.settings.quota.bytes()).unwrap_or(i64::MAX);
+    let wanted = i64::try_from(draft.desired.etcd.settings.quota.bytes()).unwrap_or(i64::MAX);
     let rises = |name: &&Name| {
         let quota = draft.view.answering.get(*name).and_then(|e| e.quota);
         let etcd = draft.observed.report(name).map(|r| &r.etcd);
@@ -196,7 +196,7 @@ pub(super) fn defragment(draft: &mut Draft<'_>, mut who: Vec<Name>) {
 
 /// Defragmentation that the file asks for, in its maintenance window: once all else is as it should be.
 pub(super) fn routine(draft: &mut Draft<'_>) -> Report {
-    let maintenance = &draft.desired.settings.maintenance;
+    let maintenance = &draft.desired.etcd.settings.maintenance;
     let Some(rule) = &maintenance.defragment else { return Report::Left(Because::NotAsked) };
     let alarmed = draft.view.answering.values().any(|e| !e.alarms.is_empty());
     if alarmed {

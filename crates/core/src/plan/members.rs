@@ -55,7 +55,7 @@ impl Draft<'_> {
 
     /// The cluster's own entry of this name.
     pub(super) fn entry(&self, name: &Name) -> Option<&ListedMember> {
-        let ours = self.desired.member(name).map(Member::peer_url);
+        let ours = self.desired.etcd.member(name).map(Member::peer_url);
         let named = |m: &&ListedMember| {
             m.name == name.as_str()
                 || m.name.is_empty()
@@ -77,7 +77,7 @@ impl Draft<'_> {
 
     /// In how many seconds the file's policy has this member replaced.
     fn replaced_in(&self, name: &Name) -> Option<u64> {
-        let (after, since) = (self.desired.replace_after_ms?, self.observed.ledger.down_since.get(name)?);
+        let (after, since) = (self.desired.etcd.replace_after_ms?, self.observed.ledger.down_since.get(name)?);
         let left = SignedDuration::from_millis(i64::try_from(after).ok()?) - self.now.duration_since(*since);
         Some(u64::try_from(left.as_millis()).unwrap_or(0).div_ceil(1000))
     }
@@ -133,12 +133,13 @@ fn learners(draft: &mut Draft<'_>) {
         draft.view.listed.unwrap_or_default().iter().filter(|m| m.learner).cloned().collect();
     for learner in learners {
         let name = draft.observed.ledger.name_of(&learner);
-        let wanted = name.clone().filter(|n| draft.desired.member(n).is_some() && !draft.to_be_replaced(n));
+        let wanted = name.clone().filter(|n| draft.desired.etcd.member(n).is_some() && !draft.to_be_replaced(n));
         let Some(machine) = wanted else {
             remove(draft, &learner, Reason::NotInFile);
             continue;
         };
-        let kind = SignedDuration::from_millis(i64::try_from(draft.desired.learner_patience_ms).unwrap_or(i64::MAX));
+        let kind =
+            SignedDuration::from_millis(i64::try_from(draft.desired.etcd.learner_patience_ms).unwrap_or(i64::MAX));
         let record = draft.observed.ledger.learner.filter(|record| record.member == learner.id);
         let index = draft.view.answering.get(&machine).map_or(0, |e| e.raft_index);
         let leader = draft.view.answering.values().map(|e| e.raft_index).max().unwrap_or(0);
@@ -195,7 +196,7 @@ fn replace(draft: &mut Draft<'_>) {
             None => draft.wait(waiting),
         }
     }
-    let mut marked: Vec<Name> = draft.desired.members.iter().map(|m| m.name.clone()).collect();
+    let mut marked: Vec<Name> = draft.desired.etcd.members.iter().map(|m| m.name.clone()).collect();
     marked.retain(|name| draft.to_be_replaced(name));
     for name in marked {
         let Standing::Voter(id) = draft.standing(&name) else { continue };
@@ -223,7 +224,8 @@ pub(super) fn hand_over(draft: &mut Draft<'_>, from: &Name) {
     match transfer_target(draft, from) {
         Some(action) => draft.steps.push(Step::new(action, reason)),
         None => {
-            let others = draft.desired.members.iter().filter(|m| m.name != *from && !draft.to_be_replaced(&m.name));
+            let others =
+                draft.desired.etcd.members.iter().filter(|m| m.name != *from && !draft.to_be_replaced(&m.name));
             let others = others.count();
             draft.wait(Waiting::NoTransferTarget { machine: from.clone(), others });
         }
@@ -241,7 +243,7 @@ pub(super) fn hand_over_to_restart(draft: &Draft<'_>, from: &Name) -> Option<Ste
 
 fn transfer_target(draft: &Draft<'_>, from: &Name) -> Option<Action> {
     let agreement = draft.observed.agreement(&draft.view);
-    let others = draft.desired.members.iter().map(|m| &m.name);
+    let others = draft.desired.etcd.members.iter().map(|m| &m.name);
     let others = others.filter(|n| *n != from && draft.view.healthy.contains(n) && !draft.to_be_replaced(n));
     let others = others.filter(|n| trusted_target(&draft.view, &agreement, n));
     let others = others.filter(|n| may_lead(draft.observed, &draft.view, n));
@@ -252,7 +254,8 @@ fn transfer_target(draft: &Draft<'_>, from: &Name) -> Option<Action> {
 
 /// Grows, moves and shrinks the cluster, once all that exists is as it should be.
 pub(super) fn change_membership(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
-    let missing: Vec<&Member> = draft.desired.members.iter().filter(|m| draft.standing(&m.name).outside()).collect();
+    let missing: Vec<&Member> =
+        draft.desired.etcd.members.iter().filter(|m| draft.standing(&m.name).outside()).collect();
     let surplus = surplus(draft);
     let moved = moved(draft);
     if missing.is_empty() && surplus.is_empty() && moved.is_empty() {
@@ -279,7 +282,7 @@ pub(super) fn change_membership(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> R
     // A cluster that is larger than it should be has one to spare; a smaller one has not.
     let voters = draft.view.voters;
     match missing.first() {
-        Some(_) if voters > draft.desired.members.len() && !surplus.is_empty() => shrink(draft, &surplus),
+        Some(_) if voters > draft.desired.etcd.members.len() && !surplus.is_empty() => shrink(draft, &surplus),
         Some(_) => grow(draft, ready, &missing),
         None => match moved.first() {
             Some((member, id)) => relocate(draft, ready, member, *id),
@@ -324,7 +327,7 @@ fn surplus(draft: &Draft<'_>) -> Vec<(String, ListedMember)> {
         .iter()
         .filter(|m| !m.learner)
         .map(|m| (ledger.name_of(m), m.clone()))
-        .filter(|(name, _)| name.as_ref().is_none_or(|n| draft.desired.member(n).is_none()))
+        .filter(|(name, _)| name.as_ref().is_none_or(|n| draft.desired.etcd.member(n).is_none()))
         .collect();
     surplus.sort_by_key(|(name, member)| {
         let healthy = name.as_ref().is_some_and(|n| draft.view.healthy.contains(n));
@@ -336,7 +339,7 @@ fn surplus(draft: &Draft<'_>) -> Vec<(String, ListedMember)> {
 }
 
 fn shrink(draft: &mut Draft<'_>, surplus: &[(String, ListedMember)]) {
-    if draft.desired.settings.prevent_destroy {
+    if draft.desired.etcd.settings.prevent_destroy {
         for (name, _) in surplus {
             draft.wait(Waiting::DestroyPrevented { member: name.clone() });
         }
@@ -359,7 +362,7 @@ fn moved<'a>(draft: &Draft<'a>) -> Vec<(&'a Member, MemberId)> {
     let elsewhere =
         |m: &&Member| draft.entry(&m.name).is_some_and(|e| !e.learner && !e.peer_urls.contains(&m.peer_url()));
     let desired = draft.desired;
-    desired.members.iter().filter(elsewhere).filter_map(|m| draft.entry(&m.name).map(|e| (m, e.id))).collect()
+    desired.etcd.members.iter().filter(elsewhere).filter_map(|m| draft.entry(&m.name).map(|e| (m, e.id))).collect()
 }
 
 fn relocate(draft: &mut Draft<'_>, ready: &[Ready<'_>], member: &Member, id: MemberId) {
@@ -386,7 +389,7 @@ pub(super) fn misplaced(draft: &Draft<'_>, member: &Member) -> Option<IpAddr> {
 /// removed.
 pub(super) fn keep_quorum(draft: &mut Draft<'_>) -> Report {
     for (name, seen) in &draft.observed.machines {
-        if draft.desired.member(name).is_some() || !draft.observed.ledger.started.contains_key(name) {
+        if draft.desired.etcd.member(name).is_some() || !draft.observed.ledger.started.contains_key(name) {
             continue;
         }
         if seen.machine.seen().is_some_and(|m| m.power == Power::Stopped) {
@@ -408,7 +411,7 @@ pub(super) fn keep_quorum(draft: &mut Draft<'_>) -> Report {
 
 /// Deletes machines of removed members that the file does not have.
 pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
-    let surplus = draft.observed.etcd.members.keys().filter(|name| draft.desired.member(name).is_none());
+    let surplus = draft.observed.etcd.members.keys().filter(|name| draft.desired.etcd.member(name).is_none());
     let surplus: Vec<Name> = surplus.filter(|name| draft.standing(name).outside()).cloned().collect();
     for name in surplus {
         if let Some(step) = discard(draft, &name) {
@@ -429,9 +432,9 @@ pub(super) fn discard(draft: &mut Draft<'_>, name: &Name) -> Option<Step> {
         }
         Fact::Seen { value, .. } => value.power,
     };
-    let reason = if draft.desired.member(name).is_some() { Reason::Replaced } else { Reason::NotInFile };
+    let reason = if draft.desired.etcd.member(name).is_some() { Reason::Replaced } else { Reason::NotInFile };
     let had_data = draft.observed.etcd.members.contains_key(name);
-    if reason == Reason::NotInFile && had_data && draft.desired.settings.prevent_destroy {
+    if reason == Reason::NotInFile && had_data && draft.desired.etcd.settings.prevent_destroy {
         draft.wait(Waiting::DestroyPrevented { member: name.to_string() });
         return None;
     }

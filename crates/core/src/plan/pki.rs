@@ -46,14 +46,14 @@ fn successor(draft: &Draft<'_>, side: TrustDomain, authorities: &Trust) -> Optio
         return Some(Reason::Changed);
     }
     // An authority that the file brings is replaced when its owner brings another one.
-    if *draft.desired.authority(side) != Authority::Made {
+    if *draft.desired.etcd.authority(side) != Authority::Made {
         return None;
     }
     if authorities.asked {
         return Some(Reason::Asked);
     }
     let left = current.not_after.duration_since(draft.now);
-    (left < draft.desired.renew_authority_before()).then(|| Reason::Expires { hours: left.as_hours() })
+    (left < draft.desired.etcd.renew_authority_before()).then(|| Reason::Expires { hours: left.as_hours() })
 }
 
 /// Which clients an agent accepts, and which certificate it presents. Neither delays any other step, and a new CA signs

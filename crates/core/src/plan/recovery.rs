@@ -191,7 +191,7 @@ fn propose(
         return Err(Unclear::Unknown { members: unknown });
     }
     // A member that is not in the file has no place in the new cluster.
-    let mut candidates = survivors.iter().filter(|s| desired.member(s.name).is_some());
+    let mut candidates = survivors.iter().filter(|s| desired.etcd.member(s.name).is_some());
     let best = candidates.clone().max_by_key(|s| (s.index, std::cmp::Reverse(s.name))).ok_or(Unclear::NoDataLeft)?;
     let chosen = match from {
         None => match survivors.iter().find(|s| s.index == 0) {
@@ -342,7 +342,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
     }
     let machine = survivor.clone();
     let stopped = report.etcd.service.state == ServiceState::Stopped;
-    let version = report.etcd.used_with().unwrap_or(draft.desired.version);
+    let version = report.etcd.used_with().unwrap_or(draft.desired.etcd.version);
     let stop = || Action::Etcd(EtcdAction::StopEtcd { machine: survivor.clone() });
     // The survivor may have missed that auth was turned on: it accepts no clients before that is clear.
     let closed = closed(draft, survivor, version).filter(|digest| report.etcd.config.as_ref() != Some(digest));
@@ -378,9 +378,9 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
 /// The digest of the survivor's configuration, where it is to be closed to clients.
 fn closed(draft: &Draft<'_>, survivor: &Name, version: EtcdVersion) -> Option<String> {
     let (desired, ledger) = (draft.desired, &draft.observed.ledger);
-    let (member, timers) = (desired.member(survivor)?, desired.timers(ledger)?);
-    let access = desired.client_access(ledger);
-    let config = (access == ClientAccess::Closed).then(|| desired.config(member, version, timers, access));
+    let (member, timers) = (desired.etcd.member(survivor)?, desired.etcd.timers(ledger)?);
+    let access = desired.etcd.client_access(ledger);
+    let config = (access == ClientAccess::Closed).then(|| desired.etcd.config(member, version, timers, access));
     config.map(|config| config.digest.clone())
 }
 

@@ -29,8 +29,8 @@ pub fn untried(desired: &Stack, observed: &Observed, backup: FullName, revision:
         keys: 0,
         since: now,
         old: replaced(observed),
-        members: desired.members.iter().map(|member| (member.name.clone(), member.peer_url())).collect(),
-        version: desired.version,
+        members: desired.etcd.members.iter().map(|member| (member.name.clone(), member.peer_url())).collect(),
+        version: desired.etcd.version,
         source: SnapshotSource::File(format!("{}-restored-{}.db", desired.name, now.as_millisecond())),
         sha256: String::new(),
         bump: 0,
@@ -56,12 +56,12 @@ pub fn replaced(observed: &Observed) -> BTreeSet<ClusterId> {
 pub(super) fn awaited(draft: &Draft<'_>) -> bool {
     let ledger = &draft.observed.ledger;
     let never = ledger.cluster.is_none() && ledger.founders.is_empty() && draft.view.clusters.is_empty();
-    draft.desired.settings.restore_from.is_some() && never
+    draft.desired.etcd.settings.restore_from.is_some() && never
 }
 
 /// Once all machines are ready: the backup is tested on one of them, and all get the resulting snapshot.
 pub(super) fn prepare(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
-    if draft.steps.is_empty() && draft.waiting.is_empty() && ready.len() == draft.desired.members.len() {
+    if draft.steps.is_empty() && draft.waiting.is_empty() && ready.len() == draft.desired.etcd.members.len() {
         draft.steps.push(Step::new(RestoreAction::PrepareRestore, Reason::BootstrappedFrom));
     }
     let lost = std::mem::take(&mut draft.lost);
@@ -147,7 +147,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
 
 /// The members that it was decided for are those of the file still.
 pub(super) fn same_members(draft: &mut Draft<'_>) -> Report {
-    let members = draft.desired.members.iter();
+    let members = draft.desired.etcd.members.iter();
     let wanted: BTreeMap<Name, String> = members.map(|member| (member.name.clone(), member.peer_url())).collect();
     if let Some(restoration) = draft.observed.ledger.restoration().filter(|it| it.members != wanted) {
         draft.wait(Waiting::RestoredOthers { members: restoration.members.keys().cloned().collect() });

@@ -35,7 +35,7 @@ impl Draft<'_> {
 
 /// The next machine that is made anew, once all else is as it should be: the leader's last.
 pub(super) fn renew(draft: &mut Draft<'_>) -> Report {
-    let names = draft.desired.members.iter().map(|member| member.name.clone());
+    let names = draft.desired.etcd.members.iter().map(|member| member.name.clone());
     let mut outdated: Vec<(Name, String)> = names.filter_map(|name| draft.outdated(&name).map(|c| (name, c))).collect();
     outdated.sort_by_key(|(name, _)| draft.view.leader == Some(name));
     let Some((name, change)) = outdated.first().cloned() else { return Report::Looked };

@@ -71,11 +71,11 @@ pub(super) fn may_lead(observed: &Observed, view: &View<'_>, name: &Name) -> boo
 /// The members to be opened to clients: auth is on, and none of those that run accepts clients yet, so that no client
 /// depends on one. Nothing where that is not so.
 pub(super) fn to_be_opened(desired: &Stack, observed: &Observed) -> Option<BTreeSet<Name>> {
-    if desired.client_access(&observed.ledger) == ClientAccess::Closed {
+    if desired.etcd.client_access(&observed.ledger) == ClientAccess::Closed {
         return None;
     }
     let mut closed = BTreeSet::new();
-    for member in &desired.members {
+    for member in &desired.etcd.members {
         let Some(seen) = observed.machines.get(&member.name) else { continue };
         let Some(report) = seen.report() else {
             // One that cannot be asked may have been opened already.
@@ -111,9 +111,9 @@ fn digest(
     version: EtcdVersion,
     access: ClientAccess,
 ) -> Option<String> {
-    let (member, timers) = (desired.member(machine)?, desired.timers(&observed.ledger)?);
+    let (member, timers) = (desired.etcd.member(machine)?, desired.etcd.timers(&observed.ledger)?);
     let address = observed.ledger.members.get(machine).and_then(|url| address_of(url)).unwrap_or(member.address);
-    Some(desired.config_at(member, version, address, timers, access).digest.clone())
+    Some(desired.etcd.config_at(member, version, address, timers, access).digest.clone())
 }
 
 /// Whether etcd on this machine, started now with this version, would accept clients before auth is on.
@@ -125,7 +125,7 @@ pub(super) fn opens_too_early(
     report: &AgentReport,
 ) -> bool {
     let config = &report.etcd.config;
-    desired.client_access(&observed.ledger) == ClientAccess::Closed
+    desired.etcd.client_access(&observed.ledger) == ClientAccess::Closed
         && config.is_some()
         && *config == digest(desired, observed, machine, version, ClientAccess::Open)
 }

@@ -49,7 +49,7 @@ impl Phase {
 
 /// Whether this authority is one that the file wants: made as it says, or the one that it brings.
 pub(super) fn is_wanted(desired: &Stack, observed: &Observed, side: TrustDomain, record: &AuthorityRecord) -> bool {
-    match (desired.authority(side), observed.etcd.brought.get(&side)) {
+    match (desired.etcd.authority(side), observed.etcd.brought.get(&side)) {
         (Authority::Made, _) => record.origin == Origin::Made,
         // Where it could not be read, nothing is concluded.
         (Authority::Brought(_), brought) => brought.is_none_or(|b| b.certificate == record.certificate),
@@ -87,7 +87,7 @@ fn runs(report: &AgentReport) -> bool {
 
 /// Whether etcd checks client certificates on this side. Clients with passwords present none.
 fn checked(desired: &Stack, observed: &Observed, side: TrustDomain) -> bool {
-    side == TrustDomain::Peers || observed.ledger.auth.unwrap_or(desired.auth) != AuthMode::Password
+    side == TrustDomain::Peers || observed.ledger.auth.unwrap_or(desired.etcd.auth) != AuthMode::Password
 }
 
 /// Whether the running process, and what it would read if it were started now, are as they should be.

@@ -65,7 +65,7 @@ pub fn drift(wanted: &desired::Access, seen: &Access) -> Vec<Drift> {
 
 /// Plans what the file says of roles and users, once no client gets in without credentials.
 pub(super) fn manage(draft: &mut Draft<'_>) -> Report {
-    let wanted = &draft.desired.access;
+    let wanted = &draft.desired.etcd.access;
     if wanted.is_silent() {
         return Report::Left(Because::NotAsked);
     }
@@ -99,7 +99,7 @@ pub(super) fn manage(draft: &mut Draft<'_>) -> Report {
 /// cluster was bootstrapped. An adopted cluster has its own superusers.
 pub(super) fn superusers(draft: &mut Draft<'_>) -> Report {
     // What the file does not name is removed with the others then.
-    if draft.desired.access.users.is_some() {
+    if draft.desired.etcd.access.users.is_some() {
         return Report::Looked;
     }
     let Some(Ok(seen)) = looked(&draft.view) else { return Report::Looked };

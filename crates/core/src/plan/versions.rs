@@ -47,7 +47,7 @@ pub fn versions(desired: &Stack, observed: &Observed, view: &View<'_>) -> Versio
     let half_way = running.values().any(|v| Some(Line::of(*v)) != running.values().next().map(|v| Line::of(*v)));
     let answers = || view.answering.iter().filter(|(name, _)| member(name)).map(|(_, e)| e);
     // Where the file wants auth and it is not on yet, turning it on waits until all members run the same line.
-    let auth = answers().any(|e| e.auth == Some(true)) || desired.auth != AuthMode::None && !half_way;
+    let auth = answers().any(|e| e.auth == Some(true)) || desired.etcd.auth != AuthMode::None && !half_way;
     let old_requests = ledger
         .log_renewed
         .as_ref()
@@ -69,14 +69,14 @@ fn running(observed: &Observed, member: &Name) -> Option<EtcdVersion> {
 
 /// Finds the version that is next on the upgrade path.
 pub(super) fn upgrade_path(draft: &mut Draft<'_>) -> UpgradePath {
-    let wanted = draft.desired.version;
+    let wanted = draft.desired.etcd.version;
     let now = versions(draft.desired, draft.observed, &draft.view);
     let Some(running) = now.running.values().min().copied() else { return UpgradePath::To(wanted) };
     // The file wants auth off: versions change once it is.
-    if draft.desired.auth == AuthMode::None && now.auth {
+    if draft.desired.etcd.auth == AuthMode::None && now.auth {
         return UpgradePath::Hold(running, None);
     }
-    let hop = next(&now, wanted, &draft.desired.available).and_then(|hop| match hop {
+    let hop = next(&now, wanted, &draft.desired.etcd.available).and_then(|hop| match hop {
         Some(Hop::To(version)) => understood(draft.desired, &now, version).map(|()| hop),
         hop => Ok(hop),
     });
@@ -99,7 +99,7 @@ pub(super) fn upgrade_path(draft: &mut Draft<'_>) -> UpgradePath {
 /// all members run it.
 pub fn route(desired: &Stack, observed: &Observed) -> Result<Vec<EtcdVersion>, VersionRefusal> {
     let now = versions(desired, observed, &View::of(observed));
-    let route = path(&now, desired.version, &desired.available)?;
+    let route = path(&now, desired.etcd.version, &desired.etcd.available)?;
     for version in &route {
         understood(desired, &now, *version)?;
     }
@@ -111,7 +111,7 @@ fn understood(desired: &Stack, now: &Versions, version: EtcdVersion) -> Result<(
     if now.running.values().all(|v| Line::of(*v) == Line::of(version)) {
         return Ok(());
     }
-    match desired.settings.flags.keys().find(|flag| ignored_by(flag, version)) {
+    match desired.etcd.settings.flags.keys().find(|flag| ignored_by(flag, version)) {
         Some(flag) => Err(VersionRefusal::UnknownFlag { flag: flag.clone(), version }),
         None => Ok(()),
     }

@@ -22,7 +22,7 @@ impl Executor<'_> {
             certify_client(cluster, self.link(machine)?.as_ref(), self.generation(), ClientAccess::Open).await?;
         }
         if settings.drill_every_ms > 0 {
-            self.install_tool(machine, cluster.desired.version).await?;
+            self.install_tool(machine, cluster.desired.etcd.version).await?;
         }
         self.agent(machine).await?.set_backups(self.stamped(settings)).await?;
         Ok(())

@@ -39,7 +39,7 @@ impl Executor<'_> {
 
     async fn configure_balancer(self, machine: &Name, members: &[Name], digest: &str) -> Result<(), ActError> {
         let (balancer, instance) = self.instance(machine)?;
-        let backends = self.cluster().desired.backends(members, &self.cluster().ledger());
+        let backends = self.cluster().desired.etcd.backends(members, &self.cluster().ledger());
         let haproxy = balancer.haproxy(instance, &backends);
         if haproxy.digest != digest {
             return Err(ActError::OtherBackends(machine.clone()));

@@ -46,8 +46,8 @@ impl Executor<'_> {
     async fn install_etcd(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;
-        fleet.artifacts.fetch(&cluster.desired.source, version).await?;
-        let artifact = fleet.artifacts.found(&cluster.desired.source, version, fleet.context.base()).await?;
+        fleet.artifacts.fetch(&cluster.desired.etcd.source, version).await?;
+        let artifact = fleet.artifacts.found(&cluster.desired.etcd.source, version, fleet.context.base()).await?;
         self.install(machine, &artifact, "").await
     }
 
@@ -84,9 +84,9 @@ impl Executor<'_> {
         let member = self.member(machine)?;
         let desired = &self.cluster().desired;
         let ledger = self.cluster().ledger();
-        let timers = desired.timers(&ledger).ok_or(ActError::NotMeasured)?;
-        let (address, access) = (at.unwrap_or(member.address), desired.client_access(&ledger));
-        let config = desired.config_at(member, version, address, timers, access).into_owned();
+        let timers = desired.etcd.timers(&ledger).ok_or(ActError::NotMeasured)?;
+        let (address, access) = (at.unwrap_or(member.address), desired.etcd.client_access(&ledger));
+        let config = desired.etcd.config_at(member, version, address, timers, access).into_owned();
         let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
         self.agent(machine).await?.configure_etcd(self.stamped(request)).await?;
         Ok(())
@@ -151,7 +151,7 @@ impl Executor<'_> {
     fn first_bootstrap(self) -> String {
         let ledger = self.cluster().ledger();
         let founders = ledger.founders.iter().map(|(name, url)| (name.as_str(), url.as_str()));
-        render::etcd::bootstrap(founders, &self.cluster().desired.token, false)
+        render::etcd::bootstrap(founders, &self.cluster().desired.etcd.token, false)
     }
 
     /// `initial-cluster` of a member that joins: every member that the cluster lists, and the new one under its future
@@ -165,7 +165,7 @@ impl Executor<'_> {
             return Err(ActError::NotListed(machine.clone()));
         }
         let all = named.iter().map(|(name, url)| (name.as_str(), url.as_str()));
-        Ok(render::etcd::bootstrap(all, &self.cluster().desired.token, true))
+        Ok(render::etcd::bootstrap(all, &self.cluster().desired.etcd.token, true))
     }
 
     pub(super) async fn stop_etcd(self, machine: &Name) -> Result<(), ActError> {

@@ -109,12 +109,12 @@ impl Executor<'_> {
     async fn create_machine(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let cluster = self.cluster();
         let fleet = &cluster.fleet;
-        let (address, source) = (self.address(machine)?, &cluster.desired.source);
+        let (address, source) = (self.address(machine)?, &cluster.desired.etcd.source);
         let mut artifacts = Vec::new();
         // No etcd runs on a machine that a balancer has to itself.
-        if cluster.desired.member(machine).is_some() {
-            fleet.artifacts.fetch(source, cluster.desired.version).await?;
-            let etcd = fleet.artifacts.found(source, cluster.desired.version, fleet.context.base()).await?;
+        if cluster.desired.etcd.member(machine).is_some() {
+            fleet.artifacts.fetch(source, cluster.desired.etcd.version).await?;
+            let etcd = fleet.artifacts.found(source, cluster.desired.etcd.version, fleet.context.base()).await?;
             artifacts.push(Artifact { version: etcd.version.to_string(), path: etcd.path });
         }
         // An operator may have installed its agent manually: the agent proves that with its token.
@@ -126,7 +126,7 @@ impl Executor<'_> {
             address,
             agent_port: AGENT_PORT,
             cluster: cluster.desired.name.to_string(),
-            members: cluster.desired.neighbours(&cluster.ledger()).into_iter().collect(),
+            members: cluster.desired.etcd.neighbours(&cluster.ledger()).into_iter().collect(),
             boot: boot(fleet, self.lock, machine, address, now).await?,
             zone: cluster.desired.machine(machine).and_then(|machine| machine.place.zone.clone()),
             machines: cluster.desired.machine(machine).map(|machine| Arc::clone(&machine.settings)),

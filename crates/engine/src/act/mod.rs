@@ -213,7 +213,7 @@ impl Executor<'_> {
     }
 
     fn member(&self, machine: &Name) -> Result<&Member, ActError> {
-        self.cluster().desired.member(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))
+        self.cluster().desired.etcd.member(machine).ok_or_else(|| ActError::NoSuchMember(machine.clone()))
     }
 
     /// Where a machine of the file is.

@@ -88,10 +88,10 @@ pub(crate) async fn certify_client(
         ClientAccess::Open => cluster.kept(TrustDomain::Clients, &trust.current).await?,
         ClientAccess::Closed => cluster.authority(TrustDomain::Peers).await?,
     };
-    let validity_ms = cluster.desired.members.first().map_or(0, |member| member.server.validity_ms);
+    let validity_ms = cluster.desired.etcd.members.first().map_or(0, |member| member.server.validity_ms);
     let profile = LeafProfile {
         common_name: "root".to_owned(),
-        organization: Some(cluster.desired.organization.clone()),
+        organization: Some(cluster.desired.etcd.organization.clone()),
         dns_names: Vec::new(),
         addresses: Vec::new(),
         usages: Usages::Client,

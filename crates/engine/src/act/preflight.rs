@@ -42,7 +42,7 @@ impl Executor<'_> {
     /// One after the other: machines may share a disk or a computer, and writes of one must not distort the measurement
     /// of another.
     pub async fn measurement(self) -> Result<(Measurement, BTreeMap<Name, String>), ActError> {
-        let names = self.cluster().desired.members.iter().map(|m| &m.name);
+        let names = self.cluster().desired.etcd.members.iter().map(|m| &m.name);
         let places: BTreeMap<&Name, IpAddr> =
             names.map(|name| Ok((name, self.link(name)?.address()))).collect::<Result<_, ActError>>()?;
         let (mut members, mut silent) = (BTreeMap::new(), BTreeMap::new());

@@ -32,7 +32,7 @@ impl Executor<'_> {
             name: machine.to_string(),
             initial_cluster: format!("{machine}={url}"),
             // Member ids follow from it: the same cluster may have to be recovered a second time.
-            token: format!("{}-{}", cluster.desired.token, recovery.since.as_second()),
+            token: format!("{}-{}", cluster.desired.etcd.token, recovery.since.as_second()),
             peer_url: url.clone(),
             bump_revision: BUMP,
             own_member_id: recovery.member.map_or(0, |MemberId(id)| id),

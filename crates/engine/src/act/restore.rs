@@ -79,7 +79,7 @@ impl Executor<'_> {
     /// The backup that the file bootstraps a new cluster from: tested, and recorded as a restoration.
     async fn prepare_restore(self) -> Result<(), ActError> {
         let cluster = self.cluster();
-        let from = cluster.desired.settings.restore_from.clone().unwrap_or_default();
+        let from = cluster.desired.etcd.settings.restore_from.clone().unwrap_or_default();
         let (fleet, name) = (&cluster.fleet, &cluster.desired.name);
         let accepted = Accepted { unsigned: from.trust_unsigned, ..Accepted::default() };
         let at = backup::source(fleet, name, from.cluster.as_deref(), &accepted).await.map_err(Box::new)?;
@@ -143,10 +143,11 @@ impl Executor<'_> {
         watch: &(dyn Fn(u64, u64) + Send + Sync),
     ) -> Result<RestoreTestResult, ActError> {
         let (desired, observed) = (&self.cluster().desired, self.observer.look().await?);
-        let version = desired.version;
+        let version = desired.etcd.version;
         let leader = View::of(&observed).leader;
         // A machine that has all that a restore needs, and is not the leader: the leader has more load.
-        let able = desired.members.iter().map(|member| &member.name).filter(|name| is_able(&observed, name, version));
+        let able =
+            desired.etcd.members.iter().map(|member| &member.name).filter(|name| is_able(&observed, name, version));
         let machine = able.min_by_key(|name| leader == Some(*name)).ok_or(ActError::NoMemberAnswers)?;
         self.install_tool(machine, version).await?;
         let agent = &self.link(machine)?;
@@ -251,7 +252,7 @@ impl Executor<'_> {
             sha256: restoration.sha256.clone(),
             name: machine.to_string(),
             initial_cluster: all.join(","),
-            token: format!("{}-{}", self.cluster().desired.token, restoration.since.as_millisecond()),
+            token: format!("{}-{}", self.cluster().desired.etcd.token, restoration.since.as_millisecond()),
             peer_url: url.clone(),
             bump_revision: restoration.bump,
             ..RestoreDataHead::default()
@@ -261,7 +262,7 @@ impl Executor<'_> {
     /// Puts etcd's tool on the machine, unless it is there.
     pub(super) async fn install_tool(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
         let (cluster, fleet) = (self.cluster(), &self.cluster().fleet);
-        let tool = fleet.artifacts.found_tool(&cluster.desired.source, version, fleet.context.base()).await?;
+        let tool = fleet.artifacts.found_tool(&cluster.desired.etcd.source, version, fleet.context.base()).await?;
         self.install(machine, &tool, "etcdutl").await
     }
 
@@ -324,11 +325,11 @@ impl Executor<'_> {
     /// The id of the cluster that they form, once all hold the same data.
     async fn compared(self, restoration: &Restoration, machines: &[Name]) -> Result<ClusterId, ActError> {
         let (cluster, version) = (self.cluster(), restoration.version);
-        let timers = cluster.desired.timers(&cluster.ledger()).ok_or(ActError::NotMeasured)?;
+        let timers = cluster.desired.etcd.timers(&cluster.ledger()).ok_or(ActError::NotMeasured)?;
         try_join_all(machines.iter().map(async |machine| {
             // A killed run may have left it running.
             self.stop_at_once(machine).await?;
-            let config = cluster.desired.closed_config(self.member(machine)?, version, timers);
+            let config = cluster.desired.etcd.closed_config(self.member(machine)?, version, timers);
             let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
             self.agent(machine).await?.configure_etcd(self.stamped(request)).await?;
             certify_client(cluster, self.link(machine)?.as_ref(), self.generation(), ClientAccess::Closed).await

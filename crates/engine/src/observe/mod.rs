@@ -172,7 +172,7 @@ impl Observer {
     pub async fn credentials(&self, now: Timestamp) -> Result<Option<ClusterCredentials>, StackError> {
         let mut known = self.credentials.lock().await;
         let ledger = self.cluster.ledger();
-        let access = self.cluster.desired.client_access(&ledger);
+        let access = self.cluster.desired.etcd.client_access(&ledger);
         let adopted = ledger.adopted().is_some();
         let of = ([ledger.peers, ledger.clients], access);
         if !adopted && of.0.iter().any(Option::is_none) {
@@ -272,7 +272,7 @@ impl Observer {
     /// Marks machines that make scheduled backups for an update after a new history was learnt: their settings were
     /// compared with the ledger from before.
     fn retell(&self, observed: &mut Observed, before: &Ledger) {
-        if self.cluster.desired.backups.is_none() || observed.ledger.lineage() == before.lineage() {
+        if self.cluster.desired.etcd.backups.is_none() || observed.ledger.lineage() == before.lineage() {
             return;
         }
         let EtcdObserved { members, .. } = &observed.etcd;
@@ -473,7 +473,7 @@ impl Observer {
             let view = View::of(observed);
             let open = |name: &&Name| view.answering.get(*name).is_some_and(|e| e.auth == Some(false));
             // Without auth no superuser is needed.
-            if !view.has_quorum() || self.cluster.desired.auth == AuthMode::None {
+            if !view.has_quorum() || self.cluster.desired.etcd.auth == AuthMode::None {
                 return;
             }
             view.healthy.iter().copied().find(open).cloned()
@@ -574,7 +574,7 @@ mod tests {
         assert!(Arc::ptr_eq(&etcd, &observer.etcd(&stays).unwrap()));
         assert!(observer.agent(&goes).is_none());
         assert!(observer.agent(&comes).is_some() && observer.etcd(&comes).is_some());
-        assert_eq!(observer.cluster().desired.members.len(), 2);
+        assert_eq!(observer.cluster().desired.etcd.members.len(), 2);
     }
 
     #[tokio::test]
@@ -586,7 +586,7 @@ mod tests {
         let fleet = Fleet::open(spec, context(&dir), begun).await.unwrap();
         let cluster = StackHandle::open(&fleet, &fleet.desired.stacks[0]).await.unwrap();
         let observer = Observer::new(Arc::new(cluster)).unwrap();
-        let name = fleet.desired.stacks[0].members[0].name.clone();
+        let name = fleet.desired.stacks[0].etcd.members[0].name.clone();
         let link = || observer.agent(&name).unwrap();
         observer.credentials(begun).await.unwrap().expect("it has authorities");
         let first = link();

@@ -31,7 +31,7 @@ impl Observer {
     /// Asks one healthy member, preferably the leader, for roles and users where the file lists some, and for users in
     /// any case, to find superusers that the file does not list. Those of an adopted cluster are not raftsman's.
     pub(super) async fn look_for_users(&self, observed: &mut Observed, credentials: &ClusterCredentials) {
-        let wanted = &self.cluster.desired.access;
+        let wanted = &self.cluster.desired.etcd.access;
         let asked = {
             let view = View::of(observed);
             let locked = |name: &&Name| view.answering.get(*name).is_some_and(|e| e.auth == Some(true));
@@ -70,13 +70,13 @@ impl Observer {
         {
             return Ok(access.clone());
         }
-        let mut access = match self.cluster.desired.access.is_silent() {
+        let mut access = match self.cluster.desired.etcd.access.is_silent() {
             true => Access { users: read_users(&client).await?, ..Access::default() },
             false => read(&client).await?,
         };
         known.passwords.retain(|user, _| access.users.contains_key(user));
         let mut untried: Vec<(String, Option<Secret>)> = Vec::new();
-        for (name, user) in self.cluster.desired.access.users.iter().flatten() {
+        for (name, user) in self.cluster.desired.etcd.access.users.iter().flatten() {
             if access.users.contains_key(name) && !known.passwords.contains_key(name) {
                 untried.push((name.clone(), user.password.clone()));
             }

@@ -160,8 +160,8 @@ pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError>
     for (cluster, at) in clusters {
         // Nothing is installed in an adopted cluster.
         if at.ledger().adopted().is_none() {
-            fleet.artifacts.fetch(&cluster.source, cluster.version).await?;
-            fleet.artifacts.found(&cluster.source, cluster.version, fleet.context.base()).await?;
+            fleet.artifacts.fetch(&cluster.etcd.source, cluster.etcd.version).await?;
+            fleet.artifacts.found(&cluster.etcd.source, cluster.etcd.version, fleet.context.base()).await?;
         }
         at.check_references(jiff::Timestamp::now()).await?;
     }

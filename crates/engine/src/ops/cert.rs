@@ -57,8 +57,8 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
                     let facts = pki::describe(&record.certificate)?;
                     let standing = Some(standing).filter(|_| trust.rotates());
                     let what = if side == TrustDomain::Peers { "peers CA" } else { "clients CA" };
-                    let made = *cluster.desired.authority(side) == spec::Authority::Made;
-                    let before = cluster.desired.renew_authority_before();
+                    let made = *cluster.desired.etcd.authority(side) == spec::Authority::Made;
+                    let before = cluster.desired.etcd.renew_authority_before();
                     let renewal = facts.not_after.checked_sub(before).ok().filter(|_| made && record == &trust.current);
                     certificates.push(Certificate { standing, renewal, ..of_authority(Some(name), what, &facts) });
                 }
@@ -87,7 +87,7 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
             if let Some(own) = &report.certificate {
                 push("agent", own, own.not_after.checked_sub(AGENT_RENEW_BEFORE).ok());
             }
-            let Some(member) = cluster.desired.member(machine) else { continue };
+            let Some(member) = cluster.desired.etcd.member(machine) else { continue };
             for (purpose, facts) in &report.etcd.certificates {
                 let before = i64::try_from(member.profile(*purpose).renew_before_ms).unwrap_or(i64::MAX);
                 let renewal = facts.not_after.checked_sub(SignedDuration::from_millis(before)).ok();
@@ -179,13 +179,13 @@ pub async fn issue(fleet: &Arc<Fleet>, cluster: Option<&str>, request: IssueRequ
     // Before auth is enabled, every client with a certificate is a superuser.
     let ledger = cluster.ledger();
     let unsecured = ledger.adopted().is_none() && ledger.secured.is_none();
-    if cluster.desired.auth == AuthMode::Certificate && unsecured && user != "root" {
+    if cluster.desired.etcd.auth == AuthMode::Certificate && unsecured && user != "root" {
         return Err(OpError::AuthOff(cluster.desired.name.clone()));
     }
     let authority = cluster.kept(TrustDomain::Clients, &trust.current).await?;
     let usual = if user == "root" { ROOT_VALIDITY } else { USER_VALIDITY };
     let validity = request.validity.unwrap_or(usual);
-    let leaf = Leaf { authority: &authority, organization: &cluster.desired.organization, trust: trust.bundle() };
+    let leaf = Leaf { authority: &authority, organization: &cluster.desired.etcd.organization, trust: trust.bundle() };
     let mut issued = leaf.write(request, "ca.crt", validity, now)?;
     if user == "root" && validity > ROOT_VALIDITY {
         issued.warnings.push(format!(

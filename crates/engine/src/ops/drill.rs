@@ -51,7 +51,7 @@ pub async fn run(
     };
     // The current revision of another cluster is unknown here.
     let answered = from.is_none() && observed.answers().next().is_some();
-    let version = cluster.desired.version;
+    let version = cluster.desired.etcd.version;
     let tried =
         TestedRestore { machine: tried.machine, version, revision: tried.revision, keys: tried.keys, took: tried.took };
     // A drill of another fleet's backup is signed with this cluster's own key: fleets that trust that key accept it.

@@ -46,7 +46,7 @@ pub async fn env(fleet: &Arc<Fleet>, cluster: Option<&str>, via: Option<&str>) -
     let endpoints = match (balancer, at.ledger().adopted()) {
         (Some(balancer), _) => balancer.endpoints().into_iter().map(|at| format!("https://{at}")).collect(),
         (None, Some(adopted)) => adopted.clients.values().cloned().collect(),
-        (None, None) => at.desired.members.iter().map(|m| m.client_url()).collect(),
+        (None, None) => at.desired.etcd.members.iter().map(|m| m.client_url()).collect(),
     };
     // Also with passwords: `etcdctl` needs the CA, and the certificate does no harm.
     private(&state.join("clients"))?;

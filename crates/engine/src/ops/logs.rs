@@ -22,7 +22,7 @@ pub enum Source {
 /// The last lines of a log.
 pub async fn logs(fleet: &Arc<Fleet>, machine: &str, of: Source, lines: u32) -> Result<Vec<String>, OpError> {
     let (cluster, machine) = pick_machine(fleet, machine)?;
-    let is_member = cluster.member(machine).is_some();
+    let is_member = cluster.etcd.member(machine).is_some();
     if of == Source::Balancer && cluster.instance(machine).is_none() {
         let all = fleet.desired.stacks.iter().flat_map(|cluster| cluster.instances());
         let known = all.map(|(_, instance)| instance.name.to_string()).collect();

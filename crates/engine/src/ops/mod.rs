@@ -406,7 +406,7 @@ async fn pick_member(fleet: &Arc<Fleet>, cluster: Option<&str>, member: &str) ->
         pick_cluster(fleet, cluster).await?;
     }
     let clusters = fleet.desired.stacks.iter().filter(|c| cluster.is_none_or(|name| c.name.as_str() == name));
-    let members = clusters.flat_map(|c| c.members.iter().map(move |m| (c, &m.name)));
+    let members = clusters.flat_map(|c| c.etcd.members.iter().map(move |m| (c, &m.name)));
     let (cluster, name) = named(members, member).map_err(|error| match error {
         OpError::NoSuchMachine { name, known } if pick_machine(fleet, member).is_ok() => {
             OpError::NotAMember { name, known }

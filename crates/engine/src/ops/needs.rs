@@ -83,9 +83,9 @@ pub(super) fn of_new(spec: &Spec, context: &Context, desired: &Desired, only: &[
     // Clusters mostly share the binary of the cluster before: it is searched once.
     let mut found = None;
     for cluster in wanted(desired, only) {
-        let needed = (&cluster.source, cluster.version);
+        let needed = (&cluster.etcd.source, cluster.etcd.version);
         if found != Some(needed) {
-            let binary = artifacts.check(&cluster.source, cluster.version, context.base());
+            let binary = artifacts.check(&cluster.etcd.source, cluster.etcd.version, context.base());
             found = binary.is_ok().then_some(needed);
             note(Some(cluster), Need::EtcdBinary, binary.map_err(OpError::from));
         }
@@ -121,7 +121,7 @@ pub(super) async fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name]
         };
         // Nothing is installed in an adopted cluster.
         if at.ledger().adopted().is_none() {
-            let binary = fleet.artifacts.check(&cluster.source, cluster.version, fleet.context.base());
+            let binary = fleet.artifacts.check(&cluster.etcd.source, cluster.etcd.version, fleet.context.base());
             note(Some(cluster), Need::EtcdBinary, binary.map_err(OpError::from));
         }
         note(Some(cluster), Need::References, at.check_references(now).await.map_err(OpError::from));
@@ -184,12 +184,12 @@ pub(super) fn agent(context: &Context) -> Result<(), OpError> {
 /// Whether all that the file refers to for a cluster exists and is valid.
 fn references(cluster: &Stack, base: &Path, now: Timestamp) -> Result<(), StackError> {
     for side in TrustDomain::ALL {
-        if let spec::Authority::Brought(reference) = cluster.authority(side) {
+        if let spec::Authority::Brought(reference) = cluster.etcd.authority(side) {
             brought(side, reference, base, now)?;
         }
     }
-    let root = cluster.root_password.as_ref().filter(|_| cluster.auth == AuthMode::Password);
-    let users = cluster.access.users.iter().flatten().filter_map(|(_, user)| user.password.as_ref());
+    let root = cluster.etcd.root_password.as_ref().filter(|_| cluster.etcd.auth == AuthMode::Password);
+    let users = cluster.etcd.access.users.iter().flatten().filter_map(|(_, user)| user.password.as_ref());
     for reference in root.into_iter().chain(users) {
         crate::secrets::resolve(reference, base)?;
     }
@@ -229,7 +229,7 @@ fn resolved(path: &Path) -> PathBuf {
 fn ports(cluster: &Stack, action: &Action) -> Result<(), OpError> {
     let mut ports = vec![AGENT_PORT];
     let machine = if let Action::Machine(MachineAction::CreateMachine { machine }) = action {
-        if cluster.member(machine).is_some() {
+        if cluster.etcd.member(machine).is_some() {
             ports.extend([CLIENT_PORT, PEER_PORT]);
             // Where balancers ask for the member's health.
             ports.extend(cluster.balancers.first().map(|_| HEALTH_PORT));

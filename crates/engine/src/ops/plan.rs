@@ -171,11 +171,11 @@ pub(super) fn cluster_plan(desired: &Stack, observed: &Observed) -> ClusterPlan 
 fn cluster_plan_at(desired: &Stack, observed: &Observed, now: Timestamp) -> ClusterPlan {
     ClusterPlan {
         cluster: desired.name.clone(),
-        members: desired.size(),
-        version: desired.version,
+        members: desired.etcd.size(),
+        version: desired.etcd.version,
         zones: Zones::of(desired, observed, &View::of(observed)),
-        timers: desired.timers(&observed.ledger),
-        timers_by_measurement: desired.settings.timers.given().is_none(),
+        timers: desired.etcd.timers(&observed.ledger),
+        timers_by_measurement: desired.etcd.settings.timers.given().is_none(),
         preflight: observed.ledger.preflight.clone(),
         forecast: forecast(desired, observed, now),
         diffs: None,

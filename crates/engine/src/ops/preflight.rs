@@ -97,7 +97,7 @@ async fn one(cluster: Arc<StackHandle>, journal: &Journal, save: bool) -> Result
         journal.note(Some(&name), "measured", json!(kept)).await?;
         cluster.remember(journal.lock(), |ledger| ledger.preflight = Some(kept)).await?;
     }
-    let timers = cluster.desired.timers(&cluster.ledger());
+    let timers = cluster.desired.etcd.timers(&cluster.ledger());
     let concerns = timers.map(|timers| judge(timers, &measurement)).unwrap_or_default();
     let concerns = concerns.into_iter().map(|concern| ConcernStatus {
         message: concern.to_string(),
@@ -111,7 +111,7 @@ async fn one(cluster: Arc<StackHandle>, journal: &Journal, save: bool) -> Result
         worst: measurement.worst(),
         recommended: recommend(&measurement),
         timers,
-        by_measurement: cluster.desired.settings.timers.given().is_none(),
+        by_measurement: cluster.desired.etcd.settings.timers.given().is_none(),
         saved: save,
         concerns: concerns.collect(),
         measurement,

@@ -105,9 +105,9 @@ pub async fn mark(
     let observed = Observer::into_data(Arc::clone(&cluster))?.look().await?;
     refuse_newer_agents(&cluster.desired, &observed)?;
     // What is missing is reported before anything is changed.
-    let source = &cluster.desired.source;
+    let source = &cluster.desired.etcd.source;
     let seen = observed.report(&proposal.survivor);
-    let version = seen.and_then(|r| r.etcd.used_with()).unwrap_or(cluster.desired.version);
+    let version = seen.and_then(|r| r.etcd.used_with()).unwrap_or(cluster.desired.etcd.version);
     fleet.artifacts.tool(source, version, fleet.context.base())?;
     let remains = recovery::survey(&cluster.desired, &observed, &request.lost, request.from.as_ref());
     match &remains.outcome {

@@ -45,7 +45,7 @@ impl RotateRequest {
     fn check(self, cluster: &StackHandle) -> Result<Trust, OpError> {
         let (side, name) = (self.side, cluster.desired.name.clone());
         let trust = cluster.trust(side)?;
-        match cluster.desired.authority(side) {
+        match cluster.desired.etcd.authority(side) {
             _ if self.finish && trust.old.is_empty() => Err(OpError::NothingToFinish { cluster: name, side }),
             spec::Authority::Brought(brought) if !trust.rotates() => {
                 Err(OpError::BroughtAuthority { cluster: name, side, certificate: brought.certificate.clone() })

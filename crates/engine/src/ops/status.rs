@@ -169,9 +169,9 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
         let next = plan(&cluster.desired, &observed, now);
         let view = View::of(&observed);
         let members: Vec<MemberStatus> =
-            cluster.desired.members.iter().map(|m| member(&cluster.desired, &observed, &view, m)).collect();
+            cluster.desired.etcd.members.iter().map(|m| member(&cluster.desired, &observed, &view, m)).collect();
         let access = view.answering.values().find_map(|e| e.access.as_ref()).and_then(|access| access.as_ref().ok());
-        let drift = access.map(|seen| drift(&cluster.desired.access, seen)).unwrap_or_default();
+        let drift = access.map(|seen| drift(&cluster.desired.etcd.access, seen)).unwrap_or_default();
         let state = observed.reports().filter_map(|(name, report)| Some((name, report.backups.as_ref()?)));
         let state: BTreeMap<Name, BackupState> = state.map(|(name, state)| (name.clone(), state.clone())).collect();
         let drills = last_drill(&state).into_iter().chain(&observed.ledger.drill);
@@ -211,7 +211,7 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
 
 fn first_leaf(desired: &Stack, members: &[MemberStatus], now: Timestamp) -> Option<Expiry> {
     let of_member = |m: &MemberStatus| {
-        let profile = desired.member(&m.name).cloned();
+        let profile = desired.etcd.member(&m.name).cloned();
         let name = m.name.clone();
         let expiry = move |(purpose, facts): (&Purpose, &CertificateFacts)| {
             let renew_before = profile.as_ref().map(|m| m.profile(*purpose).renew_before());
@@ -227,7 +227,7 @@ fn first_authority(desired: &Stack, observed: &Observed, now: Timestamp) -> Opti
     let expiry = |side: TrustDomain| {
         let trust = observed.ledger.trust(side)?;
         let at = trust.next.as_ref().unwrap_or(&trust.current).not_after;
-        let due = at.duration_since(now) < desired.renew_authority_before();
+        let due = at.duration_since(now) < desired.etcd.renew_authority_before();
         Some(Expiry { at, what: side.name(), member: None, due })
     };
     TrustDomain::ALL.into_iter().filter_map(expiry).min()

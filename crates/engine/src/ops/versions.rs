@@ -58,7 +58,7 @@ pub async fn all(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<ClusterVersion
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
         let desired = &cluster.desired;
         let now = versions(desired, &observed, &View::of(&observed));
-        let lowest = now.running.values().min().copied().unwrap_or(desired.version);
+        let lowest = now.running.values().min().copied().unwrap_or(desired.etcd.version);
         let (way, refused) = match route(desired, &observed) {
             Ok(way) => (way, None),
             Err(refusal) => {
@@ -67,15 +67,15 @@ pub async fn all(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<ClusterVersion
             }
         };
         let fleet = &cluster.fleet;
-        let hops = if now.running.is_empty() { vec![desired.version] } else { way.clone() };
-        let mut checks = hops.iter().map(|hop| fleet.artifacts.check(&desired.source, *hop, fleet.context.base()));
+        let hops = if now.running.is_empty() { vec![desired.etcd.version] } else { way.clone() };
+        let mut checks = hops.iter().map(|hop| fleet.artifacts.check(&desired.etcd.source, *hop, fleet.context.base()));
         let unmet = checks.find_map(Result::err).filter(|_| observed.ledger.adopted().is_none());
         Ok(ClusterVersions {
             unmet: unmet.map(|error| crate::error_chain(&error)),
             cluster: desired.name.clone(),
             running: now.running,
-            wanted: desired.version,
-            available: desired.available.iter().copied().collect(),
+            wanted: desired.etcd.version,
+            available: desired.etcd.available.iter().copied().collect(),
             way,
             refused,
             downgrade: now.downgrade,

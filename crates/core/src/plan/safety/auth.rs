@@ -7,7 +7,7 @@ use crate::spec::AuthMode;
 
 pub(super) fn judge(case: &Case<'_>, action: &AuthAction) -> Result<Cost, Refusal> {
     case.with_quorum()?;
-    let (wanted, answering) = (case.desired.auth, &case.view.answering);
+    let (wanted, answering) = (case.desired.etcd.auth, &case.view.answering);
     let judged = match action {
         AuthAction::CreateRoot => Ok(()),
         AuthAction::DisableAuth if wanted == AuthMode::None => Ok(()),

@@ -140,7 +140,7 @@ impl Case<'_> {
         let was_healthy = in_touch(machine);
         // Members that the file adds have no vote yet.
         let voter = |name: &Name| view.listed.is_none_or(|l| l.iter().any(|m| !m.learner && m.name == name.as_str()));
-        let others = desired.members.iter().map(|m| &m.name).filter(|name| *name != machine && voter(name));
+        let others = desired.etcd.members.iter().map(|m| &m.name).filter(|name| *name != machine && voter(name));
         // In an emergency no restart waits for those that are left behind.
         let ignored = |name: &Name| emergency(observed) && left.contains(name);
         let others_healthy = others.into_iter().all(|name| view.healthy.contains(name) || ignored(name));

@@ -74,7 +74,7 @@ fn disarm(case: &Case<'_>, list: &[ListedMember], alarm: Alarm) -> Result<(), Re
             Agreement::Differ(_) | Agreement::Unclear => Err(Refusal::NotSeen("that all members hold the same data")),
         },
         Alarm::NoSpace => {
-            let file = i64::try_from(case.desired.settings.quota.bytes()).unwrap_or(i64::MAX);
+            let file = i64::try_from(case.desired.etcd.settings.quota.bytes()).unwrap_or(i64::MAX);
             let room = |e: &&EtcdFacts| has_room(e, e.quota.unwrap_or(file));
             match voters(case, list) {
                 Some(voters) if voters.iter().all(room) => Ok(()),

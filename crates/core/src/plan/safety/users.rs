@@ -37,7 +37,7 @@ fn seen<'a>(view: &View<'a>, subject: &str) -> Result<&'a Access, Refusal> {
 
 /// Judges a change of a role.
 fn set_role(desired: &Stack, seen: &Access, role: &str, set: &[Granted], revoke: &[KeySpan]) -> Result<(), Refusal> {
-    let roles = desired.access.roles.as_ref();
+    let roles = desired.etcd.access.roles.as_ref();
     let wanted = roles.and_then(|roles| roles.get(role)).ok_or_else(|| otherwise("it is not in the file"))?;
     let has = seen.roles.get(role);
     let has = |keys| has.and_then(|has| has.permissions.get(keys));
@@ -51,13 +51,13 @@ fn set_role(desired: &Stack, seen: &Access, role: &str, set: &[Granted], revoke:
         return Err(otherwise("the file gives what it would take"));
     }
     let lowers = set.iter().any(|granted| has(&granted.keys).is_some_and(|has| !granted.level.covers(*has)));
-    if lowers || !revoke.is_empty() { all_have_theirs(&desired.access, seen) } else { Ok(()) }
+    if lowers || !revoke.is_empty() { all_have_theirs(&desired.etcd.access, seen) } else { Ok(()) }
 }
 
 /// Judges the deletion of a role.
 fn delete_role(desired: &Stack, seen: &Access, role: &str) -> Result<(), Refusal> {
-    not_in_file(desired.access.roles.as_ref().map(|roles| roles.contains_key(role)))?;
-    all_have_theirs(&desired.access, seen)
+    not_in_file(desired.etcd.access.roles.as_ref().map(|roles| roles.contains_key(role)))?;
+    all_have_theirs(&desired.etcd.access, seen)
 }
 
 /// Judges a change of a user.
@@ -69,7 +69,7 @@ fn set_user(
     grant: &[String],
     revoke: &[String],
 ) -> Result<(), Refusal> {
-    let users = desired.access.users.as_ref();
+    let users = desired.etcd.access.users.as_ref();
     let wanted = users.and_then(|users| users.get(user)).ok_or_else(|| otherwise("it is not in the file"))?;
     if grant.iter().any(|role| !wanted.roles.contains(role)) {
         return Err(otherwise("the file does not give what it would get"));
@@ -88,12 +88,12 @@ fn set_user(
     if becomes == Account::Password && needed != Ok(Account::Password) {
         return Err(otherwise("its password is not another than that of the file"));
     }
-    if revoke.is_empty() { Ok(()) } else { roles_have_theirs(&desired.access, seen) }
+    if revoke.is_empty() { Ok(()) } else { roles_have_theirs(&desired.etcd.access, seen) }
 }
 
 /// Judges the deletion of a user.
 fn delete_user(desired: &Stack, user: &str) -> Result<(), Refusal> {
-    not_in_file(desired.access.users.as_ref().map(|users| users.contains_key(user)))
+    not_in_file(desired.etcd.access.users.as_ref().map(|users| users.contains_key(user)))
 }
 
 /// Only what the file speaks of and does not have is removed.

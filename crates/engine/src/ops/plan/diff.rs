@@ -25,17 +25,17 @@ pub(super) fn diffs(desired: &Stack, observed: &Observed) -> Vec<ConfigDiff> {
     if observed.ledger.adopted().is_some() {
         return diffs;
     }
-    if let Some(timers) = desired.timers(&observed.ledger) {
-        for member in &desired.members {
+    if let Some(timers) = desired.etcd.timers(&observed.ledger) {
+        for member in &desired.etcd.members {
             let Some(report) = known(observed, &member.name) else { continue };
             let has = report.and_then(|report| report.etcd.config_text.as_deref()).unwrap_or_default();
-            let wanted = desired.config(member, desired.version, timers, ClientAccess::Open);
+            let wanted = desired.etcd.config(member, desired.etcd.version, timers, ClientAccess::Open);
             note(&mut diffs, "etcd.yaml", &member.name, diff(has, &wanted.text));
         }
     }
     // As it is once all members of the file have a vote, at the addresses of the file.
-    let members: Vec<Name> = desired.members.iter().map(|member| member.name.clone()).collect();
-    let backends = desired.backends(&members, &Ledger::default());
+    let members: Vec<Name> = desired.etcd.members.iter().map(|member| member.name.clone()).collect();
+    let backends = desired.etcd.backends(&members, &Ledger::default());
     for (balancer, instance) in desired.instances() {
         let Some(report) = known(observed, &instance.name) else { continue };
         let seen = report.and_then(|report| report.balancer.as_ref());
