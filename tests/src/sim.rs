@@ -249,7 +249,7 @@ impl Run {
         }
         // Founders that the file dropped before their cluster formed are brought up only by the file that has them.
         let founding = !self.world.agreed.values().any(|a| a.formed)
-            && self.world.ledger.founders.keys().any(|name| self.desired.etcd.member(name).is_none());
+            && self.world.ledger.etcd.founders.keys().any(|name| self.desired.etcd.member(name).is_none());
         if founding || self.lost && (!self.quorate() || maintenance::damaged(&self.world)) {
             self.stats.refused += 1;
             return Ok(());
@@ -263,22 +263,22 @@ impl Run {
     fn mark_the_lost(&mut self) {
         let listed = self.world.agreed.values().filter(|a| a.formed).flat_map(|a| &a.members);
         let marks: Vec<(Name, MemberId)> = listed
-            .filter_map(|m| Some((self.world.ledger.name_of(m)?, m.id)))
+            .filter_map(|m| Some((self.world.ledger.etcd.name_of(m)?, m.id)))
             .filter(|(name, id)| {
                 let machine = self.world.machines.get(name).filter(|m| m.exists);
                 machine.is_none_or(|m| !matches!(m.data, Data::Present { member, .. } if member == *id))
             })
             .filter(|(name, _)| self.lost && self.desired.etcd.member(name).is_some())
-            .filter(|(name, _)| self.world.ledger.started.contains_key(name))
+            .filter(|(name, _)| self.world.ledger.etcd.started.contains_key(name))
             .collect();
         for (name, id) in marks {
-            self.stats.replaced += usize::from(self.world.ledger.replace.insert(name, id).is_none());
+            self.stats.replaced += usize::from(self.world.ledger.etcd.replace.insert(name, id).is_none());
         }
     }
 
     /// Whether the cluster that formed has a majority that could be brought up again.
     fn quorate(&self) -> bool {
-        let Some(cluster) = self.world.ledger.cluster else {
+        let Some(cluster) = self.world.ledger.etcd.cluster else {
             return !self.lost && !self.world.agreed.values().any(|a| a.formed);
         };
         let Some(agreed) = self.world.agreed.get(&cluster) else { return false };

@@ -395,7 +395,7 @@ fn down(observed: &Observed) -> Vec<Name> {
         Some(report) => report.etcd.service.state == ServiceState::Running || !report.etcd.had_data,
         None => observed.answer(name).is_some(),
     };
-    let ours = observed.etcd.members.keys().filter(|name| observed.ledger.started.contains_key(*name));
+    let ours = observed.etcd.members.keys().filter(|name| observed.ledger.etcd.started.contains_key(*name));
     ours.filter(|name| !runs(name)).cloned().collect()
 }
 

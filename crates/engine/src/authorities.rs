@@ -97,18 +97,18 @@ pub(crate) async fn only_kept(
 impl StackHandle {
     /// Makes the first authority, or adds the one that the file brings. It is made only once.
     pub async fn first_authority(&self, lock: &Lock, side: TrustDomain, now: Timestamp) -> Result<(), StackError> {
-        if self.ledger().trust(side).is_some() {
+        if self.ledger().etcd.trust(side).is_some() {
             return Ok(());
         }
         let record = self.obtain(lock, side, 1, now).await?;
-        Ok(self.remember(lock, |ledger| ledger.take_in(side, record)).await?)
+        Ok(self.remember(lock, |ledger| ledger.etcd.take_in(side, record)).await?)
     }
 
     /// Makes the next authority, or adds the one that the file brings.
     pub async fn next_authority(&self, lock: &Lock, side: TrustDomain, now: Timestamp) -> Result<(), StackError> {
         let number = self.trust(side)?.numbered + 1;
         let record = self.obtain(lock, side, number, now).await?;
-        Ok(self.remember(lock, |ledger| ledger.take_in(side, record)).await?)
+        Ok(self.remember(lock, |ledger| ledger.etcd.take_in(side, record)).await?)
     }
 
     /// Changes the ledger's record of one side's authorities.
@@ -119,7 +119,7 @@ impl StackHandle {
         change: impl FnOnce(&mut Trust),
     ) -> Result<(), StoreError> {
         self.remember(lock, |ledger| {
-            if let Some(trust) = ledger.trust_mut(side) {
+            if let Some(trust) = ledger.etcd.trust_mut(side) {
                 change(trust);
             }
         })
@@ -172,7 +172,8 @@ impl StackHandle {
             return Err(shared(AuthorityKind::Fleet));
         }
         for other in TrustDomain::ALL.into_iter().filter(|other| *other != side) {
-            let known = self.ledger().trust(other).is_some_and(|trust| trust.known().iter().any(|it| it.key == key));
+            let known =
+                self.ledger().etcd.trust(other).is_some_and(|trust| trust.known().iter().any(|it| it.key == key));
             let brought = match self.desired.etcd.authority(other) {
                 spec::Authority::Brought(brought) => {
                     pki::describe(&self.brought_certificate(brought)?)?.public_key_sha256 == key
@@ -206,7 +207,7 @@ impl StackHandle {
     pub(crate) async fn check_authorities(&self, now: Timestamp) -> Result<(), StackError> {
         let ledger = self.ledger();
         for side in TrustDomain::ALL {
-            let trust = ledger.trust(side);
+            let trust = ledger.etcd.trust(side);
             if let spec::Authority::Brought(brought) = self.desired.etcd.authority(side) {
                 let newest = trust.map(|t| t.next.as_ref().unwrap_or(&t.current));
                 let found = self.brought_certificate(brought)?;
@@ -215,7 +216,7 @@ impl StackHandle {
                 }
             }
             // The authority of an adopted cluster is not raftsman's.
-            if let Some(trust) = trust.filter(|_| ledger.adopted().is_none()) {
+            if let Some(trust) = trust.filter(|_| ledger.etcd.adopted().is_none()) {
                 self.kept(side, &trust.current).await?;
             }
         }
@@ -224,14 +225,14 @@ impl StackHandle {
 
     /// What is remembered of this side's authorities.
     pub fn trust(&self, side: TrustDomain) -> Result<Trust, StackError> {
-        let trust = self.ledger().trust(side).cloned();
+        let trust = self.ledger().etcd.trust(side).cloned();
         trust.ok_or_else(|| StackError::NotApplied(self.desired.name.clone()))
     }
 
     /// The authority of this record, with its key.
     pub async fn kept(&self, side: TrustDomain, record: &AuthorityRecord) -> Result<Authority, StackError> {
         let place = place(&self.desired.name, side, record.number);
-        let missing = || match self.ledger().adopted() {
+        let missing = || match self.ledger().etcd.adopted() {
             Some(_) => StackError::ForeignAuthority { cluster: self.desired.name.clone(), kind: side.into() },
             None => StackError::AuthorityMissing(side.into()),
         };
@@ -259,7 +260,7 @@ impl StackHandle {
     pub async fn sweep_authorities(&self, lock: &Lock) -> Result<(), StoreError> {
         let ledger = self.ledger();
         let known = |side, number| {
-            ledger.trust(side).is_some_and(|trust| trust.known().iter().any(|record| record.number == number))
+            ledger.etcd.trust(side).is_some_and(|trust| trust.known().iter().any(|record| record.number == number))
         };
         sweep(&self.fleet.store, &self.fleet.secrets, lock, &self.desired.name, known).await
     }

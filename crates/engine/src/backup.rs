@@ -161,7 +161,7 @@ impl BackupRepository {
     pub async fn open(fleet: &Fleet, cluster: &Name, accepted: &Accepted) -> Result<Self, BackupError> {
         let signer = seed(fleet, cluster).await?.map(|seed| Signer::new(&seed)).transpose()?;
         let ledger = fleet.store.get_cluster::<Ledger>(cluster.as_str()).await?;
-        let histories = ledger.map(|ledger| ledger.value.lineage()).unwrap_or_default();
+        let histories = ledger.map(|ledger| ledger.value.etcd.lineage()).unwrap_or_default();
         Self::assemble(fleet, &fleet.spec.fleet, cluster, accepted, signer, histories)
     }
 
@@ -293,7 +293,7 @@ pub async fn settings(cluster: &StackHandle) -> Result<Option<SetBackupsRequest>
     let Some(settings) = &fleet.spec.backups else { return Ok(None) };
     let Some(every) = settings.every else { return Ok(None) };
     let place = place(fleet.context.base(), &settings.store)?;
-    let histories = cluster.ledger().lineage();
+    let histories = cluster.ledger().etcd.lineage();
     let order =
         order(fleet, settings, &place, &cluster.desired.name, cluster.root_password().await?, &histories).await?;
     let keep = settings.kept();

@@ -117,7 +117,7 @@ async fn knows_of_backups(
     reported: &ReportReply,
     now: Timestamp,
 ) -> Result<bool, DeliveryError> {
-    if cluster.ledger().cluster.is_none() && cluster.desired.etcd.backups.is_some() {
+    if cluster.ledger().etcd.cluster.is_none() && cluster.desired.etcd.backups.is_some() {
         // The cluster does not exist yet: there is no member to back up, and no credentials for it.
         return Ok(false);
     }

@@ -508,7 +508,7 @@ async fn desired_identity(store: &Store) -> Result<desired::Identity, FleetError
     let (mut places, mut zones) = (BTreeMap::new(), BTreeMap::new());
     for (cluster, ledger) in ledgers(store).await? {
         places.insert(cluster.clone(), ledger.places());
-        zones.insert(cluster, ledger.zones);
+        zones.insert(cluster, ledger.machines.zones);
     }
     Ok(desired::Identity { id: store.fleet().id.clone(), network, places, zones })
 }

@@ -216,7 +216,7 @@ impl StackHandle {
         let ledger = self.ledger();
         let mut places: BTreeMap<Name, IpAddr> =
             self.desired.etcd.members.iter().map(|m| (m.name.clone(), m.address)).collect();
-        places.extend(ledger.members.iter().filter_map(|(name, url)| Some((name.clone(), address_of(url)?))));
+        places.extend(ledger.etcd.members.iter().filter_map(|(name, url)| Some((name.clone(), address_of(url)?))));
         places
     }
 
@@ -226,7 +226,7 @@ impl StackHandle {
         for (_, instance) in self.desired.instances() {
             machines.entry(instance.name.clone()).or_insert(instance.address);
         }
-        for (name, address) in ledger.instances {
+        for (name, address) in ledger.machines.instances {
             machines.entry(name).or_insert(address);
         }
         machines
@@ -235,7 +235,7 @@ impl StackHandle {
     /// Where a member with this address serves clients: an adopted cluster may use another port.
     pub fn endpoint(&self, name: &Name, address: IpAddr) -> Endpoint {
         let ledger = self.ledger();
-        let url = ledger.adopted().and_then(|adopted| adopted.clients.get(name));
+        let url = ledger.etcd.adopted().and_then(|adopted| adopted.clients.get(name));
         url.and_then(|url| crate::adopt::endpoint(url).ok()).unwrap_or_else(|| Endpoint::from(address))
     }
 
@@ -265,7 +265,7 @@ impl StackHandle {
 
     /// How clients authenticate: as the cluster was created, whatever the file says now.
     pub fn auth(&self) -> AuthMode {
-        self.ledger().auth.unwrap_or(self.desired.etcd.auth)
+        self.ledger().etcd.auth.unwrap_or(self.desired.etcd.auth)
     }
 
     /// The password of `root`: the one that the file refers to, or the one that was made with the authorities.
@@ -369,7 +369,7 @@ impl StackHandle {
 
     /// The credentials for this cluster's etcd: `root`, a client without a user, and a client of a foreign authority.
     pub async fn credentials(&self, now: Timestamp) -> Result<ClusterCredentials, StackError> {
-        if self.ledger().adopted().is_some() {
+        if self.ledger().etcd.adopted().is_some() {
             return self.adopted_credentials().await;
         }
         let trust = self.trust(TrustDomain::Clients)?;

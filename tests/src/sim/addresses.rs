@@ -39,12 +39,12 @@ pub(super) fn broken(desired: &Stack, world: &World, action: &Action) -> Option<
             unknown.then_some("an address is known before it is used")
         }
         Action::Machine(MachineAction::AssignAddress { machine }) => {
-            let held = world.ledger.members.get(machine).and_then(|url| address_of(url)).is_some();
-            let again = held || world.ledger.addresses.contains_key(machine);
+            let held = world.ledger.etcd.members.get(machine).and_then(|url| address_of(url)).is_some();
+            let again = held || world.ledger.machines.addresses.contains_key(machine);
             again.then_some("an address is assigned once")
         }
         Action::Etcd(EtcdAction::StartEtcd { data: StartData::Empty, .. }) => {
-            let founded = !world.ledger.founders.is_empty() || world.agreed.values().any(|agreed| agreed.formed);
+            let founded = !world.ledger.etcd.founders.is_empty() || world.agreed.values().any(|agreed| agreed.formed);
             (!founded && !desired.is_placed()).then_some("a cluster is founded with all its members")
         }
         _ => None,

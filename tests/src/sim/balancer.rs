@@ -117,13 +117,13 @@ pub(super) fn unfinished(desired: &Stack, world: &World) -> Option<String> {
         }
     }
     // A machine that was made for a file before the cluster formed, and that a later file does not have, is not known.
-    let known = |name: &Name| desired.machine(name).is_some() || world.ledger.members.contains_key(name);
+    let known = |name: &Name| desired.machine(name).is_some() || world.ledger.etcd.members.contains_key(name);
     let runs = |(name, machine): (&Name, &MachineModel)| {
         (machine.exists && known(name) && machine.balancer.running.is_some() && desired.instance(name).is_none())
             .then(|| format!("{name} still runs a balancer"))
     };
     let left = |(name, machine): (&Name, &MachineModel)| {
-        (machine.exists && world.ledger.instances.contains_key(name) && desired.machine(name).is_none())
+        (machine.exists && world.ledger.machines.instances.contains_key(name) && desired.machine(name).is_none())
             .then(|| format!("{name} is still there"))
     };
     world.machines.iter().find_map(runs).or_else(|| world.machines.iter().find_map(left))

@@ -50,7 +50,7 @@ impl Run {
             return;
         }
         if self.rotates && self.dice.one_in(3) && pki::meddle(&mut self.dice, &mut self.world, midway) {
-            self.describe(|| format!("authorities: {:?} {:?}", self.world.ledger.peers, self.world.ledger.clients));
+            self.describe(|| format!("authorities: {:?} {:?}", self.world.ledger.etcd.peers, self.world.ledger.etcd.clients));
             return;
         }
         if maintenance::is_configured(&self.desired)
@@ -117,19 +117,19 @@ impl Run {
             97 => {
                 let listed = self.world.agreed.values().filter(|a| a.formed).flat_map(|a| &a.members);
                 let listed = listed.filter(|m| m.name == name.as_str()).map(|m| m.id).next();
-                self.world.ledger.replace.extend(listed.map(|id| (name, id)));
+                self.world.ledger.etcd.replace.extend(listed.map(|id| (name, id)));
             }
             // The file's delay passes.
             98 => {
                 self.world.now = self.world.now.checked_add(SignedDuration::from_mins(11)).unwrap_or(self.world.now);
             }
             95 if machine.exists => {
-                self.lost |= self.world.ledger.started.contains_key(&name);
+                self.lost |= self.world.ledger.etcd.started.contains_key(&name);
                 *machine = MachineModel::none();
             }
             // The machine is gone and the operator made another of the same name, unclaimed.
             96 if machine.exists => {
-                self.lost |= self.world.ledger.started.contains_key(&name);
+                self.lost |= self.world.ledger.etcd.started.contains_key(&name);
                 let mut other = MachineModel::none();
                 other.exists = true;
                 other.power = Power::Running;

@@ -86,7 +86,7 @@ pub(super) fn broken(world: &World, action: &Action) -> Option<&'static str> {
         }
         Action::Maintenance(MaintenanceAction::Compact { revision }) => {
             let again = *revision <= agreed.stored.compacted;
-            let known = world.ledger.space.as_ref().is_some_and(|space| space.done);
+            let known = world.ledger.etcd.space.as_ref().is_some_and(|space| space.done);
             match () {
                 () if !agreed.alarms.contains(&Alarm::NoSpace) => Some("history is dropped for need only"),
                 () if again && known => Some("history is dropped once"),
@@ -141,8 +141,8 @@ pub(super) fn obey(world: &mut World, plan: &Plan) -> bool {
             }
             Waiting::MemberCorrupt { machine, .. } => {
                 let listed = world.agreed.values().filter(|a| a.formed).flat_map(|a| &a.members);
-                let id = listed.into_iter().find(|m| world.ledger.name_of(m).as_ref() == Some(machine)).map(|m| m.id);
-                obeyed |= id.is_some_and(|id| world.ledger.replace.insert(machine.clone(), id).is_none());
+                let id = listed.into_iter().find(|m| world.ledger.etcd.name_of(m).as_ref() == Some(machine)).map(|m| m.id);
+                obeyed |= id.is_some_and(|id| world.ledger.etcd.replace.insert(machine.clone(), id).is_none());
             }
             _ => {}
         }

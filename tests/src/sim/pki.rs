@@ -47,9 +47,9 @@ pub(super) fn meddle(dice: &mut Dice, world: &mut World, midway: bool) -> bool {
         return !following.is_empty();
     }
     let side = if kind.is_multiple_of(2) { TrustDomain::Peers } else { TrustDomain::Clients };
-    let next = world.ledger.trust(side).is_some_and(|t| t.next.is_some());
+    let next = world.ledger.etcd.trust(side).is_some_and(|t| t.next.is_some());
     if kind >= 8 {
-        let before = world.ledger.trust(side).map(|t| render(&t.current));
+        let before = world.ledger.etcd.trust(side).map(|t| render(&t.current));
         let names: Vec<Name> = world.machines.keys().cloned().collect();
         let picked = dice.pick(&names).and_then(|name| world.machines.get_mut(name));
         // Only before a step depends on it: the planner cannot foresee it afterwards.
@@ -59,7 +59,7 @@ pub(super) fn meddle(dice: &mut Dice, world: &mut World, midway: bool) -> bool {
         }
         return true;
     }
-    let Some(trust) = world.ledger.trust_mut(side) else { return false };
+    let Some(trust) = world.ledger.etcd.trust_mut(side) else { return false };
     match kind {
         0..4 => trust.asked = true,
         4..7 => trust.finish = !trust.old.is_empty(),
@@ -141,7 +141,7 @@ pub(super) fn broken(
         })
     };
     // An emergency rotation leaves unreachable members behind.
-    let emergency = |side| was.trust(side).is_some_and(|t| t.now);
+    let emergency = |side| was.etcd.trust(side).is_some_and(|t| t.now);
     let silent = |name: &Name| observed.report(name).is_none();
     for id in before.in_touch.difference(&is) {
         let left = |name: &Name| emergency(TrustDomain::Peers) && silent(name);
@@ -157,12 +157,12 @@ pub(super) fn broken(
         return Some(("no member is cut off", format!("{machine} cannot follow after {action:?}")));
     }
     if let Action::Pki(PkiAction::DistrustAuthority { side: TrustDomain::Clients, unused: false }) = action {
-        let trust = was.clients.as_ref()?;
+        let trust = was.etcd.clients.as_ref()?;
         if !(trust.finish || trust.now || trust.old.iter().all(|a| a.not_after <= now)) {
             return Some(("clients get time for new certificates", format!("{action:?}")));
         }
     }
-    let ended = |side| was.trust(side).is_some_and(|t| t.current.not_after <= now);
+    let ended = |side| was.etcd.trust(side).is_some_and(|t| t.current.not_after <= now);
     if !ended(TrustDomain::Clients) {
         let receives = receiving(desired, world);
         let shut = before.receiving.difference(&receives).filter(|name| serves(&world.machines[*name]));
@@ -173,7 +173,7 @@ pub(super) fn broken(
     }
     match action {
         Action::Pki(PkiAction::DeleteAuthority { side }) => {
-            let trust = was.trust(*side)?;
+            let trust = was.etcd.trust(*side)?;
             let gone = trust.retired.iter().filter(|a| !trust.trusts(&a.key) && a.not_after > now);
             let gone: Vec<&AuthorityRecord> = gone.collect();
             let still = |m: &MachineModel| gone.iter().any(|a| world.accepts(m, side.purpose(), &a.key));
@@ -193,14 +193,14 @@ pub(super) fn broken(
 
 /// Whether an authority that members trust has ended.
 fn ended_before(ledger: &Ledger, now: Timestamp) -> bool {
-    let over = |side| ledger.trust(side).is_some_and(|t| t.known().iter().any(|a| a.not_after <= now));
+    let over = |side| ledger.etcd.trust(side).is_some_and(|t| t.known().iter().any(|a| a.not_after <= now));
     TrustDomain::ALL.into_iter().any(over)
 }
 
 /// What is not as it should be of a cluster that is done.
 pub(super) fn unfinished(desired: &Stack, world: &World) -> Option<String> {
     for side in TrustDomain::ALL {
-        let trust = world.ledger.trust(side)?;
+        let trust = world.ledger.etcd.trust(side)?;
         if side == TrustDomain::Peers && trust.rotates() || trust.next.is_some() || !trust.retired.is_empty() {
             return Some(format!("the {side} CA still changes"));
         }

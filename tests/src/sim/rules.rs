@@ -73,10 +73,10 @@ impl Run {
     /// Members, voters, deleted machines: compared with the true world.
     pub(super) fn membership(&self, observed: &Observed, action: &Action) -> Result<(), Violation> {
         let Some((id, agreed)) = self.world.agreed.iter().find(|(_, a)| a.formed) else { return Ok(()) };
-        let named = |m: &ListedMember| self.world.ledger.name_of(m);
+        let named = |m: &ListedMember| self.world.ledger.etcd.name_of(m);
         let wanted_gone = |name: &Name| {
-            let overdue = self.desired.etcd.replace_after_ms.is_some() && observed.ledger.down_since.contains_key(name);
-            overdue || observed.ledger.replace.contains_key(name)
+            let overdue = self.desired.etcd.replace_after_ms.is_some() && observed.ledger.etcd.down_since.contains_key(name);
+            overdue || observed.ledger.etcd.replace.contains_key(name)
         };
         match action {
             Action::Member(MemberAction::AddLearner { .. }) if agreed.members.iter().any(|m| m.learner) => {
@@ -154,12 +154,12 @@ impl Run {
             | Action::Machine(MachineAction::StartMachine { .. }) => Ok(()),
             // Only once the operator, or the file, gave it up.
             Action::Machine(MachineAction::DeleteMachine { machine })
-                if observed.ledger.replace.contains_key(machine) =>
+                if observed.ledger.etcd.replace.contains_key(machine) =>
             {
                 Ok(())
             }
             Action::Machine(MachineAction::DeleteMachine { machine })
-                if observed.ledger.down_since.contains_key(machine) =>
+                if observed.ledger.etcd.down_since.contains_key(machine) =>
             {
                 Ok(())
             }

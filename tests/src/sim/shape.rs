@@ -36,7 +36,7 @@ pub(super) fn broken(world: &World, observed: &Observed, action: &Action) -> Opt
 pub(super) fn others_healthy(observed: &Observed, machine: &Name) -> bool {
     let view = View::of(observed);
     let others = view.listed.unwrap_or_default().iter().filter(|m| !m.learner);
-    let mut others = others.filter_map(|m| observed.ledger.name_of(m)).filter(|name| name != machine);
+    let mut others = others.filter_map(|m| observed.ledger.etcd.name_of(m)).filter(|name| name != machine);
     others.all(|name| view.healthy.contains(&name))
 }
 

@@ -40,7 +40,7 @@ impl Run {
             let member = move |data: &Data| matches!(data, Data::Present { member, .. } if ids.contains(member));
             self.world.machines.values().filter(move |m| member(&m.data)).filter_map(|m| m.last_version)
         };
-        let saved = self.world.ledger.snapshot.as_ref().is_some_and(|s| s.before == version);
+        let saved = self.world.ledger.etcd.snapshot.as_ref().is_some_and(|s| s.before == version);
         if !saved && !last().any(|v| v == version) {
             return Err(self.violation("a snapshot comes before a new version", detail));
         }

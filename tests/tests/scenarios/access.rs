@@ -82,7 +82,7 @@ fn a_first_start_with_a_made_ca_needs_no_restart() {
 #[test]
 fn a_cluster_that_has_auth_already_changes_nothing() {
     let mut scene = Scene::settled_with(3, &[PASSWORD]);
-    scene.world.ledger.secured = None;
+    scene.world.ledger.etcd.secured = None;
     scene.world.remember(&scene.desired.clone());
     let output = scene.to_the_end();
     assert_eq!(output, "done\n");
@@ -93,7 +93,7 @@ fn a_cluster_that_has_auth_already_changes_nothing() {
 fn an_open_cluster_without_auth_gets_auth_at_once() {
     let mut scene = Scene::settled_with(3, &[PASSWORD]);
     scene.agreed().auth = false;
-    scene.world.ledger.secured = None;
+    scene.world.ledger.etcd.secured = None;
     let output = scene.to_the_end();
     assert!(output.contains("enable auth") && !output.contains("restart") && output.ends_with("done\n"), "{output}");
 }
@@ -102,7 +102,7 @@ fn an_open_cluster_without_auth_gets_auth_at_once() {
 fn auth_that_the_file_did_not_want_before_closes_nothing() {
     let mut scene = Scene::settled_with(3, &["auth: { mode: none }"]);
     scene.desired = cluster(3, &["auth: { mode: certificate }"]);
-    assert_eq!(scene.world.ledger.auth, Some(AuthMode::None));
+    assert_eq!(scene.world.ledger.etcd.auth, Some(AuthMode::None));
     let output = scene.to_the_end();
     assert!(output.contains("enable auth") && !output.contains("restart") && output.ends_with("done\n"), "{output}");
 }

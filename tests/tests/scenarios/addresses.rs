@@ -53,7 +53,7 @@ fn three_members_come_up_at_assigned_addresses() {
     done
     ");
     assert_eq!(names(&scene.desired), ["main-1", "main-2", "main-3"]);
-    assert_eq!(scene.world.ledger.founders.len(), 3);
+    assert_eq!(scene.world.ledger.etcd.founders.len(), 3);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn all_members_are_replaced_by_others_of_new_names() {
     assert_snapshot!(describe(&scene.plan()), @"* assign address d e f: not there yet; 1 1 1");
     let output = scene.to_the_end();
     assert!(output.ends_with("done\n"), "{output}");
-    let kept: Vec<&str> = scene.world.ledger.addresses.keys().map(|name| name.as_str()).collect();
+    let kept: Vec<&str> = scene.world.ledger.machines.addresses.keys().map(|name| name.as_str()).collect();
     assert_eq!(kept, ["d", "e", "f"], "the others are forgotten with their machines");
 }
 
@@ -133,7 +133,7 @@ fn an_apply_that_is_killed_between_two_addresses_is_continued() {
     let mut killed = scene(&["members: 3"], None);
     let first = Action::Machine(MachineAction::AssignAddress { machine: Name::fixed("main-2") });
     killed.world.act(&killed.desired, &first, 0).expect("done");
-    let kept = killed.world.ledger.addresses.clone();
+    let kept = killed.world.ledger.machines.addresses.clone();
     killed.take_up();
     assert_eq!(names(&killed.desired), ["main-2"]);
     assert_snapshot!(describe(&killed.plan()), @"* assign address main-1 main-3: not there yet; - - -");

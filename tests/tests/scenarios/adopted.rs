@@ -20,8 +20,8 @@ fn adopted(further: &[&str]) -> (Scene, Observed) {
     assert!(output.ends_with("done\n"), "{output}");
     let mut observed = scene.look();
     let clients = scene.desired.etcd.members.iter().map(|m| (m.name.clone(), m.client_url())).collect();
-    observed.ledger.mode = Mode::Adopted(Adopted { clients });
-    observed.ledger.started.clear();
+    observed.ledger.etcd.mode = Mode::Adopted(Adopted { clients });
+    observed.ledger.etcd.started.clear();
     let settings = adopt::wanted(&scene.desired);
     for seen in observed.machines.values_mut() {
         seen.agent = Fact::Absent { at: scene.world.now };
@@ -110,7 +110,7 @@ fn one_does_not_answer() {
 #[test]
 fn another_cluster_answers() {
     let (scene, mut observed) = adopted(&FILE);
-    observed.ledger.cluster = Some(raftsman_core::observed::ClusterId(7));
+    observed.ledger.etcd.cluster = Some(raftsman_core::observed::ClusterId(7));
     assert_snapshot!(describe(&planned(&scene, &observed)), @"
     blocked: main-1: a member of cluster 714813d15d706db5 answers at its address, not one of 7
     blocked: main-2: a member of cluster 714813d15d706db5 answers at its address, not one of 7

@@ -329,7 +329,7 @@ fn every_pass_reports_its_result() {
     let output = explained(&scene);
     assert!(output.contains("rolling restart: settings, version, CAs: restart etcd main-2"), "{output}");
     // Where it is not clear which cluster this is, no other pass runs.
-    scene.world.ledger.cluster = Some(ClusterId(7));
+    scene.world.ledger.etcd.cluster = Some(ClusterId(7));
     let output = explained(&scene);
     assert!(output.starts_with("the cluster's id") && output.lines().count() == 1, "{output}");
 }

@@ -149,7 +149,7 @@ fn the_machines_hold_data_of_different_clusters_and_it_is_unknown_which_is_ours(
     let mut scene = Scene::settled(3);
     (1..=3).for_each(|i| scene.machine(i).process.state = ServiceState::Stopped);
     scene.machine(2).data = Data::Present { member: MemberId(7), cluster: OTHER };
-    scene.world.ledger.cluster = None;
+    scene.world.ledger.etcd.cluster = None;
     assert_snapshot!(scene.to_the_end(), @"blocked: the machines hold data of different clusters: bad on main-2; 714813d15d706db5 on main-1 main-3;");
 }
 
@@ -157,7 +157,7 @@ fn the_machines_hold_data_of_different_clusters_and_it_is_unknown_which_is_ours(
 fn the_state_lost_the_id_and_the_members_have_it() {
     let mut scene = Scene::settled(3);
     (1..=3).for_each(|i| scene.machine(i).process.state = ServiceState::Stopped);
-    scene.world.ledger.cluster = None;
+    scene.world.ledger.etcd.cluster = None;
     let id = scene.id();
     // Whether auth is on in this very cluster is not known before it answers.
     assert_snapshot!(scene.to_the_end(), @"
@@ -167,7 +167,7 @@ fn the_state_lost_the_id_and_the_members_have_it() {
     * restart all etcd cluster: auth is on: open to clients; - - 1
     done
     ");
-    assert_eq!(scene.world.ledger.cluster, Some(id));
+    assert_eq!(scene.world.ledger.etcd.cluster, Some(id));
 }
 
 #[test]

@@ -177,11 +177,11 @@ fn a_run_that_was_killed_while_compacting_waits_for_its_end() {
     else {
         panic!("{:?}", scene.plan())
     };
-    scene.world.ledger.space = Some(SpaceRecord { revision, done: false, ..SpaceRecord::default() });
+    scene.world.ledger.etcd.space = Some(SpaceRecord { revision, done: false, ..SpaceRecord::default() });
     // It is unknown whether the call was made.
     assert_eq!(scene.plan().steps[0].action, Action::Maintenance(MaintenanceAction::Compact { revision }));
     assert!(scene.to_the_end().ends_with("done\n"));
-    assert_eq!(scene.world.ledger.space, None, "the next time is another");
+    assert_eq!(scene.world.ledger.etcd.space, None, "the next time is another");
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn what_compaction_freed_is_not_counted_yet() {
     let next = stale(&scene);
     assert!(matches!(next.steps[0].action, Action::Maintenance(MaintenanceAction::Defragment { .. })), "{next:?}");
     // Once all of them were, their reported sizes are right.
-    let space = scene.world.ledger.space.as_mut().expect("a compaction");
+    let space = scene.world.ledger.etcd.space.as_mut().expect("a compaction");
     space.rewritten = [name(1), name(2), name(3)].into();
     let next = stale(&scene);
     assert!(next.steps.is_empty() && matches!(next.waiting[0], Waiting::QuotaFull { .. }), "{next:?}");
@@ -360,7 +360,7 @@ fn a_corrupt_member_is_replaced_on_request() {
         let mut scene = Scene::settled(3);
         scene.world.corrupt(&name(corrupt));
         let id = scene.look().etcd.members[&name(corrupt)].etcd.seen().expect("it answers").member;
-        scene.world.ledger.replace.insert(name(corrupt), id);
+        scene.world.ledger.etcd.replace.insert(name(corrupt), id);
         let output = scene.to_the_end();
         assert!(output.ends_with("done\n"), "{output}");
         assert_eq!((scene.agreed().alarms.len(), scene.machine(corrupt).corrupt), (0, false), "{output}");
@@ -384,7 +384,7 @@ fn a_sound_member_is_not_replaced_under_the_alarm() {
     let mut scene = Scene::settled(3);
     scene.world.corrupt(&name(2));
     let id = scene.look().etcd.members[&name(3)].etcd.seen().expect("it answers").member;
-    scene.world.ledger.replace.insert(name(3), id);
+    scene.world.ledger.etcd.replace.insert(name(3), id);
     assert_snapshot!(scene.to_the_end(), @"
     blocked: main-2: its data differs from that of the other members
     ");

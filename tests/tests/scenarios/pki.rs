@@ -11,7 +11,7 @@ use raftsman_tests::fixtures::{Hidden, Scene, cluster, describe};
 const DAY: i64 = 24;
 
 fn trust(scene: &mut Scene, side: TrustDomain) -> &mut Trust {
-    scene.world.ledger.trust_mut(side).as_mut().expect("an authority")
+    scene.world.ledger.etcd.trust_mut(side).as_mut().expect("an authority")
 }
 
 fn ask(scene: &mut Scene, side: TrustDomain) {

@@ -159,7 +159,7 @@ fn a_lost_member_does_not_hold_up_a_measurement_of_the_others() {
     * measure cluster: heartbeat and election are derived from it; 1 1 1
     waits: main-3: the agent does not answer: timed out
     ");
-    let kept = scene.world.ledger.preflight.as_ref().expect("measured");
+    let kept = scene.world.ledger.etcd.preflight.as_ref().expect("measured");
     assert_eq!(kept.rule, Preflight::RULE);
     scene.hidden.clear();
     assert_snapshot!(scene.to_the_end(), @"
@@ -196,7 +196,7 @@ fn a_member_replaced_later_gets_the_timers_of_the_others() {
     let _ = scene.to_the_end();
     scene.world.latency = Latency::USUAL;
     let id = scene.agreed().members.iter().find(|m| m.name == "main-2").expect("listed").id;
-    scene.world.ledger.replace.insert(name(2), id);
+    scene.world.ledger.etcd.replace.insert(name(2), id);
     let output = scene.to_the_end();
     assert!(output.ends_with("done\n") && !output.contains("measure"), "{output}");
     assert_eq!(heartbeat(&scene), 200);

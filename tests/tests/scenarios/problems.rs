@@ -78,7 +78,7 @@ fn a_member_that_answers_is_not_down() {
         let observed = with_problem(&scene, &[2], problem, "?");
         let mut ledger = observed.ledger.clone();
         ledger.learn(&scene.desired, &observed, scene.world.now);
-        assert_eq!(ledger.down_since.contains_key(&name(2)), problem == Problem::Silent, "{problem:?}");
+        assert_eq!(ledger.etcd.down_since.contains_key(&name(2)), problem == Problem::Silent, "{problem:?}");
     }
 }
 

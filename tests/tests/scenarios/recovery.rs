@@ -62,7 +62,7 @@ fn two_of_three_are_gone() {
     * promote main-3: caught up; 0 1 1
     done
     ");
-    assert_eq!(scene.world.ledger.recovery(), None);
+    assert_eq!(scene.world.ledger.etcd.recovery(), None);
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn the_message_of_every_refusal() {
 fn nothing_is_taken_away_before_the_data_is_safe() {
     let mut scene = Scene::settled(5);
     demolish(&mut scene, &[1, 2, 3]);
-    let cluster = scene.world.ledger.cluster.expect("a cluster");
+    let cluster = scene.world.ledger.etcd.cluster.expect("a cluster");
     let alone = Action::Etcd(EtcdAction::StartEtcd {
         machine: name(4),
         version: scene.desired.etcd.version,

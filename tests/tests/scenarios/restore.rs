@@ -43,8 +43,8 @@ fn all_members_get_the_same_backup() {
     let foreseen = forecast(&scene.desired, &scene.look(), scene.world.now);
     assert!(foreseen.converges, "{foreseen:?}");
     assert_snapshot!(scene.to_the_end());
-    assert_eq!(scene.world.ledger.restoration(), None);
-    assert_ne!(scene.world.ledger.cluster, Some(before), "it is another cluster");
+    assert_eq!(scene.world.ledger.etcd.restoration(), None);
+    assert_ne!(scene.world.ledger.etcd.cluster, Some(before), "it is another cluster");
 }
 
 /// A survivor's data is not used then: a recovery would be overwritten by the rest of the restore.
@@ -58,9 +58,9 @@ fn nothing_is_recovered_while_a_backup_is_restored() {
     let remains = recovery::survey(&scene.desired, &scene.look(), &[], None);
     assert_eq!(remains.outcome, Err(Unclear::Restoring), "{remains:?}");
     recovery::decide(&mut scene.world.ledger, &remains, scene.world.now);
-    assert_eq!(scene.world.ledger.recovery(), None);
+    assert_eq!(scene.world.ledger.etcd.recovery(), None);
     assert!(scene.to_the_end().ends_with("done\n"));
-    assert_eq!(scene.world.ledger.restoration(), None);
+    assert_eq!(scene.world.ledger.etcd.restoration(), None);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn whatever_happens_meanwhile_one_cluster_comes_of_it() {
             if trouble > 0 && dice.one_in(3) {
                 trouble -= 1;
                 match dice.below(3) {
-                    0 if scene.world.ledger.restoration().is_some() => {
+                    0 if scene.world.ledger.etcd.restoration().is_some() => {
                         *scene.machine(dice.below(members) + 1) = MachineModel::none()
                     }
                     1 => scene.cut_power(dice.below(members) + 1),
@@ -177,6 +177,6 @@ fn whatever_happens_meanwhile_one_cluster_comes_of_it() {
                 }
             }
         }
-        assert_eq!(scene.world.ledger.restoration(), None, "seed {seed}");
+        assert_eq!(scene.world.ledger.etcd.restoration(), None, "seed {seed}");
     }
 }

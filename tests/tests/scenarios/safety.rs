@@ -172,7 +172,7 @@ fn a_machine_whose_member_is_listed_again_stays() {
 fn only_the_data_that_was_seen_is_cleared() {
     let mut scene = Scene::settled(3);
     let id = scene.agreed().members.iter().find(|m| m.name == "main-2").map(|m| m.id).expect("an entry");
-    scene.world.ledger.replace.insert(name(2), id);
+    scene.world.ledger.etcd.replace.insert(name(2), id);
     let clear = up_to(&mut scene, |action| matches!(action, Action::Etcd(EtcdAction::ClearData { .. })));
     let cluster = scene.id();
     scene.machine(2).data = Data::Present { member: MemberId(7), cluster };

@@ -29,7 +29,7 @@ fn caught(planner: Planner) {
 
 /// Bootstraps with the configuration that the cluster is to have in the end, as if auth were not wanted yet.
 fn open_from_the_start(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
-    let formed = observed.ledger.cluster.is_some();
+    let formed = observed.ledger.etcd.cluster.is_some();
     let mut first = desired.clone();
     first.etcd.auth = AuthMode::None;
     plan(if formed { desired } else { &first }, observed, now)
@@ -43,7 +43,7 @@ fn a_planner_that_bootstraps_an_open_cluster_is_caught() {
 /// Takes auth for on as soon as the cluster has formed.
 fn opens_too_early(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
-    observed.ledger.secured = observed.ledger.cluster;
+    observed.ledger.etcd.secured = observed.ledger.etcd.cluster;
     plan(desired, &observed, now)
 }
 

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use raftsman_core::action::{Action, EtcdAction};
 use raftsman_core::desired::Stack;
-use raftsman_core::observed::{Data, Fact, Ledger, MachineObserved, Observed, Root, ServiceState, View};
+use raftsman_core::observed::{Data, EtcdLedger, Fact, Ledger, MachineObserved, Observed, Root, ServiceState, View};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, Waiting, plan};
 use raftsman_tests::sim::{Cast, Planner, Stats, Violation, all_at_once, lives};
 
@@ -62,8 +62,9 @@ fn unreachable_is_absent(desired: &Stack, observed: &Observed, now: Timestamp) -
 /// Forgets what it started: a wiped member is started again, empty, under its old id.
 fn forgetful(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
-    let Ledger { peers, clients, .. } = observed.ledger.clone();
-    observed.ledger = Ledger { peers, clients, ..Ledger::default() };
+    let EtcdLedger { peers, clients, .. } = observed.ledger.etcd.clone();
+    let etcd = EtcdLedger { peers, clients, ..EtcdLedger::default() };
+    observed.ledger = Ledger { etcd, ..Ledger::default() };
     for seen in observed.machines.values_mut() {
         if let Fact::Seen { value: raftsman_core::observed::Agent::Claimed(report), .. } = &mut seen.agent {
             report.etcd.had_data = false;

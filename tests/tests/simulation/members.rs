@@ -38,7 +38,7 @@ fn instead(plan: &Plan, action: Action) -> Plan {
 fn surplus(desired: &Stack, observed: &Observed) -> Vec<(Name, ListedMember)> {
     let view = View::of(observed);
     let listed = view.listed.unwrap_or_default().iter().filter(|m| !m.learner);
-    let named = listed.filter_map(|m| Some((observed.ledger.name_of(m)?, m.clone())));
+    let named = listed.filter_map(|m| Some((observed.ledger.etcd.name_of(m)?, m.clone())));
     named.filter(|(name, _)| desired.etcd.member(name).is_none() && view.healthy.contains(name)).collect()
 }
 
@@ -51,8 +51,8 @@ fn gives_up(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut marked = observed.clone();
     let view = View::of(observed);
     let listed = view.listed.unwrap_or_default().iter().filter(|m| !m.learner);
-    let lost = listed.filter_map(|m| Some((observed.ledger.name_of(m)?, m.id)));
-    marked.ledger.replace.extend(lost.filter(|(name, _)| !view.healthy.contains(name)));
+    let lost = listed.filter_map(|m| Some((observed.ledger.etcd.name_of(m)?, m.id)));
+    marked.ledger.etcd.replace.extend(lost.filter(|(name, _)| !view.healthy.contains(name)));
     plan(desired, &marked, now)
 }
 
@@ -89,7 +89,7 @@ fn two_learners(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
         .etcd
         .members
         .iter()
-        .find(|m| ready(&m.name) && !list.iter().any(|l| observed.ledger.name_of(l).as_ref() == Some(&m.name)));
+        .find(|m| ready(&m.name) && !list.iter().any(|l| observed.ledger.etcd.name_of(l).as_ref() == Some(&m.name)));
     let add =
         missing.map(|m| Action::Member(MemberAction::AddLearner { machine: m.name.clone(), peer_url: m.peer_url() }));
     add.map_or(plan.clone(), |add| instead(&plan, add))
@@ -129,7 +129,7 @@ fn crowds(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let view = View::of(observed);
     let missing = desired.etcd.members.iter().find(|m| {
-        view.listed.is_some_and(|list| !list.iter().any(|l| observed.ledger.name_of(l).as_ref() == Some(&m.name)))
+        view.listed.is_some_and(|list| !list.iter().any(|l| observed.ledger.etcd.name_of(l).as_ref() == Some(&m.name)))
     });
     if let (Some(member), Some(step)) = (missing, plan.steps.first().cloned()) {
         let action =
@@ -142,7 +142,7 @@ fn crowds(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
 /// Starts a member whose disk was wiped again under its old id.
 fn restarts_wiped(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut forgetful = observed.clone();
-    forgetful.ledger.started.clear();
+    forgetful.ledger.etcd.started.clear();
     for member in forgetful.machines.values_mut() {
         if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut member.agent {
             report.etcd.had_data = false;

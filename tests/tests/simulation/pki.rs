@@ -53,7 +53,7 @@ fn assume_handshakes(observed: &mut Observed) {
         let mut all = Handshakes::default();
         all.peers.extend(names.iter().map(|other| (other.clone(), None)));
         for side in TrustDomain::ALL {
-            let Some(trust) = observed.ledger.trust(side) else { continue };
+            let Some(trust) = observed.ledger.etcd.trust(side) else { continue };
             let handshake = |key: &str| match trust.trusts(key) {
                 true => HandshakeResult::Accepted,
                 false => HandshakeResult::Refused("assumed".to_owned()),
@@ -86,7 +86,7 @@ fn disk_is_enough(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan 
 fn switches_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = with(observed, |report, observed| {
         for side in TrustDomain::ALL {
-            let Some(digest) = observed.ledger.trust(side).map(|t| t.digest()) else { continue };
+            let Some(digest) = observed.ledger.etcd.trust(side).map(|t| t.digest()) else { continue };
             if let Some(certificate) = report.etcd.certificates.get_mut(&side.purpose()) {
                 certificate.trust = Some(digest.clone());
                 report.etcd.running_trust.insert(side.purpose(), digest);
@@ -100,7 +100,7 @@ fn switches_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan 
 /// Trusts the old authority no more while members still show what it signed.
 fn retires_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = with(observed, |report, observed| {
-        let Some(trust) = observed.ledger.trust(TrustDomain::Peers) else { return };
+        let Some(trust) = observed.ledger.etcd.trust(TrustDomain::Peers) else { return };
         let shown = report.etcd.certificates.get_mut(&TrustDomain::Peers.purpose());
         if let Some(certificate) = shown.filter(|c| trust.trusts(&c.issuer_key)) {
             certificate.issuer_key.clone_from(&trust.current.key);
@@ -114,7 +114,7 @@ fn retires_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
 fn hurries(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
     let tolerance = View::of(observed).tolerance();
-    if plan.is_done() && observed.ledger.clients.as_ref().is_some_and(|t| !t.old.is_empty()) {
+    if plan.is_done() && observed.ledger.etcd.clients.as_ref().is_some_and(|t| !t.old.is_empty()) {
         plan.steps.push(Step {
             action: Action::Pki(PkiAction::DistrustAuthority { side: TrustDomain::Clients, unused: false }),
             reason: Reason::NotNeeded,
@@ -130,7 +130,7 @@ fn hurries(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
 /// Forgets the old authority as soon as it is not to be trusted any more.
 fn forgets_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut plan = plan(desired, observed, now);
-    let retired = |side: &TrustDomain| observed.ledger.trust(*side).is_some_and(|t| !t.retired.is_empty());
+    let retired = |side: &TrustDomain| observed.ledger.etcd.trust(*side).is_some_and(|t| !t.retired.is_empty());
     let quiet = View::of(observed).has_quorum() && plan.steps.len() == 1;
     if let (Some(side), true) = (TrustDomain::ALL.into_iter().find(retired), quiet) {
         plan.steps[0].action = Action::Pki(PkiAction::DeleteAuthority { side });

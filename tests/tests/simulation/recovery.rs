@@ -147,7 +147,7 @@ impl Life {
     fn check(&self, survivor: &Name, action: &Action) -> Result<(), String> {
         let world = &self.scene.world;
         let broken = |rule: &str| Err(format!("seed {}: {rule}: {action:?}", self.seed));
-        let rebuilt = world.ledger.cluster != Some(self.of);
+        let rebuilt = world.ledger.etcd.cluster != Some(self.of);
         let others_run = world.machines.iter().any(|(name, m)| {
             name != survivor
                 && m.exists
@@ -203,7 +203,7 @@ impl Life {
 
     fn end(self) -> Result<usize, String> {
         let world = &self.scene.world;
-        if world.ledger.cluster == Some(self.of) || world.ledger.recovery().is_some() {
+        if world.ledger.etcd.cluster == Some(self.of) || world.ledger.etcd.recovery().is_some() {
             return Err(format!("seed {}: it ended, and was not built anew", self.seed));
         }
         Ok(self.plans)
@@ -234,7 +234,7 @@ fn a_majority_is_lost_and_nothing_more() {
 /// A planner that sees something else in the ledger.
 fn with(observed: &Observed, change: impl FnMut(&mut Recovery)) -> Observed {
     let mut observed = observed.clone();
-    observed.ledger.recovery_mut().into_iter().for_each(change);
+    observed.ledger.etcd.recovery_mut().into_iter().for_each(change);
     observed
 }
 
@@ -246,7 +246,7 @@ fn impatient(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
 /// Does not see that others run.
 fn blind(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut seen = observed.clone();
-    let survivor = seen.ledger.recovery().map(|recovery| recovery.survivor.clone());
+    let survivor = seen.ledger.etcd.recovery().map(|recovery| recovery.survivor.clone());
     for (_, machine) in seen.machines.iter_mut().filter(|(name, _)| Some(*name) != survivor.as_ref()) {
         if let Fact::Seen { value: Agent::Claimed(report), .. } = &mut machine.agent {
             report.etcd.service.state = ServiceState::Stopped;
@@ -264,8 +264,8 @@ fn credulous(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
 /// Forgets the approved recovery as soon as the survivor serves: it grows the old cluster.
 fn forgetful(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut seen = observed.clone();
-    if seen.ledger.recovery().is_some_and(|recovery| recovery.settled) {
-        seen.ledger.mode = Mode::Normal;
+    if seen.ledger.etcd.recovery().is_some_and(|recovery| recovery.settled) {
+        seen.ledger.etcd.mode = Mode::Normal;
     }
     plan(desired, &seen, now)
 }

@@ -45,8 +45,8 @@ fn actions(desired: &Stack, observed: &Observed, turn: usize) -> Vec<Action> {
 fn modes(observed: &Observed) -> Vec<Observed> {
     let ledger = serde_json::to_value(&observed.ledger).expect("JSON");
     let names: Vec<_> = observed.machines.keys().collect();
-    let members: Value = serde_json::to_value(&observed.ledger.members).expect("JSON");
-    let cluster = observed.ledger.cluster.map_or("c0ffee".to_owned(), |id| id.to_string());
+    let members: Value = serde_json::to_value(&observed.ledger.etcd.members).expect("JSON");
+    let cluster = observed.ledger.etcd.cluster.map_or("c0ffee".to_owned(), |id| id.to_string());
     let (survivor, since) = (names.first(), "2026-01-01T00:00:00Z");
     let recovery = |alone, settled, member: Option<&str>| {
         json!({"recovery": {

@@ -59,7 +59,7 @@ fn through_and_forget(observed: &Observed, glass: impl Fn(EtcdVersion) -> EtcdVe
     let seen = observed.answers().map(|(_, etcd)| etcd).map(|e| e.version);
     let hides = seen.into_iter().any(|v| glass(v) != v);
     let mut observed = through(observed, glass);
-    observed.ledger.log_renewed = observed.ledger.log_renewed.filter(|_| !hides);
+    observed.ledger.etcd.log_renewed = observed.ledger.etcd.log_renewed.filter(|_| !hides);
     observed
 }
 
@@ -87,7 +87,7 @@ fn without_snapshot(desired: &Stack, observed: &Observed, now: Timestamp) -> Pla
     };
     let mut observed = observed.clone();
     let file = String::new();
-    observed.ledger.snapshot =
+    observed.ledger.etcd.snapshot =
         Some(SnapshotRecord { before: *version, from: desired.etcd.version, revision: 1, at: now, file });
     plan(desired, &observed, now)
 }
@@ -133,7 +133,7 @@ fn leader_first(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
 /// Forgets that there was an older line.
 fn old_log(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let mut observed = observed.clone();
-    observed.ledger.log_renewed = None;
+    observed.ledger.etcd.log_renewed = None;
     plan(desired, &observed, now)
 }
 

@@ -152,7 +152,7 @@ impl Etcd {
         let members = members.iter().filter_map(|name| self.member(name));
         members
             .map(|member| {
-                let known = ledger.members.get(&member.name).and_then(|url| address_of(url));
+                let known = ledger.etcd.members.get(&member.name).and_then(|url| address_of(url));
                 super::balancer::backend(&member.name, known.unwrap_or(member.address))
             })
             .collect()
@@ -175,35 +175,35 @@ impl Etcd {
 
     /// The addresses of all present and future members: they reach each other.
     pub fn neighbours(&self, ledger: &Ledger) -> BTreeSet<IpAddr> {
-        let here = ledger.members.values().filter_map(|url| address_of(url));
+        let here = ledger.etcd.members.values().filter_map(|url| address_of(url));
         self.members.iter().map(|member| member.address).chain(here).collect()
     }
 
     /// The heartbeat and election time-outs of every member: those of the file, or those that were measured; nothing
     /// while they are to be measured and have not been.
     pub fn timers(&self, ledger: &Ledger) -> Option<RaftTimers> {
-        self.settings.timers.given().or_else(|| ledger.preflight.as_ref().map(|preflight| preflight.timers))
+        self.settings.timers.given().or_else(|| ledger.etcd.preflight.as_ref().map(|preflight| preflight.timers))
     }
 
     /// Which clients members accept now. Where auth is wanted, every client that is accepted before it is on is a
     /// superuser: raftsman first sees that auth is on, in this very cluster, and then opens members to clients.
     pub fn client_access(&self, ledger: &Ledger) -> ClientAccess {
-        let rebuilt = ledger.is_built_anew();
-        let secured = !rebuilt && ledger.secured.is_some() && ledger.secured == ledger.cluster;
+        let rebuilt = ledger.etcd.is_built_anew();
+        let secured = !rebuilt && ledger.etcd.secured.is_some() && ledger.etcd.secured == ledger.etcd.cluster;
         match self.auth {
             AuthMode::None => ClientAccess::Open,
             AuthMode::Certificate | AuthMode::Password if secured => ClientAccess::Open,
             // So far the file let every client do everything.
-            AuthMode::Certificate if ledger.auth == Some(AuthMode::None) => ClientAccess::Open,
+            AuthMode::Certificate if ledger.etcd.auth == Some(AuthMode::None) => ClientAccess::Open,
             // No certificate was issued yet but raftsman's own.
-            AuthMode::Certificate if ledger.secured.is_none() && self.is_sole_issuer(ledger) => ClientAccess::Open,
+            AuthMode::Certificate if ledger.etcd.secured.is_none() && self.is_sole_issuer(ledger) => ClientAccess::Open,
             AuthMode::Certificate | AuthMode::Password => ClientAccess::Closed,
         }
     }
 
     /// Whether raftsman made every authority whose client certificates are accepted.
     fn is_sole_issuer(&self, ledger: &Ledger) -> bool {
-        match &ledger.clients {
+        match &ledger.etcd.clients {
             Some(trust) => trust.trusted().iter().all(|authority| authority.origin == Origin::Made),
             None => self.authorities.clients == Authority::Made,
         }

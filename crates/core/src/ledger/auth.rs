@@ -2,11 +2,11 @@
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
-use super::Ledger;
+use super::EtcdLedger;
 use crate::action::AuthAction;
 use crate::desired::Stack;
 
-pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, action: &AuthAction) {
+pub(super) fn ahead(ledger: &mut EtcdLedger, desired: &Stack, action: &AuthAction) {
     match action {
         AuthAction::EnableAuth | AuthAction::DisableAuth => ledger.auth = Some(desired.etcd.auth),
         // The next observation tells whether it was done.

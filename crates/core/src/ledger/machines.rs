@@ -1,6 +1,9 @@
-//! A step on a machine → what is remembered of it.
+//! A step on a machine, machines that are seen → what is remembered of them.
 
 #![warn(clippy::wildcard_enum_match_arm)]
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use super::Ledger;
 use crate::action::MachineAction;
@@ -8,16 +11,27 @@ use crate::desired::{Address, Stack};
 use crate::observed::Observed;
 use crate::spec::Name;
 
+/// What is remembered of the machines of a stack.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MachineLedger {
+    /// The machines that balancers have to themselves, made or about to be made, and where they are.
+    pub instances: BTreeMap<Name, IpAddr>,
+    /// The addresses that the provider assigned, of machines made or still to be made.
+    pub addresses: BTreeMap<Name, IpAddr>,
+    /// The zone of each member's machine, where the file has zones: a changed file moves none of them.
+    pub zones: BTreeMap<Name, Name>,
+}
+
 pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, action: &MachineAction) {
     match action {
         MachineAction::CreateMachine { machine } if desired.etcd.member(machine).is_none() => {
             if let Some((_, instance)) = desired.instance(machine) {
-                ledger.instances.insert(machine.clone(), instance.address);
+                ledger.machines.instances.insert(machine.clone(), instance.address);
             }
         }
-        MachineAction::CreateMachine { machine } if ledger.cluster.is_some() => {
+        MachineAction::CreateMachine { machine } if ledger.etcd.cluster.is_some() => {
             if let Some(member) = desired.etcd.member(machine) {
-                ledger.members.entry(machine.clone()).or_insert_with(|| member.peer_url());
+                ledger.etcd.members.entry(machine.clone()).or_insert_with(|| member.peer_url());
             }
         }
         // The next observation tells whether it was done; the code that executes it records an address.
@@ -43,27 +57,28 @@ impl Ledger {
             let Some(found) = seen(&machine.name) else { continue };
             // It was made before the ledger was lost: it has its address already.
             if machine.address == Address::Assigned && !found.foreign {
-                self.addresses.insert(machine.name.clone(), found.address);
+                self.machines.addresses.insert(machine.name.clone(), found.address);
             }
             if let Some(zone) = found.zone.as_ref().or(machine.place.zone.as_ref()) {
-                self.zones.insert(machine.name.clone(), zone.clone());
+                self.machines.zones.insert(machine.name.clone(), zone.clone());
             }
         }
         // Also those that were made before the ledger was lost.
         for instance in desired.own_instances() {
             if seen(&instance.name).is_some() {
-                self.instances.entry(instance.name.clone()).or_insert(instance.address);
+                self.machines.instances.entry(instance.name.clone()).or_insert(instance.address);
             }
         }
         let gone = |name: &Name| observed.machines.get(name).is_none_or(|seen| seen.machine.is_absent());
-        self.instances.retain(|name, _| desired.machine(name).is_some() || !gone(name));
+        self.machines.instances.retain(|name, _| desired.machine(name).is_some() || !gone(name));
         self.forget_places(desired);
     }
 
     /// Forgets where machines were that neither the file nor the provider has any more: another machine may have the
     /// address by now.
     pub(super) fn forget_places(&mut self, desired: &Stack) {
-        let Self { members, instances, zones, addresses, .. } = self;
+        let MachineLedger { instances, zones, addresses } = &mut self.machines;
+        let members = &self.etcd.members;
         let known =
             |name: &Name| members.contains_key(name) || instances.contains_key(name) || desired.machine(name).is_some();
         zones.retain(|name, _| known(name));

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::Ledger;
+use super::EtcdLedger;
 use crate::action::MaintenanceAction;
 use crate::observed::{Alarm, Observed, View};
 use crate::spec::Name;
@@ -24,7 +24,7 @@ pub struct SpaceRecord {
     pub rewritten: BTreeSet<Name>,
 }
 
-pub(super) fn ahead(ledger: &mut Ledger, observed: &Observed, action: &MaintenanceAction) {
+pub(super) fn ahead(ledger: &mut EtcdLedger, observed: &Observed, action: &MaintenanceAction) {
     match action {
         MaintenanceAction::Compact { revision } if View::of(observed).alarmed(Alarm::NoSpace) => {
             ledger.space = Some(SpaceRecord { revision: *revision, done: false, rewritten: BTreeSet::new() });
@@ -36,7 +36,7 @@ pub(super) fn ahead(ledger: &mut Ledger, observed: &Observed, action: &Maintenan
     }
 }
 
-pub(super) fn after(ledger: &mut Ledger, action: &MaintenanceAction) {
+pub(super) fn after(ledger: &mut EtcdLedger, action: &MaintenanceAction) {
     let Some(space) = &mut ledger.space else { return };
     match action {
         MaintenanceAction::Compact { revision } => space.done |= space.revision == *revision,

@@ -5,7 +5,7 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::Ledger;
+use super::EtcdLedger;
 use crate::action::MemberAction;
 use crate::desired::Stack;
 use crate::observed::{ListedMember, MemberId, Observed, View};
@@ -24,7 +24,13 @@ pub struct LearnerRecord {
     pub since: Timestamp,
 }
 
-pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, observed: &Observed, action: &MemberAction, now: Timestamp) {
+pub(super) fn ahead(
+    ledger: &mut EtcdLedger,
+    desired: &Stack,
+    observed: &Observed,
+    action: &MemberAction,
+    now: Timestamp,
+) {
     match action {
         MemberAction::AddLearner { machine, peer_url } => {
             ledger.reshaped = true;
@@ -43,7 +49,7 @@ pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, observed: &Observed, a
     }
 }
 
-impl Ledger {
+impl EtcdLedger {
     /// Records how far the learner is.
     pub(super) fn follow(&mut self, list: &[ListedMember], view: &View<'_>, now: Timestamp) {
         let Some(learner) = list.iter().find(|m| m.learner) else {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Ledger, Recovery, Restoration};
+use super::{EtcdLedger, Recovery, Restoration};
 use crate::spec::Name;
 
 /// What goes on with a cluster as a whole.
@@ -28,7 +28,7 @@ pub struct Adopted {
     pub clients: BTreeMap<Name, String>,
 }
 
-impl Ledger {
+impl EtcdLedger {
     /// The record of an adopted cluster.
     pub fn adopted(&self) -> Option<&Adopted> {
         match &self.mode {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::Ledger;
+use super::{EtcdLedger, Ledger};
 use crate::desired::Stack;
 use crate::observed::{Data, Observed, Trust, TrustDomain, View};
 use crate::spec::Name;
@@ -51,7 +51,7 @@ impl Ledger {
         now: Timestamp,
     ) -> Result<Self, RebuildError> {
         let (peers, clients) = trust;
-        let mut ledger = Self { peers, clients, ..Self::default() };
+        let mut ledger = Self { etcd: EtcdLedger { peers, clients, ..EtcdLedger::default() }, ..Self::default() };
         let view = View::of(observed);
         let listed = view.listed.filter(|_| view.has_quorum());
         let mut on_disk = BTreeMap::new();
@@ -80,23 +80,23 @@ impl Ledger {
             [only] => *only,
             _ => return Err(RebuildError::SeveralClusters),
         };
-        if let Some(side) = TrustDomain::ALL.into_iter().find(|side| ledger.trust(*side).is_none()) {
+        if let Some(side) = TrustDomain::ALL.into_iter().find(|side| ledger.etcd.trust(*side).is_none()) {
             return Err(RebuildError::NoAuthority(side));
         }
-        ledger.cluster = Some(cluster);
-        ledger.auth = Some(desired.etcd.auth);
-        ledger.reshaped = true;
+        ledger.etcd.cluster = Some(cluster);
+        ledger.etcd.auth = Some(desired.etcd.auth);
+        ledger.etcd.reshaped = true;
         for member in &desired.etcd.members {
-            ledger.members.insert(member.name.clone(), member.peer_url());
+            ledger.etcd.members.insert(member.name.clone(), member.peer_url());
         }
-        ledger.founders.clone_from(&ledger.members);
-        ledger.started = on_disk.into_iter().map(|(name, (_, incarnation))| (name, incarnation)).collect();
+        ledger.etcd.founders.clone_from(&ledger.etcd.members);
+        ledger.etcd.started = on_disk.into_iter().map(|(name, (_, incarnation))| (name, incarnation)).collect();
         for member in listed.unwrap_or_default() {
-            if let Some(name) = ledger.name_of(member) {
-                ledger.started.entry(name).or_insert_with(|| UNKNOWN_INCARNATION.to_owned());
+            if let Some(name) = ledger.etcd.name_of(member) {
+                ledger.etcd.started.entry(name).or_insert_with(|| UNKNOWN_INCARNATION.to_owned());
             }
         }
-        ledger.last_revision = view.answering.values().map(|etcd| etcd.revision).max().unwrap_or(0);
+        ledger.etcd.last_revision = view.answering.values().map(|etcd| etcd.revision).max().unwrap_or(0);
         ledger.learn(desired, observed, now);
         Ok(ledger)
     }

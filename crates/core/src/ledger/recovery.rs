@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Ledger, Mode};
+use super::{EtcdLedger, Mode};
 use crate::observed::{AgentReport, ClusterId, MemberId, Observed, View};
 use crate::spec::Name;
 
@@ -25,7 +25,7 @@ pub struct Recovery {
     pub member: Option<MemberId>,
 }
 
-impl Ledger {
+impl EtcdLedger {
     /// Once the survivor has the data of a new cluster, that cluster is ours, and it has no other member.
     pub(super) fn rebuilt(&mut self, observed: &Observed, now: Timestamp) {
         let Mode::Recovering(recovery) = &mut self.mode else { return };

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Ledger, Mode};
+use super::{EtcdLedger, Mode};
 use crate::action::RestoreAction;
 use crate::backup::{FullName, Manifest};
 use crate::observed::{ClusterId, Data, Observed};
@@ -69,7 +69,7 @@ impl Restoration {
     }
 }
 
-pub(super) fn after(ledger: &mut Ledger, action: &RestoreAction) {
+pub(super) fn after(ledger: &mut EtcdLedger, action: &RestoreAction) {
     match action {
         RestoreAction::CompareRestored { .. } => {
             if let Some(restoration) = ledger.restoration_mut() {
@@ -80,7 +80,7 @@ pub(super) fn after(ledger: &mut Ledger, action: &RestoreAction) {
     }
 }
 
-impl Ledger {
+impl EtcdLedger {
     /// Once all members have the same of a backup, they are the cluster.
     pub(super) fn restored(&mut self, observed: &Observed, now: Timestamp) {
         let Some(restoration) = self.restoration().cloned().filter(|restoration| restoration.agreed) else { return };

@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Adopted, LearnerRecord, Ledger, Mode, Recovery, Restoration, SnapshotRecord, SpaceRecord};
+use super::{
+    Adopted, EtcdLedger, LearnerRecord, Ledger, MachineLedger, Mode, Recovery, Restoration, SnapshotRecord, SpaceRecord,
+};
 use crate::backup::{Drill, History};
 use crate::observed::{ClusterId, MemberId, Preflight, Trust};
 use crate::spec::{AuthMode, Name};
@@ -67,16 +69,14 @@ pub(super) struct Stored {
 
 impl From<Ledger> for Stored {
     fn from(ledger: Ledger) -> Self {
-        let Ledger {
+        let MachineLedger { instances, addresses, zones } = ledger.machines;
+        let EtcdLedger {
             mode,
             cluster,
             members,
             founders,
             reshaped,
             started,
-            instances,
-            addresses,
-            zones,
             auth,
             secured,
             peers,
@@ -92,7 +92,7 @@ impl From<Ledger> for Stored {
             log_renewed,
             drill,
             histories,
-        } = ledger;
+        } = ledger.etcd;
         let (adopted, recovery, restoration) = match mode {
             Mode::Normal => (None, None, None),
             Mode::Adopted(adopted) => (Some(adopted), None, None),
@@ -168,16 +168,14 @@ impl From<Stored> for Ledger {
             (None, None, Some(adopted)) => Mode::Adopted(adopted),
             (None, None, None) => Mode::Normal,
         };
-        Self {
+        let machines = MachineLedger { instances, addresses, zones };
+        let etcd = EtcdLedger {
             mode,
             cluster,
             members,
             founders,
             reshaped,
             started,
-            instances,
-            addresses,
-            zones,
             auth,
             secured,
             peers,
@@ -193,6 +191,7 @@ impl From<Stored> for Ledger {
             log_renewed,
             drill,
             histories,
-        }
+        };
+        Self { machines, etcd }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::Ledger;
+use super::EtcdLedger;
 use crate::observed::{ListedMember, View};
 use crate::spec::EtcdVersion;
 use crate::versions::{Line, REQUESTS_OF_TODAY};
@@ -25,7 +25,7 @@ pub struct SnapshotRecord {
     pub file: String,
 }
 
-impl Ledger {
+impl EtcdLedger {
     /// Learns which members' logs may still hold requests of an older line. A member that has followed the cluster down
     /// to the older line has written a snapshot of its log then (etcd does so for nothing else), and one of the line
     /// beyond has read it all.

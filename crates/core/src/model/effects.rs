@@ -90,7 +90,7 @@ impl World {
 
     /// What a cluster that formed once has agreed upon, where no member answers: what apply completes before it ends.
     pub(super) fn remembered(&mut self, desired: &Stack) {
-        let Some(cluster) = self.ledger.cluster else { return };
+        let Some(cluster) = self.ledger.etcd.cluster else { return };
         let founders = self.founders(desired);
         self.agreed.entry(cluster).or_insert_with(|| Agreed {
             root: Root::Ready,
@@ -103,10 +103,10 @@ impl World {
 
     /// Those that the cluster was first started with, or will be.
     pub(super) fn founders(&self, desired: &Stack) -> BTreeMap<Name, String> {
-        if self.ledger.founders.is_empty() {
+        if self.ledger.etcd.founders.is_empty() {
             return desired.etcd.members.iter().map(|m| (m.name.clone(), m.peer_url())).collect();
         }
-        self.ledger.founders.clone()
+        self.ledger.etcd.founders.clone()
     }
 
     pub(super) fn existing(&mut self, name: &Name) -> Result<&mut MachineModel, Impossible> {

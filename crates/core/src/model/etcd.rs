@@ -76,12 +76,12 @@ impl World {
         data: StartData,
         warm_up: u32,
     ) -> Result<(), Impossible> {
-        let founders = self.ledger.founders.clone();
+        let founders = self.ledger.etcd.founders.clone();
         let ids = Ids::of(&founders);
         let started = ids.members.get(name).copied();
         let joined = match data {
             StartData::Joining(cluster) => self.agreed.get(&cluster).and_then(|agreed| {
-                let this = |m: &&ListedMember| self.ledger.name_of(m).as_ref() == Some(name);
+                let this = |m: &&ListedMember| self.ledger.etcd.name_of(m).as_ref() == Some(name);
                 agreed.members.iter().find(this).map(|m| m.id)
             }),
             StartData::Empty | StartData::Of(_) | StartData::Alone(_) => None,
@@ -121,7 +121,7 @@ impl World {
         machine.process =
             Process { state, config, version, restarts, warm_up, address, quota, trust, ..Process::none() };
         if let StartData::Alone(cluster) = data {
-            let peer_urls = self.ledger.members.get(name).cloned().into_iter().collect();
+            let peer_urls = self.ledger.etcd.members.get(name).cloned().into_iter().collect();
             let id = this.unwrap_or(MemberId(0));
             let alone = ListedMember { id, name: name.to_string(), peer_urls, learner: false };
             self.agreed.get_mut(&cluster).into_iter().for_each(|agreed| agreed.members = vec![alone.clone()]);

@@ -17,9 +17,10 @@ impl World {
         if let Some(watched) = &self.watched {
             return Observed { ledger: self.ledger.clone(), ..watched.clone() };
         }
-        let names = desired.etcd.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
+        let names = desired.etcd.members.iter().map(|m| &m.name).chain(self.ledger.etcd.members.keys());
         let names: BTreeSet<&Name> = names.collect();
-        let machines = names.iter().copied().chain(desired.machines.keys()).chain(self.ledger.instances.keys());
+        let machines =
+            names.iter().copied().chain(desired.machines.keys()).chain(self.ledger.machines.instances.keys());
         let machines = machines.map(|name| (name.clone(), self.observe_machine(desired, name))).collect();
         let members = names.iter().map(|name| ((*name).clone(), self.observe_member(desired, name))).collect();
         let (brought, maintenance) = (self.brought.clone(), self.observe_maintenance(desired));

@@ -21,7 +21,7 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &MachineAction) ->
                 return Err(Impossible(format!("{machine} has an address")));
             }
             let address = world.next_address(desired);
-            world.ledger.addresses.insert(machine.clone(), address);
+            world.ledger.machines.addresses.insert(machine.clone(), address);
         }
         MachineAction::CreateMachine { machine } => {
             world.made += 1;

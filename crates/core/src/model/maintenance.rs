@@ -138,7 +138,7 @@ impl World {
         let (bytes, history) = (stored.live.unsigned_abs(), stored.history.unsigned_abs());
         let prefix = FilledPrefix { prefix: "data/".to_owned(), keys: bytes / 1024, bytes, history };
         let filling = Filling { keys: bytes / 1024, complete: true, bytes, prefixes: vec![prefix] };
-        let names = desired.etcd.members.iter().map(|m| &m.name).chain(self.ledger.members.keys());
+        let names = desired.etcd.members.iter().map(|m| &m.name).chain(self.ledger.etcd.members.keys());
         let hash = |name: &Name| {
             let machine = self.machines.get(name).filter(|m| self.is_heard(m) && m.cluster() == Some(*id))?;
             // Two corrupt members have different hashes.
@@ -164,7 +164,7 @@ impl World {
         }
         let Some(agreed) = self.agreed.get_mut(&etcd.cluster) else { return };
         // What compaction will leave is known once it was done, and else estimated by what was counted.
-        let compacted = observed.ledger.space.as_ref().is_some_and(|space| space.done);
+        let compacted = observed.ledger.etcd.space.as_ref().is_some_and(|space| space.done);
         let live = match &observed.etcd.maintenance.filling {
             Some(filling) if !compacted => i64::try_from(filling.bytes).unwrap_or(i64::MAX).min(etcd.db_in_use),
             _ => etcd.db_in_use,

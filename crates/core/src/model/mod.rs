@@ -296,7 +296,7 @@ impl World {
         world.ledger = observed.ledger.clone();
         world.brought.clone_from(&observed.etcd.brought);
         world.note_bundles();
-        if observed.ledger.adopted().is_some() {
+        if observed.ledger.etcd.adopted().is_some() {
             world.watched = Some(observed.clone());
             return world;
         }
@@ -313,7 +313,7 @@ impl World {
                 // Its provider cannot be asked, but what runs on it answers.
                 machine.exists = true;
                 machine.power = Power::Running;
-                let known = observed.ledger.members.get(name).and_then(|url| address_of(url));
+                let known = observed.ledger.etcd.members.get(name).and_then(|url| address_of(url));
                 let address = known.or_else(|| desired.machine_address(name));
                 machine.address = address.unwrap_or(machine.address);
                 machine.incarnation = format!("seen-{name}");
@@ -338,7 +338,7 @@ impl World {
                 machine.config.clone_from(&etcd.config);
                 let texts = [(&etcd.config, &etcd.config_text), (&etcd.running_config, &etcd.running_config_text)];
                 machine.texts = texts.into_iter().filter_map(|(d, t)| Some((d.clone()?, t.clone()?))).collect();
-                machine.config_address = observed.ledger.members.get(name).and_then(|url| address_of(url));
+                machine.config_address = observed.ledger.etcd.members.get(name).and_then(|url| address_of(url));
                 machine.data = etcd.data.clone();
                 machine.had_data = etcd.had_data;
                 machine.last_version = etcd.last_version;
@@ -349,7 +349,7 @@ impl World {
                     version: etcd.running_version.or(etcd.last_version),
                     restarts: etcd.service.restarts,
                     warm_up: 0,
-                    address: observed.ledger.members.get(name).and_then(|url| address_of(url)),
+                    address: observed.ledger.etcd.members.get(name).and_then(|url| address_of(url)),
                     quota: 0,
                     trust: etcd.running_trust.clone(),
                     ..Process::none()
@@ -372,7 +372,7 @@ impl World {
         let timers = desired.etcd.timers(&observed.ledger).unwrap_or_default();
         let access = desired.etcd.client_access(&observed.ledger);
         let assumed = others.map(|e| e.version).min().unwrap_or(desired.etcd.version);
-        for (name, incarnation) in &observed.ledger.started {
+        for (name, incarnation) in &observed.ledger.etcd.started {
             let (Some(seen), Some(member)) = (observed.machines.get(name), desired.etcd.member(name)) else { continue };
             let answer = observed.answer(name);
             let answers = answer.is_some();
@@ -382,7 +382,7 @@ impl World {
             }
             let data = match answer {
                 Some(etcd) => Data::Present { member: etcd.member, cluster: etcd.cluster },
-                None => self.bootstrap_data(desired, name, observed.ledger.cluster),
+                None => self.bootstrap_data(desired, name, observed.ledger.etcd.cluster),
             };
             let version = answer.map_or(assumed, |e| e.version);
             let running = if answers { ServiceState::Running } else { ServiceState::Stopped };
@@ -395,7 +395,7 @@ impl World {
                 machine.last_version = Some(version);
                 machine.certificates = certificates;
                 machine.config = Some(desired.etcd.config(member, version, timers, access).digest.clone());
-                machine.config_address = observed.ledger.members.get(name).and_then(|url| address_of(url));
+                machine.config_address = observed.ledger.etcd.members.get(name).and_then(|url| address_of(url));
                 machine.data = data;
                 machine.had_data = true;
                 machine.process = Process {
@@ -425,7 +425,7 @@ impl World {
             access: Access::default(),
             line: None,
             downgrade: None,
-            old_requests: self.ledger.log_renewed.as_ref().is_some_and(|renewed| {
+            old_requests: self.ledger.etcd.log_renewed.as_ref().is_some_and(|renewed| {
                 etcd.members.is_empty() || etcd.members.iter().any(|m| !renewed.contains(&m.id))
             }),
         });
@@ -457,7 +457,7 @@ impl World {
 
     /// Whether it serves at the address that the state has for it: the other members connect to no other.
     fn is_in_place(&self, name: &Name, machine: &MachineModel) -> bool {
-        let place = self.ledger.members.get(name).and_then(|url| address_of(url));
+        let place = self.ledger.etcd.members.get(name).and_then(|url| address_of(url));
         place.is_none_or(|place| machine.process.address.is_none_or(|address| address == place))
     }
 

@@ -16,12 +16,12 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &PkiAction) -> Res
     match action {
         PkiAction::MakeAuthorities => {
             for side in TrustDomain::ALL {
-                if world.ledger.trust(side).is_none() {
-                    world.ledger.take_in(side, world.authority(desired, side));
+                if world.ledger.etcd.trust(side).is_none() {
+                    world.ledger.etcd.take_in(side, world.authority(desired, side));
                 }
             }
         }
-        PkiAction::AddAuthority { side } => world.ledger.take_in(*side, world.authority(desired, *side)),
+        PkiAction::AddAuthority { side } => world.ledger.etcd.take_in(*side, world.authority(desired, *side)),
         PkiAction::ActivateAuthority { side } => world.trust_mut(*side)?.switch(now),
         PkiAction::DistrustAuthority { side, unused } => world.trust_mut(*side)?.retire(*unused),
         PkiAction::DeleteAuthority { side } => world.trust_mut(*side)?.forget(),
@@ -47,7 +47,7 @@ impl World {
         purpose: Purpose,
         also: Option<IpAddr>,
     ) -> Result<CertificateFacts, Impossible> {
-        let trust = self.ledger.trust(purpose.side());
+        let trust = self.ledger.etcd.trust(purpose.side());
         let trust = trust.ok_or_else(|| Impossible("there is no authority".to_owned()))?;
         let member = desired.etcd.member(machine).ok_or_else(|| Impossible(format!("{machine} is not in the file")))?;
         let profile = member.profile(purpose).with(also);

@@ -49,7 +49,7 @@ impl World {
             ((*name).clone(), measured)
         });
         let measurement = Measurement { at: self.now, members: members.collect() };
-        self.ledger.preflight = Some(Preflight::after(self.ledger.preflight.as_ref(), measurement));
+        self.ledger.etcd.preflight = Some(Preflight::after(self.ledger.etcd.preflight.as_ref(), measurement));
         Ok(())
     }
 }

@@ -17,11 +17,12 @@ pub(super) fn act(world: &mut World, action: &RecoveryAction) -> Result<(), Impo
 impl World {
     /// A cluster of one member, with the data of the last cluster that this machine was a member of.
     fn restore_data(&mut self, name: &Name) -> Result<(), Impossible> {
-        let recovery = self.ledger.recovery().cloned().ok_or_else(|| Impossible("nothing to restore".to_owned()))?;
+        let recovery =
+            self.ledger.etcd.recovery().cloned().ok_or_else(|| Impossible("nothing to restore".to_owned()))?;
         recovery.member.ok_or_else(|| Impossible("nothing was put away".to_owned()))?;
         self.made += 1;
         let cluster = ClusterId(hash(&format!("{} {}", recovery.of, self.made)));
-        let peer_urls: Vec<String> = self.ledger.members.get(name).cloned().into_iter().collect();
+        let peer_urls: Vec<String> = self.ledger.etcd.members.get(name).cloned().into_iter().collect();
         let member = MemberId(hash(&format!("{peer_urls:?} {cluster}")));
         let machine = self.claimed(name)?;
         if machine.data != Data::Empty || machine.process.state != ServiceState::Stopped {

@@ -21,7 +21,7 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &RestoreAction, wa
         }
         RestoreAction::RestoreBackup { machine, .. } => world.restore_backup(machine)?,
         RestoreAction::CompareRestored { machines } => {
-            let restoration = world.ledger.restoration();
+            let restoration = world.ledger.etcd.restoration();
             let version = restoration.map_or(desired.etcd.version, |restoration| restoration.version);
             for machine in machines {
                 world.stop(machine, None)?;
@@ -44,7 +44,7 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &RestoreAction, wa
 impl World {
     fn restore_backup(&mut self, name: &Name) -> Result<(), Impossible> {
         let restoration =
-            self.ledger.restoration().cloned().ok_or_else(|| Impossible("nothing to restore".to_owned()))?;
+            self.ledger.etcd.restoration().cloned().ok_or_else(|| Impossible("nothing to restore".to_owned()))?;
         let mut ids = Ids::of(&restoration.members);
         ids.cluster = ClusterId(hash(&format!("{} {}", ids.cluster, restoration.since)));
         let list = ids.list(&restoration.members);

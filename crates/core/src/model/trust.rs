@@ -123,17 +123,17 @@ impl World {
 
     /// Whether we, with a certificate of the authority that signs for clients, can speak to this member's etcd.
     pub fn receives_us(&self, desired: &Stack, machine: &MachineModel) -> bool {
-        let Some(trust) = &self.ledger.clients else { return true };
+        let Some(trust) = &self.ledger.etcd.clients else { return true };
         let shown = machine.certificates.get(&Purpose::Server);
         let known = shown.is_none_or(|c| trust.trusts(&c.issuer_key));
-        let shows = self.ledger.auth.unwrap_or(desired.etcd.auth) != AuthMode::Password;
+        let shows = self.ledger.etcd.auth.unwrap_or(desired.etcd.auth) != AuthMode::Password;
         known && (!shows || self.accepts(machine, Purpose::Server, &trust.current.key))
     }
 
     /// Every bundle that can be made of the authorities that the ledger knows may be on a disk somewhere.
     pub(super) fn note_bundles(&mut self) {
         for side in TrustDomain::ALL {
-            if let Some(trust) = self.ledger.trust(side) {
+            if let Some(trust) = self.ledger.etcd.trust(side) {
                 self.bundles.extend(trust.bundles());
             }
         }
@@ -141,7 +141,7 @@ impl World {
 
     /// The trust that is to be stored now, by its digest.
     pub(super) fn store_trust(&mut self, side: TrustDomain) -> Result<String, Impossible> {
-        let trust = self.ledger.trust(side).ok_or_else(|| Impossible("there is no authority".to_owned()))?;
+        let trust = self.ledger.etcd.trust(side).ok_or_else(|| Impossible("there is no authority".to_owned()))?;
         let digest = trust.digest();
         let keys: BTreeSet<String> = trust.trusted().into_iter().map(|a| a.key.clone()).collect();
         self.bundles.insert(digest.clone(), keys);
@@ -150,7 +150,7 @@ impl World {
 
     /// The authority that the file says: brought, or a new one.
     pub(super) fn authority(&self, desired: &Stack, side: TrustDomain) -> AuthorityRecord {
-        let number = self.ledger.trust(side).map_or(1, |t| t.numbered + 1);
+        let number = self.ledger.etcd.trust(side).map_or(1, |t| t.numbered + 1);
         let origin = match desired.etcd.authority(side) {
             Authority::Made => Origin::Made,
             Authority::Brought(_) => Origin::Brought,
@@ -164,7 +164,7 @@ impl World {
     }
 
     pub(super) fn trust_mut(&mut self, side: TrustDomain) -> Result<&mut Trust, Impossible> {
-        self.ledger.trust_mut(side).as_mut().ok_or_else(|| Impossible("there is no authority".to_owned()))
+        self.ledger.etcd.trust_mut(side).as_mut().ok_or_else(|| Impossible("there is no authority".to_owned()))
     }
 
     /// What handshake tests show, where a phase depends on it.
@@ -186,7 +186,7 @@ impl World {
                 handshakes.peers.insert(other.clone(), error);
             }
             for side in &sides {
-                let trust = self.ledger.trust(*side)?;
+                let trust = self.ledger.etcd.trust(*side)?;
                 let result =
                     |a: &AuthorityRecord| match (serves(machine), self.accepts(machine, side.purpose(), &a.key)) {
                         (false, _) => HandshakeResult::Unclear("connection refused".to_owned()),

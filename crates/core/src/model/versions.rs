@@ -16,7 +16,7 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &VersionAction) ->
             let from = world.machines.values().find(|m| m.member() == Some(leader)).and_then(|m| m.process.version);
             let (before, from) = (*version, from.unwrap_or(desired.etcd.version));
             let file = format!("{}-{}-{from}.db", desired.name, 1);
-            world.ledger.snapshot = Some(SnapshotRecord { before, from, revision: 1, at: world.now, file });
+            world.ledger.etcd.snapshot = Some(SnapshotRecord { before, from, revision: 1, at: world.now, file });
             Ok(())
         }
         VersionAction::EnableDowngrade { version } => {

@@ -294,7 +294,7 @@ impl Observed {
     /// The names of the voters, where they are known.
     pub fn voters(&self, view: &View<'_>) -> Option<Vec<Name>> {
         let voters = view.listed?.iter().filter(|m| !m.learner);
-        voters.map(|m| self.ledger.name_of(m)).collect()
+        voters.map(|m| self.ledger.etcd.name_of(m)).collect()
     }
 
     /// Whether all voters that could be asked, this one aside, hold the same and are a majority.

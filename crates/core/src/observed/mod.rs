@@ -36,8 +36,8 @@ pub use zones::Zones;
 
 use crate::desired::Stack;
 pub use crate::ledger::{
-    Adopted, LearnerRecord, Ledger, Mode, RebuildError, Recovery, Restoration, SnapshotRecord, SnapshotSource,
-    SpaceRecord,
+    Adopted, EtcdLedger, LearnerRecord, Ledger, MachineLedger, Mode, RebuildError, Recovery, Restoration,
+    SnapshotRecord, SnapshotSource, SpaceRecord,
 };
 use crate::spec::{Name, Shape};
 

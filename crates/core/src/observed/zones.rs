@@ -72,7 +72,7 @@ fn tolerance(view: &View<'_>, largest_first: &[usize]) -> Tolerance {
 /// The zone of a member's machine: as its provider reports it, as the state remembers it, as the file has it.
 fn zone_of<'a>(desired: &'a Stack, observed: &'a Observed, name: &Name) -> Option<&'a Name> {
     let reported = observed.machine(name).and_then(|machine| machine.zone.as_ref());
-    let remembered = || observed.ledger.zones.get(name);
+    let remembered = || observed.ledger.machines.zones.get(name);
     let wanted = || desired.machine(name).and_then(|machine| machine.place.zone.as_ref());
     reported.or_else(remembered).or_else(wanted)
 }

@@ -90,7 +90,7 @@ fn differences(draft: &mut Draft<'_>, member: &Member, wanted: &std::collections
     if let Some(listed) = peers.filter(|m| !m.peer_urls.contains(&member.peer_url())).cloned() {
         differs(draft, Some(name), "peer URL", &listed.peer_urls.join(","), &member.peer_url());
     }
-    let adopted = draft.observed.ledger.adopted();
+    let adopted = draft.observed.ledger.etcd.adopted();
     let client = adopted.and_then(|adopted| adopted.clients.get(name)).filter(|url| **url != member.client_url());
     if let Some(url) = client.cloned() {
         differs(draft, Some(name), "client URL", &url, &member.client_url());

@@ -296,7 +296,7 @@ pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
     if !settled(draft) {
         return Report::Left(Because::Awaited);
     }
-    let former = draft.observed.ledger.instances.keys();
+    let former = draft.observed.ledger.machines.instances.keys();
     let former: Vec<Name> = former.filter(|name| draft.desired.machine(name).is_none()).cloned().collect();
     for name in former {
         let step = members::discard(draft, &name);

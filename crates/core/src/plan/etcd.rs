@@ -14,7 +14,7 @@ pub(super) const CRASHES: u32 = 5;
 /// Which cluster this is. Where that is not clear, nothing at all is done.
 pub(super) fn identity(draft: &mut Draft<'_>) -> Report {
     let ledger = &draft.observed.ledger;
-    let expected = match (ledger.cluster, draft.view.clusters.len()) {
+    let expected = match (ledger.etcd.cluster, draft.view.clusters.len()) {
         (Some(cluster), _) => Some(cluster),
         (None, 0 | 1) => draft.view.clusters.keys().next().copied(),
         (None, _) => {
@@ -30,10 +30,10 @@ pub(super) fn identity(draft: &mut Draft<'_>) -> Report {
     // With and without users, clients show the same certificates: auth is turned on or off, and nothing else changes.
     let by_password = |mode| mode == AuthMode::Password;
     let differs = |made_for: &AuthMode| by_password(*made_for) != by_password(draft.desired.etcd.auth);
-    if let Some(made_for) = ledger.auth.filter(differs) {
+    if let Some(made_for) = ledger.etcd.auth.filter(differs) {
         draft.waiting.push(Waiting::AuthDiffers { made_for, wanted: draft.desired.etcd.auth });
     }
-    if let Some(cluster) = ledger.cluster
+    if let Some(cluster) = ledger.etcd.cluster
         && draft.observed.member_machines().all(|(_, m)| m.report().is_some_and(|r| r.etcd.data == Data::Empty))
         && draft.view.answering.is_empty()
     {
@@ -88,7 +88,7 @@ pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
         }
         return Report::Looked;
     }
-    let founders = draft.observed.ledger.founders.len();
+    let founders = draft.observed.ledger.etcd.founders.len();
     let of = if founders == 0 { draft.desired.etcd.members.len() } else { founders };
     // Whatever is done now is done before the first start.
     if !draft.steps.is_empty() {
@@ -115,13 +115,13 @@ pub(super) fn run(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
 
 /// Whether it is one of those that the cluster is first started with: once the first was started, they are fixed.
 fn founder(draft: &Draft<'_>, name: &Name) -> bool {
-    let founders = &draft.observed.ledger.founders;
+    let founders = &draft.observed.ledger.etcd.founders;
     founders.is_empty() || founders.contains_key(name)
 }
 
 /// Whether the cluster exists: it was seen once, or it answers now.
 pub(super) fn formed(draft: &Draft<'_>) -> bool {
-    draft.observed.ledger.cluster.is_some()
+    draft.observed.ledger.etcd.cluster.is_some()
         || draft.view.has_quorum()
         || draft.view.answering.values().any(|e| e.leader.is_some())
 }
@@ -155,9 +155,9 @@ fn may_start(draft: &mut Draft<'_>, ready: &Ready<'_>) -> Option<StartData> {
 /// members change.
 fn bootstrap(draft: &mut Draft<'_>, name: &Name) -> Option<StartData> {
     let ledger = &draft.observed.ledger;
-    match (draft.view.listed, ledger.cluster.or_else(|| draft.view.clusters.keys().next().copied())) {
+    match (draft.view.listed, ledger.etcd.cluster.or_else(|| draft.view.clusters.keys().next().copied())) {
         (Some(_), Some(cluster)) => Some(StartData::Joining(cluster)),
-        _ if !ledger.reshaped && founder(draft, name) => Some(StartData::Empty),
+        _ if !ledger.etcd.reshaped && founder(draft, name) => Some(StartData::Empty),
         _ => {
             let error = "the cluster cannot be asked for its members".to_owned();
             draft.wait(Waiting::NoQuorumYet { machine: name.clone(), error });

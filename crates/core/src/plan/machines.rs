@@ -55,7 +55,7 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, path: UpgradePath)
     let observed = draft.observed;
     let outside = draft.standing(name).outside();
     // A name that is no longer a member holds no data that could be lost.
-    let started = observed.ledger.started.get(name).filter(|_| !outside);
+    let started = observed.ledger.etcd.started.get(name).filter(|_| !outside);
     let report = match reach(draft, name, started, outside) {
         Ok(report) => report,
         Err(waiting) => {
@@ -81,7 +81,7 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, path: UpgradePath)
     let version = version(etcd, path);
     let timers = draft.desired.etcd.timers(&observed.ledger);
     // A machine that is no member need not be closed to clients; a restored member is configured when it is compared.
-    let access = match outside || observed.ledger.restoration().is_some() {
+    let access = match outside || observed.ledger.etcd.restoration().is_some() {
         true => ClientAccess::Open,
         false => draft.desired.etcd.client_access(&observed.ledger),
     };

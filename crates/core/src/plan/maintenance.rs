@@ -115,9 +115,9 @@ fn space(draft: &mut Draft<'_>) {
         .filter(|filling| filling.complete)
         .map(|filling| filling.bytes);
     let doubtful = counted.is_some_and(|counted| counted.saturating_mul(2) < data.unsigned_abs());
-    let unproven = |name: &Name| !draft.observed.ledger.space.as_ref().is_some_and(|s| s.rewritten.contains(name));
+    let unproven = |name: &Name| !draft.observed.ledger.etcd.space.as_ref().is_some_and(|s| s.rewritten.contains(name));
     let proven = !doubtful || !tight.iter().any(unproven);
-    let revision = match &draft.observed.ledger.space {
+    let revision = match &draft.observed.ledger.etcd.space {
         None => Some(newest),
         // A run that was killed does not know whether compaction ended: it is requested again, which waits for its end.
         Some(record) if !record.done => Some(record.revision),

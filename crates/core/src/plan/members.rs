@@ -59,7 +59,7 @@ impl Draft<'_> {
         let named = |m: &&ListedMember| {
             m.name == name.as_str()
                 || m.name.is_empty()
-                    && (self.observed.ledger.name_of(m).as_ref() == Some(name)
+                    && (self.observed.ledger.etcd.name_of(m).as_ref() == Some(name)
                         || ours.as_ref().is_some_and(|url| m.peer_urls.contains(url)))
         };
         self.view.listed?.iter().find(named)
@@ -68,7 +68,7 @@ impl Draft<'_> {
     /// Whether an operator, or the file's policy, wants the member of this name replaced.
     pub(super) fn to_be_replaced(&self, name: &Name) -> bool {
         let ledger = &self.observed.ledger;
-        let marked = match (ledger.replace.get(name), self.standing(name)) {
+        let marked = match (ledger.etcd.replace.get(name), self.standing(name)) {
             (Some(marked), Standing::Voter(id) | Standing::Learner(id)) => *marked == id,
             (marked, _) => marked.is_some(),
         };
@@ -77,7 +77,7 @@ impl Draft<'_> {
 
     /// In how many seconds the file's policy has this member replaced.
     fn replaced_in(&self, name: &Name) -> Option<u64> {
-        let (after, since) = (self.desired.etcd.replace_after_ms?, self.observed.ledger.down_since.get(name)?);
+        let (after, since) = (self.desired.etcd.replace_after_ms?, self.observed.ledger.etcd.down_since.get(name)?);
         let left = SignedDuration::from_millis(i64::try_from(after).ok()?) - self.now.duration_since(*since);
         Some(u64::try_from(left.as_millis()).unwrap_or(0).div_ceil(1000))
     }
@@ -103,7 +103,7 @@ impl Draft<'_> {
         let healthy = |id| self.view.healthy.iter().any(|n| self.view.answering.get(n).is_some_and(|e| e.member == id));
         let listed = self.view.listed.unwrap_or_default().iter();
         let down = listed.filter(|m| !m.learner && Some(m.id) != member && !healthy(m.id));
-        down.map(|m| self.observed.ledger.name_of(m).map_or_else(|| m.id.to_string(), |n| n.to_string())).collect()
+        down.map(|m| self.observed.ledger.etcd.name_of(m).map_or_else(|| m.id.to_string(), |n| n.to_string())).collect()
     }
 }
 
@@ -132,7 +132,7 @@ fn learners(draft: &mut Draft<'_>) {
     let learners: Vec<ListedMember> =
         draft.view.listed.unwrap_or_default().iter().filter(|m| m.learner).cloned().collect();
     for learner in learners {
-        let name = draft.observed.ledger.name_of(&learner);
+        let name = draft.observed.ledger.etcd.name_of(&learner);
         let wanted = name.clone().filter(|n| draft.desired.etcd.member(n).is_some() && !draft.to_be_replaced(n));
         let Some(machine) = wanted else {
             remove(draft, &learner, Reason::NotInFile);
@@ -140,7 +140,7 @@ fn learners(draft: &mut Draft<'_>) {
         };
         let kind =
             SignedDuration::from_millis(i64::try_from(draft.desired.etcd.learner_patience_ms).unwrap_or(i64::MAX));
-        let record = draft.observed.ledger.learner.filter(|record| record.member == learner.id);
+        let record = draft.observed.ledger.etcd.learner.filter(|record| record.member == learner.id);
         let index = draft.view.answering.get(&machine).map_or(0, |e| e.raft_index);
         let leader = draft.view.answering.values().map(|e| e.raft_index).max().unwrap_or(0);
         if index > 0 && index.saturating_add(CLOSE) >= leader {
@@ -164,7 +164,7 @@ fn promote(draft: &mut Draft<'_>, machine: Name, member: MemberId) {
 }
 
 pub(super) fn remove(draft: &mut Draft<'_>, member: &ListedMember, reason: Reason) {
-    let name = draft.observed.ledger.name_of(member);
+    let name = draft.observed.ledger.etcd.name_of(member);
     if draft.quiet(name.as_ref()) {
         let name = name.map_or_else(|| member.peer_urls.join(","), |n| n.to_string());
         draft.steps.push(Step::new(MemberAction::RemoveMember { name, member: member.id }, reason));
@@ -174,7 +174,7 @@ pub(super) fn remove(draft: &mut Draft<'_>, member: &ListedMember, reason: Reaso
 /// Removes members that are lost, or that an operator wants replaced, so that new ones can join.
 fn replace(draft: &mut Draft<'_>) {
     let lost = std::mem::take(&mut draft.lost);
-    let of = draft.observed.ledger.members.len();
+    let of = draft.observed.ledger.etcd.members.len();
     let for_good: Vec<String> = lost
         .iter()
         .map(|(_, waiting)| waiting)
@@ -295,9 +295,9 @@ pub(super) fn change_membership(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> R
 fn grow(draft: &mut Draft<'_>, ready: &[Ready<'_>], missing: &[&Member]) {
     for member in missing {
         let name = &member.name;
-        if let Some(at) = draft.observed.ledger.evicted.get(name)
+        if let Some(at) = draft.observed.ledger.etcd.evicted.get(name)
             && draft.now.duration_since(*at) < REST
-            && !draft.observed.ledger.replace.contains_key(name)
+            && !draft.observed.ledger.etcd.replace.contains_key(name)
         {
             draft.wait(Waiting::LearnerEvicted { machine: name.clone() });
             continue;
@@ -326,7 +326,7 @@ fn surplus(draft: &Draft<'_>) -> Vec<(String, ListedMember)> {
         .unwrap_or_default()
         .iter()
         .filter(|m| !m.learner)
-        .map(|m| (ledger.name_of(m), m.clone()))
+        .map(|m| (ledger.etcd.name_of(m), m.clone()))
         .filter(|(name, _)| name.as_ref().is_none_or(|n| draft.desired.etcd.member(n).is_none()))
         .collect();
     surplus.sort_by_key(|(name, member)| {
@@ -389,7 +389,7 @@ pub(super) fn misplaced(draft: &Draft<'_>, member: &Member) -> Option<IpAddr> {
 /// removed.
 pub(super) fn keep_quorum(draft: &mut Draft<'_>) -> Report {
     for (name, seen) in &draft.observed.machines {
-        if draft.desired.etcd.member(name).is_some() || !draft.observed.ledger.started.contains_key(name) {
+        if draft.desired.etcd.member(name).is_some() || !draft.observed.ledger.etcd.started.contains_key(name) {
             continue;
         }
         if seen.machine.seen().is_some_and(|m| m.power == Power::Stopped) {
@@ -460,7 +460,7 @@ pub(super) fn discard(draft: &mut Draft<'_>, name: &Name) -> Option<Step> {
 pub(super) fn serves_at(draft: &Draft<'_>, member: &Member) -> IpAddr {
     let url = match draft.standing(&member.name) {
         Standing::Outside => None,
-        Standing::Unknown => draft.observed.ledger.members.get(&member.name),
+        Standing::Unknown => draft.observed.ledger.etcd.members.get(&member.name),
         Standing::Voter(_) | Standing::Learner(_) => draft.entry(&member.name).and_then(|e| e.peer_urls.first()),
     };
     url.and_then(|url| desired::address_of(url)).unwrap_or(member.address)

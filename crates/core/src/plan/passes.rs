@@ -214,7 +214,7 @@ const BOOTSTRAPPED_FROM_A_BACKUP: &[Pass] = &[
 
 /// The passes for the mode of this cluster.
 fn passes(draft: &Draft<'_>) -> &'static [Pass] {
-    match draft.observed.ledger.mode {
+    match draft.observed.ledger.etcd.mode {
         Mode::Recovering(_) => RECOVERING,
         Mode::Restoring(_) => RESTORING,
         Mode::Adopted(_) => ADOPTED,

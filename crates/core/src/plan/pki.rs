@@ -12,11 +12,11 @@ use crate::spec::{Authority, Name};
 /// Authorities come first: nothing can be signed without them.
 pub(super) fn authorities(draft: &mut Draft<'_>) -> Report {
     let ledger = &draft.observed.ledger;
-    if ledger.peers.is_none() || ledger.clients.is_none() {
+    if ledger.etcd.peers.is_none() || ledger.etcd.clients.is_none() {
         draft.steps.push(Step::new(PkiAction::MakeAuthorities, Reason::Missing));
     }
     for side in TrustDomain::ALL {
-        let Some(authorities) = draft.observed.ledger.trust(side) else { continue };
+        let Some(authorities) = draft.observed.ledger.etcd.trust(side) else { continue };
         let unwanted = |next| !trust::is_wanted(draft.desired, draft.observed, side, next);
         if let Some(reason) = successor(draft, side, authorities) {
             draft.steps.push(Step::new(PkiAction::AddAuthority { side }, reason));
@@ -83,7 +83,7 @@ pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentRepor
     let mut complete = true;
     for purpose in Purpose::ALL {
         let side = purpose.side();
-        let Some(authorities) = draft.observed.ledger.trust(side) else {
+        let Some(authorities) = draft.observed.ledger.etcd.trust(side) else {
             complete = false;
             continue;
         };

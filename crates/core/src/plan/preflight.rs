@@ -12,7 +12,7 @@ use crate::spec::Name;
 /// not block it.
 pub fn needed(desired: &Stack, ledger: &Ledger) -> usize {
     let all = desired.etcd.members.len();
-    if ledger.cluster.is_some() { quorum(all) } else { all }
+    if ledger.etcd.cluster.is_some() { quorum(all) } else { all }
 }
 
 /// The machines that can be asked to measure, and how many it takes.
@@ -40,7 +40,7 @@ pub(super) fn measure(draft: &mut Draft<'_>) -> Report {
 /// Says what does not suit the last measurement.
 pub(super) fn note(draft: &mut Draft<'_>) -> Report {
     let ledger = &draft.observed.ledger;
-    let (Some(timers), Some(preflight)) = (draft.desired.etcd.timers(ledger), &ledger.preflight) else {
+    let (Some(timers), Some(preflight)) = (draft.desired.etcd.timers(ledger), &ledger.etcd.preflight) else {
         return Report::Looked;
     };
     let concerns = judge(timers, &preflight.measurement);

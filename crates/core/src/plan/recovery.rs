@@ -163,10 +163,10 @@ impl fmt::Display for Unclear {
 pub fn survey(desired: &Stack, observed: &Observed, lost: &[Name], from: Option<&Name>) -> Remains {
     let ledger = &observed.ledger;
     let view = View::of(observed);
-    let members: Vec<Remnant> = ledger.members.keys().map(|name| remnant(observed, name, lost)).collect();
-    let outcome = match ledger.cluster {
-        _ if ledger.adopted().is_some() => Err(Unclear::Adopted),
-        _ if ledger.restoration().is_some() => Err(Unclear::Restoring),
+    let members: Vec<Remnant> = ledger.etcd.members.keys().map(|name| remnant(observed, name, lost)).collect();
+    let outcome = match ledger.etcd.cluster {
+        _ if ledger.etcd.adopted().is_some() => Err(Unclear::Adopted),
+        _ if ledger.etcd.restoration().is_some() => Err(Unclear::Restoring),
         _ if view.has_quorum() => Err(Unclear::HasQuorum),
         None => Err(Unclear::NeverFormed),
         Some(cluster) => propose(desired, observed, cluster, &members, from),
@@ -208,7 +208,7 @@ fn propose(
         revision: chosen.revision,
         exact: chosen.exact,
         behind: (chosen.index < best.index).then(|| best.name.clone()),
-        at_least_lost: chosen.revision.map_or(0, |revision| (observed.ledger.last_revision - revision).max(0)),
+        at_least_lost: chosen.revision.map_or(0, |revision| (observed.ledger.etcd.last_revision - revision).max(0)),
     })
 }
 
@@ -255,13 +255,13 @@ fn state(observed: &Observed, name: &Name, seen: &MachineObserved) -> State {
         Fact::Unreachable { error, .. } => return unknown(error),
         Fact::Absent { .. } => return unknown("its machine runs without an agent"),
     };
-    if observed.ledger.started.get(name).is_some_and(|incarnation| *incarnation != report.incarnation) {
+    if observed.ledger.etcd.started.get(name).is_some_and(|incarnation| *incarnation != report.incarnation) {
         return lost("its machine is a new one");
     }
     match &report.etcd.data {
         Data::Empty => lost("its data is gone"),
         Data::Unreadable { problem } => State::Lost { how: format!("its data cannot be read: {problem}") },
-        Data::Present { cluster, .. } if Some(*cluster) != observed.ledger.cluster => {
+        Data::Present { cluster, .. } if Some(*cluster) != observed.ledger.etcd.cluster => {
             State::Lost { how: format!("it has the data of another cluster, {cluster}") }
         }
         Data::Present { .. } => known(observed.answer(name), report),
@@ -294,15 +294,15 @@ pub fn decide(ledger: &mut Ledger, remains: &Remains, now: Timestamp) {
     let Ok(Proposal { survivor, of, .. }) = &remains.outcome else { return };
     let survivor = survivor.clone();
     let recovery = Recovery { survivor, of: *of, since: now, alone: false, settled: false, member: None };
-    ledger.mode = Mode::Recovering(recovery);
+    ledger.etcd.mode = Mode::Recovering(recovery);
     let lost = remains.members.iter().filter(|m| matches!(m.state, State::Lost { .. }));
-    ledger.replace.extend(lost.map(|m| (m.name.clone(), MemberId(0))));
+    ledger.etcd.replace.extend(lost.map(|m| (m.name.clone(), MemberId(0))));
 }
 
 /// The next steps of a cluster that is built anew.
 pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
     let ledger = &draft.observed.ledger;
-    let Some(recovery) = ledger.recovery() else { return Report::Looked };
+    let Some(recovery) = ledger.etcd.recovery() else { return Report::Looked };
     let Recovery { survivor, of, alone, settled, member: away, .. } = recovery;
     let reason = || Reason::Recovery { survivor: survivor.clone() };
     let others: Vec<(&Name, &AgentReport)> = draft.observed.reports().filter(|(name, _)| *name != survivor).collect();
@@ -317,7 +317,7 @@ pub(super) fn rebuild(draft: &mut Draft<'_>) -> Report {
     }
     // A member that was not given up and that cannot be reached may still serve.
     let silent = draft.observed.member_machines().filter(|(name, seen)| {
-        let given_up = ledger.replace.contains_key(*name) || !ledger.members.contains_key(*name);
+        let given_up = ledger.etcd.replace.contains_key(*name) || !ledger.etcd.members.contains_key(*name);
         *name != survivor && !given_up && seen.report().is_none() && !seen.machine.is_absent()
     });
     let silent: Vec<Name> = silent.map(|(name, _)| name.clone()).collect();

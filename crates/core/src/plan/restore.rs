@@ -41,21 +41,21 @@ pub fn untried(desired: &Stack, observed: &Observed, backup: FullName, revision:
 /// Records that an operator decided on this restore.
 pub fn decide(ledger: &mut Ledger, restoration: Restoration) {
     // The machines' previous data is replaced: its absence must not block their next start.
-    ledger.started.clear();
-    ledger.members.extend(restoration.members.clone());
-    ledger.mode = Mode::Restoring(Box::new(restoration));
+    ledger.etcd.started.clear();
+    ledger.etcd.members.extend(restoration.members.clone());
+    ledger.etcd.mode = Mode::Restoring(Box::new(restoration));
 }
 
 /// All clusters that there is data of: what a backup takes the place of.
 pub fn replaced(observed: &Observed) -> BTreeSet<ClusterId> {
     let found = observed.reports().filter_map(|(_, report)| report.cluster_on_disk());
-    found.chain(observed.ledger.cluster).collect()
+    found.chain(observed.ledger.etcd.cluster).collect()
 }
 
 /// Whether the file wants a cluster that was never started to be bootstrapped from a backup.
 pub(super) fn awaited(draft: &Draft<'_>) -> bool {
     let ledger = &draft.observed.ledger;
-    let never = ledger.cluster.is_none() && ledger.founders.is_empty() && draft.view.clusters.is_empty();
+    let never = ledger.etcd.cluster.is_none() && ledger.etcd.founders.is_empty() && draft.view.clusters.is_empty();
     draft.desired.etcd.settings.restore_from.is_some() && never
 }
 
@@ -72,7 +72,7 @@ pub(super) fn prepare(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
 /// The next steps.
 pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
     let (observed, now) = (draft.observed, draft.now);
-    let Some(restoration) = observed.ledger.restoration() else { return Report::Looked };
+    let Some(restoration) = observed.ledger.etcd.restoration() else { return Report::Looked };
     let lost = std::mem::take(&mut draft.lost);
     draft.waiting.extend(lost.into_iter().map(|(_, waiting)| waiting));
     if !draft.steps.is_empty() {
@@ -149,7 +149,7 @@ pub(super) fn restore(draft: &mut Draft<'_>, ready: &[Ready<'_>]) -> Report {
 pub(super) fn same_members(draft: &mut Draft<'_>) -> Report {
     let members = draft.desired.etcd.members.iter();
     let wanted: BTreeMap<Name, String> = members.map(|member| (member.name.clone(), member.peer_url())).collect();
-    if let Some(restoration) = draft.observed.ledger.restoration().filter(|it| it.members != wanted) {
+    if let Some(restoration) = draft.observed.ledger.etcd.restoration().filter(|it| it.members != wanted) {
         draft.wait(Waiting::RestoredOthers { members: restoration.members.keys().cloned().collect() });
     }
     Report::Looked

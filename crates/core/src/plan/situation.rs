@@ -31,8 +31,8 @@ pub(super) type Participant<'a> = (&'a Name, Option<&'a AgentReport>);
 pub(super) fn participants<'a>(observed: &'a Observed, view: &View<'_>) -> Vec<Participant<'a>> {
     let ledger = &observed.ledger;
     let counts = |name: &Name| match view.listed {
-        Some(list) => list.iter().any(|m| ledger.name_of(m).as_ref() == Some(name)),
-        None => ledger.started.contains_key(name),
+        Some(list) => list.iter().any(|m| ledger.etcd.name_of(m).as_ref() == Some(name)),
+        None => ledger.etcd.started.contains_key(name),
     };
     observed.machines.iter().filter(|(name, _)| counts(name)).map(|(name, m)| (name, m.report())).collect()
 }
@@ -40,7 +40,7 @@ pub(super) fn participants<'a>(observed: &'a Observed, view: &View<'_>) -> Vec<P
 /// Members whose etcd may not know the authority that signs now: one that runs with other trust, in an emergency one that
 /// cannot be asked. They talk to others over connections that they have; none could be made anew.
 pub(super) fn left_behind(observed: &Observed, view: &View<'_>) -> BTreeSet<Name> {
-    let Some(trust) = observed.ledger.trust(TrustDomain::Peers) else { return BTreeSet::new() };
+    let Some(trust) = observed.ledger.etcd.trust(TrustDomain::Peers) else { return BTreeSet::new() };
     let (digest, changed) = (trust.digest(), !trust.old.is_empty() || !trust.retired.is_empty());
     let knows = |running: &String| {
         *running == digest || trust.keys_of(running).is_some_and(|keys| keys.contains(&trust.current.key))
@@ -58,7 +58,7 @@ pub(super) fn left_behind(observed: &Observed, view: &View<'_>) -> BTreeSet<Name
 
 /// Whether an operator wants the authority of the peers changed without waiting for members that cannot be reached.
 pub(super) fn emergency(observed: &Observed) -> bool {
-    observed.ledger.trust(TrustDomain::Peers).is_some_and(|trust| trust.now && trust.rotates())
+    observed.ledger.etcd.trust(TrustDomain::Peers).is_some_and(|trust| trust.now && trust.rotates())
 }
 
 /// Whether others could follow this member if they were restarted: not one that is left behind, or about to be.
@@ -79,7 +79,7 @@ pub(super) fn to_be_opened(desired: &Stack, observed: &Observed) -> Option<BTree
         let Some(seen) = observed.machines.get(&member.name) else { continue };
         let Some(report) = seen.report() else {
             // One that cannot be asked may have been opened already.
-            if observed.ledger.started.contains_key(&member.name) && !seen.machine.is_absent() {
+            if observed.ledger.etcd.started.contains_key(&member.name) && !seen.machine.is_absent() {
                 return None;
             }
             continue;
@@ -112,7 +112,7 @@ fn digest(
     access: ClientAccess,
 ) -> Option<String> {
     let (member, timers) = (desired.etcd.member(machine)?, desired.etcd.timers(&observed.ledger)?);
-    let address = observed.ledger.members.get(machine).and_then(|url| address_of(url)).unwrap_or(member.address);
+    let address = observed.ledger.etcd.members.get(machine).and_then(|url| address_of(url)).unwrap_or(member.address);
     Some(desired.etcd.config_at(member, version, address, timers, access).digest.clone())
 }
 

@@ -58,7 +58,7 @@ pub(super) fn is_wanted(desired: &Stack, observed: &Observed, side: TrustDomain,
 
 /// The next phase of a change of this side's authorities.
 pub(super) fn phase(desired: &Stack, observed: &Observed, side: TrustDomain, now: Timestamp) -> Option<Phase> {
-    let trust = observed.ledger.trust(side)?;
+    let trust = observed.ledger.etcd.trust(side)?;
     match &trust.next {
         Some(next) if is_wanted(desired, observed, side, next) => Some(Phase::Switch),
         Some(_) => None,
@@ -87,12 +87,12 @@ fn runs(report: &AgentReport) -> bool {
 
 /// Whether etcd checks client certificates on this side. Clients with passwords present none.
 fn checked(desired: &Stack, observed: &Observed, side: TrustDomain) -> bool {
-    side == TrustDomain::Peers || observed.ledger.auth.unwrap_or(desired.etcd.auth) != AuthMode::Password
+    side == TrustDomain::Peers || observed.ledger.etcd.auth.unwrap_or(desired.etcd.auth) != AuthMode::Password
 }
 
 /// Whether the running process, and what it would read if it were started now, are as they should be.
 pub(super) fn in_effect(desired: &Stack, observed: &Observed, side: TrustDomain, report: &AgentReport) -> bool {
-    let Some(trust) = observed.ledger.trust(side) else { return true };
+    let Some(trust) = observed.ledger.etcd.trust(side) else { return true };
     let (digest, etcd) = (trust.digest(), &report.etcd);
     let stored = etcd.certificates.get(&side.purpose()).is_some_and(|c| c.trust.as_ref() == Some(&digest));
     let running = etcd.running_trust.get(&side.purpose()) == Some(&digest);
@@ -101,7 +101,7 @@ pub(super) fn in_effect(desired: &Stack, observed: &Observed, side: TrustDomain,
 
 /// Members that have not got everything yet that must be there before the phase.
 fn laggards(desired: &Stack, observed: &Observed, view: &View<'_>, side: TrustDomain, phase: Phase) -> Vec<Name> {
-    let Some(trust) = observed.ledger.trust(side) else { return Vec::new() };
+    let Some(trust) = observed.ledger.etcd.trust(side) else { return Vec::new() };
     let ready = |report: &AgentReport| {
         let leaf = report.etcd.certificates.get(&side.purpose());
         let reissued = leaf.is_some_and(|c| c.issuer_key == trust.current.key);
@@ -138,7 +138,7 @@ pub fn to_be_proven(desired: &Stack, observed: &Observed, now: Timestamp) -> Vec
 
 /// Whether the authority that signs has expired: what it signed has expired with it, and no handshake can succeed.
 fn in_vain(observed: &Observed, side: TrustDomain, now: Timestamp) -> bool {
-    observed.ledger.trust(side).is_some_and(|t| t.current.not_after <= now)
+    observed.ledger.etcd.trust(side).is_some_and(|t| t.current.not_after <= now)
 }
 
 /// The preconditions of the phase that handshakes have not shown yet.
@@ -150,7 +150,7 @@ fn unproven(
     phase: Phase,
     now: Timestamp,
 ) -> Vec<Waiting> {
-    let Some(trust) = observed.ledger.trust(side) else { return Vec::new() };
+    let Some(trust) = observed.ledger.etcd.trust(side) else { return Vec::new() };
     let needed = needed(observed, view, trust);
     let mut missing = Vec::new();
     let mut failed = |from: String, to: &Name, error: &str| {
@@ -234,7 +234,7 @@ pub(super) fn rotate(draft: &mut Draft<'_>) -> Report {
         if hindrances.is_empty() {
             if quiet && phase == first {
                 let ended =
-                    observed.ledger.trust(side).filter(|t| phase == Phase::Switch && t.current.not_after <= now);
+                    observed.ledger.etcd.trust(side).filter(|t| phase == Phase::Switch && t.current.not_after <= now);
                 let reason = ended.map_or(phase.reason(), |_| Reason::Expires { hours: -1 });
                 draft.steps.push(Step::new(phase.action(side), reason));
             }
@@ -259,7 +259,7 @@ pub(super) fn accepted(
     machine: &Name,
 ) -> Result<(), Name> {
     // The owners of clients distribute trust to them; raftsman's own clients accept every trusted authority.
-    let Some(trust) = observed.ledger.trust(side).filter(|_| side == TrustDomain::Peers) else { return Ok(()) };
+    let Some(trust) = observed.ledger.etcd.trust(side).filter(|_| side == TrustDomain::Peers) else { return Ok(()) };
     let others = needed(observed, view, trust).into_iter().filter(|(name, _)| *name != machine);
     for (name, report) in others {
         let Some(report) = report else { return Err(name.clone()) };
@@ -277,7 +277,7 @@ pub(super) fn accepted(
 /// Whether this member, once restarted, and the healthy others will still complete handshakes: in an emergency at least
 /// with all that are not left behind, and with the leader.
 pub(super) fn stays_in_touch(observed: &Observed, view: &View<'_>, machine: &Name) -> Result<(), Name> {
-    let Some(trust) = observed.ledger.trust(TrustDomain::Peers) else { return Ok(()) };
+    let Some(trust) = observed.ledger.etcd.trust(TrustDomain::Peers) else { return Ok(()) };
     let leaf = |report: &AgentReport| report.etcd.certificates.get(&TrustDomain::Peers.purpose()).cloned();
     let Some(own) = observed.report(machine).and_then(leaf) else { return Ok(()) };
     let holds = |digest: Option<&String>, key: &str| match digest {
@@ -304,7 +304,7 @@ pub(super) fn stays_in_touch(observed: &Observed, view: &View<'_>, machine: &Nam
 
 /// Whether the trust that is stored now covers every member, also one that presents a certificate of another authority.
 pub(super) fn covers(observed: &Observed, view: &View<'_>, side: TrustDomain) -> Result<(), Name> {
-    let Some(trust) = observed.ledger.trust(side).filter(|_| side == TrustDomain::Peers) else { return Ok(()) };
+    let Some(trust) = observed.ledger.etcd.trust(side).filter(|_| side == TrustDomain::Peers) else { return Ok(()) };
     for (name, report) in needed(observed, view, trust) {
         let leaf = report.and_then(|r| r.etcd.certificates.get(&side.purpose()));
         let ended = |key: &str| trust.by_key(key).is_some_and(|a| a.not_after <= observed.at());
@@ -319,7 +319,7 @@ pub(super) fn covers(observed: &Observed, view: &View<'_>, side: TrustDomain) ->
 /// would be alone.
 pub(super) fn locked_out(desired: &Stack, observed: &Observed, view: &View<'_>, now: Timestamp) -> bool {
     TrustDomain::ALL.into_iter().filter(|side| checked(desired, observed, *side)).any(|side| {
-        let Some(trust) = observed.ledger.trust(side) else { return false };
+        let Some(trust) = observed.ledger.etcd.trust(side) else { return false };
         let all = participants(observed, view);
         let ended = |key: &String| trust.by_key(key).is_some_and(|a| a.not_after <= now);
         let locked = |report: &AgentReport| {

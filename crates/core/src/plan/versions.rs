@@ -40,7 +40,7 @@ impl UpgradePath {
 pub fn versions(desired: &Stack, observed: &Observed, view: &View<'_>) -> Versions {
     let ledger = &observed.ledger;
     let member =
-        |name: &Name| view.listed.is_none_or(|list| list.iter().any(|m| ledger.name_of(m).as_ref() == Some(name)));
+        |name: &Name| view.listed.is_none_or(|list| list.iter().any(|m| ledger.etcd.name_of(m).as_ref() == Some(name)));
     let members = observed.etcd.members.keys().filter(|name| member(name));
     let running: BTreeMap<Name, EtcdVersion> =
         members.filter_map(|name| Some((name.clone(), running(observed, name)?))).collect();
@@ -49,6 +49,7 @@ pub fn versions(desired: &Stack, observed: &Observed, view: &View<'_>) -> Versio
     // Where the file wants auth and it is not on yet, turning it on waits until all members run the same line.
     let auth = answers().any(|e| e.auth == Some(true)) || desired.etcd.auth != AuthMode::None && !half_way;
     let old_requests = ledger
+        .etcd
         .log_renewed
         .as_ref()
         .is_some_and(|renewed| view.listed.is_none_or(|list| list.iter().any(|m| !renewed.contains(&m.id))));
@@ -153,7 +154,7 @@ pub(super) fn between_auths(draft: &Draft<'_>) -> bool {
 /// Whether a snapshot has to be saved before the first member starts this version.
 pub(super) fn snapshot_due(draft: &Draft<'_>, version: EtcdVersion) -> bool {
     let now = versions(draft.desired, draft.observed, &draft.view);
-    let taken = draft.observed.ledger.snapshot.as_ref();
+    let taken = draft.observed.ledger.etcd.snapshot.as_ref();
     let fresh = taken.is_some_and(|s| s.before == version && draft.now.duration_since(s.at) < FRESH);
     !fresh && !now.running.values().any(|v| *v == version)
 }

@@ -150,7 +150,7 @@ impl Executor<'_> {
     /// `initial-cluster` of the members that bootstrap the cluster.
     fn first_bootstrap(self) -> String {
         let ledger = self.cluster().ledger();
-        let founders = ledger.founders.iter().map(|(name, url)| (name.as_str(), url.as_str()));
+        let founders = ledger.etcd.founders.iter().map(|(name, url)| (name.as_str(), url.as_str()));
         render::etcd::bootstrap(founders, &self.cluster().desired.etcd.token, false)
     }
 
@@ -159,7 +159,7 @@ impl Executor<'_> {
     async fn late_bootstrap(self, machine: &Name) -> Result<String, ActError> {
         let ledger = self.cluster().ledger();
         let list = self.member_list(Timestamp::now()).await?;
-        let named = list.iter().filter_map(|m| Some((ledger.name_of(m)?, m.peer_urls.first()?)));
+        let named = list.iter().filter_map(|m| Some((ledger.etcd.name_of(m)?, m.peer_urls.first()?)));
         let named: Vec<(Name, &String)> = named.collect();
         if !named.iter().any(|(name, _)| name == machine) {
             return Err(ActError::NotListed(machine.clone()));

@@ -29,7 +29,7 @@ impl Executor<'_> {
     async fn majority_passed(self, client: &Client) -> Result<(), ActError> {
         let ledger = self.cluster().ledger();
         // An adopted cluster has no agents.
-        if ledger.adopted().is_some() {
+        if ledger.etcd.adopted().is_some() {
             return Ok(());
         }
         let listed = observe::members(client.clone()).await?;
@@ -37,7 +37,7 @@ impl Executor<'_> {
         let needed = voters.len() / 2 + 1;
         let mut why = "their machines are not in the state".to_owned();
         let mut passed = 0;
-        let names = voters.iter().filter_map(|member| ledger.name_of(member));
+        let names = voters.iter().filter_map(|member| ledger.etcd.name_of(member));
         let mut answers: FuturesUnordered<_> = names.map(|name| self.pass_at(name)).collect();
         while let Some(answer) = answers.next().await {
             match answer {

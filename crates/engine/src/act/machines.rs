@@ -102,7 +102,7 @@ impl Executor<'_> {
         let zone = wanted.place.zone.as_ref();
         let address = fleet.provider.assign(machine.as_str(), zone, &wanted.settings, taken).await?;
         taken.insert(address);
-        let recorded = |ledger: &mut Ledger| ledger.addresses.extend([(machine.clone(), address)]);
+        let recorded = |ledger: &mut Ledger| ledger.machines.addresses.extend([(machine.clone(), address)]);
         Ok(cluster.remember(self.lock, recorded).await?)
     }
 

@@ -31,7 +31,7 @@ impl Executor<'_> {
         }
         cluster
             .remember(self.lock, |ledger| {
-                ledger.preflight = Some(Preflight::after(ledger.preflight.as_ref(), measurement));
+                ledger.etcd.preflight = Some(Preflight::after(ledger.etcd.preflight.as_ref(), measurement));
             })
             .await?;
         Ok(())

@@ -22,7 +22,7 @@ impl Executor<'_> {
     pub(super) async fn restore_data(self, machine: &Name, version: EtcdVersion) -> Result<(), ActError> {
         let cluster = self.cluster();
         let ledger = cluster.ledger();
-        let (Some(recovery), Some(url)) = (ledger.recovery(), ledger.members.get(machine)) else {
+        let (Some(recovery), Some(url)) = (ledger.etcd.recovery(), ledger.etcd.members.get(machine)) else {
             return Err(ActError::NoSuchMember(machine.clone()));
         };
         self.install_tool(machine, version).await?;

@@ -44,7 +44,7 @@ pub(crate) fn snapshot(cluster: &StackHandle, file: &str) -> PathBuf {
 /// The highest revision that was observed of a cluster.
 pub(crate) fn seen(observed: &Observed) -> i64 {
     let answers = observed.answers().map(|(_, etcd)| etcd).map(|etcd| etcd.revision);
-    answers.max().unwrap_or(0).max(observed.ledger.last_revision)
+    answers.max().unwrap_or(0).max(observed.ledger.etcd.last_revision)
 }
 
 /// The point to restore that the file names.
@@ -159,6 +159,7 @@ impl Executor<'_> {
     fn restoration(self) -> Result<Restoration, ActError> {
         self.cluster()
             .ledger()
+            .etcd
             .restoration()
             .cloned()
             .ok_or_else(|| ActError::NothingToRestore(self.cluster().desired.name.clone()))
@@ -281,7 +282,7 @@ impl Executor<'_> {
         }))
         .await?;
         // Before clients have access: data that clients write from now on is not compared any more.
-        let agreed = |ledger: &mut Ledger| ledger.restoration_mut().into_iter().for_each(|it| it.agreed = true);
+        let agreed = |ledger: &mut Ledger| ledger.etcd.restoration_mut().into_iter().for_each(|it| it.agreed = true);
         self.cluster().remember(self.lock, agreed).await?;
         for (number, machine) in machines.iter().enumerate() {
             self.start_etcd(machine, restoration.version, StartData::Of(cluster)).await?;

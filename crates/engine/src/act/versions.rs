@@ -61,7 +61,7 @@ impl Executor<'_> {
         let file = format!("{}-{revision}-{from}.db", self.cluster().desired.name);
         receive(&mut client, &dir.join(&file)).await?;
         let record = SnapshotRecord { before, from, revision, at: now, file };
-        self.cluster().remember(self.lock, |ledger| ledger.snapshot = Some(record)).await?;
+        self.cluster().remember(self.lock, |ledger| ledger.etcd.snapshot = Some(record)).await?;
         Ok(())
     }
 

@@ -173,8 +173,8 @@ impl Observer {
         let mut known = self.credentials.lock().await;
         let ledger = self.cluster.ledger();
         let access = self.cluster.desired.etcd.client_access(&ledger);
-        let adopted = ledger.adopted().is_some();
-        let of = ([ledger.peers, ledger.clients], access);
+        let adopted = ledger.etcd.adopted().is_some();
+        let of = ([ledger.etcd.peers, ledger.etcd.clients], access);
         if !adopted && of.0.iter().any(Option::is_none) {
             return Ok(None);
         }
@@ -272,7 +272,7 @@ impl Observer {
     /// Marks machines that make scheduled backups for an update after a new history was learnt: their settings were
     /// compared with the ledger from before.
     fn retell(&self, observed: &mut Observed, before: &Ledger) {
-        if self.cluster.desired.etcd.backups.is_none() || observed.ledger.lineage() == before.lineage() {
+        if self.cluster.desired.etcd.backups.is_none() || observed.ledger.etcd.lineage() == before.etcd.lineage() {
             return;
         }
         let EtcdObserved { members, .. } = &observed.etcd;
@@ -340,7 +340,7 @@ impl Observer {
         let mut observed = Observed { ledger: self.cluster.ledger(), machines, etcd };
         if let Ok(credentials) = &credentials {
             // Raftsman does not manage the superuser and the alarms of an adopted cluster.
-            if observed.ledger.adopted().is_none() {
+            if observed.ledger.etcd.adopted().is_none() {
                 self.look_for_root(&mut observed, credentials).await;
                 observed.etcd.maintenance = Box::pin(self.look_into_alarms(&observed, credentials)).await;
             }
@@ -389,7 +389,7 @@ impl Observer {
     /// All machines, requested at once, each connection of the provider by itself. Adopted clusters have
     /// none.
     async fn machines(&self, names: Vec<Name>, now: Timestamp) -> BTreeMap<Name, Fact<Machine>> {
-        if self.cluster.ledger().adopted().is_some() {
+        if self.cluster.ledger().etcd.adopted().is_some() {
             return BTreeMap::new();
         }
         let found = self.cluster.fleet.machine_records(&names).await;
@@ -442,7 +442,7 @@ impl Observer {
         credentials: Result<&ClusterCredentials, &Fact<EtcdFacts>>,
         now: Timestamp,
     ) -> (MachineObserved, MemberObserved) {
-        if self.cluster.ledger().adopted().is_some() {
+        if self.cluster.ledger().etcd.adopted().is_some() {
             return self.watch(name, place, credentials.ok(), now).await;
         }
         let Some(at) = self.reach(name, place, &machine) else {

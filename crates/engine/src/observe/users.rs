@@ -35,7 +35,7 @@ impl Observer {
         let asked = {
             let view = View::of(observed);
             let locked = |name: &&Name| view.answering.get(*name).is_some_and(|e| e.auth == Some(true));
-            if wanted.is_silent() && observed.ledger.adopted().is_some() || !view.has_quorum() {
+            if wanted.is_silent() && observed.ledger.etcd.adopted().is_some() || !view.has_quorum() {
                 return;
             }
             let healthy = view.healthy.iter().copied().filter(locked);

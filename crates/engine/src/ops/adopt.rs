@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use raftsman_api::tls::Identity;
 use raftsman_core::adopt::{self, Finding, Found, Weight, draft, findings};
-use raftsman_core::observed::{Adopted, Ledger, Mode, TrustDomain};
+use raftsman_core::observed::{Adopted, EtcdLedger, Ledger, Mode, TrustDomain};
 use raftsman_core::spec::{self, Name, Reading, Secret};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
@@ -210,7 +210,7 @@ async fn remember(
         None => None,
     };
     let revision = |m: &adopt::Member| m.status.as_ref().ok().map(|status| status.revision);
-    let ledger = Ledger {
+    let etcd = EtcdLedger {
         cluster: Some(found.cluster),
         members: peers.collect(),
         auth: Some(found.mode),
@@ -218,8 +218,9 @@ async fn remember(
         clients: Some(clients),
         last_revision: found.members.iter().filter_map(revision).max().unwrap_or(0),
         mode: Mode::Adopted(Adopted { clients: named().map(|(name, m)| (name, m.endpoint.clone())).collect() }),
-        ..Ledger::default()
+        ..EtcdLedger::default()
     };
+    let ledger = Ledger { etcd, ..Ledger::default() };
     store.put_cluster(&lock, cluster, &version, &ledger).await?;
     let journal = Journal::new(store, context, &lock);
     let members: Vec<&str> = found.members.iter().map(|m| m.listed.name.as_str()).collect();

@@ -126,7 +126,9 @@ pub async fn carry_out(
             let outcome = Box::pin(apply::apply(Arc::clone(&cluster), &journal, timeout, &on_event, &interrupt)).await;
             if let Some(revision) = outcome.observed.as_ref().and_then(apply::last_revision) {
                 cluster
-                    .remember(journal.lock(), |ledger| ledger.last_revision = ledger.last_revision.max(revision))
+                    .remember(journal.lock(), |ledger| {
+                        ledger.etcd.last_revision = ledger.etcd.last_revision.max(revision)
+                    })
                     .await?;
             }
             match &outcome.error {
@@ -153,13 +155,13 @@ pub async fn preflight(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(), OpError>
     }
     // Running clusters are maintained without the provider as far as possible. Where none runs yet, everything depends
     // on machines.
-    if clusters.iter().all(|(_, at)| at.ledger().started.is_empty() && at.ledger().adopted().is_none()) {
+    if clusters.iter().all(|(_, at)| at.ledger().etcd.started.is_empty() && at.ledger().etcd.adopted().is_none()) {
         let silent = fleet.inventory().await.silent;
         provider_answers(fleet, &silent, chosen().flat_map(Stack::all_machines))?;
     }
     for (cluster, at) in clusters {
         // Nothing is installed in an adopted cluster.
-        if at.ledger().adopted().is_none() {
+        if at.ledger().etcd.adopted().is_none() {
             fleet.artifacts.fetch(&cluster.etcd.source, cluster.etcd.version).await?;
             fleet.artifacts.found(&cluster.etcd.source, cluster.etcd.version, fleet.context.base()).await?;
         }

@@ -96,7 +96,7 @@ pub async fn now(
     // The journal holds the lock, too.
     drop((journal, lock));
 
-    let request = order(&fleet, &at.settings, &at.place, &name, root_password, &observed.ledger.lineage()).await?;
+    let request = order(&fleet, &at.settings, &at.place, &name, root_password, &observed.ledger.etcd.lineage()).await?;
     let failed = |status| BackupError::Agent { machine: machine.clone(), status: Box::new(status) };
     let mut replies = link.client().await?.take_backup(request).await.map_err(failed)?.into_inner();
     while let Some(reply) = replies.next().await {
@@ -211,7 +211,7 @@ pub async fn prune(
         weekly: kept.weekly,
         changes_s: kept.changes.as_millis() / 1000,
     };
-    let current = cluster.ledger().cluster;
+    let current = cluster.ledger().etcd.cluster;
     let gone =
         remove_old(&at.repository, keep, current, Timestamp::now(), only_show).await.map_err(BackupError::from)?;
     let list = |names: std::collections::BTreeSet<FullName>| names.into_iter().collect::<Vec<_>>();

@@ -51,7 +51,7 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
         let name = &cluster.desired.name;
         let mut certificates = Vec::new();
         for side in TrustDomain::ALL {
-            let Some(trust) = cluster.ledger().trust(side).cloned() else { continue };
+            let Some(trust) = cluster.ledger().etcd.trust(side).cloned() else { continue };
             for (standing, records) in standings(&trust) {
                 for record in records {
                     let facts = pki::describe(&record.certificate)?;
@@ -178,7 +178,7 @@ pub async fn issue(fleet: &Arc<Fleet>, cluster: Option<&str>, request: IssueRequ
     let trust = cluster.trust(TrustDomain::Clients)?;
     // Before auth is enabled, every client with a certificate is a superuser.
     let ledger = cluster.ledger();
-    let unsecured = ledger.adopted().is_none() && ledger.secured.is_none();
+    let unsecured = ledger.etcd.adopted().is_none() && ledger.etcd.secured.is_none();
     if cluster.desired.etcd.auth == AuthMode::Certificate && unsecured && user != "root" {
         return Err(OpError::AuthOff(cluster.desired.name.clone()));
     }

@@ -62,7 +62,7 @@ pub async fn run(
         .await
         .map_err(BackupError::from)?;
     if from.is_none() {
-        cluster.remember(&lock, |ledger| ledger.drill = Some(drill.clone())).await?;
+        cluster.remember(&lock, |ledger| ledger.etcd.drill = Some(drill.clone())).await?;
     }
     journal.note(Some(&cluster.desired.name), "drill", json!({ "drill": drill, "from": from })).await?;
     Ok(drill)

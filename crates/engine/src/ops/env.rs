@@ -43,7 +43,7 @@ pub async fn env(fleet: &Arc<Fleet>, cluster: Option<&str>, via: Option<&str>) -
     let state = std::path::absolute(fleet.store.dir());
     let state = state.map_err(|source| OpError::File { action: "find", path: fleet.store.dir().to_owned(), source })?;
     let dir = state.join("clients").join(name);
-    let endpoints = match (balancer, at.ledger().adopted()) {
+    let endpoints = match (balancer, at.ledger().etcd.adopted()) {
         (Some(balancer), _) => balancer.endpoints().into_iter().map(|at| format!("https://{at}")).collect(),
         (None, Some(adopted)) => adopted.clients.values().cloned().collect(),
         (None, None) => at.desired.etcd.members.iter().map(|m| m.client_url()).collect(),

@@ -109,7 +109,7 @@ pub async fn advance(fleet: &Arc<Fleet>, lock: &Lock) -> Result<Phase, OpError> 
 /// Whether every agent reports the expected trust, and a certificate of the signing authority.
 pub async fn proven(fleet: &Arc<Fleet>) -> Result<(), OpError> {
     let behind = for_each_stack(fleet, &[], |cluster| async move {
-        if cluster.ledger().adopted().is_some() {
+        if cluster.ledger().etcd.adopted().is_some() {
             return Ok(Vec::new());
         }
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;

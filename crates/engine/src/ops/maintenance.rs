@@ -136,7 +136,7 @@ pub async fn defrag(
         None => {
             let view = View::of(&observed);
             let voters = view.listed.unwrap_or_default().iter().filter(|m| !m.learner);
-            voters.filter_map(|m| observed.ledger.name_of(m)).collect()
+            voters.filter_map(|m| observed.ledger.etcd.name_of(m)).collect()
         }
     };
     if left.is_empty() {
@@ -294,7 +294,7 @@ async fn verify_one(cluster: Arc<StackHandle>) -> Result<Verification, OpError> 
         let view = View::of(&observed);
         let hashes = hashes.unwrap_or(Hashes { revision: 0, members: Default::default() });
         let mut voters: Vec<Name> = match view.listed {
-            Some(list) => list.iter().filter(|m| !m.learner).filter_map(|m| observed.ledger.name_of(m)).collect(),
+            Some(list) => list.iter().filter(|m| !m.learner).filter_map(|m| observed.ledger.etcd.name_of(m)).collect(),
             None => observed.machines.keys().cloned().collect(),
         };
         voters.sort();

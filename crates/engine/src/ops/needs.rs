@@ -120,7 +120,7 @@ pub(super) async fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name]
             }
         };
         // Nothing is installed in an adopted cluster.
-        if at.ledger().adopted().is_none() {
+        if at.ledger().etcd.adopted().is_none() {
             let binary = fleet.artifacts.check(&cluster.etcd.source, cluster.etcd.version, fleet.context.base());
             note(Some(cluster), Need::EtcdBinary, binary.map_err(OpError::from));
         }

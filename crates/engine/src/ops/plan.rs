@@ -176,7 +176,7 @@ fn cluster_plan_at(desired: &Stack, observed: &Observed, now: Timestamp) -> Clus
         zones: Zones::of(desired, observed, &View::of(observed)),
         timers: desired.etcd.timers(&observed.ledger),
         timers_by_measurement: desired.etcd.settings.timers.given().is_none(),
-        preflight: observed.ledger.preflight.clone(),
+        preflight: observed.ledger.etcd.preflight.clone(),
         forecast: forecast(desired, observed, now),
         diffs: None,
         considered: None,

@@ -77,7 +77,7 @@ pub async fn run(spec: Spec, context: &Context, only: &[Name], save: bool) -> Re
 
 async fn one(cluster: Arc<StackHandle>, journal: &Journal, save: bool) -> Result<ClusterPreflight, OpError> {
     let name = cluster.desired.name.clone();
-    if cluster.ledger().adopted().is_some() {
+    if cluster.ledger().etcd.adopted().is_some() {
         return Err(OpError::NoMeasurement {
             cluster: name,
             why: "it is adopted read-only, without an agent".to_owned(),
@@ -93,9 +93,9 @@ async fn one(cluster: Arc<StackHandle>, journal: &Journal, save: bool) -> Result
         return Err(OpError::NoMeasurement { cluster: name, why });
     }
     if save {
-        let kept = Preflight::after(cluster.ledger().preflight.as_ref(), measurement.clone());
+        let kept = Preflight::after(cluster.ledger().etcd.preflight.as_ref(), measurement.clone());
         journal.note(Some(&name), "measured", json!(kept)).await?;
-        cluster.remember(journal.lock(), |ledger| ledger.preflight = Some(kept)).await?;
+        cluster.remember(journal.lock(), |ledger| ledger.etcd.preflight = Some(kept)).await?;
     }
     let timers = cluster.desired.etcd.timers(&cluster.ledger());
     let concerns = timers.map(|timers| judge(timers, &measurement)).unwrap_or_default();

@@ -80,12 +80,12 @@ pub async fn survey(fleet: &Arc<Fleet>, request: &RecoverRequest) -> Result<Surv
     let mut observed = Observer::into_data(Arc::clone(&cluster))?.look().await?;
     let desired = &cluster.desired;
     let now = Timestamp::now();
-    let under_way = observed.ledger.recovery().is_some();
+    let under_way = observed.ledger.etcd.recovery().is_some();
     let remains = recovery::survey(desired, &observed, &request.lost, request.from.as_ref());
     if !under_way {
         recovery::decide(&mut observed.ledger, &remains, now);
     }
-    let plan = observed.ledger.recovery().is_some().then(|| plan(fleet, &cluster, &observed));
+    let plan = observed.ledger.etcd.recovery().is_some().then(|| plan(fleet, &cluster, &observed));
     Ok(Survey { cluster: desired.name.clone(), remains, plan, under_way })
 }
 

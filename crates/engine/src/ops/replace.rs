@@ -64,7 +64,7 @@ pub async fn survey(fleet: &Arc<Fleet>, member: &str) -> Result<Replacement, OpE
     let cluster = Arc::new(cluster);
     let mut observed = Observer::new(Arc::clone(&cluster))?.look().await?;
     let id = listed(&cluster, &observed, &member)?;
-    observed.ledger.replace.insert(member.clone(), id);
+    observed.ledger.etcd.replace.insert(member.clone(), id);
     let desired = &cluster.desired;
     let plan = cluster_plan(desired, &observed);
     let plan = FleetPlan::new(fleet.spec.fleet.clone(), vec![plan]);
@@ -80,7 +80,7 @@ pub async fn mark(fleet: &Arc<Fleet>, lock: &Lock, member: &str) -> Result<(Name
     refuse_newer_agents(&cluster.desired, &observed)?;
     cluster
         .remember(lock, |ledger| {
-            ledger.replace.insert(member.clone(), id);
+            ledger.etcd.replace.insert(member.clone(), id);
         })
         .await?;
     let journal = Journal::new(&fleet.store, &fleet.context, lock);
@@ -94,7 +94,7 @@ fn listed(cluster: &StackHandle, observed: &Observed, member: &Name) -> Result<M
     let view = View::of(observed);
     let list = view.listed.filter(|_| view.has_quorum());
     let list = list.ok_or_else(|| OpError::NoQuorum(cluster.desired.name.clone()))?;
-    let found = list.iter().find(|m| observed.ledger.name_of(m).as_ref() == Some(member));
-    let found = found.map(|m| m.id).or_else(|| observed.ledger.replace.get(member).copied());
+    let found = list.iter().find(|m| observed.ledger.etcd.name_of(m).as_ref() == Some(member));
+    let found = found.map(|m| m.id).or_else(|| observed.ledger.etcd.replace.get(member).copied());
     found.ok_or_else(|| OpError::NoSuchMember(member.to_string()))
 }

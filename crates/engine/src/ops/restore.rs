@@ -130,12 +130,12 @@ pub async fn survey(
     let at = source(fleet, &cluster.desired.name, from, accepted).await?;
     let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
     refuse_newer_agents(&cluster.desired, &observed)?;
-    if observed.ledger.adopted().is_some() {
+    if observed.ledger.etcd.adopted().is_some() {
         return Err(OpError::Unclear(
             "this cluster is adopted read-only: restore it with the tools that run it".to_owned(),
         ));
     }
-    if observed.ledger.cluster.is_none() {
+    if observed.ledger.etcd.cluster.is_none() {
         return Err(OpError::Unclear(format!(
             "`{}` has no machines yet: run `raftsman apply` first",
             cluster.desired.name

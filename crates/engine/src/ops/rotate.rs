@@ -92,7 +92,7 @@ pub async fn survey(fleet: &Arc<Fleet>, cluster: Option<&str>, request: RotateRe
     request.check(&cluster)?;
     let mut observed = Observer::new(Arc::clone(&cluster))?.look().await?;
     refuse_newer_agents(&cluster.desired, &observed)?;
-    if let Some(trust) = observed.ledger.trust_mut(request.side) {
+    if let Some(trust) = observed.ledger.etcd.trust_mut(request.side) {
         request.mark(trust);
     }
     let desired = &cluster.desired;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use raftsman_core::desired::Stack;
-use raftsman_core::observed::{Ledger, TrustDomain};
+use raftsman_core::observed::{EtcdLedger, Ledger, TrustDomain};
 use raftsman_core::spec::{Name, Spec};
 use serde::Serialize;
 use serde_json::json;
@@ -179,7 +179,8 @@ async fn rebuild(fleet: &Arc<Fleet>, desired: &Stack) -> Result<Ledger, OpError>
         })
     };
     let (peers, clients) = (kept(TrustDomain::Peers).await?, kept(TrustDomain::Clients).await?);
-    let draft = Ledger { peers: peers.clone(), clients: clients.clone(), ..Ledger::default() };
+    let etcd = EtcdLedger { peers: peers.clone(), clients: clients.clone(), ..EtcdLedger::default() };
+    let draft = Ledger { etcd, ..Ledger::default() };
     let desired = &where_it_is(fleet, desired).await?;
     let draft = StackHandle::draft(fleet, desired, draft);
     let observed = Observer::new(Arc::new(draft))?.look().await?;

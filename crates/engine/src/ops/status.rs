@@ -174,10 +174,10 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
         let drift = access.map(|seen| drift(&cluster.desired.etcd.access, seen)).unwrap_or_default();
         let state = observed.reports().filter_map(|(name, report)| Some((name, report.backups.as_ref()?)));
         let state: BTreeMap<Name, BackupState> = state.map(|(name, state)| (name.clone(), state.clone())).collect();
-        let drills = last_drill(&state).into_iter().chain(&observed.ledger.drill);
+        let drills = last_drill(&state).into_iter().chain(&observed.ledger.etcd.drill);
         let backups = cluster.fleet.spec.backups.as_ref().and_then(|settings| health(settings, &state, now));
         Ok(ClusterStatus {
-            id: observed.ledger.cluster.or_else(|| view.clusters.keys().next().copied()),
+            id: observed.ledger.etcd.cluster.or_else(|| view.clusters.keys().next().copied()),
             settled: next.is_done() && backups.as_ref().is_none_or(|backups| backups.problems.is_empty()),
             backups,
             drill: drills.max_by_key(|drill| drill.at).cloned(),
@@ -225,7 +225,7 @@ fn first_leaf(desired: &Stack, members: &[MemberStatus], now: Timestamp) -> Opti
 
 fn first_authority(desired: &Stack, observed: &Observed, now: Timestamp) -> Option<Expiry> {
     let expiry = |side: TrustDomain| {
-        let trust = observed.ledger.trust(side)?;
+        let trust = observed.ledger.etcd.trust(side)?;
         let at = trust.next.as_ref().unwrap_or(&trust.current).not_after;
         let due = at.duration_since(now) < desired.etcd.renew_authority_before();
         Some(Expiry { at, what: side.name(), member: None, due })
@@ -235,7 +235,7 @@ fn first_authority(desired: &Stack, observed: &Observed, now: Timestamp) -> Opti
 
 /// Whether the rotation waits for clients.
 fn awaits(observed: &Observed, side: TrustDomain, now: Timestamp) -> bool {
-    observed.ledger.trust(side).is_some_and(|t| !t.old.is_empty() && !t.finishes(side, now))
+    observed.ledger.etcd.trust(side).is_some_and(|t| !t.old.is_empty() && !t.finishes(side, now))
 }
 
 impl AgentStatus {

@@ -32,7 +32,7 @@ pub struct AgentVersion {
 /// Asks every agent. An adopted cluster has none.
 pub async fn agents(fleet: &Arc<Fleet>) -> Result<Vec<AgentVersion>, OpError> {
     let of_clusters = for_each_stack(fleet, &[], |cluster| async move {
-        if cluster.ledger().adopted().is_some() {
+        if cluster.ledger().etcd.adopted().is_some() {
             return Ok(Vec::new());
         }
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;

@@ -69,7 +69,7 @@ pub async fn all(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<ClusterVersion
         let fleet = &cluster.fleet;
         let hops = if now.running.is_empty() { vec![desired.etcd.version] } else { way.clone() };
         let mut checks = hops.iter().map(|hop| fleet.artifacts.check(&desired.etcd.source, *hop, fleet.context.base()));
-        let unmet = checks.find_map(Result::err).filter(|_| observed.ledger.adopted().is_none());
+        let unmet = checks.find_map(Result::err).filter(|_| observed.ledger.etcd.adopted().is_none());
         Ok(ClusterVersions {
             unmet: unmet.map(|error| crate::error_chain(&error)),
             cluster: desired.name.clone(),
@@ -79,7 +79,7 @@ pub async fn all(fleet: &Arc<Fleet>, only: &[Name]) -> Result<Vec<ClusterVersion
             way,
             refused,
             downgrade: now.downgrade,
-            snapshot: observed.ledger.snapshot.clone(),
+            snapshot: observed.ledger.etcd.snapshot.clone(),
         })
     })
     .await

@@ -59,14 +59,14 @@ fn start(case: &Case<'_>, machine: &Name, data: StartData) -> Result<(), Refusal
         (StartData::Empty | StartData::Joining(_), Data::Empty) if etcd.had_data => {
             Err(otherwise("the member had data, and the directory is empty"))
         }
-        (StartData::Empty, Data::Empty) if ledger.reshaped => {
+        (StartData::Empty, Data::Empty) if ledger.etcd.reshaped => {
             Err(otherwise("the cluster's members are not those that it was first started with"))
         }
         (StartData::Empty, Data::Empty) => Ok(()),
         (StartData::Joining(_), Data::Empty) if case.view.listed.is_none() => Err(Refusal::NoQuorum),
         (StartData::Joining(_), Data::Empty) if case.outside(machine) => Err(otherwise("the cluster does not list it")),
         (StartData::Joining(_), Data::Empty) => Ok(()),
-        (StartData::Of(wanted), Data::Present { cluster, .. }) if wanted == *cluster => match ledger.cluster {
+        (StartData::Of(wanted), Data::Present { cluster, .. }) if wanted == *cluster => match ledger.etcd.cluster {
             Some(known) if known != wanted => Err(Refusal::Otherwise(format!("the cluster is {known}, not {wanted}"))),
             Some(_) | None => Ok(()),
         },

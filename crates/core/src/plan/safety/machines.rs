@@ -25,7 +25,7 @@ pub(super) fn judge(case: &Case<'_>, action: &MachineAction) -> Result<Cost, Ref
             if !case.machine(machine)?.machine.is_absent() {
                 return Err(Refusal::NotSeen("that the machine is absent"));
             }
-            if case.observed.ledger.started.contains_key(machine) && !case.outside(machine) {
+            if case.observed.ledger.etcd.started.contains_key(machine) && !case.outside(machine) {
                 return Err(otherwise("etcd ran on a machine of this name: its data is not there"));
             }
             Ok(unharmed)

@@ -82,7 +82,7 @@ impl<'a> Membership<'a> {
         let (observed, view) = (self.case.observed, self.case.view);
         // It is known to differ from a majority, or without it all agree.
         let differs = |name: &Name| matches!(&observed.agreement(view), Agreement::Differ(them) if them.contains(name));
-        let name = self.list.iter().find(|m| m.id == member).and_then(|m| observed.ledger.name_of(m));
+        let name = self.list.iter().find(|m| m.id == member).and_then(|m| observed.ledger.etcd.name_of(m));
         let damaged = name.as_ref().is_some_and(|name| differs(name) || observed.rest_agrees(view, name));
         self.sound_unless(damaged)?;
         if self.entry(member)?.learner {
@@ -113,7 +113,7 @@ impl<'a> Membership<'a> {
         if !self.healthy(member) || self.entry(member)?.learner {
             return Err(Refusal::NotSeen("a healthy member to transfer leadership to"));
         }
-        let target = observed.ledger.name_of(self.entry(member)?);
+        let target = observed.ledger.etcd.name_of(self.entry(member)?);
         if target.is_some_and(|name| !may_lead(observed, view, &name)) {
             return Err(otherwise("others could not follow it while the peers CA changes"));
         }

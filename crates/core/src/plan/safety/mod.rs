@@ -80,7 +80,7 @@ pub fn judge(desired: &Stack, observed: &Observed, wave: &[&Action], action: &Ac
     let class = action.class();
     let in_company = match class.company {
         Company::Any => true,
-        Company::OneLoss => observed.ledger.is_built_anew() || losses(wave) <= 1,
+        Company::OneLoss => observed.ledger.etcd.is_built_anew() || losses(wave) <= 1,
         Company::Alike => wave
             .iter()
             .map(|other| other.class())
@@ -91,7 +91,7 @@ pub fn judge(desired: &Stack, observed: &Observed, wave: &[&Action], action: &Ac
         return Err(Refusal::NotAlone);
     }
     agents::skew(desired, observed)?;
-    match &observed.ledger.mode {
+    match &observed.ledger.etcd.mode {
         Mode::Normal => {}
         Mode::Adopted(_) if class.changes == Changes::Users => {}
         Mode::Adopted(_) => return Err(otherwise("this cluster is adopted read-only")),
@@ -150,7 +150,7 @@ impl<'a> Case<'a> {
     /// The report of the agent of the machine that etcd was started on, where it was.
     fn report(&self, machine: &Name) -> Result<&'a AgentReport, Refusal> {
         let report = self.any_report(machine)?;
-        match self.observed.ledger.started.get(machine) {
+        match self.observed.ledger.etcd.started.get(machine) {
             Some(incarnation) if *incarnation != report.incarnation && !self.outside(machine) => {
                 Err(Refusal::Otherwise("this is another machine than the one that etcd was started on".into()))
             }
@@ -160,7 +160,7 @@ impl<'a> Case<'a> {
 
     /// Whether a majority says that this name is no member.
     fn outside(&self, machine: &Name) -> bool {
-        let known = |m: &ListedMember| self.observed.ledger.name_of(m).as_ref() == Some(machine);
+        let known = |m: &ListedMember| self.observed.ledger.etcd.name_of(m).as_ref() == Some(machine);
         self.view.has_quorum() && self.view.listed.is_some_and(|list| !list.iter().any(known))
     }
 
@@ -204,7 +204,7 @@ pub(super) fn gate(mut draft: Draft<'_>) -> Plan {
             let spare = machines.len().saturating_sub(quorum(machines.len()));
             Some(Tolerance::CanLose(u32::try_from(spare).unwrap_or(0)))
         }
-        _ if observed.ledger.restoration().is_some() => None,
+        _ if observed.ledger.etcd.restoration().is_some() => None,
         _ => Some(view.tolerance_with(&coming_up)),
     };
     let mut kept = Vec::with_capacity(steps.len());
@@ -226,7 +226,7 @@ pub(super) fn gate(mut draft: Draft<'_>) -> Plan {
 /// Steps that delete something of a machine for good are done one at a time, unless a restore or a recovery was
 /// approved for all of them.
 fn one_loss_a_wave(draft: &mut Draft<'_>) {
-    if draft.observed.ledger.is_built_anew() {
+    if draft.observed.ledger.etcd.is_built_anew() {
         return;
     }
     let mut losses = 0;

@@ -43,7 +43,8 @@ fn phase(case: &Case<'_>, side: TrustDomain, action: &PkiAction) -> Result<(), S
 fn sign(case: &Case<'_>, machine: &Name, purpose: Purpose) -> Result<(), Refusal> {
     let (observed, now) = (case.observed, case.observed.at());
     let report = case.report(machine)?;
-    let (Some(member), Some(authorities)) = (case.desired.etcd.member(machine), observed.ledger.trust(purpose.side()))
+    let (Some(member), Some(authorities)) =
+        (case.desired.etcd.member(machine), observed.ledger.etcd.trust(purpose.side()))
     else {
         return Err(Refusal::NotSeen("a CA to sign it"));
     };

@@ -9,7 +9,9 @@ use crate::spec::Name;
 /// No restore has been approved.
 pub(super) fn judge(case: &Case<'_>, action: &RestoreAction) -> Result<Cost, Refusal> {
     match action {
-        RestoreAction::PrepareRestore if case.observed.ledger.cluster.is_some() || !case.view.clusters.is_empty() => {
+        RestoreAction::PrepareRestore
+            if case.observed.ledger.etcd.cluster.is_some() || !case.view.clusters.is_empty() =>
+        {
             Err(otherwise("the cluster is there already"))
         }
         RestoreAction::PrepareRestore => Ok(case.unharmed),

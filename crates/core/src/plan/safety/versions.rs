@@ -39,7 +39,7 @@ impl Case<'_> {
         let Some(running) = now.running.get(machine).copied().filter(|running| *running != version) else {
             return Ok(());
         };
-        let saved = self.observed.ledger.snapshot.as_ref().is_some_and(|s| s.before == version);
+        let saved = self.observed.ledger.etcd.snapshot.as_ref().is_some_and(|s| s.before == version);
         if !saved && !now.running.values().any(|v| *v == version) {
             return Err(Refusal::NotSeen("a snapshot from before this version"));
         }

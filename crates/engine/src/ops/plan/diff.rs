@@ -22,7 +22,7 @@ pub struct ConfigDiff {
 /// How the files of all members and of all instances of balancers would change.
 pub(super) fn diffs(desired: &Stack, observed: &Observed) -> Vec<ConfigDiff> {
     let mut diffs = Vec::new();
-    if observed.ledger.adopted().is_some() {
+    if observed.ledger.etcd.adopted().is_some() {
         return diffs;
     }
     if let Some(timers) = desired.etcd.timers(&observed.ledger) {

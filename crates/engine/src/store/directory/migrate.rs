@@ -111,7 +111,7 @@ mod tests {
         let store = Store::open(&dir, "lab").await.unwrap();
         let read = async || store.get_cluster::<Ledger>("main").await.unwrap().unwrap();
         let before: Kept<Ledger> = read().await;
-        assert_eq!((before.version.number(), before.value.members.len()), (7, 1));
+        assert_eq!((before.version.number(), before.value.etcd.members.len()), (7, 1));
         let secrets = store.unlock(IdentitySource::State(None)).await.unwrap();
         let secret = async || secrets.get("main-peers").await.unwrap().is_some();
         assert!(secret().await && !dir.join("before-format-3").exists(), "reading changes nothing");
