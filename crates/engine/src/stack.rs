@@ -1,4 +1,4 @@
-//! One cluster of a fleet → its credentials and its ledger in the state.
+//! One stack of a fleet → its credentials and its ledger in the state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ use crate::pki::{self, Authority, AuthorityKind, PkiError, Usages};
 use crate::secrets::SecretError;
 use crate::store::{Lock, StoreError, Version};
 
-/// Why a cluster's keys or ledger cannot be read.
+/// Why a stack's keys or ledger cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum StackError {
     /// The state.
@@ -96,7 +96,7 @@ pub enum StackError {
     AuthorityMissing(AuthorityKind),
 }
 
-/// A handle on one cluster.
+/// A handle on one stack.
 #[derive(Debug)]
 pub struct StackHandle {
     /// The fleet that it belongs to.
@@ -111,7 +111,7 @@ pub struct StackHandle {
     root_password: OnceLock<SecretString>,
 }
 
-/// What is remembered of a cluster, and the version of the ledger that it was read from.
+/// What is remembered of a stack, and the version of the ledger that it was read from.
 #[derive(Debug, Clone)]
 struct Memory {
     ledger: Ledger,
@@ -119,7 +119,7 @@ struct Memory {
 }
 
 impl StackHandle {
-    /// Opens one cluster of the fleet.
+    /// Opens one stack of the fleet.
     pub async fn open(fleet: &Arc<Fleet>, desired: &Stack) -> Result<Self, StackError> {
         let memory = match fleet.store.get_cluster(desired.name.as_str()).await? {
             Some(kept) => Memory { ledger: kept.value, version: kept.version },

@@ -50,7 +50,9 @@ impl Run {
             return;
         }
         if self.rotates && self.dice.one_in(3) && pki::meddle(&mut self.dice, &mut self.world, midway) {
-            self.describe(|| format!("authorities: {:?} {:?}", self.world.ledger.etcd.peers, self.world.ledger.etcd.clients));
+            self.describe(|| {
+                format!("authorities: {:?} {:?}", self.world.ledger.etcd.peers, self.world.ledger.etcd.clients)
+            });
             return;
         }
         if maintenance::is_configured(&self.desired)

@@ -141,7 +141,8 @@ pub(super) fn obey(world: &mut World, plan: &Plan) -> bool {
             }
             Waiting::MemberCorrupt { machine, .. } => {
                 let listed = world.agreed.values().filter(|a| a.formed).flat_map(|a| &a.members);
-                let id = listed.into_iter().find(|m| world.ledger.etcd.name_of(m).as_ref() == Some(machine)).map(|m| m.id);
+                let id =
+                    listed.into_iter().find(|m| world.ledger.etcd.name_of(m).as_ref() == Some(machine)).map(|m| m.id);
                 obeyed |= id.is_some_and(|id| world.ledger.etcd.replace.insert(machine.clone(), id).is_none());
             }
             _ => {}

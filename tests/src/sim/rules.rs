@@ -75,7 +75,8 @@ impl Run {
         let Some((id, agreed)) = self.world.agreed.iter().find(|(_, a)| a.formed) else { return Ok(()) };
         let named = |m: &ListedMember| self.world.ledger.etcd.name_of(m);
         let wanted_gone = |name: &Name| {
-            let overdue = self.desired.etcd.replace_after_ms.is_some() && observed.ledger.etcd.down_since.contains_key(name);
+            let overdue =
+                self.desired.etcd.replace_after_ms.is_some() && observed.ledger.etcd.down_since.contains_key(name);
             overdue || observed.ledger.etcd.replace.contains_key(name)
         };
         match action {

@@ -85,11 +85,10 @@ fn two_learners(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
         return plan;
     }
     let ready = |name: &Name| observed.report(name).is_some();
-    let missing = desired
-        .etcd
-        .members
-        .iter()
-        .find(|m| ready(&m.name) && !list.iter().any(|l| observed.ledger.etcd.name_of(l).as_ref() == Some(&m.name)));
+    let missing =
+        desired.etcd.members.iter().find(|m| {
+            ready(&m.name) && !list.iter().any(|l| observed.ledger.etcd.name_of(l).as_ref() == Some(&m.name))
+        });
     let add =
         missing.map(|m| Action::Member(MemberAction::AddLearner { machine: m.name.clone(), peer_url: m.peer_url() }));
     add.map_or(plan.clone(), |add| instead(&plan, add))

@@ -12,7 +12,7 @@ use crate::render::{haproxy, keepalived};
 use crate::spec::Name;
 
 const HAPROXY: &str = "HAProxy";
-const KEEPALIVED: &str = "keepalived";
+pub(super) const KEEPALIVED: &str = "keepalived";
 
 /// Brings the machines that balancers have to themselves to where HAProxy can run. What is waited for there is returned:
 /// a machine of a balancer that does not come up delays nothing of etcd.

@@ -4,6 +4,8 @@ use std::fmt;
 
 use super::{Remedy, Waiting};
 use crate::observed::{Alarm, size};
+use crate::plan::balancer::KEEPALIVED;
+use crate::spec::Name;
 
 impl Waiting {
     /// What an operator can do about it.
@@ -57,8 +59,8 @@ impl Waiting {
             Self::PackageMissing { machine, package } => {
                 format!("install it on {machine}: `apt-get install {package}`, then apply again")
             }
-            Self::BalancerStarting { machine, .. } => {
-                format!("if it takes long, read its log: `raftsman logs {machine} --balancer`")
+            Self::BalancerStarting { machine, program, .. } => {
+                format!("if it takes long, read its log: {}", log_of(machine, program))
             }
             Self::BalancerChecks { machine, member } => format!(
                 "if it takes long, see that {machine} reaches port 2383 of {member}, and read its log: `raftsman logs \
@@ -74,9 +76,7 @@ impl Waiting {
                  both directions, in every firewall between them"
                     .to_owned()
             }
-            Self::BalancerCrashes { machine, .. } => {
-                format!("read its log: `raftsman logs {machine} --balancer`")
-            }
+            Self::BalancerCrashes { machine, program, .. } => format!("read its log: {}", log_of(machine, program)),
             Self::EtcdStarting { machine, .. } => {
                 format!("if it takes long, read etcd's log: `raftsman logs {machine}`")
             }
@@ -401,5 +401,13 @@ impl fmt::Display for Waiting {
             }
             Self::PasswordUnknown { user, error } => write!(f, "the password of `{user}` could not be tested: {error}"),
         }
+    }
+}
+
+/// How the log of a balancer's program is read: keepalived is a unit wherever it runs.
+fn log_of(machine: &Name, program: &str) -> String {
+    match program {
+        KEEPALIVED => format!("`journalctl -u raftsman-keepalived` on {machine}"),
+        _ => format!("`raftsman logs {machine} --balancer`"),
     }
 }
