@@ -3,6 +3,8 @@
 //! The rules are etcd's own, and each was tried on real servers: a cluster goes up one line at a time, and down one
 //! line at a time after a downgrade was enabled; an upgrade that is half done may go back.
 
+pub mod patroni;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 

@@ -45,6 +45,20 @@ balancers:
     )
 }
 
+/// A file with one PostgreSQL cluster, `app`, that has these lines, on an etcd cluster that Patroni can use.
+fn postgres(lines: &str) -> String {
+    let lines: Vec<String> = lines.lines().map(|line| format!("    {line}")).collect();
+    format!(
+        "fleet: shop\netcd:\n  main: {{ members: 3, auth: {{ mode: password }} }}\npostgres:\n  app:\n{}\n",
+        lines.join("\n")
+    )
+}
+
+/// The same, with three nodes on that etcd cluster.
+fn nodes(lines: &str) -> String {
+    postgres(&format!("etcd: main\nnodes: 3\n{lines}"))
+}
+
 fn whole(text: &str) -> String {
     text.to_owned()
 }
@@ -567,4 +581,77 @@ cases! {
     balancer_limits: balancers(
         "front:\n  etcd: main\n  instances: members\n  port: 12379\n  max_connections: 0\n  timeouts: { connect: 0s, idle: 10m }"
     );
+}
+
+// PostgreSQL clusters.
+cases! {
+    postgres_later: nodes("");
+    postgres_as_list: whole("fleet: shop\netcd: { main: { members: 3, auth: { mode: password } } }\npostgres:\n  - etcd: main\n");
+    postgres_missing_keys: postgres("version: 17");
+    postgres_unknown_keys: nodes("patroni: { master_start_timeout: 300, master_stop_timeout: 300, ttl: 30 }\naccess: [{ databases: [app], users: [app], from: [10.0.0.0/8], method: trust }]\nroles: { app: { superuser: true, password: { file: p } } }");
+    postgres_nodes_shape: postgres("etcd: main\nnodes: { pg-1: 10.0.0.1 }");
+    postgres_etcd_shape: postgres("etcd: [main]\nnodes: 3");
+    postgres_versions_shape: nodes("version: 17.1.2\npatroni: { version: 4.1 }");
+    postgres_inline_secret: nodes("superuser: { password: hunter2 }\nroles: { app: { password: hunter2 } }");
+    postgres_etcd_unknown: postgres("etcd: mian\nnodes: 3");
+    postgres_etcd_none: whole("fleet: shop\npostgres:\n  app: { etcd: main, nodes: 3 }\n");
+    postgres_name_taken: whole("fleet: shop\netcd:\n  main: { members: 3, auth: { mode: password } }\npostgres:\n  main: { etcd: main, nodes: [{ name: a }, { name: b }, { name: c }] }\n");
+    postgres_needs_gateway: whole("fleet: shop\netcd:\n  main:\n    members: 3\n    auth: { mode: password }\n    gateway: false\npostgres:\n  app: { etcd: main, nodes: 3 }\n");
+    postgres_needs_password: whole("fleet: shop\netcd:\n  main: { members: 3 }\n  open: { members: 3, auth: { mode: none } }\npostgres:\n  app: { etcd: main, nodes: 3 }\n  web: { etcd: open, nodes: 3 }\n");
+    postgres_etcd_version: whole("fleet: shop\netcd:\n  main:\n    members: 3\n    version: 3.5.20\n    source: { directory: versions }\n    auth: { mode: password }\npostgres:\n  app: { etcd: main, nodes: 3 }\n");
+    postgres_external: postgres("etcd: { endpoints: [\"https://10.0.0.5\", \"10.0.0.6:2379\", \"10.0.0.6:2379\"], ca_cert: ~/ca.pem, username: root, password: { env: \"$P\" } }\nnodes: 3");
+    postgres_external_empty: postgres("etcd: { endpoints: [], ca_cert: ca.pem, username: \"\", password: { file: p } }\nnodes: 3");
+    postgres_same_prefix: whole("fleet: shop\netcd:\n  main:\n    members: 3\n    auth: { mode: password }\n    roles:\n      all-services: [{ readwrite: { prefix: /service/ } }]\n      readers: [{ read: { prefix: /service/ } }]\npostgres:\n  a: { etcd: main, nodes: 3 }\n  b: { etcd: main, nodes: 3, patroni: { scope: a } }\n  c: { etcd: main, nodes: 3, patroni: { namespace: /service/a/ } }\n");
+    postgres_prefix_invalid: nodes("patroni: { scope: a/b, namespace: service }");
+    postgres_few_nodes: postgres("etcd: main\nnodes: 2\nsynchronous: { nodes: 2 }");
+    postgres_no_spare_node: postgres("etcd: main\nnodes: 2");
+    postgres_few_candidates: postgres("etcd: main\nnodes: [{ name: a }, { name: b, tags: { nosync: true } }, { name: c, tags: { failover_priority: 0 } }]");
+    postgres_no_nodes: postgres("etcd: main\nnodes: 0\nsynchronous: { nodes: 0 }");
+    postgres_many_nodes: postgres("etcd: main\nnodes: 12");
+    postgres_no_primary: postgres("etcd: main\nsynchronous: { mode: off }\nnodes: [{ name: a, tags: { nofailover: true } }, { name: b, tags: { nofailover: true } }]");
+    postgres_can_lose: nodes("synchronous: { mode: preferred }");
+    postgres_timing_minimums: nodes("patroni: { ttl: 10, loop_wait: 0, retry_timeout: 1 }");
+    postgres_timing_ttl: nodes("patroni: { ttl: 25, loop_wait: 10, retry_timeout: 10 }");
+    postgres_timing_watchdog: nodes("patroni: { ttl: 40, loop_wait: 20, retry_timeout: 10 }\nwatchdog: { safety_margin: -1 }");
+    postgres_timing_margin: nodes("watchdog: { safety_margin: -5 }");
+    postgres_timing_unwise: whole("fleet: shop\nmachines: { zones: { a: {}, b: {} } }\netcd:\n  main:\n    members: 3\n    auth: { mode: password }\n    timers: { heartbeat: 200ms, election: 2s }\npostgres:\n  app: { etcd: main, nodes: 3, patroni: { ttl: 20, loop_wait: 1, retry_timeout: 3 } }\n  web: { etcd: main, nodes: 3, failsafe: false }\n");
+    postgres_parameters_owned: nodes("parameters: { listen_addresses: \"*\", port: 5433, ssl_ciphers: ALL, synchronous_standby_names: \"*\", recovery_target_time: now }");
+    postgres_parameters_run: nodes("parameters:\n  archive_cleanup_command: rm -rf /\n  archive_library: evil\n  shared_preload_libraries: pg_stat_statement, evil\n  include: /etc/passwd\n  log_directory: /tmp");
+    postgres_parameters_unsafe: nodes("parameters: { fsync: off, full_page_writes: f, zero_damaged_pages: true, synchronous_commit: local }\nroles: { app: { password: { file: p }, settings: { synchronous_commit: off } } }");
+    postgres_parameters_named: nodes("parameters: { FSYNC: off, \"a b\": 1, work_mem: \"4MB\\nfsync = off\", temp_buffers: [1, 2] }");
+    postgres_roles: nodes("roles:\n  postgres: { password: { file: p } }\n  pg_admin: { login: false }\n  app: {}\n  cdc: { password: { file: p }, replication: true, member_of: [ap, cdc, pg_execute_server_program, pg_monitor] }\n  \"App Two\": { login: false }");
+    postgres_databases: nodes("roles: { app: { password: { file: p } } }\ndatabases:\n  postgres: { owner: postgres }\n  shop: { owner: ap, encoding: \"U 8\", extensions: [\"a;b\"] }");
+    postgres_access: nodes("roles: { app: { password: { file: p } } }\naccess:\n  - { databases: [replication], users: [replicator], from: [] }\n  - { databases: [\"@/etc/passwd\", all], users: [\"+admins\", all, ap], from: [10.0.0.1/8] }");
+    postgres_watchdog_local: nodes("watchdog: { mode: required, device: /tmp/x }");
+    postgres_watchdog_container: whole("fleet: shop\nmachines:\n  provider: incus\n  image: debian\n  incus: { network: lab }\netcd:\n  main: { members: 3, auth: { mode: password } }\npostgres:\n  app:\n    etcd: main\n    nodes: 3\n    watchdog: { mode: required }\n  web:\n    etcd: main\n    nodes: 3\n    machines: { incus: { type: virtual-machine } }\n    watchdog: { mode: required }\n");
+    postgres_versions: nodes("version: 12\npatroni: { version: 4.0.7 }");
+    postgres_sources: nodes("version: 17\nsource: { archive: { url: \"http://example.com/pg.tar\", sha256: 00 } }\npatroni: { source: { bundle: { file: patroni.tar, sha256: { 4.1.4: 00, 4.1.6: 00 } } } }");
+    postgres_package: nodes("source: { package: PostgreSQL 17 }\npatroni: { source: { bundle: { sha256: 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef } } }");
+    postgres_backups: nodes("backups: { full_every: 1d, diff_every: 1w, drill_every: 1s, keep_full: 0 }\nrestore_from: { at: \"\", backup: ../x }");
+    postgres_certificates: nodes("certificates: { extra_names: [10.0.0.1], validity: 100y, renew_before: 1y }\nca: { brought: { certificate: ca.pem, key: { file: ca.pem } } }");
+    postgres_ca_shared: whole("fleet: shop\netcd:\n  main:\n    members: 3\n    auth: { mode: password }\n    ca: { clients: { brought: { certificate: a.pem, key: { file: a.key } } } }\npostgres:\n  app: { etcd: main, nodes: 3, ca: { brought: { certificate: a.pem, key: { file: a.key } } } }\n  b: { etcd: main, nodes: 3, ca: { brought: { certificate: b.pem, key: { file: b.key } } } }\n  c: { etcd: main, nodes: 3, ca: { brought: { certificate: c.pem, key: { file: b.key } } } }\n");
+    postgres_beside: whole("fleet: shop\nmachines: { provider: hosts }\netcd:\n  main:\n    auth: { mode: password }\n    members: [{ name: a, address: 10.0.0.1 }, { name: b, address: 10.0.0.2 }, { name: c, address: 10.0.0.3 }]\npostgres:\n  app:\n    etcd: main\n    nodes:\n      - { name: a, address: 10.0.0.11 }\n      - { name: p2, address: 10.0.0.2, host: -oProxyCommand=x }\n      - { name: lb1, address: 10.0.0.13 }\n      - { name: p4, address: 10.0.0.14, patroni_name: p5 }\n      - { name: p5, address: 10.0.0.14 }\n      - { name: p5 }\nbalancers:\n  front: { etcd: main, instances: [{ name: lb1, address: 10.0.0.21 }, { name: lb2, address: 10.0.0.22 }] }\n");
+    postgres_none: machines("provider: incus\nimage: debian\nincus: { network: lab }\nfirewall: { postgres_from: [10.0.0.0/8], rest_from: [] }\nlogs: { patroni_tag: pg, buffer: { mem_limit: 5MiB }, forward: { host: logs.example.com, shared_key: { file: k }, ca_cert: ca.pem } }");
+    postgres_logs_of_cluster: whole("fleet: shop\nmachines:\n  provider: incus\n  image: debian\n  incus: { network: lab }\n  logs: { forward: { host: logs.example.com, shared_key: { file: k }, ca_cert: ca.pem } }\netcd:\n  main: { members: 3, auth: { mode: password }, machines: { logs: { etcd_tag: e } } }\npostgres:\n  app: { etcd: main, nodes: 3, machines: { logs: { patroni_tag: \"a b\" } } }\n");
+    postgres_zones_and_machines: whole("fleet: shop\nmachines: { provider: hosts, zones: { rack-a: {}, rack-b: {} } }\netcd:\n  main:\n    auth: { mode: password }\n    members: [{ name: a, address: 10.0.0.1, zone: rack-a }]\npostgres:\n  app:\n    etcd: main\n    machines: { zones: [] }\n    nodes:\n      - { name: p1, address: 10.0.0.11, zone: rack-c }\n      - { name: p2, zone: rack-b }\n      - { name: p3, address: 10.0.0.13, machine: { memory: 1MiB } }\n");
+}
+
+/// The table of write pauses is there beside the refusal, and not where the timers could not be read or are unsafe.
+#[test]
+fn the_table_of_write_pauses_is_there_beside_errors() {
+    let clusters = |text: &str| read(text).timings.keys().map(ToString::to_string).collect::<Vec<_>>();
+    let codes = |text: &str| read(text).diagnostics.iter().map(|d| d.code).collect::<Vec<_>>();
+    assert_eq!((codes(&nodes("")), clusters(&nodes(""))), (vec!["postgres-later"], vec!["app".to_owned()]));
+    assert!(
+        clusters(&nodes("patroni: { ttl: fast }")).is_empty() && clusters(&nodes("patroni: { ttl: 1 }")).is_empty()
+    );
+    let external =
+        "etcd: { endpoints: [\"10.0.0.5:2379\"], ca_cert: ca.pem, username: p, password: { file: p } }\nnodes: 3";
+    let reading = read(&postgres(external));
+    assert!(reading.timings["app"].election_assumed && reading.spec.is_none());
+    // What is wrong elsewhere comes first, and does not hide the refusal; nor does a file of other errors lose it.
+    let wrong =
+        format!("{}balancers: {{ front: {{ etcd: mian, instances: 2 }} }}\n", nodes("synchronous: { mode: off }"));
+    assert_eq!(codes(&wrong), ["postgres-can-lose", "balancer-without-cluster", "postgres-later"]);
+    assert_eq!(codes(&nodes("failsafe: maybe")), ["wrong-type", "postgres-later"]);
 }

@@ -13,14 +13,16 @@ use std::time::{Duration, Instant};
 
 use raftsman_core::spec::read;
 
-const SEEDS: [&str; 4] = [
+const SEEDS: [&str; 6] = [
     "fleet: shop\netcd:\n  main:\n    members: 3\n",
     "fleet: shop\nstate: .raftsman\nmachines:\n  provider: local\n  network: 127.0.42.0/24\n  admin:\n    user: ops\n    console_password: { file: console.txt }\netcd:\n  main:\n    members:\n      - name: etcd-1\n        address: 127.0.42.11\n      - name: etcd-2\n        address: 127.0.42.12\n      - name: etcd-3\n    version: 3.6.15\n    timers: &far { heartbeat: 200ms, election: 2s }\n    auth:\n      mode: password\n      root_password: { env: ROOT_PASSWORD }\n    flags:\n      max-request-bytes: 10485760\n  spare:\n    members: 5\n    timers: *far\n    source: { archive: { file: etcd-v3.6.15-linux-amd64.tar.gz, sha256: 00 } }\n",
     "# für später\r\nfleet: \"shop\"\r\netcd: { main: { members: [ { name: a }, { name: 'b' }, {name: c, address: \"::1\"} ], quota: 8GiB } }\r\n",
     "fleet: shop\netcd:\n  main:\n    members: 3\n    ca:\n      peers:\n        brought:\n          certificate: ca.pem\n          key: { file: ca.key }\n    certificates:\n      organization: >\n        Größe\n        & Söhne\n      extra_names: [etcd.example.com, \"*.example.com\"]\n      extra_addresses: [10.0.0.5]\n      validity: 90d\n      renew_before: 30d\n    auto_compaction:\n      mode: periodic\n      retention: 1h\n    log_level: warn\n    corruption_checks: { initial: true, compact_hash: true }\n",
+    "fleet: shop\netcd:\n  main:\n    members: 3\n    auth: { mode: password }\npostgres:\n  app:\n    etcd: main\n    nodes: 3\n    patroni: { ttl: 30, loop_wait: 10, retry_timeout: 10, scope: app, namespace: /service/ }\n    parameters:\n      max_connections: 200\n      shared_preload_libraries: pg_stat_statements\n    superuser: { password: { env: PG_PASSWORD } }\n    roles:\n      app: { password: { file: app.password }, member_of: [readers] }\n      readers: { login: false, settings: { work_mem: 64MB } }\n    databases:\n      app: { owner: app, extensions: [pg_stat_statements] }\n    access:\n      - { databases: [app], users: [app], from: [10.0.0.0/8] }\n    synchronous: { mode: quorum, nodes: 1 }\n    failsafe: true\n    watchdog: { mode: automatic, safety_margin: -1 }\n",
+    "fleet: shop\nmachines: { provider: libvirt, image: debian, subnet: 10.0.0.0/24, logs: { patroni_tag: pg, buffer: { mem_limit: 5MiB } } }\npostgres:\n  app:\n    version: 17.11\n    source: { archive: { url: \"https://example.com/pg.tar\", sha256: 00 } }\n    etcd:\n      endpoints: [\"10.0.0.5:2379\", \"[fd00::5]:2379\"]\n      ca_cert: etcd-ca.pem\n      username: patroni\n      password: { file: etcd.password }\n    nodes:\n      - { name: pg-1, address: 10.0.0.11, zone: a, tags: { nofailover: true, failover_priority: 0 } }\n      - { name: pg-2, patroni_name: two, machine: { memory: 16GiB } }\n    machines: { data_disk: 100GiB, firewall: { postgres_from: [10.0.0.0/8], rest_from: [] }, logs: { patroni_tag: x } }\n    patroni:\n      version: 4.1.5\n      source: { bundle: { file: \"patroni-{version}.tar\", sha256: { 4.1.5: 00 } } }\n    ca: { brought: { certificate: ca.pem, key: { file: ca.key } } }\n    backups: { full_every: 1w, diff_every: 1d, keep_full: 4 }\n    restore_from: { cluster: app, at: 2026-11-16T07:00:00Z }\n",
 ];
 
-const TOKENS: [&str; 72] = [
+const TOKENS: [&str; 82] = [
     "&a ",
     "*a",
     "&b [*a, *a]",
@@ -79,6 +81,16 @@ const TOKENS: [&str; 72] = [
     "quota: 0\n",
     "provider: aws\n",
     "token: t\n",
+    "postgres:\n",
+    "nodes: 0\n",
+    "nodes: [{ name: a }]\n",
+    "etcd: { endpoints: [] }\n",
+    "etcd: main\n",
+    "ttl: 4294967295\n",
+    "safety_margin: -2147483648\n",
+    "namespace: //\n",
+    "master_start_timeout: 1\n",
+    "mode: off\n",
     "é",
     "日本",
     "\u{feff}",
@@ -186,6 +198,11 @@ fn try_one(number: u64) -> Result<Duration, String> {
         let shown = reading.render("raftsman.yaml", &text, number.is_multiple_of(8));
         assert_eq!(reading.spec.is_some(), reading.errors() == 0, "a spec means no errors");
         assert_eq!(shown.is_empty(), reading.diagnostics.is_empty(), "every diagnostic is shown");
+        assert!(
+            reading.spec.as_ref().is_none_or(|spec| spec.postgres.is_empty()),
+            "no file with PostgreSQL clusters passes in this version"
+        );
+        assert!(reading.timings.values().all(|timing| timing.pauses.len() >= 8), "a table has every case");
         let raw = shown.bytes().filter(|byte| *byte == 0 || *byte == b'\r').count();
         assert_eq!(raw, 0, "control characters stay out of the terminal");
         assert!(number.is_multiple_of(8) || !shown.contains('\u{1b}'), "escape sequences stay out of the terminal");

@@ -219,7 +219,7 @@ impl<'a> Book<'a> {
             Some("Name") => return "name".to_owned(),
             Some("ByteSize") => return "size".to_owned(),
             Some("Duration") => return "duration".to_owned(),
-            Some("EtcdVersion") => return "version".to_owned(),
+            Some("EtcdVersion" | "PatroniVersion" | "PostgresVersion") => return "version".to_owned(),
             Some("Secret") => return "secret".to_owned(),
             _ => {}
         }
@@ -310,7 +310,10 @@ mod tests {
     #[test]
     fn a_section_lists_its_keys() {
         let names = |key: &str| explain(key).unwrap().keys.into_iter().map(|k| k.name).collect::<Vec<_>>();
-        assert_eq!(names(""), ["fleet", "state", "machines", "etcd", "balancers", "backups", "accept_warnings"]);
+        assert_eq!(
+            names(""),
+            ["fleet", "state", "machines", "etcd", "postgres", "balancers", "backups", "accept_warnings"]
+        );
         assert!(names("etcd.main").contains(&"prevent_destroy".to_owned()));
         assert!(names("etcd.main.members").contains(&"address".to_owned()));
         let meaning = |key: &str| explain(key).unwrap().meaning;
@@ -331,7 +334,7 @@ mod tests {
         );
         assert_eq!(
             no("zzz"),
-            "the file has no key `zzz`: the keys there are `fleet`, `state`, `machines`, `etcd`, `balancers`, `backups`, `accept_warnings`"
+            "the file has no key `zzz`: the keys there are `fleet`, `state`, `machines`, `etcd`, `postgres`, `balancers`, `backups`, `accept_warnings`"
         );
     }
 
@@ -348,5 +351,8 @@ mod tests {
                 .sum::<usize>()
         }
         assert!(walk("", 0) + walk("etcd.main", 0) > 80);
+        // The keys of machines are those of etcd's.
+        let ours = explain("postgres.app").unwrap().keys.into_iter().filter(|entry| entry.name != "machines");
+        assert!(ours.map(|entry| walk(&format!("postgres.app.{}", entry.name), 2)).sum::<usize>() > 60);
     }
 }

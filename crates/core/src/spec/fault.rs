@@ -103,6 +103,10 @@ impl Fault {
     }
 }
 
+/// Names that Patroni had for its keys up to 3.0.
+const RENAMED: [(&str, &str); 2] =
+    [("master_start_timeout", "primary_start_timeout"), ("master_stop_timeout", "primary_stop_timeout")];
+
 impl Cause {
     pub(super) fn describe(self) -> Description {
         let description = |code, message, help, meant| Description { code, message, help, meant };
@@ -116,8 +120,14 @@ impl Cause {
                 None,
             ),
             Self::UnknownKey { key, known } => {
-                let meant = nearest(&key, known);
+                let renamed = RENAMED.iter().find(|(old, new)| *old == key && known.contains(new)).map(|(_, new)| *new);
+                let meant = renamed.or_else(|| nearest(&key, known));
                 let help = match (meant, key.as_str()) {
+                    (Some(meant), _) if renamed.is_some() => format!("it is called `{meant}` now"),
+                    (_, "method") if known.contains(&"databases") => {
+                        "every rule is `hostssl` with `scram-sha-256`: there is no `trust`, `md5`, `password` or `ident`"
+                            .to_owned()
+                    }
                     (_, "<<") => {
                         "YAML 1.2 has no merge keys: alias a whole value instead, such as `timers: *slow`".to_owned()
                     }
@@ -149,11 +159,17 @@ fn example(key: &str) -> String {
         "members" => "3",
         "etcd" => "main",
         "instances" => "2",
+        "nodes" => "3",
         "name" => "etcd-1",
         "file" => "etcd-v3.6.15-linux-amd64.tar.gz",
         "sha256" => "<64 hex digits>",
         "certificate" | "ca_cert" => "ca.pem",
         "key" | "shared_key" => "{ file: ca.key }",
+        "password" => "{ file: etcd.password }",
+        "owner" => "app",
+        "from" => "[10.0.0.0/8]",
+        "databases" | "users" => "[app]",
+        "full_every" => "1w",
         "host" => "logs.example.com",
         "url" => "0.pool.ntp.org",
         "threshold" => "1.0",

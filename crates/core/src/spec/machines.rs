@@ -47,7 +47,7 @@ pub struct Machines {
     /// Size of a machine's system disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<ByteSize>,
-    /// Size of a separate disk for etcd's data, kept when the machine is rebuilt.
+    /// Size of a separate disk for the data of etcd or PostgreSQL, kept when the machine is rebuilt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_disk: Option<ByteSize>,
     /// The image that machines boot from: a name or id as the provider knows it.
@@ -199,6 +199,12 @@ pub struct FirewallSources {
     /// default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics_from: Option<Vec<Subnet>>,
+    /// PostgreSQL, port 5432, besides the cluster's own nodes. Anywhere by default; `access` of the cluster decides as well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub postgres_from: Option<Vec<Subnet>>,
+    /// Patroni's REST interface, port 8008, besides the cluster's own nodes. Nowhere by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rest_from: Option<Vec<Subnet>>,
 }
 
 /// Which updates of the system install themselves.
@@ -267,12 +273,30 @@ pub struct Logs {
     /// Tag of the node exporter's logs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_exporter_tag: Option<String>,
+    /// Tag of Patroni's and PostgreSQL's logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patroni_tag: Option<String>,
+    /// How much is kept while the receiver does not answer. fluent-bit's own limits by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub buffer: Option<LogBuffer>,
     /// Forward to another fluentd or fluent-bit over TLS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forward: Option<LogForward>,
     /// Fetch fluent-bit's configuration from an etcd prefix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dynamic: Option<LogDynamic>,
+}
+
+/// How much is kept of logs while the receiver does not answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogBuffer {
+    /// In memory, for each log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mem_limit: Option<ByteSize>,
+    /// On disk, in all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub filesystem_limit: Option<ByteSize>,
 }
 
 /// Where logs are forwarded to.

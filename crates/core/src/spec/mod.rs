@@ -13,9 +13,11 @@ pub mod libvirt;
 pub mod machines;
 pub mod maintenance;
 pub mod overrides;
+pub mod postgres;
 mod secrecy;
 mod shape;
 pub mod subnet;
+pub mod timing;
 pub mod types;
 pub mod units;
 pub mod users;
@@ -31,9 +33,14 @@ pub use incus::*;
 pub use libvirt::{Acceleration, Cloning, Firmware, Interface, Libvirt, Link};
 pub use machines::*;
 pub use maintenance::{Day, Defragmentation, Maintenance, Percent, TimeOfDay, Window};
-pub use overrides::{ClusterIncus, ClusterLibvirt, ClusterMachines, MemberMachine};
+pub use overrides::{ClusterIncus, ClusterLibvirt, ClusterLogs, ClusterMachines, MemberMachine};
+pub use postgres::{
+    DcsOf, ExternalEtcd, PatroniVersion, PostgresCluster, PostgresVersion, SyncMode, Synchronous, Watchdog,
+    WatchdogMode,
+};
 pub use shape::Shape;
 pub use subnet::Subnet;
+pub use timing::Timing;
 pub use types::*;
 pub use units::{ByteSize, Duration, EtcdVersion, Name, UnitError};
 pub use users::{KeyRange, KeySpan, Keys, Level, Permission, Roles, User, Users};
@@ -59,6 +66,9 @@ pub struct Reading {
     pub spec: Option<Spec>,
     /// What is wrong or questionable, in the order of the file.
     pub diagnostics: Vec<Diagnostic>,
+    /// How long writes of each PostgreSQL cluster stop, where its timers could be read and are safe. It is there beside
+    /// errors, too.
+    pub timings: IndexMap<Name, Timing>,
     /// Secrets that stand in the text itself: never shown.
     masks: Vec<Span>,
 }
@@ -97,11 +107,13 @@ pub fn read(text: &str) -> Reading {
 /// Reads a file, and compares the public keys of certificates that it names: two files may hold one key.
 pub fn read_with_keys(text: &str, keys: PublicKeys<'_>) -> Reading {
     let (root, mut diagnostics) = document::load(text);
+    let mut timings = IndexMap::new();
     let (spec, masks) = match root {
         Some(mut root) => {
             let mut tainted = Vec::new();
             let spec = decode_file(&mut root, &mut diagnostics, &mut tainted);
             if let Some(spec) = &spec {
+                timings = check::timings(spec, &tainted);
                 diagnostics.extend(check::check(spec, &root, &tainted, keys, LISTED));
             }
             (spec, if diagnostics.is_empty() { Vec::new() } else { secrecy::places(&root, text) })
@@ -113,7 +125,7 @@ pub fn read_with_keys(text: &str, keys: PublicKeys<'_>) -> Reading {
         None => (None, secrecy::places_in_text(text)),
     };
     let spec = spec.filter(|_| !diagnostics.iter().any(Diagnostic::is_error));
-    Reading { spec, diagnostics: finish(diagnostics, text), masks }
+    Reading { spec, diagnostics: finish(diagnostics, text), timings, masks }
 }
 
 /// The line, from 1, on which the value of these keys stands; nothing where it is not written.
@@ -167,7 +179,9 @@ fn empty() -> Diagnostic {
 
 /// Sorts, cuts the list at its limit, and adds lines and columns.
 fn finish(mut diagnostics: Vec<Diagnostic>, text: &str) -> Vec<Diagnostic> {
-    diagnostics.sort_by_key(|diagnostic| (diagnostic.span.start, diagnostic.severity));
+    // What this version does not carry out yet is said after what is wrong.
+    let later = |diagnostic: &Diagnostic| diagnostic.code == check::LATER;
+    diagnostics.sort_by_key(|diagnostic| (later(diagnostic), diagnostic.span.start, diagnostic.severity));
     for severity in [Severity::Error, Severity::Warning] {
         let mut seen = 0;
         let mut last = 0..0;
@@ -199,7 +213,7 @@ fn finish(mut diagnostics: Vec<Diagnostic>, text: &str) -> Vec<Diagnostic> {
     diagnostics
 }
 
-const TOP: [&str; 7] = ["fleet", "state", "machines", "etcd", "balancers", "backups", "accept_warnings"];
+const TOP: [&str; 8] = ["fleet", "state", "machines", "etcd", "postgres", "balancers", "backups", "accept_warnings"];
 
 /// Decodes section by section and cluster by cluster, so that an error costs no more than its section.
 fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut Vec<Path>) -> Option<Spec> {
@@ -219,7 +233,7 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
     // One more than is listed, so that it shows when there are more.
     let limit = LISTED + 1;
     let (mut fleet, mut state, mut machines, mut etcd, mut backups) = (None, None, None, IndexMap::new(), None);
-    let (mut balancers, mut accepted) = (IndexMap::new(), None);
+    let (mut postgres, mut balancers, mut accepted) = (IndexMap::new(), IndexMap::new(), None);
     let mut lost = Vec::new();
     for entry in map.entries.iter_mut().filter(|entry| !entry.value.pruned) {
         let path = Path::root().key(&entry.key);
@@ -228,6 +242,7 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
             "state" => state = Some(value::<String>(entry, &path, limit, diagnostics, tainted)),
             "machines" => machines = value::<Machines>(entry, &path, limit, diagnostics, tainted),
             "etcd" => etcd = by_name(entry, &path, CLUSTERS, limit, diagnostics, tainted),
+            "postgres" => postgres = by_name(entry, &path, POSTGRES, limit, diagnostics, tainted),
             "balancers" => balancers = by_name(entry, &path, BALANCERS, limit, diagnostics, tainted),
             "backups" => backups = value::<Backups>(entry, &path, limit, diagnostics, tainted),
             "accept_warnings" => accepted = value::<Vec<String>>(entry, &path, limit, diagnostics, tainted),
@@ -261,6 +276,7 @@ fn decode_file(root: &mut Node, diagnostics: &mut Vec<Diagnostic>, tainted: &mut
         state: state.flatten().unwrap_or_else(default_state),
         machines: machines.unwrap_or_default(),
         etcd,
+        postgres,
         balancers,
         backups,
         accept_warnings: accepted.unwrap_or_default(),
@@ -289,6 +305,7 @@ fn value<T: for<'x> serde::Deserialize<'x>>(
 /// What a section holds by name: the word for it, and how it is written.
 type Section = (&'static str, &'static str);
 const CLUSTERS: Section = ("cluster", "etcd:\n  main:\n    members: 3");
+const POSTGRES: Section = ("PostgreSQL cluster", "postgres:\n  app:\n    etcd: main\n    nodes: 3");
 const BALANCERS: Section = ("balancer", "balancers:\n  front:\n    etcd: main\n    instances: 2");
 
 fn by_name<T: for<'x> serde::Deserialize<'x>>(

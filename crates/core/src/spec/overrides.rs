@@ -23,7 +23,7 @@ pub struct ClusterMachines {
     /// Size of a machine's system disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<ByteSize>,
-    /// Size of a separate disk for etcd's data, kept when the machine is rebuilt.
+    /// Size of a separate disk for the data of etcd or PostgreSQL, kept when the machine is rebuilt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_disk: Option<ByteSize>,
     /// The image that machines boot from: a name or id as the provider knows it.
@@ -38,12 +38,30 @@ pub struct ClusterMachines {
     /// Metrics of the machine itself for Prometheus, on port 9100.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_exporter: Option<bool>,
+    /// Tags of the logs of the cluster's machines. What is not written is the fleet's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logs: Option<ClusterLogs>,
     /// Incus: what machines are, and what they are connected to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub incus: Option<ClusterIncus>,
     /// libvirt: what machines are connected to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub libvirt: Option<ClusterLibvirt>,
+}
+
+/// In what the tags of logs of a cluster's machines differ.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterLogs {
+    /// Tag of etcd's logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etcd_tag: Option<String>,
+    /// Tag of the node exporter's logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_exporter_tag: Option<String>,
+    /// Tag of Patroni's and PostgreSQL's logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patroni_tag: Option<String>,
 }
 
 /// In what the machines of a cluster on Incus differ. The server and its storage pool are the fleet's.
@@ -89,7 +107,7 @@ pub struct MemberMachine {
     /// Size of the machine's system disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<ByteSize>,
-    /// Size of a separate disk for etcd's data, kept when the machine is rebuilt.
+    /// Size of a separate disk for the data of etcd or PostgreSQL, kept when the machine is rebuilt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_disk: Option<ByteSize>,
     /// The image that the machine boots from: a name or id as the provider knows it.
@@ -138,6 +156,11 @@ impl ClusterMachines {
         self.size().apply(machines);
         machines.firewall = self.firewall.clone().or(machines.firewall.take());
         machines.node_exporter = self.node_exporter.or(machines.node_exporter);
+        if let (Some(ours), Some(logs)) = (&self.logs, &mut machines.logs) {
+            logs.etcd_tag = ours.etcd_tag.clone().or(logs.etcd_tag.take());
+            logs.node_exporter_tag = ours.node_exporter_tag.clone().or(logs.node_exporter_tag.take());
+            logs.patroni_tag = ours.patroni_tag.clone().or(logs.patroni_tag.take());
+        }
         if let Some(ours) = &self.incus {
             let incus = machines.incus.get_or_insert_default();
             incus.network = ours.network.clone().or(incus.network.take());

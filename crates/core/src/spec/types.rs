@@ -13,6 +13,7 @@ use super::balancers::Balancer;
 use super::machines::Machines;
 use super::maintenance::Maintenance;
 use super::overrides::{ClusterMachines, MemberMachine};
+use super::postgres::PostgresCluster;
 use super::units::{ByteSize, Duration, EtcdVersion, Name};
 use super::users::{Roles, Users};
 
@@ -32,6 +33,9 @@ pub struct Spec {
     /// The etcd clusters, by name.
     #[serde(default)]
     pub etcd: IndexMap<Name, EtcdCluster>,
+    /// PostgreSQL clusters, by name. This version checks them and does not carry them out yet.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub postgres: IndexMap<Name, PostgresCluster>,
     /// Load balancers in front of etcd clusters, by name.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub balancers: IndexMap<Name, Balancer>,

@@ -167,12 +167,10 @@ impl<'de> Deserialize<'de> for FlagValue {
                 Ok(FlagValue::Text(value.to_owned()))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<FlagValue, A::Error> {
-                Err(A::Error::custom(
-                    "a flag takes one value, not a list\njoin the items with commas, as on etcd's command line",
-                ))
+                Err(A::Error::custom("expected one value, found a list\njoin the items with commas, in one text"))
             }
             fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<FlagValue, A::Error> {
-                Err(A::Error::custom("a flag takes one value, not a mapping"))
+                Err(A::Error::custom("expected one value, found a mapping"))
             }
         }
         deserializer.deserialize_any(Shapes)

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use super::super::diagnostic::Path;
 use super::super::machines::{Dns, Firewall, FirewallSources, Machines, Mirror, Provider};
 use super::super::subnet::Subnet;
-use super::super::types::Members;
 use super::super::units::quoted;
+use super::groups::groups;
 use super::{Finding, Findings};
 
 fn at(key: &str) -> Path {
@@ -101,11 +101,10 @@ fn network(findings: &mut Findings<'_>, machines: &Machines, subnet: Subnet) {
 }
 
 fn members(findings: &mut Findings<'_>, machines: &Machines, subnet: Subnet) {
-    for (cluster, settings) in &findings.spec.etcd {
-        let Members::List(list) = &settings.members else { continue };
-        for (index, member) in list.iter().enumerate() {
-            let Some(address) = member.address else { continue };
-            let here = || Path::of(&["etcd", cluster.as_str(), "members"]).index(index).key("address");
+    for group in groups(findings.spec) {
+        for (index, listed) in group.listed().enumerate() {
+            let Some(address) = listed.address else { continue };
+            let here = || group.list_at().index(index).key("address");
             if !subnet.has_room_for(address) {
                 findings.add(
                     Finding::error(
@@ -122,7 +121,7 @@ fn members(findings: &mut Findings<'_>, machines: &Machines, subnet: Subnet) {
                     Finding::error("address-of-gateway", here(), format!("{address} is the gateway's address"))
                         .also(at("gateway"), "the gateway")
                         .uses(at("provider"))
-                        .help("give the member another one"),
+                        .help(format!("give the {} another one", group.what)),
                 );
             }
         }
@@ -194,6 +193,20 @@ pub(super) fn sources(
                 .why("raftsman itself connects here to see whether etcd is healthy")
                 .help("list the networks of etcd's clients and of raftsman, or leave it out to accept every source"),
         );
+    }
+    if findings.spec.postgres.is_empty() {
+        for (key, given) in
+            [("postgres_from", sources.postgres_from.is_some()), ("rest_from", sources.rest_from.is_some())]
+        {
+            if given {
+                findings.add(
+                    Finding::warning("postgres-none", here(key), "no service listens on this port")
+                        .on_key()
+                        .uses(Path::of(&["postgres"]))
+                        .help("it is for machines of PostgreSQL clusters: remove it"),
+                );
+            }
+        }
     }
     if sources.metrics_from.is_some() && !exporter {
         findings.add(

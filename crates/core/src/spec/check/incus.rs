@@ -21,6 +21,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
             Finding::error("image-none", provider(), "machines on Incus are made of an image, and none is named")
                 .uses(Path::of(&["machines", "image"]))
                 .uses(Path::of(&["etcd"]))
+                .uses(Path::of(&["postgres"]))
                 .help("add `image`, an alias or a fingerprint as in `incus image list`"),
         );
     }
@@ -36,6 +37,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
             )
             .uses(at("network"))
             .uses(Path::of(&["etcd"]))
+            .uses(Path::of(&["postgres"]))
             .help("add `incus: { network: incusbr0 }`, or another as in `incus network list`"),
         );
     }

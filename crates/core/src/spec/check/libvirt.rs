@@ -6,8 +6,9 @@ use std::net::IpAddr;
 use super::super::diagnostic::Path;
 use super::super::libvirt::{Interface, Libvirt, Link};
 use super::super::machines::Provider;
-use super::super::types::{Members, Spec};
+use super::super::types::Spec;
 use super::super::units::{Name, quoted};
+use super::groups::groups;
 use super::{Finding, Findings, overrides};
 
 fn at(key: &str) -> Path {
@@ -28,6 +29,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
             Finding::error("image-none", above("provider"), "no image is named that virtual machines boot from")
                 .uses(above("image"))
                 .uses(Path::of(&["etcd"]))
+                .uses(Path::of(&["postgres"]))
                 .why("a machine's system disk is made from a volume of a libvirt pool, such as a cloud image of Debian")
                 .help("add `image`, the volume's name; docs/guide/libvirt.md says how to put one there"),
         );
@@ -291,6 +293,7 @@ fn further(findings: &mut Findings<'_>, interface: &Interface, known: &BTreeSet<
             )
             .uses(here().key("addresses"))
             .uses(Path::of(&["etcd"]))
+            .uses(Path::of(&["postgres"]))
             .help(format!("add it to `addresses`: `{machine}: …`")),
         );
     }
@@ -298,19 +301,16 @@ fn further(findings: &mut Findings<'_>, interface: &Interface, known: &BTreeSet<
 
 /// All machines of the file that it names.
 fn members(spec: &Spec) -> BTreeSet<&Name> {
-    let lists = spec.etcd.values().filter_map(|cluster| match &cluster.members {
-        Members::List(list) => Some(list.iter().map(|member| &member.name)),
-        Members::Count(_) => None,
-    });
-    lists.flatten().collect()
+    groups(spec).flat_map(|group| group.listed()).map(|listed| listed.name).collect()
 }
 
 fn unknown(findings: &mut Findings<'_>, machine: &Name, known: &BTreeSet<&Name>, path: impl Fn() -> Path) {
     if !known.is_empty() && !known.contains(machine) {
         findings.add(
-            Finding::warning("machine-unknown", path(), format!("no member is called `{machine}`"))
+            Finding::warning("machine-unknown", path(), format!("no member or node is called `{machine}`"))
                 .on_key()
                 .uses(Path::of(&["etcd"]))
+                .uses(Path::of(&["postgres"]))
                 .help("correct the name, or remove the line"),
         );
     }

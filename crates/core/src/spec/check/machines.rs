@@ -452,15 +452,22 @@ fn time(findings: &mut Findings<'_>, time: &Time) {
 
 fn logs(findings: &mut Findings<'_>, logs: &Logs) {
     let here = || at("logs");
-    for (key, tag) in [("etcd_tag", &logs.etcd_tag), ("node_exporter_tag", &logs.node_exporter_tag)] {
-        if tag.as_ref().is_some_and(|tag| {
-            tag.is_empty() || tag.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '*' | '$'))
-        }) {
-            findings.add(
-                Finding::error("log-tag-invalid", here().key(key), "a tag is one word, without `*` and `$`")
-                    .help("such as `etcd.main`"),
-            );
-        }
+    let given = [
+        ("etcd_tag", &logs.etcd_tag),
+        ("node_exporter_tag", &logs.node_exporter_tag),
+        ("patroni_tag", &logs.patroni_tag),
+    ];
+    tags(findings, &|key| here().key(key), &given);
+    if logs.patroni_tag.is_some() && findings.spec.postgres.is_empty() {
+        findings.add(
+            Finding::warning("postgres-none", here().key("patroni_tag"), "no machine of the file has this log")
+                .on_key()
+                .uses(Path::of(&["postgres"]))
+                .help("it is for machines of PostgreSQL clusters: remove it"),
+        );
+    }
+    if logs.buffer.is_some() {
+        not_yet(findings, here().key("buffer"), "limits of fluent-bit's buffers are");
     }
     if logs.forward.is_none() && logs.dynamic.is_none() {
         findings.add(
@@ -477,6 +484,29 @@ fn logs(findings: &mut Findings<'_>, logs: &Logs) {
     if let Some(dynamic) = &logs.dynamic {
         log_dynamic(findings, dynamic);
     }
+}
+
+/// Tags of logs that fluent-bit cannot have.
+pub(super) fn tags(findings: &mut Findings<'_>, at: &dyn Fn(&str) -> Path, tags: &[(&str, &Option<String>)]) {
+    for (key, tag) in tags {
+        if tag.as_ref().is_some_and(|tag| {
+            tag.is_empty() || tag.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '*' | '$'))
+        }) {
+            findings.add(
+                Finding::error("log-tag-invalid", at(key), "a tag is one word, without `*` and `$`")
+                    .help("such as `etcd.main`"),
+            );
+        }
+    }
+}
+
+/// A key that is checked and has no effect in this version.
+pub(super) fn not_yet(findings: &mut Findings<'_>, path: Path, what: &str) {
+    findings.add(
+        Finding::error("not-in-this-version", path, format!("{what} not in this version yet"))
+            .on_key()
+            .help("remove it, or wait for a later version"),
+    );
 }
 
 fn log_forward(findings: &mut Findings<'_>, forward: &LogForward) {
@@ -599,7 +629,7 @@ pub(super) fn host(text: &str) -> bool {
     text.parse::<IpAddr>().is_ok() || super::pki::dns_name(text, false).is_ok()
 }
 
-fn endpoint(text: &str) -> Result<(), &'static str> {
+pub(super) fn endpoint(text: &str) -> Result<(), &'static str> {
     if text.contains("://") {
         return Err("it has a scheme");
     }

@@ -8,6 +8,7 @@ use super::super::diagnostic::Path;
 use super::super::machines::Provider;
 use super::super::types::Members;
 use super::super::units::{Name, quoted};
+use super::groups::{Group, groups};
 use super::machines::{Network, ssh_destination};
 use super::{Finding, Findings};
 
@@ -41,7 +42,6 @@ pub(super) fn check(findings: &mut Findings<'_>) {
         let number = settings.members.number();
         machines += number;
         count(findings, &members, number);
-        located(findings, &members, &settings.members);
         match &settings.members {
             Members::Count(count) => {
                 if cluster.as_str().len() + 2 > Name::LONGEST {
@@ -99,6 +99,10 @@ pub(super) fn check(findings: &mut Findings<'_>) {
         }
         token(findings, &mut tokens, cluster, settings.token.as_deref());
     }
+    for group in groups(spec) {
+        located(findings, &group);
+    }
+    machines += spec.postgres.values().map(|cluster| cluster.nodes.number()).sum::<u64>();
     if let Some(network) = &network
         && machines > Network::USABLE
     {
@@ -106,9 +110,13 @@ pub(super) fn check(findings: &mut Findings<'_>) {
             Finding::error(
                 "network-full",
                 Path::of(&["machines", "network"]),
-                format!("{machines} members do not fit into {network}"),
+                match spec.postgres.is_empty() {
+                    true => format!("{machines} members do not fit into {network}"),
+                    false => format!("{machines} members and nodes do not fit into {network}"),
+                },
             )
             .uses(Path::of(&["etcd"]))
+            .uses(Path::of(&["postgres"]))
             .why(format!("a /24 has room for {} machines", Network::USABLE))
             .help("use fewer members on this computer, or split the fleet into files with a network each"),
         );
@@ -116,7 +124,8 @@ pub(super) fn check(findings: &mut Findings<'_>) {
 }
 
 /// Where raftsman has no subnet to choose addresses from and the provider assigns none, the file has to name them.
-fn located(findings: &mut Findings<'_>, path: &Path, members: &Members) {
+fn located(findings: &mut Findings<'_>, group: &Group<'_>) {
+    let what = group.what;
     let machines = &findings.spec.machines;
     let hosts = match machines.provider {
         // The provider assigns an address where there is none.
@@ -131,21 +140,19 @@ fn located(findings: &mut Findings<'_>, path: &Path, members: &Members) {
             return Finding::error("host-nowhere", at, format!("{who}: the address of the host is missing"))
                 .uses(provider())
                 .why("with `provider: hosts` the machines exist already, each at its address")
-                .help("list the members, each with its address: `- { name: db1, address: 10.0.0.11 }`");
+                .help(format!("list the {what}s, each with its address: `- {{ name: db1, address: 10.0.0.11 }}`"));
         }
         Finding::error("machine-nowhere", at, format!("{who}, and no subnet to take one from"))
             .uses(provider())
             .uses(Path::of(&["machines", "subnet"]))
-            .why("a member is known by its address for as long as it lives")
-            .help("add `subnet` to `machines`, such as `10.77.0.0/24`, or an address to each member")
+            .why(format!("a {what} is known by its address for as long as it lives"))
+            .help(format!("add `subnet` to `machines`, such as `10.77.0.0/24`, or an address to each {what}"))
     };
-    match members {
-        Members::Count(count) => findings.add(nowhere(path.clone(), format!("{count} members without an address"))),
-        Members::List(list) => {
-            for (index, member) in list.iter().enumerate().filter(|(_, member)| member.address.is_none()) {
-                findings.add(nowhere(path.clone().index(index), format!("`{}` has no address", member.name)));
-            }
-        }
+    if group.counted {
+        findings.add(nowhere(group.list_at(), format!("{} {what}s without an address", group.number)));
+    }
+    for (index, listed) in group.listed().enumerate().filter(|(_, listed)| listed.address.is_none()) {
+        findings.add(nowhere(group.list_at().index(index), format!("`{}` has no address", listed.name)));
     }
 }
 

@@ -5,6 +5,7 @@ mod balancers;
 mod boot;
 mod cluster;
 mod flags;
+mod groups;
 mod incus;
 mod libvirt;
 mod machines;
@@ -12,6 +13,7 @@ mod maintenance;
 mod members;
 mod overrides;
 mod pki;
+mod postgres;
 mod source;
 mod users;
 mod zones;
@@ -19,6 +21,7 @@ mod zones;
 use std::collections::BTreeSet;
 
 pub(crate) use flags::ignored_by;
+pub(super) use postgres::{LATER, timings};
 
 use super::diagnostic::{Diagnostic, Path, Severity};
 use super::document::Node;
@@ -169,7 +172,7 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], keys: PublicKeys
     // One more than is listed, so that it shows when there are more.
     let (found, accepted) = (Vec::new(), BTreeSet::new());
     let mut findings = Findings { spec, tainted, keys, found, counts: [0, 0], limit: limit + 1, accepted };
-    if spec.etcd.is_empty() {
+    if spec.etcd.is_empty() && spec.postgres.is_empty() {
         findings.add(
             Finding::error("no-clusters", Path::of(&["etcd"]), "the file has no cluster")
                 .on_key()
@@ -195,8 +198,10 @@ pub(super) fn check(spec: &Spec, root: &Node, tainted: &[Path], keys: PublicKeys
         maintenance::check(&mut findings, name, cluster);
         users::check(&mut findings, name, cluster);
     }
+    postgres::check(&mut findings);
     zones::advise(&mut findings);
     acceptances(&mut findings);
+    postgres::later(&mut findings);
     findings.found.into_iter().map(|finding| placed(finding, root)).collect()
 }
 

@@ -5,28 +5,44 @@ use super::super::machines::{Firewall, Machines, Provider};
 use super::super::overrides::{ClusterMachines, Size};
 use super::super::types::Spec;
 use super::super::units::Name;
+use super::groups::{Group, groups};
 use super::{Findings, boot, incus, libvirt, machines};
 
 pub(super) fn check(findings: &mut Findings<'_>) {
     let spec = findings.spec;
-    for (name, cluster) in &spec.etcd {
-        if let Some(ours) = &cluster.machines {
-            of_cluster(findings, name, ours);
+    for group in groups(spec) {
+        if let Some(ours) = group.machines {
+            of_cluster(findings, &group, ours);
         }
-        for (index, member) in cluster.listed().iter().enumerate() {
-            let Some(ours) = &member.machine else { continue };
-            let here = |key: &str| Path::of(&["etcd", name.as_str(), "members"]).index(index).key("machine").key(key);
+        for (index, listed) in group.listed().enumerate() {
+            let Some(ours) = listed.machine else { continue };
+            let here = |key: &str| group.list_at().index(index).key("machine").key(key);
             of_size(findings, &here, &ours.size());
         }
     }
 }
 
-fn of_cluster(findings: &mut Findings<'_>, name: &Name, ours: &ClusterMachines) {
-    let here = |key: &str| Path::of(&["etcd", name.as_str(), "machines"]).key(key);
+fn of_cluster(findings: &mut Findings<'_>, group: &Group<'_>, ours: &ClusterMachines) {
+    let here = |key: &str| group.machines_at().key(key);
     of_size(findings, &here, &ours.size());
     let fleet = &findings.spec.machines;
-    let further = [("firewall", ours.firewall.is_some()), ("node_exporter", ours.node_exporter.is_some())];
+    let further = [
+        ("firewall", ours.firewall.is_some()),
+        ("node_exporter", ours.node_exporter.is_some()),
+        ("logs", ours.logs.is_some()),
+    ];
     ignored(findings, &here, &further);
+    if let Some(logs) = &ours.logs {
+        let tags = [
+            ("etcd_tag", &logs.etcd_tag),
+            ("node_exporter_tag", &logs.node_exporter_tag),
+            ("patroni_tag", &logs.patroni_tag),
+        ];
+        machines::tags(findings, &|key| here("logs").key(key), &tags);
+        if group.section == "etcd" {
+            machines::not_yet(findings, here("logs"), "tags of logs that differ between clusters are");
+        }
+    }
     for (key, given, whose) in
         [("incus", ours.incus.is_some(), Provider::Incus), ("libvirt", ours.libvirt.is_some(), Provider::Libvirt)]
     {
@@ -78,13 +94,12 @@ pub(super) fn every_machine(spec: &Spec, has: impl Fn(&Machines) -> bool) -> boo
         true => vec![None],
         false => spec.machines.zones.keys().map(Some).collect(),
     };
-    spec.etcd.values().all(|cluster| {
+    groups(spec).all(|group| {
         zones.iter().all(|zone| {
             let machines = spec.machines.with_zone(*zone);
-            let ours = machines.with_cluster(cluster.machines.as_ref());
-            let listed = cluster.listed();
-            has(&ours)
-                || !listed.is_empty() && listed.iter().all(|member| has(&ours.with_member(member.machine.as_ref())))
+            let ours = machines.with_cluster(group.machines);
+            let listed = !group.counted && group.number > 0;
+            has(&ours) || listed && group.listed().all(|listed| has(&ours.with_member(listed.machine)))
         })
     })
 }

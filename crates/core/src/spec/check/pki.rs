@@ -4,19 +4,41 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::super::diagnostic::Path;
-use super::super::types::{Authority, BroughtAuthority, EtcdCluster, Secret};
+use super::super::types::{Authority, BroughtAuthority, Certificates, EtcdCluster, Secret};
 use super::super::units::{Duration, Name, quoted};
 use super::{Finding, Findings};
 
+/// What the authority of a PostgreSQL cluster is for.
+const POSTGRES: &str = "postgres";
+
 pub(super) fn check(findings: &mut Findings<'_>, name: &Name, cluster: &EtcdCluster) {
     let at = |keys: &[&str]| keys.iter().fold(Path::of(&["etcd", name.as_str()]), |path, key| path.key(key));
-    lifetimes(findings, &at, cluster);
-    names(findings, &at, cluster);
-    authorities(findings, &at, cluster);
+    let made = [&cluster.ca.peers, &cluster.ca.clients].iter().any(|authority| matches!(authority, Authority::Made));
+    certificates(findings, &at, &cluster.certificates, made, "etcd");
+    for (who, authority) in [("peers", &cluster.ca.peers), ("clients", &cluster.ca.clients)] {
+        brought(findings, &|key| at(&["ca", who, "brought", key]), authority);
+    }
 }
 
-fn lifetimes(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &EtcdCluster) {
-    let certificates = &cluster.certificates;
+/// The certificates of a cluster; `made` says whether raftsman makes one of its authorities.
+pub(super) fn certificates(
+    findings: &mut Findings<'_>,
+    at: &dyn Fn(&[&str]) -> Path,
+    certificates: &Certificates,
+    made: bool,
+    service: &str,
+) {
+    lifetimes(findings, at, certificates, made, service);
+    names(findings, at, certificates);
+}
+
+fn lifetimes(
+    findings: &mut Findings<'_>,
+    at: &dyn Fn(&[&str]) -> Path,
+    certificates: &Certificates,
+    made: bool,
+    service: &str,
+) {
     let (validity, renew, ca) = (certificates.validity, certificates.renew_before, certificates.ca_validity);
     let here = |key: &str| at(&["certificates", key]);
     if validity < Duration::from_hours(1) {
@@ -55,11 +77,10 @@ fn lifetimes(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster:
                 here("validity"),
                 format!("a certificate that is valid for {validity} outlives any mistake made with its key"),
             )
-            .why("etcd checks no revocation list by default: a lost key works until the certificate ends")
+            .why(format!("{service} checks no revocation list by default: a lost key works until the certificate ends"))
             .help("`90d` is the default: renewal is raftsman's work, not yours"),
         );
     }
-    let made = [&cluster.ca.peers, &cluster.ca.clients].iter().any(|authority| matches!(authority, Authority::Made));
     if made && validity > ca {
         findings.add(
             Finding::error(
@@ -83,8 +104,7 @@ fn third(validity: Duration) -> u64 {
         .unwrap_or(third)
 }
 
-fn names(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &EtcdCluster) {
-    let certificates = &cluster.certificates;
+fn names(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, certificates: &Certificates) {
     if let Some(organization) = &certificates.organization {
         let here = || at(&["certificates", "organization"]);
         if organization.trim().is_empty()
@@ -166,24 +186,22 @@ pub(super) fn dns_name(text: &str, wildcard: bool) -> Result<(), &'static str> {
     Ok(())
 }
 
-fn authorities(findings: &mut Findings<'_>, at: &dyn Fn(&[&str]) -> Path, cluster: &EtcdCluster) {
-    let here = |who: &str, key: &str| at(&["ca", who, "brought", key]);
-    for (who, authority) in [("peers", &cluster.ca.peers), ("clients", &cluster.ca.clients)] {
-        let Authority::Brought(brought) = authority else { continue };
-        findings.file(|| here(who, "certificate"), &brought.certificate);
-        findings.secret(|| here(who, "key"), &brought.key);
-        if matches!(&brought.key, Secret::File(file) if same_file(file, &brought.certificate)) {
-            findings.add(
-                Finding::error(
-                    "ca-key-is-certificate",
-                    here(who, "key").key("file"),
-                    "the key and the certificate are the same file",
-                )
-                .also(here(who, "certificate"), "the certificate")
-                .why("the certificate is handed to every machine and client, the key to none")
-                .help("put the private key into a file of its own"),
-            );
-        }
+/// An authority that is brought.
+pub(super) fn brought(findings: &mut Findings<'_>, here: &dyn Fn(&str) -> Path, authority: &Authority) {
+    let Authority::Brought(brought) = authority else { return };
+    findings.file(|| here("certificate"), &brought.certificate);
+    findings.secret(|| here("key"), &brought.key);
+    if matches!(&brought.key, Secret::File(file) if same_file(file, &brought.certificate)) {
+        findings.add(
+            Finding::error(
+                "ca-key-is-certificate",
+                here("key").key("file"),
+                "the key and the certificate are the same file",
+            )
+            .also(here("certificate"), "the certificate")
+            .why("the certificate is handed to every machine and client, the key to none")
+            .help("put the private key into a file of its own"),
+        );
     }
 }
 
@@ -197,50 +215,71 @@ pub(super) fn shared(findings: &mut Findings<'_>) {
     }
     impl Place<'_> {
         fn path(self) -> Path {
-            Path::of(&["etcd", self.cluster.as_str(), "ca", self.who, "brought", "certificate"])
+            match self.who {
+                POSTGRES => Path::of(&["postgres", self.cluster.as_str(), "ca", "brought", "certificate"]),
+                who => Path::of(&["etcd", self.cluster.as_str(), "ca", who, "brought", "certificate"]),
+            }
         }
     }
     let spec = findings.spec;
     let mut seen: HashMap<Identity, Place<'_>> = HashMap::new();
-    for (cluster, settings) in &spec.etcd {
-        for (who, authority) in [("peers", &settings.ca.peers), ("clients", &settings.ca.clients)] {
-            let Authority::Brought(brought) = authority else { continue };
-            let place = Place { cluster, who };
-            let identities = identities(brought, (findings.keys)(&brought.certificate));
-            let first = identities.iter().find_map(|identity| seen.get(identity)).copied();
-            for identity in identities {
-                seen.entry(identity).or_insert(place);
-            }
-            let Some(first) = first else { continue };
-            let finding = match (first.who, who) {
-                _ if first.cluster == cluster => {
-                    Finding::error("ca-shared", place.path(), "peers and clients share one authority").why(
-                        "every client certificate would then open the peer port, and could join the cluster (CIS benchmark 2.7)",
-                    )
-                }
-                ("clients", "clients") => Finding::warning(
-                    "ca-shared-clients",
-                    place.path(),
-                    format!("the clients of `{cluster}` and of `{}` share one authority", first.cluster),
-                )
-                .why("a certificate for the user `root` of one cluster is one for `root` of the other"),
-                ("peers", "peers") => Finding::error(
-                    "ca-shared",
-                    place.path(),
-                    format!("the peers of `{cluster}` and of `{}` share one authority", first.cluster),
-                )
-                .why("a member of one cluster could join the other"),
-                _ => Finding::error(
-                    "ca-shared",
-                    place.path(),
-                    format!("the {who} of `{cluster}` and the {} of `{}` share one authority", first.who, first.cluster),
-                )
-                .why("every client certificate of one cluster would open the peer port of the other"),
-            };
-            findings.add(
-                finding.also(first.path(), "also here").help("bring two authorities, or let raftsman make one of them"),
-            );
+    let etcd = spec.etcd.iter().flat_map(|(cluster, settings)| {
+        [("peers", &settings.ca.peers), ("clients", &settings.ca.clients)]
+            .map(|(who, authority)| (Place { cluster, who }, authority))
+    });
+    let postgres = spec.postgres.iter().map(|(cluster, settings)| (Place { cluster, who: POSTGRES }, &settings.ca));
+    for (place, authority) in etcd.chain(postgres) {
+        let Place { cluster, who } = place;
+        let Authority::Brought(brought) = authority else { continue };
+        let identities = identities(brought, (findings.keys)(&brought.certificate));
+        let first = identities.iter().find_map(|identity| seen.get(identity)).copied();
+        for identity in identities {
+            seen.entry(identity).or_insert(place);
         }
+        let Some(first) = first else { continue };
+        let finding = match (first.who, who) {
+            (POSTGRES, POSTGRES) => Finding::warning(
+                "ca-shared-postgres",
+                place.path(),
+                format!("the PostgreSQL clusters `{cluster}` and `{}` share one authority", first.cluster),
+            )
+            .why("the REST interfaces of one cluster accept the certificates of the other's nodes"),
+            (_, POSTGRES) => Finding::error(
+                "ca-shared",
+                place.path(),
+                format!(
+                    "the PostgreSQL cluster `{cluster}` and the {} of etcd `{}` share one authority",
+                    first.who, first.cluster
+                ),
+            )
+            .why("etcd would accept the certificates of PostgreSQL's nodes and clients"),
+            _ if first.cluster == cluster => {
+                Finding::error("ca-shared", place.path(), "peers and clients share one authority").why(
+                    "every client certificate would then open the peer port, and could join the cluster (CIS benchmark 2.7)",
+                )
+            }
+            ("clients", "clients") => Finding::warning(
+                "ca-shared-clients",
+                place.path(),
+                format!("the clients of `{cluster}` and of `{}` share one authority", first.cluster),
+            )
+            .why("a certificate for the user `root` of one cluster is one for `root` of the other"),
+            ("peers", "peers") => Finding::error(
+                "ca-shared",
+                place.path(),
+                format!("the peers of `{cluster}` and of `{}` share one authority", first.cluster),
+            )
+            .why("a member of one cluster could join the other"),
+            _ => Finding::error(
+                "ca-shared",
+                place.path(),
+                format!("the {who} of `{cluster}` and the {} of `{}` share one authority", first.who, first.cluster),
+            )
+            .why("every client certificate of one cluster would open the peer port of the other"),
+        };
+        findings.add(
+            finding.also(first.path(), "also here").help("bring two authorities, or let raftsman make one of them"),
+        );
     }
 }
 

@@ -24,22 +24,8 @@ pub(super) fn check(findings: &mut Findings<'_>) {
                 findings.file(|| here().key("directory"), directory);
                 None
             }
-            Source::Package(package) => {
-                let valid = package.len() >= 2
-                    && package.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
-                    && package
-                        .bytes()
-                        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'+' | b'.' | b'-'));
-                if !valid {
-                    findings.add(
-                        Finding::error(
-                            "package-invalid",
-                            here().key("package"),
-                            format!("{} is not the name of a Debian package", quoted(package)),
-                        )
-                        .help("such as `etcd-server`, without a version"),
-                    );
-                }
+            Source::Package(name) => {
+                package(findings, here().key("package"), name, "etcd-server");
                 None
             }
             Source::Archive(of) => {
@@ -67,24 +53,41 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     }
 }
 
-fn archive(findings: &mut Findings<'_>, name: &Name, cluster: &EtcdCluster, archive: &Archive) {
-    let here = |key: &str| Path::of(&["etcd", name.as_str(), "source", "archive"]).key(key);
-    let version_at = || Path::of(&["etcd", name.as_str(), "version"]);
-    let version = cluster.version;
-    let (key, place) = match (&archive.file, &archive.url) {
+/// The name of a Debian package.
+pub(super) fn package(findings: &mut Findings<'_>, path: Path, package: &str, example: &str) {
+    let valid = package.len() >= 2
+        && package.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+        && package.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'+' | b'.' | b'-'));
+    if !valid {
+        let message = format!("{} is not the name of a Debian package", quoted(package));
+        findings.add(
+            Finding::error("package-invalid", path, message).help(format!("such as `{example}`, without a version")),
+        );
+    }
+}
+
+/// Where an archive is: its key and its value, where exactly one is given.
+pub(super) fn place<'s>(
+    findings: &mut Findings<'_>,
+    here: &dyn Fn(&str) -> Path,
+    program: &str,
+    file: Option<&'s String>,
+    url: Option<&'s String>,
+) -> Option<(&'static str, &'s String)> {
+    match (file, url) {
         (Some(file), None) => {
             findings.file(|| here("file"), file);
-            ("file", file)
+            Some(("file", file))
         }
         (None, Some(url)) => {
             if !trustworthy(url) {
                 findings.add(
                     Finding::error("url-insecure", here("url"), format!("{} is not an https URL", quoted(url)))
-                        .why("without TLS, what is run as etcd can be changed on the way")
+                        .why(format!("without TLS, what is run as {program} can be changed on the way"))
                         .help("use https, or download the archive and name it with `file:`"),
                 );
             }
-            ("url", url)
+            Some(("url", url))
         }
         (file, _) => {
             let (key, what) =
@@ -93,8 +96,29 @@ fn archive(findings: &mut Findings<'_>, name: &Name, cluster: &EtcdCluster, arch
                 Finding::error("archive-place", here(key), format!("the archive has {what}"))
                     .help("`file:` for one that is here, `url:` for one that is to be downloaded"),
             );
-            return;
+            None
         }
+    }
+}
+
+/// The SHA-256 of an archive.
+pub(super) fn checksum(findings: &mut Findings<'_>, at: Path, sha256: &str) {
+    if sha256.len() != 64 || !sha256.bytes().all(|b| b.is_ascii_hexdigit()) {
+        let length = sha256.chars().count();
+        let message = format!("a SHA-256 is 64 hex digits, this is {length} characters");
+        findings.add(
+            Finding::error("sha256-invalid", at, message)
+                .help("copy the line of this archive from the `SHA256SUMS` file that is published beside it"),
+        );
+    }
+}
+
+fn archive(findings: &mut Findings<'_>, name: &Name, cluster: &EtcdCluster, archive: &Archive) {
+    let here = |key: &str| Path::of(&["etcd", name.as_str(), "source", "archive"]).key(key);
+    let version_at = || Path::of(&["etcd", name.as_str(), "version"]);
+    let version = cluster.version;
+    let Some((key, place)) = place(findings, &here, "etcd", archive.file.as_ref(), archive.url.as_ref()) else {
+        return;
     };
     let sums: Vec<(Path, &str)> = match &archive.sha256 {
         Checksums::One(sha256) => vec![(here("sha256"), sha256)],
@@ -103,14 +127,7 @@ fn archive(findings: &mut Findings<'_>, name: &Name, cluster: &EtcdCluster, arch
         }
     };
     for (at, sha256) in sums {
-        if sha256.len() != 64 || !sha256.bytes().all(|b| b.is_ascii_hexdigit()) {
-            let length = sha256.chars().count();
-            let message = format!("a SHA-256 is 64 hex digits, this is {length} characters");
-            findings.add(
-                Finding::error("sha256-invalid", at, message)
-                    .help("copy the line of this archive from the `SHA256SUMS` file that is published beside it"),
-            );
-        }
+        checksum(findings, at, sha256);
     }
     if archive.sha256.of(version).is_none() {
         findings.add(

@@ -7,6 +7,7 @@ use super::super::machines::{Machines, Provider};
 use super::super::types::EtcdCluster;
 use super::super::units::Name;
 use super::super::zones::{Zone, spread};
+use super::groups::{Group, groups};
 use super::{Finding, Findings, Severity, incus, libvirt, machines};
 
 fn at(zone: &Name) -> Path {
@@ -19,8 +20,8 @@ pub(super) fn check(findings: &mut Findings<'_>) {
         one(findings, name, zone);
     }
     same_place(findings);
-    for (name, cluster) in &spec.etcd {
-        named(findings, name, cluster);
+    for group in groups(spec) {
+        named(findings, &group);
     }
 }
 
@@ -107,8 +108,8 @@ fn same_place(findings: &mut Findings<'_>) {
     }
 }
 
-/// The zones that a cluster and its members name.
-fn named(findings: &mut Findings<'_>, cluster: &Name, settings: &EtcdCluster) {
+/// The zones that a cluster and its members or nodes name.
+fn named(findings: &mut Findings<'_>, group: &Group<'_>) {
     let zones = &findings.spec.machines.zones;
     let known = |findings: &mut Findings<'_>, path: Path, zone: &Name| {
         let there = zones.contains_key(zone);
@@ -126,12 +127,12 @@ fn named(findings: &mut Findings<'_>, cluster: &Name, settings: &EtcdCluster) {
         }
         there
     };
-    let ours = settings.machines.as_ref().and_then(|ours| ours.zones.as_ref());
-    let here = || Path::of(&["etcd", cluster.as_str(), "machines", "zones"]);
+    let ours = group.machines.and_then(|ours| ours.zones.as_ref());
+    let here = || group.machines_at().key("zones");
     if ours.is_some_and(Vec::is_empty) {
         findings.add(
             Finding::error("zones-none", here(), "the cluster's machines would be in no zone")
-                .help("list the zones that its members are spread over, or leave it out: all of them"),
+                .help(format!("list the zones that its {}s are spread over, or leave it out: all of them", group.what)),
         );
     }
     let mut seen = BTreeSet::new();
@@ -139,13 +140,13 @@ fn named(findings: &mut Findings<'_>, cluster: &Name, settings: &EtcdCluster) {
         if known(findings, here().index(index), zone) && !seen.insert(zone) {
             findings.add(
                 Finding::error("zone-twice", here().index(index), format!("the zone `{zone}` is listed twice"))
-                    .help("remove one of them: members are spread evenly"),
+                    .help(format!("remove one of them: {}s are spread evenly", group.what)),
             );
         }
     }
-    for (index, member) in settings.listed().iter().enumerate() {
-        let path = || Path::of(&["etcd", cluster.as_str(), "members"]).index(index);
-        match &member.zone {
+    for (index, member) in group.listed().enumerate() {
+        let path = || group.list_at().index(index);
+        match member.zone {
             Some(zone) => {
                 let there = known(findings, path().key("zone"), zone);
                 if there && ours.is_some_and(|ours| !ours.contains(zone)) {
