@@ -283,6 +283,33 @@ fn a_bad_file() {
     assert_eq!((lab.run(&["check"]).code, lab.run(&["check", "--strict"]).code), (0, 1));
 }
 
+/// PostgreSQL clusters are checked, with the table of their write pauses, and refused by every verb that would act.
+#[test]
+fn a_file_with_postgresql_clusters() {
+    let lab = Lab::new(
+        "fleet: lab\netcd:\n  main: { members: 3, version: 3.6.15, auth: { mode: password } }\n\
+         postgres:\n  app: { etcd: main, nodes: 3 }\n",
+    );
+    let check = lab.run(&["check"]);
+    assert_eq!(check.code, 1);
+    snapshot_run("check_postgres", &check);
+    let json = lab.run(&["check", "--json"]).json();
+    assert_eq!((&json["valid"], &json["diagnostics"][0]["code"]), (&false.into(), &"postgres-later".into()));
+    let timing = &json["postgres"]["app"];
+    has_documented_keys("check: a PostgreSQL cluster", timing);
+    let documented = documented("check: a write pause");
+    for pause in timing["pauses"].as_array().expect("a list") {
+        let keys = keys(pause);
+        let left_out = |name: &String| name == "until" || name == "expected_ms";
+        assert!(keys.is_subset(&documented) && documented.difference(&keys).all(left_out), "{pause}");
+    }
+    for verb in ["plan", "apply", "destroy", "status"] {
+        let refused = lab.run(&[verb]);
+        assert!(refused.code == 1 && refused.stderr.contains("postgres-later"), "{verb}: {}", refused.stderr);
+    }
+    assert!(!lab.path().join(".raftsman").exists(), "nothing was done");
+}
+
 /// What `raftsman` says when its output does not fit.
 const FULL: &str =
     "error: cannot write to standard output: No space left on device (os error 28): the output is incomplete\n";

@@ -19,11 +19,15 @@ pub(super) fn run(common: &Common, args: &Check) -> Result<ExitCode, Failure> {
     // The exit code does not depend on what is shown.
     let reading = if common.quiet { reading.errors_only() } else { reading };
     if args.json {
-        let value = json!({ "file": name, "valid": errors == 0, "errors": errors, "warnings": warnings,
+        let mut value = json!({ "file": name, "valid": errors == 0, "errors": errors, "warnings": warnings,
                             "diagnostics": reading.diagnostics });
+        if !reading.timings.is_empty() {
+            value["postgres"] = json!(reading.timings);
+        }
         view::print_json(&value)?;
     } else {
         view::print(&reading.render(&name, &text, Paint::of_stdout().on()));
+        view::print(&view::timings(reading.timings.iter().map(|(name, timing)| (name.as_str(), timing))));
         let spec = reading.spec.as_ref();
         let clusters = spec.map_or(0, |s| s.etcd.len());
         match (errors, warnings) {

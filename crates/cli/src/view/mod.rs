@@ -15,6 +15,7 @@ pub(crate) mod restore;
 pub(crate) mod state;
 pub(crate) mod status;
 mod table;
+mod timing;
 pub(crate) mod version;
 pub(crate) mod versions;
 
@@ -27,6 +28,7 @@ use raftsman_core::observed::{Tolerance, Zones};
 use raftsman_core::plan::WaitKind;
 
 pub(crate) use table::Table;
+pub(crate) use timing::timings;
 
 use crate::args::When;
 
