@@ -42,6 +42,10 @@ lab-vms: lab-machines
 lab-ceph:
     ./tools/lab-ceph
 
+# PostgreSQL and Patroni for the tests: Debian's programs, installed by root where they are missing, and a bundle from PyPI
+lab-postgres:
+    ./tools/lab-postgres "$RAFTSMAN_LAB/postgres"
+
 # An image for machines on Incus and KVM, with all that they need, to target/lab/images; needs root, some minutes: docs/guide/images.md
 image *args: build (lab "3.6.15")
     ./tools/image {{args}} "$RAFTSMAN_LAB/images"
@@ -50,11 +54,11 @@ image *args: build (lab "3.6.15")
 image-twice *args: (image "--check" args)
 
 # All tests but the long ones
-test profile="default": everything lab
+test profile="default": everything lab lab-postgres
     cargo nextest run --release --workspace --profile {{profile}}
 
 # The long ones: every moment of a kill, a million documents, two million simulated plans
-soak: everything lab
+soak: everything lab lab-postgres
     RAFTSMAN_SOAK=1 RAFTSMAN_MUTATIONS=1000000 RAFTSMAN_SIM_PLANS=2000000 cargo nextest run --release --workspace --no-capture
 
 # One digest of all decisions in seeded worlds: the same on two commits when a change was not meant to change any
