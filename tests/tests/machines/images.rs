@@ -50,9 +50,14 @@ fn machines_boot_from_the_image_and_become_a_cluster() {
     let output = incus.exec("main-1", "journalctl -b -u raftsman-agent --no-pager").ok().stdout;
     assert!(output.contains("etcd installed") && !output.contains("bytes that were sent"), "{output}");
     // All programs can run, and only the configured ones do.
-    incus.exec("main-1", "patroni --version && ls /usr/lib/postgresql/*/bin/postgres").ok();
+    let patroni = "cd $(mktemp -d) && tar -xf /usr/local/lib/raftsman/artifacts/patroni-* && \
+                   sha256sum --quiet --check MANIFEST && python3 -I -B start.py --version";
+    let said = incus.exec("main-1", patroni).ok().stdout;
+    let version = manifest["patroni"]["version"].as_str().expect("a version");
+    assert!(said.contains(version), "{said}");
+    incus.exec("main-1", "ls /usr/lib/postgresql/*/bin/postgres").ok();
     incus.exec("main-1", "systemctl is-active prometheus-node-exporter ssh").ok();
-    let idle = incus.exec("main-1", "systemctl is-active postgresql patroni").failed().stdout;
+    let idle = incus.exec("main-1", "systemctl is-active postgresql").failed().stdout;
     assert!(!idle.lines().any(|line| line == "active"), "{idle}");
     let failed = incus.exec("main-1", "systemctl --failed --no-legend --plain").ok().stdout;
     assert_eq!(failed, "", "units that failed");
