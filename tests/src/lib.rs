@@ -18,6 +18,7 @@ pub mod libvirt;
 pub mod load;
 pub mod operations;
 pub mod partition;
+pub mod postgres;
 pub mod proxy;
 pub mod readers;
 pub mod sim;
