@@ -132,6 +132,10 @@ readers operations="12" cells="12": everything lab
 bench-scale: everything lab
     ./target/release/measure bench-scale
 
+# What Patroni answers and keeps in etcd, for the tests of core: written to crates/core/tests/patroni
+record-patroni: everything lab lab-postgres
+    cargo nextest run --release --workspace --test local --no-capture --run-ignored only -E 'test(/^beneath::record/)'
+
 # The JSON schema and the snapshots, after a change of the file's types or of a text
 accept:
     UPDATE_SCHEMA=1 INSTA_UPDATE=always cargo test --release -p raftsman-core

@@ -284,6 +284,26 @@ impl BarePostgres {
         }
     }
 
+    /// Switches over to a synchronous standby, and waits until all nodes follow it.
+    #[track_caller]
+    pub fn switchover(&self) -> Settled {
+        let before = self.settled();
+        let (leader, candidate) = (self.name(before.primary), self.name(before.standby));
+        let order = serde_json::json!({ "leader": leader, "candidate": candidate }).to_string();
+        let (status, said) = self.rest(before.primary, "POST", "/switchover", &order).expect("an answer");
+        // Anything else is undetermined: what became of it is seen below.
+        assert!(status == 200 || status == 503, "{status}: {said}");
+        let begun = Instant::now();
+        loop {
+            let settled = self.settled();
+            if settled.primary == before.standby && settled.timeline > before.timeline {
+                return settled;
+            }
+            assert!(begun.elapsed() < SETTLE, "{status}: {said}; {settled:?}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
     fn judge(&self, members: &[Value]) -> Option<Settled> {
         let is = |member: &&Value, roles: &[&str]| member["role"].as_str().is_some_and(|role| roles.contains(&role));
         let place = |roles: &[&str]| {

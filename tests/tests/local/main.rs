@@ -5,6 +5,7 @@ mod agents;
 mod backup;
 mod backup_store;
 mod balancer;
+mod beneath;
 mod cli;
 mod deadlines;
 mod drill;
