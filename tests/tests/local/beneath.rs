@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
+use raftsman_tests::files::write_private;
 use raftsman_tests::lab::{Lab, etcdctl, eventually, kill};
 use raftsman_tests::postgres::bare::ETCD_LINES;
 use raftsman_tests::postgres::{BarePostgres, Dcs, Ledger, Timers, Watch};
@@ -47,6 +48,11 @@ fn no_primary_is_demoted_by_work_on_the_etcd_beneath() {
     assert_eq!((after.primary, after.timeline), (before.primary, before.timeline), "{}", logs());
     assert_eq!(seen.primaries, [postgres.name(before.primary)], "{}", logs());
     assert!(accounts.longest_gap < NOTICED && accounts.errors.is_empty(), "{accounts:?}\n{}", logs());
+
+    // What does demote a primary is counted: another password of Patroni's user, which Patroni was not told.
+    write_private(lab.path().join("patroni.password"), "another-secret-0123456789");
+    lab.apply();
+    eventually("the primary is demoted", || (postgres.demotions() > 0).then_some(()));
     drop(postgres);
     lab.destroy();
 }
