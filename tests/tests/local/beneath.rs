@@ -28,6 +28,8 @@ fn no_primary_is_demoted_by_work_on_the_etcd_beneath() {
 
     // Every member restarts for another setting, then for another version; then one gets a new machine and new data.
     lab.write_file(&format!("{}    quota: 3GiB\n", lab.file()));
+    let plan = lab.run(&["plan"]).ok().stdout;
+    assert!(plan.contains("each member that is stopped waits for clients that watch, 7 s at most"), "{plan}");
     lab.apply();
     ledger.await_writes(20);
     lab.write_file(&lab.file().replace("version: 3.6.14", "version: 3.6.15"));
@@ -82,7 +84,7 @@ fn a_member_waits_for_watches_before_it_ends() {
             let _ = watch.wait();
         }
         // Its agent starts it again.
-        lab.settled();
+        eventually("it serves again", || (lab.run(&["status"]).code == 0).then_some(()));
     }
     assert!(
         took[0] < Duration::from_secs(5) && took[1] >= Duration::from_secs(5),

@@ -66,6 +66,11 @@ fn one(plan: &ClusterPlan, paint: Paint) -> String {
         }
     }
     out.push_str(&table.render());
+    if let Some(ms) = plan.stop_held_ms {
+        let held =
+            format!("each member that is stopped waits for clients that watch, {} s at most\n", ms.div_ceil(1000));
+        out.push_str(&format!("  {} {held}", paint.dim("note:")));
+    }
     for changed in plan.diffs.iter().flatten() {
         out.push_str(&diff(changed, paint));
     }

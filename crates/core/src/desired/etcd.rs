@@ -29,6 +29,9 @@ pub const HTTP_PORT: u16 = 2381;
 /// The client port of members that no client may reach yet.
 pub const CLOSED_PORT: u16 = 2382;
 
+/// What etcd's request time-out has besides twice the election time-out.
+const REQUEST_MS: u64 = 5000;
+
 /// What a certificate must say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeafProfile {
@@ -242,6 +245,14 @@ impl Etcd {
         closed(&self.settings, &member.name, member.address, version, timers)
     }
 
+    /// For how long clients that watch can hold a member that is told to stop; nothing where it does not wait for them.
+    /// With its gateway, etcd serves gRPC through an HTTP server, and gives that one its request time-out to end.
+    pub fn stop_held_ms(&self, ledger: &Ledger) -> Option<u64> {
+        let election = self.timers(ledger).unwrap_or_default().election.as_millis();
+        let held = serves_gateway(&self.settings) && self.client_access(ledger) == ClientAccess::Open;
+        held.then_some(election.saturating_mul(2).saturating_add(REQUEST_MS))
+    }
+
     /// How many members the file has, also those without an address.
     pub fn size(&self) -> usize {
         usize::try_from(self.settings.members.number()).unwrap_or(usize::MAX)
@@ -294,6 +305,11 @@ pub(super) fn serves_http_apart(spec: &EtcdCluster) -> bool {
     spec.auth.mode == AuthMode::Password && spec.gateway == Some(false)
 }
 
+/// Whether its members serve their API as JSON, too, for clients without gRPC.
+fn serves_gateway(spec: &EtcdCluster) -> bool {
+    spec.gateway.unwrap_or(spec.auth.mode == AuthMode::Password)
+}
+
 /// etcd's configuration of a member at this version.
 pub(super) fn config(
     spec: &EtcdCluster,
@@ -305,7 +321,7 @@ pub(super) fn config(
     fronted: bool,
 ) -> Config {
     // The gateway is a client of its own member, with a certificate that a closed listener does not accept.
-    let gateway = access == ClientAccess::Open && spec.gateway.unwrap_or(spec.auth.mode == AuthMode::Password);
+    let gateway = access == ClientAccess::Open && serves_gateway(spec);
     let text = render::etcd::config(&render::etcd::Member {
         name: member,
         client_url: url(address, CLIENT_PORT),

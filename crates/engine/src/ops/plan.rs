@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use raftsman_core::action::{Action, EtcdAction};
 use raftsman_core::desired::{Identity, LoopbackNetwork, Stack, resolve};
 use raftsman_core::model::{Forecast, forecast};
 use raftsman_core::observed::{Observed, Preflight, View, Zones};
@@ -40,6 +41,9 @@ pub struct ClusterPlan {
     /// What was measured last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preflight: Option<Preflight>,
+    /// How long each member that is stopped may wait for clients that watch, where members are and etcd waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_held_ms: Option<u64>,
     /// What would be done.
     #[serde(flatten)]
     pub forecast: Forecast,
@@ -169,7 +173,13 @@ pub(super) fn cluster_plan(desired: &Stack, observed: &Observed) -> ClusterPlan 
 }
 
 fn cluster_plan_at(desired: &Stack, observed: &Observed, now: Timestamp) -> ClusterPlan {
+    let forecast = forecast(desired, observed, now);
+    let stops = forecast.steps().any(|step| {
+        use EtcdAction::{RestartEtcd, RestartTogether, StopEtcd};
+        matches!(step.action, Action::Etcd(RestartEtcd { .. } | RestartTogether { .. } | StopEtcd { .. }))
+    });
     ClusterPlan {
+        stop_held_ms: desired.etcd.stop_held_ms(&observed.ledger).filter(|_| stops),
         cluster: desired.name.clone(),
         members: desired.etcd.size(),
         version: desired.etcd.version,
@@ -177,7 +187,7 @@ fn cluster_plan_at(desired: &Stack, observed: &Observed, now: Timestamp) -> Clus
         timers: desired.etcd.timers(&observed.ledger),
         timers_by_measurement: desired.etcd.settings.timers.given().is_none(),
         preflight: observed.ledger.etcd.preflight.clone(),
-        forecast: forecast(desired, observed, now),
+        forecast,
         diffs: None,
         considered: None,
     }
