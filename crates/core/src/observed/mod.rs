@@ -5,6 +5,7 @@ mod balancer;
 mod etcd;
 mod fact;
 mod maintenance;
+mod postgres;
 mod preflight;
 mod trust;
 mod users;
@@ -28,6 +29,10 @@ pub use etcd::{
 };
 pub use fact::Fact;
 pub use maintenance::{Agreement, FilledPrefix, Filling, Hash, Hashes, Maintenance, PrefixCounter, Sampled, size};
+pub use postgres::{
+    Copies, NodeFacts, NodeRole, NodeState, PatroniError, PatroniKeys, PostgresView, SyncKey, SystemId, TimelineEnd,
+    Unsettled,
+};
 pub use preflight::{Concern, Measured, Measurement, Preflight, Worst, judge, recommend, time};
 pub use trust::{AuthorityRecord, HandshakeResult, Handshakes, Origin, Trust, TrustDomain};
 pub use users::{Access, Granted, Password, ROOT, Role, User};
