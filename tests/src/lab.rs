@@ -304,8 +304,13 @@ impl Lab {
     pub fn etcdctl_of(&self, cluster: &str, arguments: &[&str]) -> Output {
         let env = self.run(&["env", cluster]).ok().stdout;
         let script = format!("{env}\nexec \"$ETCDCTL\" \"$@\"");
+        // Its own limits are two and five seconds: a busy machine can keep a process waiting for longer.
+        let given = |flag: &str| arguments.iter().any(|argument| argument.starts_with(flag));
+        let patient = ["--dial-timeout=15s", "--command-timeout=30s"];
+        let patient = patient.into_iter().filter(|limit| !given(limit.split('=').next().unwrap_or(limit)));
         let output = Command::new("sh")
             .args(["-c", &script, "etcdctl"])
+            .args(patient)
             .args(arguments)
             .env("ETCDCTL", etcdctl())
             .output()
