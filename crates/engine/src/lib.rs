@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`fleet`] | a file and its state → the context of a verb |
 //! | [`fleet_access`] | the authority that signs for agents, and the certificates that agents accept |
-//! | [`cluster`], [`authorities`] | one cluster of a fleet → its credentials and ledger; its certificate authorities |
+//! | [`stack`], [`authorities`] | one stack of a fleet → its credentials and ledger; its certificate authorities |
 //! | [`observe`] | world → `Observed` |
 //! | [`act`] | one `Action` → the world |
 //! | [`adopt`] | a cluster that is not raftsman's → all that can be observed of it |
