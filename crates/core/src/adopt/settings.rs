@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::desired::Stack;
-use crate::spec::{AuthMode, ByteSize, CompactionMode, Duration, EtcdVersion, FlagValue, LogLevel, Retention};
+use crate::spec::{ByteSize, CompactionMode, Duration, EtcdVersion, FlagValue, LogLevel, Retention};
 
 /// A setting that is otherwise than the file says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,7 +153,7 @@ pub fn wanted(cluster: &Stack) -> BTreeMap<String, String> {
             Retention::Age(age) => compaction(mode, &age.to_string()),
         },
     );
-    set("gateway", spec.gateway.unwrap_or(spec.auth.mode == AuthMode::Password).to_string());
+    set("gateway", spec.serves_gateway().to_string());
     let level = match spec.log_level {
         LogLevel::Debug => "debug",
         LogLevel::Info => "info",

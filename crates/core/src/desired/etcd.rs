@@ -249,7 +249,7 @@ impl Etcd {
     /// With its gateway, etcd serves gRPC through an HTTP server, and gives that one its request time-out to end.
     pub fn stop_held_ms(&self, ledger: &Ledger) -> Option<u64> {
         let election = self.timers(ledger).unwrap_or_default().election.as_millis();
-        let held = serves_gateway(&self.settings) && self.client_access(ledger) == ClientAccess::Open;
+        let held = self.settings.serves_gateway() && self.client_access(ledger) == ClientAccess::Open;
         held.then_some(election.saturating_mul(2).saturating_add(REQUEST_MS))
     }
 
@@ -305,11 +305,6 @@ pub(super) fn serves_http_apart(spec: &EtcdCluster) -> bool {
     spec.auth.mode == AuthMode::Password && spec.gateway == Some(false)
 }
 
-/// Whether its members serve their API as JSON, too, for clients without gRPC.
-fn serves_gateway(spec: &EtcdCluster) -> bool {
-    spec.gateway.unwrap_or(spec.auth.mode == AuthMode::Password)
-}
-
 /// etcd's configuration of a member at this version.
 pub(super) fn config(
     spec: &EtcdCluster,
@@ -321,7 +316,7 @@ pub(super) fn config(
     fronted: bool,
 ) -> Config {
     // The gateway is a client of its own member, with a certificate that a closed listener does not accept.
-    let gateway = access == ClientAccess::Open && serves_gateway(spec);
+    let gateway = access == ClientAccess::Open && spec.serves_gateway();
     let text = render::etcd::config(&render::etcd::Member {
         name: member,
         client_url: url(address, CLIENT_PORT),

@@ -21,7 +21,7 @@ const CHECKPOINT: u64 = 1_000;
 /// `pg_rewind` without the data that it copies.
 const REWIND: u64 = 3_000;
 /// What `pg_rewind` copies in a second.
-pub const REWIND_BYTES_PER_SECOND: u64 = 50_000_000;
+const REWIND_BYTES_PER_SECOND: u64 = 50_000_000;
 /// When a peer whose machine is gone is noticed: `tcp_user_timeout`, which raftsman sets.
 const DEAD_PEER: u64 = 5_000;
 /// The rest of a round of Patroni that takes a lost standby out of the synchronous set.
@@ -171,16 +171,12 @@ pub fn solve(cluster: &PostgresCluster, election: Option<Duration>) -> Result<Ti
         within(Case::PrimaryLostStandbyAhead, primary + CHECKPOINT + 2 * round + REWIND),
         within(Case::PrimaryCrashed, in_place + takes_over),
     ];
+    let standbys = cluster.synchronous_candidates().saturating_sub(1);
     for (case, noticed) in [(Case::StandbyLost, 0), (Case::StandbyMachineLost, DEAD_PEER)] {
-        let candidates = cluster.synchronous_candidates();
-        let standbys = candidates.saturating_sub(1);
-        let keeps = cluster.synchronous.mode.keeps_commits();
         pauses.push(match cluster.synchronous.mode {
             SyncMode::Off => within(case, 0),
             // Nothing else could acknowledge.
-            SyncMode::Strict | SyncMode::Quorum if standbys < 2 && keeps => {
-                until(case, Until::Standby, round + SYNC_ROUND)
-            }
+            SyncMode::Strict | SyncMode::Quorum if standbys < 2 => until(case, Until::Standby, round + SYNC_ROUND),
             SyncMode::Quorum if standbys > u64::from(cluster.synchronous.nodes) => {
                 within(case, noticed + QUORUM_SETTLES)
             }

@@ -135,6 +135,13 @@ pub struct EtcdCluster {
     pub flags: IndexMap<String, FlagValue>,
 }
 
+impl EtcdCluster {
+    /// Whether members serve their API as JSON, too, for clients without gRPC: with passwords, unless the file says no.
+    pub fn serves_gateway(&self) -> bool {
+        self.gateway.unwrap_or(self.auth.mode == AuthMode::Password)
+    }
+}
+
 /// How many members, or each of them.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]

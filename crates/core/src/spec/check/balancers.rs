@@ -10,8 +10,8 @@ use super::super::fault::nearest;
 use super::super::machines::Provider;
 use super::super::types::{Members, Spec};
 use super::super::units::{Duration, Name, quoted};
-use super::machines::{Network, ssh_destination};
-use super::members::one_address;
+use super::machines::Network;
+use super::members::{one_address, one_host};
 use super::pki::dns_name;
 use super::{Finding, Findings};
 
@@ -197,16 +197,7 @@ fn listed<'s>(
     network: Option<&Network>,
 ) {
     one_name(findings, taken, instance.name.as_str().into(), path.clone().key("name"));
-    if let Some(host) = &instance.host
-        && let Err(reason) = ssh_destination(host)
-    {
-        let message = format!("{} is not an SSH destination: {reason}", quoted(host));
-        findings.add(
-            Finding::error("host-invalid", path.clone().key("host"), message)
-                .why("it is an argument of the program `ssh`, which runs commands that its options name")
-                .help("a name, an address or an alias of your SSH configuration, such as `lb2.example.org`"),
-        );
-    }
+    one_host(findings, || path.clone().key("host"), instance.host.as_deref(), "lb2.example.org");
     match instance.address {
         Some(address) => {
             let here = || path.clone().key("address");

@@ -63,21 +63,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
                 for (index, member) in list.iter().enumerate() {
                     let place = Place { cluster, index: Some(index) };
                     taken(findings, &mut names, member.name.as_str().into(), place);
-                    if let Some(host) = &member.host
-                        && let Err(reason) = ssh_destination(host)
-                    {
-                        findings.add(
-                            Finding::error(
-                                "host-invalid",
-                                place.path("host"),
-                                format!("{} is not an SSH destination: {reason}", quoted(host)),
-                            )
-                            .why("it is an argument of the program `ssh`, which runs commands that its options name")
-                            .help(
-                                "a name, an address or an alias of your SSH configuration, such as `db2.example.org`",
-                            ),
-                        );
-                    }
+                    one_host(findings, || place.path("host"), member.host.as_deref(), "db2.example.org");
                     if let Some(address) = member.address {
                         one_address(findings, || place.path("address"), address, local, network.as_ref());
                         if let Some(first) = addresses.insert(address, place) {
@@ -220,6 +206,19 @@ fn taken<'s>(
         ),
     };
     findings.add(Finding::error(code, place.path("name"), message).also(first.path("name"), "also here").help(help));
+}
+
+/// A host that is given must be one that `ssh` cannot take for an option.
+pub(super) fn one_host(findings: &mut Findings<'_>, path: impl FnOnce() -> Path, host: Option<&str>, example: &str) {
+    if let Some(host) = host
+        && let Err(reason) = ssh_destination(host)
+    {
+        findings.add(
+            Finding::error("host-invalid", path(), format!("{} is not an SSH destination: {reason}", quoted(host)))
+                .why("it is an argument of the program `ssh`, which runs commands that its options name")
+                .help(format!("a name, an address or an alias of your SSH configuration, such as `{example}`")),
+        );
+    }
 }
 
 /// An address that a machine can have.

@@ -9,10 +9,10 @@ use super::super::super::diagnostic::Path;
 use super::super::super::machines::Provider;
 use super::super::super::postgres::{Node, Nodes, PostgresCluster};
 use super::super::super::types::Spec;
-use super::super::super::units::{Name, quoted};
+use super::super::super::units::Name;
 use super::super::groups::groups;
-use super::super::machines::{Network, ssh_destination};
-use super::super::members::one_address;
+use super::super::machines::Network;
+use super::super::members::{one_address, one_host};
 use super::super::{Finding, Findings};
 use super::at;
 
@@ -123,18 +123,7 @@ pub(super) fn check<'s>(
                     one_address(findings, || path("address"), address, local, network.as_ref());
                     one_owner(findings, taken, address, path("address"));
                 }
-                if let Some(host) = &node.host
-                    && let Err(reason) = ssh_destination(host)
-                {
-                    let message = format!("{} is not an SSH destination: {reason}", quoted(host));
-                    findings.add(
-                        Finding::error("host-invalid", path("host"), message)
-                            .why("it is an argument of the program `ssh`, which runs commands that its options name")
-                            .help(
-                                "a name, an address or an alias of your SSH configuration, such as `db2.example.org`",
-                            ),
-                    );
-                }
+                one_host(findings, || path("host"), node.host.as_deref(), "db2.example.org");
                 in_patroni(findings, &path, &mut of_patroni, index, node);
             }
             if !list.is_empty() && list.iter().all(|node| node.tags.is_never_primary()) {
