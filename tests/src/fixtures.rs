@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use raftsman_core::action::Action;
 use raftsman_core::desired::{Desired, Identity, LoopbackNetwork, Stack, resolve};
 use raftsman_core::model::{Agreed, MachineModel, World};
-use raftsman_core::observed::{ClusterId, Fact, Observed, Power, ServiceState, Tolerance};
+use raftsman_core::observed::{ClusterId, Copies, Fact, Observed, Power, ServiceState, Tolerance};
 use raftsman_core::plan::{Pause, Plan, WaitKind, plan};
 use raftsman_core::spec::{self, Name, Spec};
 
@@ -24,9 +24,31 @@ pub fn spec(text: &str) -> Spec {
 
 /// What should be, by that file.
 pub fn desired(text: &str) -> Desired {
+    resolved(&spec(text))
+}
+
+fn resolved(spec: &Spec) -> Desired {
     let network = Some(LoopbackNetwork::new(0, 42));
     let identity = Identity { id: "f1ee7".to_owned(), network, places: BTreeMap::new(), zones: BTreeMap::new() };
-    resolve(&spec(text), &identity).expect("a resolvable file")
+    resolve(spec, &identity).expect("a resolvable file")
+}
+
+/// The stack of the cluster `main` with three members, with these further lines of its section, and of the PostgreSQL
+/// cluster `pg` that stands on it, with these lines of its own. No file has one yet: it is refused for no other reason.
+pub fn standing(further: &[&str], postgres: &[&str]) -> Stack {
+    standing_on("3", further, postgres)
+}
+
+/// The same on these members of etcd.
+pub fn standing_on(members: &str, further: &[&str], postgres: &[&str]) -> Stack {
+    let mut text = format!("fleet: lab\netcd:\n  main:\n    members: {members}\n    auth: {{ mode: password }}\n");
+    further.iter().for_each(|line| text.push_str(&format!("    {line}\n")));
+    text.push_str("postgres:\n  pg:\n    etcd: main\n");
+    postgres.iter().for_each(|line| text.push_str(&format!("    {line}\n")));
+    let reading = spec::read(&text);
+    let rendered = reading.render("raftsman.yaml", &text, false);
+    let spec = reading.later.or(reading.spec).unwrap_or_else(|| panic!("the fixture is wrong:\n{rendered}"));
+    resolved(&spec).stacks.remove(0)
 }
 
 /// One cluster `main` with so many members, and further lines of its section.
@@ -239,7 +261,8 @@ impl Scene {
         panic!("it goes round in circles:\n{output}")
     }
 
-    fn carry_out(&mut self, plan: &Plan) {
+    /// Carries out one wave, and lets time pass.
+    pub fn carry_out(&mut self, plan: &Plan) {
         for step in &plan.steps {
             let done = self.world.act(&self.desired, &step.action, 0);
             done.unwrap_or_else(|impossible| panic!("{step:?}: {impossible}"));
@@ -264,9 +287,16 @@ pub fn describe(plan: &Plan) -> String {
         let pause = match step.pause {
             Pause::None | Pause::NotServing => "",
             Pause::HandOver(_) => ", hand-over",
+            Pause::Patroni(_) => ", switchover",
         };
         let [before, during, after] = [step.before, step.during, step.after].map(lose);
-        let rest = format!("{}; {before} {during} {after}{pause}", step.reason);
+        let left = |copies: Copies| match copies {
+            Copies::NotWritable => "-".to_owned(),
+            Copies::Synchronous(n) => n.to_string(),
+        };
+        let copies = step.copies.map(|of| [of.before, of.during, of.after].map(left).join(" "));
+        let copies = copies.map(|copies| format!(", copies {copies}")).unwrap_or_default();
+        let rest = format!("{}; {before} {during} {after}{copies}{pause}", step.reason);
         match lines.iter_mut().find(|(v, _, r)| *v == verb && *r == rest) {
             Some((_, machines, _)) => machines.push(machine),
             None => lines.push((verb, vec![machine], rest)),

@@ -11,6 +11,7 @@ mod cast;
 mod faults;
 mod maintenance;
 mod pki;
+mod postgres;
 mod rules;
 mod shape;
 mod users;
@@ -27,7 +28,7 @@ use raftsman_core::action::{
 use raftsman_core::desired::Stack;
 use raftsman_core::model::{MachineModel, World};
 use raftsman_core::observed::{Data, MemberId, Observed, Power};
-use raftsman_core::plan::{Plan, Step, WaitKind, Waiting, plan};
+use raftsman_core::plan::{Plan, Step, WaitKind, Waiting, explain, plan};
 use raftsman_core::spec::Name;
 
 pub use cast::Cast;
@@ -134,6 +135,8 @@ struct Run {
     rotates: bool,
     /// Whether there are balancers at times.
     fronted: bool,
+    /// What is remembered of PostgreSQL.
+    postgres: postgres::Memory,
     /// Whether the life is printed as it goes on.
     output: bool,
 }
@@ -159,6 +162,7 @@ pub fn run(seed: u64, cast: &Cast, planner: Planner) -> Result<Stats, Violation>
         tampered: false,
         rotates: cast.rotates,
         fronted,
+        postgres: postgres::Memory::default(),
         output: std::env::var_os("RAFTSMAN_SIM_TRACE").is_some(),
     };
     run.troubled()?;
@@ -203,7 +207,9 @@ impl Run {
         }
         pki::clear(&mut self.world);
         balancer::clear(&mut self.world);
-        for _ in 0..if self.rotates { 500 } else { PEACE } {
+        postgres::clear(&mut self.world);
+        let longer = self.rotates || !self.desired.postgres.is_empty();
+        for _ in 0..if longer { 500 } else { PEACE } {
             self.tampered = false;
             self.take_up();
             self.mark_the_lost();
@@ -218,6 +224,17 @@ impl Run {
             let stuck = plan.steps.is_empty() && plan.waiting.iter().all(|w| w.kind() == WaitKind::Blocked);
             // No member can take over from one that is alone, or from all of them at once.
             if stuck && plan.waiting.iter().any(|w| matches!(w, Waiting::NoTransferTarget { .. })) {
+                self.stats.refused += 1;
+                return Ok(());
+            }
+            if plan.steps.is_empty()
+                && postgres::is_lost(&self.desired, &self.world)
+                && plan.waiting.iter().any(postgres::says_lost)
+            {
+                self.stats.refused += 1;
+                return Ok(());
+            }
+            if self.has_few_members() && postgres::waits_for_a_restart(&plan) {
                 self.stats.refused += 1;
                 return Ok(());
             }
@@ -244,7 +261,7 @@ impl Run {
                 self.world.now = self.world.now.checked_add(SignedDuration::from_mins(11)).unwrap_or(self.world.now);
             }
             self.carry_out(&observed, plan, usize::MAX)?;
-            self.world.pass_time();
+            self.pass_time()?;
             self.world.remember(&self.desired.clone());
         }
         // Founders that the file dropped before their cluster formed are brought up only by the file that has them.
@@ -256,6 +273,7 @@ impl Run {
         }
         let observed = self.world.observe(&self.desired);
         let plan = (self.planner)(&self.desired, &observed, self.world.now);
+        self.describe(|| format!("{:#?}", explain(&self.desired, &observed, self.world.now)));
         Err(self.violation("converges when faults cease", format!("still planned: {plan:?}")))
     }
 
@@ -294,9 +312,12 @@ impl Run {
 
     /// A cluster of one cannot be restarted without losing quorum: the planner must say so instead.
     fn only_would_lose_quorum(&self, plan: &Plan) -> bool {
+        self.has_few_members() && plan.blocked().all(|w| matches!(w, Waiting::WouldLoseQuorum { .. }))
+    }
+
+    fn has_few_members(&self) -> bool {
         let voters = self.world.agreed.values().map(|a| a.members.iter().filter(|m| !m.learner).count()).max();
-        let few = self.desired.etcd.members.len().min(voters.unwrap_or(0)) < 3;
-        few && plan.blocked().all(|w| matches!(w, Waiting::WouldLoseQuorum { .. }))
+        self.desired.etcd.members.len().min(voters.unwrap_or(0)) < 3
     }
 
     /// The next wave is planned with the addresses that the provider has assigned, and those of machines that exist.
@@ -314,7 +335,7 @@ impl Run {
         self.stats.plans += 1;
         self.describe(|| format!("plan: {}", fixtures::describe(&plan)));
         self.carry_out(observed, plan, calm)?;
-        self.world.pass_time();
+        self.pass_time()?;
         // The CLI may be killed before it writes down what it saw.
         if !self.dice.one_in(3) {
             self.world.remember(&self.desired.clone());
@@ -322,11 +343,24 @@ impl Run {
         Ok(())
     }
 
+    fn pass_time(&mut self) -> Result<(), Violation> {
+        self.world.pass_time();
+        self.describe(|| postgres::describe(&self.desired, &self.world));
+        match self.postgres.round(&self.world) {
+            Some((rule, detail)) => Err(self.violation(rule, detail)),
+            None => Ok(()),
+        }
+    }
+
     /// Carries a wave out in any order, perhaps only a part of it, perhaps with lost replies and faults in between.
     fn carry_out(&mut self, observed: &Observed, plan: Plan, calm: usize) -> Result<(), Violation> {
+        let overstated = postgres::overstated(&self.desired, &self.world, &plan.steps);
         let mut actions: Vec<Action> = plan.steps.into_iter().map(|s| s.action).collect();
-        if balancer::mixed(&actions) {
+        if balancer::mixed(&actions) || postgres::mixed(&actions) {
             return Err(self.violation("one service at a time", format!("{actions:?}")));
+        }
+        if let Some(detail) = overstated {
+            return Err(self.violation("a copy stays, or the step says otherwise", detail));
         }
         if actions.iter().any(Action::exclusive) && actions.len() > 1 {
             return Err(self.violation("a step that changes the cluster is alone", format!("{actions:?}")));
@@ -386,11 +420,16 @@ impl Run {
         {
             return Err(self.violation(rule, format!("{action:?}")));
         }
+        if let Some((rule, detail)) = postgres::broken(&self.postgres, &self.desired, &self.world, observed, action) {
+            return Err(self.violation(rule, format!("{action:?}: {detail}")));
+        }
         if users::touches_root(action) {
             return Err(self.violation("root is left alone", format!("{action:?}")));
         }
         let access = formed.and_then(|id| self.world.agreed.get(&id)).map(|agreed| agreed.access.clone());
         let trusted = pki::before(&self.desired, &self.world);
+        let logins = postgres::logins(&self.desired, &self.world);
+        let calm = postgres::is_calm(&self.desired, &self.world);
         let bootstrap = match action {
             Action::Etcd(EtcdAction::StartEtcd { machine, data: StartData::Empty | StartData::Joining(_), .. }) => {
                 Some(machine.clone())
@@ -437,6 +476,9 @@ impl Run {
             && let Some(lost) = users::robbed(&self.desired, &before, &after.access)
         {
             return Err(self.violation("no user loses access meanwhile", format!("{lost}: {action:?}")));
+        }
+        if let Some((rule, detail)) = self.postgres.step(&self.desired, &self.world, &logins, action, calm) {
+            return Err(self.violation(rule, detail));
         }
         if let Some(detail) = access::broken(&self.desired, &self.world, action) {
             return Err(self.violation("no client is accepted before auth is on", detail));

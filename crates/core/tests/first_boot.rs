@@ -239,6 +239,7 @@ fn rules_let_in_the_members_of_the_list() {
         metrics: false,
         etcd_metrics: false,
         balancers: &std::collections::BTreeSet::new(),
+        nodes: &std::collections::BTreeSet::new(),
         front: None,
     };
     let rules = nftables::rules(&firewall);

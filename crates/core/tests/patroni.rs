@@ -104,7 +104,7 @@ fn what_is_in_etcd() {
 fn a_cluster_as_it_should_be() {
     let (nodes, keys) = cluster();
     let view = PostgresView::of(&nodes, &keys);
-    assert_eq!(view.primary().map(String::as_str), Some("pg-3"));
+    assert_eq!(view.primary(), Some("pg-3"));
     assert_eq!((view.copies(), view.settled(1)), (Copies::Synchronous(1), Ok(())));
     assert_eq!(view.settled(2), Err(Unsettled::SynchronousMissing { streaming: 1, wanted: 2 }));
     let seen = jiff::Timestamp::from_second(1_794_999_624).expect("a moment");

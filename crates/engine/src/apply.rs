@@ -7,7 +7,7 @@ use futures::future::join_all;
 use jiff::Timestamp;
 use raftsman_core::action::{Action, EtcdAction, StartData};
 use raftsman_core::desired::{DesireError, Member};
-use raftsman_core::observed::{Observed, ServiceState, View};
+use raftsman_core::observed::{Ledger, Observed, ServiceState, View};
 use raftsman_core::plan::{Plan, Step, Waiting, plan, safety};
 use raftsman_core::spec::Name;
 use tokio::sync::OnceCell;
@@ -349,7 +349,9 @@ impl Run<'_> {
         for (action, outcome) in outcomes {
             match outcome {
                 Ok(()) => {
-                    self.observer.cluster().remember(self.journal.lock(), |ledger| ledger.after(&action)).await?;
+                    let cluster = self.observer.cluster();
+                    let done = |ledger: &mut Ledger| ledger.after(&cluster.desired, &action, Timestamp::now());
+                    cluster.remember(self.journal.lock(), done).await?;
                     self.steps.push(action);
                 }
                 Err(source) => {

@@ -11,7 +11,9 @@ use raftsman_api::roles::Role;
 use raftsman_api::tls::Identity as TlsIdentity;
 use raftsman_core::desired::{self, DesireError, Desired, LoopbackNetwork};
 use raftsman_core::observed::{Ledger, TrustDomain};
-use raftsman_core::spec::{Incus, Instance, Instances, Machines, Member, Members, Name, Provider, Spec, Ssh};
+use raftsman_core::spec::{
+    Incus, Instance, Instances, Machines, Member, Members, Name, PostgresCluster, Provider, Spec, Ssh,
+};
 use raftsman_providers::networks::{NetworkError, Networks};
 use raftsman_providers::{
     Connection, HostsSettings, IncusSettings, LibvirtSettings, LocalSettings, Part, Settings, Zoned,
@@ -413,12 +415,14 @@ fn settings(spec: &Spec, machines: &Machines, context: &Context, store: &Store) 
                 Instances::Count(_) | Instances::Beside(_) => None,
             });
             let instances = instances.flatten().filter_map(instance);
+            let nodes = spec.postgres.values().flat_map(PostgresCluster::listed);
+            let nodes = nodes.filter_map(|node| Some((node.name.to_string(), node.host.clone()?)));
             Ok(Settings::Hosts(HostsSettings {
                 dir: store.dir().join(HOSTS),
                 fleet_id,
                 agent,
                 ssh: raftsman_providers::Ssh { user, port, config: config.as_ref().map(below) },
-                destinations: listed.flatten().filter_map(named).chain(instances).collect(),
+                destinations: listed.flatten().filter_map(named).chain(nodes).chain(instances).collect(),
             }))
         }
         Provider::Incus => {

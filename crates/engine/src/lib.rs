@@ -36,6 +36,7 @@ pub mod machines;
 pub mod observe;
 pub mod ops;
 pub mod pki;
+mod postgres;
 pub mod restore_test;
 pub mod secrets;
 pub mod stack;

@@ -27,7 +27,8 @@ pub(super) const REST_PORT: u16 = 8008;
 pub(super) const PORT: u16 = 5432;
 /// PostgreSQL's superuser, and its password.
 pub(super) const SUPERUSER: (&str, &str) = ("postgres", "super-secret");
-const REST_LOGIN: (&str, &str) = ("admin", "rest-secret");
+/// The login to REST that changes something.
+pub const REST_LOGIN: (&str, &str) = ("raftsman", "rest-secret");
 /// From nothing to a synchronous standby took 36 s at a `loop_wait` of 10 s on a busy computer: the bound is for what hangs.
 const SETTLE: Duration = Duration::from_secs(180);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -183,6 +184,24 @@ impl BarePostgres {
         }
         cluster.settled();
         cluster
+    }
+
+    /// Gives every node another file for Patroni before it is started, by its name, its address and its directory. The
+    /// directory holds `tls.crt` and `tls.key`; beside it are `ca.crt` and `etcd-ca.crt`.
+    pub fn rewrite(&self, file: impl Fn(&str, IpAddr, &Path) -> String) {
+        for node in &self.nodes {
+            write_private(node.dir.join("patroni.yml"), &file(&node.name, node.address, &node.dir));
+        }
+    }
+
+    /// A node's address.
+    pub fn address(&self, index: usize) -> IpAddr {
+        self.nodes[index].address
+    }
+
+    /// A node's directory.
+    pub fn dir(&self, index: usize) -> &Path {
+        &self.nodes[index].dir
     }
 
     /// How many nodes there are.

@@ -3,7 +3,7 @@
 use raftsman_core::desired::Stack;
 use raftsman_core::spec::EtcdVersion;
 
-use super::{access, addresses, agents, balancer, maintenance, pki, shape, users, zones};
+use super::{access, addresses, agents, balancer, maintenance, pki, postgres, shape, users, zones};
 use crate::fixtures;
 
 /// The clusters that runs are made of; built once, because reading files is not what is simulated.
@@ -95,6 +95,16 @@ impl Cast {
         let mut sizes = [1, 3, 4].map(balancer::on_this_computer).to_vec();
         sizes.push(balancer::on_machines());
         Self { sizes, rotates: false }
+    }
+
+    /// etcd beneath PostgreSQL: nodes and members that come and go, fail, and are changed.
+    pub fn with_postgres() -> Self {
+        Self { sizes: postgres::files(), rotates: false }
+    }
+
+    /// The same, and operators that rotate etcd's CAs.
+    pub fn with_postgres_and_rotations() -> Self {
+        Self { sizes: postgres::files(), rotates: true }
     }
 
     /// Sizes 3 and 5, each with versions to change between, some of them with a way over others.

@@ -7,7 +7,7 @@ use raftsman_core::observed::{
 };
 use raftsman_core::spec::Name;
 
-use super::{Run, balancer, maintenance, pki, users};
+use super::{Run, balancer, maintenance, pki, postgres, users};
 
 impl Run {
     /// One look, through a network that fails.
@@ -33,6 +33,7 @@ impl Run {
                 *etcd = Fact::Unreachable { error, since };
             }
         }
+        postgres::hide(dice, calm, &mut observed, since);
         observed.etcd.handshakes = self.world.test_handshakes(&self.desired, &observed);
         observed
     }
@@ -41,6 +42,7 @@ impl Run {
     /// planned for.
     pub(super) fn fault(&mut self, midway: bool) {
         self.stats.faults += 1;
+        self.postgres.disturbed();
         if !self.desired.etcd.access.is_silent()
             && self.dice.one_in(8)
             && let Some(agreed) = self.world.agreed.values_mut().find(|a| a.formed)
@@ -66,6 +68,12 @@ impl Run {
         let Some(name) = self.dice.pick(&names).cloned() else { return };
         let kind = self.dice.below(100);
         self.describe(|| format!("fault {kind} on {name}"));
+        if !self.desired.postgres.is_empty()
+            && self.dice.one_in(2)
+            && postgres::happens(&mut self.dice, &self.desired, &mut self.world, &name)
+        {
+            return;
+        }
         let Some(machine) = self.world.machines.get_mut(&name) else { return };
         if self.fronted && self.dice.one_in(4) && balancer::happens(&mut self.dice, machine) {
             return;
@@ -93,6 +101,7 @@ impl Run {
                 if running {
                     machine.process.state = ServiceState::Stopped;
                 }
+                machine.postgres.kill();
             }
             60..65 => machine.ports_taken = vec![PortTaken { port: 2379, holder: "nginx (pid 80)".to_owned() }],
             65..70 => machine.ports_taken.clear(),

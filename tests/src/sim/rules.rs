@@ -7,7 +7,7 @@ use raftsman_core::model::MachineModel;
 use raftsman_core::observed::{Fact, ListedMember, Observed, Power, View};
 use raftsman_core::spec::Name;
 
-use super::{Run, Violation, agents, balancer, maintenance, pki, shape, users, zones};
+use super::{Run, Violation, agents, balancer, maintenance, pki, postgres, shape, users, zones};
 
 impl Run {
     /// Nothing is planned any more: everything must be as the file says.
@@ -43,6 +43,9 @@ impl Run {
             return Err(self.violation("done means done", unfinished));
         }
         if let Some(unfinished) = balancer::unfinished(&self.desired, &self.world) {
+            return Err(self.violation("done means done", unfinished));
+        }
+        if let Some(unfinished) = postgres::unfinished(&self.desired, &self.world) {
             return Err(self.violation("done means done", unfinished));
         }
         if let Some(zones) = zones::broken(&self.desired, &self.world) {

@@ -18,6 +18,7 @@ mod maintenance;
 mod matrix;
 mod members;
 mod notice;
+mod patroni;
 mod pki;
 mod preflight;
 mod recovery;

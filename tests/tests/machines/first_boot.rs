@@ -104,14 +104,15 @@ fn a_machine_boots_for_the_first_time() {
     let mut sources = machines.sources().expect("sources");
     sources.metrics_from = None;
     let members = [address.into(), HERE];
-    let balancers = std::collections::BTreeSet::new();
+    let none = std::collections::BTreeSet::new();
     let firewall = Firewall {
         sources: &sources,
         agent_port: 2378,
         members: &members,
         metrics: true,
         etcd_metrics: true,
-        balancers: &balancers,
+        balancers: &none,
+        nodes: &none,
         front: None,
     };
     put(&hosts, nftables::PATH, &nftables::rules(&firewall));

@@ -11,6 +11,7 @@ mod faults;
 mod first_start;
 mod maintenance;
 mod pki;
+mod postgres;
 mod preflight;
 mod problems;
 mod recovery;

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use insta::assert_snapshot;
 use raftsman_core::action::{
     Account, Action, AgentAction, AuthAction, BackupAction, Company, EtcdAction, MachineAction, MaintenanceAction,
-    MemberAction, PkiAction, PreflightAction, RecoveryAction, RestoreAction, StartData, UserAction, VersionAction,
+    MemberAction, PkiAction, PreflightAction, RecoveryAction, RestoreAction, StartData, Takes, UserAction,
+    VersionAction,
 };
 use raftsman_core::observed::{
     Alarm, ClusterId, Data, ListedMember, MemberId, Observed, Purpose, ServiceState, TrustDomain,
@@ -105,7 +106,11 @@ fn every_action_has_its_class() {
             "{:<17} {:<11} {company:<13} {:<12} {:<13} {}",
             action.verb(),
             format!("{:?}", class.changes).to_lowercase(),
-            mark(class.takes_member, "member away"),
+            match class.takes {
+                Takes::Nothing => "",
+                Takes::Member => "member away",
+                Takes::Node => "node away",
+            },
             mark(class.irreversible, "irreversible"),
             mark(class.judged_again(), "judged again"),
         );
@@ -119,8 +124,8 @@ fn every_action_has_its_class() {
 fn what_is_irreversible_is_judged_again() {
     for action in every_action() {
         let class = action.class();
-        assert!(class.judged_again() || !class.irreversible && !class.takes_member, "{action:?}");
-        assert!(class.company == Company::Alone || !class.takes_member, "{action:?}");
+        assert!(class.judged_again() || !class.irreversible && !action.disruptive(), "{action:?}");
+        assert!(class.company == Company::Alone || !action.disruptive(), "{action:?}");
     }
 }
 

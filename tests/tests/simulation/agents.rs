@@ -28,6 +28,7 @@ fn downgrades(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
         during: Tolerance::NoQuorum,
         after: Tolerance::NoQuorum,
         pause: Pause::None,
+        copies: None,
     };
     match other {
         Some((machine, _)) => Plan { steps: vec![step(machine.clone())], waiting: ours.waiting },

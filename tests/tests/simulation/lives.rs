@@ -112,6 +112,7 @@ fn impatient(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
         during: tolerance,
         after: tolerance,
         pause: Pause::None,
+        copies: None,
     });
     Plan { steps: steps.collect(), waiting: plan.waiting }
 }

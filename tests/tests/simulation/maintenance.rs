@@ -29,7 +29,7 @@ fn caught(planner: Planner, rule: &str) {
 fn only(action: Action, waiting: Vec<Waiting>) -> Plan {
     let tolerance = Tolerance::CanLose(1);
     let (before, during, after, pause) = (tolerance, tolerance, tolerance, Pause::None);
-    Plan { steps: vec![Step { action, reason: Reason::Asked, before, during, after, pause }], waiting }
+    Plan { steps: vec![Step { action, reason: Reason::Asked, before, during, after, pause, copies: None }], waiting }
 }
 
 fn waits_to_be_rewritten(plan: &Plan) -> Vec<Name> {

@@ -29,6 +29,7 @@ fn instead(plan: &Plan, action: Action) -> Plan {
             during: tolerance,
             after: tolerance,
             pause,
+            copies: None,
         }
     });
     Plan { steps: vec![Step { action, ..like }], waiting: plan.waiting.clone() }

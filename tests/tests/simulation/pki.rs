@@ -122,6 +122,7 @@ fn hurries(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
             during: tolerance,
             after: tolerance,
             pause: Pause::None,
+            copies: None,
         });
     }
     plan

@@ -75,6 +75,7 @@ fn careless(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
         during: Tolerance::NoQuorum,
         after: Tolerance::NoQuorum,
         pause: Pause::None,
+        copies: None,
     };
     Plan { steps: machine.map(step).into_iter().collect(), waiting: plan.waiting }
 }

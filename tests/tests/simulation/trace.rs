@@ -93,7 +93,7 @@ fn closely(desired: &Stack, observed: &Observed, now: Timestamp, turn: usize) ->
             let mut noted = observed.ledger.clone();
             noted.ahead(desired, &observed, &action, now);
             let ahead = ledger(&noted);
-            noted.after(&action);
+            noted.after(desired, &action, now);
             let mut world = World::from_observed(desired, &observed, now);
             let done = world.act(desired, &action, 0);
             let seen = serde_json::to_string(&world.observe(desired)).expect("JSON");

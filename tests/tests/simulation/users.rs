@@ -55,7 +55,15 @@ fn is_about_users(step: &Step) -> bool {
 
 fn step(action: Action) -> Step {
     let tolerance = raftsman_core::observed::Tolerance::CanLose(1);
-    Step { action, reason: Reason::Changed, before: tolerance, during: tolerance, after: tolerance, pause: Pause::None }
+    Step {
+        action,
+        reason: Reason::Changed,
+        before: tolerance,
+        during: tolerance,
+        after: tolerance,
+        pause: Pause::None,
+        copies: None,
+    }
 }
 
 /// Takes away before it gives: as if every role and user had already all that it lacks.

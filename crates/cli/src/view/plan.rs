@@ -160,7 +160,7 @@ fn cells(row: &Row<'_>, paint: Paint) -> [String; 5] {
         (before, during, after) => format!("{} → {} → {}", tolerance(before), brief(during), brief(after)),
     };
     let pause = match first.pause {
-        Pause::HandOver(ms) => paint.yellow(&format!("pause ~{ms} ms")),
+        Pause::HandOver(ms) | Pause::Patroni(ms) => paint.yellow(&format!("pause ~{ms} ms")),
         Pause::None | Pause::NotServing => String::new(),
     };
     [who, first.action.verb().to_owned(), why, paint.dim(&cost), pause]
@@ -177,7 +177,7 @@ fn summary(plan: &FleetPlan, paint: Paint) -> String {
     let steps: usize = plan.clusters.iter().map(|c| c.forecast.steps().count()).sum();
     let pause = plan.clusters.iter().map(|c| c.forecast.longest_pause()).max().unwrap_or(Pause::None);
     let pause = match pause {
-        Pause::HandOver(ms) => format!("Longest write pause expected: {ms} ms."),
+        Pause::HandOver(ms) | Pause::Patroni(ms) => format!("Longest write pause expected: {ms} ms."),
         Pause::None | Pause::NotServing => "No write pause expected.".to_owned(),
     };
     let stuck = plan.clusters.iter().filter(|c| !c.forecast.converges).count();

@@ -14,6 +14,7 @@ mod machines;
 mod maintenance;
 mod members;
 mod pki;
+mod postgres;
 mod preflight;
 mod recovery;
 mod restore;
@@ -31,6 +32,7 @@ pub use machines::MachineAction;
 pub use maintenance::MaintenanceAction;
 pub use members::MemberAction;
 pub use pki::PkiAction;
+pub use postgres::{PgStart, PostgresAction};
 pub use preflight::PreflightAction;
 pub use recovery::RecoveryAction;
 pub use restore::RestoreAction;
@@ -63,6 +65,8 @@ pub enum Action {
     Backup(BackupAction),
     /// On the instances of a balancer.
     Balancer(BalancerAction),
+    /// On the nodes of a PostgreSQL cluster.
+    Postgres(PostgresAction),
     /// On auth.
     Auth(AuthAction),
     /// On roles and users.
@@ -87,6 +91,7 @@ macro_rules! ask {
             Action::Version($topic) => $answer,
             Action::Backup($topic) => $answer,
             Action::Balancer($topic) => $answer,
+            Action::Postgres($topic) => $answer,
             Action::Auth($topic) => $answer,
             Action::User($topic) => $answer,
             Action::Restore($topic) => $answer,
@@ -117,6 +122,7 @@ topics! {
     Version(VersionAction),
     Backup(BackupAction),
     Balancer(BalancerAction),
+    Postgres(PostgresAction),
     Auth(AuthAction),
     User(UserAction),
     Restore(RestoreAction),
@@ -139,12 +145,23 @@ enum Subject<'a> {
 pub struct Class {
     /// What it changes.
     pub changes: Changes,
-    /// Whether a member is down while it is done.
-    pub takes_member: bool,
+    /// What is down while it is done.
+    pub takes: Takes,
     /// Whether no other action brings back what it takes away.
     pub irreversible: bool,
     /// What may be done at the same time.
     pub company: Company,
+}
+
+/// What is down while an action is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Takes {
+    /// Nothing.
+    Nothing,
+    /// A member of etcd.
+    Member,
+    /// A node of a PostgreSQL cluster.
+    Node,
 }
 
 /// What an action changes.
@@ -170,6 +187,12 @@ pub enum Changes {
     Auth,
     /// Which users and roles there are, and what they may do.
     Users,
+    /// What runs on a node of a PostgreSQL cluster.
+    Node,
+    /// Which node of a PostgreSQL cluster takes writes.
+    Primary,
+    /// Patroni's settings of a whole PostgreSQL cluster.
+    Patroni,
 }
 
 /// What may be in the same wave as an action.
@@ -188,11 +211,15 @@ pub enum Company {
 
 impl Class {
     const fn of(changes: Changes) -> Self {
-        Self { changes, takes_member: false, irreversible: false, company: Company::Any }
+        Self { changes, takes: Takes::Nothing, irreversible: false, company: Company::Any }
     }
 
     const fn takes_member(self) -> Self {
-        Self { takes_member: true, company: Company::Alone, ..self }
+        Self { takes: Takes::Member, company: Company::Alone, ..self }
+    }
+
+    const fn takes_node(self) -> Self {
+        Self { takes: Takes::Node, company: Company::Alone, ..self }
     }
 
     const fn irreversible(self) -> Self {
@@ -253,15 +280,16 @@ impl Action {
             | Self::Version(_)
             | Self::Backup(_)
             | Self::Balancer(_)
+            | Self::Postgres(_)
             | Self::Auth(_)
             | Self::User(_)
             | Self::Recovery(_) => Vec::new(),
         }
     }
 
-    /// Whether a member is down while it is done.
+    /// Whether a member or a node is down while it is done.
     pub fn disruptive(&self) -> bool {
-        self.class().takes_member
+        self.class().takes != Takes::Nothing
     }
 
     /// Whether it must be the only one of its wave.

@@ -57,7 +57,27 @@ pub enum Account {
     Remake,
 }
 
+impl Account {
+    /// Whether a user that exists has another password afterwards.
+    pub fn replaces_password(self) -> bool {
+        match self {
+            Self::Keep | Self::Make => false,
+            Self::Password | Self::Remake => true,
+        }
+    }
+}
+
 impl UserAction {
+    /// The role or user that it is about.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::SetRole { role: name, .. }
+            | Self::DeleteRole { role: name }
+            | Self::SetUser { user: name, .. }
+            | Self::DeleteUser { user: name } => name,
+        }
+    }
+
     /// What it means for safety.
     pub fn class(&self) -> Class {
         match self {

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::{Capabilities, DesireError, Identity};
+use crate::spec::postgres::Nodes;
 use crate::spec::{Instances, Members, Name, Provider, Spec, Subnet};
 
 /// Routers and the like are at the beginning of a subnet.
@@ -103,8 +104,13 @@ impl Allotment {
             };
             instances.iter().filter_map(|instance| instance.address).chain(balancer.virtual_address)
         });
+        let nodes = spec.postgres.values().flat_map(|cluster| match &cluster.nodes {
+            Nodes::Count(_) => &[],
+            Nodes::List(list) => list.as_slice(),
+        });
+        let nodes = nodes.filter_map(|node| node.address);
         let held = identity.places.values().flat_map(|places| places.values().copied());
-        let given = written.chain(balancers).chain(held).chain(spec.machines.gateway).collect();
+        let given = written.chain(nodes).chain(balancers).chain(held).chain(spec.machines.gateway).collect();
         let single = spec.machines.network.is_some();
         let places = identity.places.clone();
         let subnet = spec.machines.subnet.filter(|_| spec.machines.provider != Provider::Local);

@@ -14,8 +14,8 @@ use crate::render;
 use crate::render::etcd::ClientAccess;
 use crate::render::haproxy::Backend;
 use crate::spec::{
-    Archive, AuthMode, Authorities, Authority, Backups, Checksums, EtcdCluster, EtcdVersion, KeyAlgorithm, Members,
-    Name, RaftTimers, Secret, Source,
+    Archive, AuthMode, Authorities, Authority, Backups, Certificates, Checksums, EtcdCluster, EtcdVersion,
+    KeyAlgorithm, Members, Name, RaftTimers, Secret, Source,
 };
 
 /// Where an agent listens.
@@ -61,6 +61,23 @@ pub enum Usage {
 }
 
 impl LeafProfile {
+    /// For as long as the file says.
+    pub(super) fn new(
+        common_name: String,
+        organization: String,
+        mut names: Vec<String>,
+        mut addresses: Vec<IpAddr>,
+        usage: Usage,
+        given: &Certificates,
+    ) -> Self {
+        names.sort();
+        names.dedup();
+        addresses.sort();
+        addresses.dedup();
+        let (validity_ms, renew_before_ms) = (given.validity.as_millis(), given.renew_before.as_millis());
+        Self { common_name, organization, names, addresses, usage, validity_ms, renew_before_ms }
+    }
+
     /// The same with this address in it, too.
     pub fn with(&self, also: Option<IpAddr>) -> Cow<'_, Self> {
         match also.filter(|address| !self.addresses.contains(address)) {
@@ -391,21 +408,8 @@ pub(super) fn resolve(
         .map(|(member, address)| {
             let timers = spec.timers.given().unwrap_or_default();
             let config = config(spec, &member, address, spec.version, timers, ClientAccess::Open, fronted);
-            let profile = |usage, names: Vec<String>, addresses: Vec<IpAddr>| {
-                let (mut names, mut addresses) = (names, addresses);
-                names.sort();
-                names.dedup();
-                addresses.sort();
-                addresses.dedup();
-                LeafProfile {
-                    common_name: member.to_string(),
-                    organization: organization.clone(),
-                    names,
-                    addresses,
-                    usage,
-                    validity_ms: spec.certificates.validity.as_millis(),
-                    renew_before_ms: spec.certificates.renew_before.as_millis(),
-                }
+            let profile = |usage, names, addresses| {
+                LeafProfile::new(member.to_string(), organization.clone(), names, addresses, usage, &spec.certificates)
             };
             let extra = &spec.certificates;
             let mut server_names = extra.extra_names.clone();

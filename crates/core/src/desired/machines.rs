@@ -7,9 +7,12 @@ use std::sync::Arc;
 
 use super::addresses::Spot;
 use crate::spec::zones::spread;
-use crate::spec::{EtcdCluster, FirewallSources, Machines, Name, Provider, Shape};
+use crate::spec::{
+    ClusterMachines, EtcdCluster, FirewallSources, Machines, MemberMachine, Name, PostgresCluster, Provider, Shape,
+};
 
-/// One machine that should be. What runs on it names it: a member of etcd by its field `machine`.
+/// One machine that should be. What runs on it names it: a member of etcd by its field `machine`, a node of PostgreSQL by
+/// its own name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
     /// Its name, unique in the fleet.
@@ -83,65 +86,78 @@ impl Machine {
     }
 }
 
-/// The machines of a cluster's members, in the order of `members`: the fleet's section, overridden by the zone, the cluster
-/// and the member. Those that are overridden alike share one section.
+/// What the file says otherwise of the machines of one cluster, and of single ones among them. A balancer's are as the
+/// fleet's.
+#[derive(Debug, Default)]
+pub(super) struct Overrides<'s> {
+    cluster: Option<&'s ClusterMachines>,
+    /// In order, where the file lists them.
+    listed: Vec<Listed<'s>>,
+}
+
+/// What the file says of one machine.
+#[derive(Debug, Clone, Copy)]
+struct Listed<'s> {
+    zone: Option<&'s Name>,
+    machine: Option<&'s MemberMachine>,
+}
+
+impl<'s> Overrides<'s> {
+    pub(super) fn of_members(cluster: &'s EtcdCluster) -> Self {
+        let listed = cluster.listed().iter();
+        let listed = listed.map(|member| Listed { zone: member.zone.as_ref(), machine: member.machine.as_ref() });
+        Self { cluster: cluster.machines.as_ref(), listed: listed.collect() }
+    }
+
+    pub(super) fn of_nodes(cluster: &'s PostgresCluster) -> Self {
+        let listed = cluster.listed().iter();
+        let listed = listed.map(|node| Listed { zone: node.zone.as_ref(), machine: node.machine.as_ref() });
+        Self { cluster: cluster.machines.as_ref(), listed: listed.collect() }
+    }
+
+    /// The zone that the file names for the machine at this place.
+    fn zone(&self, index: usize) -> Option<&'s Name> {
+        self.listed.get(index).and_then(|listed| listed.zone)
+    }
+}
+
+/// The machines of a cluster or a balancer, in the order of `spots`: the fleet's section, overridden by the zone, the
+/// cluster and the machine itself. Those that are overridden alike share one section.
 pub(super) fn resolve(
     fleet: &Arc<Machines>,
-    cluster: &EtcdCluster,
-    members: &[Spot],
+    overrides: &Overrides<'_>,
+    spots: &[Spot],
     remembered: Option<&BTreeMap<Name, Name>>,
 ) -> BTreeMap<Name, Machine> {
-    let named = |index: usize| cluster.listed().get(index).and_then(|member| member.zone.as_ref());
     let mut sections: BTreeMap<Option<Name>, Arc<Machines>> = BTreeMap::new();
-    let zones = placed(fleet, cluster, members, remembered);
+    let zones = placed(fleet, overrides, spots, remembered);
     let machine = |(index, ((name, address), zone)): (usize, (&Spot, Option<Name>))| {
         let section = sections.entry(zone.clone()).or_insert_with(|| {
             let in_zone = merged(fleet, fleet.with_zone(zone.as_ref()));
-            merged(&in_zone, in_zone.with_cluster(cluster.machines.as_ref()))
+            merged(&in_zone, in_zone.with_cluster(overrides.cluster))
         });
-        let ours = cluster.listed().get(index).and_then(|member| member.machine.as_ref());
+        let ours = overrides.listed.get(index).and_then(|listed| listed.machine);
         let settings = merged(section, section.with_member(ours));
         let home = home(fleet, remembered, name).cloned();
         let (provider, connection) = (settings.provider, connection(&settings));
-        let place = Place { provider, connection, zone, home, pinned: named(index).is_some() };
+        let place = Place { provider, connection, zone, home, pinned: overrides.zone(index).is_some() };
         (name.clone(), Machine::new(name.clone(), *address, settings, place))
     };
-    members.iter().zip(zones).enumerate().map(machine).collect()
+    spots.iter().zip(zones).enumerate().map(machine).collect()
 }
 
-/// The machines that a balancer has to itself, spread over the fleet's zones.
-pub(super) fn of_balancer(
-    fleet: &Arc<Machines>,
-    instances: &[Spot],
-    remembered: Option<&BTreeMap<Name, Name>>,
-) -> BTreeMap<Name, Machine> {
-    let home = |name: &Name| home(fleet, remembered, name).cloned();
-    let given: Vec<Option<Name>> = instances.iter().map(|(name, _)| home(name)).collect();
-    let zones: Vec<&Name> = fleet.zones.keys().collect();
-    let zones = if fleet.provider == Provider::Hosts { given } else { spread(&zones, &given) };
-    let machine = |((name, address), zone): (&Spot, Option<Name>)| {
-        let settings = merged(fleet, fleet.with_zone(zone.as_ref()));
-        let (provider, connection) = (settings.provider, connection(&settings));
-        let place = Place { provider, connection, zone, home: home(name), pinned: false };
-        (name.clone(), Machine::new(name.clone(), *address, settings, place))
-    };
-    instances.iter().zip(zones).map(machine).collect()
-}
-
-/// The zone of each member: the one that the file names for it, the one that it is in, or the emptiest.
+/// The zone of each machine: the one that the file names for it, the one that it is in, or the emptiest.
 fn placed(
     fleet: &Machines,
-    cluster: &EtcdCluster,
-    members: &[Spot],
+    overrides: &Overrides<'_>,
+    spots: &[Spot],
     remembered: Option<&BTreeMap<Name, Name>>,
 ) -> Vec<Option<Name>> {
-    let ours = cluster.machines.as_ref().and_then(|ours| ours.zones.as_ref());
+    let ours = overrides.cluster.and_then(|ours| ours.zones.as_ref());
     let zones: Vec<&Name> = ours.map_or_else(|| fleet.zones.keys().collect(), |ours| ours.iter().collect());
-    let given = |(index, (name, _)): (usize, &Spot)| {
-        let named = cluster.listed().get(index).and_then(|member| member.zone.as_ref());
-        named.or_else(|| home(fleet, remembered, name)).cloned()
-    };
-    let given: Vec<Option<Name>> = members.iter().enumerate().map(given).collect();
+    let given =
+        |(index, (name, _)): (usize, &Spot)| overrides.zone(index).or_else(|| home(fleet, remembered, name)).cloned();
+    let given: Vec<Option<Name>> = spots.iter().enumerate().map(given).collect();
     match fleet.provider {
         // Where a host is cannot be chosen.
         Provider::Hosts => given,

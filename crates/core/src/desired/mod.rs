@@ -5,6 +5,7 @@ mod agents;
 mod balancer;
 mod etcd;
 mod machines;
+mod postgres;
 mod stack;
 mod unplaced;
 mod users;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::spec::{Name, Spec};
+use crate::spec::{DcsOf, Name, Spec};
 
 pub use crate::render::etcd::ClientAccess;
 pub use addresses::{LoopbackNetwork, NetworkError};
@@ -23,6 +24,7 @@ pub use etcd::{
     AGENT_PORT, CLIENT_PORT, CLOSED_PORT, Etcd, HTTP_PORT, LeafProfile, Member, PEER_PORT, Usage, address_of, peer_url,
 };
 pub use machines::{Address, Capabilities, Machine, Place};
+pub use postgres::{Node, PARAMETERS, POSTGRES_PORT, Postgres, REST_PORT, UserSlot};
 pub use stack::Stack;
 pub use unplaced::Unplaced;
 pub use users::{Access, User};
@@ -124,10 +126,24 @@ fn some(spec: &Spec, identity: &Identity, wanted: impl Fn(&Name) -> bool) -> Res
         .map(|(name, cluster)| {
             let fronted = spec.balancers.values().any(|balancer| balancer.etcd == *name);
             let (etcd, places) = etcd::resolve(&spec.fleet, name, cluster, backups.clone(), fronted, &mut addresses)?;
-            let machines = machines::resolve(&machines, cluster, &places, identity.zones.get(name));
+            let overrides = machines::Overrides::of_members(cluster);
+            let machines = machines::resolve(&machines, &overrides, &places, identity.zones.get(name));
             Ok(Stack::new(name, etcd, machines))
         })
         .collect::<Result<Vec<_>, _>>()?;
+    for (name, section) in &spec.postgres {
+        // A file whose etcd raftsman does not run is refused so far.
+        let DcsOf::Cluster(etcd) = &section.etcd else { continue };
+        let Some(stack) = stacks.iter_mut().find(|stack| stack.name == *etcd) else { continue };
+        let (mut postgres, places) = postgres::resolve(&spec.fleet, name, section, etcd, &mut addresses)?;
+        let overrides = machines::Overrides::of_nodes(section);
+        let machines = machines::resolve(&machines, &overrides, &places, identity.zones.get(etcd));
+        postgres.stand_on(&machines);
+        stack.machines.extend(machines);
+        let users = UserSlot::BOTH.map(|slot| postgres.etcd_user(slot));
+        stack.etcd.access.patroni.extend(users.into_iter().chain([postgres.etcd_role().0]));
+        stack.postgres.push(postgres);
+    }
     for (name, section) in &spec.balancers {
         let Some(stack) = stacks.iter_mut().find(|stack| stack.name == section.etcd) else { continue };
         let (balancer, places) = balancer::resolve(name, section, stack, &mut addresses)?;

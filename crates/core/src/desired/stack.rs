@@ -5,13 +5,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::addresses::Spot;
-use super::{AGENT_PORT, Agents, Balancer, Config, Etcd, Instance, LeafProfile, Machine, Unplaced, etcd, machines};
+use super::machines::Overrides;
+use super::{
+    AGENT_PORT, Agents, Balancer, Config, Etcd, Instance, LeafProfile, Machine, Postgres, Unplaced, etcd, machines,
+};
 use crate::observed::Ledger;
 use crate::render;
-use crate::render::nftables::{self, BalancerFirewall, Firewall, Front};
+use crate::render::nftables::{self, BalancerFirewall, Firewall, Front, NodeFirewall};
 use crate::spec::{Machines, Name};
 
-/// An etcd cluster and what stands in front of it. What one of its services needs of another is decided on one
+/// An etcd cluster, what stands on it and what stands in front of it. What one of its services needs of another is decided on one
 /// observation of all of them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stack {
@@ -19,11 +22,13 @@ pub struct Stack {
     pub name: Name,
     /// Which clients its agents accept, and the CA that signs for them.
     pub agents: Agents,
-    /// The machines that its members and the instances of its balancers run on, by name: also those whose address is
-    /// still to be assigned, and which no member and no instance is described for yet.
+    /// The machines that its members, its nodes and the instances of its balancers run on, by name: also those whose
+    /// address is still to be assigned, and which no member, node or instance is described for yet.
     pub machines: BTreeMap<Name, Machine>,
     /// The etcd cluster.
     pub etcd: Etcd,
+    /// The PostgreSQL clusters that stand on it, in the order of the file.
+    pub postgres: Vec<Postgres>,
     /// What stands in front of it, in the order of the file.
     pub balancers: Vec<Balancer>,
     /// What describes the rest of it, once the provider has assigned the addresses that are not known yet; nothing
@@ -35,7 +40,7 @@ impl Stack {
     /// This etcd cluster alone.
     pub(super) fn new(name: &Name, etcd: Etcd, machines: BTreeMap<Name, Machine>) -> Self {
         let (name, agents) = (name.clone(), Agents::default());
-        Self { name, agents, machines, etcd, balancers: Vec::new(), unplaced: None }
+        Self { name, agents, machines, etcd, postgres: Vec::new(), balancers: Vec::new(), unplaced: None }
     }
 
     /// The machine of this name.
@@ -51,7 +56,7 @@ impl Stack {
         fleet: &Arc<Machines>,
         zones: Option<&BTreeMap<Name, Name>>,
     ) {
-        self.machines.extend(machines::of_balancer(fleet, own, zones));
+        self.machines.extend(machines::resolve(fleet, &Overrides::default(), own, zones));
         for LeafProfile { names, addresses, .. } in self.etcd.members.iter_mut().map(|member| &mut member.server) {
             names.extend(balancer.names.iter().cloned());
             names.sort();
@@ -63,9 +68,11 @@ impl Stack {
         self.balancers.push(balancer);
     }
 
-    /// Its machines in order: those of members, then those that balancers have to themselves.
+    /// Its machines in order: those of members, those of nodes, then those that balancers have to themselves.
     pub fn all_machines(&self) -> impl Iterator<Item = &Name> {
-        self.etcd.members.iter().map(|member| &member.name).chain(self.own_instances().map(|instance| &instance.name))
+        let members = self.etcd.members.iter().map(|member| &member.name);
+        let nodes = self.nodes().map(|(_, node)| &node.name);
+        members.chain(nodes).chain(self.own_instances().map(|instance| &instance.name))
     }
 
     /// The instances of balancers on machines of their own.
@@ -97,18 +104,26 @@ impl Stack {
     pub fn firewall(&self, machine: &Name, ledger: &Ledger) -> Option<Config> {
         let Machine { name, firewall, metrics, .. } = self.machine(machine)?;
         let (sources, agent_port, metrics) = (firewall.as_ref()?, AGENT_PORT, *metrics);
+        if let Some((cluster, _)) = self.node(name) {
+            let nodes = &cluster.neighbours(ledger);
+            // No balancer is in front of PostgreSQL so far.
+            let balancers = &BTreeSet::new();
+            let text = nftables::node_rules(&NodeFirewall { sources, agent_port, nodes, balancers, metrics });
+            return Some(Config { digest: render::digest(&text), text });
+        }
         let front = self.instance(name).map(|(balancer, instance)| balancer.front(instance));
         if let Some(front) = front.as_ref().filter(|_| self.etcd.member(name).is_none()) {
             let text = nftables::balancer_rules(&BalancerFirewall { sources, agent_port, front, metrics });
             return Some(Config { digest: render::digest(&text), text });
         }
         let etcd_metrics = etcd::serves_http_apart(&self.etcd.settings);
-        self.rules(machine, ledger, etcd_metrics, &self.checked_from(), front.as_ref())
+        let nodes = self.postgres.iter().flat_map(|cluster| cluster.neighbours(ledger)).collect();
+        self.rules(machine, ledger, etcd_metrics, &self.checked_from(), &nodes, front.as_ref())
     }
 
     /// The rules that the machine boots with for the first time.
     pub fn first_firewall(&self, machine: &Name, ledger: &Ledger) -> Option<Config> {
-        self.rules(machine, ledger, false, &BTreeSet::new(), None)
+        self.rules(machine, ledger, false, &BTreeSet::new(), &BTreeSet::new(), None)
     }
 
     fn rules(
@@ -117,13 +132,14 @@ impl Stack {
         ledger: &Ledger,
         etcd_metrics: bool,
         balancers: &BTreeSet<IpAddr>,
+        nodes: &BTreeSet<IpAddr>,
         front: Option<&Front>,
     ) -> Option<Config> {
         let machine = self.machine(machine)?;
         let sources = machine.firewall.as_ref()?;
         let members: Vec<IpAddr> = self.etcd.neighbours(ledger).into_iter().collect();
         let (agent_port, metrics, members) = (AGENT_PORT, machine.metrics, members.as_slice());
-        let firewall = Firewall { sources, agent_port, members, metrics, etcd_metrics, balancers, front };
+        let firewall = Firewall { sources, agent_port, members, metrics, etcd_metrics, balancers, nodes, front };
         let text = nftables::rules(&firewall);
         Some(Config { digest: render::digest(&text), text })
     }

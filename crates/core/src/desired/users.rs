@@ -12,6 +12,8 @@ pub struct Access {
     pub roles: Option<BTreeMap<String, Role>>,
     /// Every user but `root`, by name.
     pub users: Option<BTreeMap<String, User>>,
+    /// The names of the roles and users that PostgreSQL clusters have here: they are planned with those, and never surplus.
+    pub patroni: BTreeSet<String>,
 }
 
 /// One user that should be.
@@ -45,5 +47,5 @@ pub(super) fn resolve(spec: &EtcdCluster) -> Access {
         };
         users.iter().map(|(name, settings)| (name.clone(), user(settings))).collect()
     });
-    Access { roles, users }
+    Access { roles, users, patroni: BTreeSet::new() }
 }

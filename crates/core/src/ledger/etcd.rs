@@ -64,6 +64,10 @@ pub struct EtcdLedger {
     /// The histories of the cluster's data before and after restores and recoveries, the oldest first; empty before the
     /// first of them.
     pub histories: Vec<History>,
+    /// Where PostgreSQL stands on it: when the last step ended that took something of it away, or changed it.
+    pub last_step: Option<Timestamp>,
+    /// Where PostgreSQL stands on it: since when each of its voters has been one, as far as raftsman observed it.
+    pub voters_since: BTreeMap<MemberId, Timestamp>,
 }
 
 impl EtcdLedger {

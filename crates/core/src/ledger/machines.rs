@@ -14,7 +14,8 @@ use crate::spec::Name;
 /// What is remembered of the machines of a stack.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MachineLedger {
-    /// The machines that balancers have to themselves, made or about to be made, and where they are.
+    /// The machines that are no members', made or about to be made, and where they are: those that balancers have to
+    /// themselves, and those of PostgreSQL's nodes.
     pub instances: BTreeMap<Name, IpAddr>,
     /// The addresses that the provider assigned, of machines made or still to be made.
     pub addresses: BTreeMap<Name, IpAddr>,
@@ -25,8 +26,8 @@ pub struct MachineLedger {
 pub(super) fn ahead(ledger: &mut Ledger, desired: &Stack, action: &MachineAction) {
     match action {
         MachineAction::CreateMachine { machine } if desired.etcd.member(machine).is_none() => {
-            if let Some((_, instance)) = desired.instance(machine) {
-                ledger.machines.instances.insert(machine.clone(), instance.address);
+            if let Some(address) = desired.machine_address(machine) {
+                ledger.machines.instances.insert(machine.clone(), address);
             }
         }
         MachineAction::CreateMachine { machine } if ledger.etcd.cluster.is_some() => {
@@ -64,9 +65,10 @@ impl Ledger {
             }
         }
         // Also those that were made before the ledger was lost.
-        for instance in desired.own_instances() {
-            if seen(&instance.name).is_some() {
-                self.machines.instances.entry(instance.name.clone()).or_insert(instance.address);
+        let instances = desired.own_instances().map(|instance| (&instance.name, instance.address));
+        for (name, address) in instances.chain(desired.nodes().map(|(_, node)| (&node.name, node.address))) {
+            if seen(name).is_some() {
+                self.machines.instances.entry(name.clone()).or_insert(address);
             }
         }
         let gone = |name: &Name| observed.machines.get(name).is_none_or(|seen| seen.machine.is_absent());

@@ -8,6 +8,7 @@ mod machines;
 mod maintenance;
 mod members;
 mod mode;
+mod postgres;
 mod rebuild;
 mod recovery;
 mod restore;
@@ -25,6 +26,7 @@ pub use machines::MachineLedger;
 pub use maintenance::SpaceRecord;
 pub use members::LearnerRecord;
 pub use mode::{Adopted, Mode};
+pub use postgres::{PostgresLedger, SwitchoverRecord, SyncRecord};
 pub use rebuild::RebuildError;
 pub use recovery::Recovery;
 pub use restore::{Restoration, SnapshotSource};
@@ -47,6 +49,8 @@ pub struct Ledger {
     pub machines: MachineLedger,
     /// Of its etcd cluster.
     pub etcd: EtcdLedger,
+    /// Of each PostgreSQL cluster that stands on it.
+    pub postgres: BTreeMap<Name, PostgresLedger>,
 }
 
 impl Ledger {
@@ -61,12 +65,14 @@ impl Ledger {
 
     /// Records, before an action is done, what must survive a crash during it.
     pub fn ahead(&mut self, desired: &Stack, observed: &Observed, action: &Action, now: Timestamp) {
+        self.note_step(desired, action, now);
         match action {
             Action::Machine(action) => machines::ahead(self, desired, action),
             Action::Etcd(action) => etcd::ahead(&mut self.etcd, desired, observed, action),
             Action::Member(action) => members::ahead(&mut self.etcd, desired, observed, action, now),
             Action::Maintenance(action) => maintenance::ahead(&mut self.etcd, observed, action),
             Action::Auth(action) => auth::ahead(&mut self.etcd, desired, action),
+            Action::Postgres(action) => postgres::ahead(self, desired, observed, action, now),
             // The next observation tells whether it was done, or the code that executes it records it.
             Action::Pki(_)
             | Action::Agent(_)
@@ -81,10 +87,12 @@ impl Ledger {
     }
 
     /// What is known once an action was done.
-    pub fn after(&mut self, action: &Action) {
+    pub fn after(&mut self, desired: &Stack, action: &Action, now: Timestamp) {
+        self.note_step(desired, action, now);
         match action {
             Action::Maintenance(action) => maintenance::after(&mut self.etcd, action),
             Action::Restore(action) => restore::after(&mut self.etcd, action),
+            Action::Postgres(action) => postgres::after(self, action, now),
             // The next observation shows it.
             Action::Machine(_)
             | Action::Agent(_)
@@ -105,6 +113,7 @@ impl Ledger {
     pub fn learn(&mut self, desired: &Stack, observed: &Observed, now: Timestamp) {
         self.place(desired, observed);
         self.etcd.learn(desired, observed, now);
+        postgres::learn(self, desired, observed, now);
         self.forget_places(desired);
     }
 }

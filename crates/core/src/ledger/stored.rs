@@ -7,7 +7,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Adopted, EtcdLedger, LearnerRecord, Ledger, MachineLedger, Mode, Recovery, Restoration, SnapshotRecord, SpaceRecord,
+    Adopted, EtcdLedger, LearnerRecord, Ledger, MachineLedger, Mode, PostgresLedger, Recovery, Restoration,
+    SnapshotRecord, SpaceRecord,
 };
 use crate::backup::{Drill, History};
 use crate::observed::{ClusterId, MemberId, Preflight, Trust};
@@ -65,6 +66,12 @@ pub(super) struct Stored {
     restoration: Option<Box<Restoration>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     histories: Vec<History>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_step: Option<Timestamp>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    voters_since: BTreeMap<MemberId, Timestamp>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    postgres: BTreeMap<Name, PostgresLedger>,
 }
 
 impl From<Ledger> for Stored {
@@ -92,6 +99,8 @@ impl From<Ledger> for Stored {
             log_renewed,
             drill,
             histories,
+            last_step,
+            voters_since,
         } = ledger.etcd;
         let (adopted, recovery, restoration) = match mode {
             Mode::Normal => (None, None, None),
@@ -99,6 +108,7 @@ impl From<Ledger> for Stored {
             Mode::Recovering(recovery) => (None, Some(recovery), None),
             Mode::Restoring(restoration) => (None, None, Some(restoration)),
         };
+        let postgres = ledger.postgres;
         Self {
             cluster,
             members,
@@ -126,6 +136,9 @@ impl From<Ledger> for Stored {
             drill,
             restoration,
             histories,
+            last_step,
+            voters_since,
+            postgres,
         }
     }
 }
@@ -159,6 +172,9 @@ impl From<Stored> for Ledger {
             drill,
             restoration,
             histories,
+            last_step,
+            voters_since,
+            postgres,
         } = stored;
         // Before there was one mode, a recovery could be decided upon during a restore: it was the later decision, and the
         // planner carried it out first.
@@ -191,7 +207,9 @@ impl From<Stored> for Ledger {
             log_renewed,
             drill,
             histories,
+            last_step,
+            voters_since,
         };
-        Self { machines, etcd }
+        Self { machines, etcd, postgres }
     }
 }

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    Agreed, MachineModel, Stored, World, agents, auth, backup, balancer, etcd, machines, maintenance, members, pki,
-    preflight, recovery, restore, users, versions,
+    Agreed, MachineModel, PatroniStore, Stored, World, agents, auth, backup, balancer, etcd, machines, maintenance,
+    members, pki, postgres, preflight, recovery, restore, users, versions,
 };
 use crate::action::Action;
 use crate::desired::Stack;
@@ -40,6 +40,7 @@ impl Agreed {
             line: None,
             downgrade: None,
             old_requests: false,
+            patroni: PatroniStore::default(),
         }
     }
 }
@@ -64,12 +65,13 @@ impl World {
             Action::Version(action) => versions::act(self, desired, action)?,
             Action::Backup(action) => backup::act(self, action)?,
             Action::Balancer(action) => balancer::act(self, desired, action)?,
+            Action::Postgres(action) => postgres::act(self, desired, action)?,
             Action::Auth(action) => auth::act(self, action)?,
             Action::User(action) => users::act(self, desired, action)?,
             Action::Restore(action) => restore::act(self, desired, action, warm_up)?,
             Action::Recovery(action) => recovery::act(self, action)?,
         }
-        self.ledger.after(action);
+        self.ledger.after(desired, action, now);
         Ok(())
     }
 
@@ -91,12 +93,12 @@ impl World {
     /// What a cluster that formed once has agreed upon, where no member answers: what apply completes before it ends.
     pub(super) fn remembered(&mut self, desired: &Stack) {
         let Some(cluster) = self.ledger.etcd.cluster else { return };
-        let founders = self.founders(desired);
+        let (founders, access) = (self.founders(desired), users::settled(desired, &self.ledger));
         self.agreed.entry(cluster).or_insert_with(|| Agreed {
             root: Root::Ready,
             auth: desired.etcd.auth != AuthMode::None,
             formed: true,
-            access: users::settled(desired),
+            access,
             ..Agreed::new(Ids::of(&founders).list(&founders))
         });
     }

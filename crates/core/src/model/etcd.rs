@@ -16,8 +16,9 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &EtcdAction, warm_
         EtcdAction::InstallEtcd { machine, version } => {
             world.claimed(machine)?.installed.insert(*version);
         }
-        EtcdAction::ConfigureEtcd { machine, digest, at, .. } => {
+        EtcdAction::ConfigureEtcd { machine, version, digest, at, .. } => {
             let address = at.or_else(|| desired.etcd.member(machine).map(|m| m.address));
+            world.note_closed(desired, machine, *version, address);
             let configured = world.claimed(machine)?;
             configured.config = Some(digest.clone());
             configured.config_address = address;
@@ -63,6 +64,7 @@ impl World {
         let stopped = self.claimed(machine)?;
         stopped.process = Process::none();
         let stopped = stopped.member();
+        self.drop_connections_to(machine);
         if self.leads == stopped {
             self.leads = cluster.and_then(|id| self.voters_answering(id).next());
         }

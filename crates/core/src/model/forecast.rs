@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::World;
 use crate::desired::Stack;
 use crate::observed::{Fact, Observed, Problem, Tolerance};
-use crate::plan::{Pause, Plan, Step, WaitKind, Waiting, plan};
+use crate::plan::{Pause, Plan, PostgresWaiting, Step, WaitKind, Waiting, plan};
 
 /// More waves than any sound plan has: a planner that does not converge is stopped here.
 const MAX_WAVES: usize = 200;
@@ -64,14 +64,15 @@ fn forecast_by(
     let mut waves = Vec::new();
     let mut seen = observed.clone();
     let tolerance = crate::observed::View::of(observed).tolerance();
-    let (mut settled, mut came_up) = (0, 0);
+    let (mut settled, mut came_up, mut rested) = (0, 0, 0);
     loop {
         // What a step made known is part of what is wanted from then on.
         if let Ok(Some(placed)) = desired.placed_by(&world.ledger) {
             desired = Cow::Owned(placed);
             seen = still_unreachable(world.observe(&desired), observed);
         }
-        let next = planner(&desired, &seen, now);
+        // Rounds of Patroni take time; nothing else in the model does.
+        let next = planner(&desired, &seen, world.now);
         // What a step has started comes up by itself: the agent of a machine starts its etcd, and one keepalived takes the
         // virtual address.
         let comes_up = |w: &Waiting| {
@@ -95,6 +96,16 @@ fn forecast_by(
             seen = still_unreachable(world.observe(&desired), observed);
             continue;
         }
+        // So does Patroni, after every step.
+        let mut by_itself = next.waiting.iter().filter(|w| rests(w, !waves.is_empty())).peekable();
+        if next.steps.is_empty() && rested < MAX_SETTLING && by_itself.peek().is_some() {
+            rested += 1;
+            world.now = by_itself.filter_map(read_again).fold(world.now, Timestamp::max);
+            world.pass_time();
+            world.remember(&desired);
+            seen = still_unreachable(world.observe(&desired), observed);
+            continue;
+        }
         if next.steps.is_empty() || waves.len() >= MAX_WAVES {
             let converges = next.is_done();
             let waiting =
@@ -113,6 +124,7 @@ fn forecast_by(
             }
         }
         waves.push(Wave { steps: next.steps });
+        rested = 0;
         world.pass_time();
         world.remember(&desired);
         seen = still_unreachable(world.observe(&desired), observed);
@@ -122,6 +134,36 @@ fn forecast_by(
 
 fn settling(waiting: &Waiting) -> bool {
     matches!(waiting, Waiting::VersionSettling { .. })
+}
+
+/// Whether Patroni resolves this within a few rounds: what a step has begun, or what only takes time.
+fn rests(waiting: &Waiting, begun: bool) -> bool {
+    let Waiting::Postgres(waiting) = waiting else { return false };
+    match waiting {
+        PostgresWaiting::NotSeenSince { .. }
+        | PostgresWaiting::MembersUnknown { .. }
+        | PostgresWaiting::SwitchoverUndetermined { .. } => true,
+        PostgresWaiting::PatroniStarting { .. }
+        | PostgresWaiting::KeysUnknown { .. }
+        | PostgresWaiting::LoginFailed { .. }
+        | PostgresWaiting::EtcdFirst { .. } => begun,
+        PostgresWaiting::PostgresUnsettled { .. } => begun && waiting.kind() == WaitKind::Transient,
+        PostgresWaiting::NodeUnknown { .. }
+        | PostgresWaiting::PatroniCrashes { .. }
+        | PostgresWaiting::ForeignPgData { .. }
+        | PostgresWaiting::PgDataUnreadable { .. }
+        | PostgresWaiting::AllPgDataLost { .. }
+        | PostgresWaiting::NoCandidate { .. }
+        | PostgresWaiting::SyncRolledBack { .. } => false,
+    }
+}
+
+/// When Patroni has read the list of etcd's members again.
+fn read_again(waiting: &Waiting) -> Option<Timestamp> {
+    match waiting {
+        Waiting::Postgres(PostgresWaiting::MembersUnknown { until, .. }) => Some(*until),
+        _ => None,
+    }
 }
 
 /// Whether this still blocks at the end of a forecast. All that resolves by itself has done so by then: only what
@@ -151,6 +193,7 @@ fn stuck(waiting: &Waiting) -> bool {
             | Waiting::TrustLags { .. }
             | Waiting::HandshakeFailed { .. }
             | Waiting::VersionSettling { .. }
+            | Waiting::Postgres(_)
     )
 }
 

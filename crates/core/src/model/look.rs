@@ -6,7 +6,7 @@ use super::{MachineModel, Stored, World};
 use crate::desired::Stack;
 use crate::observed::{
     Agent, AgentReport, BalancerOnMachine, ClusterId, Data, EtcdFacts, EtcdObserved, EtcdOnMachine, Fact, LogEnd,
-    Machine, MachineObserved, MemberObserved, Observed, Power, Service, ServiceState,
+    Machine, MachineObserved, MemberObserved, Observed, PostgresOnMachine, Power, Service, ServiceState,
 };
 use crate::spec::{AuthMode, Name};
 use crate::versions::Line;
@@ -19,13 +19,17 @@ impl World {
         }
         let names = desired.etcd.members.iter().map(|m| &m.name).chain(self.ledger.etcd.members.keys());
         let names: BTreeSet<&Name> = names.collect();
-        let machines =
-            names.iter().copied().chain(desired.machines.keys()).chain(self.ledger.machines.instances.keys());
+        let nodes = self.ledger.postgres.values().flat_map(|cluster| cluster.started.keys());
+        let instances = self.ledger.machines.instances.keys();
+        let machines = names.iter().copied().chain(desired.machines.keys()).chain(instances).chain(nodes);
+        let machines: BTreeSet<&Name> = machines.collect();
+        let machines = machines.into_iter();
         let machines = machines.map(|name| (name.clone(), self.observe_machine(desired, name))).collect();
         let members = names.iter().map(|name| ((*name).clone(), self.observe_member(desired, name))).collect();
         let (brought, maintenance) = (self.brought.clone(), self.observe_maintenance(desired));
         let etcd = EtcdObserved { members, maintenance, brought, handshakes: BTreeMap::new() };
-        let mut observed = Observed { ledger: self.ledger.clone(), machines, etcd };
+        let postgres = self.observe_postgres(desired);
+        let mut observed = Observed { ledger: self.ledger.clone(), machines, etcd, postgres };
         observed.etcd.handshakes = self.test_handshakes(desired, &observed);
         observed
     }
@@ -40,14 +44,9 @@ impl World {
         } else if !machine.agent_up {
             Fact::Unreachable { error: "connection refused".to_owned(), since: at }
         } else if machine.claimed {
-            Fact::Seen {
-                value: Agent::Claimed(Box::new(report(
-                    name,
-                    machine,
-                    self.observe_balancer(desired, &machine.balancer),
-                ))),
-                at,
-            }
+            let balancer = self.observe_balancer(desired, &machine.balancer);
+            let postgres = self.observe_node(desired, name, machine);
+            Fact::Seen { value: Agent::Claimed(Box::new(report(name, machine, balancer, postgres))), at }
         } else {
             Fact::Seen { value: Agent::Unclaimed, at }
         };
@@ -119,7 +118,12 @@ impl World {
     }
 }
 
-fn report(name: &Name, machine: &MachineModel, balancer: BalancerOnMachine) -> AgentReport {
+fn report(
+    name: &Name,
+    machine: &MachineModel,
+    balancer: BalancerOnMachine,
+    postgres: Option<PostgresOnMachine>,
+) -> AgentReport {
     let process = &machine.process;
     let running = process.state == ServiceState::Running;
     AgentReport {
@@ -137,6 +141,7 @@ fn report(name: &Name, machine: &MachineModel, balancer: BalancerOnMachine) -> A
         backups: None,
         program: machine.program.clone(),
         balancer: Some(balancer),
+        postgres,
         etcd: EtcdOnMachine {
             installed: machine.installed.iter().map(|v| (*v, String::new())).collect::<BTreeMap<_, _>>(),
             config_text: machine.config.as_ref().and_then(|digest| machine.texts.get(digest)).cloned(),

@@ -50,6 +50,7 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &MemberAction, war
             let access = desired.etcd.client_access(&world.ledger);
             let digest = member.map(|m| desired.etcd.config(m, *version, timers, access).digest.clone());
             let address = member.map(|m| m.address);
+            world.note_closed(desired, machine, *version, address);
             let moved = world.claimed(machine)?;
             moved.config = digest;
             moved.config_address = address;

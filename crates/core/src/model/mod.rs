@@ -12,6 +12,7 @@ mod machines;
 mod maintenance;
 mod members;
 mod pki;
+mod postgres;
 mod preflight;
 mod recovery;
 mod restore;
@@ -28,6 +29,9 @@ pub use balancer::{BalancerModel, Vrrp, VrrpState};
 pub use effects::Impossible;
 pub use forecast::{Forecast, Wave, forecast};
 pub use maintenance::Stored;
+pub use postgres::{
+    ClusterModel, KeysModel, Known, NodeModel, PatroniProcess, PatroniStore, PostgresModel, Reachable, Server, Work,
+};
 pub use preflight::Latency;
 
 use crate::desired::{Stack, address_of};
@@ -50,6 +54,10 @@ pub struct World {
     pub machines: BTreeMap<Name, MachineModel>,
     /// What the clusters have agreed upon, by id: it outlives any process.
     pub agreed: BTreeMap<ClusterId, Agreed>,
+    /// What is true of each PostgreSQL cluster, by name.
+    pub postgres: BTreeMap<Name, ClusterModel>,
+    /// Patroni's keys in the backup of etcd that a restore takes; nothing where it has all that was written.
+    pub backed_up: Option<PatroniStore>,
     /// The member that leads for as long as it answers; none while that is left to the model.
     pub leads: Option<MemberId>,
     /// Counts machines, so that each has its own incarnation.
@@ -58,6 +66,8 @@ pub struct World {
     pub assigned: u32,
     /// The authorities that the file brings.
     pub brought: BTreeMap<TrustDomain, AuthorityRecord>,
+    /// Digests of configurations of etcd with which it accepts no client but raftsman, where PostgreSQL is to stand on it.
+    pub closed: BTreeSet<String>,
     /// Every trust that was ever stored anywhere: its digest, and the keys of those that it trusts.
     pub bundles: BTreeMap<String, BTreeSet<String>>,
     /// What disks and network take.
@@ -133,6 +143,8 @@ pub struct MachineModel {
     pub corrupt: bool,
     /// The instance of a balancer on it.
     pub balancer: BalancerModel,
+    /// The node of a PostgreSQL cluster on it.
+    pub postgres: PostgresModel,
 }
 
 /// etcd's process on a machine.
@@ -185,6 +197,8 @@ pub struct Agreed {
     pub downgrade: Option<Line>,
     /// Whether the members' logs hold requests from before [`REQUESTS_OF_TODAY`].
     pub old_requests: bool,
+    /// What PostgreSQL clusters keep in it.
+    pub patroni: PatroniStore,
 }
 
 impl MachineModel {
@@ -223,6 +237,7 @@ impl MachineModel {
             quota: 0,
             corrupt: false,
             balancer: BalancerModel::default(),
+            postgres: PostgresModel::default(),
         }
     }
 
@@ -279,10 +294,13 @@ impl World {
             ledger: Ledger::default(),
             machines,
             agreed: BTreeMap::new(),
+            postgres: BTreeMap::new(),
+            backed_up: None,
             leads: None,
             made: 0,
             assigned: 0,
             brought: BTreeMap::new(),
+            closed: BTreeSet::new(),
             bundles: BTreeMap::new(),
             latency: Latency::USUAL,
             watched: None,
@@ -362,6 +380,7 @@ impl World {
         }
         world.trust_the_silent(desired, observed);
         world.connect_the_healthy(observed);
+        world.adopt_postgres(desired, observed);
         world
     }
 
@@ -428,6 +447,7 @@ impl World {
             old_requests: self.ledger.etcd.log_renewed.as_ref().is_some_and(|renewed| {
                 etcd.members.is_empty() || etcd.members.iter().any(|m| !renewed.contains(&m.id))
             }),
+            patroni: PatroniStore::default(),
         });
         if let Some(Ok(access)) = &etcd.access {
             agreed.access = access.clone();
@@ -485,6 +505,7 @@ impl World {
 
     /// Advances what processes do by themselves: start up, elect a leader, be restarted by their agent.
     pub fn pass_time(&mut self) {
+        self.drop_connections();
         let names: BTreeMap<MemberId, String> =
             self.machines.iter().filter_map(|(name, m)| m.member().map(|id| (id, name.to_string()))).collect();
         for machine in self.machines.values_mut().filter(|m| m.exists) {
@@ -542,6 +563,7 @@ impl World {
                 agreed.settle(&lines);
             }
         }
+        self.pass_time_of_postgres();
     }
 
     /// The lines of all members; nothing while one of them does not answer.

@@ -4,7 +4,7 @@
 
 use super::backup::unconfigured;
 use super::effects::{Ids, Impossible, hash};
-use super::{Agreed, World};
+use super::{Agreed, PatroniStore, World};
 use crate::action::{RestoreAction, StartData};
 use crate::backup::FullName;
 use crate::desired::Stack;
@@ -31,6 +31,7 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &RestoreAction, wa
                 let timers = desired.etcd.timers(&world.ledger).unwrap_or_default();
                 let access = desired.etcd.client_access(&world.ledger);
                 let config = desired.etcd.member(machine).map(|m| desired.etcd.config(m, version, timers, access));
+                world.note_closed(desired, machine, version, None);
                 world.claimed(machine)?.config = config.map(|config| config.digest.clone());
                 world.start(machine, version, StartData::Of(cluster), warm_up)?;
                 // Machines that make backups by themselves are given the new history.
@@ -59,7 +60,10 @@ impl World {
         // The backup holds what the cluster had agreed upon.
         let before = restoration.old.iter().find_map(|old| self.agreed.get(old)).cloned();
         let before = before.unwrap_or_else(|| Agreed::new(Vec::new()));
-        self.agreed.entry(ids.cluster).or_insert_with(|| Agreed { members: list, ..before });
+        // Patroni's keys are those of the moment at which the backup was made.
+        let patroni = self.backed_up.clone().unwrap_or_else(|| before.patroni.clone());
+        let patroni = PatroniStore { lessor: None, ..patroni };
+        self.agreed.entry(ids.cluster).or_insert_with(|| Agreed { members: list, patroni, ..before });
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use super::World;
 use super::effects::Impossible;
 use crate::action::{Account, Action, UserAction};
 use crate::desired::Stack;
-use crate::observed::{Access, Fact, Observed, Password, ROOT, Role, User};
+use crate::observed::{Access, Fact, Ledger, Observed, Password, ROOT, Role, User};
 
 pub(super) fn act(world: &mut World, desired: &Stack, action: &UserAction) -> Result<(), Impossible> {
     let mut outcome = Ok(());
@@ -24,13 +24,20 @@ pub(super) fn create_root(access: &mut Access) {
 }
 
 /// Roles and users as apply leaves them.
-pub(super) fn settled(desired: &Stack) -> Access {
+pub(super) fn settled(desired: &Stack, ledger: &Ledger) -> Access {
     let roles = desired.etcd.access.roles.clone().unwrap_or_default();
     let password = |wanted: &Option<_>| if wanted.is_some() { Password::Right } else { Password::None };
     let users = desired.etcd.access.users.iter().flatten();
     let users = users
         .map(|(name, user)| (name.clone(), User { roles: user.roles.clone(), password: password(&user.password) }));
     let mut access = Access { roles, users: users.collect() };
+    for cluster in &desired.postgres {
+        let (role, permissions) = cluster.etcd_role();
+        let slot = ledger.postgres.get(&cluster.name).map(|ledger| ledger.user).unwrap_or_default();
+        let user = User { roles: BTreeSet::from([role.clone()]), password: Password::Right };
+        access.roles.insert(role, permissions);
+        access.users.insert(cluster.etcd_user(slot), user);
+    }
     create_root(&mut access);
     access
 }
@@ -53,6 +60,7 @@ pub(super) fn change_watched(watched: &mut Observed, desired: &Stack, action: &A
                 | Action::Version(_)
                 | Action::Backup(_)
                 | Action::Balancer(_)
+                | Action::Postgres(_)
                 | Action::Auth(_)
                 | Action::Restore(_)
                 | Action::Recovery(_) => Ok(()),
@@ -85,7 +93,8 @@ fn change(access: &mut Access, desired: &Stack, action: &UserAction) -> Result<(
                 return refused(&format!("there is no role {role}"));
             }
             let wanted = desired.etcd.access.users.iter().flatten().find(|(name, _)| *name == user);
-            let password = match wanted.is_some_and(|(_, wanted)| wanted.password.is_some()) {
+            let patronis = desired.etcd.access.patroni.contains(user);
+            let password = match patronis || wanted.is_some_and(|(_, wanted)| wanted.password.is_some()) {
                 true => Password::Right,
                 false => Password::None,
             };
@@ -100,7 +109,8 @@ fn change(access: &mut Access, desired: &Stack, action: &UserAction) -> Result<(
             };
             // etcd says yes to a password for a user that was made without one, and forgets it.
             if *account == Account::Password && user.password != Password::None {
-                user.password = password;
+                // Patroni's files have the one from before.
+                user.password = if patronis { Password::Other } else { password };
             }
             user.roles.extend(grant.iter().cloned());
             user.roles.retain(|role| !revoke.contains(role));

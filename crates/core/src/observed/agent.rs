@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::balancer::BalancerOnMachine;
 use super::etcd::{ClusterId, MemberId};
+use super::postgres::PostgresOnMachine;
 use crate::backup::{Drill, FullName};
 use crate::spec::{EtcdVersion, Name};
 
@@ -60,6 +61,9 @@ pub struct AgentReport {
     /// An instance of a balancer on this machine; none where the agent is too old to run one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub balancer: Option<BalancerOnMachine>,
+    /// A node of a PostgreSQL cluster on this machine; none where the agent is too old to run one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub postgres: Option<PostgresOnMachine>,
 }
 
 impl AgentReport {

@@ -39,6 +39,14 @@ impl<T> Fact<T> {
         }
     }
 
+    /// Why it could not be asked, where it could not.
+    pub fn error(&self) -> Option<&str> {
+        match self {
+            Self::Unreachable { error, .. } => Some(error),
+            Self::Seen { .. } | Self::Absent { .. } => None,
+        }
+    }
+
     /// When it was observed; where it is unreachable, since when.
     pub fn at(&self) -> Timestamp {
         match self {

@@ -30,8 +30,8 @@ pub use etcd::{
 pub use fact::Fact;
 pub use maintenance::{Agreement, FilledPrefix, Filling, Hash, Hashes, Maintenance, PrefixCounter, Sampled, size};
 pub use postgres::{
-    Copies, NodeFacts, NodeRole, NodeState, PatroniError, PatroniKeys, PostgresView, SyncKey, SystemId, TimelineEnd,
-    Unsettled,
+    Copies, EtcdLogins, NodeFacts, NodeRole, NodeState, PatroniError, PatroniFile, PatroniKeys, PendingSetting, PgData,
+    PostgresObserved, PostgresOnMachine, PostgresView, SyncKey, SystemId, TimelineEnd, Unsettled,
 };
 pub use preflight::{Concern, Measured, Measurement, Preflight, Worst, judge, recommend, time};
 pub use trust::{AuthorityRecord, HandshakeResult, Handshakes, Origin, Trust, TrustDomain};
@@ -41,8 +41,8 @@ pub use zones::Zones;
 
 use crate::desired::Stack;
 pub use crate::ledger::{
-    Adopted, EtcdLedger, LearnerRecord, Ledger, MachineLedger, Mode, RebuildError, Recovery, Restoration,
-    SnapshotRecord, SnapshotSource, SpaceRecord,
+    Adopted, EtcdLedger, LearnerRecord, Ledger, MachineLedger, Mode, PostgresLedger, RebuildError, Recovery,
+    Restoration, SnapshotRecord, SnapshotSource, SpaceRecord, SwitchoverRecord, SyncRecord,
 };
 use crate::spec::{Name, Shape};
 
@@ -55,6 +55,9 @@ pub struct Observed {
     pub machines: BTreeMap<Name, MachineObserved>,
     /// etcd, as its members answer.
     pub etcd: EtcdObserved,
+    /// The PostgreSQL clusters on it, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub postgres: BTreeMap<Name, PostgresObserved>,
 }
 
 /// What was seen of one machine, whatever runs on it.
@@ -73,7 +76,11 @@ impl Observed {
         let silent = |name: &Name| (name.clone(), MemberObserved { etcd: Fact::Absent { at }, problem: None });
         let members = desired.etcd.members.iter().map(|member| silent(&member.name)).collect();
         let machines = desired.machines.keys().map(|name| (name.clone(), absent())).collect();
-        Self { ledger: Ledger::default(), machines, etcd: EtcdObserved { members, ..EtcdObserved::default() } }
+        let unread =
+            |name: &Name| (name.clone(), PostgresObserved { keys: Fact::Absent { at }, logins: BTreeMap::new() });
+        let postgres = desired.postgres.iter().map(|cluster| unread(&cluster.name)).collect();
+        let etcd = EtcdObserved { members, ..EtcdObserved::default() };
+        Self { ledger: Ledger::default(), machines, etcd, postgres }
     }
 
     /// The machines of members, and of former ones.

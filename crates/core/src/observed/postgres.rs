@@ -4,11 +4,16 @@ mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::SocketAddr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{PatroniVersion, PostgresVersion};
+use super::Observed;
+use super::agent::{CertificateFacts, Delivery, PortTaken, Purpose, Service};
+use super::fact::Fact;
+use crate::desired::{Postgres, UserSlot};
+use crate::spec::{Name, PatroniVersion, PostgresVersion};
 
 pub use read::PatroniError;
 
@@ -20,6 +25,97 @@ impl fmt::Display for SystemId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
+}
+
+/// One PostgreSQL cluster, as etcd and its nodes show it. What runs on its machines is in their agents' reports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PostgresObserved {
+    /// What Patroni keeps in etcd.
+    pub keys: Fact<PatroniKeys>,
+    /// For each node that was asked to: its attempts to log in to members of etcd with Patroni's own file.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub logins: BTreeMap<Name, EtcdLogins>,
+}
+
+/// New logins to members of etcd with the very file and CA certificates that Patroni has on a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EtcdLogins {
+    /// When, by our clock.
+    pub at: Timestamp,
+    /// The user of etcd.
+    pub user: UserSlot,
+    /// By member: whether it was accepted and could read Patroni's keys, or why not.
+    pub members: BTreeMap<Name, Result<(), String>>,
+}
+
+/// PostgreSQL and Patroni on one machine, as its agent sees them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PostgresOnMachine {
+    /// Installed versions of Patroni, with the SHA-256 of their bundle.
+    pub patroni: BTreeMap<PatroniVersion, String>,
+    /// The version that the running Patroni was started with.
+    pub running_patroni: Option<PatroniVersion>,
+    /// PostgreSQL's version on the disk; nothing where it is not installed.
+    pub installed: Option<PostgresVersion>,
+    /// What is written.
+    pub written: Option<PatroniFile>,
+    /// What the running Patroni has taken up, at its start or by a reload.
+    pub taken_up: Option<PatroniFile>,
+    /// The members of etcd that the running Patroni was started with: it falls back to them.
+    #[serde(default)]
+    pub started_with: BTreeSet<SocketAddr>,
+    /// Digest of the CA certificates that it checks members of etcd by: they are read anew for each connection.
+    pub trust: Option<String>,
+    /// Whether it has the secrets that it should have.
+    #[serde(default, skip_serializing_if = "Delivery::is_current")]
+    pub secrets: Delivery,
+    /// Certificates by purpose.
+    #[serde(default)]
+    pub certificates: BTreeMap<Purpose, CertificateFacts>,
+    /// Patroni's process.
+    pub service: Service,
+    /// PostgreSQL's data.
+    pub data: PgData,
+    /// Whether a cluster's data was ever seen here.
+    pub had_data: bool,
+    /// Ports that it needs and other processes hold.
+    #[serde(default)]
+    pub ports_taken: Vec<PortTaken>,
+    /// What Patroni answers, or why it does not.
+    pub node: Result<NodeFacts, String>,
+}
+
+/// What of Patroni's file decides whether it reaches etcd.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PatroniFile {
+    /// Digest of the file, without its secrets.
+    pub digest: String,
+    /// The user of etcd in it.
+    pub user: UserSlot,
+    /// The members of etcd in it.
+    pub hosts: BTreeSet<SocketAddr>,
+}
+
+/// PostgreSQL's data directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "data", rename_all = "lowercase")]
+pub enum PgData {
+    /// Nothing is in it.
+    Empty,
+    /// It holds a cluster's data.
+    Present {
+        /// Whose.
+        system: SystemId,
+        /// Its timeline, as of the last checkpoint.
+        timeline: u32,
+        /// The end of its log, as far as that is known while PostgreSQL does not run.
+        position: u64,
+    },
+    /// It could not be read.
+    Unreadable {
+        /// Why.
+        problem: String,
+    },
 }
 
 /// What a node's Patroni answers (`GET /patroni`).
@@ -46,7 +142,10 @@ pub struct NodeFacts {
     pub paused: bool,
     /// Whether a setting waits for a restart.
     pub pending_restart: bool,
-    /// When it last read Patroni's keys, by its own clock, rounded down to a second.
+    /// Which settings wait for it, as far as Patroni says.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pending: BTreeMap<String, PendingSetting>,
+    /// When it last read Patroni's keys, rounded down to a second; in an agent's report by our clock.
     ///
     /// Patroni reads them out of its watch's memory: this does not show that a new request to etcd would succeed.
     pub dcs_seen: Timestamp,
@@ -57,8 +156,25 @@ pub struct NodeFacts {
     pub server: Option<PostgresVersion>,
 }
 
+/// A setting that waits for a restart.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingSetting {
+    /// The value that PostgreSQL runs with.
+    pub from: String,
+    /// The value that it gets.
+    pub to: String,
+}
+
+impl PendingSetting {
+    /// Whether the number gets smaller: a standby that has less of it than its primary stops.
+    pub fn is_lowered(&self) -> bool {
+        let number = |text: &str| text.parse::<i64>().ok();
+        number(&self.from).zip(number(&self.to)).is_some_and(|(from, to)| to < from)
+    }
+}
+
 /// What a node is, as it sees itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeRole {
     /// It takes writes.
@@ -179,36 +295,83 @@ pub enum Unsettled {
     },
 }
 
-/// The conclusions about a PostgreSQL cluster.
+impl fmt::Display for Unsettled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent(node) => write!(f, "Patroni on {node} does not answer"),
+            Self::SeveralPrimaries(nodes) => {
+                write!(f, "several nodes take writes: {}", nodes.iter().cloned().collect::<Vec<_>>().join(", "))
+            }
+            Self::NoPrimary => f.write_str("it has no primary"),
+            Self::Paused => f.write_str("Patroni is paused"),
+            Self::FailoverPending => f.write_str("a switchover or failover is under way"),
+            Self::NotRunning(node) => write!(f, "PostgreSQL does not run on {node}"),
+            Self::TimelinesDiffer(timelines) => {
+                let timelines: Vec<String> = timelines.iter().map(ToString::to_string).collect();
+                write!(f, "its nodes are on different timelines: {}", timelines.join(", "))
+            }
+            Self::OtherSystem(node) => write!(f, "{node} has the data of another cluster"),
+            Self::SynchronousMissing { streaming, wanted } => {
+                write!(f, "{streaming} of {wanted} synchronous standbys stream")
+            }
+        }
+    }
+}
+
+/// The conclusions about a PostgreSQL cluster. Nodes have the names that Patroni has for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PostgresView<'a> {
-    nodes: &'a BTreeMap<String, Result<NodeFacts, String>>,
+    nodes: BTreeMap<&'a str, Result<&'a NodeFacts, &'a str>>,
     keys: &'a PatroniKeys,
 }
 
 impl<'a> PostgresView<'a> {
-    /// Of what each node answers, under the name that Patroni has for it, and what is in etcd.
+    /// Of what each node answers and what is in etcd.
     pub fn of(nodes: &'a BTreeMap<String, Result<NodeFacts, String>>, keys: &'a PatroniKeys) -> Self {
-        Self { nodes, keys }
+        let nodes = nodes.iter().map(|(name, answer)| (name.as_str(), answer.as_ref().map_err(String::as_str)));
+        Self { nodes: nodes.collect(), keys }
     }
 
-    fn answering(&self) -> impl Iterator<Item = (&'a String, &'a NodeFacts)> {
-        self.nodes.iter().filter_map(|(name, answer)| Some((name, answer.as_ref().ok()?)))
+    /// Of the nodes of the file, and of those that Patroni was started on and that are still to go; nothing where Patroni's
+    /// keys could not be read.
+    pub fn seen(cluster: &'a Postgres, observed: &'a Observed) -> Option<Self> {
+        let keys = observed.postgres.get(&cluster.name)?.keys.seen()?;
+        let former = observed.ledger.postgres.get(&cluster.name).into_iter().flat_map(|ledger| ledger.started.keys());
+        let former = former.filter(|name| cluster.node(name).is_none()).map(|name| (name.as_str(), name));
+        let nodes = cluster.nodes.iter().map(|node| (node.patroni_name.as_str(), &node.name)).chain(former);
+        let answer = |machine: &Name| match observed.report(machine).and_then(|report| report.postgres.as_ref()) {
+            Some(node) => node.node.as_ref().map_err(String::as_str),
+            None => Err("its agent does not answer"),
+        };
+        Some(Self { nodes: nodes.map(|(name, machine)| (name, answer(machine))).collect(), keys })
+    }
+
+    fn answering(&self) -> impl Iterator<Item = (&'a str, &'a NodeFacts)> {
+        self.nodes.iter().filter_map(|(name, answer)| Some((*name, (*answer).ok()?)))
+    }
+
+    /// What a node answers.
+    pub fn node(&self, name: &str) -> Option<&'a NodeFacts> {
+        self.nodes.get(name).and_then(|answer| answer.ok())
+    }
+
+    /// What Patroni keeps in etcd.
+    pub fn keys(&self) -> &'a PatroniKeys {
+        self.keys
     }
 
     /// The nodes that say that they take writes.
-    pub fn claims(&self) -> BTreeSet<&'a String> {
+    pub fn claims(&self) -> BTreeSet<&'a str> {
         let writes = |facts: &NodeFacts| facts.role == NodeRole::Primary && facts.state == NodeState::Running;
         self.answering().filter(|(_, facts)| writes(facts)).map(|(name, _)| name).collect()
     }
 
     /// The node that takes writes: the only one that says so, with the leader's lease, on the highest timeline.
-    pub fn primary(&self) -> Option<&'a String> {
+    pub fn primary(&self) -> Option<&'a str> {
         let highest = self.timelines().into_iter().next_back();
         let claims = self.claims();
         let only = claims.first().copied().filter(|_| claims.len() == 1)?;
-        let facts = self.nodes.get(only)?.as_ref().ok()?;
-        (self.keys.leader.as_ref() == Some(only) && facts.timeline == highest).then_some(only)
+        (self.keys.leader.as_deref() == Some(only) && self.node(only)?.timeline == highest).then_some(only)
     }
 
     /// The timelines that nodes are on.
@@ -217,9 +380,9 @@ impl<'a> PostgresView<'a> {
     }
 
     /// The standbys that have every acknowledged commit and get the next one: etcd names them, and they stream.
-    pub fn synchronous(&self) -> BTreeSet<&'a String> {
-        let named = |name: &String| self.keys.sync.standbys.contains(name);
-        let of_primary = self.keys.sync.leader.as_ref() == self.primary();
+    pub fn synchronous(&self) -> BTreeSet<&'a str> {
+        let named = |name: &str| self.keys.sync.standbys.contains(name);
+        let of_primary = self.keys.sync.leader.as_deref() == self.primary();
         let streams = |facts: &NodeFacts| facts.streaming && facts.state == NodeState::Running;
         let found = self.answering().filter(|(name, facts)| of_primary && named(name) && streams(facts));
         found.map(|(name, _)| name).collect()
@@ -227,43 +390,57 @@ impl<'a> PostgresView<'a> {
 
     /// On how many nodes besides the primary an acknowledged commit is.
     pub fn copies(&self) -> Copies {
-        if self.primary().is_none() {
+        self.copies_without(None)
+    }
+
+    /// The same while this node is away.
+    pub fn copies_without(&self, away: Option<&str>) -> Copies {
+        if self.primary().is_none_or(|primary| away == Some(primary)) {
             return Copies::NotWritable;
         }
         // A commit waits for as many of the standbys that are named as the election of a primary can do without.
         let waited_for = self.keys.sync.standbys.len().saturating_sub(self.keys.sync.quorum as usize);
-        Copies::Synchronous(u32::try_from(waited_for.min(self.synchronous().len())).unwrap_or(u32::MAX))
+        let there = self.synchronous().into_iter().filter(|name| Some(*name) != away).count();
+        Copies::Synchronous(u32::try_from(waited_for.min(there)).unwrap_or(u32::MAX))
     }
 
     /// Whether every node is as it should be, with so many synchronous standbys: only then may something be taken away.
     pub fn settled(&self, wanted: u32) -> Result<(), Unsettled> {
+        self.settled_beside(wanted, None)
+    }
+
+    /// The same of all nodes but this one.
+    pub fn settled_beside(&self, wanted: u32, beside: Option<&str>) -> Result<(), Unsettled> {
         let claims = self.claims();
         if claims.len() > 1 {
-            return Err(Unsettled::SeveralPrimaries(claims.into_iter().cloned().collect()));
+            return Err(Unsettled::SeveralPrimaries(claims.into_iter().map(str::to_owned).collect()));
         }
-        for (name, answer) in self.nodes {
-            let Ok(facts) = answer else { return Err(Unsettled::Silent(name.clone())) };
+        let others = || self.nodes.iter().filter(|(name, _)| Some(**name) != beside);
+        for (name, answer) in others() {
+            let Ok(facts) = answer else { return Err(Unsettled::Silent((*name).to_owned())) };
             if facts.paused {
                 return Err(Unsettled::Paused);
             }
             if facts.state != NodeState::Running {
-                return Err(Unsettled::NotRunning(name.clone()));
+                return Err(Unsettled::NotRunning((*name).to_owned()));
             }
             if facts.system != self.keys.system {
-                return Err(Unsettled::OtherSystem(name.clone()));
+                return Err(Unsettled::OtherSystem((*name).to_owned()));
             }
         }
         if self.keys.failover {
             return Err(Unsettled::FailoverPending);
         }
-        let timelines = self.timelines();
+        let timelines: BTreeSet<u32> =
+            others().filter_map(|(_, answer)| answer.ok()).filter_map(|facts| facts.timeline).collect();
         if timelines.len() > 1 {
             return Err(Unsettled::TimelinesDiffer(timelines));
         }
         if self.primary().is_none() {
             return Err(Unsettled::NoPrimary);
         }
-        let streaming = u32::try_from(self.synchronous().len()).unwrap_or(u32::MAX);
+        let streaming = self.synchronous().into_iter().filter(|name| Some(*name) != beside).count();
+        let streaming = u32::try_from(streaming).unwrap_or(u32::MAX);
         if streaming < wanted {
             return Err(Unsettled::SynchronousMissing { streaming, wanted });
         }
@@ -271,8 +448,8 @@ impl<'a> PostgresView<'a> {
     }
 
     /// The nodes that have not read Patroni's keys since this moment, as far as they answer.
-    pub fn not_seen_since(&self, moment: Timestamp) -> BTreeSet<&'a String> {
-        let seen = |answer: &Result<NodeFacts, String>| answer.as_ref().is_ok_and(|facts| facts.dcs_seen > moment);
-        self.nodes.iter().filter(|(_, answer)| !seen(answer)).map(|(name, _)| name).collect()
+    pub fn not_seen_since(&self, moment: Timestamp) -> BTreeSet<&'a str> {
+        let seen = |answer: &Result<&NodeFacts, &str>| answer.is_ok_and(|facts| facts.dcs_seen > moment);
+        self.nodes.iter().filter(|(_, answer)| !seen(answer)).map(|(name, _)| *name).collect()
     }
 }

@@ -5,7 +5,7 @@ use super::etcd::CRASHES;
 use super::members::{self, Standing};
 use super::report::{Because, Report};
 use super::{Draft, Reason, Step, Waiting, agents, machines};
-use crate::action::{Action, BalancerAction, MachineAction, MemberAction};
+use crate::action::{Action, BalancerAction, MemberAction};
 use crate::desired::{Balancer, Instance};
 use crate::observed::{AgentReport, BalancerOnMachine, Observed, ServerState, ServiceState};
 use crate::render::{haproxy, keepalived};
@@ -22,25 +22,8 @@ pub(super) fn prepare(draft: &mut Draft<'_>) -> Vec<Waiting> {
 }
 
 fn prepare_one(draft: &mut Draft<'_>, instance: &Instance) -> Option<Waiting> {
-    let name = &instance.name;
-    let report = match machines::reach(draft, name, None, false) {
-        Ok(report) => report,
-        Err(waiting) => return waiting,
-    };
-    if let Some(skewed) = machines::skewed(name, report) {
-        return Some(skewed);
-    }
-    let found = draft.observed.machine(name).map(|machine| machine.address);
-    if let Some(from) = found.filter(|found| *found != instance.address) {
-        let (machine, to) = (name.clone(), instance.address);
-        if !draft.desired.machine(name).is_some_and(|machine| machine.capabilities.moves) {
-            return Some(Waiting::CannotMove { machine, from, to });
-        }
-        draft.steps.push(Step::new(MachineAction::MoveMachine { machine, address: to }, Reason::Moved));
-        return None;
-    }
-    machines::set_up(draft, name, report);
-    None
+    let moves = draft.desired.machine(&instance.name).is_some_and(|machine| machine.capabilities.moves);
+    machines::equipped(draft, &instance.name, instance.address, moves).err().flatten()
 }
 
 /// Configures and starts the instances, and has them take up what has changed, one at a time.
@@ -297,7 +280,10 @@ pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
         return Report::Left(Because::Awaited);
     }
     let former = draft.observed.ledger.machines.instances.keys();
-    let former: Vec<Name> = former.filter(|name| draft.desired.machine(name).is_none()).cloned().collect();
+    // The machine of a former node goes once Patroni is stopped on it.
+    let node = |name: &Name| draft.observed.ledger.postgres.values().any(|known| known.started.contains_key(name));
+    let former = former.filter(|name| draft.desired.machine(name).is_none() && !node(name));
+    let former: Vec<Name> = former.cloned().collect();
     for name in former {
         let step = members::discard(draft, &name);
         draft.steps.extend(step);

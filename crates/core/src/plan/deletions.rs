@@ -49,6 +49,7 @@ pub fn deletion(action: &Action) -> Option<String> {
         | Action::Version(_)
         | Action::Backup(_)
         | Action::Balancer(_)
+        | Action::Postgres(_)
         | Action::Auth(_)
         | Action::Restore(_)
         | Action::Recovery(_) => None,

@@ -1,5 +1,7 @@
 //! Machines that should be, machines that are → machines to make, start, enroll and equip.
 
+use std::net::IpAddr;
+
 use super::report::Report;
 use super::situation::{Ready, to_be_opened};
 use super::versions::UpgradePath;
@@ -172,6 +174,31 @@ fn discarded(draft: &mut Draft<'_>, name: &Name) -> Option<Waiting> {
 pub(super) fn skewed(name: &Name, report: &AgentReport) -> Option<Waiting> {
     let offset_ms = report.clock_offset_ms;
     (offset_ms.unsigned_abs() > MAX_CLOCK_OFFSET_MS).then(|| Waiting::ClockSkew { machine: name.clone(), offset_ms })
+}
+
+/// The report of a machine that no member is on, once it is where it should be; elsewhere the step towards it is planned,
+/// or it is said what is waited for. It is given what every machine is.
+pub(super) fn equipped<'a>(
+    draft: &mut Draft<'a>,
+    name: &Name,
+    address: IpAddr,
+    moves: bool,
+) -> Result<&'a AgentReport, Option<Waiting>> {
+    let report = reach(draft, name, None, false)?;
+    if let Some(skewed) = skewed(name, report) {
+        return Err(Some(skewed));
+    }
+    let found = draft.observed.machine(name).map(|machine| machine.address);
+    if let Some(from) = found.filter(|found| *found != address) {
+        let machine = name.clone();
+        if !moves {
+            return Err(Some(Waiting::CannotMove { machine, from, to: address }));
+        }
+        draft.steps.push(Step::new(MachineAction::MoveMachine { machine, address }, Reason::Moved));
+        return Err(None);
+    }
+    set_up(draft, name, report);
+    Ok(report)
 }
 
 /// What every machine is given, whatever runs on it: its firewall, and what its agent accepts and presents.

@@ -4,11 +4,11 @@ use serde::Serialize;
 
 use super::Reason;
 use super::report::{Because, Report};
-use super::situation::Ready;
+use super::situation::{Ready, is_open};
 use super::versions::UpgradePath;
 use super::{
     Draft, Step, WaitKind, Waiting, adopted, agents, auth, backup, balancer, delivery, etcd, machines, maintenance,
-    members, pki, preflight, recovery, restore, shape, trust, users, versions,
+    members, pki, postgres, preflight, recovery, restore, shape, trust, users, versions,
 };
 use crate::action::Action;
 use crate::ledger::Mode;
@@ -31,6 +31,10 @@ enum Condition {
     Intact,
     /// Nothing is waited for that resolves by itself.
     NothingAwaited,
+    /// PostgreSQL stands on it, or is to.
+    Postgres,
+    /// Members accept clients: before auth is on they accept none but raftsman.
+    Open,
 }
 
 impl Condition {
@@ -46,6 +50,8 @@ impl Condition {
             Self::NoQuorum => (!draft.view.has_quorum(), Because::HasQuorum),
             Self::Listed => (draft.view.listed.is_some(), Because::NotListed),
             Self::Intact => (!draft.view.corrupt(), Because::Corrupt),
+            Self::Postgres => (!draft.desired.postgres.is_empty(), Because::NotAsked),
+            Self::Open => (is_open(draft.desired, draft.observed), Because::Closed),
             Self::NothingAwaited => (!draft.waiting.iter().any(soon), Because::Awaited),
         };
         (!holds).then_some(otherwise)
@@ -85,6 +91,13 @@ impl Pass {
     /// This raftsman does not know what a newer agent does: nothing is changed.
     const NEWER_AGENTS: Self =
         Self { decides: true, ..Self::new("agents newer than this raftsman", &[], |d, _| agents::newer(d)) };
+    /// Patroni's keys are not rolled back under a cluster that runs.
+    const POSTGRES_FIRST: Self = Self {
+        decides: true,
+        ..Self::new("PostgreSQL, stopped before etcd is built anew", &[Condition::Postgres], |d, _| {
+            postgres::stop_all(d)
+        })
+    };
     /// A cluster is founded with all its members or not at all: their addresses come before anything else.
     const FIRST_ADDRESSES: Self = Self {
         decides: true,
@@ -123,12 +136,34 @@ const NORMAL: &[Pass] = &[
         found.behind = balancer::prepare(d);
         Report::Looked
     }),
+    Pass::new("machines of PostgreSQL's nodes", &[Condition::Postgres], |d, found| {
+        found.behind.extend(postgres::prepare(d));
+        Report::Looked
+    }),
     Pass::FIRST_MEASUREMENT,
     Pass::new("stopped members", &[], |d, found| etcd::run(d, &found.ready)),
     Pass::new("members not in the file, needed for quorum", &[Condition::NoQuorum], |d, _| members::keep_quorum(d)),
     // What is broken comes first: no healthy member is restarted beside a lost one.
     Pass::new("learners, lost and replaced members", &[], |d, found| members::repair(d, &found.ready)),
     Pass::new("alarms", &[Condition::Quorum], |d, _| maintenance::clear_alarms(d)),
+    // Before etcd's own changes: a node that is down, or has not taken up its file, keeps etcd from being touched.
+    // Such a step would keep the very steps from being planned that it waits for.
+    Pass::new("steps on etcd that wait for PostgreSQL", &[Condition::Postgres], |d, _| postgres::hold(d)),
+    Pass::new(
+        "users of etcd for Patroni",
+        &[Condition::Postgres, Condition::NothingAlone, Condition::Quorum, Condition::Intact],
+        |d, _| postgres::make_users(d),
+    ),
+    Pass::new(
+        "stopped nodes of PostgreSQL",
+        &[Condition::Postgres, Condition::NothingAlone, Condition::Formed, Condition::Quorum, Condition::Open],
+        |d, _| postgres::run(d),
+    ),
+    Pass::new(
+        "nodes that have not taken up their file",
+        &[Condition::Postgres, Condition::NothingPlanned, Condition::Quorum],
+        |d, _| postgres::take_up(d),
+    ),
     Pass::new("measuring timers", &[Condition::NothingPlanned, Condition::Formed], |d, _| preflight::measure(d)),
     Pass::new("downgrade", &[Condition::NothingPlanned, Condition::Quorum], |d, found| {
         found.path.map_or(Report::Looked, |path| versions::follow_upgrade_path(d, path))
@@ -154,6 +189,24 @@ const NORMAL: &[Pass] = &[
     Pass::new("auth", &[Condition::Quorum, Condition::NothingAlone], |d, _| auth::secure(d)),
     Pass::SUPERUSERS,
     Pass::USERS,
+    Pass::new(
+        "former users of etcd for Patroni",
+        &[Condition::Postgres, Condition::NothingPlanned, Condition::Quorum, Condition::Intact],
+        |d, _| postgres::discard_users(d),
+    ),
+    Pass::new("Patroni's settings", &[Condition::Postgres, Condition::NothingPlanned, Condition::Quorum], |d, _| {
+        postgres::set(d)
+    }),
+    Pass::new(
+        "rolling restart of PostgreSQL",
+        &[Condition::Postgres, Condition::NothingPlanned, Condition::Quorum],
+        |d, _| postgres::roll(d),
+    ),
+    Pass::new(
+        "former nodes of PostgreSQL",
+        &[Condition::Postgres, Condition::Placed, Condition::NothingPlanned, Condition::Quorum],
+        |d, _| postgres::retire(d),
+    ),
     Pass::new("scheduled defragmentation", &[Condition::NothingPlanned, Condition::Quorum], |d, _| {
         maintenance::routine(d)
     }),
@@ -177,6 +230,10 @@ const NORMAL: &[Pass] = &[
             left @ Report::Left(_) => left,
         },
     ),
+    // It only waits: a step on etcd waits for the same by itself.
+    Pass::new("whether PostgreSQL is as it should be", &[Condition::Postgres, Condition::NothingPlanned], |d, _| {
+        postgres::settle(d)
+    }),
     Pass::new("timers against the last measurement", &[], |d, _| preflight::note(d)),
     Pass::new("agents that are not upgraded", &[], |d, _| agents::note(d)),
     // Last of all that plans: it looks at the step that would be next.
@@ -185,10 +242,12 @@ const NORMAL: &[Pass] = &[
     Pass::new("virtual addresses", &[Condition::NothingPlanned, Condition::Formed], |d, _| balancer::addresses(d)),
 ];
 
-const RECOVERING: &[Pass] = &[Pass::NEWER_AGENTS, Pass::new("the recovery", &[], |d, _| recovery::rebuild(d))];
+const RECOVERING: &[Pass] =
+    &[Pass::NEWER_AGENTS, Pass::POSTGRES_FIRST, Pass::new("the recovery", &[], |d, _| recovery::rebuild(d))];
 
 const RESTORING: &[Pass] = &[
     Pass::NEWER_AGENTS,
+    Pass::POSTGRES_FIRST,
     Pass {
         decides: true,
         ..Pass::new("whether the file still has the restore's members", &[], |d, _| restore::same_members(d))
@@ -272,6 +331,10 @@ impl Intent {
 pub(super) fn make(draft: &mut Draft<'_>, mut report: impl FnMut(&'static str, Report, &[Step], &[Waiting])) {
     let mut found = Decided::default();
     for pass in passes(draft) {
+        // Where no PostgreSQL cluster is, its passes are of no interest.
+        if draft.desired.postgres.is_empty() && matches!(pass.when, [Condition::Postgres, ..]) {
+            continue;
+        }
         let (steps, waiting) = (draft.steps.len(), draft.waiting.len());
         let outcome = match pass.when.iter().find_map(|condition| condition.unmet(draft)) {
             Some(because) => Report::Left(because),

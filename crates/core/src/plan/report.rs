@@ -46,6 +46,8 @@ pub enum Because {
     Awaited,
     /// Auth is not on.
     NoAuth,
+    /// Members do not accept clients yet.
+    Closed,
     /// The file does not ask for it.
     NotAsked,
     /// The maintenance window is closed.
@@ -68,6 +70,7 @@ impl fmt::Display for Because {
             Self::Unhealthy => "a member is unhealthy",
             Self::Learner => "a learner is still catching up",
             Self::Awaited => "what the cluster waits for comes first",
+            Self::Closed => "members do not accept clients yet",
             Self::NoAuth => "auth is not on",
             Self::NotAsked => "the file does not ask for it",
             Self::WindowClosed => "outside the maintenance window",

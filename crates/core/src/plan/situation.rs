@@ -1,5 +1,7 @@
 //! What was observed → answers that several passes and the judge ask for. Nothing is planned here.
 
+pub(super) mod postgres;
+
 use std::collections::BTreeSet;
 
 use crate::desired::{ClientAccess, Member, Stack, address_of};
@@ -93,6 +95,11 @@ pub(super) fn to_be_opened(desired: &Stack, observed: &Observed) -> Option<BTree
         closed.insert(member.name.clone());
     }
     Some(closed).filter(|closed| !closed.is_empty())
+}
+
+/// Whether members accept clients, and none of them is about to be restarted for it.
+pub(super) fn is_open(desired: &Stack, observed: &Observed) -> bool {
+    desired.etcd.client_access(&observed.ledger) == ClientAccess::Open && to_be_opened(desired, observed).is_none()
 }
 
 /// Whether what runs on this machine was started with the configuration for this access.

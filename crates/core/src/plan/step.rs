@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::Action;
 use crate::backup::FullName;
-use crate::observed::{Tolerance, size};
+use crate::observed::{Copies, Tolerance, size};
 use crate::render::changes::Change;
 use crate::spec::{EtcdVersion, Name};
 use crate::versions::Line;
@@ -26,6 +26,20 @@ pub struct Step {
     pub after: Tolerance,
     /// For how long clients should expect no acknowledged write.
     pub pause: Pause,
+    /// What it costs the PostgreSQL cluster that it is done to; nothing elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<CopiesLeft>,
+}
+
+/// On how many standbys every acknowledged commit of a PostgreSQL cluster is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopiesLeft {
+    /// Before the step.
+    pub before: Copies,
+    /// While it is carried out.
+    pub during: Copies,
+    /// Once it is done.
+    pub after: Copies,
 }
 
 /// Why a step is done.
@@ -178,6 +192,13 @@ pub enum Reason {
         /// Which.
         member: Name,
     },
+    /// The etcd beneath is built anew.
+    EtcdRebuilt,
+    /// The primary is restarted next.
+    PrimaryRestarts {
+        /// The primary.
+        from: Name,
+    },
     /// The leader is left behind by a change of the peers' authority: others could not follow it any more.
     LeaderLeftBehind {
         /// The leader.
@@ -268,6 +289,8 @@ impl fmt::Display for Reason {
             Self::OtherMembers => f.write_str("the members behind it have changed"),
             Self::StopsServing { member } => write!(f, "{member} stops serving next"),
             Self::ServesAgain { member } => write!(f, "{member} serves again"),
+            Self::EtcdRebuilt => f.write_str("the etcd beneath is built anew"),
+            Self::PrimaryRestarts { from } => write!(f, "{from} restarts next"),
             Self::LeaderLeftBehind { from } => write!(f, "{from} may not trust the new CA"),
             Self::Access { missing: true, lacks, .. } if lacks.is_empty() => f.write_str("not there yet"),
             Self::Access { missing: true, lacks, .. } => write!(f, "not there yet: {}", lacks.join(", ")),
@@ -289,6 +312,8 @@ pub enum Pause {
     None,
     /// The leader transfers leadership when it is stopped: about so many milliseconds.
     HandOver(u32),
+    /// Patroni has another node take the primary's place, or PostgreSQL restarts: about so many milliseconds.
+    Patroni(u32),
     /// The cluster takes no writes before or during this step anyway.
     NotServing,
 }
@@ -310,6 +335,7 @@ impl Step {
     /// A step whose cost is not judged yet.
     pub(super) fn new(action: impl Into<Action>, reason: Reason) -> Self {
         let unknown = Tolerance::NoQuorum;
-        Self { action: action.into(), reason, before: unknown, during: unknown, after: unknown, pause: Pause::None }
+        let (action, pause) = (action.into(), Pause::None);
+        Self { action, reason, before: unknown, during: unknown, after: unknown, pause, copies: None }
     }
 }

@@ -49,7 +49,7 @@ pub fn drift(wanted: &desired::Access, seen: &Access) -> Vec<Drift> {
             );
         }
     }
-    for name in surplus(wanted.roles.as_ref(), &seen.roles) {
+    for name in surplus(wanted, wanted.roles.as_ref(), &seen.roles) {
         push("role", name, Reason::NotInFile);
     }
     for (name, user) in wanted.users.iter().flatten() {
@@ -57,7 +57,7 @@ pub fn drift(wanted: &desired::Access, seen: &Access) -> Vec<Drift> {
             push("user", name, reason);
         }
     }
-    for name in surplus(wanted.users.as_ref(), &seen.users) {
+    for name in surplus(wanted, wanted.users.as_ref(), &seen.users) {
         push("user", name, Reason::NotInFile);
     }
     found
@@ -177,10 +177,15 @@ pub(super) fn excess(wanted: &Role, has: &Role) -> Excess {
     excess
 }
 
-/// Names that are there and not in the file. `root` is never one of them.
-fn surplus<'a, W, S>(wanted: Option<&BTreeMap<String, W>>, seen: &'a BTreeMap<String, S>) -> Vec<&'a String> {
+/// Names that are there and not in the file. `root` is never one of them, nor are those of PostgreSQL clusters.
+fn surplus<'a, W, S>(
+    access: &desired::Access,
+    wanted: Option<&BTreeMap<String, W>>,
+    seen: &'a BTreeMap<String, S>,
+) -> Vec<&'a String> {
     let Some(wanted) = wanted else { return Vec::new() };
-    seen.keys().filter(|name| !wanted.contains_key(*name) && name.as_str() != ROOT).collect()
+    let kept = |name: &str| name == ROOT || access.patroni.contains(name);
+    seen.keys().filter(|name| !wanted.contains_key(*name) && !kept(name)).collect()
 }
 
 fn give_to_roles(wanted: &desired::Access, seen: &Access) -> Vec<Step> {
@@ -199,7 +204,7 @@ fn give_to_roles(wanted: &desired::Access, seen: &Access) -> Vec<Step> {
 fn change_users(wanted: &desired::Access, seen: &Access) -> Vec<Step> {
     let changed = wanted.users.iter().flatten().filter_map(|(name, user)| change(name, user, seen.users.get(name)));
     let mut steps: Vec<Step> = changed.map(|(action, reason)| Step::new(action, reason)).collect();
-    for name in surplus(wanted.users.as_ref(), &seen.users) {
+    for name in surplus(wanted, wanted.users.as_ref(), &seen.users) {
         steps.push(Step::new(UserAction::DeleteUser { user: name.clone() }, Reason::NotInFile));
     }
     steps
@@ -215,7 +220,7 @@ fn take_from_roles(wanted: &desired::Access, seen: &Access) -> Vec<Step> {
         Some(Step::new(UserAction::SetRole { role: name.clone(), set: lower, revoke }, reason))
     };
     let mut steps: Vec<Step> = wanted.roles.iter().flatten().filter_map(take).collect();
-    for name in surplus(wanted.roles.as_ref(), &seen.roles) {
+    for name in surplus(wanted, wanted.roles.as_ref(), &seen.roles) {
         steps.push(Step::new(UserAction::DeleteRole { role: name.clone() }, Reason::NotInFile));
     }
     steps

@@ -1,5 +1,6 @@
 //! What a plan does not do → why not, and what an operator can do about it.
 
+mod postgres;
 mod words;
 
 use std::net::IpAddr;
@@ -10,6 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::observed::{Alarm, ClusterId, Concern, TrustDomain};
 use crate::spec::{AuthMode, EtcdVersion, Name};
 use crate::versions::{Line, VersionRefusal};
+
+pub use postgres::PostgresWaiting;
 
 /// Something that is not done, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -505,6 +508,9 @@ pub enum Waiting {
         /// The error.
         error: String,
     },
+    /// Of a PostgreSQL cluster, or of the etcd beneath it.
+    #[serde(untagged)]
+    Postgres(PostgresWaiting),
 }
 
 /// How an agent that no call can upgrade gets another program.
@@ -535,6 +541,7 @@ impl Waiting {
     /// Whether waiting helps.
     pub fn kind(&self) -> WaitKind {
         match self {
+            Self::Postgres(waiting) => waiting.kind(),
             Self::MachineUnknown { .. }
             | Self::AgentUnreachable { .. }
             | Self::EtcdStarting { .. }
@@ -656,6 +663,7 @@ impl Waiting {
             | Self::AgentNoRoom { machine, .. }
             | Self::ProbeFailed { machine, .. } => Some(machine),
             Self::Unsafe { machine, .. } => machine.as_ref(),
+            Self::Postgres(waiting) => waiting.machine(),
             Self::TimersUnfit { concern } => concern.machine(),
             Self::Differs { machines, .. } => machines.first().filter(|_| machines.len() == 1),
             Self::SeveralClusters { .. }

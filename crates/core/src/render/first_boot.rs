@@ -94,10 +94,10 @@ impl FirstBoot<'_> {
         let agent_port = self.boot.agent_port;
         // Which listeners etcd has is not known yet: the agent gets the full rules before etcd starts.
         let etcd_metrics = false;
-        // A member that does not run yet has no health to check.
-        let (members, balancers) = (self.members, &BTreeSet::new());
+        // A member that does not run yet has no health to check, and no clients.
+        let (members, balancers, nodes) = (self.members, &BTreeSet::new(), &BTreeSet::new());
         let sources = &sources;
-        let firewall = Firewall { sources, agent_port, members, metrics, etcd_metrics, balancers, front: None };
+        let firewall = Firewall { sources, agent_port, members, metrics, etcd_metrics, balancers, nodes, front: None };
         Some(nftables::rules(&firewall))
     }
 

@@ -10,6 +10,7 @@ pub mod fluent_bit;
 pub mod haproxy;
 pub mod keepalived;
 pub mod nftables;
+pub mod patroni;
 pub mod systemd;
 pub mod units;
 pub mod yaml;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use crate::desired::{CLIENT_PORT, HEALTH_PORT, HTTP_PORT, PEER_PORT};
+use crate::desired::{CLIENT_PORT, HEALTH_PORT, HTTP_PORT, PEER_PORT, POSTGRES_PORT, REST_PORT};
 use crate::spec::{FirewallSources, Subnet};
 
 /// Where the rules are on the machine.
@@ -29,6 +29,8 @@ pub struct Firewall<'a> {
     pub etcd_metrics: bool,
     /// The addresses of the instances of the cluster's balancers.
     pub balancers: &'a BTreeSet<IpAddr>,
+    /// The addresses of the nodes of PostgreSQL whose Patroni keeps its keys in this etcd.
+    pub nodes: &'a BTreeSet<IpAddr>,
     /// The instance of a balancer that shares the machine.
     pub front: Option<&'a Front>,
 }
@@ -47,8 +49,10 @@ pub fn rules(firewall: &Firewall<'_>) -> String {
     let sources = firewall.sources;
     let members: Vec<Subnet> = firewall.members.iter().copied().map(Subnet::single).collect();
     let balancers: Vec<Subnet> = firewall.balancers.iter().copied().map(Subnet::single).collect();
-    // Members may ask each other as clients do, wherever clients may come from, and balancers pass on what clients ask.
-    let near = || members.iter().chain(&balancers).copied();
+    // Members may ask each other as clients do, wherever clients may come from; balancers pass on what clients ask; and
+    // the Patroni of each node is a client.
+    let nodes = || firewall.nodes.iter().copied().map(Subnet::single);
+    let near = || members.iter().chain(&balancers).copied().chain(nodes());
     let clients = sources.clients_from.as_ref().map(|from| from.iter().copied().chain(near()).collect::<Vec<_>>());
     let mut out = String::with_capacity(2048);
     out.push_str(HEAD);
@@ -99,6 +103,40 @@ pub fn balancer_rules(firewall: &BalancerFirewall<'_>) -> String {
     accept(&mut out, "raftsman's operators", firewall.agent_port, sources.operators_from.as_deref());
     accept(&mut out, "etcd's clients", firewall.front.port, sources.clients_from.as_deref());
     accept_vrrp(&mut out, &firewall.front.peers);
+    accept(&mut out, "SSH", SSH_PORT, sources.ssh_from.as_deref());
+    if firewall.metrics {
+        accept(&mut out, "the node exporter", METRICS_PORT, sources.metrics_from.as_deref());
+    }
+    out.push_str("    }\n}\n");
+    out
+}
+
+/// What the rules of the machine of a node of PostgreSQL are made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeFirewall<'a> {
+    /// The sources from which each service may be reached.
+    pub sources: &'a FirewallSources,
+    /// The port that the agent serves on.
+    pub agent_port: u16,
+    /// The addresses of the cluster's nodes.
+    pub nodes: &'a BTreeSet<IpAddr>,
+    /// The addresses of the instances of the balancers in front of it.
+    pub balancers: &'a BTreeSet<IpAddr>,
+    /// Whether there is a node exporter.
+    pub metrics: bool,
+}
+
+/// The rules of the machine of a node of PostgreSQL.
+pub fn node_rules(firewall: &NodeFirewall<'_>) -> String {
+    let sources = firewall.sources;
+    let near = || firewall.nodes.iter().chain(firewall.balancers).copied().map(Subnet::single);
+    let clients = sources.postgres_from.as_ref().map(|from| from.iter().copied().chain(near()).collect::<Vec<_>>());
+    let rest: Vec<Subnet> = sources.rest_from.iter().flatten().copied().chain(near()).collect();
+    let mut out = String::with_capacity(2048);
+    out.push_str(HEAD);
+    accept(&mut out, "raftsman's operators", firewall.agent_port, sources.operators_from.as_deref());
+    accept(&mut out, "PostgreSQL's clients and nodes", POSTGRES_PORT, clients.as_deref());
+    accept(&mut out, "Patroni's REST interface", REST_PORT, Some(&rest));
     accept(&mut out, "SSH", SSH_PORT, sources.ssh_from.as_deref());
     if firewall.metrics {
         accept(&mut out, "the node exporter", METRICS_PORT, sources.metrics_from.as_deref());
@@ -201,11 +239,39 @@ mod tests {
             metrics: false,
             etcd_metrics: false,
             balancers: &balancers,
+            nodes: &BTreeSet::from([IpAddr::from([10, 0, 0, 31])]),
             front: Some(&Front { port: 12379, peers: Vec::new() }),
         });
         assert!(rules.contains("ip saddr { 10.9.0.0/16 } tcp dport 12379 accept\n"), "{rules}");
         assert!(rules.contains("ip saddr { 10.0.0.21 } tcp dport 2383 accept\n"), "{rules}");
-        assert!(rules.contains("ip saddr { 10.0.0.11, 10.0.0.21, 10.9.0.0/16 } tcp dport 2379 accept\n"), "{rules}");
+        assert!(
+            rules.contains("ip saddr { 10.0.0.11, 10.0.0.21, 10.0.0.31, 10.9.0.0/16 } tcp dport 2379 accept\n"),
+            "{rules}"
+        );
+    }
+
+    #[test]
+    fn nodes_let_in_each_other_and_the_files_sources() {
+        let sources = FirewallSources { rest_from: Some(subnets(&["10.8.0.0/16"])), ..FirewallSources::default() };
+        let nodes = BTreeSet::from([IpAddr::from([10, 0, 0, 31]), IpAddr::from([10, 0, 0, 32])]);
+        let balancers = BTreeSet::from([IpAddr::from([10, 0, 0, 41])]);
+        let rules = |sources: &FirewallSources| {
+            node_rules(&NodeFirewall {
+                sources,
+                agent_port: 2378,
+                nodes: &nodes,
+                balancers: &balancers,
+                metrics: false,
+            })
+        };
+        let open = rules(&sources);
+        assert!(open.contains("        tcp dport 5432 accept\n"), "{open}");
+        let near = "10.0.0.31, 10.0.0.32, 10.0.0.41";
+        assert!(open.contains(&format!("ip saddr {{ {near}, 10.8.0.0/16 }} tcp dport 8008 accept\n")), "{open}");
+        assert!(!open.contains("2379") && !open.contains("2380"), "{open}");
+        let closed = rules(&FirewallSources { postgres_from: Some(Vec::new()), ..FirewallSources::default() });
+        assert!(closed.contains(&format!("ip saddr {{ {near} }} tcp dport 5432 accept\n")), "{closed}");
+        assert!(closed.contains(&format!("ip saddr {{ {near} }} tcp dport 8008 accept\n")), "{closed}");
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub mod zones;
 pub use backups::*;
 pub use balancers::*;
 pub use check::PublicKeys;
-pub(crate) use check::ignored_by;
+pub(crate) use check::{ignored_by, parameter_allowed};
 pub use diagnostic::{Diagnostic, Path, Segment, Severity};
 pub use incus::*;
 pub use libvirt::{Acceleration, Cloning, Firmware, Interface, Libvirt, Link};
@@ -64,6 +64,8 @@ const LISTED: usize = 50;
 pub struct Reading {
     /// The file's meaning. There is none while there are errors.
     pub spec: Option<Spec>,
+    /// The file's meaning where it is refused only for what this version does not carry out yet: for the planner's tests.
+    pub later: Option<Spec>,
     /// What is wrong or questionable, in the order of the file.
     pub diagnostics: Vec<Diagnostic>,
     /// How long writes of each PostgreSQL cluster stop, where its timers could be read and are safe. It is there beside
@@ -124,8 +126,10 @@ pub fn read_with_keys(text: &str, keys: PublicKeys<'_>) -> Reading {
         }
         None => (None, secrecy::places_in_text(text)),
     };
-    let spec = spec.filter(|_| !diagnostics.iter().any(Diagnostic::is_error));
-    Reading { spec, diagnostics: finish(diagnostics, text), timings, masks }
+    let wrong = |diagnostic: &Diagnostic| diagnostic.is_error() && diagnostic.code != check::LATER;
+    let right = spec.filter(|_| !diagnostics.iter().any(wrong));
+    let (spec, later) = if diagnostics.iter().any(Diagnostic::is_error) { (None, right) } else { (right, None) };
+    Reading { spec, later, diagnostics: finish(diagnostics, text), timings, masks }
 }
 
 /// The line, from 1, on which the value of these keys stands; nothing where it is not written.

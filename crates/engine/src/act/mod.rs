@@ -41,6 +41,9 @@ use crate::store::{Lock, StoreError};
 /// Why an action failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ActError {
+    /// A step that this version plans and does not carry out.
+    #[error("this version does not carry out steps on PostgreSQL")]
+    NotInThisVersion,
     /// The agent.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -190,6 +193,7 @@ impl<'h> Executor<'h> {
                 Action::Preflight(action) => preflight::act(self, action).await,
                 Action::Backup(action) => backup::act(self, action).await,
                 Action::Balancer(action) => balancer::act(self, action).await,
+                Action::Postgres(_) => Err(ActError::NotInThisVersion),
                 Action::Etcd(action) => etcd::act(self, action).await,
                 Action::Member(action) => members::act(self, action, now).await,
                 Action::Maintenance(action) => maintenance::act(self, action, now).await,

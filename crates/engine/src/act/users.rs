@@ -60,7 +60,10 @@ impl Executor<'_> {
         now: Timestamp,
     ) -> Result<(), ActError> {
         let mut client = self.changing(now).await?;
-        let password = self.cluster().user_password(user)?;
+        let password = match self.cluster().patronis_user(user) {
+            Some((cluster, slot)) => Some(self.cluster().make_etcd_password(self.lock, cluster, slot).await?),
+            None => self.cluster().user_password(user)?,
+        };
         let done = async {
             match account {
                 Account::Keep => {}

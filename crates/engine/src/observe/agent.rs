@@ -242,6 +242,7 @@ fn understand(reply: v1::ReportReply, sent: Timestamp) -> Result<AgentReport, St
     let their_clock = reply.now.map(timestamp).ok_or("no clock")??;
     let disk = reply.disk.ok_or("nothing about the disk")?;
     Ok(AgentReport {
+        postgres: None,
         machine: Name::parse(&reply.machine).map_err(|e| e.to_string())?,
         incarnation: reply.incarnation,
         version: reply.agent_version,

@@ -8,6 +8,7 @@ mod handshakes;
 mod http;
 mod limits;
 mod maintenance;
+mod postgres;
 mod probe;
 mod users;
 
@@ -337,7 +338,7 @@ impl Observer {
             return Err(StoreError::LedgerMissing { cluster, trace }.into());
         }
         let etcd = EtcdObserved { members, brought, ..EtcdObserved::default() };
-        let mut observed = Observed { ledger: self.cluster.ledger(), machines, etcd };
+        let mut observed = Observed { ledger: self.cluster.ledger(), machines, etcd, postgres: BTreeMap::new() };
         if let Ok(credentials) = &credentials {
             // Raftsman does not manage the superuser and the alarms of an adopted cluster.
             if observed.ledger.etcd.adopted().is_none() {
@@ -346,6 +347,7 @@ impl Observer {
             }
             self.look_for_users(&mut observed, credentials).await;
         }
+        observed.postgres = Box::pin(self.look_for_patroni(&observed, credentials.as_ref().ok(), now)).await;
         let mut before = self.before.lock().await;
         if let Some(before) = before.as_ref() {
             carry_over(&mut observed, before);

@@ -70,7 +70,8 @@ impl Observer {
         {
             return Ok(access.clone());
         }
-        let mut access = match self.cluster.desired.etcd.access.is_silent() {
+        let wanted = &self.cluster.desired.etcd.access;
+        let mut access = match wanted.is_silent() && wanted.patroni.is_empty() {
             true => Access { users: read_users(&client).await?, ..Access::default() },
             false => read(&client).await?,
         };

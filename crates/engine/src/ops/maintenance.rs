@@ -70,8 +70,8 @@ impl<'a> Single<'a> {
         let (desired, name) = (&cluster.desired, &cluster.desired.name);
         let cost = safety::judge(desired, observed, &[&action], &action)
             .map_err(|refusal| OpError::NotSafe(safety::refused(&action, refusal)))?;
-        let (before, during, pause) = (cost.before, cost.during, cost.pause);
-        let step = Step { action: action.clone(), reason, before, during, after: before, pause };
+        let (before, during, pause, copies) = (cost.before, cost.during, cost.pause, cost.copies);
+        let step = Step { action: action.clone(), reason, before, during, after: before, pause, copies };
         cluster
             .remember(self.journal.lock(), |ledger| ledger.ahead(desired, observed, &action, Timestamp::now()))
             .await?;
@@ -82,7 +82,9 @@ impl<'a> Single<'a> {
         let outcome = executor.act(&action).await;
         match &outcome {
             Ok(()) => {
-                cluster.remember(self.journal.lock(), |ledger| ledger.after(&action)).await?;
+                cluster
+                    .remember(self.journal.lock(), |ledger| ledger.after(desired, &action, Timestamp::now()))
+                    .await?;
                 (self.on_event)(name, Event::Done { action: action.clone(), took: begun.elapsed() });
             }
             Err(error) => {

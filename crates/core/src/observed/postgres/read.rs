@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{NodeFacts, NodeRole, NodeState, PatroniKeys, SyncKey, SystemId, TimelineEnd};
+use super::{NodeFacts, NodeRole, NodeState, PatroniKeys, PendingSetting, SyncKey, SystemId, TimelineEnd};
 use crate::spec::{PatroniVersion, PostgresVersion};
 
 /// Patroni said something that raftsman cannot read.
@@ -47,12 +47,23 @@ impl NodeFacts {
             streaming: answer["replication_state"] == "streaming",
             paused: answer["pause"] == true,
             pending_restart: answer["pending_restart"] == true,
+            pending: answer["pending_restart_reason"].as_object().into_iter().flatten().filter_map(pending).collect(),
             // Before its first round it has seen nothing.
             dcs_seen: seen.unwrap_or(Timestamp::UNIX_EPOCH),
             patroni: version.ok_or_else(|| bad("it has no version of Patroni"))?,
             server: answer["server_version"].as_u64().and_then(server),
         })
     }
+}
+
+fn pending((name, change): (&String, &Value)) -> Option<(String, PendingSetting)> {
+    let text = |key: &str| match &change[key] {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(on) => Some(if *on { "on" } else { "off" }.to_owned()),
+        Value::Null | Value::Array(_) | Value::Object(_) => None,
+    };
+    Some((name.clone(), PendingSetting { from: text("old_value")?, to: text("new_value")? }))
 }
 
 fn state(word: &str) -> NodeState {

@@ -148,6 +148,6 @@ impl Case<'_> {
             return Err(self.costs_quorum());
         }
         let pause = if view.leader == Some(machine) { Pause::LEADER_STOPPED } else { Pause::None };
-        Ok(Cost { before, during, pause })
+        Ok(Cost { before, during, pause, copies: None })
     }
 }

@@ -61,6 +61,10 @@ pub(super) fn judge(case: &Case<'_>, action: &MachineAction) -> Result<Cost, Ref
             if seen.report().is_some_and(|report| report.etcd.service.state != ServiceState::Stopped) {
                 return Err(otherwise("etcd runs on it"));
             }
+            let node = seen.report().and_then(|report| report.postgres.as_ref());
+            if node.is_some_and(|node| node.service.state != ServiceState::Stopped) {
+                return Err(otherwise("PostgreSQL runs on it"));
+            }
             Ok(unharmed)
         }
     }

@@ -64,7 +64,7 @@ fn defragment(case: &Case<'_>, list: &[ListedMember], machine: &Name) -> Result<
     // Its raft keeps running: it votes, and answers no client. Only where it is the only member do all clients wait.
     let during = if view.voters > 1 { view.tolerance_without(machine).max(Tolerance::CanLose(0)) } else { before };
     let pause = if view.voters > 1 { Pause::None } else { Pause::while_defragmenting(etcd.db_in_use) };
-    Ok(Cost { before, during, pause })
+    Ok(Cost { before, during, pause, copies: None })
 }
 
 fn disarm(case: &Case<'_>, list: &[ListedMember], alarm: Alarm) -> Result<(), Refusal> {

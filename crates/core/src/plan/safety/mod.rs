@@ -11,17 +11,19 @@ mod auth;
 mod backup;
 mod balancer;
 mod etcd;
+pub(in crate::plan) mod interlock;
 mod machines;
 mod maintenance;
 mod members;
 mod pki;
+mod postgres;
 mod preflight;
 mod recovery;
 mod restore;
 mod users;
 mod versions;
 
-use super::{Draft, Pause, Plan, Waiting};
+use super::{CopiesLeft, Draft, Pause, Plan, PostgresWaiting, Waiting};
 use crate::action::{Action, Changes, Company, MemberAction, RestoreAction};
 use crate::desired::Stack;
 use crate::ledger::Mode;
@@ -37,6 +39,8 @@ pub struct Cost {
     pub during: Tolerance,
     /// How long no write is acknowledged.
     pub pause: Pause,
+    /// What it costs the PostgreSQL cluster that it is done to.
+    pub copies: Option<CopiesLeft>,
 }
 
 /// Why a step must not be done.
@@ -59,6 +63,9 @@ pub enum Refusal {
     /// What it depends on was not seen.
     #[error("{0} was not seen")]
     NotSeen(&'static str),
+    /// What stands on it, or beneath it, must be whole first.
+    #[error("{0}")]
+    Held(PostgresWaiting),
     /// What it depends on differs.
     #[error("{0}")]
     Otherwise(String),
@@ -91,8 +98,10 @@ pub fn judge(desired: &Stack, observed: &Observed, wave: &[&Action], action: &Ac
         return Err(Refusal::NotAlone);
     }
     agents::skew(desired, observed)?;
+    interlock::check(&case, wave, action)?;
     match &observed.ledger.etcd.mode {
         Mode::Normal => {}
+        Mode::Recovering(_) | Mode::Restoring(_) if matches!(action, Action::Postgres(_)) => {}
         Mode::Adopted(_) if class.changes == Changes::Users => {}
         Mode::Adopted(_) => return Err(otherwise("this cluster is adopted read-only")),
         Mode::Recovering(recovery) => {
@@ -115,6 +124,7 @@ pub fn judge(desired: &Stack, observed: &Observed, wave: &[&Action], action: &Ac
         Action::Version(action) => versions::judge(&case, action),
         Action::Backup(action) => backup::judge(&case, action),
         Action::Balancer(action) => balancer::judge(&case, action),
+        Action::Postgres(action) => postgres::judge(&case, action),
         Action::Auth(action) => auth::judge(&case, action),
         Action::User(action) => users::judge(&case, action),
         Action::Restore(action) => restore::judge(&case, action),
@@ -130,7 +140,7 @@ fn losses(wave: &[&Action]) -> usize {
 impl<'a> Case<'a> {
     pub(super) fn of(desired: &'a Stack, observed: &'a Observed, view: &'a View<'a>) -> Self {
         let before = view.tolerance();
-        Self { desired, observed, view, unharmed: Cost { before, during: before, pause: Pause::None } }
+        Self { desired, observed, view, unharmed: Cost { before, during: before, pause: Pause::None, copies: None } }
     }
 
     /// The cost of a step during which no client is served.
@@ -193,6 +203,7 @@ fn not_decided() -> Refusal {
 /// The draft's steps, each judged; what must not be done becomes something to wait for.
 pub(super) fn gate(mut draft: Draft<'_>) -> Plan {
     one_loss_a_wave(&mut draft);
+    interlock::one_a_wave(&mut draft);
     let Draft { desired, observed, view, steps, mut waiting, .. } = draft;
     let wave: Vec<&Action> = steps.iter().map(|s| &s.action).collect();
     let verdicts: Vec<Result<Cost, Refusal>> = wave.iter().map(|a| judge(desired, observed, &wave, a)).collect();
@@ -215,6 +226,7 @@ pub(super) fn gate(mut draft: Draft<'_>) -> Plan {
                 step.during = cost.during;
                 step.after = after.unwrap_or(cost.during);
                 step.pause = cost.pause;
+                step.copies = cost.copies;
                 kept.push(step);
             }
             Err(refusal) => waiting.push(refused(&step.action, refusal)),
@@ -245,6 +257,7 @@ fn one_loss_a_wave(draft: &mut Draft<'_>) {
 pub fn refused(action: &Action, refusal: Refusal) -> Waiting {
     let verb = action.verb().to_owned();
     match (refusal, action.machine()) {
+        (Refusal::Held(waiting), _) => Waiting::Postgres(waiting),
         (Refusal::WouldLoseQuorum { healthy, of }, Some(machine)) => {
             Waiting::WouldLoseQuorum { verb, machine: machine.clone(), healthy, of }
         }

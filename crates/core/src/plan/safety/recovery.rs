@@ -60,6 +60,7 @@ pub(super) fn meanwhile(case: &Case<'_>, recovery: &Recovery, action: &Action) -
         | Action::Version(_)
         | Action::Backup(_)
         | Action::Balancer(_)
+        | Action::Postgres(_)
         | Action::Auth(_)
         | Action::User(_)
         | Action::Restore(_)

@@ -32,7 +32,7 @@ pub(super) fn meanwhile(case: &Case<'_>, restoration: &Restoration, action: &Act
     let (serving, restoring) = ("a member still serves old data", "a backup is being restored");
     match action {
         Action::Preflight(_) | Action::Agent(_) => None,
-        Action::Backup(_) | Action::Balancer(_) => refuse(restoring),
+        Action::Backup(_) | Action::Balancer(_) | Action::Postgres(_) => refuse(restoring),
         Action::Machine(action) => match action {
             MachineAction::CreateMachine { .. }
             | MachineAction::StartMachine { .. }

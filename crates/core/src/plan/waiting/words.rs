@@ -11,6 +11,7 @@ impl Waiting {
     /// What an operator can do about it.
     pub fn next(&self) -> String {
         match self {
+            Self::Postgres(waiting) => waiting.next(),
             Self::MachineUnknown { .. } => "check that the provider answers".to_owned(),
             Self::AgentUnreachable { machine, .. } => {
                 format!("look at the agent's log: `raftsman logs {machine} --agent`, and at the machine itself")
@@ -222,6 +223,7 @@ fn join<T: fmt::Display>(items: impl Iterator<Item = T>) -> String {
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Postgres(waiting) => waiting.fmt(f),
             Self::MachineUnknown { machine, error } => write!(f, "{machine}: the provider does not answer: {error}"),
             Self::AgentUnreachable { machine, error, .. } => write!(f, "{machine}: the agent does not answer: {error}"),
             Self::MachineLost { machine } => write!(f, "{machine}: the machine is gone, and a member's data with it"),

@@ -21,6 +21,7 @@ mod zones;
 use std::collections::BTreeSet;
 
 pub(crate) use flags::ignored_by;
+pub(crate) use postgres::parameter_allowed;
 pub(super) use postgres::{LATER, timings};
 
 use super::diagnostic::{Diagnostic, Path, Severity};

@@ -7,6 +7,8 @@ mod parameters;
 
 use indexmap::IndexMap;
 
+pub(crate) use parameters::parameter_allowed;
+
 use super::super::diagnostic::Path;
 use super::super::incus::IncusKind;
 use super::super::machines::Provider;

@@ -35,12 +35,13 @@ const OWNED: [&str; 22] = [
 ];
 
 /// What runs or loads something, or reads and writes files of the file's choice. A `*` stands for anything.
-const RUNS: [&str; 13] = [
+const RUNS: [&str; 14] = [
     "*_command",
     "*_library",
     "*_libraries",
     "dynamic_library_path",
     "extension_control_path",
+    "extension_destdir",
     "external_pid_file",
     "include",
     "include_*",
@@ -79,9 +80,7 @@ fn one(
     parameter: &str,
     value: &FlagValue,
 ) {
-    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '.');
-    // PostgreSQL takes any case: one spelling, so that no rule is passed by another.
-    if parameter.is_empty() || parameter.len() > 63 || !parameter.chars().all(plain) {
+    if !is_name(parameter) {
         findings.add(
             Finding::error(
                 "postgres-parameter-name",
@@ -143,8 +142,7 @@ fn libraries(findings: &mut Findings<'_>, here: Path, parameter: &str, value: &F
         );
         return;
     };
-    for library in text.split(',').map(|library| library.trim().trim_matches('"')).filter(|library| !library.is_empty())
-    {
+    for library in listed(text) {
         if !LIBRARIES.contains(&library) {
             let known = LIBRARIES.map(|known| format!("`{known}`")).join(", ");
             let help = match nearest(library, &LIBRARIES) {
@@ -159,6 +157,33 @@ fn libraries(findings: &mut Findings<'_>, here: Path, parameter: &str, value: &F
             );
         }
     }
+}
+
+/// Whether a file may set this parameter to this value, as far as that does not depend on the rest of the file. An agent
+/// asks for it, too: whichever client sends a parameter, it runs and loads nothing.
+pub(crate) fn parameter_allowed(parameter: &str, value: &FlagValue) -> bool {
+    let text = match value {
+        FlagValue::Text(text) => text.as_str(),
+        FlagValue::Bool(_) | FlagValue::Integer(_) => "",
+    };
+    let ours = || OWNED.iter().chain(&RUNS).any(|pattern| fits(pattern, parameter));
+    is_name(parameter)
+        && !text.contains(|c: char| c.is_control())
+        && match PRELOADED.contains(&parameter) {
+            true => matches!(value, FlagValue::Text(_)) && listed(text).all(|library| LIBRARIES.contains(&library)),
+            false => !ours(),
+        }
+}
+
+/// PostgreSQL takes any case: one spelling, so that no rule is passed by another.
+fn is_name(parameter: &str) -> bool {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '.');
+    !parameter.is_empty() && parameter.len() <= 63 && parameter.chars().all(plain)
+}
+
+/// The libraries of a list in one text.
+fn listed(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(|library| library.trim().trim_matches('"')).filter(|library| !library.is_empty())
 }
 
 /// What is wrong with this value, and why.
