@@ -442,7 +442,9 @@ impl Memory {
             if let Some(lost) = &truth.lost {
                 return Some(("no acknowledged commit is lost", lost.clone()));
             }
-            let writable = nodes(world, cluster).into_iter().filter(|(_, n)| n.is_primary() && n.process.is_some());
+            // Where Patroni was killed, its PostgreSQL goes on by itself until another one has reached etcd.
+            let kept = |node: &PostgresModel| node.process.as_ref().is_some_and(|process| process.logged_in);
+            let writable = nodes(world, cluster).into_iter().filter(|(_, n)| n.is_primary() && kept(n));
             let writable: Vec<&Name> = writable.map(|(name, _)| name).collect();
             if writable.len() > 1 {
                 return Some(("one node takes writes", format!("{writable:?}")));

@@ -77,12 +77,15 @@ fn from_nothing() {
     assert_snapshot!(to_the_end(&mut empty(standing(&[], THREE))), @"
     * make authorities cluster: not there yet; - - -
       create machine main-1 main-2 main-3 pg-1 pg-2 pg-3: not there yet; - - -
+      make postgresql CA pg: not there yet; - - -
     * enroll main-1 main-2 main-3 pg-1 pg-2 pg-3: new machine; - - -
     * sign peer cert main-1 main-2 main-3: not there yet; - - -
       sign server cert main-1 main-2 main-3: not there yet; - - -
       install etcd main-1 main-2 main-3: not there yet; - - -
       configure etcd main-1 main-2 main-3: not there yet; - - -
       install patroni pg-1 pg-2 pg-3: not there yet; - - -
+      sign postgresql cert pg-1 pg-2 pg-3: not there yet; - - -
+      sign rest cert pg-1 pg-2 pg-3: not there yet; - - -
     * start etcd main-1 main-2 main-3: first start, 3 of 3 together; - - 1
     * create root cluster: not there yet; 1 1 1
     * enable auth cluster: auth is off; 1 1 1
@@ -256,6 +259,8 @@ fn a_node_more_and_a_node_less() {
     * create machine pg-4: not there yet; 1 1 1
     * enroll pg-4: new machine; 1 1 1
     * install patroni pg-4: not there yet; 1 1 1
+      sign postgresql cert pg-4: not there yet; 1 1 1
+      sign rest cert pg-4: not there yet; 1 1 1
       configure patroni pg-4: not there yet; 1 1 1
     * start patroni pg-4: not there yet; 1 1 1
     ~ pg: PostgreSQL does not run on pg-4
@@ -267,6 +272,28 @@ fn a_node_more_and_a_node_less() {
     * delete machine pg-4: not in the file; 1 1 1
     done
     ");
+}
+
+#[test]
+fn certificates_are_renewed_and_taken_up_one_node_after_the_other() {
+    let mut scene = settled(standing(&[], THREE));
+    let near = scene.look().report(&Name::fixed("pg-2")).and_then(|report| report.postgres.as_ref()).map(|on| {
+        let ends = on.certificates.values().map(|certificate| certificate.not_after).min().expect("certificates");
+        ends.checked_sub(jiff::SignedDuration::from_hours(24)).expect("a moment")
+    });
+    scene.world.now = near.expect("a node");
+    scene.world.pass_time();
+    let all = to_the_end(&mut scene);
+    let nodes: Vec<&str> = all.lines().filter(|line| line.contains("patroni") || line.contains(" pg-")).collect();
+    assert_snapshot!(nodes.join("\n"), @"
+      sign postgresql cert pg-1 pg-2 pg-3: expires in 23 h; 1 1 1
+      sign rest cert pg-1 pg-2 pg-3: expires in 23 h; 1 1 1
+    * reload patroni pg-2: its certificates were renewed; 1 1 1
+    * reload patroni pg-3: its certificates were renewed; 1 1 1
+    * reload patroni pg-1: its certificates were renewed; 1 1 1
+    ");
+    let node = scene.look().report(&Name::fixed("pg-1")).and_then(|report| report.postgres.clone()).expect("a node");
+    assert!(!node.presents_others(), "{node:?}");
 }
 
 #[test]

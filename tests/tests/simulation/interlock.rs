@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use raftsman_core::action::{Account, Action, EtcdAction, PostgresAction, UserAction};
-use raftsman_core::desired::{Postgres, Stack};
+use raftsman_core::desired::{Node, Postgres, Stack};
 use raftsman_core::observed::{Agent, Fact, NodeRole, NodeState, Observed, PostgresOnMachine, TrustDomain};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, plan};
 use raftsman_core::spec::Name;
@@ -134,9 +134,14 @@ fn deletes_before_the_reload(desired: &Stack, observed: &Observed, now: Timestam
     let reloads = |step: &Step| matches!(step.action, Action::Postgres(PostgresAction::ReloadPatroni { .. }));
     if plan.steps.iter().any(reloads) {
         for cluster in &desired.postgres {
-            let user = cluster.etcd_user(observed.ledger.of_postgres(&cluster.name).user.other());
-            let instead = step(&plan, UserAction::DeleteUser { user });
-            plan.steps = instead.into_iter().collect();
+            let other = observed.ledger.of_postgres(&cluster.name).user.other();
+            let on = |node: &Node| observed.report(&node.name).and_then(|report| report.postgres.as_ref());
+            let uses =
+                |node: &Node| on(node).and_then(|on| on.taken_up.as_ref()).is_some_and(|file| file.user == other);
+            if cluster.nodes.iter().any(uses) {
+                let instead = step(&plan, UserAction::DeleteUser { user: cluster.etcd_user(other) });
+                plan.steps = instead.into_iter().collect();
+            }
         }
     }
     plan

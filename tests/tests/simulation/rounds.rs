@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use raftsman_core::action::{Account, Action, EtcdAction, MachineAction, PgStart, PostgresAction, UserAction};
 use raftsman_core::desired::{Stack, UserSlot};
 use raftsman_core::model::{KeysModel, PostgresModel, World};
-use raftsman_core::observed::{NodeRole, NodeState, Purpose, ServiceState, TrustDomain};
+use raftsman_core::observed::{NodePurpose, NodeRole, NodeState, Purpose, ServiceState, TrustDomain};
 use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{self, Scene, epoch};
 
@@ -42,11 +42,15 @@ impl Lab {
             grant: vec![role],
             revoke: Vec::new(),
         });
+        lab.act(PostgresAction::MakePostgresCa { cluster: cluster.name.clone() });
         for (index, node) in cluster.nodes.iter().enumerate() {
             let machine = node.name.clone();
             lab.act(MachineAction::CreateMachine { machine: machine.clone() });
             lab.act(MachineAction::Enroll { machine: machine.clone() });
             lab.act(PostgresAction::InstallPatroni { machine: machine.clone(), version: cluster.patroni });
+            for purpose in NodePurpose::ALL {
+                lab.act(PostgresAction::IssueNodeCertificate { machine: machine.clone(), purpose });
+            }
             lab.configure(&machine, UserSlot::A);
             let system = lab.keys().and_then(|keys| keys.system);
             let data = system.map_or(PgStart::Bootstrap, PgStart::Join);

@@ -7,13 +7,25 @@ use serde::{Deserialize, Serialize};
 
 use super::{Changes, Class, Company, Subject};
 use crate::desired::UserSlot;
-use crate::observed::{NodeRole, SystemId};
+use crate::observed::{NodePurpose, NodeRole, SystemId};
 use crate::spec::{Name, PatroniVersion};
 
 /// A step on a node of a PostgreSQL cluster, or on the cluster as Patroni has it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum PostgresAction {
+    /// Make, or add, the CA that signs for PostgreSQL and for Patroni's REST interface.
+    MakePostgresCa {
+        /// The cluster.
+        cluster: Name,
+    },
+    /// Have a key made on a node's machine, and sign a certificate for it. The CA certificate comes with it.
+    IssueNodeCertificate {
+        /// Where.
+        machine: Name,
+        /// What for.
+        purpose: NodePurpose,
+    },
     /// Bring a version of Patroni to a machine.
     InstallPatroni {
         /// Where.
@@ -106,10 +118,12 @@ impl PostgresAction {
     /// What it means for safety.
     pub fn class(&self) -> Class {
         match self {
+            Self::MakePostgresCa { .. } => Class::of(Changes::Trust),
             // Nothing runs by it yet, or more runs than before.
-            Self::InstallPatroni { .. } | Self::ConfigurePatroni { .. } | Self::StartPatroni { .. } => {
-                Class::of(Changes::Machine)
-            }
+            Self::IssueNodeCertificate { .. }
+            | Self::InstallPatroni { .. }
+            | Self::ConfigurePatroni { .. }
+            | Self::StartPatroni { .. } => Class::of(Changes::Machine),
             // What it takes up may be wrong: one node shows it before the next one follows.
             Self::ReloadPatroni { .. } => Class::of(Changes::Node).beside(Company::Alone),
             Self::RestartPatroni { .. } | Self::RestartPostgres { .. } => Class::of(Changes::Node).takes_node(),
@@ -122,7 +136,8 @@ impl PostgresAction {
 
     pub(super) fn done_to(&self) -> Subject<'_> {
         match self {
-            Self::InstallPatroni { machine, .. }
+            Self::IssueNodeCertificate { machine, .. }
+            | Self::InstallPatroni { machine, .. }
             | Self::ConfigurePatroni { machine, .. }
             | Self::StartPatroni { machine, .. }
             | Self::ReloadPatroni { machine }
@@ -130,13 +145,18 @@ impl PostgresAction {
             | Self::RestartPostgres { machine, .. }
             | Self::ReinitializeNode { machine, .. }
             | Self::StopPatroni { machine } => Subject::Machine(machine),
-            Self::Switchover { cluster, .. } | Self::SetPatroni { cluster, .. } => Subject::Named(cluster.as_str()),
+            Self::MakePostgresCa { cluster } | Self::Switchover { cluster, .. } | Self::SetPatroni { cluster, .. } => {
+                Subject::Named(cluster.as_str())
+            }
         }
     }
 
     /// The verb, as plans show it.
     pub fn verb(&self) -> &'static str {
         match self {
+            Self::MakePostgresCa { .. } => "make postgresql CA",
+            Self::IssueNodeCertificate { purpose: NodePurpose::Server, .. } => "sign postgresql cert",
+            Self::IssueNodeCertificate { purpose: NodePurpose::Rest, .. } => "sign rest cert",
             Self::InstallPatroni { .. } => "install patroni",
             Self::ConfigurePatroni { .. } => "configure patroni",
             Self::StartPatroni { data: PgStart::Bootstrap, .. } => "bootstrap postgresql",

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::addresses::{Allotment, Spot};
 use super::{CLIENT_PORT, Config, DesireError, LeafProfile, Machine, Stack, Usage};
 use crate::ledger::Ledger;
-use crate::observed::{Granted, Role};
+use crate::observed::{Granted, NodePurpose, Role};
 use crate::render::patroni::{self, Patroni, Programs};
 use crate::spec::postgres::{NodeTags, Nodes, PostgresSource};
 use crate::spec::{
@@ -103,6 +103,16 @@ impl fmt::Display for UserSlot {
             Self::A => "a",
             Self::B => "b",
         })
+    }
+}
+
+impl Node {
+    /// What a certificate of it holds.
+    pub fn profile(&self, purpose: NodePurpose) -> &LeafProfile {
+        match purpose {
+            NodePurpose::Server => &self.server,
+            NodePurpose::Rest => &self.rest,
+        }
     }
 }
 

@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::Ledger;
 use crate::action::{Action, EtcdAction, MachineAction, MaintenanceAction, PkiAction, PostgresAction, VersionAction};
 use crate::desired::{Postgres, Stack, UserSlot};
-use crate::observed::{ClusterId, Observed, PatroniKeys, PostgresView, Purpose, ROOT, SystemId, TrustDomain, View};
+use crate::observed::{
+    ClusterId, Observed, PatroniKeys, PostgresView, Purpose, ROOT, SystemId, Trust, TrustDomain, View,
+};
 use crate::spec::{AuthMode, Name};
 
 /// What is remembered of a PostgreSQL cluster.
@@ -33,6 +35,9 @@ pub struct PostgresLedger {
     /// A switchover that was asked for and whose end was not seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub switchover: Option<SwitchoverRecord>,
+    /// Its certificate authority, once there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust: Option<Trust>,
 }
 
 /// How new the key is that names the synchronous standbys.
@@ -63,6 +68,7 @@ static UNKNOWN: PostgresLedger = PostgresLedger {
     settings_set: None,
     sync: None,
     switchover: None,
+    trust: None,
 };
 
 impl PostgresLedger {
@@ -158,7 +164,9 @@ pub(super) fn ahead(
         }
         PostgresAction::SetPatroni { .. } => after(ledger, action, now),
         // The next observation tells whether it was done.
-        PostgresAction::InstallPatroni { .. }
+        PostgresAction::MakePostgresCa { .. }
+        | PostgresAction::IssueNodeCertificate { .. }
+        | PostgresAction::InstallPatroni { .. }
         | PostgresAction::ConfigurePatroni { .. }
         | PostgresAction::ReloadPatroni { .. }
         | PostgresAction::RestartPatroni { .. }

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use super::World;
 use super::effects::{Impossible, later};
 use crate::action::PkiAction;
-use crate::desired::Stack;
-use crate::observed::{CertificateFacts, Purpose, TrustDomain};
+use crate::desired::{LeafProfile, Stack};
+use crate::observed::{AuthorityRecord, CertificateFacts, Purpose, Trust, TrustDomain};
 use crate::spec::Name;
 
 pub(super) fn act(world: &mut World, desired: &Stack, action: &PkiAction) -> Result<(), Impossible> {
@@ -52,14 +52,26 @@ impl World {
         let member = desired.etcd.member(machine).ok_or_else(|| Impossible(format!("{machine} is not in the file")))?;
         let profile = member.profile(purpose).with(also);
         let authority = trust.signer(purpose.side(), profile.renew_before(), self.now);
-        Ok(CertificateFacts {
-            fingerprint: format!("{machine}-{}-{}", purpose.name(), self.now),
+        Ok(self.signed(machine, purpose.name(), &profile, trust, authority))
+    }
+
+    /// What an authority signs for a machine now.
+    pub(super) fn signed(
+        &self,
+        machine: &Name,
+        purpose: &str,
+        profile: &LeafProfile,
+        trust: &Trust,
+        authority: &AuthorityRecord,
+    ) -> CertificateFacts {
+        CertificateFacts {
+            fingerprint: format!("{machine}-{purpose}-{}", self.now),
             not_before: self.now,
             not_after: later(self.now, profile.validity_ms).min(authority.not_after),
             names: profile.all_names(),
             subject: profile.common_name.clone(),
             issuer_key: authority.key.clone(),
             trust: Some(trust.digest()),
-        })
+        }
     }
 }

@@ -20,7 +20,7 @@ use super::effects::{Impossible, later, no_quorum};
 use super::{MachineModel, World};
 use crate::action::{PgStart, PostgresAction};
 use crate::desired::{Stack, UserSlot};
-use crate::observed::{NodeRole, PatroniFile, PgData, ServiceState, SystemId};
+use crate::observed::{CertificateFacts, NodePurpose, NodeRole, PatroniFile, PgData, ServiceState, SystemId, Trust};
 use crate::spec::postgres::NodeTags;
 use crate::spec::{Name, PatroniVersion, PostgresVersion};
 
@@ -37,6 +37,8 @@ pub struct PostgresModel {
     pub written: Option<PatroniFile>,
     /// Digest of the CA certificates on the disk: they are read anew for each connection.
     pub trust: Option<String>,
+    /// Its certificates.
+    pub certificates: BTreeMap<NodePurpose, CertificateFacts>,
     /// PostgreSQL's data, up to the last change that it has.
     pub data: PgData,
     /// Whether there ever was data.
@@ -89,6 +91,8 @@ pub struct PatroniProcess {
     pub version: PatroniVersion,
     /// The file that it has taken up, at its start or by a reload.
     pub taken_up: PatroniFile,
+    /// The fingerprints of the certificates that it and its PostgreSQL have taken up then.
+    pub presented: BTreeMap<NodePurpose, String>,
     /// The members of etcd that it was started with.
     pub started_with: BTreeSet<SocketAddr>,
     /// The members of etcd, as it last read their list.
@@ -164,6 +168,7 @@ impl Default for PostgresModel {
             patroni: BTreeSet::new(),
             written: None,
             trust: None,
+            certificates: BTreeMap::new(),
             data: PgData::Empty,
             had_data: false,
             service: ServiceState::Stopped,
@@ -252,6 +257,7 @@ impl PostgresModel {
     /// Patroni is started with what is written.
     fn start(&mut self, version: PatroniVersion, now: Timestamp) {
         let Some(file) = self.written.clone() else { return };
+        let presented = self.fingerprints();
         self.service = ServiceState::Running;
         self.last_version = Some(version);
         self.process = Some(PatroniProcess {
@@ -267,7 +273,12 @@ impl PostgresModel {
             failsafe: false,
             work: None,
             taken_up: file,
+            presented,
         });
+    }
+
+    fn fingerprints(&self) -> BTreeMap<NodePurpose, String> {
+        self.certificates.iter().map(|(purpose, there)| (*purpose, there.fingerprint.clone())).collect()
     }
 
     /// Patroni and PostgreSQL are killed, or lose their power: the agent starts Patroni again.
@@ -293,6 +304,16 @@ impl PostgresModel {
 
 pub(super) fn act(world: &mut World, desired: &Stack, action: &PostgresAction) -> Result<(), Impossible> {
     match action {
+        PostgresAction::MakePostgresCa { cluster } => {
+            let authority = world.made_authority(desired, &format!("postgres-{cluster}"), 1);
+            world.ledger.postgres.entry(cluster.clone()).or_default().trust.get_or_insert(Trust::new(authority));
+            Ok(())
+        }
+        PostgresAction::IssueNodeCertificate { machine, purpose } => {
+            let certificate = world.node_certificate(desired, machine, *purpose)?;
+            world.claimed(machine)?.postgres.certificates.insert(*purpose, certificate);
+            Ok(())
+        }
         PostgresAction::InstallPatroni { machine, version } => {
             world.claimed(machine)?.postgres.patroni.insert(*version);
             Ok(())
@@ -312,8 +333,9 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &PostgresAction) -
         PostgresAction::StartPatroni { machine, data } => world.start_patroni(desired, machine, *data),
         PostgresAction::ReloadPatroni { machine } => {
             let reloaded = &mut world.claimed(machine)?.postgres;
+            let presented = reloaded.fingerprints();
             match (&mut reloaded.process, &reloaded.written) {
-                (Some(process), Some(file)) => process.taken_up = file.clone(),
+                (Some(process), Some(file)) => (process.taken_up, process.presented) = (file.clone(), presented),
                 (None, _) | (_, None) => return Err(Impossible(format!("Patroni does not run on {machine}"))),
             }
             Ok(())
@@ -375,6 +397,19 @@ impl World {
         Ok(agreed.patroni.clusters.entry(cluster.clone()).or_default())
     }
 
+    fn node_certificate(
+        &self,
+        desired: &Stack,
+        machine: &Name,
+        purpose: NodePurpose,
+    ) -> Result<CertificateFacts, Impossible> {
+        let (cluster, node) =
+            desired.node(machine).ok_or_else(|| Impossible(format!("{machine} is not in the file")))?;
+        let trust = self.ledger.of_postgres(&cluster.name).trust.as_ref();
+        let trust = trust.ok_or_else(|| Impossible("there is no authority".to_owned()))?;
+        Ok(self.signed(machine, &format!("{purpose:?}"), node.profile(purpose), trust, &trust.current))
+    }
+
     fn start_patroni(&mut self, desired: &Stack, name: &Name, data: PgStart) -> Result<(), Impossible> {
         let (cluster, _) = desired.node(name).ok_or_else(|| Impossible(format!("{name} is not in the file")))?;
         let system = self.patroni_keys(&cluster.name).and_then(|keys| keys.system);
@@ -390,6 +425,9 @@ impl World {
         let started = &mut machine.postgres;
         if !started.patroni.contains(&version) || started.written.is_none() || started.trust.is_none() {
             return Err(Impossible(format!("{name} lacks Patroni or its file")));
+        }
+        if started.certificates.len() < NodePurpose::ALL.len() {
+            return Err(Impossible(format!("{name} lacks certificates")));
         }
         if started.process.is_some() {
             return Err(Impossible(format!("Patroni runs on {name}")));

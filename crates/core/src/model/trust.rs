@@ -158,9 +158,15 @@ impl World {
         if let (Origin::Brought, Some(brought)) = (origin, self.brought.get(&side)) {
             return AuthorityRecord { number, ..brought.clone() };
         }
-        let key = format!("{side}-{number}");
+        AuthorityRecord { origin, ..self.made_authority(desired, side.name(), number) }
+    }
+
+    /// A new authority of this name.
+    pub(super) fn made_authority(&self, desired: &Stack, name: &str, number: u32) -> AuthorityRecord {
+        let key = format!("{name}-{number}");
         let certificate = format!("certificate of {key}\n");
-        AuthorityRecord { number, not_after: later(self.now, desired.etcd.ca_validity_ms), origin, key, certificate }
+        let not_after = later(self.now, desired.etcd.ca_validity_ms);
+        AuthorityRecord { number, not_after, origin: Origin::Made, key, certificate }
     }
 
     pub(super) fn trust_mut(&mut self, side: TrustDomain) -> Result<&mut Trust, Impossible> {

@@ -30,8 +30,9 @@ pub use etcd::{
 pub use fact::Fact;
 pub use maintenance::{Agreement, FilledPrefix, Filling, Hash, Hashes, Maintenance, PrefixCounter, Sampled, size};
 pub use postgres::{
-    Copies, EtcdLogins, NodeFacts, NodeRole, NodeState, PatroniError, PatroniFile, PatroniKeys, PendingSetting, PgData,
-    PostgresObserved, PostgresOnMachine, PostgresView, SyncKey, SystemId, TimelineEnd, Unsettled,
+    Copies, EtcdLogins, NodeFacts, NodePurpose, NodeRole, NodeState, PatroniError, PatroniFile, PatroniKeys,
+    PendingSetting, PgData, PostgresObserved, PostgresOnMachine, PostgresView, SyncKey, SystemId, TimelineEnd,
+    Unsettled,
 };
 pub use preflight::{Concern, Measured, Measurement, Preflight, Worst, judge, recommend, time};
 pub use trust::{AuthorityRecord, HandshakeResult, Handshakes, Origin, Trust, TrustDomain};

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::Observed;
-use super::agent::{CertificateFacts, Delivery, PortTaken, Purpose, Service};
+use super::agent::{CertificateFacts, Delivery, PortTaken, Service};
 use super::fact::Fact;
 use crate::desired::{Postgres, UserSlot};
 use crate::spec::{Name, PatroniVersion, PostgresVersion};
@@ -20,6 +20,13 @@ pub use read::PatroniError;
 /// The identifier that `initdb` gives to a cluster's data: every node's data has the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SystemId(pub u64);
+
+impl PostgresOnMachine {
+    /// Whether the running processes present other certificates than those that are there.
+    pub fn presents_others(&self) -> bool {
+        self.certificates.iter().any(|(purpose, there)| self.presented.get(purpose) != Some(&there.fingerprint))
+    }
+}
 
 impl fmt::Display for SystemId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -69,9 +76,12 @@ pub struct PostgresOnMachine {
     /// Whether it has the secrets that it should have.
     #[serde(default, skip_serializing_if = "Delivery::is_current")]
     pub secrets: Delivery,
-    /// Certificates by purpose.
+    /// Its certificates.
     #[serde(default)]
-    pub certificates: BTreeMap<Purpose, CertificateFacts>,
+    pub certificates: BTreeMap<NodePurpose, CertificateFacts>,
+    /// The fingerprints of those that the running processes have taken up, at their start or by a reload.
+    #[serde(default)]
+    pub presented: BTreeMap<NodePurpose, String>,
     /// Patroni's process.
     pub service: Service,
     /// PostgreSQL's data.
@@ -83,6 +93,21 @@ pub struct PostgresOnMachine {
     pub ports_taken: Vec<PortTaken>,
     /// What Patroni answers, or why it does not.
     pub node: Result<NodeFacts, String>,
+}
+
+/// What a node's certificate is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodePurpose {
+    /// PostgreSQL presents it to clients and to other nodes.
+    Server,
+    /// Patroni presents it at its REST interface, and to those of other nodes.
+    Rest,
+}
+
+impl NodePurpose {
+    /// Every certificate that a node needs.
+    pub const ALL: [Self; 2] = [Self::Server, Self::Rest];
 }
 
 /// What of Patroni's file decides whether it reaches etcd.
@@ -232,6 +257,14 @@ pub struct PatroniKeys {
     pub members: BTreeSet<String>,
     /// Whether a switchover or failover was asked for and is not done.
     pub failover: bool,
+}
+
+impl PatroniKeys {
+    /// A setting of the whole cluster that is a number of seconds.
+    pub fn seconds(&self, key: &str) -> Option<u32> {
+        let settings: serde_json::Value = serde_json::from_str(self.settings.as_deref()?).ok()?;
+        settings.get(key)?.as_u64().and_then(|seconds| u32::try_from(seconds).ok())
+    }
 }
 
 /// Which standbys have every acknowledged commit, as of a revision of etcd.

@@ -392,9 +392,17 @@ pub(super) fn keep_quorum(draft: &mut Draft<'_>) -> Report {
         if draft.desired.etcd.member(name).is_some() || !draft.observed.ledger.etcd.started.contains_key(name) {
             continue;
         }
-        if seen.machine.seen().is_some_and(|m| m.power == Power::Stopped) {
-            draft.steps.push(Step::new(MachineAction::StartMachine { machine: name.clone() }, Reason::NotRunning));
-            continue;
+        match &seen.machine {
+            // An agent that answers may be on another machine than the provider's.
+            Fact::Unreachable { error, .. } => {
+                draft.wait(Waiting::MachineUnknown { machine: name.clone(), error: error.clone() });
+                continue;
+            }
+            Fact::Seen { value, .. } if value.power == Power::Stopped => {
+                draft.steps.push(Step::new(MachineAction::StartMachine { machine: name.clone() }, Reason::NotRunning));
+                continue;
+            }
+            Fact::Seen { .. } | Fact::Absent { .. } => {}
         }
         let Some(etcd) = seen.report().map(|r| &r.etcd) else { continue };
         let newest = etcd.installed.keys().max().copied();

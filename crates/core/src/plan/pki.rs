@@ -95,7 +95,10 @@ pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentRepor
         let seen = report.etcd.certificates.get(&purpose);
         // A member that changes its address serves at the old one until it is restarted.
         let also = Some(members::serves_at(draft, member)).filter(|address| *address != member.address);
-        let flaw = flaw(seen, &member.profile(purpose).with(also), authorities, signer, side, draft.now);
+        // While trust in the new authority is distributed to clients, any authority that they trust is sufficient.
+        let waits = !authorities.old.is_empty() && !authorities.finishes(side, draft.now);
+        let trusted = Some(authorities).filter(|_| waits);
+        let flaw = flaw(seen, &member.profile(purpose).with(also), trusted, signer, draft.now);
         // No member presents a certificate that other members reject, unless they reject its present one anyway.
         let useless = seen.is_none_or(|seen| !authorities.accepts(seen, draft.now));
         let accepted = || trust::accepted(draft.observed, &draft.view, side, &signer.key, &member.name).is_ok();
@@ -120,21 +123,19 @@ pub(super) fn leaves(draft: &mut Draft<'_>, member: &Member, report: &AgentRepor
     complete
 }
 
-/// What is wrong with a certificate, if anything is.
-fn flaw(
+/// What is wrong with a certificate, if anything is. One of another authority is right where it is among those that are
+/// trusted as well.
+pub(super) fn flaw(
     seen: Option<&CertificateFacts>,
     profile: &LeafProfile,
-    authorities: &Trust,
+    trusted: Option<&Trust>,
     signer: &AuthorityRecord,
-    side: TrustDomain,
     now: Timestamp,
 ) -> Option<Reason> {
     let Some(seen) = seen else {
         return Some(Reason::Missing);
     };
-    // While trust in the new authority is distributed to clients, any authority that they trust is sufficient.
-    let waits = !authorities.old.is_empty() && !authorities.finishes(side, now);
-    if seen.issuer_key != signer.key && !(waits && authorities.trusts(&seen.issuer_key)) {
+    if seen.issuer_key != signer.key && !trusted.is_some_and(|trust| trust.trusts(&seen.issuer_key)) {
         return Some(Reason::OtherAuthority);
     }
     if seen.names != profile.all_names() {

@@ -3,6 +3,7 @@
 //! Patroni runs PostgreSQL, elects the primary and copies data. raftsman gives it what it needs of etcd, starts it, and
 //! changes nodes in an order in which every acknowledged commit stays on as many of them as the file says.
 
+mod certificates;
 mod roll;
 mod users;
 
@@ -10,7 +11,8 @@ use super::etcd::CRASHES;
 use super::report::{Because, Report};
 use super::safety::{Case, Refusal, interlock};
 use super::situation::postgres::{
-    accepted_everywhere, furthest, has_user, is_rolled_back, machines as machines_of, node, stands, strong, system,
+    accepted_everywhere, furthest, has_user, is_certified, is_rolled_back, machines as machines_of, node, stands,
+    strong, system,
 };
 use super::{Draft, PostgresWaiting, Reason, Step, Waiting, agents, machines, members};
 use crate::action::{PgStart, PostgresAction};
@@ -25,6 +27,7 @@ pub(super) use users::{discard_users, make_users};
 /// up delays no repair of etcd.
 pub(super) fn prepare(draft: &mut Draft<'_>) -> Vec<Waiting> {
     let desired = draft.desired;
+    certificates::authorities(draft);
     desired.nodes().filter_map(|(cluster, node)| prepare_one(draft, cluster, node)).collect()
 }
 
@@ -49,6 +52,7 @@ fn prepare_one(draft: &mut Draft<'_>, cluster: &Postgres, node: &Node) -> Option
         let action = PostgresAction::InstallPatroni { machine: name.clone(), version: cluster.patroni };
         draft.steps.push(Step::new(action, Reason::Missing));
     }
+    certificates::leaves(draft, cluster, node, seen);
     configure(draft, cluster, node, seen);
     None
 }
@@ -89,7 +93,8 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
             .filter_map(|node| Some((node, self::node(draft.observed, &node.name)?)))
             .filter(|(node, on)| {
                 let equipped = on.written.is_some() && on.patroni.contains_key(&cluster.patroni);
-                equipped && !draft.has_step_for(&node.name)
+                let certified = is_certified(cluster, draft.observed, on, draft.now);
+                equipped && certified && !draft.has_step_for(&node.name)
             })
             .collect();
         let mut stopped = Vec::new();
@@ -227,6 +232,7 @@ pub(super) fn take_up(draft: &mut Draft<'_>) -> Report {
             let on = self::node(draft.observed, &node.name);
             on.is_some_and(|on| {
                 let differs = on.written.as_ref().map(|file| &file.digest) != on.taken_up.as_ref().map(|f| &f.digest);
+                let differs = differs || on.presents_others();
                 on.service.state == ServiceState::Running && on.node.is_ok() && on.written.is_some() && differs
             })
         };
@@ -234,7 +240,8 @@ pub(super) fn take_up(draft: &mut Draft<'_>) -> Report {
         late.sort_by_key(|node| primary == Some(node.patroni_name.as_str()));
         if let Some(node) = late.first() {
             let action = PostgresAction::ReloadPatroni { machine: node.name.clone() };
-            draft.steps.push(Step::new(action, Reason::Changed));
+            let renewed = self::node(draft.observed, &node.name).is_some_and(PostgresOnMachine::presents_others);
+            draft.steps.push(Step::new(action, if renewed { Reason::Renewed } else { Reason::Changed }));
             return Report::Looked;
         }
     }

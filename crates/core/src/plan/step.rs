@@ -113,6 +113,8 @@ pub enum Reason {
     OtherAuthority,
     /// Other authorities are to be trusted than those that are.
     OtherTrust,
+    /// What runs presents other certificates than those that are there.
+    Renewed,
     /// Every member trusts it.
     TrustedByAll,
     /// Nothing that it signed is in use any more.
@@ -260,6 +262,7 @@ impl fmt::Display for Reason {
             Self::OtherNames => f.write_str("names have changed"),
             Self::OtherAuthority => f.write_str("signed by another authority"),
             Self::OtherTrust => f.write_str("trusted CAs have changed"),
+            Self::Renewed => f.write_str("its certificates were renewed"),
             Self::TrustedByAll => f.write_str("trusted by every member"),
             Self::NotNeeded => f.write_str("not needed any more"),
             Self::RefusedByAll => f.write_str("refused by every member"),

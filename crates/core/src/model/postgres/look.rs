@@ -44,7 +44,8 @@ impl World {
             started_with: process.map(|process| process.started_with.clone()).unwrap_or_default(),
             trust: node.trust.clone(),
             secrets: Delivery::Current,
-            certificates: BTreeMap::new(),
+            certificates: node.certificates.clone(),
+            presented: process.map(|process| process.presented.clone()).unwrap_or_default(),
             service: Service {
                 state: node.service,
                 pid: running.then_some(1),
@@ -260,12 +261,14 @@ impl PostgresModel {
             failsafe: false,
             work,
             taken_up,
+            presented: seen.presented.clone(),
         });
         Self {
             node,
             patroni: seen.patroni.keys().copied().collect(),
             written: seen.written.clone(),
             trust: seen.trust.clone(),
+            certificates: seen.certificates.clone(),
             data,
             had_data: seen.had_data,
             service: seen.service.state,

@@ -10,7 +10,7 @@ use super::push;
 use crate::action::PostgresAction;
 use crate::desired::{Node, PARAMETERS, Postgres};
 use crate::observed::{NodeFacts, NodeRole, PostgresView};
-use crate::plan::situation::postgres::{ORDERED, node, ordered_parameter};
+use crate::plan::situation::postgres::{ORDERED, lowered_before_primary, node, ordered_parameter};
 use crate::spec::Name;
 
 /// Patroni's settings in JSON, each by its path.
@@ -98,10 +98,12 @@ pub(in crate::plan) fn roll(draft: &mut Draft<'_>) -> Report {
             continue;
         }
         // A standby that has less than its primary receives nothing until it is restarted: nothing is lost by it.
+        let leading = seen.primary().and_then(|primary| seen.node(primary));
         let idle = |node: &&&Node| {
             let name = node.patroni_name.as_str();
             let facts = seen.node(name).filter(|facts| !facts.streaming && facts.role == NodeRole::Replica);
-            facts.is_some() && waits(node) && seen.settled_beside(0, Some(name)).is_ok()
+            let starts = |facts| leading.is_none_or(|primary| !lowered_before_primary(facts, primary));
+            facts.is_some_and(starts) && waits(node) && seen.settled_beside(0, Some(name)).is_ok()
         };
         if let Some(node) = due.iter().find(idle) {
             let action = PostgresAction::RestartPostgres { machine: node.name.clone(), role: NodeRole::Replica };

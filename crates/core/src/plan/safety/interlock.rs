@@ -53,7 +53,12 @@ pub(in crate::plan) fn check(case: &Case<'_>, wave: &[&Action], action: &Action)
                 if wave.iter().filter(|other| beneath(case, other).is_some()).count() > 1 {
                     return Err(Refusal::NotAlone);
                 }
-                whole(case, cluster, action.machine())?;
+                // The others have to accept every node without one that goes.
+                let beside = match &step {
+                    Beneath::Goes(going) => Some(going),
+                    Beneath::Noticed | Beneath::LostGoes(_) | Beneath::OtherIssuer | Beneath::Trust => action.machine(),
+                };
+                whole(case, cluster, beside)?;
                 match step {
                     Beneath::Goes(going) => knows_one_that_stays(case, cluster, &going)?,
                     Beneath::OtherIssuer | Beneath::Trust => has_the_trust(case, cluster)?,
@@ -178,8 +183,10 @@ fn whole(case: &Case<'_>, cluster: &Postgres, restarted: Option<&Name>) -> Resul
 /// back to those that it was started with.
 fn knows_one_that_stays(case: &Case<'_>, cluster: &Postgres, going: &Name) -> Result<(), Refusal> {
     let observed = case.observed;
-    let patroni = &cluster.section.patroni;
-    let refreshed = SignedDuration::from_secs(i64::from(patroni.ttl) * 10 + i64::from(patroni.loop_wait));
+    // Patroni goes by the settings that it has, which may be others than those of the file.
+    let (patroni, keys) = (&cluster.section.patroni, seen(cluster, observed)?.keys());
+    let longer = |key: &str, file: u32| i64::from(keys.seconds(key).unwrap_or(file).max(file));
+    let refreshed = SignedDuration::from_secs(longer("ttl", patroni.ttl) * 10 + longer("loop_wait", patroni.loop_wait));
     let listed = case.view.listed.ok_or(Refusal::NoQuorum)?;
     let ledger = &observed.ledger.etcd;
     let stays = || listed.iter().filter(|member| !member.learner && ledger.name_of(member).as_ref() != Some(going));

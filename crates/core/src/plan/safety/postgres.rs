@@ -8,19 +8,33 @@ use super::{Case, Cost, Refusal, otherwise};
 use crate::action::{PgStart, PostgresAction};
 use crate::desired::{Node, PARAMETERS, Postgres};
 use crate::ledger::Mode;
-use crate::observed::{
-    NodeFacts, NodeRole, PgData, PostgresOnMachine, PostgresView, ServiceState, SystemId, TrustDomain,
-};
+use crate::observed::{NodeRole, PgData, PostgresOnMachine, PostgresView, ServiceState, SystemId, TrustDomain};
 use crate::plan::situation::is_open;
 use crate::plan::situation::postgres::{
-    RESTART_PAUSE_MS, SWITCHOVER_PAUSE_MS, accepted_everywhere, furthest, has_user, is_rolled_back, login, machines,
-    node, ordered_parameter, patroni_name, seen, seen_since, stands, system,
+    RESTART_PAUSE_MS, SWITCHOVER_PAUSE_MS, accepted_everywhere, furthest, has_user, is_certified, is_rolled_back,
+    login, lowered_before_primary, machines, node, ordered_parameter, patroni_name, seen, seen_since, stands, system,
 };
 use crate::plan::{CopiesLeft, Pause, PostgresWaiting};
 use crate::spec::Name;
 
 pub(super) fn judge(case: &Case<'_>, action: &PostgresAction) -> Result<Cost, Refusal> {
     match action {
+        PostgresAction::MakePostgresCa { cluster } => {
+            let cluster = named(case, cluster)?;
+            match case.observed.ledger.of_postgres(&cluster.name).trust {
+                Some(_) => Err(otherwise("the cluster has a CA already")),
+                None => Ok(case.unharmed),
+            }
+        }
+        PostgresAction::IssueNodeCertificate { machine, .. } => {
+            let (cluster, _) = of_file(case, machine)?;
+            on(case, machine)?;
+            match &case.observed.ledger.of_postgres(&cluster.name).trust {
+                Some(trust) if trust.current.not_after > case.observed.at() => Ok(case.unharmed),
+                Some(_) => Err(otherwise("the cluster's CA has expired")),
+                None => Err(otherwise("the cluster has no CA yet")),
+            }
+        }
         PostgresAction::InstallPatroni { machine, .. } => {
             of_file(case, machine)?;
             on(case, machine).map(|_| case.unharmed)
@@ -125,6 +139,9 @@ fn start(case: &Case<'_>, machine: &Name, data: PgStart) -> Result<Cost, Refusal
     if there.written.is_none() {
         return Err(otherwise("Patroni is not configured"));
     }
+    if !is_certified(cluster, case.observed, there, case.observed.at()) {
+        return Err(otherwise("it has no certificates that other nodes accept"));
+    }
     if matches!(case.observed.ledger.etcd.mode, Mode::Recovering(_) | Mode::Restoring(_)) {
         return Err(otherwise("the etcd beneath is built anew"));
     }
@@ -223,16 +240,16 @@ fn restart(case: &Case<'_>, machine: &Name, role: NodeRole) -> Result<Cost, Refu
         return Err(otherwise("the node is another than it was"));
     }
     let primary = seen.primary().and_then(|primary| seen.node(primary)).ok_or(Refusal::NotSeen("the primary"))?;
-    // A standby with less than its primary does not start: what is lowered is lowered on the primary first.
-    let lowered = |facts: &NodeFacts, key: &str| facts.pending.get(key).is_some_and(|change| change.is_lowered());
     if seen.primary() == Some(name) {
         let alone = cluster.nodes.len() == 1;
-        if !alone && !facts.pending.keys().any(|key| ordered_parameter(key) && lowered(facts, key)) {
+        // What is lowered is lowered on the primary first, in place.
+        let lowered = facts.pending.iter().any(|(key, change)| ordered_parameter(key) && change.is_lowered());
+        if !alone && !lowered {
             return Err(otherwise("a standby takes its place first"));
         }
         return Ok(away(case, &seen, name, Pause::Patroni(RESTART_PAUSE_MS)));
     }
-    if facts.pending.keys().any(|key| ordered_parameter(key) && lowered(facts, key) && lowered(primary, key)) {
+    if lowered_before_primary(facts, primary) {
         return Err(otherwise("a setting is lowered on the primary first"));
     }
     // Where no other standby takes the place of the synchronous one, writes wait for it.

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 
 use crate::desired::{ClientAccess, Node, Postgres, Stack, UserSlot};
 use crate::observed::{
-    Access, EtcdLogins, Observed, Password, PgData, PostgresOnMachine, PostgresView, ServiceState, SystemId, Tolerance,
-    View,
+    Access, EtcdLogins, NodeFacts, NodePurpose, Observed, Password, PgData, PostgresOnMachine, PostgresView,
+    ServiceState, SystemId, Tolerance, View,
 };
 use crate::plan::PostgresWaiting;
 use crate::plan::users::{lacking, looked, newest};
@@ -110,6 +110,21 @@ pub(in crate::plan) fn seen_since(
     Err(PostgresWaiting::NotSeenSince { machine, since })
 }
 
+/// Whether a node has every certificate that it needs, and other nodes accept them.
+pub(in crate::plan) fn is_certified(
+    cluster: &Postgres,
+    observed: &Observed,
+    on: &PostgresOnMachine,
+    now: Timestamp,
+) -> bool {
+    let trust = observed.ledger.of_postgres(&cluster.name).trust.as_ref();
+    let accepted = |purpose: NodePurpose| {
+        let there = on.certificates.get(&purpose);
+        there.is_some_and(|there| trust.is_some_and(|trust| trust.accepts(there, now)))
+    };
+    NodePurpose::ALL.into_iter().all(accepted)
+}
+
 /// Whose data the cluster has.
 pub(in crate::plan) fn system(cluster: &Postgres, observed: &Observed) -> Option<SystemId> {
     let known = observed.ledger.postgres.get(&cluster.name).and_then(|known| known.system);
@@ -133,7 +148,7 @@ pub(in crate::plan) fn login(
         error: error.to_owned(),
     };
     let fresh = logins(cluster, observed, machine, user);
-    let (mut open, mut closed) = (false, None);
+    let (mut open, mut closed): (bool, Option<(Name, &str)>) = (false, None);
     for member in view.listed.unwrap_or_default().iter().filter(|member| !member.learner) {
         let Some(name) = observed.ledger.etcd.name_of(member) else { continue };
         // One that is lost anyway cannot be logged in to, nor one that accepts no client but raftsman yet.
@@ -141,18 +156,25 @@ pub(in crate::plan) fn login(
             continue;
         }
         if is_closed(desired, observed, &name) {
-            closed = Some(name);
+            closed = Some((name, "it accepts no client yet"));
             continue;
         }
-        open = true;
-        match fresh.and_then(|tried| tried.members.get(&name)) {
-            Some(Ok(())) => {}
-            Some(Err(error)) => return Err(failed(&name, error)),
-            None => return Err(failed(&name, PostgresWaiting::UNTRIED)),
+        let error = match fresh.and_then(|tried| tried.members.get(&name)) {
+            Some(Ok(())) => {
+                open = true;
+                continue;
+            }
+            Some(Err(error)) => error.as_str(),
+            None => PostgresWaiting::UNTRIED,
+        };
+        // The certificate of one that goes is not renewed: the others suffice.
+        if desired.etcd.member(&name).is_some() {
+            return Err(failed(&name, error));
         }
+        closed = Some((name, error));
     }
     match closed.filter(|_| !open) {
-        Some(name) => Err(failed(&name, "it accepts no client yet")),
+        Some((name, error)) => Err(failed(&name, error)),
         None => Ok(()),
     }
 }
@@ -208,6 +230,12 @@ fn is_closed(desired: &Stack, observed: &Observed, name: &Name) -> bool {
 /// Whether a standby must have as much of it as its primary.
 pub(in crate::plan) fn ordered_parameter(key: &str) -> bool {
     ORDERED.iter().any(|(name, _)| *name == key)
+}
+
+/// Whether a standby that is restarted now gets less of a setting than its primary still has: it would not start.
+pub(in crate::plan) fn lowered_before_primary(standby: &NodeFacts, primary: &NodeFacts) -> bool {
+    let lowered = |facts: &NodeFacts, key: &str| facts.pending.get(key).is_some_and(|change| change.is_lowered());
+    standby.pending.keys().any(|key| ordered_parameter(key) && lowered(standby, key) && lowered(primary, key))
 }
 
 /// Whether etcd can lose a member; one that has a single member never can.
