@@ -24,6 +24,7 @@ fn caught(planner: Planner, rule: &str) {
 
 const SETTLED: &str = "etcd gives only to a settled PostgreSQL";
 const LOGINS: &str = "every node can log in anew";
+const ORDER: &str = "standbys are never short of what their primary has";
 const USERS: &str = "a user in use is left alone";
 
 /// The same observation with other reports of nodes.
@@ -208,6 +209,51 @@ fn all_standbys_at_once(desired: &Stack, observed: &Observed, now: Timestamp) ->
     plan
 }
 
+/// Takes every node for one that was at etcd, and logged in anew, since the last step.
+fn does_not_wait_for_nodes(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
+    let later = now.checked_add(jiff::SignedDuration::from_secs(1)).unwrap_or(now);
+    let mut assumed = with(observed, |_, node| {
+        if let Ok(facts) = &mut node.node {
+            facts.dcs_seen = later;
+        }
+    });
+    assume_logins(&mut assumed, now);
+    plan(desired, &assumed, now)
+}
+
+/// Takes every running Patroni for one that knows all members of today.
+fn all_know_the_members(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
+    let hosts = desired.etcd_hosts(&observed.ledger);
+    let assumed = with(observed, |_, node| {
+        if !node.started_with.is_empty() {
+            node.started_with.extend(hosts.iter().copied());
+        }
+    });
+    plan(desired, &assumed, now)
+}
+
+/// Does not remember that the settings were changed.
+fn forgets_the_settings(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
+    let mut assumed = observed.clone();
+    assumed.ledger.postgres.values_mut().for_each(|known| known.settings_set = None);
+    plan(desired, &assumed, now)
+}
+
+#[test]
+fn a_planner_that_does_not_wait_for_nodes_is_caught() {
+    caught(does_not_wait_for_nodes, SETTLED);
+}
+
+#[test]
+fn a_planner_that_ignores_which_members_nodes_know_is_caught() {
+    caught(all_know_the_members, LOGINS);
+}
+
+#[test]
+fn a_planner_that_restarts_before_all_have_read_the_settings_is_caught() {
+    caught(forgets_the_settings, ORDER);
+}
+
 #[test]
 fn a_planner_that_takes_every_standby_for_one_that_streams_is_caught() {
     caught(all_stream, SETTLED);
@@ -240,7 +286,7 @@ fn a_planner_that_switches_over_to_any_standby_is_caught() {
 
 #[test]
 fn a_planner_that_lowers_standbys_first_is_caught() {
-    caught(lowers_standbys_first, "standbys are never short of what their primary has");
+    caught(lowers_standbys_first, ORDER);
 }
 
 #[test]
